@@ -105,13 +105,23 @@ class _Reader:
             if root_of(_home_of(function)) in _KNOWN:
                 return
             raise CannotStore(f"what {function!r} does cannot be told from its code")
-        if root_of(function.__module__ or "") in _KNOWN or not self._is_new(function):
+        if not self._is_new(function):
+            return
+        if root_of(function.__globals__.get("__name__") or "") in _KNOWN:
+            # A wrapper around a function of the user's: its class, and what it is registered for, are in the key.
+            self._add_wrapped(function)
             return
         if (inside := getattr(function, "__wrapped__", None)) is not None:
             self.add_function(inside)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.add_value(f"a default of {function.__qualname__}", value)
         self._add_code(function, function.__code__)
+
+    def _add_wrapped(self, function: types.FunctionType) -> None:
+        """Reads the functions that a wrapper of this project closes over."""
+        for cell in function.__closure__ or ():
+            if isinstance(cell.cell_contents, types.FunctionType | types.MethodType | functools.partial):
+                self.add_function(cell.cell_contents)
 
     def _add_code(self, function: types.FunctionType, code: types.CodeType) -> None:
         self.texts.append(repr((function.__qualname__, code.co_code, code.co_names, code.co_varnames)))

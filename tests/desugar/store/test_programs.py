@@ -349,6 +349,45 @@ def test_a_file_that_was_edited_while_the_process_runs(traced, tmp_path, monkeyp
     assert len(traced) == 2
 
 
+WITH_FUNCTIONS = """
+    import functools
+    import torch
+    import torch.nn.functional as F
+    from subclasses import TensorSubclass, inner
+
+    class Looked(TensorSubclass, fallback="materialize"):
+        twice: torch.Tensor = inner()
+
+        def materialize(self):
+            return self.twice / {divisor}
+
+    @Looked.implements(torch.relu)
+    def _(func, x, **options):
+        return func(x.materialize()) * {factor}
+
+    Looked.implements(torch.sigmoid)(functools.partial(lambda factor, func, x: func(x.materialize()) * factor, {part}))
+"""
+
+
+@pytest.mark.parametrize("change", [{}, {"divisor": 4}, {"factor": 7}, {"part": 3}], ids=str)
+def test_a_class_with_rules_for_functions(traced, tmp_path, monkeypatch, caplog, change):
+    caplog.set_level(logging.INFO, "desugar")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def fn(x):
+        return torch.relu(x) + torch.sigmoid(x) + x
+
+    original = {"divisor": 2, "factor": 3, "part": 2}
+    for options in (original, original, original | change):
+        sys.modules.pop("looked_class", None)
+        (tmp_path / "looked_class.py").write_text(textwrap.dedent(WITH_FUNCTIONS.format(**options)))
+        os.utime(tmp_path / "looked_class.py", (1e9, 1e9))
+        x = __import__("looked_class").Looked(torch.ones(3))
+        torch.testing.assert_close(compiled_again(fn)(x), fn(x))
+    assert len(traced) == (2 if change else 1), caplog.text
+
+
 UNKNOWN = {
     "environment": "import os\n\ndef scale(t):\n    return t * int(os.environ.get('X', 2))\n",
     "object": "class Config:\n    k = 2\n\nCONFIG = Config()\n\ndef scale(t):\n    return t * CONFIG.k\n",
