@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench import gpu_decode, gpu_rows
-from bench.report import Row, load_rows, print_rows, save_rows
+from bench.gpu.stages import model as gpu_model, padded
+from bench.report import Row, print_rows, save_rows
 from bench.subjects import KINDS, copy_function, double
 from bench.timing import Timing
 from desugar.prediction import DEVICES, Way, predict
@@ -61,20 +61,6 @@ def _row(
     return Row(f"{device.upper()}: {group}", name, timing, counts | ratios, UNIT, ours="desugar" in name)
 
 
-def predicted_for(gpu: str, path: Path) -> dict[tuple[str, str], float]:
-    """Returns the predicted µs of a device, by the group and name of the row that measures the same.
-
-    Args:
-        gpu: The device's name, such as "NVIDIA H100 80GB HBM3".
-        path: What this command wrote; where it does not exist, nothing is predicted.
-    """
-    if not path.exists():
-        return {}
-    words = gpu.upper().replace("-", " ").split()
-    split = [(row.group.partition(": "), row) for row in load_rows(path)[0]]
-    return {(group, row.name): row.timing.median for (device, _, group), row in split if device in words}
-
-
 def multiply(x: Tensor, w: Any) -> Tensor:
     return F.linear(x, w)
 
@@ -83,7 +69,7 @@ def multiply(x: Tensor, w: Any) -> Tensor:
 def predict_int8(
     device: str, sizes: tuple[int, ...] = (4096, 8192), batches: tuple[int, ...] = (1, 16)
 ) -> Iterator[Row]:
-    """Yields an int8 layer and a bfloat16 layer in CUDA graphs, as `bench.gpu_int8` measures them."""
+    """Yields an int8 layer and a bfloat16 layer in CUDA graphs, as `bench.gpu.stages.int8` measures them."""
     bandwidth = DEVICES[device].bandwidth
     for size in sizes:
         weight = torch.ones(size, size, dtype=torch.bfloat16)
@@ -114,48 +100,51 @@ def _graphed(way: Way) -> float:
 
 
 @torch.no_grad()
-def predict_decode(device: str, batch: int = 4, serving: gpu_decode.Serving | None = None) -> Iterator[Row]:
-    """Yields a decode step: the mean over full batches of each bucket; `bench.gpu_decode` has all lengths."""
-    serving = serving or gpu_decode.Serving()
+def predict_padded(device: str, batch: int = 4, serving: padded.Serving | None = None) -> Iterator[Row]:
+    """Yields a prefix that is encoded again: the mean over full batches of each bucket.
+
+    `bench.gpu.stages.padded` measures all lengths.
+    """
+    serving = serving or padded.Serving()
     model = serving.make_model("cpu")
     widths = [serving.bucket * (i + 1) for i in range(serving.num_buckets)]
     requests = [rows for rows in serving.make_requests(batch, "cpu") if max(map(len, rows)) in widths]
-    hand, step = gpu_decode.next_byte_by_hand, gpu_decode.next_byte
-    ways: dict[str, list[Way]] = {gpu_decode.DYNAMIC: [], gpu_decode.BUCKETS: [], gpu_decode.LIMIT: []}
+    hand, step = padded.next_byte_by_hand, padded.next_byte
+    ways: dict[str, list[Way]] = {name: [] for name in (padded.DYNAMIC, padded.BUCKETS, padded.LIMIT)}
     for rows in requests:
-        exact, bucketed = (gpu_decode.pad_by_hand(rows, multiple) for multiple in (1, serving.bucket))
-        padded = PaddedTensor.from_tensors(rows, multiple=serving.bucket)
-        ways[gpu_decode.DYNAMIC].append(predict_way(device, STOCK, hand, model, *exact, dynamic=True))
-        ways[gpu_decode.BUCKETS].append(predict_way(device, OURS, step, model, padded, dynamic=False))
-        ways[gpu_decode.LIMIT].append(predict_way(device, STOCK, hand, model, *bucketed))
-    dynamic = fmean(way.seconds for way in ways[gpu_decode.DYNAMIC])
+        exact, bucketed = (padded.pad_by_hand(rows, multiple) for multiple in (1, serving.bucket))
+        batch_of_rows = PaddedTensor.from_tensors(rows, multiple=serving.bucket)
+        ways[padded.DYNAMIC].append(predict_way(device, STOCK, hand, model, *exact, dynamic=True))
+        ways[padded.BUCKETS].append(predict_way(device, OURS, step, model, batch_of_rows, dynamic=False))
+        ways[padded.LIMIT].append(predict_way(device, STOCK, hand, model, *bucketed))
+    dynamic = fmean(way.seconds for way in ways[padded.DYNAMIC])
     for name, found in ways.items():
-        seconds = dynamic if name == gpu_decode.DYNAMIC else fmean(map(_graphed, found))
+        seconds = dynamic if name == padded.DYNAMIC else fmean(map(_graphed, found))
         yield _row(
-            device, f"decode, batch = {batch}", name, found, seconds, {"dynamic / this": dynamic / seconds}
+            device, padded.group_of(batch), name, found, seconds, {"dynamic / this": dynamic / seconds}
         )
 
 
-def predict_model(device: str, scale: gpu_rows.Scale | None = None) -> Iterator[Row]:
-    """Yields forward and backward of the demo's model; `bench.gpu_rows` measures these and the optimizer's step."""
-    scale = scale or gpu_rows.Scale()
+def predict_model(device: str, scale: gpu_model.Scale | None = None) -> Iterator[Row]:
+    """Yields forward and backward of the demo's model; `bench.gpu.stages.model` adds the optimizer's step."""
+    scale = scale or gpu_model.Scale()
     model = LanguageModel(scale.dim, scale.heads, scale.layers, scale.width).to(scale.dtype)
-    for fill in gpu_rows.FILLS:
-        lengths = gpu_rows.uneven_lengths(fill, scale.width, scale.batch)
+    for fill in gpu_model.FILLS:
+        lengths = gpu_model.uneven_lengths(fill, scale.width, scale.batch)
         rows = [torch.zeros(n + 1, dtype=torch.int64) for n in lengths]
         filled = sum(lengths) / (scale.batch * scale.width)
         ways = {
-            gpu_rows.DENSE: predict_way(device, STOCK, model, *dense(rows)),
-            gpu_rows.JAGGED: predict_way(device, OURS, model, *jagged(rows)),
+            gpu_model.DENSE: predict_way(device, STOCK, model, *dense(rows)),
+            gpu_model.JAGGED: predict_way(device, OURS, model, *jagged(rows)),
         }
-        whole = ways[gpu_rows.DENSE].seconds
+        whole = ways[gpu_model.DENSE].seconds
         for name, way in ways.items():
             ratios = {"/ dense": way.seconds / whole, "/ (dense * fill)": way.seconds / (whole * filled)}
             yield _row(device, f"model, training, {filled:.0%} fill", name, way, way.seconds, ratios)
 
 
 def predict_wrappers(device: str, count: int = 20) -> Iterator[Row]:
-    """Yields a training step on wrapped arguments and on their inner tensors, as `bench.gpu_calls` counts events."""
+    """Yields a training step on wrapped arguments and on their inner tensors, as `bench.gpu.stages.calls` does."""
     for kind in ("plain", "declared"):
         pairs = [torch.rand(2, 8, 8).unbind() for _ in range(count)]
         args = [x.detach().requires_grad_() for a, b in pairs for x in KINDS[kind](a, b)]
@@ -167,7 +156,7 @@ def predict_wrappers(device: str, count: int = 20) -> Iterator[Row]:
 
 SUBJECTS: dict[str, Callable[[str], Iterator[Row]]] = {
     "int8": predict_int8,
-    "decode": predict_decode,
+    "padded": predict_padded,
     "model": predict_model,
     "wrappers": predict_wrappers,
 }

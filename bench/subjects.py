@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import desugar
+from bench.timing import copy_function
 from subclasses import TensorSubclass, inner
 
 SHAPE = (8, 8)  # small: the time of kernels is negligible
@@ -51,11 +51,6 @@ MODES = ("inference", "training")
 
 def double(*args: Tensor) -> list[Tensor]:
     return [x * 2 for x in args]
-
-
-def copy_function(fn: FunctionType) -> FunctionType:
-    """Copies a function with its code object: Dynamo caches compiled frames per code object."""
-    return FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -73,6 +74,11 @@ def _microseconds(call: Call, repeats: int) -> float:
 
 def _repeats(call: Call, round_ms: float) -> int:
     return max(1, round(1e3 * round_ms / min(_microseconds(call, 10) for _ in range(3))))
+
+
+def copy_function(fn: FunctionType) -> FunctionType:
+    """Copies a function with its code object: Dynamo caches compiled frames per code object."""
+    return FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench import (
-    floor,
-    goals,
-    gpu_calls,
-    gpu_decode,
-    gpu_int8,
-    gpu_rows,
-    int8_sizes,
-    long_rows,
-    memory,
-    modules,
-)
-from bench.gpu import BRIEF, MEASURES
-from bench.gpu_timing import count_row
+from bench import floor, goals, int8_sizes, long_rows, memory, modules
+from bench.gpu.report import OF_BUCKETS, OF_FILL, OF_FLOOR
+from bench.gpu.stages import calls, int8, model, padded, training
+from bench.gpu.table import BY_NAME
 from bench.report import Row, save_rows
 from bench.timing import Timing
 
@@ -148,33 +138,43 @@ def test_an_empty_folder_is_named(tmp_path, monkeypatch, capsys):
 # ---------------------------------------------------------------------------------------------------------
 
 
-def int8_rows(good):
-    plain, limit = f"/ {gpu_int8.PLAIN}", "limit / this"
+def count_row(group, name, amount, unit, ratios=None):
+    return Row(group, name, Timing(amount, amount, amount), ratios or {}, unit)
+
+
+def int8_rows(good, limit=OF_FLOOR):
+    plain = f"/ {int8.PLAIN}"
     ratios = {plain: 0.55, limit: 0.9} if good else {plain: 0.6, limit: 0.7}
-    names = gpu_int8.WEIGHT_ONLY, "int8 dynamic, desugar.compile"
+    names = int8.WEIGHT_ONLY, int8.DYNAMIC
     return [row(f"int8, M = {m}, N = K = 4096", name, 1.0, **ratios) for m in (1, 16) for name in names]
 
 
-def decode_rows(good):
+def padded_rows(good):
+    group = padded.group_of(1)
     rows = [
-        row("decode, batch = 1", name, 1.0, **{f"{gpu_decode.DYNAMIC} / this": 3.2 if good else 2.9})
-        for name in (gpu_decode.BUCKETS, gpu_decode.NO_GRAPHS)
+        row(group, name, 1.0, **{f"/ {padded.DYNAMIC}": 0.3 if good else 0.35})
+        for name in (padded.BUCKETS, padded.NO_GRAPHS)
     ]
-    for unit, number in ((gpu_decode.PROGRAMS, 4), (gpu_decode.GRAPHS_RECORDED, 4 if good else 0)):
-        ratios = {"/ buckets": number / 4}
-        rows.append(count_row(f"decode, batch = 1: {unit}", gpu_decode.BUCKETS, number, unit, ratios))
+    for unit, number in ((padded.PROGRAMS, 4), (padded.GRAPHS_RECORDED, 4 if good else 0)):
+        rows.append(count_row(f"{group}: {unit}", padded.BUCKETS, number, unit, {OF_BUCKETS: number / 4}))
     return rows
 
 
+def training_rows(good):
+    ratios = {f"/ {training.BY_HAND}": 1.0 if good else 1.1}
+    groups = ["training, 2048 wide, 32,768 tokens", "training, 1024 wide, 4,452 tokens"]
+    return [row(group, name, 1.0, **ratios) for group in groups for name in (training.JAGGED, training.FLEX)]
+
+
 def uneven_rows(good):
-    ratios = {"/ (dense * fill)": 1.1 if good else 1.3}
-    return [row("training, 50% fill", name, 1.0, **ratios) for name in (gpu_rows.JAGGED, gpu_rows.NESTED)]
+    ratios = {OF_FILL: 1.1 if good else 1.3}
+    return [row("training, 50% fill", name, 1.0, **ratios) for name in (model.JAGGED, model.NESTED)]
 
 
 def event_rows(good):
     amounts = {"plain, desugar.compile": 4, "declared, desugar.compile": 4 if good else 5}
     return [row("training, N = 20", name, 1.0) for name in amounts] + [
-        count_row("cudaEventRecord in a training step", name, amount, gpu_calls.CALLS)
+        count_row("cudaEventRecord in a training step", name, amount, calls.CALLS)
         for name, amount in amounts.items()
     ]
 
@@ -183,7 +183,9 @@ def event_rows(good):
     ("name", "rows", "count"),
     [
         ("int8", int8_rows, 2),
-        ("decode", decode_rows, 2),
+        ("int8", lambda good: int8_rows(good, "limit / this"), 2),
+        ("padded", padded_rows, 2),
+        ("training", training_rows, 1),
         ("rows", uneven_rows, 1),
         ("model", uneven_rows, 1),
         ("events", event_rows, 1),
@@ -203,8 +205,6 @@ def test_fewer_events_than_plain_are_not_as_many():
     assert goal.cells()[1] == "exactly 4"
 
 
-def test_every_gpu_item_with_a_goal_is_read():
-    assert {
-        name.removeprefix("gpu-") for name in goals.READERS if name.startswith("gpu-")
-    } == MEASURES.keys() - {"overhead"}
-    assert BRIEF.keys() == MEASURES.keys()
+def test_every_gpu_item_with_a_goal_is_a_stage():
+    read = {name.removeprefix("gpu-") for name in goals.READERS if name.startswith("gpu-")}
+    assert read - {"rows"} <= BY_NAME.keys()  # the first run had a stage of that name

@@ -4,46 +4,86 @@ What cannot run without a device is replaced, and nothing else: clocks, CUDA gra
 the conversion of a module's parameters, which PyTorch refuses for fake tensors.
 """
 
+from __future__ import annotations
+
 import inspect
 import re
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from bench import gpu, gpu_calls, gpu_decode, gpu_int8, gpu_predicted, gpu_rows, gpu_timing
+from bench import gpu_predicted
+from bench.gpu.device import Cuda
+from bench.gpu.report import RESULTS, make_rows, predicted_for, with_predictions
+from bench.gpu.run import Run
+from bench.gpu.stages import calls, int8, keyed, model, padded, training
 from bench.report import Row
 from bench.timing import Timing
 from desugar import _torch
 from desugar.prediction import fake_device
 from tests.desugar.prediction.needs import cuda_build
 
-SERVING = gpu_decode.Serving(dim=64, heads=2, layers=1, longest=64, bucket=32, stride=16)
-SCALE = gpu_rows.Scale(dim=64, heads=2, layers=1, width=32, batch=4)
-PREDICTED = gpu_predicted.predicted_for("H100", gpu.RESULTS / "gpu-predicted.json")
-GROUPS = {
-    "int8": "int8, ",
-    "decode": "decode, ",
-    "model": "model, ",
-    "events": "training, N = ",
-    "rows": "training, #",
-    "overhead": "inference",
-}
+SERVING = padded.Serving(dim=64, heads=2, layers=1, longest=64, bucket=32, stride=16)
+SCALE = model.Scale(dim=64, heads=2, layers=1, width=32, batch=4)
+CASE = training.Case(64, 2, (20, 3, 32))
+PREDICTED = predicted_for("H100", RESULTS / "gpu-predicted.json")
+GROUPS = {"int8": "int8, ", "padded": "encoding ", "model": "model, ", "events": "training, N = "}
 SMALL = {
-    "int8": lambda: gpu_int8.measure_int8(1, sizes=(64,), batches=(1, 16)),
-    "decode": lambda: gpu_decode.measure_decode(1, SERVING, batches=(2,)),
-    "rows": lambda: gpu_rows.measure_rows(1, width=32, dim=64, batch=4),
-    "model": lambda: gpu_rows.measure_model(1, SCALE),
-    "overhead": lambda: gpu_calls.measure_overhead(1, counts=(1,)),
-    "events": lambda: gpu_calls.measure_events(1, count=2),
+    "int8": int8.measure_int8,
+    "dynamic": int8.measure_dynamic,
+    "padded": partial(padded.measure_padded, serving=SERVING, batches=(2,)),
+    "model": partial(model.measure_model, fills=(0.5,)),
+    "training": partial(training.measure_training, cases=(CASE,)),
+    "calls": partial(calls.measure_calls, counts=(1,)),
+    "events": partial(calls.measure_events, count=2),
+    "keyed": keyed.measure_keyed,
 }
+# What takes no fake tensors, reads data to check itself, is no kernel of this installation, or does not exist yet.
+WITHOUT = (
+    "torch.nested",
+    "torchao",
+    "gemlite",
+    "FlexAttention",
+    "record",
+    "floor",
+    "without a mask",
+    *int8.PLANNED,
+)
 
 
-def call_each_once(calls, **options):
-    for call in calls.values():
+class Absent(Cuda):
+    """A CUDA device that is not there: a call is made once, and nothing is timed."""
+
+    def describe(self):
+        return "a fake H100"
+
+    def pick(self, real, small):
+        return small
+
+    def synchronize(self):
+        pass
+
+    def time(self, call, times):
         call()
-    return dict.fromkeys(calls, Timing(1.0, 1.0, 1.0))
+        return 1.0
+
+    def time_host(self, call, times):
+        return 1.0
+
+    def record(self, steps):
+        return lambda: [step() for step in steps]
+
+    def peak(self, call):
+        return None
+
+    def kernels(self, call):
+        return []
+
+    def free(self):
+        pass
 
 
 def convert(module, device, dtype):
@@ -80,72 +120,69 @@ def without_a_device(monkeypatch, recorded):
         return graph, graph(inputs)
 
     monkeypatch.setattr("torch._inductor.cudagraph_trees.cudagraphify", record)
-    for module in (gpu_timing, gpu_int8, gpu_decode, gpu_rows, gpu_calls):
-        if hasattr(module, "time_side_by_side"):
-            monkeypatch.setattr(module, "time_side_by_side", call_each_once)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(gpu_int8, "CACHE", 64 * 64)
-    monkeypatch.setattr(gpu_int8, "_as_graph", lambda name, steps: lambda: [step() for step in steps])
-    monkeypatch.setattr(gpu_decode, "count_graphs", lambda: len(recorded))
-    monkeypatch.setattr(gpu_rows, "FILLS", (0.5,))
-    lengths = gpu_rows.uneven_lengths(0.5, 32, 4)
-    monkeypatch.setattr(gpu_rows, "uneven_lengths", lambda *args: lengths)  # fake tensors have no data
+    monkeypatch.setattr(int8, "_check", lambda found, expected: None)  # fake tensors have no data
+    monkeypatch.setattr(torch.testing, "assert_close", lambda *args, **options: None)
+    monkeypatch.setattr(padded, "count_graphs", lambda: len(recorded))
+    monkeypatch.setattr(model, "SMALL", SCALE)
+    monkeypatch.setattr(model, "look_inside", lambda *args: None)
+    lengths = model.uneven_lengths(0.5, 32, 4)
+    monkeypatch.setattr(model, "uneven_lengths", lambda *args: lengths)
     monkeypatch.setattr(nn.Module, "to", convert)
-    monkeypatch.setattr(nn.Module, "load_state_dict", lambda module, values: None)
     monkeypatch.setattr(torch.Tensor, "backward", backward)
 
 
 @pytest.mark.sweep(4)
 @cuda_build
-@pytest.mark.parametrize("name", gpu.MEASURES)
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.filterwarnings("ignore")
-def test_a_benchmark_runs_up_to_its_launches(name, without_a_device, capsys):
+def test_a_benchmark_runs_up_to_its_launches(name, without_a_device):
     _torch.shared_nested_tensor()  # PyTorch makes it once, of real tensors
+    lines = []
     with fake_device("h100") as fake, fake.mode:
         fake.mode.shape_env = ShapeEnv()  # for sizes of torch.nested
-        rows = SMALL[name]()
+        SMALL[name](Run(name, Absent(), lines.append))
         launched = [call for call in fake.recorder.calls if call.kind in ("triton", "library")]
+    missing = {line.subject: line.error for line in lines if line.error}
+    assert all(any(word in subject for word in WITHOUT) for subject in missing), missing
+    rows = [row for row in make_rows(lines) if row.unit == "µs a call"]
     assert rows and len({(row.group, row.name) for row in rows}) == len(rows)
     assert launched, "no kernel was launched"
-    missing = [line for line in capsys.readouterr().err.splitlines() if line.startswith("no figure for")]
-    assert all(gpu_rows.NESTED in line for line in missing), missing  # which takes no fake tensors
-    if name == "decode":
-        found = {row.name: row.timing.median for row in rows if row.unit == gpu_decode.GRAPHS_RECORDED}
-        assert found.pop(gpu_decode.BUCKETS) == found.pop(gpu_decode.LIMIT) == SERVING.num_buckets
+    if name == "padded":
+        found = {line.subject: line.value for line in lines if line.figure == padded.GRAPHS_RECORDED}
+        assert found.pop(padded.BUCKETS) == found.pop(padded.LIMIT) == SERVING.num_buckets
         assert not any(found.values())
-    measured = {(without_numbers(row.group), row.name) for row in rows}
-    predicted = {(without_numbers(group), row) for group, row in PREDICTED if group.startswith(GROUPS[name])}
-    assert predicted <= measured, "a prediction that nothing measures"
-    assert bool(predicted) == (name in ("int8", "decode", "model", "events"))
+    if name in GROUPS:
+        measured = {(without_numbers(row.group), row.name) for row in rows}
+        groups = {(group, row) for group, row in PREDICTED if group.startswith(GROUPS[name])}
+        predicted = {(without_numbers(group), row) for group, row in groups}
+        assert predicted and predicted <= measured | {(group, int8.DYNAMIC) for group, _ in measured}
 
 
 def without_numbers(group):
-    return re.sub(r"\d+", "#", group)
+    """Replaces numbers, and the sizes of a matrix that is square."""
+    return re.sub(r"\d+", "#", group).replace("N = K = #", "N = #, K = #")
 
 
 def test_what_is_predicted_is_among_what_is_measured():
     """The groups of a prediction are found by their names, in which sizes are."""
-    for predict, measure, parameters in (
-        (gpu_predicted.predict_int8, gpu_int8.measure_int8, ("sizes", "batches")),
-        (gpu_predicted.predict_decode, gpu_decode.measure_decode, ("batch",)),
-        (gpu_predicted.predict_wrappers, gpu_calls.measure_events, ("count",)),
-    ):
-        wanted, given = inspect.signature(predict).parameters, inspect.signature(measure).parameters
-        for name in parameters:
-            value, values = wanted[name].default, given[name if name in given else "batches"].default
-            assert value == values or set(value if isinstance(value, tuple) else [value]) <= set(values)
+    sizes, batches = (
+        inspect.signature(gpu_predicted.predict_int8).parameters[name].default
+        for name in ("sizes", "batches")
+    )
+    assert {(size, size) for size in sizes} & set(int8.SHAPES) and set(batches) <= set(int8.BATCHES)
+    assert inspect.signature(gpu_predicted.predict_wrappers).parameters["count"].default == 20
 
 
 def test_a_measured_row_gets_the_column_of_its_prediction():
-    found = gpu_predicted.predicted_for("NVIDIA H100 80GB HBM3", gpu.RESULTS / "gpu-predicted.json")
+    found = predicted_for("NVIDIA H100 80GB HBM3", RESULTS / "gpu-predicted.json")
     (group, name), figure = next(iter(found.items()))
     rows = [Row(group, name, Timing(*[2 * figure] * 3), {"a": 1.0}), Row(group, "another", Timing(1, 1, 1))]
-    first, second = gpu.with_predictions(rows, found)
+    first, second = with_predictions(rows, found)
     assert first.ratios == {"a": 1.0, "predicted µs": figure, "predicted / measured": 0.5}
     assert second == rows[1]
-    assert found != gpu_predicted.predicted_for("NVIDIA A100-SXM4-80GB", gpu.RESULTS / "gpu-predicted.json")
+    assert found != predicted_for("NVIDIA A100-SXM4-80GB", RESULTS / "gpu-predicted.json")
 
 
 def test_a_device_without_predictions_gets_no_column(tmp_path):
-    assert not gpu_predicted.predicted_for("NVIDIA T4", gpu.RESULTS / "gpu-predicted.json")
-    assert not gpu_predicted.predicted_for("NVIDIA H100", tmp_path / "none.json")
+    assert not predicted_for("NVIDIA T4", RESULTS / "gpu-predicted.json")
+    assert not predicted_for("NVIDIA H100", tmp_path / "none.json")

@@ -53,7 +53,7 @@ def test_int8_is_predicted_to_reach_its_goals_at_decode():
 @pytest.mark.slow
 @cuda_build
 def test_a_jagged_step_is_predicted_to_cost_its_fill():
-    from bench.gpu_rows import JAGGED, Scale
+    from bench.gpu.stages.model import JAGGED, Scale
 
     scale = Scale(dim=256, heads=4, layers=1, width=256, batch=16, dtype=torch.bfloat16)
     rows = [row for row in gpu_predicted.predict_model("h100", scale) if row.name == JAGGED]

@@ -1,9 +1,10 @@
-"""Benchmarks a decode step over many lengths on a GPU: padded batches in buckets with CUDA graphs.
+"""Encodes a prefix again at each step, over many lengths: padded batches in buckets with CUDA graphs.
 
-At small batch, launching kernels takes more time than running them. A CUDA graph launches all kernels at once, but
-only for the sizes with which it was recorded. A `PaddedTensor` has few sizes: the widths of its buckets. The rival is
-one dynamic program for all lengths. Every subject gets the same requests, of all lengths in turn. The benchmark
-synchronizes with the GPU at the end of a round, since no step needs to know a length.
+There is no cache of keys and values, so this is no decoding as a server does it: each step computes the whole prefix,
+and returns the next byte of each row. At small batch, launching kernels takes more time than running them. A CUDA graph
+launches all kernels at once, but only for the sizes with which it was recorded. A `PaddedTensor` has few sizes: the
+widths of its buckets. The rival is one dynamic program for all lengths. Every subject gets the same requests, of all
+lengths in turn. The benchmark synchronizes with the GPU at the end of a round, since no step needs to know a length.
 
 The limit is the same batch padded by hand for this model, with the lengths as a second argument and without a subclass.
 """
@@ -21,10 +22,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import desugar
-from bench.gpu_timing import Call, count_row, per_item, synced
-from bench.report import Row
-from bench.subjects import copy_function
-from bench.timing import time_side_by_side
+from bench.gpu.device import Call, Device
+from bench.gpu.run import Run, Turns
+from bench.timing import copy_function
 from examples._language_model import LanguageModel
 from subclasses.ragged import PaddedTensor
 
@@ -32,7 +32,7 @@ DYNAMIC = "exact widths, torch.compile(dynamic=True)"
 BUCKETS = "PaddedTensor in buckets, CUDA graphs, desugar.compile"
 NO_GRAPHS = "PaddedTensor in buckets, desugar.compile"
 LIMIT = "limit: padded by hand, CUDA graphs, torch.compile"
-PROGRAMS, GRAPHS_RECORDED = "programs compiled", "graphs recorded"
+PROGRAMS, GRAPHS_RECORDED, NUM_BUCKETS = "programs compiled", "graphs recorded", "buckets"
 GRAPHS: dict[str, Any] = {"mode": "reduce-overhead", "dynamic": False}
 
 
@@ -120,27 +120,29 @@ class Subject:
             self.step(*request)
 
 
-def make_subjects(model: LanguageModel, requests: list[list[Tensor]], bucket: int) -> dict[str, Subject]:
+def make_subjects(
+    device: Device, model: LanguageModel, requests: list[list[Tensor]], bucket: int
+) -> dict[str, Subject]:
     """Returns subjects by name; none has compiled anything yet."""
     exact = [(model, *pad_by_hand(rows)) for rows in requests]
     bucketed = [(model, *pad_by_hand(rows, bucket)) for rows in requests]
     padded = [(PaddedTensor.from_tensors(rows, multiple=bucket),) for rows in requests]
     return {
-        DYNAMIC: _stock(exact, dynamic=True),
-        NO_GRAPHS: _ours(model, padded, dynamic=False),
-        BUCKETS: _ours(model, padded, **GRAPHS),
-        LIMIT: _stock(bucketed, **GRAPHS),
+        DYNAMIC: _stock(device, exact, dynamic=True),
+        NO_GRAPHS: _ours(device, model, padded, dynamic=False),
+        BUCKETS: _ours(device, model, padded, **GRAPHS),
+        LIMIT: _stock(device, bucketed, **GRAPHS),
     }
 
 
-def _stock(requests: list[tuple[Any, ...]], **options: Any) -> Subject:
-    step = torch.compile(copy_function(next_byte_by_hand), fullgraph=True, **options)
+def _stock(device: Device, requests: list[tuple[Any, ...]], **options: Any) -> Subject:
+    step = device.compile(torch.compile, copy_function(next_byte_by_hand), fullgraph=True, **options)
     # The counter counts all programs of the process; only this subject runs between two readings.
     return Subject(step, requests, lambda: counters["stats"]["unique_graphs"], "mode" in options)
 
 
-def _ours(model: LanguageModel, requests: list[tuple[Any, ...]], **options: Any) -> Subject:
-    step = desugar.compile(partial(next_byte, model), **options)
+def _ours(device: Device, model: LanguageModel, requests: list[tuple[Any, ...]], **options: Any) -> Subject:
+    step: Any = device.compile(desugar.compile, partial(next_byte, model), **options)
     return Subject(step, requests, lambda: len(step.programs), "mode" in options)
 
 
@@ -148,42 +150,43 @@ def _ours(model: LanguageModel, requests: list[tuple[Any, ...]], **options: Any)
 # measuring
 # ---------------------------------------------------------------------------------------------------------
 
+SMALL = Serving(dim=16, heads=2, layers=1, longest=24, bucket=8, stride=3, dtype=torch.float64)
+WITHOUT_MASK = "PaddedTensor in buckets, CUDA graphs, causal attention without a mask"
+
+
+def group_of(batch: int) -> str:
+    return f"encoding a prefix again, batch = {batch}"
+
 
 @torch.no_grad()
-def measure_decode(
-    rounds: int, serving: Serving | None = None, batches: Sequence[int] = (1, 4, 8), device: str = "cuda"
-) -> list[Row]:
+def measure_padded(run: Run, serving: Serving | None = None, batches: Sequence[int] | None = None) -> None:
     """Measures the mean time of a step over all lengths; counts compiled programs and recorded CUDA graphs."""
-    serving, rows = serving or Serving(), []
-    model = serving.make_model(device)
-    for batch in batches:
+    serving = serving or run.device.pick(Serving(), SMALL)
+    for batch in batches or run.device.pick((4, 1), (2,)):
         torch.compiler.reset()
-        requests = serving.make_requests(batch, device)
-        subjects = make_subjects(model, requests, serving.bucket)
-        group, calls, counted = f"decode, batch = {batch}", {}, {}
-        for name, subject in subjects.items():
-            before = subject.count_programs(), count_graphs()
-            calls[name] = synced(subject.answer_all)
-            after = subject.count_programs(), count_graphs()
-            counted[name] = [b - a for a, b in zip(before, after, strict=True)]
-        rows += _step_rows(group, calls, len(requests), rounds)
-        for number, unit in enumerate((PROGRAMS, GRAPHS_RECORDED)):
-            for name, counts in counted.items():
-                ratios = {"/ buckets": counts[number] / serving.num_buckets}
-                rows.append(count_row(f"{group}: {unit}", name, counts[number], unit, ratios))
-    return rows
-
-
-def _step_rows(group: str, calls: dict[str, Call], steps: int, rounds: int) -> list[Row]:
-    timings = time_side_by_side(calls, rounds=rounds)
-    rows = []
-    for name, t in timings.items():
-        ratios = {
-            f"{DYNAMIC} / this": timings[DYNAMIC].median / t.median,
-            "limit / this": timings[LIMIT].median / t.median,
+        model = serving.make_model(run.device.name)
+        requests = serving.make_requests(batch, run.device.name)
+        subjects = make_subjects(run.device, model, requests, serving.bucket)
+        group = group_of(batch)
+        makers = {
+            name: partial(_warm_and_count, run, group, name, subject, serving.num_buckets)
+            for name, subject in subjects.items()
         }
-        rows.append(Row(group, name, per_item(t, steps), ratios, ours="desugar" in name))
-    return rows
+        run.line(group, WITHOUT_MASK, error="does not exist yet")
+        run.compare(group, makers, Turns(DYNAMIC, items=len(requests), host=True, seconds=4.0))
+
+
+def _warm_and_count(run: Run, group: str, name: str, subject: Subject, buckets: int) -> Call:
+    """Runs all steps three times, and writes how many programs were compiled and graphs recorded meanwhile."""
+    before = subject.count_programs(), count_graphs()
+    for _ in range(3):
+        subject.answer_all()
+    run.device.synchronize()
+    after = subject.count_programs(), count_graphs()
+    for figure, a, b in zip((PROGRAMS, GRAPHS_RECORDED), before, after, strict=True):
+        run.number(group, name, figure, b - a, figure)
+    run.number(group, name, NUM_BUCKETS, buckets, NUM_BUCKETS)
+    return subject.answer_all
 
 
 def count_graphs() -> int:

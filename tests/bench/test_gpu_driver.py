@@ -1,0 +1,163 @@
+"""A stage that crashes, hangs or fails costs itself alone; a second run goes on where the first one stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.gpu import __main__ as command
+from bench.gpu.driver import Driver
+from bench.gpu.lines import Line, parse_line, read_lines
+from bench.gpu.table import BY_NAME, STAGES, Stage
+
+ROOT = Path(__file__).parents[2]
+# What a fake stage does: `say` writes a line, `failed` tells whether an earlier attempt failed at a subject.
+PRELUDE = """
+import json, os, pathlib, signal, subprocess, sys, time
+pipe, name, path = int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
+
+def say(**line):
+    os.write(pipe, (json.dumps({"stage": name, "machine": "m", **line}) + "\\n").encode())
+
+def failed(subject):
+    lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    return any(line.get("subject") == subject and line.get("error") for line in lines)
+"""
+MEASURE = "say(group='g', subject='a', figure='time', value=1.0)"
+BEHAVIOUR = {
+    "works": MEASURE + "; say(state='done')",
+    "aborts": "say(group='g', subject='bad', state='begun')\nif not failed('bad'): os.abort()\n" + MEASURE,
+    "segfaults": MEASURE + "; os.kill(os.getpid(), signal.SIGSEGV)",
+    "hangs": MEASURE
+    + "; say(group='g', subject='bad', state='begun'); subprocess.Popen(['sleep', '61']); time.sleep(60)",
+    "says half": MEASURE + """; os.write(pipe, b'{"stage": "says half", "value": 1')""",
+    "talks": "print('noise'); sys.stderr.write('more noise'); os.write(pipe, b'no line\\n'); " + MEASURE,
+    "exits": "raise ValueError('something is wrong')",
+    "hangs at its end": MEASURE + "; say(state='done'); time.sleep(60)",
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs fake stages by name, and returns the lines of the file."""
+
+    def run(*names, seconds=2.0, budget=60.0, **options):
+        def command(stage, pipe):
+            text = PRELUDE + BEHAVIOUR[stage.name]
+            return [sys.executable, "-c", text, str(pipe), stage.name, str(driver.path)]
+
+        driver = Driver(tmp_path, budget, command, **options)
+        driver.run([Stage(name, seconds, "", "") for name in names])
+        return read_lines(driver.path)
+
+    return run
+
+
+def states(lines):
+    return {line.stage: line.state for line in lines if line.state and not line.subject}
+
+
+def figures(lines):
+    return [line.stage for line in lines if line.figure]
+
+
+def test_every_kind_of_failure_costs_its_stage_alone(run):
+    names = ["segfaults", "hangs", "says half", "talks", "exits", "hangs at its end", "works"]
+    lines = run(*names)
+    assert figures(lines) == [name for name in names if name != "exits"]
+    assert states(lines) == {
+        "segfaults": "crashed",
+        "hangs": "hung",
+        "says half": "done",
+        "talks": "done",
+        "exits": "crashed",
+        "hangs at its end": "done",
+        "works": "done",
+    }
+    why = {line.stage: line.error for line in lines if line.error}
+    assert why["segfaults"] == "ended by SIGSEGV" and why["exits"] == "ValueError: something is wrong"
+    assert why["hangs"] == "ended after 2 s, the limit"
+
+
+def test_children_of_a_stage_end_with_it(run):
+    run("hangs", seconds=1.0)
+    time.sleep(0.2)
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert "sleep 61" not in listed
+
+
+def test_a_crash_costs_the_subject_that_made_it(run):
+    lines = run("aborts", seconds=20.0)
+    assert [(line.subject, line.error) for line in lines if line.error] == [("bad", "ended by SIGABRT")]
+    assert figures(lines) == ["aborts"] and states(lines) == {"aborts": "done"}
+
+
+def test_a_second_run_goes_on_where_the_first_one_stopped(run, tmp_path):
+    assert states(run("works", "talks")) == {"works": "done", "talks": "done"}
+    path = tmp_path / "lines.jsonl"
+    path.write_text(path.read_text() + '{"stage": "talks", "gro')  # the first run was killed while it wrote
+    lines = run("works", "talks", "says half")
+    assert figures(lines) == ["works", "talks", "works", "says half"]  # the first stage names the machine
+    assert all(parse_line(text) for text in path.read_text().splitlines() if '"gro' not in text)
+
+
+def test_another_machine_starts_anew(run, tmp_path):
+    (tmp_path / "lines.jsonl").write_text(Line("talks", state="done", machine="another").as_json() + "\n")
+    assert figures(run("works", "talks")) == ["works", "talks"]
+
+
+def test_without_time_stages_say_so(run):
+    lines = run("works", "talks", budget=0.0)
+    assert states(lines) == {"works": "not run", "talks": "not run"}
+    assert {line.error for line in lines} == {"no time was left"}
+
+
+def test_a_rehearsal_marks_its_lines_and_keeps_them_apart(run, tmp_path):
+    assert all(line.rehearsal for line in run("works", rehearsal=True))
+    assert {path.name for path in tmp_path.glob("*.jsonl")} == {"rehearsal.jsonl"}
+
+
+def test_a_line_keeps_a_zero():
+    line = Line("s", "g", "a", figure="waits", value=0.0, low=0.0)
+    assert parse_line(line.as_json()) == line
+    assert json.loads(Line("s").as_json()) == {"stage": "s"}
+    assert (
+        parse_line('{"stage": "s", "valu') is parse_line("3") is parse_line('{"stage": "s", "x": 1}') is None
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the command
+# ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_driver_imports_no_torch():
+    text = "import sys, bench.gpu.__main__; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=False).returncode == 0
+
+
+def test_without_a_gpu_the_command_ends_with_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "has_cuda", lambda: False)
+    assert command.main(["--folder", str(tmp_path / "new"), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == command.NO_CUDA + "\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_is_whole():
+    assert len(BY_NAME) == len(STAGES)
+    for stage in STAGES:
+        module, _, function = stage.function.partition(":")
+        path = ROOT / (module.replace(".", "/") + ".py")
+        assert f"def {function}(run: Run" in path.read_text() and stage.question.endswith((".", "?"))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path):
+    arguments = ["--only", "basics", "--folder", str(tmp_path), "--out", str(tmp_path)]
+    assert command.main(arguments) == 0
+    assert (tmp_path / "gpu-basics.md").exists()

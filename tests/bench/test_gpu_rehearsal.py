@@ -1,0 +1,327 @@
+"""Every stage of the GPU benchmarks runs on the CPU, with small sizes; the report is written from its lines."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bench.gpu.device import StandIn
+from bench.gpu.lines import Line, read_lines
+from bench.gpu.report import RESULTS, write_report
+from bench.gpu.run import Absent, Run
+from bench.gpu.stages import calls, counters, int8, model, padded, recorded, training
+from bench.gpu.table import BY_NAME, STAGES
+
+ROOT = Path(__file__).parents[2]
+HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
+# What has no figure on a CPU, or does not exist yet; all else must have one.
+MISSING = {
+    "model": {model.NESTED},
+    "training": {training.RECORDED, training.FLEX, training.NESTED},
+    "int8": {int8.GEMLITE, *int8.PLANNED},
+    "chain": {int8.GEMLITE},
+    "dynamic": {*int8.PLANNED_DYNAMIC},
+    "padded": {padded.WITHOUT_MASK},
+}
+TIMED = {
+    "basics": 3 + 2 + 2,
+    "model": 2,
+    "training": 5,
+    "int8": 2 * 6,
+    "chain": 6,
+    "dynamic": 5,
+    "padded": 4,
+    "calls": 7 + 6,
+    "events": 2,
+    "keyed": 2 * 4,
+}
+
+
+def rehearse(name, **options):
+    """Runs a stage in this process; returns its lines."""
+    lines = []
+    run = Run(name, StandIn(), lines.append, **options)
+    module, _, function = BY_NAME[name].function.partition(":")
+    try:
+        getattr(importlib.import_module(module), function)(run)
+    except Absent as error:
+        run.line("", "", state="absent", error=str(error))
+    return lines
+
+
+@pytest.fixture
+def no_advice():
+    """Silences what torch.nested logs about attention on a CPU, and what torchao warns about."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.usefixtures("no_advice")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TIMED)
+def test_a_stage_measures_each_of_its_subjects(name, tmp_path):
+    lines = rehearse(name, folder=tmp_path)
+    missing = {line.subject for line in lines if line.error}
+    theirs = [line for line in lines if line.error and "torchao" in line.subject and not HAS_TORCHAO]
+    wanted = MISSING.get(name, set()) | {line.subject for line in theirs}
+    assert missing == wanted, [line.error for line in lines if line.error]
+    timed = [(line.group, line.subject) for line in lines if line.figure == "time"]
+    assert len(timed) == len(set(timed)) == TIMED[name] - len(theirs)
+    for group in {group for group, _ in timed}:
+        first, last = (
+            [x for x in lines if x.group == group and x.figure == f"time, {y}"] for y in ("first", "last")
+        )
+        assert [x.subject for x in first] == [x.subject for x in last] and len(first) == 1
+    assert all(line.rehearsal and line.machine for line in lines)
+    path = tmp_path / "rehearsal.jsonl"
+    path.write_text("".join(line.as_json() + "\n" for line in lines))
+    assert read_lines(path) == lines
+    (page,) = write_report(path)
+    assert page.parent == tmp_path / "rehearsal"
+    text = page.read_text()
+    assert "no figure is that of a GPU" in text and all(subject in text for _, subject in timed)
+    assert all(f"- {line.group}: {line.subject}: {line.error}" in text for line in lines if line.error)
+    again = rehearse(name, folder=tmp_path, earlier=lines)
+    assert not [line for line in again if line.figure == "time"], "a second run skips what is there"
+
+
+def test_stages_without_a_subject_say_so(monkeypatch):
+    (line,) = rehearse("recorded")
+    assert (line.state, line.error) == ("absent", "desugar.record does not exist yet")
+    monkeypatch.setattr(counters.shutil, "which", lambda name: None)
+    (line,) = rehearse("counters")
+    assert line.state == "absent" and "expected ncu" in line.error
+    assert {"basics", "warm", "recorded", "counters", *TIMED} == {stage.name for stage in STAGES}
+
+
+def test_a_recorded_step_is_measured_once_it_exists(monkeypatch):
+    """With stand-ins for both names: the batches are not packed, and the step runs as it is."""
+    import desugar
+    from subclasses.ragged import JaggedTensor
+
+    def pack(tensors, *, tokens, rows, longest):
+        assert sum(map(len, tensors)) <= tokens and len(tensors) <= rows and max(map(len, tensors)) <= longest
+        return JaggedTensor.from_tensors(tensors)
+
+    monkeypatch.setattr(JaggedTensor, "pack", staticmethod(pack), raising=False)
+    monkeypatch.setattr(desugar, "record", lambda step: step, raising=False)
+    lines = rehearse("recorded")
+    assert not [line.error for line in lines if line.error]
+    (off,) = [line.value for line in lines if "difference" in line.figure]
+    assert off == 0
+    assert {line.subject for line in lines if line.figure == "time"} == {recorded.PLAIN, recorded.RECORDED}
+
+
+@pytest.mark.slow
+def test_the_whole_rehearsal(tmp_path):
+    """Through the command, each stage in a process of its own."""
+    command = [sys.executable, "-m", "bench.gpu", "--rehearse", "--budget", "900", "--folder", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = read_lines(tmp_path / "rehearsal.jsonl")
+    states = {line.stage: line.state for line in lines if line.state and not line.subject}
+    absent = {"recorded", "counters"}
+    assert states == {stage.name: "absent" if stage.name in absent else "done" for stage in STAGES}
+    pages = {path.name for path in (tmp_path / "rehearsal").glob("*.md")}
+    assert pages == {f"gpu-{stage.name}.md" for stage in STAGES}
+    for name, count in TIMED.items():
+        assert len([x for x in lines if x.stage == name and x.figure == "time"]) >= count - 3 * (
+            not HAS_TORCHAO
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# subjects have the right values
+# ---------------------------------------------------------------------------------------------------------
+
+attend = F.scaled_dot_product_attention
+
+
+def attend_row_by_row(q, k, v, is_causal):
+    """Causal attention of nested tensors, which `torch.nested` supports on a GPU only."""
+    if not q.is_nested:
+        return attend(q, k, v, is_causal=is_causal)
+    parts = zip(*(x.transpose(1, 2).unbind() for x in (q, k, v)), strict=True)
+    rows = [attend(*(p.transpose(0, 1) for p in row), is_causal=is_causal).transpose(0, 1) for row in parts]
+    offsets = q.transpose(1, 2).offsets()
+    return torch.nested.nested_tensor_from_jagged(torch.cat(rows), offsets).transpose(1, 2)
+
+
+class Eager(StandIn):
+    """Compiles nothing."""
+
+    def compile(self, compiler, fn, **options):
+        return fn
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend_row_by_row)
+    return Run("stage", Eager(), lambda line: None)
+
+
+def test_every_layout_of_the_model_gives_the_same_loss_and_gradients(eager):
+    rows = [torch.randint(256, (n + 1,)) for n in (5, 3, 12)]
+    found = [
+        model.make_loss(eager, name, model.SMALL, rows) for name in (model.DENSE, model.JAGGED, model.NESTED)
+    ]
+    losses = [loss_of() for _, loss_of in found]
+    (first, _), *others = found
+    for loss in losses:
+        loss.backward()
+    for (other, _), loss in zip(others, losses[1:], strict=True):
+        torch.testing.assert_close(loss, losses[0])
+        for (name, p), q in zip(other.named_parameters(), first.named_parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q[1].grad, msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_every_layout_of_the_layer_gives_the_loss_of_its_rows(eager):
+    case = training.Case(16, 2, (5, 1, 12, 1))
+    problem = training.Problem(eager, case)
+    names = [
+        training.BY_HAND,
+        training.BY_HAND_CUDNN,
+        training.JAGGED,
+        training.FLEX,
+        training.DENSE,
+        training.NESTED,
+    ]
+    gradients = {}
+    for name in names:
+        layer, loss_of = training.make_loss(eager, name, problem)
+        if name == training.FLEX:  # no backward on a CPU
+            with torch.no_grad():
+                torch.testing.assert_close(loss_of(), problem.loss)
+            continue
+        loss = loss_of()
+        torch.testing.assert_close(loss.detach(), problem.loss, msg=name)
+        loss.backward()
+        gradients[name] = [p.grad for p in layer.parameters()]
+    for name, found in gradients.items():
+        for x, y in zip(found, gradients[training.BY_HAND], strict=True):
+            torch.testing.assert_close(x, y, msg=name)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@torch.no_grad()
+def test_every_way_to_encode_a_prefix_gives_the_same_bytes(batch):
+    serving = padded.SMALL
+    net, requests = serving.make_model("cpu"), serving.make_requests(batch, "cpu")
+    assert [len(rows[0]) for rows in requests] == [24, 21, 18, 15, 12, 9, 6, 3]
+    expected = [torch.stack([net.logits(row[None])[0, -1].argmax() for row in rows]) for rows in requests]
+    subjects = padded.make_subjects(Eager(), net, requests, serving.bucket)
+    for name, subject in subjects.items():
+        found = [subject.step(*request) for request in subject.requests]
+        torch.testing.assert_close(found, expected, msg=name)
+    widths = {request[0].shape[1] for request in subjects[padded.BUCKETS].requests}
+    assert widths == {request[1].shape[1] for request in subjects[padded.LIMIT].requests} == {8, 16, 24}
+    assert len(widths) == serving.num_buckets
+
+
+@pytest.mark.parametrize("fill", model.FILLS)
+def test_lengths_fill_as_much_as_they_are_to(fill):
+    lengths = model.uneven_lengths(fill, 512, 32)
+    assert len(lengths) == 32 and max(lengths) == 512 and min(lengths) >= 1
+    assert sum(lengths) / (32 * 512) == pytest.approx(fill, abs=0.03)
+
+
+@pytest.mark.parametrize("tokens", [4096, 32768, 65536])
+def test_drawn_lengths_are_a_budget_of_uneven_rows(tokens):
+    lengths = training.drawn_lengths(tokens, 4096)
+    assert sum(lengths) == tokens and max(lengths) == 4096 and min(lengths) >= 1
+    assert lengths == training.drawn_lengths(tokens, 4096)
+
+
+def test_a_product_that_is_far_off_is_no_subject():
+    x = torch.randn(4, 8)
+    int8._check(x * 1.05, x)
+    with pytest.raises(AssertionError, match="expected the product of the floats"):
+        int8._check(-x, x)
+
+
+def test_settings_of_torchao_are_undone():
+    before = torch._inductor.config.coordinate_descent_tuning
+    with int8._settings_of_inductor():
+        torch._inductor.config.coordinate_descent_tuning = not before
+    assert torch._inductor.config.coordinate_descent_tuning == before
+
+
+def test_counters_are_read_from_the_table_of_ncu():
+    page = (
+        "==PROF== Connected to process 7\n"
+        '"ID","Kernel Name","dram__bytes_read.sum","gpu__time_duration.sum","lts__t_bytes.sum"\n'
+        '"","","byte","nsecond","byte"\n'
+        '"0","int8_rows_kernel","17,039,360","12,640","n/a"\n'
+    )
+    assert counters.parse_counters(page) == {
+        "time": (12640.0, "nsecond"),
+        "bytes read from memory": (17039360.0, "byte"),
+    }
+    assert counters.parse_counters("==ERROR== no permission\n") == {}
+
+
+def test_what_is_called_in_a_step_is_counted(monkeypatch):
+    """Counts functions that a step on the CPU calls, in place of CUDA's events."""
+    lines = []
+    run = Run("events", StandIn(), lines.append)
+    calls.measure_events(run, count=2, events=("Backward", "no such event"))
+    counts = {(line.subject, line.figure): line.value for line in lines if line.unit == calls.CALLS}
+    assert {figure: value for (_, figure), value in counts.items()} == {"Backward": 1, "no such event": 0}
+    assert len(counts) == 2 * 2
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the report
+# ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_of_a_gpu_has_ratios_derived_columns_and_reasons(tmp_path):
+    group, machine = "int8, M = 1, N = K = 4096", "NVIDIA H100 80GB HBM3; torch 2.13"
+    common = {"stage": "int8", "group": group, "machine": machine}
+    times = {int8.PLAIN: 16.0, int8.WEIGHT_ONLY: 8.0, int8.FLOOR: 6.0}
+    lines = [
+        Line(
+            **common,
+            subject=name,
+            figure="time",
+            value=time,
+            unit="µs a call",
+            low=time,
+            high=time,
+            ratio=time / 16,
+        )
+        for name, time in times.items()
+    ]
+    lines.append(Line(**common, subject=int8.PLAIN, figure="time, first", value=15.5, unit="µs a call"))
+    lines.append(Line(**common, subject=int8.GEMLITE, error="ImportError: no gemlite"))
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(line.as_json() + "\n" for line in lines))
+    (page,) = write_report(path, tmp_path)
+    rows = {row["name"]: row["ratios"] for row in json.loads(page.with_suffix(".json").read_text())["rows"]}
+    ours = rows[int8.WEIGHT_ONLY]
+    assert ours[f"/ {int8.PLAIN}"] == 0.5 and ours["floor / this"] == 0.75
+    assert ours["predicted / measured"] == pytest.approx(5.5 / 8, rel=0.02)
+    assert rows[int8.PLAIN]["alone, first µs"] == 15.5
+    text = page.read_text()
+    assert text.startswith("Measured side by side, with CUDA events,") and "no gemlite" in text
+    assert "rehearsal" not in text
+
+
+def test_pages_of_a_rehearsal_are_never_results(tmp_path):
+    path = tmp_path / "rehearsal.jsonl"
+    path.write_text(Line("basics", state="done", machine="a CPU", rehearsal=True).as_json() + "\n")
+    before = sorted(RESULTS.iterdir())
+    (page,) = write_report(path)
+    assert page.parent == tmp_path / "rehearsal" and sorted(RESULTS.iterdir()) == before
