@@ -5,6 +5,8 @@
 #   make test-all  the slow tests too                   make bench  timings, side by side
 #   make bench-compare BASE=old/wrappers.json     what changed (old: in all), fails on a regression
 #   make bench-gpu                                where CUDA is; bench-gpu-predicted TORCH=2.15.0 predicts without
+#   make bench-gpu-rehearsal                      its stages on the CPU; bench-gpu-bring downloads wheels for a device
+#   make test-gpu-kernels                         kernels for GPUs, interpreted and compiled without one
 #   make train-distributed                        trains on two processes, and goes on with one
 #   make readme    refresh README and docs from what the code and the demo print
 #
@@ -26,10 +28,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo train-distributed test test-all bench bench-compare bench-gpu bench-gpu-predicted docs lint format readme clean
+.PHONY: help demo train-distributed test test-all test-gpu-kernels bench bench-compare bench-gpu bench-gpu-rehearsal bench-gpu-bring bench-gpu-predicted docs lint format readme clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,11p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,13p
 
 # ---------------------------------------------------------------------------------------------------------
 # environments: one stamp file for each set of extras
@@ -62,6 +64,9 @@ test: $(VENV)/.has-dev
 test-all: $(VENV)/.has-dev $(VENV)/.has-models
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow" $(ARGS)
 
+test-gpu-kernels: $(VENV)/.has-dev $(VENV)/.has-gpu-tests
+	$(BIN)/python -m pytest -m triton --no-skips $(ARGS)
+
 bench: $(VENV)/.has-bench
 	$(BIN)/python -m bench.compare $(ARGS)
 
@@ -69,8 +74,15 @@ bench-compare: $(VENV)/.has-bench
 	@test -n "$(BASE)" || { echo "expected a saved run: make bench-compare BASE=old/wrappers.json [NEW=...], or a folder of them"; exit 2; }
 	$(BIN)/python -m bench.regressions $(BASE) $(NEW)
 
-bench-gpu: $(VENV)/.has-bench
-	$(BIN)/python -m bench.gpu $(ARGS)
+# The device has no network, and its own torch: no environment is made. The wheels of `bench-gpu-bring` are used.
+bench-gpu:
+	@PYTHONPATH=. $(PYTHON) -m bench.gpu $(ARGS)
+
+bench-gpu-rehearsal: $(VENV)/.has-bench
+	$(BIN)/python -m bench.gpu --rehearse --budget 900 $(ARGS)
+
+bench-gpu-bring:
+	PYTHONPATH=. $(PYTHON) -m bench.gpu.wheels $(ARGS)
 
 bench-gpu-predicted: $(VENV)/.has-bench
 	$(BIN)/python -m bench.gpu_predicted $(ARGS)

@@ -69,6 +69,19 @@ _IS_OF_A_SHIPPED_CLASS = re.compile(
 ).match
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a skipped test fails")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Under `--no-skips`, a test that is skipped fails."""
+    report = yield
+    if report.skipped and item.config.getoption("--no-skips") and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"skipped under --no-skips: {report.longrepr}"
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the cases of a sweep that a normal run leaves out, and skips what needs a GPU where there is none."""

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -83,6 +84,7 @@ def prepare(folder: Path) -> None:
     site = (folder / "site").resolve()
     paths = [str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    announce(site)
     missing = [str(path) for path in sorted((folder / "wheels").glob("*.whl")) if not _is_there(path, site)]
     if missing:
         command = [
@@ -99,6 +101,21 @@ def prepare(folder: Path) -> None:
         done = subprocess.run([*command, *missing], capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"no wheel was installed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+
+
+def announce(site: Path) -> None:
+    """Names this project's entry points in a folder on the path: sources that nobody installed have none.
+
+    PyTorch finds the backend "desugar" by its entry point, in `desugar.compile` too.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    folder = site / f"{project['name']}-0.dist-info"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+    lines = []
+    for group, points in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 def _is_there(wheel: Path, site: Path) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from bench.gpu.run import Run, Turns
 ONE_BY_ONE, COMPILED = "nn.EmbeddingBag one by one, eager", "nn.EmbeddingBag one by one, torch.compile"
 OURS, OURS_EAGER = "EmbeddingBagCollection, desugar.compile", "EmbeddingBagCollection, eager"
 MODES = ("inference", "training")
+Lengths = list[list[int]]  # of each bag of each table
 Tables = dict[str, nn.EmbeddingBag]
 
 
@@ -26,8 +29,9 @@ def measure_keyed(run: Run) -> None:
     for mode in MODES:
         torch.compiler.reset()
         torch.manual_seed(0)
-        lengths = torch.randint(0, most + 1, (tables, batch))
-        values = torch.randint(0, rows, (int(lengths.sum()),), device=run.device.name)
+        rng = random.Random(0)
+        lengths = [[rng.randint(0, most) for _ in range(batch)] for _ in range(tables)]
+        values = torch.randint(0, rows, (sum(map(sum, lengths)),), device=run.device.name)
         group = f"lookups, {tables} tables of {rows:,} by {width}, batch {batch}, {mode}"
         named = {
             f"feature{k}": nn.EmbeddingBag(rows, width, mode="sum", include_last_offset=True).to(
@@ -52,9 +56,9 @@ def _as_it_is(fn: Callable) -> Callable:
     return fn
 
 
-def _one_by_one(wrap: Wrap, tables: Tables, values: Tensor, lengths: Tensor) -> Call:
-    parts = values.split(lengths.sum(1).tolist())
-    offsets = [torch.cat([n.new_zeros(1), n.cumsum(0)]).to(values.device) for n in lengths]
+def _one_by_one(wrap: Wrap, tables: Tables, values: Tensor, lengths: Lengths) -> Call:
+    parts = values.split([*map(sum, lengths)])
+    offsets = [torch.tensor([*accumulate(n, initial=0)], device=values.device) for n in lengths]
 
     def look_up(parts: Any, offsets: Any) -> list[Tensor]:
         return [table(*arguments) for table, *arguments in zip(tables.values(), parts, offsets, strict=True)]
@@ -63,15 +67,15 @@ def _one_by_one(wrap: Wrap, tables: Tables, values: Tensor, lengths: Tensor) -> 
     return lambda: fn(parts, offsets)
 
 
-def _ours(wrap: Wrap, tables: Tables, values: Tensor, lengths: Tensor) -> Call:
+def _ours(wrap: Wrap, tables: Tables, values: Tensor, lengths: Lengths) -> Call:
     from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
 
-    ids = KeyedJaggedTensor(tuple(tables), values, lengths.flatten().to(values.device))
+    ids = KeyedJaggedTensor(tuple(tables), values, torch.tensor([*chain(*lengths)], device=values.device))
     fn = wrap(EmbeddingBagCollection(tables))
     return lambda: [*fn(ids).values()]
 
 
-def _make(way: Callable[..., Call], mode: str, tables: Tables, values: Tensor, lengths: Tensor) -> Call:
+def _make(way: Callable[..., Call], mode: str, tables: Tables, values: Tensor, lengths: Lengths) -> Call:
     """Returns a lookup, or a training step; the results are first compared with those of the modules one by one."""
     call = way(tables, values, lengths)
     with torch.no_grad():

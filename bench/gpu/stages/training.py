@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ class Problem:
         self.layer = Layer(case.dim, case.heads).to(device, dtype)
         self.rows = [torch.randn(n, case.dim, device=device, dtype=dtype) for n in case.lengths]
         self.answers = [torch.randint(CLASSES, (n,), device=device) for n in case.lengths]
-        starts = [0, *torch.tensor(case.lengths).cumsum(0).tolist()]
+        starts = [*accumulate(case.lengths, initial=0)]
         self.offsets = torch.tensor(starts, dtype=torch.int32, device=device)
 
     @cached_property

@@ -1,8 +1,6 @@
 """What each goal that waits for a GPU depends on: which kernels run there, what they read and write, what waits."""
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,39 +131,6 @@ def test_groups_that_divide_no_tile_are_left_to_the_compiler():
     weight = Int8Tensor.from_float(torch.ones(64, 192, dtype=torch.bfloat16), block_size=(1, 96))
     (stage,) = ours(multiply, torch.ones(16, 192, dtype=torch.bfloat16), weight)
     assert "aten.mm.out" in {kernel.name for kernel in stage.kernels}
-
-
-# What the kernel gets is what `int8_rows` hands it: the op is called as the interpreter runs it, without a device.
-VALUES = """
-import torch
-from subclasses.int8 import Int8Tensor
-from subclasses.int8.matmul import cuda_products
-torch.library.wrap_triton = lambda kernel: kernel
-product = cuda_products.int8_rows._init_fn
-torch.manual_seed(0)
-for rows, columns, width in ((1, 5, 7), (16, 40, 300), (20, 16, 256), (33, 17, 513), (64, 24, 1024)):
-    x = torch.randn(rows, width).to(torch.float16)
-    blocks = [(1, width), (columns, width)]
-    blocks += [(height, group) for height in (1, columns) for group in (16, 32, 128, 256, 512) if width % group == 0]
-    for block_size in blocks:
-        for symmetric in (True, False):
-            weight = Int8Tensor.from_float(
-                torch.randn(columns, width).to(torch.float16), block_size=block_size, symmetric=symmetric
-            )
-            y = product(x, weight.qdata, weight.scale, weight.zero_point)
-            expected = (x.double() @ weight.dequantize().double().t()).to(torch.float16)
-            torch.testing.assert_close(y, expected, atol=2e-2, rtol=1e-2)
-print("all agree")
-"""
-
-
-def test_the_kernel_for_a_few_rows_computes_what_eager_does():
-    """Runs it by Triton's interpreter, on the CPU; it has no products of bfloat16, so in float16."""
-    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [sys.executable, "-c", VALUES], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and done.stdout.strip() == "all agree", done.stderr
 
 
 # ---- jagged -----------------------------------------------------------------------------------------------------

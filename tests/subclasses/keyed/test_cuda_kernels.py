@@ -1,16 +1,10 @@
 """The lookup kernels for CUDA compute what the ops for the CPU do: run by Triton's interpreter, on the CPU."""
 
-import importlib.util
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from subclasses.keyed.kernels import ENTRIES, LOOKUPS, signature_of
-
-ROOT = Path(__file__).parents[3]
+from tests.triton_kernels import interpret, needs_triton
 
 # In the interpreter a kernel is no object that `wrap_triton` takes; the ops call what it returns.
 SCRIPT = """
@@ -69,15 +63,9 @@ print("all agree", count)
 """
 
 
-@pytest.mark.skipif(
-    not importlib.util.find_spec("triton"), reason="needs Triton, which PyTorch's CUDA build comes with"
-)
+@needs_triton
 def test_the_kernels_compute_what_the_ops_for_the_cpu_do():
-    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and done.stdout.split() == ["all", "agree", "96"], done.stderr
+    assert interpret(SCRIPT) == "all agree 96"
 
 
 @pytest.mark.parametrize("result", ["Tensor", "Tensor[]", "(Tensor, Tensor, Tensor)"])
