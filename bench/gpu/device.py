@@ -136,7 +136,9 @@ class Cuda:
         found = [
             (event.key, event.count, float(event.self_device_time_total))
             for event in seen.key_averages()
-            if event.self_device_time_total > 0 and "CUDA" in str(event.device_type)
+            if event.self_device_time_total > 0
+            and "CUDA" in str(event.device_type)
+            and not getattr(event, "is_user_annotation", False)  # such as that of an optimizer's step
         ]
         return sorted(found, key=lambda kernel: -kernel[2])
 

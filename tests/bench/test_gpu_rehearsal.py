@@ -8,6 +8,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from bench.gpu.device import StandIn
 from bench.gpu.lines import Line, read_lines
 from bench.gpu.report import RESULTS, write_report
-from bench.gpu.run import Absent, Run
+from bench.gpu.run import Absent, Run, Turns
 from bench.gpu.stages import calls, counters, int8, model, padded, recorded, training
 from bench.gpu.table import BY_NAME, STAGES
 
@@ -139,6 +140,91 @@ def test_the_whole_rehearsal(tmp_path):
         assert len([x for x in lines if x.stage == name and x.figure == "time"]) >= count - 3 * (
             not HAS_TORCHAO
         )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# failures in a stage
+# ---------------------------------------------------------------------------------------------------------
+
+
+def fail(error):
+    raise error
+
+
+def measure_around(error, **options):
+    """Times two subjects beside one that raises an error; returns the lines."""
+    lines = []
+    run = Run("stage", StandIn(), lines.append, **options)
+    makers = {"base": lambda: int, "bad": lambda: fail(error), "good": lambda: int}
+    run.compare("group", makers, Turns("base", rounds=5, seconds=0.0))
+    return lines
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"),
+        ImportError("no x"),
+        KeyError("k"),
+        Absent("x"),
+    ],
+)
+def test_a_subject_that_fails_costs_itself_alone(error):
+    lines = measure_around(error)
+    (failure,) = [line for line in lines if line.error]
+    assert failure.subject == "bad" and failure.error.startswith(f"{type(error).__name__}: ")
+    assert "\n" not in failure.error
+    assert [line.subject for line in lines if line.figure == "time"] == ["base", "good"]
+    assert {line.ratio is None for line in lines if line.figure == "time"} == {False}
+    assert not [line for line in measure_around(error, earlier=lines) if line.figure or line.error]
+
+
+def test_what_a_subject_cannot_raise_ends_the_stage():
+    with pytest.raises(KeyboardInterrupt):
+        measure_around(KeyboardInterrupt())
+
+
+def test_a_lost_device_ends_the_stage_behind_the_subject(monkeypatch):
+    """The driver starts the stage again; the last line names the subject."""
+    lines = []
+    run = Run("stage", StandIn(), lines.append)
+    monkeypatch.setattr(
+        run.device, "synchronize", lambda: fail(RuntimeError("illegal access")), raising=False
+    )
+    with pytest.raises(RuntimeError, match="illegal access"):
+        run.attempt("group", "bad", lambda: None)
+    assert (lines[-1].state, lines[-1].subject) == ("begun", "bad")
+
+
+def test_a_subject_that_hung_is_tried_once_more():
+    hung = Line("stage", "group", "good", error="ended after 9 s, the limit", state="hung")
+    machine = Run("stage", StandIn(), print).machine
+    tried = measure_around(ImportError("no x"), earlier=[replace(hung, machine=machine)])
+    assert "good" in {line.subject for line in tried if line.figure}
+    tried = measure_around(ImportError("no x"), earlier=[replace(hung, machine=machine)] * 2)
+    assert "good" not in {line.subject for line in tried if line.figure}
+
+
+def test_a_stage_that_only_compiles_writes_nothing():
+    assert not measure_around(ImportError("no x"), shard=(0, 1))
+
+
+def test_an_older_torch_is_named_and_costs_our_subjects_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    lines = []
+    with torch.no_grad():
+        int8._measure_layers(
+            Run("int8", StandIn(), lines.append, folder=tmp_path),
+            (32, 16),
+            (1,),
+            {name: int8.WAYS[name] for name in (int8.PLAIN, int8.WEIGHT_ONLY)},
+        )
+    (failure,) = [line for line in lines if line.error]
+    assert (
+        failure.subject == int8.WEIGHT_ONLY and "expected torch >= 2.13, found 2.11.0+cu130" in failure.error
+    )
+    assert [line.subject for line in lines if line.figure == "time"] == [int8.PLAIN, int8.FLOOR]
+    Run("int8", StandIn(), print, any_torch=True).library()
 
 
 # ---------------------------------------------------------------------------------------------------------
