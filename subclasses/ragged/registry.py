@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from subclasses.ragged.autocast import following_autocast
+
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
@@ -29,4 +31,4 @@ class Rules:
     def register(self, register_rule: Callable[[tuple[Any, ...], Callable[..., Any]], None]) -> None:
         """Registers all rules with a function of ``many_rules``."""
         for ops, rule in self.entries:
-            register_rule(ops, rule)
+            register_rule(ops, following_autocast(ops, rule))

@@ -41,7 +41,7 @@ def kernel_for(query: JaggedTensor, key: JaggedTensor, value: JaggedTensor, caus
     rows = (query, key, value)
     if query.device.type != "cuda" or any(x.lengths is not None for x in rows):
         return None
-    dtypes = {_autocast(x.dtype) for x in rows}
+    dtypes = {x.dtype for x in rows}
     if len(dtypes) != 1 or not dtypes <= {*_HALF, torch.float32}:
         return None
     if query.shape[0] == 0 or query.max_length == 0 or key.max_length == 0:
@@ -69,13 +69,6 @@ def _devices() -> tuple[bool, bool]:
 def forget_devices() -> None:
     """Makes the next attention look at the devices again."""
     _devices.cache_clear()
-
-
-def _autocast(dtype: torch.dtype) -> torch.dtype:
-    """What ``autocast`` makes of a dtype before an attention."""
-    if dtype in (torch.float32, *_HALF) and torch.is_autocast_enabled("cuda"):
-        return torch.get_autocast_dtype("cuda")
-    return dtype
 
 
 # ---- the call --------------------------------------------------------------------------------------------------
@@ -126,8 +119,8 @@ def attend_fused(  # noqa: PLR0913
 
 
 def _entry_major(values: Tensor) -> Tensor:
-    """``[H, total, D]`` to ``[total, H, D]`` in the dtype and with the features that a kernel takes."""
-    entries = values.to(_autocast(values.dtype)).transpose(0, 1)
+    """``[H, total, D]`` to ``[total, H, D]`` with as many features as a kernel takes."""
+    entries = values.transpose(0, 1)
     missing = -entries.shape[-1] % _ALIGNED
     entries = F.pad(entries, [0, missing]) if missing else entries
     return entries if entries.stride(-1) == 1 else entries.contiguous()

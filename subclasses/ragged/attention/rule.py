@@ -39,6 +39,11 @@ def _attend(  # noqa: PLR0913
         _check_operand(JaggedTensor if jagged else PaddedTensor, x)
     if not jagged:
         key.check_same_rows(func, key, value)
+    if not query.dtype == key.dtype == value.dtype:
+        dtypes = ", ".join(str(x.dtype) for x in (query, key, value))
+        raise ValueError(
+            f"{func.__name__}: expected query, key and value of one dtype, got {dtypes}; convert them by x.to(dtype)"
+        )
     if query.shape[0] != key.shape[0]:
         raise ValueError(f"{func.__name__}: {shown(query)} and {shown(key)} have other numbers of rows")
     value = key.alongside(func, value) if jagged else value

@@ -43,8 +43,8 @@ def _normalized_in_groups(x: Any, num_groups: int, weight: Any, bias: Any, eps: 
     groups = x.to(sum_dtype(x.dtype)).unflatten(1, (num_groups, -1))
     dims = tuple(range(2, groups.dim()))
     mean, var = groups.mean(dims, keepdim=True), groups.var(dims, correction=0, keepdim=True)
-    normal = ((groups - mean) * (var + eps).rsqrt()).to(x.dtype)
-    return _scaled(normal.flatten(1, 2), weight, bias)
+    normal = (groups - mean) * (var + eps).rsqrt()
+    return _scaled(normal.flatten(1, 2), weight, bias).to(x.dtype)
 
 
 @RULES.of(F.instance_norm)
@@ -89,7 +89,7 @@ def _batch_norm(  # noqa: PLR0913
     else:
         mean, var = running_mean, running_var
     normal = (wide - _of_channels(input, mean)) * (_of_channels(input, var) + eps).rsqrt()
-    return _scaled(normal.to(input.dtype), weight, bias)
+    return _scaled(normal, weight, bias).to(input.dtype)
 
 
 def _check_channels(func: Any, x: Any) -> None:
