@@ -58,15 +58,15 @@ def ragged_attention(  # noqa: PLR0913
     """
     sizes = Sizes(q.shape[1], k.shape[1], q.shape[0])
     plan = plan_for(Rows(q_offsets, q_lengths), Rows(k_offsets, k_lengths), sizes, causal)
-    out, lse = _blank(q, q.shape[2], plan.complete), _blank(q, 1, plan.complete, _lse_dtype(q.dtype))
-    q, k, v = (_entry_major(x) for x in (q, k, v))
+    out, lse = blank(q, q.shape[2], plan.complete), blank(q, 1, plan.complete, _lse_dtype(q.dtype))
+    q, k, v = (entry_major(x) for x in (q, k, v))
     for group in plan.groups:
         mask, flag = _mask(group, causal, q.dtype)
         parts = group.queries.take(q), group.keys.take(k), group.keys.take(v)
         result, shift = flash_attention_cpu(*parts, 0.0, flag, attn_mask=mask, scale=scale)
         group.queries.put(out, result)
         group.queries.put(lse, shift)
-    return _head_major(out), _head_major(lse).squeeze(-1)
+    return head_major(out), head_major(lse).squeeze(-1)
 
 
 @torch.library.custom_op("subclasses::ragged_attention_backward", mutates_args=(), device_types="cpu")
@@ -87,8 +87,8 @@ def ragged_attention_backward(  # noqa: PLR0913
     """The gradients of ``q``, ``k`` and ``v`` of `ragged_attention`, from its arguments and results."""
     sizes = Sizes(q.shape[1], k.shape[1], q.shape[0])
     plan = plan_for(Rows(q_offsets, q_lengths), Rows(k_offsets, k_lengths), sizes, causal)
-    grads = tuple(_blank(x, x.shape[2], plan.complete) for x in (q, k, v))
-    grad, q, k, v, out, lse = (_entry_major(x) for x in (grad, q, k, v, out, lse.unsqueeze(-1)))
+    grads = tuple(blank(x, x.shape[2], plan.complete) for x in (q, k, v))
+    grad, q, k, v, out, lse = (entry_major(x) for x in (grad, q, k, v, out, lse.unsqueeze(-1)))
     shift = (grad * out).sum(-1, keepdim=True)
     for group in plan.groups:
         queries, keys, _ = group
@@ -104,22 +104,22 @@ def ragged_attention_backward(  # noqa: PLR0913
             parts = flash_attention_cpu_backward(g, *inputs, *saved, 0.0, flag, attn_mask=mask, scale=scale)
         for table, part, side in zip(grads, parts, (queries, keys, keys), strict=True):
             side.put(table, part)
-    grad_q, grad_k, grad_v = (_head_major(x) for x in grads)
+    grad_q, grad_k, grad_v = (head_major(x) for x in grads)
     return grad_q, grad_k, grad_v
 
 
-def _entry_major(values: Tensor) -> Tensor:
+def entry_major(values: Tensor) -> Tensor:
     """``[H, total, D]`` to a contiguous ``[total, H, D]``; free for results of `linear` with the heads split."""
     return values.transpose(0, 1).contiguous()
 
 
-def _blank(like: Tensor, width: int, complete: bool, dtype: torch.dtype | None = None) -> Tensor:
+def blank(like: Tensor, width: int, complete: bool, dtype: torch.dtype | None = None) -> Tensor:
     """A table ``[total + 1, H, width]`` for results; the last entry takes what padded places give."""
     make = like.new_empty if complete else like.new_zeros
     return make(like.shape[1] + 1, like.shape[0], width, dtype=dtype)
 
 
-def _head_major(table: Tensor) -> Tensor:
+def head_major(table: Tensor) -> Tensor:
     """``[total + 1, H, D]`` to ``[H, total, D]``, a view."""
     return table.narrow(0, 0, table.shape[0] - 1).transpose(0, 1)
 
@@ -178,13 +178,13 @@ def _differentiate_short(g, q, k, v, lse, shift, causal: bool, scale: float):  #
 
 
 def _fake_result(x: Tensor) -> Tensor:
-    return _head_major(_blank(x, x.shape[2], complete=True))
+    return head_major(blank(x, x.shape[2], complete=True))
 
 
 @ragged_attention.register_fake
 def _(q, k, v, q_offsets, k_offsets, q_lengths, k_lengths, causal, scale):  # noqa: PLR0913
-    lse = _blank(q, 1, complete=True, dtype=_lse_dtype(q.dtype))
-    return _fake_result(q), _head_major(lse).squeeze(-1)
+    lse = blank(q, 1, complete=True, dtype=_lse_dtype(q.dtype))
+    return _fake_result(q), head_major(lse).squeeze(-1)
 
 
 @ragged_attention_backward.register_fake

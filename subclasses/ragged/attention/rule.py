@@ -12,12 +12,15 @@ from torch import Tensor
 from subclasses.errors import DispatchError
 from subclasses.ragged.attention.fused import attend_fused, kernel_for
 from subclasses.ragged.attention.row_attention import ragged_attention
+from subclasses.ragged.attention.row_dropout import ragged_attention_dropout
 from subclasses.ragged.base import first_ragged, shown
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.registry import Rules
 
 RULES = Rules()
+
+_SEEDS = 1 << 62  # seeds of dropout on the CPU
 
 # ---- the rule --------------------------------------------------------------------------------------------------
 
@@ -39,6 +42,8 @@ def _attend(  # noqa: PLR0913
         _check_operand(JaggedTensor if jagged else PaddedTensor, x)
     if not jagged:
         key.check_same_rows(func, key, value)
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"{func.__name__}: expected a dropout_p between 0 and 1, got {dropout_p}")
     if not query.dtype == key.dtype == value.dtype:
         dtypes = ", ".join(str(x.dtype) for x in (query, key, value))
         raise ValueError(
@@ -49,7 +54,7 @@ def _attend(  # noqa: PLR0913
     value = key.alongside(func, value) if jagged else value
     by_rows = jagged and attn_mask is None
     kernel = kernel_for(query, key, value, is_causal) if by_rows else None
-    if kernel is None and not (by_rows and query.device.type == "cpu" and not dropout_p):
+    if kernel is None and not (by_rows and query.device.type == "cpu"):
         mask = score_mask(query, key, attn_mask, is_causal)
         options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
         return _attend_tables(query, key, value, attn_mask=mask, **options)
@@ -61,7 +66,11 @@ def _attend(  # noqa: PLR0913
         out = attend_fused(kernel, query, key, (q, k, v), is_causal, dropout_p, scale)
     else:
         rows = query.offsets, key.offsets, query.lengths, key.lengths
-        out, _ = ragged_attention(q, k, v, *rows, is_causal, scale)
+        if dropout_p:
+            seed = torch.randint(_SEEDS, ())
+            out = ragged_attention_dropout(q, k, v, seed, *rows, is_causal, scale, dropout_p)
+        else:
+            out, _ = ragged_attention(q, k, v, *rows, is_causal, scale)
     return query.with_values(out.reshape(*query._raw_values.shape[:-1], out.shape[-1]))
 
 
@@ -81,7 +90,7 @@ def _check_operand(kind: Any, x: Any) -> None:
 
 
 def _attend_tables(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """One call over padded tables, for a mask of scores, dropout, or a device without a kernel for rows."""
+    """One call over padded tables, for a mask of scores, or a device without a kernel for rows."""
     dense = (x.to_dense() for x in (query, key, value))
     out = F.scaled_dot_product_attention(*dense, **options)
     # A row without keys attended to padding, so that nothing is NaN on the way back; its result is 0.
