@@ -31,9 +31,12 @@ from torch.utils._python_dispatch import (
     return_and_correct_aliasing as return_and_correct_aliasing,
 )
 from torch.utils._pytree import (
+    # The registry that torch.export looks up, and its keys of leaves; the public register_dataclass has no context.
+    SequenceKey as SequenceKey,
     # PyTorch's own implementations of higher-order ops flatten a branch's results with this module, so a branch may
     # return any container that it knows; optree knows fewer.
     TreeSpec as TreeSpec,
+    register_pytree_node as register_pytree_node,
     tree_flatten as tree_flatten,
     tree_map as tree_map,
     tree_unflatten as tree_unflatten,

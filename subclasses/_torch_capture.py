@@ -73,6 +73,11 @@ def _is_recorded(value: Any, name: str, names: str, graph: Any) -> bool:
     return is_assigned or name in getattr(type(value), names, ())
 
 
+def _example(proxy: Any) -> Any:
+    """Returns the example of the value of a node of a graph, or of a proxy for it; None if it has none."""
+    return getattr(getattr(proxy, "node", proxy), "meta", {}).get("example_value")
+
+
 _METHODS = types.FunctionType, classmethod, staticmethod
 
 
@@ -123,8 +128,7 @@ def guard_flags(names: str) -> None:
         @functools.wraps(look)
         def call_isinstance(self: Any, tx: Any, arg: Any, kinds: Any) -> Any:
             answer = look(self, tx, arg, kinds)
-            proxy = getattr(arg, "proxy", None)
-            value = proxy.node.meta.get("example_value") if proxy is not None else None
+            value = _example(getattr(arg, "proxy", None))
             if not isinstance(value, torch.Tensor) or not _is_ours(value, names, tx.output):
                 return answer
             held = kinds.as_python_constant()
@@ -150,6 +154,28 @@ def _is_ours(value: Any, names: str, graph: Any) -> bool:
     return hasattr(type(value), names) or getattr(backend_of(graph), MAKES_ASSIGNMENTS, False)
 
 
+def choose_paths_as_eager(is_ours: Callable[[Any], bool]) -> None:
+    """Makes Dynamo answer ``has_torch_function`` as eager mode does, for values for which a predicate holds.
+
+    Dynamo answers no for a wrapper, and in evaluation ``torch.nn`` runs one op for a whole layer then. A function that
+    calls ``handle_torch_function`` is traced as before: the ops in its body ask the class.
+    """
+
+    def patch(module: Any) -> None:
+        collect, asked = module.TorchInGraphFunctionVariable._get_handlers, torch.overrides.has_torch_function
+
+        def answer(self: Any, tx: Any, *args: Any) -> Any:
+            held = () if "handle_torch_function" in tx.f_code.co_names else getattr(args[0], "items", ())
+            if any(is_ours(x := _example(getattr(t, "proxy", None))) and asked((x,)) for t in held):
+                return module.VariableTracker.build(tx, True)
+            return collect()[asked](self, tx, *args)
+
+        handlers = functools.cache(lambda: {**collect(), asked: answer})
+        module.TorchInGraphFunctionVariable._get_handlers = staticmethod(handlers)
+
+    after_import("torch._dynamo.variables.torch", patch)
+
+
 def break_at_assignments(is_part: Callable[[Any, str, Any], bool]) -> None:
     """Makes Dynamo break the graph at an assignment to a part of a wrapper.
 
@@ -165,8 +191,7 @@ def break_at_assignments(is_part: Callable[[Any, str, Any], bool]) -> None:
 
         @functools.wraps(store)
         def store_attr(self: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> None:
-            proxy = getattr(item, "proxy", None)
-            value = proxy.node.meta.get("example_value") if proxy is not None else None
+            value = _example(getattr(item, "proxy", None))
             if is_part(value, name, self.output_graph_weakref()):
                 _end_graph(value, name)
             store(self, item, name, *args, **kwargs)
@@ -268,8 +293,7 @@ def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
     import torch._higher_order_ops.utils as utils
 
     def example(nodes: Any) -> Any:
-        node = nodes[0] if len(nodes) == 1 else None
-        return getattr(getattr(node, "node", node), "meta", {}).get("example_value")
+        return _example(nodes[0] if len(nodes) == 1 else None)
 
     _override_for(
         utils, "_collect_fake_inputs", lambda nodes: is_ours(example(nodes)), lambda nodes: [example(nodes)]
@@ -418,41 +442,3 @@ def _is_fake(x: Any) -> bool:
     from torch._guards import detect_fake_mode  # finds the fake mode of an inner tensor
 
     return any(detect_fake_mode([x.__dict__[name]]) is not None for name in x.__tensor_flatten__()[0])
-
-
-def tree_map(
-    change: Callable[[Any], Any], tree: Any, cls: Any, other: Callable[[Any], Any] = lambda x: x
-) -> Any:
-    """Returns a pytree with ``change(x)`` in place of each ``x`` of a class, and ``other(x)`` for all other leaves."""
-
-    def change_leaf(x: Any) -> Any:
-        return change(x) if isinstance(x, cls) else other(x)
-
-    # Dynamo traces this function, and not the one of optree.
-    return pytree.tree_map(change_leaf, tree, is_leaf=lambda x: isinstance(x, cls))
-
-
-def register_node(
-    cls: type,
-    flatten: Callable[[Any], tuple[list[Any], Any]],
-    unflatten: Callable[[Any, Any], Any],
-    to_json: Callable[[Any], str],
-    from_json: Callable[[str], Any],
-) -> None:
-    """Registers a class as a pytree node that ``torch.export`` can save; its leaves are numbered."""
-
-    def with_keys(node: Any) -> tuple[list[Any], Any]:
-        leaves, context = flatten(node)
-        # From these keys come the names of leaves in errors, and the names of arguments in the graph.
-        return [(pytree.SequenceKey(i), leaf) for i, leaf in enumerate(leaves)], context
-
-    # The registry that torch.export looks up; the public register_dataclass has no context.
-    pytree.register_pytree_node(
-        cls,
-        flatten,
-        unflatten,
-        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
-        to_dumpable_context=to_json,
-        from_dumpable_context=from_json,
-        flatten_with_keys_fn=with_keys,
-    )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, OpOverloadPacket, is_tracing
-from subclasses._torch_capture import desugar_exported
+from subclasses._torch_capture import choose_paths_as_eager, desugar_exported
 from subclasses.autograd import construct
 from subclasses.autograd.nodes import call_and_settle
 from subclasses.dispatch.views import view_functions
@@ -38,6 +38,7 @@ RuleType = TypeVar("RuleType", bound=Callable[..., Any])
 
 intercept()
 desugar_exported(is_declared)
+choose_paths_as_eager(is_declared)
 
 
 @dataclass_transform(field_specifiers=(inner, static, dynamic))

@@ -15,8 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
-from subclasses._torch_capture import register_node, tree_map
+from subclasses._torch import (
+    SequenceKey,
+    dims_marked_dynamic,
+    mark_dim_dynamic,
+    register_pytree_node,
+    tree_map,
+)
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
@@ -54,12 +59,22 @@ def flatten(tree: Any) -> Any:
     Args:
         tree: a value, or lists, tuples, dicts and other pytrees of values. All else in it stays the same.
     """
-    return tree_map(_flatten, tree, TensorSubclass)
+    return _map(_flatten, tree, TensorSubclass)
 
 
 def unflatten(tree: Any) -> Any:
     """Replaces each :class:`InnerTensors` node in a pytree by the value that it represents."""
-    return tree_map(_unflatten, tree, InnerTensors)
+    return _map(_unflatten, tree, InnerTensors)
+
+
+def _map(change: Callable[[Any], Any], tree: Any, cls: Any, other: Callable[[Any], Any] = lambda x: x) -> Any:
+    """Returns a pytree with ``change(x)`` in place of each ``x`` of a class, and ``other(x)`` for all other leaves."""
+
+    def change_leaf(x: Any) -> Any:
+        return change(x) if isinstance(x, cls) else other(x)
+
+    # Dynamo traces this function, and not the one of optree.
+    return tree_map(change_leaf, tree, is_leaf=lambda x: isinstance(x, cls))
 
 
 def _flatten(x: Any) -> InnerTensors:
@@ -128,7 +143,7 @@ def _shapes(tree: Any) -> Any:
         return [_shapes(t) for t in tree.tensors]
     if isinstance(tree, Tensor):
         return dict.fromkeys(dims_marked_dynamic(tree), Dim.DYNAMIC)
-    return tree_map(_shapes, tree, (InnerTensors, Tensor), lambda _: None)
+    return _map(_shapes, tree, (InnerTensors, Tensor), lambda _: None)
 
 
 class Flattened(nn.Module):
@@ -212,5 +227,19 @@ def _decode(value: Any) -> Any:
     raise ValueError(f"expected metadata that torch.export.save wrote, got {value!r:.100}")
 
 
+def _leaves_with_keys(node: Any) -> tuple[list[Any], Any]:
+    """Numbers the leaves; from these keys come their names in errors, and those of arguments in a graph."""
+    leaves, context = _leaves(node)
+    return [(SequenceKey(i), leaf) for i, leaf in enumerate(leaves)], context
+
+
 torch.serialization.add_safe_globals([InnerTensors])
-register_node(InnerTensors, _leaves, InnerTensors, _to_json, _from_json)
+register_pytree_node(
+    InnerTensors,
+    _leaves,
+    InnerTensors,
+    serialized_type_name=f"{InnerTensors.__module__}.{InnerTensors.__qualname__}",
+    to_dumpable_context=_to_json,
+    from_dumpable_context=_from_json,
+    flatten_with_keys_fn=_leaves_with_keys,
+)

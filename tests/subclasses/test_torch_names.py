@@ -450,13 +450,46 @@ def reads_of_values_made_inside():
     assert len(_torch_tracing.reads_of_values_made_inside(_trace, proxy_tensor, bool)) == 3
 
 
+def choose_paths_as_eager():
+    """Functions that choose a way get the answer of eager mode; those that ask the class next get Dynamo's."""
+
+    class Ruled(TensorSubclass):
+        held: torch.Tensor = inner()
+
+    @Ruled.implements(torch.sin)
+    def _(func, x):
+        return x
+
+    asked, seen = torch.overrides.has_torch_function, []
+
+    def choose(x):
+        seen.append(asked((x,)))
+        return x.detach()
+
+    def ask(x):
+        if asked((x,)):
+            return torch.overrides.handle_torch_function(ask, (x,), x)
+        return x.detach()
+
+    for x in (Ruled(torch.zeros(2)), Hostile(torch.zeros(2)), torch.zeros(2)):
+        torch.compile(choose, fullgraph=True, backend="eager")(x)
+        torch.compile(ask, fullgraph=True, backend="eager")(x)
+        assert seen.pop() == asked((x,)) == isinstance(x, Ruled)
+
+
 def register_node():
     class Node:
         def __init__(self, leaves):
             self.leaves = leaves
 
-    _torch_capture.register_node(
-        Node, lambda n: (n.leaves, None), lambda ls, _: Node(ls), lambda _: "", lambda _: None
+    _torch.register_pytree_node(
+        Node,
+        lambda n: (n.leaves, None),
+        lambda leaves, _: Node(leaves),
+        serialized_type_name="tests.Node",
+        to_dumpable_context=lambda _: "",
+        from_dumpable_context=lambda _: None,
+        flatten_with_keys_fn=lambda n: ([(_torch.SequenceKey(i), t) for i, t in enumerate(n.leaves)], None),
     )
     leaves, spec = _torch_capture.pytree.tree_flatten([Node([1, 2]), 3])
     assert leaves == [1, 2, 3] and _torch_capture.pytree.tree_unflatten(leaves, spec)[0].leaves == [1, 2]
@@ -888,7 +921,7 @@ def trees():
     assert leaves == [1, None] and isinstance(treespec, _torch.TreeSpec)
     assert _torch.tree_unflatten([2, 3], treespec) == {"a": [2, 3]}
     assert _torch.tree_map(lambda v: v + 1, (1, [2])) == (2, [3])
-    assert _torch_capture.tree_map(lambda v: v + 1, (1, ["a"]), int, str.upper) == (2, ["A"])
+    assert _torch.tree_map(str, (1, [2]), is_leaf=lambda v: isinstance(v, list)) == ("1", "[2]")
 
 
 def is_traced():
@@ -1159,7 +1192,8 @@ CHECKS = {
     "desugar_exported": is_exporting,
     "LIVE": is_exporting,
     "reads_of_values_made_inside": reads_of_values_made_inside,
-    "register_node": register_node,
+    "register_pytree_node": register_node,
+    "SequenceKey": register_node,
     "pytree": register_node,
     "unseen": unseen,
     "has_no_memory": without_lazy_bits,
@@ -1179,6 +1213,7 @@ CHECKS = {
     "apply_function": apply_function,
     "record_readings": record_readings,
     "find_methods": find_methods,
+    "choose_paths_as_eager": choose_paths_as_eager,
     "TorchDispatchMode": dispatch_mode,
     "preserve_version_counter": preserve_version_counter,
     "dispatch_keys": dispatch_keys,
