@@ -360,7 +360,8 @@ def guard_flags():
     """Dynamo calls ``call_isinstance``; without a guard on the flag, both values would take one program."""
     compiled = torch.compile(lambda x: x * (2 if isinstance(x, nn.Parameter) else 3), backend="eager")
     for make, factor in ((nn.Parameter, 2), (Tensor.requires_grad_, 3)):
-        assert compiled(make(make_pair(2))).unwrap()[0].equal(make_pair(2).unwrap()[0] * factor)
+        x = make(make_pair(2))
+        assert compiled(x).unwrap()[0].equal(x.unwrap()[0] * factor)
 
 
 def break_at_assignments():
