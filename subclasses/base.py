@@ -53,8 +53,8 @@ class TensorSubclass(Tensor):
         trainable: whether an optimizer updates the inner tensors of an ``nn.Parameter``. Default: ``fallback="map"``.
 
     The gradient of a Parameter of a trainable class is a cotangent of the class, and weight decay, clipping and
-    averages act on each differentiable inner tensor. A Parameter that requires grad of any other class is refused,
-    unless the class has a rule for ``add_``.
+    averages act on each differentiable inner tensor. A step of an optimizer with a Parameter of any other class raises
+    before it writes, unless the class has a rule for ``add_``.
     """
 
     __spec__: SubclassSpec
@@ -240,16 +240,6 @@ class TensorSubclass(Tensor):
                 f"{', '.join(spec.inner_names)}"
             )
         return construct.unwrap_one(self, spec.attributes[spec.inner_names.index(name)])
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Lets autograd record what is done with this tensor, in place, as for any tensor.
-
-        Raises:
-            DispatchError: this is an ``nn.Parameter``, and no optimizer could update it.
-        """
-        if not (requires_grad and self.requires_grad):  # a tensor that is no leaf takes that
-            self.requires_grad = requires_grad
-        return self
 
     def wrap_cotangent(self, cotangent: Tensor) -> Any:
         """Converts a plain cotangent of the outer size to a cotangent of this class.

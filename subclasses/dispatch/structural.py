@@ -257,11 +257,7 @@ COPYING_OPS = frozenset(
 
 
 def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
-    """Wraps a plan so that a copy of a point is a point; but not what autograd records as computed from it.
-
-    For a class that is not trainable, only copies of a Parameter that requires grad are marked: a module that is moved
-    makes a Parameter of such a copy, which is not refused.
-    """
+    """Wraps a plan so that a copy of a point is a point; but not what autograd records as computed from it."""
     trainable = cls.__spec__.trainable
 
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -269,8 +265,7 @@ def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
         if type(out) is type(x):
             if op is aten.detach.default and in_backward():
                 own_gradients(x, out)
-            marked = is_point(x) and (trainable or x.requires_grad or POINT in x.__dict__)
-            if marked and (op is aten.detach.default or not records((x,))):
+            if trainable and is_point(x) and (op is aten.detach.default or not records((x,))):
                 out.__dict__[POINT] = True
             elif GRADIENT in x.__dict__:
                 out.__dict__[GRADIENT] = True

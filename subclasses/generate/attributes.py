@@ -56,7 +56,6 @@ _SPECIAL = {
     "data": lambda x, value: _set_data(x, value),
     "_is_param": parameters.become_parameter,
     "__dict__": parameters.swap_attributes,
-    "requires_grad": parameters.set_requires_grad,
 }
 SPECIAL_ATTRIBUTES = frozenset(_SPECIAL)
 

@@ -1,6 +1,7 @@
-"""Values that become an ``nn.Parameter``: whether their class can be trained, and the class of their gradient.
+"""Values that become an ``nn.Parameter``: the class of their gradient, and whether an optimizer can update them.
 
 ``nn.Parameter(x)`` sets an attribute on a detached alias of ``x``; the generated ``__setattr__`` passes it on to here.
+Any value may become a Parameter. A step of an optimizer raises before it writes to a Parameter that it cannot update.
 
 An op that materializes a value has a plain gradient. A hook of the Parameter converts it to a cotangent of the class,
 so that all gradients that reach a leaf can be added, and an optimizer finds the gradient of each inner tensor. The hook
@@ -10,53 +11,36 @@ to swap tensors with weak references, as ``module.to(dtype)`` does.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import unserializable_hook
 
 from subclasses._torch import hooks_of, is_traceable_wrapper_subclass, set_hooks
 from subclasses.autograd.construct import construct, is_differentiable, unwrap, with_layout, wrap_cotangent
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import cotangent_layout, value_layout, with_nested
+from subclasses.layout import cotangent_layout, field_name, value_layout, with_nested
 from subclasses.spec.collect import InnerField
 from subclasses.spec.values import GRADIENT, HOOKS, POINT, dynamic_ints
 
 
 def become_parameter(x: Any, value: bool) -> None:
-    """Implements ``x._is_param = value``.
-
-    Raises:
-        DispatchError: the value requires grad, and no optimizer could update it. torch itself may make such a Parameter
-            all the same: ``load_state_dict(assign=True)`` does, without gradients, from a file of frozen weights for a
-            module that is not frozen, and ``module.to()`` does, of a copy of it.
-    """
+    """Implements ``x._is_param = value``."""
     object.__setattr__(x, "_is_param", value)
     if not value or not _is_real(x):
         return
+    if not type(x).__spec__.trainable or x._layout.nested:
+        _watch_optimizers()
     if type(x).__spec__.trainable:
         x.__dict__["_layout"] = value_layout(x._layout)
         _mark_inner_points(x)
         _convert_gradients(x)
-    elif x.requires_grad and torch.is_grad_enabled() and POINT not in x.__dict__:
-        check_can_train(type(x))
-
-
-def set_requires_grad(x: Any, value: bool) -> None:
-    """Implements ``x.requires_grad = value`` and ``x.requires_grad_(value)``.
-
-    Raises:
-        DispatchError: the value is an ``nn.Parameter``, and no optimizer could update it.
-    """
-    held = x.__dict__
-    becomes_point = value and held.get("_is_param", False) and POINT not in held and not x.requires_grad
-    if becomes_point and not type(x).__spec__.trainable and _is_real(x):
-        check_can_train(type(x))
-    object.__setattr__(x, "requires_grad", value)
 
 
 def _is_real(x: Any) -> bool:
@@ -68,51 +52,76 @@ def _is_real(x: Any) -> bool:
 
 
 def _mark_inner_points(x: Any) -> None:
-    """Marks the wrappers inside of a Parameter, which are aliases of its own: an optimizer moves them with it.
-
-    Raises:
-        DispatchError: no optimizer could update one of them.
-    """
-    for name, layout in x._layout.nested:
-        inner: Any = x.__dict__[name]
-        if not is_differentiable(inner) or not hasattr(layout.cls, "__spec__"):
-            continue
-        if layout.cls.__spec__.trainable:
+    """Marks the wrappers inside of a Parameter, which are aliases of its own: an optimizer moves them with it."""
+    for _, inner in _nested(x):
+        if type(inner).__spec__.trainable:
             inner.__dict__[POINT] = True
             _mark_inner_points(inner)
-        elif x.requires_grad and torch.is_grad_enabled():
-            check_can_train(layout.cls, f" inside of {one_of(type(x))}")
 
 
-# ---- refusing ----------------------------------------------------------------------------------------------
+def _nested(x: Any) -> list[tuple[str, Any]]:
+    """Returns the names and values of the differentiable inner tensors that are of a declared class."""
+    held = [(name, x.__dict__[name]) for name, layout in x._layout.nested if hasattr(layout.cls, "__spec__")]
+    return [(name, inner) for name, inner in held if is_differentiable(inner)]
 
 
-def check_can_train(cls: Any, where: str = "") -> None:
-    """Raises DispatchError if no optimizer can update a Parameter of the class; the error says where one was met."""
-    add = torch.ops.aten.add_.Tensor
-    step, spec = find_step(cls, add), cls.__spec__
+# ---- steps of optimizers -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Registers the check of each optimizer's step, once a process."""
+    register_optimizer_step_pre_hook(_check_step)
+
+
+def _check_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Raises DispatchError before a step writes anything, if it would update a Parameter that cannot be updated."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if hasattr(type(p), "__spec__") and p.grad is not None:
+                _check_can_train(p, f"{type(optimizer).__name__}.step(): a Parameter is {one_of(type(p))}")
+
+
+def _check_can_train(x: Any, where: str, is_inside: bool = False) -> None:
+    """Raises DispatchError if no optimizer can update a Parameter, or a value inside of it."""
+    cls = type(x)
+    if cls.__spec__.trainable:
+        for name, inner in _nested(x):
+            _check_can_train(inner, f"{where} with {one_of(type(inner))} as {field_name(name)}", True)
+    elif why := _why_not(cls):
+        raise DispatchError(
+            f"{where}: an optimizer adds to it in place, and {why}. {_instead(cls, is_inside)}"
+        )
+
+
+def _why_not(cls: Any) -> str:
+    """Returns why adding a gradient to a value in place is no step; empty if it is one."""
+    step, spec = find_step(cls, torch.ops.aten.add_.Tensor), cls.__spec__
     if step == "materialize":
-        why = "adding to what it materializes to would be lost"
-    elif step == "error":
-        why = "it has no rule for it"
-    elif "rule" in step and cls._marks_cotangents and spec.fallback != "map" and not spec.has_materialize:
-        why = "its rule is for values, not for a gradient, whose inner tensors are derivatives"
-    else:
-        return
+        return "adding to what it materializes to would be lost"
+    if step == "error":
+        return "it has no rule for aten.add_.Tensor"
+    if "rule" in step and cls._marks_cotangents and spec.fallback != "map" and not spec.has_materialize:
+        return "its rule is for values, not for a gradient, whose inner tensors are derivatives"
+    return ""
+
+
+def _instead(cls: Any, is_inside: bool) -> str:
+    """Returns what to do in place of a step that no optimizer can make."""
+    spec = cls.__spec__
     metadata = [f"{f.name}=..." for f in (*spec.statics, *spec.dynamics)]
-    names = ", ".join([*(f"self.{n}" for n in spec.inner_names), *metadata])
-    way, trainable = f"make the inner tensors parameters and call {cls.__name__}({names}) in `forward`", ""
-    frozen = "freeze the whole Parameter" if where else "freeze it"
+    call = f"{cls.__name__}({', '.join([*(f'self.{n}' for n in spec.inner_names), *metadata])})"
+    way, trainable = f"make the inner tensors Parameters and call {call} in `forward`", ""
     if not all(_holds_integers(f) for f in spec.inners):
         trainable = (
-            "; or, if an optimizer may update each inner tensor as a parameter of its own, declare the class with "
+            "; or, if an optimizer may update each inner tensor as a Parameter of its own, declare the class with "
             "trainable=True"
         )
-    elif where:
-        way = f"let the outer class hold the inner tensors and call {cls.__name__}(...) in its rules"
-    raise DispatchError(
-        f"nn.Parameter of {one_of(cls)}{where} that requires grad: an optimizer adds to it in place ({add}), and "
-        f"{why}. Either {way}; or {frozen} with nn.Parameter(x, requires_grad=False){trainable}"
+    elif is_inside:
+        way = f"let the outer class hold the inner tensors and call {call} in its rules"
+    return (
+        f"Freeze the Parameter with requires_grad_(False), and train plain Parameters beside it, as a low-rank adapter "
+        f"does; or {way}{trainable}"
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from subclasses._torch import storage_key
-from subclasses.errors import DispatchError, one_of
+from subclasses.errors import one_of
 from subclasses.testing.compare import check_close, check_equal, plain_type, snapshot, value_difference
 from subclasses.testing.errors import Broken, Skipped, must, problem, succeeds
 from subclasses.testing.property import promise
@@ -104,7 +104,7 @@ class Holder(nn.Module):
 def parameter(s: Subject) -> None:
     """nn.Parameter(x) is a parameter and a value of the class, and moves between modules by state_dict."""
     x = s.make().detach()
-    trains = is_differentiable(x) and not _is_refused(x)
+    trains = is_differentiable(x)
     with must("nn.Parameter(x)"):
         module = Holder(x, trains)
     weight: Any = module.weight
@@ -118,15 +118,6 @@ def parameter(s: Subject) -> None:
     with must("copy.deepcopy of a module"):
         clone = copy.deepcopy(module)
     check_equal(s, "the parameter of a copied module", clone.weight.detach(), x)
-
-
-def _is_refused(x: Tensor) -> bool:
-    """Whether the class says that no optimizer could update a parameter of it; it may be a frozen one."""
-    try:
-        nn.Parameter(x)
-    except DispatchError:
-        return True
-    return False
 
 
 def _check_load(s: Subject, module: nn.Module, x: Any, trains: bool, assign: bool) -> None:

@@ -153,15 +153,13 @@ def test_the_value_that_a_parameter_is_made_of_keeps_its_meaning():
 
 
 @pytest.mark.parametrize("cls", [ByRow, Pair])
-def test_a_class_inside_that_cannot_train_is_refused_at_once(cls):
+def test_a_step_of_a_class_inside_that_cannot_train_is_refused(cls):
     frozen = Frozen(torch.randn(4, 2), torch.randn(2, 3))
-    value = cls(frozen, torch.randn(4, 3))
-    with pytest.raises(
-        DispatchError, match=rf"nn.Parameter of a Frozen inside of a {cls.__name__} that requires grad"
-    ):
-        nn.Parameter(value)
-    assert not value.requires_grad
-    nn.Parameter(value, requires_grad=False)
+    p = nn.Parameter(cls(frozen, torch.randn(4, 3)))
+    before = innermost(p)
+    with pytest.raises(DispatchError, match=rf"a Parameter is a {cls.__name__} with a Frozen as \w+: "):
+        step_of(p)
+    assert all(map(torch.equal, innermost(p), before))
 
 
 class Permutation(TensorSubclass, fallback="materialize"):
@@ -188,16 +186,21 @@ class Permuted(TensorSubclass, fallback="materialize", trainable=True):
 def test_a_class_of_integers_inside_is_not_told_to_train():
     """Its declaration with ``trainable=True`` would be refused."""
     x = Permuted(torch.ones(2, 2), Permutation(torch.tensor([1, 0])))
-    with pytest.raises(DispatchError, match="inside of a Permuted") as caught:
-        torch.nn.Parameter(x)
+    with pytest.raises(DispatchError, match="a Permuted with a Permutation as permutation") as caught:
+        step_of(nn.Parameter(x))
     assert "trainable=True" not in str(caught.value)
-    assert "let the outer class hold the inner tensors and call Permutation(...) in its rules" in str(
+    assert "let the outer class hold the inner tensors and call Permutation(self.order) in its" in str(
         caught.value
     )
     assert "trainable=True" not in refusal_of(Permutation(torch.tensor([1, 0])))
 
 
+def step_of(p):
+    p.grad = torch.ones(p.shape)
+    torch.optim.SGD([p], lr=0.1).step()
+
+
 def refusal_of(x):
     with pytest.raises(DispatchError) as caught:
-        torch.nn.Parameter(x)
+        step_of(nn.Parameter(x))
     return str(caught.value)

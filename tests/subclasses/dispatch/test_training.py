@@ -537,7 +537,7 @@ def test_the_keyword_is_inherited_and_checked():
     assert Child.__spec__.trainable and not Frozen.__spec__.trainable and Pair.__spec__.trainable
     assert "trainable=True" in repr(Child.__spec__)
     with pytest.raises(DispatchError, match="trainable=True"):
-        nn.Parameter(Frozen(randn(4, 2), randn(2, 4)))
+        step_of(nn.Parameter(Frozen(randn(4, 2), randn(2, 4))))
     with pytest.raises(SpecError, match=r"torch\.int8; remove trainable=True"):
 
         class Integers(TensorSubclass, trainable=True):
@@ -549,15 +549,46 @@ def test_the_keyword_is_inherited_and_checked():
             q: Tensor = inner()
 
 
-def test_a_class_that_cannot_train_is_refused_when_it_becomes_a_parameter():
-    x = Scaled(torch.ones(3), torch.tensor(2.0))
-    with pytest.raises(DispatchError, match=r"call Scaled\(self.data_, self.factor\) in `forward`"):
-        nn.Parameter(x)
-    frozen = nn.Parameter(x, requires_grad=False)
+def step_of(p):
+    p.grad = torch.ones(p.shape, dtype=p.dtype)
+    torch.optim.SGD([p], lr=0.1).step()
+
+
+@pytest.mark.parametrize("optimizer", ["SGD with momentum", "AdamW"])
+@pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_with_a_parameter_that_cannot_be_updated_writes_nothing(optimizer, how, compiled):
+    """Making the Parameter, and its gradient, is no fault. No plain Parameter beside it is updated."""
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    weight = nn.Parameter(Scaled(torch.ones(3, 3), torch.tensor(2.0)))
+    layers[1].weight = weight
+    layers(torch.ones(2, 3)).sum().backward()
+    assert weight.requires_grad and type(weight.grad) is Tensor and weight.grad.shape == (3, 3)
+    before = [t.clone() for t in (*layers[0].parameters(), weight.data_, weight.factor)]
+    state = OPTIMIZERS[optimizer](layers.parameters(), **how)
+    step = torch.compile(state.step, backend="eager") if compiled else state.step
+    with pytest.raises(
+        DispatchError, match=r"step\(\): a Parameter is a Scaled.* requires_grad_\(False\).*call Scaled"
+    ):
+        step()
+    assert not state.state
+    for t, old in zip((*layers[0].parameters(), weight.data_, weight.factor), before, strict=True):
+        assert torch.equal(t, old)
+    layers.requires_grad_(False)[0].requires_grad_()
+    weight.grad = None
+    step()
+    assert not torch.equal(layers[0].weight, before[0])
+
+
+def test_a_class_that_cannot_train_may_be_a_parameter():
+    frozen = nn.Parameter(Scaled(torch.ones(3), torch.tensor(2.0)), requires_grad=False)
     layer = nn.Linear(3, 1)
     layer.weight = frozen
     layer.register_parameter("other", frozen)
     assert copy.deepcopy(layer).to(torch.float64).weight.dtype == torch.float64
+    assert (
+        layer.requires_grad_().weight.requires_grad and not layer.requires_grad_(False).weight.requires_grad
+    )
 
 
 def test_frozen_weights_are_loaded_into_a_module_that_trains():
@@ -570,9 +601,14 @@ def test_frozen_weights_are_loaded_into_a_module_that_trains():
     layer.to("cpu")
     torch.testing.assert_close(layer(torch.ones(1, 3)), torch.full((1, 3), 6.0))
     layer(torch.ones(1, 3)).sum().backward()
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    with pytest.raises(DispatchError, match="writes to a Scaled"):
-        optimizer.step()
+    with pytest.raises(DispatchError, match=r"SGD.step\(\): a Parameter is a Scaled"):
+        torch.optim.SGD(layer.parameters(), lr=0.1).step()
+
+
+def test_a_leaf_that_is_no_parameter_is_refused_by_the_op():
+    x = Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_()
+    with torch.no_grad(), pytest.raises(DispatchError, match="writes to a Scaled"):
+        x.add_(torch.ones(3))
 
 
 def test_a_rule_for_values_is_not_enough():
@@ -585,27 +621,7 @@ def test_a_rule_for_values_is_not_enough():
         lambda func, x, y, **kwargs: Added(func(x.a, y.a if isinstance(y, Added) else y, **kwargs))
     )
     with pytest.raises(DispatchError, match=r"its rule is for values, not for a gradient.*trainable=True"):
-        nn.Parameter(Added(torch.ones(2)))
-
-
-@pytest.mark.parametrize(
-    "train",
-    [
-        lambda layer: layer.requires_grad_(),
-        lambda layer: layer.weight.requires_grad_(True),
-        lambda layer: setattr(layer.weight, "requires_grad", True),
-    ],
-)
-def test_a_frozen_parameter_that_no_optimizer_can_update_stays_frozen(train):
-    layer = nn.Linear(3, 3)
-    layer.weight = nn.Parameter(Scaled(torch.ones(3, 3), torch.tensor(2.0)), requires_grad=False)
-    with pytest.raises(DispatchError, match=r"call Scaled\(self.data_, self.factor\) in `forward`"):
-        train(layer)
-    assert (
-        not layer.requires_grad_(False).weight.requires_grad
-        and not layer.weight.requires_grad_(False).requires_grad
-    )
-    assert Scaled(torch.ones(3, 3), torch.tensor(2.0)).requires_grad_().requires_grad  # no Parameter
+        step_of(nn.Parameter(Added(torch.ones(2))))
 
 
 def test_an_op_that_optimizers_write_by_names_what_lets_them():

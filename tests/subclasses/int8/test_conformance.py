@@ -95,10 +95,8 @@ def test_torchaos_basic_cases():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_torchaos_compiled_cases():
-    """A case makes a Parameter that requires grad, which is refused where gradients are on."""
     utils = pytest.importorskip("torchao.testing.utils")
-    with torch.no_grad():
-        passes_all_but(case_of(utils.TorchAOCompileTestCase), set())
+    passes_all_but(case_of(utils.TorchAOCompileTestCase), set())
 
 
 @pytest.mark.filterwarnings("ignore")

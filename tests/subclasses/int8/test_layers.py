@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 
 import pytest
@@ -223,6 +224,28 @@ COMPILERS = {
     "torch.compile": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
     "desugar.compile": lambda f: desugar.compile(f, backend="eager"),
 }
+
+
+BACKEND = functools.partial(torch.compile, backend="desugar", options={"backend": "eager"})
+
+
+@pytest.mark.parametrize("door", [lambda f: f, *COMPILERS.values(), BACKEND])
+def test_a_parameter_as_torchaos_users_make_it(door):
+    """Its layer computes and passes gradients on; the step that would lose an update raises."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    weight = Int8Tensor.from_float(model[1].weight)
+    model[1].weight = nn.Parameter(weight)
+    x = torch.randn(3, 8)
+    y = door(lambda x: model(x))(x)
+    torch.testing.assert_close(y, F.linear(model[0](x), weight.dequantize(), model[1].bias))
+    y.sum().backward()
+    torch.testing.assert_close(model[0].bias.grad, 3 * weight.dequantize().sum(0))
+    copy.deepcopy(model).bfloat16().load_state_dict(model.state_dict(), assign=True)
+    before = model[0].weight.clone()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(subclasses.DispatchError, match=r"AdamW.step\(\): a Parameter is an Int8Tensor"):
+        optimizer.step()
+    assert torch.equal(model[0].weight, before)
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
