@@ -102,6 +102,11 @@ def has_avx512() -> bool:
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
+def has_avx2_alone() -> bool:
+    """Whether PyTorch uses AVX2 here, and nothing newer."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
 @functools.cache
 def has_tiles() -> bool:
     """Whether the processor multiplies tiles of bfloat16 numbers (AMX), which oneDNN uses."""

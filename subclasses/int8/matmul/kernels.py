@@ -1,9 +1,9 @@
 """Matrix products with int8 weights: floats times integers, and integers times integers.
 
 Weight-only layers multiply floats with the integers and scale the sum. For one row that is a sum of products, which a
-compiler fuses, so that the weight is read as int8; on the CPU all else is one op (`products.py`), on CUDA a few rows
-are one kernel (`cuda_products.py`). Dynamic layers quantize their input, by row or as a whole, multiply integers into
-int32, and scale.
+compiler fuses, so that the weight is read as int8; but not for processors with AVX2 alone. On the CPU all else is one
+op (`products.py`), on CUDA a few rows are one kernel (`cuda_products.py`). Dynamic layers quantize their input, by row
+or as a whole, multiply integers into int32, and scale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor
 from subclasses._torch import current_transform
 from subclasses.int8 import affine
 from subclasses.int8.matmul import cpu_kernels, dynamic_products, products
-from subclasses.int8.matmul.avx2 import has_words, is_avx2, row_times_int8
 from subclasses.int8.matmul.integers import multiply_on_cpu
 from subclasses.int8.matmul.ops import apply, is_traced
 
@@ -79,8 +78,8 @@ def _is_one_row(x: Tensor, w: Rows) -> bool:
         return False
     if x.dim() < 2 or any(extent != 1 for extent in x.shape[:-1]):
         return False
-    if x.device.type == "cpu" and is_avx2() and x.dtype is torch.bfloat16 and cpu_kernels.is_whole(w.qdata):
-        return w.zero_point is not None or w.scale.shape[1] != 1  # else that kernel takes less time
+    if x.device.type == "cpu" and cpu_kernels.has_avx2_alone():
+        return False  # with AVX2, compilers convert int8 numbers one at a time
     # Without compilation, this would write all products to memory.
     return x.device.type in ("cpu", "cuda") and x.dtype is not torch.float64 and is_traced(x)
 
@@ -96,12 +95,8 @@ def _one_row(x: Tensor, w: Rows) -> Tensor:
         # and take five times as long.
         row = row.as_strided(row.shape, (1,))
     scales_sums = w.scale.shape[1] == 1
-    if scales_sums and x.device.type == "cpu" and is_avx2() and has_words(w.qdata):
-        y = row_times_int8(row, w.qdata, w.zero_point)
-    else:
-        y = (
-            row * products.to_floats(w.qdata, None if scales_sums else w.scale, w.zero_point, row.dtype)
-        ).sum(-1)
+    floats = products.to_floats(w.qdata, None if scales_sums else w.scale, w.zero_point, row.dtype)
+    y = (row * floats).sum(-1)
     if scales_sums:
         y = y * w.scale.reshape(-1)
     return y.to(x.dtype).reshape(*x.shape[:-1], w.qdata.shape[0])

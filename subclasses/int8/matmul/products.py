@@ -52,21 +52,32 @@ register_product(int8_product, lambda x: x.dtype)
 
 def _by_rows(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
     """Reads the matrix as int8, by rows; our own kernel."""
-    return _times_scale(cpu_kernels.times_rows, x, qdata, scale)
+    return _times_integers(cpu_kernels.times_rows, x, qdata, scale, zero_point)
 
 
 def _by_columns(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
     """Reads the transposed matrix as int8, by rows; our own kernel."""
-    return _times_scale(lambda x, q: cpu_kernels.times_columns(x, q.t()), x, qdata, scale)
+    return _times_integers(lambda x, q: cpu_kernels.times_columns(x, q.t()), x, qdata, scale, zero_point)
 
 
-def _times_scale(multiply: Callable[..., Tensor], x: Tensor, qdata: Tensor, scale: Tensor | None) -> Tensor:
-    """Calls a kernel that returns float32, with the scale of each column of ``qdata``, or of each sum."""
+def _times_integers(
+    multiply: Callable[..., Tensor], x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None
+) -> Tensor:
+    """Calls a kernel that returns float32, with the scale of each column of ``qdata``, or of each sum.
+
+    The product with the zero points, which are one for each row, each column or for all, is subtracted from the sums.
+    """
     before = scale if scale is not None and scale.shape[1] != 1 else None
     after = scale if before is None else None
     has_kernel = x.dtype is torch.bfloat16 and cpu_kernels.has_bfloat16() and before is None
     values = x if has_kernel else x.float()
-    y = multiply(values if before is None else (values * before).float(), qdata)
+    values = values if before is None else (values * before).float()
+    y = multiply(values, qdata)
+    if zero_point is not None:
+        each = (
+            values.float() if zero_point.shape[1] != 1 else values.sum(-1, keepdim=True, dtype=torch.float32)
+        )
+        y -= each @ zero_point.float().t()
     return (y if after is None else y * after.reshape(-1)).to(x.dtype)
 
 
@@ -155,11 +166,10 @@ class Kernel(NamedTuple):
 
 
 def _takes_rows(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> bool:
-    """One scale for each row or column, no zero points, a contiguous matrix of whole vectors, a library."""
+    """One scale and zero point for each row or column, a contiguous matrix of whole vectors, a library."""
     height, width = qdata.shape
-    plain_scale = scale is None or scale.shape in ((1, 1), (height, 1), (1, width))
-    whole = cpu_kernels.is_whole(qdata)
-    return whole and plain_scale and zero_point is None and cpu_kernels.library() is not None
+    simple = all(t is None or t.shape in ((1, 1), (height, 1), (1, width)) for t in (scale, zero_point))
+    return simple and cpu_kernels.is_whole(qdata) and cpu_kernels.library() is not None
 
 
 def _takes_columns(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> bool:

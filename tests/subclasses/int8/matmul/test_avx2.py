@@ -14,7 +14,7 @@ from torch import nn
 
 import desugar
 from subclasses.int8 import Int8DynamicActivationInt8WeightConfig, Int8Tensor, Int8WeightOnlyConfig, quantize_
-from subclasses.int8.matmul import avx2, integers, kernels
+from subclasses.int8.matmul import cpu_kernels, integers, kernels
 
 CONFIGS = {
     "weights": Int8WeightOnlyConfig(),
@@ -28,33 +28,12 @@ CONFIGS = {
 
 @pytest.fixture(params=["AVX2", "AVX2 and VNNI", "AVX-512 without VNNI"])
 def processor(request, monkeypatch):
-    monkeypatch.setattr(kernels, "is_avx2", lambda: "AVX2" in request.param)
+    monkeypatch.setattr(cpu_kernels, "has_avx2_alone", lambda: "AVX2" in request.param)
     monkeypatch.setattr(integers, "is_without_vnni", lambda: request.param != "AVX2 and VNNI")
 
 
 def random_integers(*size):
     return torch.randint(-128, 128, size, dtype=torch.int8)
-
-
-@pytest.mark.parametrize("counts", [None, (1, 1), (6, 1)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_row(dtype, counts):
-    matrix = random_integers(6, 12)
-    matrix[0], matrix[1] = -128, 127
-    row = torch.randint(-128, 128, (12,)).to(dtype)
-    zero_point = None if counts is None else random_integers(*counts)
-    expected = matrix.to(torch.int64) - (0 if zero_point is None else zero_point)
-    got = avx2.row_times_int8(row, matrix, zero_point)
-    assert got.dtype is dtype and got.tolist() == (expected @ row.to(torch.int64)).tolist()
-
-
-def test_which_matrices_have_words():
-    memory = random_integers(65)
-    assert avx2.has_words(random_integers(3, 8))
-    assert avx2.has_words(memory[4:60].view(7, 8))
-    assert not avx2.has_words(memory[1:57].view(7, 8))
-    assert not avx2.has_words(random_integers(3, 6))
-    assert not avx2.has_words(random_integers(8, 8).t())
 
 
 @pytest.mark.parametrize("without_vnni", [True, False])
@@ -101,13 +80,25 @@ def test_layers(compiler, config, dtype, rows, processor):
 
 @pytest.mark.parametrize("activation", [None, "row"])
 def test_a_weight_at_another_place_in_memory(activation, processor):
-    """A program that reads words is not run for a matrix that has none."""
     compiled = desugar.compile(F.linear, backend="eager")
     x, memory, scale = torch.randn(1, 16), random_integers(200), torch.rand(8, 1)
     with torch.no_grad():
         for start in (0, 4, 1, 8, 3):
             w = Int8Tensor(memory[start : start + 128].view(8, 16), scale, activation=activation)
             torch.testing.assert_close(compiled(x, w), F.linear(x, w), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_one_row_is_no_sum_that_a_compiler_fuses(dtype, symmetric, monkeypatch):
+    """A compiler would convert the numbers one at a time; the op runs the kernel of eager mode."""
+    layer = nn.Linear(256, 256, dtype=dtype).requires_grad_(False)
+    quantize_(layer, Int8WeightOnlyConfig(symmetric=symmetric))
+    for alone in (True, False):
+        monkeypatch.setattr(cpu_kernels, "has_avx2_alone", lambda alone=alone: alone)
+        with torch.no_grad():
+            graph = desugar.trace(layer, torch.randn(1, 256, dtype=dtype)).forward
+        assert any("int8_product" in str(node.target) for node in graph.graph.nodes) is alone
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch's _int_mm

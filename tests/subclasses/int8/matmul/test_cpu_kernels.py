@@ -173,7 +173,9 @@ def test_which_kernel_is_chosen(has_tiles):
         assert chosen(x.to(dtype), q) == chosen(x.to(dtype), q, scale) == "_by_rows"
         assert chosen(torch.randn(4, 64).to(dtype), q.t()) == "_by_columns"
         assert chosen(x.to(dtype), q, groups) == rest
-        assert chosen(x.to(dtype), q, scale, random_integers(64, 1)) == rest
+        assert chosen(x.to(dtype), q, scale, random_integers(64, 1)) == "_by_rows"
+        assert chosen(torch.randn(4, 64).to(dtype), q.t(), scale.t(), random_integers(1, 64)) == "_by_columns"
+        assert chosen(x.to(dtype), q, groups, random_integers(64, 4)) == rest
         assert chosen(x[:, :100].to(dtype), q[:, :100]) == rest
     assert chosen(x.double(), q) == "_in_parts"
 
