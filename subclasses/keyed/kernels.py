@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from subclasses.ops.custom import custom_op
+
 aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2  # PyTorch's numbers of the modes
 NO_POOLING = -1  # entries are not pooled
@@ -112,11 +114,6 @@ def unflatten_arguments(flat_args: tuple[Any, ...]) -> tuple[Entries, Lookups]:
     return Entries(*flat_args[:4]), Lookups(*flat_args[4:])
 
 
-def lookup_op(name: str, schema: str) -> Any:
-    """Returns a decorator that registers a custom op without mutated arguments."""
-    return torch.library.custom_op(f"subclasses::{name}", mutates_args=(), schema=schema)
-
-
 _TYPES: dict[str, Any] = {
     "Tensor": Tensor,
     "Tensor?": Tensor | None,
@@ -147,7 +144,7 @@ def signature_of(schema: str) -> inspect.Signature:
 # ---- pooled ----------------------------------------------------------------------------------------------------
 
 
-@lookup_op("keyed_pool", f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> (Tensor, Tensor, Tensor)")
+@custom_op("keyed_pool", f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> (Tensor, Tensor, Tensor)")
 def keyed_pool(tables: list[Tensor], *flat_args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Looks up the entries of each key in its table ``[V, D]`` and pools each row.
 
@@ -189,7 +186,7 @@ def allocate_results(
     )
 
 
-@lookup_op(
+@custom_op(
     "keyed_pool_backward",
     f"(Tensor grad, int[] rows, int[] widths, Tensor counts, Tensor picked, {ENTRIES}, {LOOKUPS}) -> Tensor[]",
 )
@@ -222,7 +219,7 @@ def keyed_pool_backward(
     return grads
 
 
-@lookup_op("keyed_pool_weights_backward", f"(Tensor grad, Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor")
+@custom_op("keyed_pool_weights_backward", f"(Tensor grad, Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor")
 def keyed_pool_weights_backward(grad: Tensor, tables: list[Tensor], *flat_args: Any) -> Tensor:
     """Returns the gradient of the weights of `keyed_pool`; 0 for an entry that belongs to no row."""
     entries, lookups = unflatten_arguments(flat_args)
@@ -253,7 +250,7 @@ def _row_indices(part: Part, ids: Tensor) -> Tensor:
 # ---- without pooling -------------------------------------------------------------------------------------------
 
 
-@lookup_op("keyed_lookup", f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor")
+@custom_op("keyed_lookup", f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor")
 def keyed_lookup(tables: list[Tensor], *flat_args: Any) -> Tensor:
     """Looks up each entry in its key's table ``[V, D]``; returns ``[total, D]``, 0 for an entry of no key."""
     entries, _ = unflatten_arguments(flat_args)
@@ -263,7 +260,7 @@ def keyed_lookup(tables: list[Tensor], *flat_args: Any) -> Tensor:
     return found
 
 
-@lookup_op("keyed_lookup_backward", f"(Tensor grad, int[] rows, {ENTRIES}, {LOOKUPS}) -> Tensor[]")
+@custom_op("keyed_lookup_backward", f"(Tensor grad, int[] rows, {ENTRIES}, {LOOKUPS}) -> Tensor[]")
 def keyed_lookup_backward(grad: Tensor, rows: list[int], *flat_args: Any) -> list[Tensor]:
     """Returns the gradient of each table of `keyed_lookup`."""
     entries, lookups = unflatten_arguments(flat_args)
@@ -278,7 +275,7 @@ def keyed_lookup_backward(grad: Tensor, rows: list[int], *flat_args: Any) -> lis
 # ---- sparse gradients ------------------------------------------------------------------------------------------
 
 
-@lookup_op(
+@custom_op(
     "keyed_sparse_backward",
     f"(Tensor grad, int[] rows, int[] widths, Tensor? counts, {ENTRIES}, {LOOKUPS}) -> Tensor[]",
 )

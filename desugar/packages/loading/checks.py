@@ -32,7 +32,7 @@ from desugar.packages.manifest.records import (
     WrapperLeaf,
 )
 from subclasses.errors import one_of
-from subclasses.layout import field_name
+from subclasses.layout import Layout, describe_metadata, field_name
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -79,7 +79,8 @@ class Checking:
         known = [self.values[number] for number in range(len(self.symbols))]
         for number, symbol in enumerate(self.symbols):
             if symbol.low is not None and known[number] < symbol.low:
-                raise SignatureError(self.names[number], f"at least {symbol.low}", str(known[number]))
+                advice = " (save a call with a smaller size too)" if known[number] >= 0 else ""
+                raise SignatureError(self.names[number], f"at least {symbol.low}{advice}", str(known[number]))
             if symbol.high is not None and known[number] > symbol.high:
                 raise SignatureError(self.names[number], f"at most {symbol.high}", str(known[number]))
         for guard in self.guards:
@@ -181,7 +182,7 @@ class Checking:
         expected = layout_of_record(leaf.context)
         is_same = context is expected if isinstance(leaf.context, LayoutRecord) else context == expected
         if not is_same:
-            raise SignatureError(name, f"{one_of(cls)} with {_show(expected)}", f"one with {_show(context)}")
+            raise SignatureError(name, _show(expected, cls), _show(context, cls))
         if value.dtype != leaf.dtype:
             raise SignatureError(name, f"{one_of(cls)} of {leaf.dtype}", f"one of {value.dtype}")
         for dim, extent in enumerate(leaf.size):
@@ -224,9 +225,10 @@ def _words(facts: TensorFacts) -> str:
     return f"{facts.dtype} with {len(facts.size)} dimensions on {facts.device.type}"
 
 
-def _show(context: Any) -> str:
-    statics = getattr(context, "statics", context)
-    return f"{statics!r:.100}"
+def _show(context: Any, cls: type) -> str:
+    return (
+        describe_metadata(context) if isinstance(context, Layout) else f"{cls.__name__} with {context!r:.100}"
+    )
 
 
 def _describe(value: Any) -> str:

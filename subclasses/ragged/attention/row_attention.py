@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import flash_attention_cpu, flash_attention_cpu_backward
+from subclasses.ops.custom import custom_op
 from subclasses.ragged.attention.grouping import Group, Rows, Sizes, plan_for
 
 _LONG = 160  # entries per row from which PyTorch's fused backward is the faster one
@@ -28,7 +29,7 @@ _LONG = 160  # entries per row from which PyTorch's fused backward is the faster
 # ---- the op ----------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("subclasses::ragged_attention", mutates_args=(), device_types="cpu")
+@custom_op("ragged_attention")
 def ragged_attention(  # noqa: PLR0913
     q: Tensor,
     k: Tensor,
@@ -69,7 +70,7 @@ def ragged_attention(  # noqa: PLR0913
     return head_major(out), head_major(lse).squeeze(-1)
 
 
-@torch.library.custom_op("subclasses::ragged_attention_backward", mutates_args=(), device_types="cpu")
+@custom_op("ragged_attention_backward")
 def ragged_attention_backward(  # noqa: PLR0913
     grad: Tensor,
     q: Tensor,

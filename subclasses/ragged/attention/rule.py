@@ -71,7 +71,10 @@ def _attend(  # noqa: PLR0913
             out = ragged_attention_dropout(q, k, v, seed, *rows, is_causal, scale, dropout_p)
         else:
             out, _ = ragged_attention(q, k, v, *rows, is_causal, scale)
-    return query.with_values(out.reshape(*query._raw_values.shape[:-1], out.shape[-1]))
+    heads = query._raw_values.shape[:-2]
+    if len(heads) != 1:  # a reshape to the size that it has would compare the number of entries with 1
+        out = out.unflatten(0, heads) if heads else out[0]
+    return query.with_values(out)
 
 
 def _check_operand(kind: Any, x: Any) -> None:

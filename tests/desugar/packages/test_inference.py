@@ -278,7 +278,7 @@ def test_a_declared_class_of_the_users_own(pack):
 
     package = pack(fn, desugar.call(Scaled(torch.randn(3))), classes=[Scaled])
     check(package, fn, Scaled(torch.randn(3)))
-    with pytest.raises(SignatureError, match=r"x: expected a Scaled with \(2.0,\), got one with \(3.0,\)"):
+    with pytest.raises(SignatureError, match=r"x: expected Scaled\(factor=2.0\), got Scaled\(factor=3.0\)"):
         package(Scaled(torch.randn(3), factor=3.0))
     with pytest.raises(PackageError, match=r"pass classes=\[Scaled\]"):
         desugar.load(pack.path, native=False)

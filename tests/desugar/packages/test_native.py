@@ -12,6 +12,8 @@ import torch
 import desugar
 from desugar import SignatureError
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
+from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.packages.test_inference import Block, rows
 
 
@@ -63,6 +65,14 @@ def test_in_a_process_without_the_model(saved, tmp_path):
     assert made.returncode == 0, made.stderr
 
 
+def test_another_layout_is_named(saved):
+    """Values whose metadata is equal may differ in which inner tensors there are."""
+    package, x = desugar.load(saved[0]), rows(3, 2, width=32)
+    expected = r"x: expected JaggedTensor\(ragged_dim=1, lengths=None\), got JaggedTensor\(ragged_dim=1\)"
+    with torch.no_grad(), pytest.raises(SignatureError, match=expected):
+        package(x[:1])
+
+
 def test_several_threads(saved):
     from concurrent.futures import ThreadPoolExecutor
 
@@ -95,3 +105,49 @@ def test_training(tmp_path):
                 loss(one(x)).backward()
                 found.append([parameter.grad.clone() for parameter in model.parameters()])
             torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.slow
+def test_attention_and_lookups_are_served_without_dynamo(tmp_path):
+    """The first call of an op of `torch.library.custom_op` imports it, in seconds. A batch of one row has a program."""
+    torch.compiler.reset()
+    model = Attention()
+    parts = [torch.randn(n, 16) for n in (3, 5, 2)]
+    given = JaggedTensor.from_tensors(parts), PaddedTensor.from_tensors(parts)
+    keyed = KeyedJaggedTensor(["a"], torch.tensor([1, 2, 0]), torch.tensor([2, 1]))
+    bags = EmbeddingBagCollection({"a": torch.nn.EmbeddingBag(4, 3, mode="sum")})
+    with torch.no_grad():
+        one = JaggedTensor.from_tensors([torch.randn(1, 16)])
+        desugar.save(tmp_path / "rows.pt2", model, *map(desugar.call, (*given, one)))
+        desugar.save(tmp_path / "bags.pt2", bags, desugar.call(keyed))
+        expected = [model(x).to_dense() for x in (*given, one)], bags(keyed)
+    torch.save((given, one, keyed, expected), tmp_path / "expected.pt")
+    code = """
+        import sys
+        import torch, desugar
+        import subclasses.keyed, subclasses.ragged
+        package, bags = (desugar.load(f"{sys.argv[1]}/{name}.pt2") for name in ("rows", "bags"))
+        given, one, keyed, expected = torch.load(f"{sys.argv[1]}/expected.pt", weights_only=False)
+        got = [package(x).to_dense() for x in (*given, one)], bags(keyed)
+        assert "torch._dynamo" not in sys.modules
+        torch.testing.assert_close(got[0], expected[0])
+        torch.testing.assert_close(got[1], expected[1])
+    """
+    made = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
