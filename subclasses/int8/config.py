@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +14,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from subclasses.base import TensorSubclass
 from subclasses.int8.tensor import Int8Tensor
+
+log = logging.getLogger("subclasses")
 
 # ---- granularity -------------------------------------------------------------------------------------------
 
@@ -210,8 +213,9 @@ def quantize_(
 
     Weights that are declared subclasses already stay unchanged. A weight shared by two chosen layers stays shared, so
     choose both the embedding and the linear layer that a language model ties. All new weights are computed before the
-    first one is replaced. For a compiled module, names are those of the module that it compiles. A model of
-    transformers is marked as quantized, so that its ``save_pretrained`` writes int8 weights.
+    first one is replaced. A line in the log names the matrices that the default choice leaves in floats. For a compiled
+    module, names are those of the module that it compiles. A model of transformers is marked as quantized, so that its
+    ``save_pretrained`` writes int8 weights.
 
     On the CPU a weight-only layer saves memory, and time for a few rows; of 4096 by 4096 it takes 1.0 to 1.2 of the
     time of the layer of floats from 16 rows on, for want of a kernel. A dynamic layer took less at every batch that
@@ -255,7 +259,30 @@ def quantize_(
             chosen.append((layer, parameter, quantized[key]))
     for layer, parameter, new in chosen:
         setattr(layer, parameter, new)
+    if isinstance(config, Config) and filter_fn is None:
+        _log_floats_in(module, adapters)
     _mark_pretrained(module)
+
+
+def _log_floats_in(module: nn.Module, adapters: set[nn.Module]) -> None:
+    """Logs which matrices of a model are floats still, as an embedding and the input weights of attention are."""
+    names = [
+        f"{name}.{parameter}".removeprefix(".")
+        for name, layer in module.named_modules()
+        for parameter, t in (layer._parameters.items() if layer not in adapters else ())
+        if t is not None
+        and t.dim() == 2
+        and t.is_floating_point()
+        and not isinstance(_data(t), TensorSubclass)
+    ]
+    if names:
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        log.warning(
+            "quantize_ leaves parameters in floats that are weights of no linear layer, or of one that torchao leaves: "
+            "%s%s. An FqnToConfig with their names quantizes them too",
+            ", ".join(names[:4]),
+            more,
+        )
 
 
 def _configs_of(

@@ -134,6 +134,21 @@ def test_attention_keeps_its_output_layer_as_in_torchao():
             assert sqnr(expected, compiled(x)) > 35
 
 
+def test_matrices_that_stay_floats_are_logged_once(caplog):
+    model = nn.ModuleDict({"emb": nn.Embedding(8, 16), "layer": nn.TransformerEncoderLayer(16, 2, 32)})
+    config, left = Int8WeightOnlyConfig(), "re:emb.weight|.*(in_proj_weight|out_proj.weight)"
+    quantize_(copy.deepcopy(model), config)
+    assert len(caplog.records) == 1
+    assert "emb.weight, layer.self_attn.in_proj_weight, layer.self_attn.out_proj.weight." in caplog.text
+    caplog.clear()
+    quantize_(model, FqnToConfig({"_default": config, left: config}))
+    quantize_(model, config)  # nothing is left
+    quantize_(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Conv2d(1, 1, 3)), config)
+    quantize_(nn.Embedding(4, 4), config, lambda *_: False)
+    assert not caplog.records
+    assert all(type(p.data) is Int8Tensor for p in model.parameters() if p.dim() == 2)
+
+
 def test_names_in_a_compiled_model_are_those_of_the_model():
     for compile_ in (torch.compile, desugar.compile):
         model = make_model()
