@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from subclasses.ops.custom import custom_op
 from subclasses.ragged.attention.grouping import Group, Rows, Side, Sizes, plan_for
 from subclasses.ragged.attention.row_attention import blank, entry_major, head_major
 
@@ -29,7 +30,7 @@ _LEVELS = 1 << 16  # values of a random number
 # ---- the op ----------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("subclasses::ragged_attention_dropout", mutates_args=(), device_types="cpu")
+@custom_op("ragged_attention_dropout")
 def ragged_attention_dropout(  # noqa: PLR0913
     q: Tensor,
     k: Tensor,
@@ -79,7 +80,7 @@ def ragged_attention_dropout(  # noqa: PLR0913
     return head_major(out)
 
 
-@torch.library.custom_op("subclasses::ragged_attention_dropout_backward", mutates_args=(), device_types="cpu")
+@custom_op("ragged_attention_dropout_backward")
 def ragged_attention_dropout_backward(  # noqa: PLR0913
     grad: Tensor,
     q: Tensor,
