@@ -2,7 +2,7 @@
 
 Autograd formulas are linear in the incoming gradients, and eager mode does not run formulas that no gradient reaches.
 So a value computed only from missing tangents is zero. The pass removes additions of such values, and then the nodes
-without users.
+and the input tensors without users.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ def prune_missing(
     ]
     set_outputs(graph, outputs)
     for node in reversed(graph.graph.find_nodes(op="placeholder")):
-        if not node.users:
-            graph.graph.erase_node(node)
+        if not node.users and isinstance(node.meta["val"], Tensor):
+            graph.graph.erase_node(
+                node
+            )  # an int may be in the size of another input, which the compiler reads
     graph.recompile()
     return graph
 

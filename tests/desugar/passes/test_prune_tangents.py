@@ -100,3 +100,34 @@ def test_no_gradient_at_all():
     backward = program.variants.table[False, False]
     assert backward(None, None, None) == (None, None, None)
     assert "compiled_graph" not in program.variants.sources[0]
+
+
+def shifted(a, b):
+    """Two results; the size of `b` is an expression of that of `a`, and only the second result needs `a`."""
+    return b.sin(), (a + b[1:]).exp()
+
+
+def marked(*sizes):
+    tensors = [leaf(n) for n in sizes]
+    for tensor in tensors:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return tensors
+
+
+def test_a_symbol_in_the_size_of_an_input_stays_an_input():
+    _, left = pruned(shifted, {1}, *marked(4, 5))
+    inputs = [node.meta["val"] for node in left.graph.find_nodes(op="placeholder")]
+    sizes = [n.node.expr for v in inputs if isinstance(v, Tensor) for n in v.shape if not isinstance(n, int)]
+    ints = {v.node.expr for v in inputs if not isinstance(v, Tensor)}
+    assert any(not n.is_symbol for n in sizes)
+    assert set().union(*(n.free_symbols for n in sizes)) <= ints | set(sizes)
+
+
+def test_inductor_compiles_the_backward_of_one_result_for_sizes_that_are_expressions():
+    fast = desugar.compile(shifted)
+    for n in (4, 7, 3):
+        a, b = marked(n, n + 1)
+        fast(a, b)[0].sum().backward()
+        torch.testing.assert_close(b.grad, b.detach().cos())
+        assert a.grad is None
+    assert len(fast.programs) == 1
