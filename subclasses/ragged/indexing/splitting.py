@@ -107,3 +107,12 @@ def _section_stops(count: int, sections: int) -> Sequence[int]:
 def bound_in_rows(bound: int, lengths: Tensor) -> Tensor:
     """``[B]``: where the bound of a slice lies in each row."""
     return (lengths + bound if bound < 0 else torch.full_like(lengths, bound)).clamp(min=0).minimum(lengths)
+
+
+def extent_of_slice(extent: Any, part: slice) -> Any:
+    """How many places a slice with step 1 takes of an extent, which a compiler may see as a symbol."""
+    first, last = (
+        extent if bound > extent else bound if bound >= 0 else 0 if -bound > extent else extent + bound
+        for bound in (part.start or 0, extent if part.stop is None else part.stop)
+    )
+    return last - first if last > first else 0

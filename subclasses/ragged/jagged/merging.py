@@ -117,9 +117,8 @@ def _view(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
         size = [x.shape[0], *size[1:]]
     if -1 in size:
         unknown = size.index(-1)
-        known = _product(size[1:unknown] + size[unknown + 1 :])
-        # An unknown extent is that of the ragged dimension if the others make up an entry, and divides an entry else.
-        size[unknown] = x.max_length if known == rest else rest * x.max_length // known
+        # No comparison with an extent here: one that holds `T` would become a guard on it.
+        size[unknown] = rest * x.max_length // _product(size[1:unknown] + size[unknown + 1 :])
     return unruled(func, x, size)
 
 

@@ -26,7 +26,7 @@ from subclasses.ragged.indexing.index import (
     row_numbers,
     shown_index,
 )
-from subclasses.ragged.indexing.splitting import bound_in_rows
+from subclasses.ragged.indexing.splitting import bound_in_rows, extent_of_slice
 from subclasses.ragged.jagged.operands import check_rows_match
 from subclasses.ragged.jagged.sharing import sharing
 
@@ -92,7 +92,7 @@ def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
     first = torch.zeros_like(lengths) if part.start is None else bound_in_rows(part.start, lengths)
     last = torch.maximum(lengths if part.stop is None else bound_in_rows(part.stop, lengths), first)
     signs = {(n or 0) < 0 for n in (part.start, part.stop)}
-    width = x.max_length if len(signs) == 2 and part.start else len(range(x.max_length)[part])
+    width = x.max_length if len(signs) == 2 and part.start else extent_of_slice(x.max_length, part)
     return cut(x, first, last - first, width)
 
 
