@@ -100,16 +100,19 @@ disable_current_modes = torch.utils._python_dispatch._disable_current_modes  # t
 # on it. A release that does not know the attribute compiles once more.
 dynamic_dims_name = "_dynamo_propagated_dynamic_indices"
 
+# The attribute that torch._dynamo.maybe_mark_dynamic sets. Dynamo and torch.export read it. Dynamo guards on it: a
+# program for a tensor without marks takes none with marks.
+marked_dims_name = "_dynamo_weak_dynamic_indices"
 
-def mark_dim_dynamic(t: torch.Tensor, dim: int = 0) -> None:
-    """Does what torch._dynamo.maybe_mark_dynamic(t, dim) does, without importing torch._dynamo."""
-    # The private attribute that Dynamo reads.
-    t._dynamo_weak_dynamic_indices = {*dims_marked_dynamic(t), dim}  # type: ignore[attr-defined]
+
+def mark_dim_dynamic(t: torch.Tensor, *dims: int) -> None:
+    """Does what torch._dynamo.maybe_mark_dynamic(t, dims) does, without importing torch._dynamo."""
+    setattr(t, marked_dims_name, {*dims_marked_dynamic(t), *dims})
 
 
 def dims_marked_dynamic(t: torch.Tensor) -> list[int]:
     """Returns the dims that :func:`mark_dim_dynamic` marked, in order, from the same attribute."""
-    return sorted(getattr(t, "_dynamo_weak_dynamic_indices", ()))
+    return sorted(getattr(t, marked_dims_name, ()))
 
 
 # ---- above autograd ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ subclass is generated from it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transform, overload
@@ -65,6 +65,8 @@ class TensorSubclass(Tensor):
     _adds_inner_tensors = False  # whether its rules add cotangents as they are, so that these need no mark
     _has_function_rules = False  # whether it has rules for Python-level functions
     _keeps_history = False  # whether it has rules for ops, whose results know how they were made
+    # Returns the dims of a value (key "") and of its inner tensors, by field, that differ from value to value.
+    _varying_dims: Callable[[Any], Mapping[str, Collection[int]]] | None = None
 
     if TYPE_CHECKING:
         # Tensor.outer is the outer product. A declared class uses the name for a function of its fields.

@@ -8,7 +8,7 @@ part of the pytree: a program refuses values of another layout, and ``torch.expo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -80,7 +80,10 @@ def _map(change: Callable[[Any], Any], tree: Any, cls: Any, other: Callable[[Any
 def _flatten(x: Any) -> InnerTensors:
     inners, statics, dynamics = _field_names(type(x))
     present = [(name, t) for name, t in zip(inners, x.unwrap(), strict=True) if t is not None]
-    tensors = [flatten(_alias(t)) for _, t in present] + [_carrier(x, getattr(x, name)) for name in dynamics]
+    varying = {} if is_compiling_here() or x._varying_dims is None else x._varying_dims()
+    tensors = [flatten(_alias(t, varying.get(name, ()))) for name, t in present] + [
+        _carrier(x, getattr(x, name)) for name in dynamics
+    ]
     return InnerTensors(
         tensors, (type(x), tuple([n for n, _ in present]), tuple([getattr(x, n) for n in statics]))
     )
@@ -98,8 +101,8 @@ def _unflatten(node: InnerTensors) -> Any:
     return TensorSubclass.__new__(cls, **fields)
 
 
-def _alias(t: Tensor) -> Tensor:
-    """Returns an inner tensor as an object of its own, with its marks.
+def _alias(t: Tensor, varying: Iterable[int]) -> Tensor:
+    """Returns an inner tensor as an object of its own, with its marks, and marks on the dims that vary.
 
     Export deletes the marks of its arguments. It also makes one argument of two inner tensors that are one object, and
     would record that rows match where two values share their offsets.
@@ -107,8 +110,7 @@ def _alias(t: Tensor) -> Tensor:
     if is_compiling_here() or isinstance(t, TensorSubclass):
         return t
     alias = t[...]
-    for dim in dims_marked_dynamic(t):
-        mark_dim_dynamic(alias, dim)
+    mark_dim_dynamic(alias, *dims_marked_dynamic(t), *varying)
     return alias
 
 
@@ -116,7 +118,7 @@ def _carrier(x: Any, count: int) -> Tensor:
     """Returns a tensor whose extent is a dynamic int: AOTInductor replaces int arguments by None."""
     tensor = torch.empty((count, 0), dtype=torch.uint8, device=x.device)
     if not is_compiling_here():
-        mark_dim_dynamic(tensor)
+        mark_dim_dynamic(tensor, 0)
     return tensor
 
 

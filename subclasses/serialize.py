@@ -55,8 +55,7 @@ def _dynamic_dims(x: Any) -> dict[str, list[int]]:
 def _mark_dynamic_dims(x: Any, marked: dict[str, list[int]]) -> None:
     for name, dims in marked.items():
         t = _present_inners(x)[name] if name else x
-        for dim in dims:
-            mark_dim_dynamic(t, dim)
+        mark_dim_dynamic(t, *dims)
 
 
 def _restore_parameter(x: Any) -> None:

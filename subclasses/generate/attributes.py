@@ -48,6 +48,16 @@ class DynamicDims:
         return {i for i, size in enumerate(x.shape) if type(size) is int and size in counts}
 
 
+class VaryingDims:
+    """Tells Dynamo and ``torch.export`` which outer dims vary, by the class's ``_varying_dims``.
+
+    A non-data descriptor under the name of the marks, so that all values of the class are marked alike.
+    """
+
+    def __get__(self, x: Any, owner: type | None = None) -> set[int]:
+        return set() if x is None else set(x._varying_dims()[""])
+
+
 # ---- assigning ---------------------------------------------------------------------------------------------
 
 

@@ -217,9 +217,9 @@ def emit_flatten(e: Emitter, spec: SubclassSpec) -> None:
     e.writeline("def __tensor_flatten__(_self):")
     with e.indent():
         e.writeline("_dict = _self.__dict__")
-        for field, name in zip(spec.dynamics, carriers, strict=True):
-            e.writeline(f"if {name!r} not in _dict:")
-            e.writeline(f"    _dict[{name!r}] = _make_carrier(_self, _dict[{field.name!r}])")
+        if carriers:
+            e.writeline(f"if {carriers[0]!r} not in _dict:")
+            e.writeline("    _add_carriers(_self)")
         if any(f.optional for f in spec.inners):
             e.writeline('_layout = _dict["_layout"]')
             names, layout = "[" + ", ".join(("*_layout.present", *map(repr, carriers))) + "]", "_layout"

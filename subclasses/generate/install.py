@@ -13,6 +13,7 @@ import torch
 from subclasses._torch import (
     disabled_torch_function_impl,
     dynamic_dims_name,
+    marked_dims_name,
     skip_frames,
 )
 from subclasses._torch_distributed import size_inner_dtensors
@@ -23,7 +24,7 @@ from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.training import beside_training
 from subclasses.dispatch.views import view_functions
-from subclasses.generate.attributes import DynamicDims, install_fields, set_field
+from subclasses.generate.attributes import DynamicDims, VaryingDims, install_fields, set_field
 from subclasses.generate.class_text import emit_class
 from subclasses.generate.compile_cache import stable_hash
 from subclasses.generate.unseen import UnseenNames
@@ -37,7 +38,7 @@ from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.construction import checked_init, checked_new, serving_new
 from subclasses.spec.fields import MISSING
 from subclasses.spec.statics import check_statics, concrete
-from subclasses.spec.values import make_carrier
+from subclasses.spec.values import add_carriers, make_carrier
 
 _STATIC_METHODS = frozenset({"__new__", "__tensor_unflatten__", "_wrap"})
 _CLASS_METHODS = frozenset({"__torch_dispatch__", "__torch_function__", "__metadata_guard__"})
@@ -64,7 +65,9 @@ def install(cls: Any, root: type) -> None:
     author = inspect.getattr_static(cls, "materialize", None)
     if isinstance(author, types.FunctionType) and not materialize.is_made_differentiable(author):
         cls.materialize = materialize.make_differentiable(author)
-    if names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
+    if cls._varying_dims is not None:
+        setattr(cls, marked_dims_name, VaryingDims())
+    elif names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
         setattr(cls, dynamic_dims_name, DynamicDims(names))
     _check_methods(cls)
     _show_required(made["__new__"])
@@ -176,6 +179,7 @@ def _generated_globals(
 
     return {
         "_Cls": cls,
+        "_add_carriers": add_carriers,
         "_as_cotangent": construct.as_cotangent,
         "_call_unruled": call_materializing
         if spec.trainable and spec.fallback == "materialize"

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import mark_dim_dynamic
 from subclasses.errors import one_of
 from subclasses.keyed import checks
 from subclasses.ragged import JaggedTensor
@@ -27,18 +26,6 @@ def offsets_of(lengths: Tensor) -> Tensor:
 def start_indices(counts: list[Any]) -> list[Any]:
     """Returns the start of each of several adjacent parts, from their counts."""
     return [sum(counts[:i]) for i in range(len(counts))]
-
-
-def mark_dynamic(x: Any) -> Any:
-    """Marks the number of entries, the number of rows and the longest row as dynamic for compilers."""
-    if not checks.is_traced(x._raw_values):
-        mark_dim_dynamic(x.offsets, 1)
-        for per_entry in (x._raw_values, x._raw_weights):
-            if per_entry is not None:
-                mark_dim_dynamic(per_entry)
-        mark_dim_dynamic(x, 1)
-        mark_dim_dynamic(x, 2)
-    return x
 
 
 # ---- rows of a feature -----------------------------------------------------------------------------------------

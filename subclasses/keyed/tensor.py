@@ -18,6 +18,7 @@ from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner, sta
 from subclasses.keyed import checks, rows
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.segments import Segments
+from subclasses.spec.values import mark_varying_dims
 
 aten = torch.ops.aten
 
@@ -66,7 +67,7 @@ class KeyedJaggedTensor(TensorSubclass):
             checks.check_given_bound(values, max_length)
         offsets = rows.offsets_of(lengths.to(torch.int64).view(len(keys), lengths.shape[0] // len(keys)))
         x = super().__new__(cls, values, offsets, weights, keys=keys, max_length=max_length)
-        return rows.mark_dynamic(x)
+        return x if checks.is_traced(values) else mark_varying_dims(x)
 
     if (
         TYPE_CHECKING
@@ -224,7 +225,7 @@ class KeyedJaggedTensor(TensorSubclass):
         max_length: int | None = None,
     ) -> Any:
         """Returns a value with other parts, which are known to fit together; offsets and keys default to this one's."""
-        x = TensorSubclass.__new__(
+        return TensorSubclass.__new__(
             type(self),
             values,
             self.offsets if offsets is None else offsets,
@@ -232,7 +233,10 @@ class KeyedJaggedTensor(TensorSubclass):
             keys=self.keys if keys is None else keys,
             max_length=self.max_length if max_length is None else max_length,
         )
-        return rows.mark_dynamic(x)
+
+    def _varying_dims(self) -> dict[str, set[int]]:
+        """The number of entries and of rows, and the longest row, differ from value to value."""
+        return {"": {1, 2}, "values": {0}, "weights": {0}, "offsets": {1}}
 
     # ---- selecting keys ----------------------------------------------------------------------------------------
 

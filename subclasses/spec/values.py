@@ -100,8 +100,24 @@ def make_carrier(x: Any, count: int) -> Tensor:
         return torch.empty((count, 0), dtype=torch.uint8, device=x.device)
     tensor = like.new_empty((count, 0), dtype=torch.uint8)
     if type(tensor) is Tensor:
-        mark_dim_dynamic(tensor)
+        mark_dim_dynamic(tensor, 0)
     return tensor
+
+
+def add_carriers(x: Any) -> None:
+    """Gives a value its carriers, and marks the dims of its inner tensors that vary, before a compiler reads them."""
+    for field in type(x).__spec__.dynamics:
+        x.__dict__[carrier(field.name)] = make_carrier(x, x.__dict__[field.name])
+    mark_varying_dims(x)
+
+
+def mark_varying_dims(x: Any) -> Any:
+    """Marks the dims of plain inner tensors that vary by the class's ``_varying_dims``; returns the value."""
+    varying = {} if x._varying_dims is None else x._varying_dims()
+    for field in type(x).__spec__.inners:
+        if field.name in varying and type(t := x.__dict__[field.attribute]) is Tensor:
+            mark_dim_dynamic(t, *varying[field.name])
+    return x
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------

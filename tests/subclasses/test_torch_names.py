@@ -137,9 +137,9 @@ def mark_dim_dynamic():
     x, y = torch.ones(2, 3), torch.ones(2, 3)
     _torch.mark_dim_dynamic(x, 1)
     torch._dynamo.maybe_mark_dynamic(y, 1)
-    name = "_dynamo_weak_dynamic_indices"
+    name = _torch.marked_dims_name
     assert getattr(x, name) == getattr(y, name) == {1}
-    _torch.mark_dim_dynamic(x)
+    _torch.mark_dim_dynamic(x, 0)
     assert getattr(x, name) == {0, 1}
     assert _torch.dims_marked_dynamic(x) == [0, 1] and _torch.dims_marked_dynamic(torch.ones(1)) == []
 
@@ -1159,6 +1159,7 @@ CHECKS = {
     "return_and_correct_aliasing": return_and_correct_aliasing,
     "make_wrapper_subclass": make_wrapper_subclass,
     "dynamic_dims_name": dynamic_dims_name,
+    "marked_dims_name": mark_dim_dynamic,
     "mark_dim_dynamic": mark_dim_dynamic,
     "dims_marked_dynamic": mark_dim_dynamic,
     "disabled_torch_function_impl": disabled_torch_function_impl,

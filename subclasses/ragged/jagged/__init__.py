@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
-from subclasses._torch import mark_dim_dynamic
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.ragged.checks import GREATEST_BOUND, check_has_rows, check_mask, check_rows, is_traced
 from subclasses.ragged.jagged import validation
@@ -28,6 +27,7 @@ from subclasses.ragged.jagged.holes import without_gradient_at_holes
 from subclasses.ragged.jagged.interface import JaggedInterface
 from subclasses.ragged.printing import emit_rows
 from subclasses.ragged.segments import Segments
+from subclasses.spec.values import mark_varying_dims
 
 # ---- the declaration -------------------------------------------------------------------------------------------
 
@@ -72,8 +72,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
             validation.check_given_bound(values, max_length, ragged_dim)
         values = without_gradient_at_holes(values, offsets, lengths, ragged_dim)
         x = super().__new__(cls, values, offsets, lengths, ragged_dim=ragged_dim, max_length=max_length)
-        _mark_dynamic(x)
-        return x
+        return x if is_compiling_here() else mark_varying_dims(x)
 
     if (
         TYPE_CHECKING
@@ -188,6 +187,11 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         ragged = next(d for d, n in enumerate(nested.shape) if d and not isinstance(n, int))
         return cls(nested.values(), offsets, lengths=lengths, ragged_dim=ragged)
 
+    def _varying_dims(self) -> dict[str, set[int]]:
+        """The number of entries and of rows, and the longest row, differ from value to value."""
+        entries = max(self.ragged_dim - 1, 0)
+        return {"": {0, self.ragged_dim}, "values": {entries}, "offsets": {0}, "lengths": {0}}
+
     @property
     def ragged_class(self) -> type[JaggedTensor]:
         """The class of the layout."""
@@ -291,13 +295,3 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         return torch.nested.nested_tensor_from_jagged(
             self.unwrap("values"), self.offsets, self.lengths, jagged_dim=self.ragged_dim
         )
-
-
-def _mark_dynamic(x: JaggedTensor) -> None:
-    """Tells compilers that the number of entries and of rows, and the longest row, will change."""
-    if type(x._raw_values) is Tensor and not is_compiling_here():
-        mark_dim_dynamic(x._raw_values, max(x.ragged_dim - 1, 0))
-        for per_row in (x, x.offsets, x.lengths):
-            if per_row is not None:
-                mark_dim_dynamic(per_row)
-        mark_dim_dynamic(x, x.ragged_dim)

@@ -1,0 +1,105 @@
+"""Sizes of ragged values are symbols in the first program, whatever lies between the constructor and the call."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+
+import desugar
+from subclasses._torch import dims_marked_dynamic
+from subclasses.keyed import KeyedJaggedTensor
+from subclasses.ragged import JaggedTensor
+from subclasses.ragged.indexing.splitting import extent_of_slice
+
+BATCHES = [(3, 5), (4, 2, 7), (9, 8, 3, 2), (2, 6), (3, 3, 3, 3, 3)]
+triple = desugar.compile(lambda x: x * 3, backend="eager")
+
+WAYS = {
+    "op": lambda x: x * 2,
+    "conversion": lambda x: x.to(torch.float64),
+    "detach": lambda x: x.detach(),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "all of it": lambda x: x[:],
+    "slice of each row": lambda x: x[:, 1:],
+    "merged": lambda x: x.flatten(0, 1),
+    "ragged along 2": lambda x: x.transpose(1, 2),
+    "result of a program": lambda x: triple(x),
+    "as made": lambda x: x,
+}
+
+
+def rows(lengths):
+    return JaggedTensor.from_tensors([torch.randn(n, 4) for n in lengths])
+
+
+def count_programs(door, fn, calls):
+    """Runs calls through a door, compares with eager mode, and returns how many programs it took."""
+    torch.compiler.reset()
+    graphs = []
+    if door == "stock":
+        compiled = torch.compile(fn, backend=lambda gm, _: [gm, graphs.append(gm)][0])
+    else:
+        compiled = desugar.compile(fn, backend="eager")
+    for x in calls:
+        got, want = compiled(x), fn(x)
+        assert got.shape == want.shape
+        for inner, expected in zip(got.unwrap(), want.unwrap(), strict=True):
+            torch.testing.assert_close(inner, expected)
+    return len(graphs) if door == "stock" else len(compiled.programs)
+
+
+@pytest.mark.parametrize("door", ["ours", "stock"])
+@pytest.mark.parametrize("way", WAYS)
+def test_one_program(way, door):
+    assert count_programs(door, lambda x: x.sin() + 1, [WAYS[way](rows(n)) for n in BATCHES]) == 1
+
+
+@pytest.mark.parametrize("door", ["ours", "stock"])
+def test_one_program_for_values_of_the_constructor_and_of_ops(door):
+    calls = [rows(n) if number % 2 else rows(n) * 2 for number, n in enumerate(BATCHES)]
+    assert count_programs(door, torch.sin, calls) == 1
+
+
+@pytest.mark.parametrize("door", ["ours", "stock"])
+@pytest.mark.parametrize("change", [lambda x: x, lambda x: x.to(torch.float64), lambda x: x.permute([1, 0])])
+def test_one_program_for_keyed_rows(change, door):
+    def keyed(lengths):
+        both = torch.tensor([*lengths, *lengths[::-1]])
+        return KeyedJaggedTensor(["a", "b"], torch.randn(int(both.sum())), both)
+
+    assert count_programs(door, lambda x: x["a"].sin(), [change(keyed(n)) for n in BATCHES]) == 1
+
+
+def test_a_feature_of_the_extent_of_the_rows_is_no_symbol():
+    x = rows((4, 2))  # as long as the features are many
+    assert x.shape == (2, 4, 4) and dims_marked_dynamic(x) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x[:, slice(0, None), :],
+        lambda x: x[:, :-1],
+        lambda x: x[:, 1:-1],
+        lambda x: x[:, -2:],
+        lambda x: x.view(*x.shape[:2], -1, 2),
+        lambda x: x.reshape(*x.shape[:2], 2, -1),
+    ],
+)
+def test_no_guard_on_the_longest_row(fn):
+    """The longest rows are also as long as an entry has elements, or as a part of one has."""
+    calls = [rows(lengths) for lengths in [(3, 7), (4, 3, 3), (3, 2, 3), (9, 8, 3, 5), (5, 4)]]
+    assert count_programs("ours", fn, calls) == 1
+
+
+def test_extent_of_a_slice():
+    bounds = [None, *range(-6, 7)]
+    for extent, start, stop in itertools.product(range(5), bounds, bounds):
+        part = slice(start, stop)
+        assert extent_of_slice(extent, part) == len(range(extent)[part])
