@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from desugar import _torch as private
+from desugar import _torch as private, _torch_views
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.attributes import break_at_assignments, trace_properties
@@ -212,3 +212,4 @@ def _stock_backend(inner: Any, mode: str | None, options: Mapping[str, Any]) -> 
 
 break_at_assignments(dynamo_backend)
 trace_properties(dynamo_backend)
+_torch_views.take_views_as_they_are(dynamo_backend)

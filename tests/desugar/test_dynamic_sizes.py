@@ -353,3 +353,71 @@ def test_their_second_derivatives():
         (first,) = torch.autograd.grad(compiled(Pair(t, t), n)[1].unwrap()[0].sum(), t, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), t)
         assert torch.equal(second, 6 * t)
+
+
+# ---- views ---------------------------------------------------------------------------------------------------
+
+
+def slices(cls, grad=True):
+    """Calls with slices of larger values, which begin elsewhere each time."""
+    sizes = [(9, 5, 4, 2), (8, 7, 5, 3), (17, 16, 7, 9), (20, 11, 3, 2)]
+    return [lambda s=s: (make(cls, s[0] + s[2], s[1] + s[3], grad=grad)[s[2] :, s[3] :],) for s in sizes]
+
+
+def write(x):
+    x.mul_(2)
+    return x.sum()
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("cls", [TwoTensor, Pair, Labeled, Tagged, Nested])
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: (x[1:], x * 2), lambda x: (x, x.t() + 1, x.shape[0])],
+    ids=["view", "itself"],
+)
+@pytest.mark.parametrize(("dynamic", "count"), [(None, 2), (True, 1)])
+def test_slices_of_larger_values(fn, cls, dynamic, count):
+    assert_programs(fn, slices(cls), count, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("cls", [TwoTensor, Nested])
+def test_writes_to_slices_of_larger_values(cls):
+    assert_programs(write, slices(cls, grad=False), 1, dynamic=True)
+
+
+@pytest.mark.parametrize("cls", [TwoTensor, Pair])
+def test_slices_and_the_value_that_they_are_of(cls):
+    def fn(x, y, z):
+        y.add_(1)
+        return x * 2, z.sin()
+
+    def call(n):
+        x = make(cls, n, 6)
+        return x, x[1:-1], x[2:]
+
+    assert_programs(fn, [lambda n=n: call(n) for n in NEW if n > 3], 2)
+
+
+@pytest.mark.parametrize("door", [by_pass, by_dynamo])
+def test_a_write_to_a_slice_reaches_the_whole_and_its_gradient(door):
+    compiled = door(lambda x: x.mul_(2))
+    for n in (5, 6, 9):
+        both = []
+        for fn in (compiled, lambda x: x.mul_(2)):
+            torch.manual_seed(0)
+            leaf = make(Pair, n, 4, grad=True)
+            whole = leaf * 1
+            part = whole[2:]
+            assert fn(part) is part and part._base is not None
+            (whole * whole).sum().backward()
+            both.append((*whole.unwrap(), *leaf.grad.unwrap()))
+        torch.testing.assert_close(*both)
+
+
+def test_inductor_takes_slices():
+    compiled = desugar.compile(lambda x: (x * 2).sum(0), dynamic=True)
+    for call in slices(Pair):
+        (x,) = call()
+        torch.testing.assert_close(compiled(x).unwrap(), (x * 2).sum(0).unwrap())
+    assert len(compiled.programs) == 1
