@@ -116,7 +116,8 @@ class Segments:
         size = self.count * self.width
         table = values.new_full((size + self._spare, *values.shape[1:]), fill)
         table = table.index_copy(0, self._slots, values)
-        return table.narrow(0, 0, size).view(self.count, self.width, *values.shape[1:])
+        table = table.narrow(0, 0, size) if self._spare else table
+        return table.view(self.count, self.width, *values.shape[1:])
 
     def unpad(self, table: Tensor) -> Tensor:
         """``[B, T, ...]`` to ``[total, ...]``; 0 for entries that do not exist."""
@@ -165,7 +166,8 @@ class Segments:
         # Half precision is summed in float32 and integers in int64, as torch.sum does.
         wide = sum_dtype(values.dtype)
         bins = torch.zeros(size + self._spare, *values.shape[1:], dtype=wide, device=values.device)
-        sums = bins.index_add(0, index, values.to(wide)).narrow(0, 0, size)
+        sums = bins.index_add(0, index, values.to(wide))
+        sums = sums.narrow(0, 0, size) if self._spare else sums
         return sums.to(values.dtype) if values.dtype.is_floating_point else sums
 
 
