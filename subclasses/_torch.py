@@ -350,6 +350,9 @@ efficient_attention_rows = torch.ops.aten._efficient_attention_forward
 # Whether the second op traces with its backward: up to 2.13 the meta kernel lacks an argument (2.14: not tried).
 efficient_attention_traces = torch.__version__ >= "2.15"
 
+# Tells a trace what holds for a size that data determines; public in all but its name.
+check_in_graph = torch._check
+
 # ---- sparse tensors ----------------------------------------------------------------------------------------
 
 # How optimizers read a sparse gradient; the public methods want it coalesced, and autograd does not know that it is.

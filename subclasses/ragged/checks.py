@@ -67,11 +67,6 @@ def check_mask(padded: Any, mask: Any, name: str = "JaggedTensor") -> None:
             f"{name}.from_mask: expected entries [B, T, ...] and a bool mask [B, T], True where one exists, "
             f"got {found[0]} and {found[1]}"
         )
-    if name == "JaggedTensor" and is_traced(mask):
-        raise ValueError(
-            "JaggedTensor.from_mask: in a compiled function nobody knows how many entries exist; use "
-            "from_padded(padded, lengths) for rows that begin at 0"
-        )
 
 
 def check_bound(name: str, bound: Any, longest: int, total: int) -> None:

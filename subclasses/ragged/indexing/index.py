@@ -9,6 +9,7 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, name_of, shown
+from subclasses.ragged.data_sizes import true_places
 
 ALL = slice(None)
 
@@ -113,15 +114,25 @@ def check_numbers(x: Any, rows: Tensor, entries: Tensor) -> None:
 # ---- index tensors ---------------------------------------------------------------------------------------------
 
 
-def row_numbers(x: Any, which: Any) -> Tensor:
-    """The numbers of rows that an index tensor ``[n]``, a list or a mask ``[B]`` picks."""
+def row_index(x: Any, which: Any) -> Tensor:
+    """The numbers of rows ``[n]``, or the mask ``[B]``, that an index means."""
     which = torch.as_tensor(which, device=x.counts.device)
     if which.dim() != 1 or which.is_floating_point():
         raise DispatchError(
             f"indexing {shown(x)}: expected rows as an int, a slice, a list or a tensor [n] of ints or bools, got "
             f"{which.dtype} of shape {tuple(which.shape)}"
         )
-    return which.nonzero().squeeze(1) if which.dtype == torch.bool else which
+    if which.dtype == torch.bool and which.shape != x.counts.shape:
+        raise IndexError(
+            f"indexing {shown(x)}: expected a mask of {x.counts.shape[0]} rows, got one of {which.shape[0]}"
+        )
+    return which
+
+
+def row_numbers(x: Any, which: Any) -> Tensor:
+    """The numbers of rows that an index tensor ``[n]``, a list or a mask ``[B]`` picks."""
+    which = row_index(x, which)
+    return true_places(which) if which.dtype == torch.bool else which
 
 
 def common_places(x: Any, places: Any) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import first_ragged, is_ragged, outer_dims, rows_stay, shown, unruled
+from subclasses.ragged.data_sizes import true_places
 from subclasses.ragged.indexing.index import (
     ALL,
     as_tuple,
@@ -104,7 +105,7 @@ def _pick_features(x: Any, dim: int, which: Any) -> Any:
             f"indexing {shown(x)}: expected one index tensor [n] for the features, got {which.dtype} of shape "
             f"{tuple(which.shape)}"
         )
-    which = which.nonzero().squeeze(1) if which.dtype == torch.bool else which
+    which = true_places(which) if which.dtype == torch.bool else which
     return x.index_select(dim, torch.where(which < 0, which + x.shape[dim], which))
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.ragged.checks import GREATEST_BOUND, check_has_rows, check_mask, check_rows, is_traced
+from subclasses.ragged.data_sizes import longest_of, size_of, true_places
 from subclasses.ragged.jagged import validation
 from subclasses.ragged.jagged.holes import without_gradient_at_holes
 from subclasses.ragged.jagged.interface import JaggedInterface
@@ -140,38 +141,34 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         if max_length is None and not isinstance(lengths, Tensor):
             max_length = max(lengths, default=0)
         elif max_length is None and not is_traced(sizes):
-            max_length = int(sizes.max()) if sizes.numel() else 0
+            max_length = longest_of(sizes, 0)
         return cls(values, offsets, max_length=max_length)
 
     @classmethod
     def from_padded(cls, padded: Tensor, lengths: Tensor | Sequence[int]) -> JaggedTensor:
         """The first ``lengths[b]`` entries of each row of ``padded [B, T, ...]``; differentiable in it.
 
-        In a compiled function, where nobody knows how many there are, the result has holes where ``padded`` has its
-        padding, and as great an outer extent as that.
+        In a compiled function, which does not read the lengths, the outer extent is that of ``padded``.
         """
         sizes = torch.as_tensor(lengths, dtype=torch.int64, device=padded.device)
         validation.check_padded(padded, sizes)
-        rows, width = padded.shape[:2]
-        if is_traced(sizes):
-            starts = torch.arange(rows + 1, device=padded.device) * width
-            return cls(padded.flatten(0, 1), starts, lengths=sizes, max_length=width)
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        total = int(offsets[-1])
+        total, width = size_of(offsets[-1]), padded.shape[1]
         values = Segments(offsets, None, total, width).unpad(padded)
-        return cls(values, offsets, max_length=int(sizes.max()) if total else 0)
+        return cls(values, offsets, max_length=longest_of(sizes, width))
 
     @classmethod
     def from_mask(cls, padded: Tensor, mask: Tensor) -> JaggedTensor:
         """The entries of ``padded [B, T, ...]`` where ``mask [B, T]`` is True, wherever in their rows; differentiable.
 
-        Reads the mask, so it is no part of a compiled function.
+        In a compiled function, which does not read the mask, the outer extent is that of ``padded``.
 
         Raises:
             ValueError: ``mask`` is no bool tensor of that shape.
         """
         check_mask(padded, mask)
-        return cls.from_lengths(padded[mask], mask.sum(1))
+        values = padded.flatten(0, 1).index_select(0, true_places(mask.flatten()))
+        return cls.from_lengths(values, sizes := mask.sum(1), max_length=longest_of(sizes, mask.shape[1]))
 
     @classmethod
     def from_nested(cls, nested: Tensor) -> JaggedTensor:

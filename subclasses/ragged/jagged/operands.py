@@ -110,8 +110,8 @@ def _relaid_values(x: JaggedTensor, y: JaggedTensor, values: Tensor) -> Tensor:
 def _places_in(y: JaggedTensor, x: JaggedTensor) -> Tensor:
     """``[total]``: for each entry of ``x`` the one of ``y``; any one where it does not exist."""
     ours, theirs = x.segments, y.segments
-    first = theirs.offsets.index_select(0, ours.rows.clamp(min=0, max=max(ours.count - 1, 0)))
-    return (first + ours.positions).clamp(min=0, max=max(theirs.total - 1, 0))
+    first = theirs.offsets.index_select(0, ours.rows.clamp(min=0, max=torch.sym_max(ours.count - 1, 0)))
+    return (first + ours.positions).clamp(min=0, max=torch.sym_max(theirs.total - 1, 0))
 
 
 # ---- a dense tensor that broadcasts ----------------------------------------------------------------------------

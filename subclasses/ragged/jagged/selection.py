@@ -6,6 +6,7 @@ bounds count from each row's own end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import shown
-from subclasses.ragged.checks import check_has_rows
+from subclasses.ragged.checks import check_has_rows, is_traced
+from subclasses.ragged.data_sizes import longest_of, size_of, true_places
 from subclasses.ragged.indexing.index import (
     check_numbers,
     common_places,
@@ -23,12 +25,13 @@ from subclasses.ragged.indexing.index import (
     existing_places,
     is_all,
     is_index,
-    row_numbers,
+    row_index,
     shown_index,
 )
 from subclasses.ragged.indexing.splitting import bound_in_rows, extent_of_slice
 from subclasses.ragged.jagged.operands import check_rows_match
 from subclasses.ragged.jagged.sharing import sharing
+from subclasses.ragged.segments import Segments
 
 if TYPE_CHECKING:
     from subclasses.ragged.jagged import JaggedTensor
@@ -44,7 +47,7 @@ def select_row(x: JaggedTensor, row: Any) -> Tensor:
         raise IndexError(f"index {row} is out of bounds for the {count} rows of {shown(x)}")
     row = row % count
     values, dim = x.unwrap("values"), x.ragged_dim - 1
-    if values.shape[dim] == 0:  # all rows are empty, and nothing has to be read
+    if not is_traced(values) and values.shape[dim] == 0:  # all rows are empty, and nothing has to be read
         return values.narrow(dim, 0, 0)
     return _cut_row(values, dim, x.offsets[row].item(), x.row_lengths()[row].item())
 
@@ -59,7 +62,7 @@ def _cut_row(values: Tensor, dim: int, start: Any, length: Any) -> Tensor:
 def to_tensors(x: JaggedTensor) -> list[Tensor]:
     """The rows, each ``[..., length, ...]``: views of the values."""
     values, dim = x.unwrap("values"), max(x.ragged_dim - 1, 0)
-    if values.shape[dim] == 0:
+    if not is_traced(values) and values.shape[dim] == 0:
         return [values.narrow(dim, 0, 0) for _ in range(x.offsets.shape[0] - 1)]
     lengths = x.row_lengths().tolist()
     if x.lengths is None and all(isinstance(n, torch.SymInt) for n in (*lengths, values.shape[dim])):
@@ -76,11 +79,16 @@ def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
             offsets = torch.cat([starts[which], x.offsets[-1:]])
             return sharing(_rebuilt(x, x.unwrap("values"), offsets, lengths[which]), x)
         which = torch.arange(starts.shape[0], device=starts.device)[which]
-    which = row_numbers(x, which)
-    starts, lengths = starts[which], lengths[which]
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    index = torch.repeat_interleave(starts - offsets[:-1], lengths)
-    index = index + torch.arange(index.shape[0], device=index.device)
+    which = row_index(x, which)
+    # With an empty row more there are as many rows as offsets: a size of its own where only data tells the number.
+    if which.dtype == torch.bool:
+        which = true_places(torch.cat([which, which.new_ones(1)]))
+        starts, lengths = (torch.cat([t, t.new_zeros(1)])[which] for t in (starts, lengths))
+    else:
+        starts, lengths = (torch.cat([t[which], t.new_zeros(1)]) for t in (starts, lengths))
+    offsets = lengths.cumsum(0) - lengths
+    rows = Segments(offsets, None, size_of(offsets[-1]), x.max_length)
+    index = rows.spread_rows(starts) + rows.positions
     return _rebuilt(x, x.unwrap("values").index_select(x.ragged_dim - 1, index), offsets, None)
 
 
@@ -199,7 +207,9 @@ def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
     picked = x.segments.keep(mask._raw_values, False)
     counts = x.segments.sum_rows(picked.flatten(1).sum(1) if picked.dim() > 1 else picked)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    return type(x)(x.unwrap("values")[picked], offsets, ragged_dim=min(x.ragged_dim, 1))
+    values = x.unwrap("values").flatten(0, picked.dim() - 1).index_select(0, true_places(picked.flatten()))
+    longest = longest_of(counts, x.max_length * math.prod(picked.shape[1:]))
+    return type(x)(values, offsets, ragged_dim=min(x.ragged_dim, 1), max_length=longest)
 
 
 def _cure_of(x: JaggedTensor, mask: JaggedTensor) -> str:

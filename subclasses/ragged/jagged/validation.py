@@ -68,6 +68,10 @@ def check_padded(padded: Tensor, lengths: Tensor) -> None:
             f"{tuple(padded.shape)} and {tuple(lengths.shape)}"
         )
     if is_traced(lengths):
+        fits = ((lengths >= 0) & (lengths <= padded.shape[1])).all()
+        torch.ops.aten._assert_async.msg(
+            fits, "JaggedTensor.from_padded: a length is negative, or beyond the extent"
+        )
         return
     found = lengths.tolist()
     if any(not 0 <= n <= padded.shape[1] for n in found):

@@ -344,7 +344,7 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     def to_jagged(self) -> JaggedTensor:
         """The same rows back to back, the batch dimension first; differentiable.
 
-        Reads the lengths. In a compiled function the result has holes where the table has its padding instead.
+        Reads the lengths. In a compiled function, which does not, the outer extent is the width of the table.
         """
         if self.merged:
             return self.unmerged().to_jagged().flatten(0, 1)  # type: ignore[return-value]

@@ -49,8 +49,6 @@ def _median_of_all(function: Any, x: Any) -> Any:
     number = count(function, x, None, False)
 
     def middle(t: Tensor) -> Tensor:
-        if not t.numel():
-            return function(t)
         if t.is_floating_point():  # what does not exist is NaN
             found = torch.nanmedian(t)
             if function is torch.nanmedian:

@@ -394,6 +394,3 @@ def test_what_a_compiled_function_cannot_know():
     ):
         with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="give max_length"):
             desugar.compile(lambda f=build: f().sum(), backend="eager")()
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    with pytest.raises((ValueError, torch._dynamo.exc.Unsupported), match="use from_padded"):
-        desugar.compile(lambda m: JaggedTensor.from_mask(torch.ones(2, 3), m).sum(), backend="eager")(mask)
