@@ -61,7 +61,7 @@ class TensorSubclass(Tensor):
     __source__: str
     _layout: Layout
     _saves_inners = False
-    _instead = ""  # advice appended to the error for an op without a rule
+    _instead = ""  # advice for users in the error for an op without a rule
     _adds_inner_tensors = False  # whether its rules add cotangents as they are, so that these need no mark
     _has_function_rules = False  # whether it has rules for Python-level functions
     _keeps_history = False  # whether it has rules for ops, whose results know how they were made

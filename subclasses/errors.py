@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SpecError(TypeError):
     """Raised where a subclass or one of its rules is declared incorrectly."""
@@ -16,3 +18,17 @@ def one_of(cls: type) -> str:
     name = cls.__name__
     is_spelled = len(name) == 1 or name[:2].isupper() or name[1].isdigit()
     return f"{'an' if name[0] in ('AEFHILMNORSX' if is_spelled else 'AEIOaeio') else 'a'} {name}"
+
+
+def way_out(cls: Any, of_author: str) -> str:
+    """Returns what to do where a class has no rule: advice for its author, or for users of a class of this package.
+
+    Args:
+        cls: the class. A class attribute ``_instead`` has the advice for users.
+        of_author: the advice for an author, who can add a rule.
+    """
+    if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+        return f"{of_author}; or {cls._instead}" if cls._instead else of_author
+    names = " and ".join(f"x.unwrap({name!r})" for name in cls.__spec__.inner_names[:2])
+    plain = ", or x.materialize()" if cls.__spec__.has_materialize else ""
+    return cls._instead or f"compute with its inner tensors, {names}{plain}"

@@ -24,7 +24,7 @@ from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, 
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided, strided_advice
 from subclasses.dispatch.structural import resolved
-from subclasses.errors import DispatchError, one_of
+from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.layout import describe_metadata, field_name
 from subclasses.ops.aliasing import argument, bump_versions, for_optimizers, resize_outer, with_aliasing
 from subclasses.ops.cotangents import NO_DERIVATIVE, check_no_cotangents
@@ -346,21 +346,22 @@ def _hint(cls: Any, op: OpOverload, first: Any = ()) -> str:
     if is_of_tangents(op):
         return IN_FORWARD_MODE
     if op in STRIDED_OPS:
-        return f"torch.compile remakes views of its arguments with it: {strided_advice(cls.__name__, op)}"
-    instead = cls._instead
-    if op.overloadpacket.__name__.endswith("_backward"):
-        instead = instead or f"; {NO_DERIVATIVE}"
-    elif in_backward():
-        instead = f"{instead}; {_OF_A_DERIVATIVE}"
-    if op.overloadpacket.__name__ in _OF_OPTIMIZERS and (
-        not first or isinstance(first[0], cls | list | tuple)
-    ):
+        return f"torch.compile remakes views of its arguments with it: {strided_advice(cls, op)}"
+    return way_out(cls, registering(cls, op) + _of_author(cls, op, first))
+
+
+def _of_author(cls: Any, op: OpOverload, first: Any) -> str:
+    """Returns what more an author is told of a missing rule."""
+    name = op.overloadpacket.__name__
+    advice = NO_DERIVATIVE if name.endswith("_backward") else _OF_A_DERIVATIVE if in_backward() else ""
+    instead = advice and f"; {advice}"
+    if name in _OF_OPTIMIZERS and (not first or isinstance(first[0], cls | list | tuple)):
         instead += for_optimizers(cls)
     if op is torch.ops.aten.ones_like.default and not cls.__spec__.stands_for_plain:
         instead += _OF_BACKWARD
     if whole := _whole_of(op):
         instead = f"; or for {whole}, of which it is a part: @{cls.__name__}.implements({whole}){instead}"
-    return f"{registering(cls, op)}{instead}"
+    return instead
 
 
 def _whole_of(op: OpOverload) -> str:

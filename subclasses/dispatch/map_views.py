@@ -152,7 +152,7 @@ def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
                 raise DispatchError(
                     f"{op}, with which torch.compile remakes views of its arguments, on {one_of(cls)} of size "
                     f"{tuple(x.shape)}, whose inner tensor {field.name!r} has size {tuple(t.shape)}; "
-                    f"{strided_advice(cls.__name__, op)}"
+                    f"{strided_advice(cls, op)}"
                 )
             raise DispatchError(
                 f"{op}: the {which} is {one_of(cls)} of size {tuple(x.shape)}, and its inner tensor {field.name!r} "

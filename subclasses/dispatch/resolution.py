@@ -33,7 +33,7 @@ from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.strided import with_checked_strides, with_checked_views
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import takes_lists, with_training
-from subclasses.errors import DispatchError, one_of
+from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.higher_order.dispatch import higher_order_run
 from subclasses.ops.aliasing import (
     check_kept,
@@ -374,7 +374,7 @@ def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
         convert = f", or call it with the materialize() of the {plain[-1]}" if plain else ""
         raise DispatchError(
             f"{op} on {names}: none of the classes has a rule for it, and what one makes of the other is not known; "
-            f"add one to either: @{cls.__name__}.implements(torch.ops.{op}){convert}"
+            f"{way_out(cls, f'add one to either: @{cls.__name__}.implements(torch.ops.{op})')}{convert}"
         )
     return True
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from subclasses._torch import OpOverload, is_tracing, storage_key
 from subclasses._torch_tracing import unseen
 from subclasses.autograd.history import CALLING
-from subclasses.errors import DispatchError, one_of
+from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.ops.aliasing import with_aliasing
 from subclasses.ops.schema import op_facts
 from subclasses.rules.registry import all_rules, find_op_rule
@@ -61,11 +61,10 @@ def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
 
 def _check_same_strides(op: OpOverload, x: Any, name: str, t: Any) -> None:
     if t.shape != x.shape or t.stride() != x.stride():
-        cls = type(x).__name__
         raise DispatchError(
-            f"{op} on a {cls} of size {tuple(x.shape)} and stride {x.stride()}, whose inner tensor {name!r} has size "
-            f"{tuple(t.shape)} and stride {t.stride()}: the same strides mean other elements there; "
-            f"{strided_advice(cls, op)}"
+            f"{op} on a {type(x).__name__} of size {tuple(x.shape)} and stride {x.stride()}, whose inner tensor "
+            f"{name!r} has size {tuple(t.shape)} and stride {t.stride()}: the same strides mean other elements there; "
+            f"{strided_advice(type(x), op)}"
         )
 
 
@@ -75,7 +74,7 @@ def check_strided_copy(cls: Any, op: OpOverload) -> None:
     if op in STRIDED_OPS and viewing:
         raise DispatchError(
             f"{cls.__name__} has a rule for {viewing[0]}, and none for {op}, with which torch.compile remakes views of "
-            f"its arguments; {strided_advice(cls.__name__, op)}"
+            f"its arguments; {strided_advice(cls, op)}"
         )
 
 
@@ -96,7 +95,7 @@ def check_told_apart(x: Any) -> None:
                     f"with which torch.compile remakes views of its arguments: what the rule for {op} returns has the "
                     f"same size and stride, so that it may be asked for, or the value itself; let {cls.__name__}.outer "
                     f"give the strides of a view, as Outer(size, stride=...), or "
-                    f"{strided_advice(cls.__name__, aten.as_strided.default)}"
+                    f"{strided_advice(cls, aten.as_strided.default)}"
                 )
 
 
@@ -126,13 +125,17 @@ def _parts(x: Any) -> tuple[Any, ...]:
     return x._layout, [(storage_key(t), _geometry(t)) for t in innermost(x)]
 
 
-def strided_advice(cls: str, op: OpOverload) -> str:
+def strided_advice(cls: Any, op: OpOverload) -> str:
     """Returns what to do about a view that ``torch.compile`` remakes."""
+    name = cls.__name__
+    rule = (
+        f"add a rule with @{name}.implements(torch.ops.{op}). The rule gets the size, stride and "
+        f"storage offset that {name}.outer gives for the view: it has to give those of views, and a view of an inner "
+        f"tensor t of that size is func(t, size, stride, offset - x.storage_offset() + t.storage_offset())"
+    )
     return (
         f"return such a view from no function that torch.compile compiles, or compile it with desugar.compile, which "
-        f"replays views; or add a rule with @{cls}.implements(torch.ops.{op}). The rule gets the size, stride and "
-        f"storage offset that {cls}.outer gives for the view: it has to give those of views, and a view of an inner "
-        f"tensor t of that size is func(t, size, stride, offset - x.storage_offset() + t.storage_offset())"
+        f"replays views; or {way_out(cls, rule)}"
     )
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from subclasses._torch import HigherOrderOperator, tree_map
 from subclasses._torch_capture import patch_aliasing_checks
 from subclasses._torch_tracing import eager_while_loop, is_traced, run_with_interpreter
-from subclasses.errors import DispatchError, one_of
+from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.higher_order.branches import example_results
 from subclasses.higher_order.cond import call_cond
 from subclasses.higher_order.values import is_declared, with_carriers
@@ -44,10 +44,9 @@ def higher_order_run(cls: Any, op: HigherOrderOperator) -> Call:
 
 
 def _raise_unsupported(cls: Any, op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
-    raise DispatchError(
-        f"{cls.__name__} has no rule for the higher-order op {op.name()}; pass it the inner tensors, or add a rule "
-        f"with @{cls.__name__}.implements(torch.ops.higher_order.{op.name()})"
-    )
+    rule = f"@{cls.__name__}.implements(torch.ops.higher_order.{op.name()})"
+    way = way_out(cls, f"pass it the inner tensors, or add a rule with {rule}")
+    raise DispatchError(f"{cls.__name__} has no rule for the higher-order op {op.name()}; {way}")
 
 
 def _run_cond(op: HigherOrderOperator, pred: Any, true_fn: Call, false_fn: Call, operands: Any = ()) -> Any:

@@ -47,7 +47,7 @@ class KeyedJaggedTensor(TensorSubclass):
     keys: tuple[str, ...] = static()
     max_length: int = dynamic()
 
-    _instead = "; or work on a feature, which kjt[key] returns as a JaggedTensor"
+    _instead = "work on a feature, which kjt[key] returns as a JaggedTensor"
 
     def __new__(
         cls,

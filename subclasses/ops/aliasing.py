@@ -24,7 +24,7 @@ from subclasses._torch import (
 )
 from subclasses.autograd.construct import is_differentiable
 from subclasses.autograd.derived_writes import holds_already
-from subclasses.errors import DispatchError, one_of
+from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.layout import describe_metadata, field_name
 from subclasses.ops.schema import OpFacts, op_facts
 from subclasses.spec.values import (
@@ -285,9 +285,10 @@ def for_optimizers(cls: Any) -> str:
     """Returns what to do where an optimizer writes to a value of a class."""
     if cls.__spec__.trainable:
         return "; an optimizer, which writes so, is given torch.nn.Parameter(x), and not x"
-    return (
-        "; an optimizer, which writes so, updates each inner tensor of a class declared with trainable=True"
+    advice = (
+        "an optimizer, which writes so, updates each inner tensor of a class declared with trainable=True"
     )
+    return f"; {way_out(cls, advice)}"
 
 
 def write_into(op: OpOverload, target: Any, value: Any) -> None:

@@ -50,6 +50,8 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         ValueError: shapes, dtypes or devices do not fit together, or the offsets do not describe rows.
     """
 
+    _instead = "use x.to_dense(fill) with x.mask(), x.to_tensors() or x.unwrap('values')"
+
     values: Tensor = inner(differentiable=True)
     offsets: Tensor = inner(dtype=torch.int64)
     lengths: Tensor | None = inner(dtype=torch.int64, optional=True)

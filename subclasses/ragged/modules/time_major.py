@@ -27,7 +27,7 @@ class TimeMajor(TensorSubclass):
         rows: the rows, ``[B, T, ...]`` and ragged along dimension 1.
     """
 
-    _instead = "; write x.transpose(0, 1) first, which gives rows [B, T, ...]"
+    _instead = "write x.transpose(0, 1) first, which gives rows [B, T, ...]"
 
     rows: JaggedTensor = inner()
 

@@ -49,7 +49,7 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         ValueError: shapes, dimensions or devices do not fit together.
     """
 
-    _instead = ", or use x.to_dense(fill) with x.mask(), x.to_tensors() or x.to_jagged()"
+    _instead = "use x.to_dense(fill) with x.mask(), x.to_tensors() or x.to_jagged()"
 
     padded: Tensor = inner(differentiable=True)
     lengths: Tensor = inner(dtype=torch.int64)
