@@ -363,6 +363,8 @@ sparse_values = torch.Tensor._values
 
 # The norms of several tensors, with which torch.nn.utils.clip_grad_norm_ computes one of them all.
 foreach_norm = torch._foreach_norm  # type: ignore[attr-defined]
+# Ops on lists of tensors, which no public function runs.
+foreach_functions = [getattr(torch, name) for name in dir(torch) if name.startswith("_foreach_")]
 
 
 def is_asked_for_tangents() -> bool:

@@ -76,6 +76,7 @@ class RaggedTensor:
     Selection:
         select_row(row): one row, dense.
         take_rows(which): some rows, by a slice, a list, an index tensor or a mask ``[B]``.
+        repeat_rows(repeats): each row as often as ``repeats [B]`` says.
         slice_rows(part): the same slice of every row; negative bounds count from each row's own end.
         cut(first, lengths, width): the entries of each row from ``first [B]`` on, ``lengths [B]`` of them.
         select_position(position), take_places(places): the entries at one place, or some, of every row, dense.

@@ -83,7 +83,7 @@ class JaggedInterface(RaggedTensor):
     def of_lengths(self: Any, table: Tensor, lengths: Tensor) -> Any:
         """The first entries of each row of a table, ``lengths [B]`` of them."""
         rows = type(self).from_padded(table.movedim(self.ragged_dim, 1), lengths)
-        return rows if self.ragged_dim == 1 else rows.transpose(1, self.ragged_dim)
+        return rows if self.ragged_dim == 1 else rows.with_entries(rows.unwrap("values"), self.ragged_dim)
 
     def to_table(self: Any, width: int) -> Tensor:
         """The padded tensor with so many places for each row, 0 where there is no entry."""
@@ -191,6 +191,7 @@ class JaggedInterface(RaggedTensor):
     to_tensors = selection.to_tensors
     select_row = selection.select_row
     take_rows = selection.take_rows
+    repeat_rows = selection.repeat_rows
     slice_rows = selection.slice_rows
     cut = selection.cut
     rearranged = selection.rearranged

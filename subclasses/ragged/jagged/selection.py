@@ -80,12 +80,27 @@ def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
             return sharing(_rebuilt(x, x.unwrap("values"), offsets, lengths[which]), x)
         which = torch.arange(starts.shape[0], device=starts.device)[which]
     which = row_index(x, which)
-    # With an empty row more there are as many rows as offsets: a size of its own where only data tells the number.
     if which.dtype == torch.bool:
-        which = true_places(torch.cat([which, which.new_ones(1)]))
-        starts, lengths = (torch.cat([t, t.new_zeros(1)])[which] for t in (starts, lengths))
-    else:
-        starts, lengths = (torch.cat([t[which], t.new_zeros(1)]) for t in (starts, lengths))
+        return _take_and_end(x, true_places(torch.cat([which, which.new_ones(1)])))
+    return _copied(x, *(torch.cat([t[which], t.new_zeros(1)]) for t in (starts, lengths)))
+
+
+def repeat_rows(x: JaggedTensor, repeats: Tensor) -> JaggedTensor:
+    """Each row as often as ``repeats [B]`` says."""
+    counts = torch.cat([repeats, repeats.new_ones(1)])
+    return _take_and_end(x, torch.repeat_interleave(counts, output_size=size_of(counts.sum())))
+
+
+def _take_and_end(x: JaggedTensor, which: Tensor) -> JaggedTensor:
+    """Rows by numbers ``[n + 1]``, of which the last one is the number of rows: one row more, which is empty.
+
+    Then there are as many numbers as offsets: a size of its own where only data tells it.
+    """
+    return _copied(x, *(torch.cat([t, t.new_zeros(1)])[which] for t in (x.offsets[:-1], x.row_lengths())))
+
+
+def _copied(x: JaggedTensor, starts: Tensor, lengths: Tensor) -> JaggedTensor:
+    """Rows that begin at ``starts [n + 1]`` of the values, back to back; the last one is empty, and left out."""
     offsets = lengths.cumsum(0) - lengths
     rows = Segments(offsets, None, size_of(offsets[-1]), x.max_length)
     index = rows.spread_rows(starts) + rows.positions
@@ -93,15 +108,24 @@ def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
 
 
 def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
-    """The same slice of every row, which shares the values."""
-    if part.step not in (None, 1):
-        raise DispatchError(f"indexing {shown(x)}: rows are cut with step 1, got {part}")
+    """The same slice of every row, which shares the values; with a step the entries are copied."""
+    step = 1 if part.step is None else part.step
+    if not isinstance(step, int) or step < 1:
+        raise DispatchError(
+            f"indexing {shown(x)}: expected a positive step along the rows, got {part}; x.flip({x.ragged_dim}) "
+            f"reverses each row"
+        )
+    part = slice(part.start, part.stop)
     lengths = x.row_lengths()
     first = torch.zeros_like(lengths) if part.start is None else bound_in_rows(part.start, lengths)
     last = torch.maximum(lengths if part.stop is None else bound_in_rows(part.stop, lengths), first)
     signs = {(n or 0) < 0 for n in (part.start, part.stop)}
     width = x.max_length if len(signs) == 2 and part.start else extent_of_slice(x.max_length, part)
-    return cut(x, first, last - first, width)
+    rows = cut(x, first, last - first, width)
+    if step == 1:
+        return rows
+    table = rows.to_dense()[(*[slice(None)] * x.ragged_dim, slice(None, None, step))]
+    return x.of_lengths(table, (last - first + step - 1) // step)
 
 
 def cut(x: JaggedTensor, first: Tensor, lengths: Tensor, width: Any) -> JaggedTensor:

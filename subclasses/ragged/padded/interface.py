@@ -112,6 +112,7 @@ class PaddedInterface(RaggedTensor):
     check_same_rows = operands.check_same_rows
     select_row = selection.select_row
     take_rows = selection.take_rows
+    repeat_rows = selection.repeat_rows
     slice_rows = selection.slice_rows
     cut = selection.cut
     rearranged = selection.rearranged

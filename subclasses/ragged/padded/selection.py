@@ -16,6 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, outer_dims, rows_stay, shown
+from subclasses.ragged.data_sizes import size_of
 from subclasses.ragged.indexing.index import (
     check_numbers,
     common_places,
@@ -228,6 +229,11 @@ def take_rows(x: PaddedTensor, which: Any) -> PaddedTensor:
     which = torch.where(which < 0, which + x.lengths.shape[0], which)
     table = x.unwrap("padded").index_select(x.batch_dim, which)
     return x.with_lengths(table, x.lengths.index_select(0, which), None)
+
+
+def repeat_rows(x: PaddedTensor, repeats: Tensor) -> PaddedTensor:
+    """Each row as often as ``repeats [B]`` says."""
+    return take_rows(x, torch.repeat_interleave(repeats, output_size=size_of(repeats.sum())))
 
 
 def rearranged(x: PaddedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> PaddedTensor:

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from subclasses._torch import nn_functions
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import outer_dims, shown, without
+from subclasses.ragged.data_sizes import size_of
 from subclasses.ragged.registry import Rules
 
 RULES = Rules()
@@ -55,6 +57,8 @@ def _flip(func: Any, input: Any, *dims: Any) -> Any:
     for dim in given:
         if _is_ragged(input, dim):
             input = input.rearranged(lambda place, length: length - 1 - place)
+        elif _is_batch(input, dim):
+            input = input.take_rows(_row_numbers(input).flip(0))
         else:
             place = _stored_place("flip", input, dim)
             input = input.with_stored(torch.flip(input.unwrap_stored(), [place]))
@@ -77,7 +81,72 @@ def _roll(func: Any, input: Any, shifts: Any, dims: Any = ()) -> Any:
 def _rolled(x: Any, shift: int, dim: int) -> Any:
     if _is_ragged(x, dim):
         return x.rearranged(lambda place, length: (place - shift) % length.clamp(min=1))
+    if _is_batch(x, dim):
+        return x.take_rows(_row_numbers(x).roll(shift))
     return x.with_stored(torch.roll(x.unwrap_stored(), shift, _stored_place("roll", x, dim)))
+
+
+@RULES.of(torch.repeat_interleave)
+def _repeat_interleave(
+    func: Any, input: Any, repeats: Any, dim: int | None = None, *, output_size: int | None = None
+) -> Any:
+    if dim is None:
+        raise DispatchError(
+            f"repeat_interleave: without dim= it repeats elements of the flattened tensor, and rows of {shown(input)} "
+            f"do not flatten to one; pass dim="
+        )
+    if _is_ragged(input, dim):
+        if not isinstance(repeats, int):
+            raise DispatchError(
+                f"repeat_interleave: expected an int of repeats for the entries of {shown(input)}, got {shown(repeats)}"
+            )
+        return input.of_lengths(input.to_dense().repeat_interleave(repeats, dim), input.counts * repeats)
+    if _is_batch(input, dim):
+        numbers = _row_numbers(input)
+        if isinstance(repeats, Tensor):
+            return input.repeat_rows(repeats.to(numbers.device).expand(numbers.shape[0]))
+        return input.take_rows(numbers.repeat_interleave(repeats))
+    place = _stored_place("repeat_interleave", input, dim)
+    if isinstance(repeats, Tensor) and output_size is None:
+        output_size = size_of(repeats.expand(input.shape[dim]).sum())
+    stored = torch.repeat_interleave(input.unwrap_stored(), repeats, place, output_size=output_size)
+    return input.with_stored(stored)
+
+
+@RULES.of(torch.Tensor.repeat, torch.tile)
+def _repeat(func: Any, x: Any, *repeats: Any) -> Any:
+    name = func.__name__
+    times = list(repeats[0] if len(repeats) == 1 and not isinstance(repeats[0], int) else repeats)
+    times = [1] * (x.dim() - len(times) if name == "tile" else 0) + times
+    if len(times) != x.dim() or x.merged:
+        raise DispatchError(
+            f"{name}: expected a number for each dimension of {shown(x)}, of which none are merged, got {times}"
+        )
+    of_rows, of_entries = times[x.batch_dim], times[x.ragged_dim]
+    if of_rows != 1:
+        x = x.take_rows(_row_numbers(x).repeat(of_rows))
+    if of_entries != 1:
+        parts = [x] * of_entries
+        x = torch.cat(parts, x.ragged_dim) if parts else x[(*[slice(None)] * x.ragged_dim, slice(0, 0))]
+    stored = [0 if d in x.row_dims else n for d, n in enumerate(times)][x.dim() - x.stored.dim() :]
+    return x.with_stored(x.unwrap_stored().repeat([n or 1 for n in stored]))
+
+
+@RULES.of(torch.Tensor.unfold)
+def _unfold(func: Any, x: Any, dimension: int, size: int, step: int) -> Any:
+    """Windows along a dimension, as a last one more; a row that is shorter than a window has none."""
+    if not _is_ragged(x, dimension):
+        return x.with_stored(x.unwrap_stored().unfold(_stored_place("unfold", x, dimension), size, step))
+    windows = ((x.counts - size) // step + 1).clamp(min=0)
+    return x.of_lengths(x.to_dense().unfold(x.ragged_dim, size, step), windows)
+
+
+def _row_numbers(x: Any) -> Tensor:
+    return torch.arange(x.counts.shape[0], device=x.counts.device)
+
+
+def _is_batch(x: Any, dim: int) -> bool:
+    return not x.merged and -x.dim() <= dim < x.dim() and dim % x.dim() == x.batch_dim
 
 
 @RULES.of(F.pad, nn_functions.pad)  # Dynamo may look into the first one

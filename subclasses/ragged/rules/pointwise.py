@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import foreach_functions
 from subclasses.autograd.python_functions import tagged_functions
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import first_ragged, shown, unruled
@@ -94,6 +95,48 @@ def settle(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _aligned(func: Any, x: Any, a: Any) -> Any:
     return x.aligned(func, a) if isinstance(a, Tensor) and a is not x else a
+
+
+# ---- lists -----------------------------------------------------------------------------------------------------
+
+# Keywords of ops on lists that are no operands.
+OPTIONS = ("alpha", "dtype", "non_blocking", "ord", "value")
+# Ops on lists that take numbers, where the op of the same name on one tensor takes none.
+LIMITS = {"maximum": ("maximum", "clamp_min"), "minimum": ("minimum", "clamp_max")}
+
+
+@RULES.of(*(f for f in foreach_functions if f.__name__ != "_foreach_powsum"))  # tensors have no such method
+def each_of_lists(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs an op on lists of tensors for one element after the other, as PyTorch does where it has no fused kernel."""
+    args = (*args, *(v for k, v in kwargs.items() if k not in OPTIONS))
+    options = {k: v for k, v in kwargs.items() if k in OPTIONS}
+    lists = [a for a in args if isinstance(a, list | tuple)]
+    if len({len(a) for a in lists}) > 1:
+        raise RuntimeError(f"{func.__name__}: expected lists of one length, got {[len(a) for a in lists]}")
+    name = func.__name__.removeprefix("_foreach_")
+    if name.strip("_") in ("addcmul", "addcdiv"):
+        args, options["value"] = args[:3], (*args[3:], options.get("value", 1))[0]
+    if name.strip("_") in LIMITS and not isinstance(_element(args[1], 0), Tensor):
+        name = name.replace(*LIMITS[name.strip("_")])
+    run = _of_one(name)
+    results = [
+        run(*(_element(a, k) for a in args), **{n: _element(v, k) for n, v in options.items()})
+        for k in range(len(lists[0]))
+    ]
+    return args[0] if name.endswith("_") else tuple(results)
+
+
+def _of_one(name: str) -> Any:
+    """The function of one tensor that an op on lists runs for each element."""
+    if name in ("maximum_", "minimum_"):  # tensors have no such methods
+        return lambda x, other: x.copy_(getattr(torch, name[:-1])(x, other))
+    return torch.linalg.vector_norm if name == "norm" else getattr(torch, name, None) or getattr(Tensor, name)
+
+
+def _element(value: Any, k: int) -> Any:
+    """What element ``k`` gets of an argument: of a list, or of a plain tensor of one number for each, its own."""
+    each = isinstance(value, list | tuple) or (type(value) is Tensor and value.dim() == 1)
+    return value[k] if each else value
 
 
 # ---- comparing -------------------------------------------------------------------------------------------------
