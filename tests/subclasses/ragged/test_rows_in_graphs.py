@@ -105,3 +105,37 @@ def test_parts_of_an_unwrapped_field_have_gradients(door):
     for leaves in (expected, got):
         sum(n * t.sum() for n, t in enumerate(leaves)).backward()
     torch.testing.assert_close(y.grad.values, x.grad.values)
+
+
+# ---- parts of rows ---------------------------------------------------------------------------------------------
+
+PARTS = {
+    "first entry": lambda x: x[:, :1].mean(1),
+    "all but the first": lambda x: x[:, 1:].to_dense().sum(1),
+    "all but the last": lambda x: x[:, :-1] * 2,
+    "last two": lambda x: x[:, -2:].values.sum(),
+    "in the middle": lambda x: x[:, -4:-1].sum(1),
+    "the greatest": lambda x: x.topk(1, 1).values.sum(1),
+    "narrow": lambda x: x.narrow(1, 0, 2) + 1,
+}
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("door", ["stock", "desugar"])
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_rows_of_any_lengths_are_one_program(name, door):
+    f, programs = PARTS[name], []
+
+    def backend(graph, inputs):
+        programs.append(graph)
+        return graph
+
+    compiled = torch.compile(f, backend=backend) if door == "stock" else desugar.compile(f, backend="eager")
+    for lengths in ([3, 7, 2], [4, 6, 9, 5], [2, 2, 5, 8, 3], [11, 6], [5, 3, 12]):
+        x = JaggedTensor.from_tensors([torch.randn(n, 4) for n in lengths])
+        found, expected = compiled(x), f(x)
+        assert found.shape == expected.shape
+        torch.testing.assert_close(
+            *(t.values if isinstance(t, JaggedTensor) else t for t in (found, expected))
+        )
+    assert len(programs if door == "stock" else compiled.programs) == 1
