@@ -32,10 +32,11 @@ def _numbers_below(count: Tensor) -> Tensor:
 
 @torch.library.register_fake(_NAME)
 def _fake_numbers(count: Any) -> Tensor:
-    sizes = count.fake_mode.shape_env
-    if sizes is None:
-        torch.library.get_ctx().new_dynamic_size()  # raises: no size is symbolic here
-    size = sizes.create_unbacked_symint()
+    symbols = count.fake_mode.shape_env
+    if symbols is None:  # new_dynamic_size() raises PyTorch's error for a size that is not symbolic
+        size: Any = torch.library.get_ctx().new_dynamic_size()
+    else:
+        size = symbols.create_unbacked_symint()
     check_in_graph(size >= 0)
     return count.new_empty([size], dtype=torch.int64)
 
