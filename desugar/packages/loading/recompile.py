@@ -66,7 +66,7 @@ class _Compilation:
         facts: Sequence[Fact] = self.program.facts
         if not is_forward:
             facts = next(one.items for one in self.program.backwards if one.graph == record)
-        with self.mode, torch.no_grad():
+        with self.mode, torch.no_grad(), self.env.ignore_fresh_unbacked_symbols():
             graph = graph_text.read(text, [self._fake(fact) for fact in facts])
         role = "backward" if not is_forward else "inference" if self.program.split is None else "forward"
         kind = GraphKind(role, len(output_nodes(graph)))

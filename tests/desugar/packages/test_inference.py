@@ -253,6 +253,28 @@ def test_rows_of_other_lengths(pack, cls):
         package(rows(3, 5, 2, width=9, cls=cls))
 
 
+def convolved(x):
+    """Each row shorter by one entry: as many entries in all as only the data tells."""
+    return torch.nn.functional.conv1d(x.mT, torch.ones(8, 8, 2)).mT
+
+
+def test_a_size_that_data_determines(pack):
+    package = pack(lambda x: convolved(x).values.mean(), desugar.call(rows(3, 5, 2)))
+    for lengths in [(3, 5, 2), (4, 2), (2, 7, 3, 2)]:
+        check(package, lambda x: convolved(x).values.mean(), rows(*lengths))
+    with pytest.raises(PackageError, match="a size depends on data"):
+        pack(convolved, desugar.call(rows(3, 5, 2)))
+
+
+@pytest.mark.slow
+def test_a_size_that_data_determines_in_machine_code(tmp_path):
+    desugar.save(tmp_path / "mean.pt2", lambda x: convolved(x).values.mean(), desugar.call(rows(3, 5, 2)))
+    for native in (True, False):
+        package = desugar.load(tmp_path / "mean.pt2", classes=(JaggedTensor,), native=native)
+        for lengths in [(3, 5, 2), (4, 2)]:
+            check(package, lambda x: convolved(x).values.mean(), rows(*lengths))
+
+
 def test_int8_weights(pack):
     model = Block(32)
     quantize_(model, Int8WeightOnlyConfig())
