@@ -46,7 +46,7 @@ class InnerTensors:
 
     __slots__ = ("kind", "tensors")
 
-    def __init__(self, tensors: Sequence[Any], kind: Kind) -> None:
+    def __init__(self, tensors: Iterable[Any], kind: Kind) -> None:
         self.tensors, self.kind = tuple(tensors), kind
 
     def __repr__(self) -> str:

@@ -115,7 +115,7 @@ def ragged_attention_dropout_backward(  # noqa: PLR0913
             asked, seen = slice(block.first, block.last), slice(0, block.keys)
             weights = _weights(group, block, queries, keys_t, scale, causal, space[0])
             keep = draw.keep(weights, space[1])
-            scores = torch.mul(weights, keep, out=_view(space[2], weights))
+            scores = torch.mul(weights, keep, out=_view(space[2], *weights.shape))
             parts[2][:, seen].baddbmm_(scores.mT, g[:, asked])
             torch.bmm(g[:, asked], values_t[..., seen], out=scores)
             scores.mul_(keep).sub_(shift[:, asked]).mul_(weights)
@@ -150,7 +150,7 @@ class Draw(NamedTuple):
         words = torch.empty((like.numel() + 3) // 4, dtype=torch.int64)
         words.random_(-(1 << 63), None, generator=self.generator)  # all 64 bits: four numbers of 16
         numbers = words.view(torch.int16)[: like.numel()].view(like.shape)
-        return torch.ge(numbers, self.threshold, out=_view(space, like))
+        return torch.ge(numbers, self.threshold, out=_view(space, *like.shape))
 
 
 # ---- one group -------------------------------------------------------------------------------------------------
@@ -202,10 +202,9 @@ def _future(count: int, dtype: torch.dtype) -> Tensor:
     return torch.full((count, count), -math.inf, dtype=dtype).triu_(1)
 
 
-def _view(space: Tensor, *size: int | Tensor) -> Tensor:
-    """The beginning of a space as a tensor of a size, or of that of a tensor."""
-    shape = size[0].shape if isinstance(size[0], Tensor) else torch.Size(size)
-    return space[: shape.numel()].view(shape)
+def _view(space: Tensor, *size: int) -> Tensor:
+    """The beginning of a space as a tensor of a size."""
+    return space[: math.prod(size)].view(size)
 
 
 def _sides(group: Group) -> tuple[Side, Side, Side]:
