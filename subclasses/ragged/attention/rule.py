@@ -66,11 +66,12 @@ def _attend(  # noqa: PLR0913
         out = attend_fused(kernel, query, key, (q, k, v), is_causal, dropout_p, scale)
     else:
         rows = query.offsets, key.offsets, query.lengths, key.lengths
-        if dropout_p:
-            seed = torch.randint(_SEEDS, ())
-            out = ragged_attention_dropout(q, k, v, seed, *rows, is_causal, scale, dropout_p)
-        else:
-            out, _ = ragged_attention(q, k, v, *rows, is_causal, scale)
+        out = _attend_rows(q, k, v, rows, is_causal, scale, dropout_p)
+    return _with_heads(query, out)
+
+
+def _with_heads(query: Any, out: Tensor) -> Any:
+    """Returns results ``[H, entries, D]`` as a value like the query, which has no dim of heads, one or several."""
     heads = query._raw_values.shape[:-2]
     if len(heads) != 1:  # a reshape to the size that it has would compare the number of entries with 1
         out = out.unflatten(0, heads) if heads else out[0]
@@ -87,6 +88,21 @@ def _check_operand(kind: Any, x: Any) -> None:
         f"scaled_dot_product_attention: expected {name} query, key and value [B, ..., T, D], got {shown(x)}; "
         f"transpose so that {first}{place} the last but one"
     )
+
+
+def _attend_rows(  # noqa: PLR0913
+    q: Tensor, k: Tensor, v: Tensor, rows: Any, is_causal: bool, scale: float, dropout_p: float
+) -> Tensor:
+    """Attention of ``[H, total, D]`` on the CPU."""
+    if dropout_p:
+        seed = torch.randint(_SEEDS, ())
+        return ragged_attention_dropout(q, k, v, seed, *rows, is_causal, scale, dropout_p)
+    if q.shape[-1] == v.shape[-1]:
+        return ragged_attention(q, k, v, *rows, is_causal, scale)[0]
+    # PyTorch's kernel for the CPU takes heads of one width. Features of 0 change no score.
+    width = max(q.shape[-1], v.shape[-1])
+    parts = (F.pad(x, [0, width - x.shape[-1]]) for x in (q, k, v))
+    return ragged_attention(*parts, *rows, is_causal, scale)[0][..., : v.shape[-1]]
 
 
 # ---- by padded tables ------------------------------------------------------------------------------------------

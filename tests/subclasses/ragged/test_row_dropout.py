@@ -189,6 +189,20 @@ def test_all_or_nothing():
                 attend(x, p)
 
 
+@pytest.mark.parametrize("width", [2, 12])
+def test_values_of_another_width(width):
+    """Without dropout, and with dropout of almost nothing, as the same rows one by one."""
+    x, rows = make_rows("jagged")
+    for p in (0.0, 1e-9):
+        h = heads(x)
+        got = F.scaled_dot_product_attention(h, h, torch.cat([h, h, h], -1)[..., :width], dropout_p=p)
+        for mine, row in zip(got.to_tensors(), rows, strict=True):
+            q = heads(row[None]) if len(row) else row.new_zeros(1, 2, 0, 4)
+            want = F.scaled_dot_product_attention(q, q, torch.cat([q, q, q], -1)[..., :width])[0]
+            torch.testing.assert_close(mine, want)
+    got.values.sum().backward()
+
+
 def test_evaluation_draws_nothing():
     x, _ = make_rows("jagged")
     layer = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True).eval()
