@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from subclasses._torch import is_recording, skip_frames
+from subclasses._torch import is_recording, marked_dims_name, skip_frames
 from subclasses._torch_capture import (
     LIVE,
     break_at_assignments,
@@ -51,11 +51,14 @@ class DynamicDims:
 class VaryingDims:
     """Tells Dynamo and ``torch.export`` which outer dims vary, by the class's ``_varying_dims``.
 
-    A non-data descriptor under the name of the marks, so that all values of the class are marked alike.
+    A non-data descriptor under the name of the marks, so that all values of the class are marked alike. The first read
+    stores them on the value, where ``torch._dynamo.maybe_mark_dynamic`` adds further ones and ``torch.export`` deletes.
     """
 
     def __get__(self, x: Any, owner: type | None = None) -> set[int]:
-        return set() if x is None else set(x._varying_dims()[""])
+        if x is None:
+            return set()
+        return x.__dict__.setdefault(marked_dims_name, set(x._varying_dims()[""]))
 
 
 # ---- assigning ---------------------------------------------------------------------------------------------

@@ -81,6 +81,12 @@ def test_a_feature_of_the_extent_of_the_rows_is_no_symbol():
     assert x.shape == (2, 4, 4) and dims_marked_dynamic(x) == [0, 1]
 
 
+def test_a_users_mark_adds_to_those_of_the_class():
+    x = rows((4, 2))
+    torch._dynamo.maybe_mark_dynamic(x, 2)
+    assert dims_marked_dynamic(x) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     "fn",
     [
