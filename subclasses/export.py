@@ -8,7 +8,7 @@ part of the pytree: a program refuses values of another layout, and ``torch.expo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
