@@ -134,7 +134,7 @@ def guard_flags(names: str) -> None:
             held = kinds.as_python_constant()
             held = held if isinstance(held, tuple) else get_args(held) or (held,)
             flags = [flag for kind, flag in _FLAGS.items() if kind in held]
-            for flag in flags if arg.source is not None else ():
+            for flag in flags if arg.source else ():
                 # Adds a guard to the frame that is being captured: whether the tensor has the flag.
                 from torch._dynamo.guards import GuardBuilder, install_guard
 

@@ -104,6 +104,9 @@ class _Ints:
 @functools.cache
 def _ints_of(func: Any) -> _Ints | None:
     """Returns the int arguments of a torch function, by the schemas of the op of that name; None if it has none."""
+    func = (
+        inspect.unwrap(func) if isinstance(func, types.FunctionType) else func
+    )  # Tensor.pow_ wraps one in C
     packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
     if not isinstance(packet, OpOverloadPacket):
         return None
