@@ -41,10 +41,13 @@ def record_readings(names: str) -> None:
     """
 
     def patch(module: Any) -> None:
-        read = module.TensorVariable.var_getattr
+        # The second name is the one since 2.15.
+        kind = module.TensorVariable
+        method = "var_getattr" if hasattr(kind, "var_getattr") else "tp_getattro_impl"
+        read = getattr(kind, method)
 
         @functools.wraps(read)
-        def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        def read_or_record(self: Any, tx: Any, name: str) -> Any:
             value = self.proxy.node.meta.get("example_value")
             if not _is_recorded(value, name, names, tx.output):
                 return read(self, tx, name)
@@ -60,7 +63,7 @@ def record_readings(names: str) -> None:
             proxy = tx.output.create_proxy("call_function", getattr, (self.as_proxy(), name), {})
             return wrap_fx_proxy(tx=tx, proxy=proxy, example_value=None if name in _VIEWS else inner)
 
-        module.TensorVariable.var_getattr = var_getattr
+        setattr(kind, method, read_or_record)
 
     after_import("torch._dynamo.variables.tensor", patch)
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch._functorch._aot_autograd import collect_metadata_analysis as metadata_analysis
 from torch._higher_order_ops import utils as higher_order_utils
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
@@ -1121,7 +1122,27 @@ def build_library():
             _torch_tracing.build_library(str(source), folder, "other", [])
 
 
+def check_in_graph():
+    """What it tells holds in the graph: a comparison of the size is decided, and a false statement raises."""
+    with pytest.raises(RuntimeError):
+        _torch.check_in_graph(False)
+    env = ShapeEnv()
+    size = env.create_unbacked_symint()
+    _torch.check_in_graph(size >= 0)
+    assert size >= 0 and not size < 0
+
+
+def foreach_functions():
+    """They take lists, and are among the functions that a class may have rules for."""
+    names = {f.__name__ for f in _torch.foreach_functions}
+    assert {"_foreach_add", "_foreach_mul_", "_foreach_sqrt"} <= names
+    total = torch._foreach_add([torch.ones(1), torch.ones(2)], 1)
+    assert [t.tolist() for t in total] == [[2], [2, 2]]
+
+
 CHECKS = {
+    "check_in_graph": check_in_graph,
+    "foreach_functions": foreach_functions,
     "build_library": build_library,
     "set_version_counters": set_version_counters,
     "keeps_graph": keeps_graph,
