@@ -119,7 +119,7 @@ def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
     lengths = x.row_lengths()
     first = torch.zeros_like(lengths) if part.start is None else bound_in_rows(part.start, lengths)
     last = torch.maximum(lengths if part.stop is None else bound_in_rows(part.stop, lengths), first)
-    signs = {(n or 0) < 0 for n in (part.start, part.stop)}
+    signs = {bool((n or 0) < 0) for n in (part.start, part.stop)}
     width = x.max_length if len(signs) == 2 and part.start else extent_of_slice(x.max_length, part)
     rows = cut(x, first, last - first, width)
     if step == 1:
