@@ -26,7 +26,7 @@ from subclasses.errors import DispatchError, one_of
 
 
 # The attributes of a tensor that are views of it.
-_VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
 
 def record_readings(names: str) -> None:
@@ -61,7 +61,7 @@ def record_readings(names: str) -> None:
                 return module.VariableTracker.build(tx, None)
             # In the graph that is being traced now: that of a branch, if the value comes from outside of it.
             proxy = tx.output.create_proxy("call_function", getattr, (self.as_proxy(), name), {})
-            return wrap_fx_proxy(tx=tx, proxy=proxy, example_value=None if name in _VIEWS else inner)
+            return wrap_fx_proxy(tx=tx, proxy=proxy, example_value=None if name in VIEWS else inner)
 
         setattr(kind, method, read_or_record)
 
@@ -69,9 +69,12 @@ def record_readings(names: str) -> None:
 
 
 def _is_recorded(value: Any, name: str, names: str, graph: Any) -> bool:
-    if name in _VIEWS:
-        is_wrapper = isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)
-        return is_wrapper and _is_ours(value, names, graph)
+    if (
+        name in VIEWS
+        and isinstance(value, torch.Tensor)
+        and getattr(backend_of(graph), MAKES_ASSIGNMENTS, False)
+    ):
+        return is_traceable_wrapper_subclass(value)
     is_assigned = any(value is x and name == n for x, n in vars(graph).get(_ASSIGNED, ()))
     return is_assigned or name in getattr(type(value), names, ())
 

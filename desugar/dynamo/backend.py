@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from desugar import _torch as private, _torch_views
 from desugar.backends.base import Backend
@@ -93,9 +93,11 @@ def dynamo_backend(
 
 
 def _is_plain_subclass(x: Any) -> bool:
-    """Returns whether a tensor is of a class of its own that is no wrapper."""
-    is_own = isinstance(x, Tensor) and type(x) not in (Tensor, nn.Parameter, private.FakeTensor)
-    return is_own and not is_traceable_wrapper_subclass(x)
+    """Returns whether a tensor is of a class that is no wrapper, and has no `__torch_function__` of its own."""
+    if not isinstance(x, Tensor) or type(x) is Tensor or is_traceable_wrapper_subclass(x):
+        return False
+    function = getattr(type(x).__torch_function__, "__func__", None)
+    return function is Tensor.__torch_function__.__func__
 
 
 def _compile_by_stock(gm: fx.GraphModule, example_inputs: list[Any], stock: Callable[..., Any]) -> Any:

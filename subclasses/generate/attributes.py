@@ -10,6 +10,7 @@ from torch import Tensor
 from subclasses._torch import is_recording, marked_dims_name, skip_frames
 from subclasses._torch_capture import (
     LIVE,
+    VIEWS,
     break_at_assignments,
     check_assignable,
     find_methods,
@@ -174,7 +175,7 @@ class DifferentiableField:
 # It cannot be compiled as a frame of its own, which it is below a frame that Dynamo leaves to Python.
 skip_frames(DifferentiableField.__get__)
 
-# The attribute of a class with the names of its differentiable fields and constants.
+# The attribute of a class with the names of its differentiable fields and constants, and of views that are copies.
 RECORDED = "_recorded_attributes"
 
 record_readings(RECORDED)
@@ -198,7 +199,8 @@ def install_fields(cls: Any) -> None:
         setattr(cls, LIVE + field.attribute, DifferentiableField(field))
     for dynamic in spec.dynamics:
         setattr(cls, carrier(dynamic.name), CarrierField(carrier(dynamic.name)))
-    setattr(cls, RECORDED, frozenset(field.name for field in differentiable).union(constants_of(cls)))
+    copies = VIEWS if spec.fallback == "materialize" else ()
+    setattr(cls, RECORDED, frozenset(field.name for field in differentiable).union(constants_of(cls), copies))
 
 
 class CarrierField:

@@ -1214,6 +1214,7 @@ CHECKS = {
     "is_exporting": is_exporting,
     "desugar_exported": is_exporting,
     "LIVE": is_exporting,
+    "VIEWS": record_readings,
     "reads_of_values_made_inside": reads_of_values_made_inside,
     "register_pytree_node": register_node,
     "SequenceKey": register_node,

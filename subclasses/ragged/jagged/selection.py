@@ -16,7 +16,7 @@ from torch import Tensor
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import shown
-from subclasses.ragged.checks import check_has_rows, is_traced
+from subclasses.ragged.checks import check_has_rows
 from subclasses.ragged.data_sizes import longest_of, size_of, true_places
 from subclasses.ragged.indexing.index import (
     check_numbers,
@@ -47,9 +47,14 @@ def select_row(x: JaggedTensor, row: Any) -> Tensor:
         raise IndexError(f"index {row} is out of bounds for the {count} rows of {shown(x)}")
     row = row % count
     values, dim = x.unwrap("values"), x.ragged_dim - 1
-    if not is_traced(values) and values.shape[dim] == 0:  # all rows are empty, and nothing has to be read
+    if _is_empty(values, dim):  # all rows are empty, and nothing has to be read
         return values.narrow(dim, 0, 0)
     return _cut_row(values, dim, x.offsets[row].item(), x.row_lengths()[row].item())
+
+
+def _is_empty(values: Tensor, dim: int) -> bool:
+    """Whether a dimension has no entries, as far as its extent is known without data."""
+    return isinstance(values.shape[dim], int) and values.shape[dim] == 0
 
 
 def _cut_row(values: Tensor, dim: int, start: Any, length: Any) -> Tensor:
@@ -62,7 +67,7 @@ def _cut_row(values: Tensor, dim: int, start: Any, length: Any) -> Tensor:
 def to_tensors(x: JaggedTensor) -> list[Tensor]:
     """The rows, each ``[..., length, ...]``: views of the values."""
     values, dim = x.unwrap("values"), max(x.ragged_dim - 1, 0)
-    if not is_traced(values) and values.shape[dim] == 0:
+    if _is_empty(values, dim):
         return [values.narrow(dim, 0, 0) for _ in range(x.offsets.shape[0] - 1)]
     lengths = x.row_lengths().tolist()
     if x.lengths is None and all(isinstance(n, torch.SymInt) for n in (*lengths, values.shape[dim])):
