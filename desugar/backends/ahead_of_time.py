@@ -26,7 +26,7 @@ from desugar.backends.vector_isa import tried_when_asked
 from desugar.errors import PackageError
 from desugar.flatten.storage_offsets import input_storage_offsets
 from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
-from desugar.ir.fx_utils import clone_aliased_results, copy_graph, fake_inputs, output_nodes, result_owners
+from desugar.ir.fx_utils import Results, clone_aliased_results, copy_graph, fake_inputs, output_nodes
 
 log = logging.getLogger("desugar")
 
@@ -77,7 +77,7 @@ def _compile(graph: fx.GraphModule, kind: GraphKind, folder: Path | None) -> Lib
     if any(not isinstance(start, int) or start != 0 for start in input_storage_offsets(graph)):
         raise PackageError("the function reads where in its storage a tensor begins: pass clones")
     if kind.role == "inference" and _computes(graph):
-        before = result_owners(graph, kind.num_results)
+        before = Results.of(graph, kind.num_results)
         devices = private.get_inputs_devices(fake_inputs(graph), graph)
         graph = private.joint_graph_passes(graph, input_device=next(iter(devices)))
         clone_aliased_results(graph, before)

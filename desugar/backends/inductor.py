@@ -15,7 +15,7 @@ from desugar.backends.kernel_libraries import ATTRIBUTE, recorded
 from desugar.backends.parallel_build import PendingKernels, postpone_kernels
 from desugar.backends.vector_isa import tried_when_asked
 from desugar.flatten.storage_offsets import input_storage_offsets
-from desugar.ir.fx_utils import clone_aliased_results, output_nodes, result_owners
+from desugar.ir.fx_utils import Results, clone_aliased_results, output_nodes
 from desugar.passes.verify import rechecks_enabled
 
 
@@ -83,7 +83,7 @@ def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind)
     if any(not isinstance(start, int) or start != 0 for start in starts):
         return run_eagerly(graph, inputs, kind)
     if kind.role == "inference":
-        before = result_owners(graph, kind.num_results)
+        before = Results.of(graph, kind.num_results)
         devices = private.get_inputs_devices(inputs, graph)
         graph = private.joint_graph_passes(graph, input_device=next(iter(devices)))
         clone_aliased_results(graph, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,7 +65,27 @@ def is_view(node: fx.Node) -> bool:
     )
 
 
-def clone_aliased_results(graph: fx.GraphModule, before: list[Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results of a graph before passes: their names, and the fake tensors of inputs and results by name."""
+
+    names: list[Any]
+    values: dict[str, Any]
+
+    @classmethod
+    def of(cls, graph: fx.GraphModule, count: int) -> Results:
+        """Records the first `count` results; the name of a constant is None."""
+        results = [n if isinstance(n, fx.Node) else None for n in output_nodes(graph)[:count]]
+        nodes = [*graph.graph.find_nodes(op="placeholder"), *filter(None, results)]
+        return cls([n and n.name for n in results], {n.name: n.meta.get("val") for n in nodes})
+
+    def share(self, one: str, other: str) -> bool:
+        """Returns whether two of the tensors share memory."""
+        tensors = [t for t in (self.values.get(one), self.values.get(other)) if isinstance(t, Tensor)]
+        return len(tensors) == 2 and len({*map(storage_of, tensors)}) == 1
+
+
+def clone_aliased_results(graph: fx.GraphModule, before: Results) -> None:
     """Clones each result that graph passes replaced with an input or with another result.
 
     Passes turn `zeros + x` into `x`, and merge two equal sums. Without a clone, an in-place write to one result
@@ -72,39 +93,25 @@ def clone_aliased_results(graph: fx.GraphModule, before: list[Any]) -> None:
 
     Args:
         graph: A graph after passes; changed in place.
-        before: The owners of the results before the passes.
+        before: The results of the same graph before the passes.
     """
     outputs = output_nodes(graph)
     (end,) = graph.graph.find_nodes(op="output")
     first: dict[fx.Node, str] = {}
     changed = False
-    for n, (node, owner) in enumerate(zip(outputs, before, strict=False)):
+    for n, (node, name) in enumerate(zip(outputs, before.names, strict=False)):
         if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), Tensor):
             continue
-        is_input = node.op == "placeholder" and node.name != owner
-        if is_input or first.setdefault(node, owner) != owner:
+        is_replaced = first.setdefault(node, name) != name
+        if node.op == "placeholder" and node.name != name:
+            is_replaced = not before.share(node.name, name)
+        if is_replaced:
             with graph.graph.inserting_before(end):
                 outputs[n] = graph.graph.call_function(torch.ops.aten.clone.default, (node,))
             outputs[n].meta["val"] = node.meta["val"]
             changed = True
     if changed:
         set_outputs(graph, outputs)
-
-
-def result_owners(graph: fx.GraphModule, count: int) -> list[Any]:
-    """Returns the input in whose memory each of the first `count` results of a graph is, by name.
-
-    The owner of another result is the result itself; a constant has none.
-    """
-    inputs = graph.graph.find_nodes(op="placeholder")
-    owners = {_memory_of(node): node.name for node in reversed(inputs)}
-    results = output_nodes(graph)[:count]
-    return [owners.get(_memory_of(n), n.name) if isinstance(n, fx.Node) else None for n in results]
-
-
-def _memory_of(node: fx.Node) -> Any:
-    value = node.meta.get("val")
-    return storage_of(value) if isinstance(value, Tensor) else node
 
 
 def read_sizes_early(graph: fx.GraphModule) -> None:

@@ -14,9 +14,9 @@ from torch import fx
 
 from desugar import _torch as private
 from desugar.ir.fx_utils import (
+    Results,
     clone_aliased_results,
     output_nodes,
-    result_owners,
     set_outputs,
     tangent_dependencies,
 )
@@ -39,7 +39,7 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
     """
     depends = tangent_dependence(traced)
     joint_inputs = [*primals, *traced.tangent_items]
-    before = result_owners(traced.graph, traced.num_forward)
+    before = Results.of(traced.graph, traced.num_forward)
     forward, backward = split(
         traced.graph,
         joint_inputs,

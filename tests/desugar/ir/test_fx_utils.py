@@ -9,12 +9,12 @@ from torch import fx
 import desugar
 from desugar import _torch as private
 from desugar.ir.fx_utils import (
+    Results,
     clone_aliased_results,
     copy_graph,
     fake_inputs,
     is_view,
     output_nodes,
-    result_owners,
     set_outputs,
 )
 from tests.desugar.classes import Pair, make, plain_parts
@@ -40,7 +40,7 @@ def test_outputs_are_read_and_set():
     assert targets(graph) == [aten.mul.Tensor]  # what nobody reads is gone
     assert graph(torch.ones(2) * 2, torch.ones(2) * 3)[1] is None
     assert [tuple(fake.shape) for fake in fake_inputs(graph)] == [(2,), (2,)]
-    assert result_owners(graph, 2) == [product.name, None]
+    assert Results.of(graph, 2).names == [product.name, None]
 
 
 def test_a_copy_is_a_graph_of_its_own():
@@ -63,7 +63,7 @@ def test_views():
 
 def test_results_that_became_one_are_copied_apart():
     graph = traced(lambda x, y: (x + y, x * y, x.sin()), (2,), (2,))
-    before = result_owners(graph, 3)
+    before = Results.of(graph, 3)
     x, _ = graph.graph.find_nodes(op="placeholder")
     total = output_nodes(graph)[0]
     set_outputs(graph, [total, total, x])  # as passes do: two equal values, and an identity
@@ -77,13 +77,13 @@ def test_results_that_always_were_one_stay_so():
     graph = traced(lambda x, y: (x, x + y, y), (2,), (2,))
     total = output_nodes(graph)[1]
     set_outputs(graph, [*output_nodes(graph), total, None])
-    clone_aliased_results(graph, result_owners(graph, 5))
+    clone_aliased_results(graph, Results.of(graph, 5))
     assert aten.clone.default not in targets(graph)
 
 
 def test_a_view_that_became_its_input_shares_its_memory():
     graph = traced(lambda x: (x.view(2), x + 0), (2,))
-    before = result_owners(graph, 2)
+    before = Results.of(graph, 2)
     (x,) = graph.graph.find_nodes(op="placeholder")
     set_outputs(graph, [x, x])
     clone_aliased_results(graph, before)
