@@ -338,8 +338,7 @@ def _has_own_gradient(tensor: Tensor) -> bool:
     `unwrap()` made it, or an autograd function that returned its input or a view of it, or it is a view of such a
     tensor.
     """
-    if tensor.grad_fn is None:
+    if tensor.grad_fn is None or not tensor._is_view():
         return False
-    return not base_of(tensor).requires_grad or (
-        tensor._is_view() and private.get_creation_meta(tensor) == private.CreationMeta.IN_CUSTOM_FUNCTION
-    )
+    made_by_function = private.get_creation_meta(tensor) == private.CreationMeta.IN_CUSTOM_FUNCTION
+    return made_by_function or not base_of(tensor).requires_grad
