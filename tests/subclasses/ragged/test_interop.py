@@ -285,13 +285,20 @@ def test_optimizers_step_as_they_step_rows(kind, name):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_optimizer_of_many_tensors_at_once_is_refused(kind):
-    ragged = nn.Parameter(KINDS[kind](rows_of()))
-    before = ragged.detach().clone()
-    ragged.square().sum().backward()
-    with pytest.raises(NotImplementedError, match="_foreach_"):
-        torch.optim.SGD([ragged], lr=0.1, foreach=True).step()
-    assert torch.equal(ragged.detach(), before)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimizer_of_many_tensors_at_once(optimizer, kind):
+    """It updates as one that takes the tensors in turn, from which rows get what they would get alone."""
+    rows, updated = rows_of(), []
+    for foreach in (False, True):
+        ragged = [nn.Parameter(KINDS[kind]([row.detach().clone() for row in rows])) for _ in range(2)]
+        steps = optimizer(ragged, lr=0.1, foreach=foreach)
+        for _ in range(2):
+            steps.zero_grad()
+            sum(x.square().sum() for x in ragged).backward()
+            steps.step()
+        updated.append([x.detach() for x in ragged])
+    assert all(map(torch.equal, *updated))
+    assert not torch.equal(updated[0][0], KINDS[kind](rows))
 
 
 # ---- compared as a whole ---------------------------------------------------------------------------------------
