@@ -41,7 +41,7 @@ def record_readings(names: str) -> None:
     """
 
     def patch(module: Any) -> None:
-        # The second name is the one since 2.15.
+        # PyTorch 2.15 renamed the method.
         kind = module.TensorVariable
         method = "var_getattr" if hasattr(kind, "var_getattr") else "tp_getattro_impl"
         read = getattr(kind, method)
@@ -114,7 +114,7 @@ def find_methods(names: str) -> None:
     after_import("torch._dynamo.variables.tensor", patch)
 
 
-# What `isinstance` reads of a tensor where it is asked for such a class.
+# The attribute by which `isinstance` finds a value of such a class.
 _FLAGS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 
 
