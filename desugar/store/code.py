@@ -119,9 +119,16 @@ class _Reader:
 
     def _add_wrapped(self, function: types.FunctionType) -> None:
         """Reads the functions that a wrapper of this project closes over."""
-        for cell in function.__closure__ or ():
-            if isinstance(cell.cell_contents, types.FunctionType | types.MethodType | functools.partial):
-                self.add_function(cell.cell_contents)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            inside = self._content_of(cell, f"{function.__qualname__} reads {name}")
+            if isinstance(inside, types.FunctionType | types.MethodType | functools.partial):
+                self.add_function(inside)
+
+    def _content_of(self, cell: types.CellType, place: str) -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError as error:  # the variable is empty
+            raise CannotStore(place) from error
 
     def _add_code(self, function: types.FunctionType, code: types.CodeType) -> None:
         self.texts.append(repr((function.__qualname__, code.co_code, code.co_names, code.co_varnames)))
@@ -135,10 +142,7 @@ class _Reader:
                 attributes = [s.argval for s in steps[number + 1 : number + 9]]
                 self._add_global(place, function.__globals__, step.argval, attributes)
             elif step.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and step.argval in cells:
-                try:
-                    self.add_value(place, cells[step.argval].cell_contents)
-                except ValueError as error:  # the variable is empty
-                    raise CannotStore(place) from error
+                self.add_value(place, self._content_of(cells[step.argval], place))
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._add_code(function, constant)

@@ -25,6 +25,9 @@ DAMAGED = (
 # What explains a node to a reader; everything else of its metadata is needed only while the graph is compiled.
 _KEPT_METADATA = ("val", "stack_trace", "seq_nr")
 
+# Entries of a tensor that the records may hold: a codebook of a byte for each of two numbers. More is data.
+_LARGEST_CONSTANT = 1 << 16
+
 
 class CannotStore(Exception):
     """Raised where a program has a part that another process could not read."""
@@ -62,6 +65,8 @@ def _pickler() -> type:
                 return _make_fake, (_describe_fake(obj), self._unpickle_state)
             if isinstance(obj, SymInt | SymFloat | SymBool):
                 return _make_number, (_describe_number(obj), self._unpickle_state)
+            if _is_constant(obj):
+                return _make_constant, (obj.dtype, tuple(obj.shape), obj.tolist())
             if isinstance(obj, Tensor):
                 raise CannotStore(f"it holds a tensor of size {tuple(obj.shape)}")
             return super().reducer_override(obj)
@@ -82,6 +87,23 @@ def _make_fake(described: tuple[Any, ...], state: Any) -> Any:
         meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         meta = meta if type(offset) is int and offset == 0 else meta.as_strided(size, stride, offset)
         return private.FakeTensor(state.fake_mode, meta, device)
+
+
+def _is_constant(obj: Any) -> bool:
+    """Whether an object is a small table of numbers that a rule made while it was traced, such as a codebook."""
+    return (
+        type(obj) is Tensor
+        and obj.device.type == "cpu"
+        and obj.layout is torch.strided
+        and obj.is_contiguous()
+        and not obj.requires_grad
+        and obj.numel() <= _LARGEST_CONSTANT
+    )
+
+
+def _make_constant(dtype: torch.dtype, size: tuple[int, ...], numbers: Any) -> Tensor:
+    with private.disable_current_modes():
+        return torch.tensor(numbers, dtype=dtype).reshape(size)
 
 
 def _describe_number(number: Any) -> tuple[type, Any]:

@@ -353,13 +353,14 @@ WITH_FUNCTIONS = """
     import functools
     import torch
     import torch.nn.functional as F
-    from subclasses import TensorSubclass, inner
+    from subclasses import TensorSubclass, constant, inner
 
     class Looked(TensorSubclass, fallback="materialize"):
         twice: torch.Tensor = inner()
+        offsets = constant([{offset}, 1.0, -0.0])
 
         def materialize(self):
-            return self.twice / {divisor}
+            return self.twice / {divisor} + self.offsets
 
     @Looked.implements(torch.relu)
     def _(func, x, **options):
@@ -369,7 +370,9 @@ WITH_FUNCTIONS = """
 """
 
 
-@pytest.mark.parametrize("change", [{}, {"divisor": 4}, {"factor": 7}, {"part": 3}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"divisor": 4}, {"factor": 7}, {"part": 3}, {"offset": float("inf")}], ids=str
+)
 def test_a_class_with_rules_for_functions(traced, tmp_path, monkeypatch, caplog, change):
     caplog.set_level(logging.INFO, "desugar")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -378,10 +381,11 @@ def test_a_class_with_rules_for_functions(traced, tmp_path, monkeypatch, caplog,
     def fn(x):
         return torch.relu(x) + torch.sigmoid(x) + x
 
-    original = {"divisor": 2, "factor": 3, "part": 2}
+    original = {"divisor": 2, "factor": 3, "part": 2, "offset": 0.5}
     for options in (original, original, original | change):
         sys.modules.pop("looked_class", None)
-        (tmp_path / "looked_class.py").write_text(textwrap.dedent(WITH_FUNCTIONS.format(**options)))
+        text = WITH_FUNCTIONS.format(**options).replace("[inf,", "[float('inf'),")
+        (tmp_path / "looked_class.py").write_text(textwrap.dedent(text))
         os.utime(tmp_path / "looked_class.py", (1e9, 1e9))
         x = __import__("looked_class").Looked(torch.ones(3))
         torch.testing.assert_close(compiled_again(fn)(x), fn(x))
