@@ -55,6 +55,11 @@ def wrap_detached(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | N
     return layout.cls._wrap(layout, *raw, *dynamics)  # type: ignore[attr-defined]
 
 
+def _kept(raw: Tensor) -> Tensor:
+    """Returns a view of a plain tensor, which records the grad mode of its making."""
+    return raw if hasattr(type(raw), "__spec__") else raw[...]
+
+
 class Construct(torch.autograd.Function):
     """``Cls(*inners)`` in the autograd graph; the backward returns the inner tensors of the cotangent."""
 
@@ -64,9 +69,12 @@ class Construct(torch.autograd.Function):
     def forward(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
         """Wraps inner tensors. Those that require grad are detached, since stored tensors never require grad.
 
-        All others stay the same objects: two values that share one offsets tensor provably have matching rows.
+        They are views made in no_grad mode, so that PyTorch refuses a write to one of a tensor that requires grad:
+        a value made of it afterwards would lose the gradients of this one. All others stay the same objects: two values
+        that share one offsets tensor provably have matching rows.
         """
-        return wrap_detached(layout, dynamics, *inners)
+        kept = [_kept(t.detach()) if t is not None and t.requires_grad else t for t in inners]
+        return layout.cls._wrap(layout, *kept, *dynamics)  # type: ignore[attr-defined]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -77,6 +77,33 @@ def test_what_is_stored_aliases_what_was_given():
     assert Pair(c, b).a is c
 
 
+class Grown(TensorSubclass, fallback="map"):
+    rows: Tensor = inner()
+
+    def append(self, row, at):
+        self.rows[at] = row
+        return Grown(self.rows)
+
+
+@pytest.mark.parametrize("door", ["eager mode", "eager", "aot_eager", "desugar.compile", "desugar"])
+def test_an_append_in_place_that_would_lose_a_gradient_is_refused(door):
+    def append_twice(rows, first, second):
+        return Grown(rows).append(first, 0).append(second, 1).unwrap("rows").square().sum()
+
+    if door == "desugar.compile":
+        fn = desugar.compile(append_twice, backend="eager")
+    else:
+        fn = append_twice if door == "eager mode" else torch.compile(append_twice, backend=door)
+    rows, (first, second) = torch.zeros(3), leaves((), ())
+    with pytest.raises(RuntimeError, match="created in no_grad mode and is being modified inplace"):
+        fn(rows, first, second)
+    assert rows.tolist() == [first.item() if door == "eager mode" else 0.0, 0.0, 0.0]
+    with torch.no_grad():
+        assert torch.equal(fn(torch.zeros(3), first, second), first.square() + second.square())
+    total = Grown(torch.zeros(3)).append(first, 0).unwrap("rows").square().sum()
+    torch.testing.assert_close(torch.autograd.grad(total, first)[0], 2 * first)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_plain_cotangent_goes_through_materialize(backend):
     def fn(data, factor):
