@@ -1,6 +1,6 @@
 # Every target makes the virtual environment that it needs, once; the second time it starts at once.
 #
-#   make demo      the main job, on real input          make docs   the pages, warnings are errors
+#   make demo      the main job, on real input          make docs   the pages: runs their code and builds them
 #   make test      what CI runs                         make lint   format, lint, types, layers
 #   make test-all  the slow tests too                   make bench  timings, side by side
 #   make bench-compare BASE=old/wrappers.json     what changed (old: in all), fails on a regression
@@ -87,7 +87,8 @@ bench-gpu-bring:
 bench-gpu-predicted: $(VENV)/.has-bench
 	$(BIN)/python -m bench.gpu_predicted $(ARGS)
 
-docs: $(VENV)/.has-docs
+docs: $(VENV)/.has-docs $(VENV)/.has-dev
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m slow tests/test_docs.py tests/test_notebook.py
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 lint: $(VENV)/.has-dev

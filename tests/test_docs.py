@@ -31,6 +31,7 @@ README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+@pytest.mark.slow  # `make docs` runs it, too
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_prints_what_it_shows(page, tmp_path):
     for shown in compare_outputs(page, tmp_path):
@@ -266,6 +267,7 @@ def commands(page):
     return [shlex.split(line, comments=True) for line in lines]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_first_page_run(tmp_path):
     page = ROOT / "docs" / "first-steps.md"
     before, _, _ = page.read_text().partition("In Python (leave this out")

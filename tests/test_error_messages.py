@@ -667,6 +667,7 @@ def test_ops(run, words):
     assert_says(caught.value, words)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("fn", "args", "words"), REFUSED, ids=name_of)
 def test_functions(fn, args, words):
@@ -823,6 +824,7 @@ def test_rows_of_different_lengths_are_both_named():
     assert_says(caught.value, ["[2, 3]", "[3, 2]"])
 
 
+@pytest.mark.slow
 def test_the_kit_says_which_promise_how_and_what_to_do():
     class Odd(TensorSubclass, fallback="materialize"):
         raw: Tensor = inner()

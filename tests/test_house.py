@@ -97,6 +97,7 @@ def test_there_is_one_exec():
     assert calls == ["subclasses/codegen/build.py"]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("path", [p for p in sources() if p not in PRIVATE_NAMES], ids=name_of)
 def test_private_torch_names_are_imported_in_their_module_alone(path):
     found = [f"{name_of(path)}:{line}: {name}" for line, name in private_torch_names(path)]
@@ -194,6 +195,7 @@ def test_the_search_for_state_finds_it(text, found):
     assert changing_state(text) == found
 
 
+@pytest.mark.slow
 def test_state_that_outlives_a_call_is_listed():
     rows = [
         row.split("|")[1:3]
@@ -219,6 +221,7 @@ def test_tests_lie_as_their_modules_do():
 # ---- what is installed -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_importing_the_packages_imports_torch_and_optree_alone():
     optional = "rich typer matplotlib hypothesis pytest expecttest pytest_benchmark sphinx".split()
     code = f"import sys, subclasses, desugar; print([m for m in {optional} if m in sys.modules])"

@@ -13,6 +13,7 @@ from docs import notebook
 TOUR = json.loads(notebook.TOUR.read_text())
 
 
+@pytest.mark.slow
 def test_the_tour_prints_what_it_shows(tmp_path):
     printed = notebook.run_cells(TOUR, tmp_path)
     assert len(printed) == 10
@@ -48,6 +49,7 @@ def test_an_error_in_a_cell_is_raised(tmp_path):
         notebook.run_cells(found, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_explanation_is_an_output_that_leaves_the_notebooks_page_alone(tmp_path):
     found = copy.deepcopy(TOUR)
     cells = notebook.code_cells(found)

@@ -22,6 +22,7 @@ def test_the_page_is_that_of_the_record():
     assert page == cases.format_markdown(FOUND["cases"], FOUND["machine"]["torch"])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "way", "expected"),

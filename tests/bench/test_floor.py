@@ -10,6 +10,7 @@ import torch
 from bench import floor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["declared", "TwoTensor"])
 def test_the_floor_checks_nothing_and_builds_all(kind):
     calls = floor.make_calls(2, kind)

@@ -66,6 +66,7 @@ def figures(lines):
     return [line.stage for line in lines if line.figure]
 
 
+@pytest.mark.slow
 def test_every_kind_of_failure_costs_its_stage_alone(run):
     names = ["segfaults", "hangs", "says half", "talks", "exits", "hangs at its end", "works"]
     lines = run(*names)

@@ -19,6 +19,7 @@ print("all read")
 """
 
 
+@pytest.mark.slow
 @needs_triton
 def test_every_number_is_read_once():
     assert interpret(VALUES) == "all read"

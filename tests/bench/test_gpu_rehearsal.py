@@ -67,7 +67,7 @@ def no_advice():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(10)
 @pytest.mark.usefixtures("no_advice")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TIMED)
@@ -106,6 +106,7 @@ def test_stages_without_a_subject_say_so(monkeypatch):
     assert {"basics", "warm", "recorded", "counters", *TIMED} == {stage.name for stage in STAGES}
 
 
+@pytest.mark.slow
 def test_a_recorded_step_is_measured_once_it_exists(monkeypatch):
     """With stand-ins for both names: the batches are not packed, and the step runs as it is."""
     import desugar
@@ -160,6 +161,7 @@ def measure_around(error, **options):
     return lines
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "error",
     [

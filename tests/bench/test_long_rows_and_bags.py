@@ -17,6 +17,7 @@ def eager_only(monkeypatch):
     monkeypatch.setattr(bags.desugar, "compile", lambda fn: fn)
 
 
+@pytest.mark.slow
 def test_batches_of_every_kind_have_one_loss(eager_only):
     rows = long_rows.draw_rows(4)
     lengths = [len(r) - 1 for r in rows]

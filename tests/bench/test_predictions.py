@@ -7,6 +7,7 @@ from bench import gpu_predicted, predictions
 from tests.desugar.prediction.needs import MISSING, cuda_build
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 @pytest.mark.parametrize(
     ("name", "entries"),
@@ -40,6 +41,7 @@ def test_without_the_cuda_build_nothing_is_written(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @cuda_build
 def test_int8_is_predicted_to_reach_its_goals_at_decode():
     rows = [*gpu_predicted.predict_int8("h100", sizes=(4096,))]

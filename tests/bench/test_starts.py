@@ -111,6 +111,7 @@ def test_goals(processes, tmp_path):
     ].is_reached
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_told():
     with pytest.raises(RuntimeError, match=r"(?s)no case desugar.compile failed:.*KeyError: 'no case'"):
         starts.run_process(["no case", "desugar.compile"], starts.ROOT)

@@ -329,6 +329,7 @@ def test_threads_compile_and_call(monkeypatch):
 # ---- nothing is kept -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_compiled_function_is_collected():
     def once():
         compiled = by_pass(lambda x: x * x)
@@ -346,6 +347,7 @@ def test_a_compiled_function_is_collected():
     assert alive[-1]() is None  # programs go when Dynamo lets go of the code
 
 
+@pytest.mark.slow
 def test_no_text_of_graphs_is_kept():
     def once():
         by_pass(lambda x: x * x)(make(TwoTensor, 3, grad=True).detach())

@@ -80,6 +80,7 @@ BUILT = {
 }
 
 
+@pytest.mark.sweep(3)
 @WAYS
 @pytest.mark.parametrize("name", BUILT)
 def test_built_inside(way, name):

@@ -62,7 +62,7 @@ def dense_parts(g):
     return [g.materialize()] if hasattr(g, "materialize") else plain_parts(g)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(45)
 @pytest.mark.parametrize("kind", [torch.Tensor, *DECLARED], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_both_branches(name, kind):
@@ -118,6 +118,7 @@ def test_dynamic_sizes(kind):
     assert len(compiled.programs) == 1
 
 
+@pytest.mark.slow
 def test_ragged_operands():
     def program(cond, pred, x, bias):
         return cond(pred, lambda x: (x + bias).sin().mean(1), lambda x: (x * bias).sum(1), (x,))
@@ -157,6 +158,7 @@ def test_an_operand_written_afterwards_is_noticed():
         by_pass(fn)(torch.tensor(True), torch.randn(3, requires_grad=True))
 
 
+@pytest.mark.slow
 def test_through_inductor():
     program = PROGRAMS["one operand"]
     compiled = by_pass(lambda pred, x: program(torch.cond, pred, x), backend="inductor")
@@ -208,6 +210,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     """By Dynamo, by PyTorch's op or by the class; in either case nothing is changed."""

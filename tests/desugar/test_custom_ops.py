@@ -48,6 +48,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_their_own_formulas_are_used(name, way):
@@ -63,6 +64,7 @@ def test_the_formula_is_the_registered_one():
     assert y.grad.tolist() == [14.0] * 3
 
 
+@pytest.mark.slow
 def test_through_inductor():
     y = torch.full((3,), 2.0, requires_grad=True)
     out = by_pass(lambda y: cubed(y) + 1, backend="inductor")(y)
@@ -82,6 +84,7 @@ class Cube(torch.autograd.Function):
         return gradient * 3 * x**2
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 def test_the_gradient_of_a_functions_gradient(way, cls):
@@ -122,6 +125,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 @pytest.mark.parametrize("name", WRITES)
 def test_a_saved_tensor_that_an_op_writes_is_noticed(name, way):

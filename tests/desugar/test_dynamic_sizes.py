@@ -22,12 +22,14 @@ def rows(*classes, grad=True, width=6):
 # ---- sizes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("cls", [*EVERY, torch.Tensor])
 def test_ever_new_sizes_take_two_programs(cls):
     compiled = assert_programs(lambda x: (x * 2, x.sin().sum()), rows(cls), 2)
     assert [p.is_dynamic for p in compiled.programs] == [True, cls is Labeled]  # which has a dynamic int
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair, Labeled, Tagged, Nested])
 def test_several_arguments_and_dimensions(cls):
     calls = [
@@ -46,6 +48,7 @@ def test_static():
     assert_programs(lambda x: x * 2, [*calls, *calls], len(NEW), dynamic=False)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair, Halves])
 def test_zero_and_one_have_programs_of_their_own(cls):
     calls = [lambda n=n: (make(cls, n, 6, grad=True),) for n in (4, 5, 0, 1, 2, 0, 1, 8)]
@@ -85,6 +88,7 @@ def test_outer_sizes_that_a_class_by_hand_computes_as_a_sum():
         compiled(*split(Halves, 2, 2)())
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(
     ("fn", "count"),
     [
@@ -174,6 +178,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -183,6 +188,7 @@ def test_numbers_computed_from_sizes(name, grad, dynamic):
         judge(NUMBERS[name], lambda n=n: (torch.randn(n, 2, requires_grad=grad),), compiled)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
 @pytest.mark.parametrize(
     "fn", [lambda x: x.sum().item(), lambda x: x.tolist(), lambda x: (x * 2, x[0].item())]
@@ -202,6 +208,7 @@ def test_numbers_in_training():
         judge(fn, lambda n=n: (torch.randn(n, requires_grad=True),), compiled)
 
 
+@pytest.mark.slow
 def test_numbers_through_inductor():
     def fn(x):
         return x.sin(), x.detach().sum().item(), x.shape[0] / 2
@@ -267,7 +274,7 @@ def whole(fn):
     return by_pass(fn, fullgraph=True, strict=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(60)
 @pytest.mark.parametrize("way", [by_pass, capturing(whole), capturing(by_dynamo)])
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Halves, Labeled])
@@ -292,6 +299,7 @@ UNBACKED = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", UNBACKED)
 def test_numbers_and_sizes_that_only_data_tells_in_one_graph(name, grad):
@@ -327,7 +335,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(75)
 @pytest.mark.parametrize("calls", CALLS, ids=str)
 @pytest.mark.parametrize("cls", [torch.Tensor, Pair, Nested])
 @pytest.mark.parametrize("name", CUTS)
@@ -369,7 +377,7 @@ def write(x):
     return x.sum()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair, Labeled, Tagged, Nested])
 @pytest.mark.parametrize(
     "fn",
@@ -386,6 +394,7 @@ def test_writes_to_slices_of_larger_values(cls):
     assert_programs(write, slices(cls, grad=False), 1, dynamic=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [TwoTensor, Pair])
 def test_slices_and_the_value_that_they_are_of(cls):
     def fn(x, y, z):
@@ -415,6 +424,7 @@ def test_a_write_to_a_slice_reaches_the_whole_and_its_gradient(door):
         torch.testing.assert_close(*both)
 
 
+@pytest.mark.slow
 def test_inductor_takes_slices():
     compiled = desugar.compile(lambda x: (x * 2).sum(0), dynamic=True)
     for call in slices(Pair):

@@ -79,6 +79,7 @@ def test_the_line_of_the_user_is_named(name, cls):
 # ---- errors of the user's own code ---------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(4)
 @EVERY_DOOR
 @pytest.mark.parametrize("cls", EVERY)
 def test_an_error_in_the_function_passes_through(cls, door):

@@ -301,6 +301,7 @@ EVERY_DOOR = pytest.mark.parametrize("door", [by_pass, by_torch])
 ONE_DOOR = pytest.mark.parametrize("door", [by_pass, pytest.param(by_torch, marks=pytest.mark.slow)])
 
 
+@pytest.mark.slow
 @ONE_DOOR
 @settings(max_examples=60, suppress_health_check=QUIET)
 @given(script=scripts(PURE, 8))
@@ -334,6 +335,7 @@ def test_many_programs(script, door):
     event(check(script, door))
 
 
+@pytest.mark.slow
 def test_every_op_and_every_argument_is_played():
     """Each op once on a wrapper, so that none is silently left out."""
     assert set(EVERY) >= set(CLASSES)

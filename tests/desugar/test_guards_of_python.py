@@ -45,6 +45,7 @@ def test_zeros_of_both_signs():
     assert [compiled(torch.ones(1), n).item() for n in (0.0, -0.0)] == [1, -1]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("fn", "values"),
     [

@@ -62,13 +62,14 @@ EXPECTED = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(352)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", IDIOMS)
 def test_idiom(name, door):
     check_idiom(name, door, EXPECTED.get(name))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_exception_is_pytorchs_own(name):
     check_idiom(name, STOCK, EXPECTED[name])

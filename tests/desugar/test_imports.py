@@ -14,6 +14,7 @@ def run(code):
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     "name", ["desugar", "subclasses", "subclasses.int8", "subclasses.ragged", "subclasses.keyed"]
 )
@@ -24,6 +25,7 @@ def test_nothing_slow_is_imported(name):
     )
 
 
+@pytest.mark.slow
 def test_what_torch_has_in_public_stays_what_it_is():
     """Names that exist before an import mean the same object after it, in modules and in their classes."""
     run(
@@ -56,6 +58,7 @@ assert not changed, changed
     )
 
 
+@pytest.mark.slow
 def test_what_explains_is_imported_by_the_first_explanation():
     run(
         """
@@ -68,6 +71,7 @@ assert "relu" in str(explanation) and callable(desugar.explain)
     )
 
 
+@pytest.mark.slow
 def test_what_compiles_is_imported_when_something_is_compiled():
     run(
         """
@@ -82,6 +86,7 @@ assert "desugar.pipeline" in sys.modules and "desugar.packages" not in sys.modul
     )
 
 
+@pytest.mark.slow
 def test_rules_are_not_taken_apart_where_a_look_at_them_is_enough():
     run(
         """
@@ -112,6 +117,7 @@ assert any(code.co_name == "rule" for code in taken), taken
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["torch._dynamo", "desugar"])
 def test_dynamo_may_be_imported_before_or_after(first):
     run(

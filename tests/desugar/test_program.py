@@ -15,6 +15,7 @@ from tests.desugar.classes import EVERY, Labeled, Pair, make
 from tests.desugar.judge import backward
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", EVERY)
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_a_program_says_of_itself(cls, grad):
@@ -91,6 +92,7 @@ print(type(nested_tensor._dummy_instance._values).__name__, type(nested_tensor._
 """
 
 
+@pytest.mark.slow
 def test_the_nested_tensor_that_pytorch_shares_is_never_one_of_a_trace():
     """In a process of its own: PyTorch makes it once."""
     told = subprocess.run(

@@ -36,6 +36,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sweep(6)
 @EVERY_DOOR
 @CLASSES
 @pytest.mark.parametrize("name", CHANGES)
@@ -77,6 +78,7 @@ SET = {
 }
 
 
+@pytest.mark.sweep(4)
 @EVERY_DOOR
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("name", SET)
@@ -146,6 +148,7 @@ if torch.__version__ >= "2.15":  # whose Dynamo fails at a bytearray
     INSIDE = {name: fn for name, fn in INSIDE.items() if "buffer" not in name}
 
 
+@pytest.mark.sweep(3)
 @EVERY_DOOR
 @pytest.mark.parametrize("name", INSIDE)
 def test_autograd_inside(name, door):
@@ -192,6 +195,7 @@ RETURNED = {
 }
 
 
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"], desugar.compile])
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 @pytest.mark.parametrize("name", RETURNED)
@@ -234,12 +238,14 @@ def off_inside(x):
     return y, z
 
 
+@pytest.mark.sweep(2)
 @EVERY_DOOR
 @CLASSES
 def test_gradients_off_for_a_part(cls, door):
     judge(off_inside, lambda: (make(cls, 2, 3, grad=True),), way=door, calls=2)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", [strictly, *DOORS.values()])
 @CLASSES
 def test_writes_to_what_inference_mode_has_made(cls, door):
@@ -418,6 +424,7 @@ class Penalty(Backward):
         return (grad * x).sum()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", DOORS)
 @pytest.mark.parametrize("kind", [Backward, Penalty])
 def test_gradients_of_parameters_inside(kind, way):
@@ -448,6 +455,7 @@ def of_a_copy(x):
     return grad * 2
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", DOORS)
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
 @pytest.mark.parametrize("fn", [of_the_argument, of_a_copy])

@@ -140,6 +140,7 @@ def test_a_backward_hook_registered_later(register):
 # ---- what is replaced between calls --------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(6)
 @EVERY_DOOR
 @pytest.mark.parametrize(
     "change",
@@ -202,6 +203,7 @@ SCRIPTED = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @EVERY_DOOR
 @pytest.mark.parametrize("name", SCRIPTED)

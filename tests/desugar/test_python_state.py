@@ -44,7 +44,7 @@ DATA: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(12)
 @EVERY_DOOR
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", DATA)
@@ -52,6 +52,7 @@ def test_what_only_data_tells(name, grad, door):
     judge(DATA[name], lambda: (torch.randn(5, requires_grad=grad),), way=door, calls=4)
 
 
+@pytest.mark.sweep(4)
 @EVERY_DOOR
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool])
 def test_numbers_of_every_type(dtype, door):
@@ -90,7 +91,7 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", OF_SIZES)
 def test_sizes_where_symbols_do_not_go(name, dynamic):
@@ -119,7 +120,7 @@ SHOWN: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @EVERY_DOOR
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor])
 @pytest.mark.parametrize("name", SHOWN)
@@ -185,6 +186,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.sweep(2)
 @EVERY_DOOR
 @pytest.mark.parametrize("name", CHANGED)
 def test_containers_that_the_function_changes(name, door):
@@ -219,6 +221,7 @@ def test_iterators_among_the_arguments_are_gone_through_once(door):
 # ---- what is kept from call to call --------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @EVERY_DOOR
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")

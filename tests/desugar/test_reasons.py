@@ -38,6 +38,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", FAILURES)
 def test_the_guard_that_failed_is_named(name, caplog):
     first, second, says = FAILURES[name]

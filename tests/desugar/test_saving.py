@@ -92,6 +92,7 @@ def outside(compiled: Any) -> Any:
     return fn
 
 
+@pytest.mark.sweep(10)
 @classes
 @pytest.mark.parametrize("around", ["none", "inside", "outside"])
 def test_no_more_bytes_are_saved_than_in_eager_mode(cls, around):
@@ -114,6 +115,7 @@ def test_behind_dynamo_too():
         assert measure(fn, args)[0] <= expected
 
 
+@pytest.mark.sweep(3)
 @classes
 def test_a_checkpoint_inside_is_kept(cls):
     """Its intermediates are computed again, not saved."""
@@ -124,6 +126,7 @@ def test_a_checkpoint_inside_is_kept(cls):
     assert lean.programs[0].saved_bytes <= measure(checkpointed, args)[0]
 
 
+@pytest.mark.sweep(4)
 @classes
 def test_the_program_tells_what_it_saves(cls):
     """Its figure, and the results that are saved besides, are what autograd is given."""
@@ -170,6 +173,7 @@ def noisy(x: Any) -> Any:
     return F.dropout(x, 0.5) * x.exp()
 
 
+@pytest.mark.sweep(10)
 @classes
 @pytest.mark.parametrize("reused", [False, True])
 def test_random_numbers_inside_a_checkpoint_are_drawn_once(cls, reused):
@@ -238,6 +242,7 @@ def graph_objects() -> int:
     return sum(issubclass(type(o), (fx.Node, fx.Graph, fx.GraphModule, Tensor)) for o in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_a_member_compiled_late_goes_too():
     def once() -> set[str]:
         compiled = by_pass(lambda x: (x.sin(), x * x))

@@ -11,6 +11,7 @@ import torch
 import desugar
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("round", range(3))
 def test_different_functions_compile_in_threads_at_once(round):
     barrier, x = threading.Barrier(4), torch.arange(3.0, requires_grad=True)

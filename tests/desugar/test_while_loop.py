@@ -37,6 +37,7 @@ def same(got, want):
     torch.testing.assert_close(plain_parts(got.detach()), plain_parts(want.detach()))
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize(
     "kind", [torch.Tensor, Pair, Beside, Nested, Labeled], ids=lambda kind: kind.__name__
 )
@@ -80,12 +81,14 @@ def test_ragged():
     torch.testing.assert_close(by_pass(lambda x: loop(x).sum(1))(x), python(x).sum(1))
 
 
+@pytest.mark.slow
 def test_gradients_through_plain_loops():
     loop, python = thrice(lambda x: x * 2)
     x = torch.randn(3, requires_grad=True)
     torch.testing.assert_close(*(torch.autograd.grad(fn(x).sum(), x) for fn in (by_pass(loop), python)))
 
 
+@pytest.mark.slow
 def test_through_inductor():
     loop, python = thrice(lambda x: x * 2)
     x = make(Pair, 3, 4)
@@ -140,6 +143,7 @@ JUDGE = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_ones(name):
     x = torch.randn(3, 4)

@@ -70,6 +70,7 @@ WAYS: dict[str, Callable[[list[str]], nn.Module]] = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_bucket_is_reduced_before_the_next_is_computed(way: str) -> None:
     events: list[str] = []

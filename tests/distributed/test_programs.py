@@ -63,6 +63,7 @@ def judge(compiled, mesh, n, grad, placement=ROWS):
 with_and_without_gradients = pytest.mark.parametrize("grad", [False, True])
 
 
+@pytest.mark.sweep(4)
 @with_and_without_gradients
 @pytest.mark.parametrize(("dynamic", "programs"), [(None, 2), (True, 1), (False, len(SIZES))])
 def test_programs_of_five_sizes(mesh, grad, dynamic, programs):
@@ -72,6 +73,7 @@ def test_programs_of_five_sizes(mesh, grad, dynamic, programs):
     assert len(compiled.programs) == programs
 
 
+@pytest.mark.sweep(6)
 @with_and_without_gradients
 @pytest.mark.parametrize("placement", [Replicate(), Shard(1), Partial()])
 def test_another_placement_is_another_program(mesh, grad, placement):
@@ -131,6 +133,7 @@ def pair(mesh, rows, size):
     return Pair(*parts)
 
 
+@pytest.mark.sweep(15)
 @with_and_without_gradients
 @pytest.mark.parametrize(("dynamic", "programs"), [(None, 2), (True, 1), (False, len(SIZES))])
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: Pair(x, x.detach() + 1)])

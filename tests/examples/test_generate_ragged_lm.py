@@ -18,6 +18,7 @@ def model():
     return LanguageModel(dim=16, heads=2, layers=1, longest=48)
 
 
+@pytest.mark.slow
 def test_by_itself():
     app = typer.Typer()
     app.command()(example.main)
@@ -27,6 +28,7 @@ def test_by_itself():
     assert result.stdout.count("yes") == 4 and "NO" not in result.stdout
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_its_own_fails(model, monkeypatch, capsys):
     monkeypatch.setattr(PaddedTensor, "to_tensors", lambda x: [row + 1 for row in x.padded])
     with pytest.raises(typer.Exit) as stopped:
@@ -34,6 +36,7 @@ def test_a_row_that_is_not_its_own_fails(model, monkeypatch, capsys):
     assert stopped.value.exit_code == 1 and "went wrong" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_too_many_programs_fail(model, monkeypatch, capsys):
     compile_one = example.desugar.compile
     monkeypatch.setattr(example.desugar, "compile", lambda fn, **options: compile_one(fn, backend="eager"))

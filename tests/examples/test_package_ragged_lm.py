@@ -18,6 +18,7 @@ def test_a_process_without_the_model_says_and_learns_the_same():
     assert "without the model's source" in made.output
 
 
+@pytest.mark.slow
 def test_a_difference_is_a_failure(monkeypatch):
     """The script fails if the second process computes something else."""
     wrong = {"rows": [], "losses": [0.0] * 4, "seconds": 0.0, "has": []}

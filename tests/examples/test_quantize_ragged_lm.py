@@ -12,6 +12,7 @@ from _language_model import LanguageModel, draw_batches, read_lines
 from subclasses.int8 import weight_bytes
 
 
+@pytest.mark.slow
 def test_by_itself():
     app = typer.Typer()
     app.command()(example.main)
@@ -26,6 +27,7 @@ def model():
     return LanguageModel(dim=64, heads=2, layers=2, longest=48)
 
 
+@pytest.mark.slow
 def test_a_model_that_got_worse_fails(model, monkeypatch, capsys):
     monkeypatch.setattr(example, "WORST_LOSS", -0.5)
     monkeypatch.setattr(example, "ROUNDS", 1)

@@ -50,6 +50,7 @@ def run(*options):
     return CliRunner().invoke(app, options, env={"COLUMNS": "120"})
 
 
+@pytest.mark.slow
 def test_by_itself():
     result = run("--quick", "--layers=1", "--slots=2")
     assert result.exit_code == 0, result.output
@@ -72,12 +73,14 @@ def test_which_weights(weight_only, monkeypatch):
     assert set(example.TIES) == set(example.CONFIGS)
 
 
+@pytest.mark.slow
 def test_int8_weights(model, requests, monkeypatch, capsys):
     monkeypatch.setattr(example, "RUNS", 1)
     example.compare(model, ["int8 weights"], requests, SLOTS, "eager")
     assert capsys.readouterr().out.count("7 of 7") == 3
 
 
+@pytest.mark.slow
 def test_each_answer_is_that_of_the_request_alone(model, made, requests):
     server = make_server(model)
     for _ in range(2):  # the second time with what the first left in the slots
@@ -92,6 +95,7 @@ def test_each_answer_is_that_of_the_request_alone(model, made, requests):
     assert len(server.prefill.programs) == 2 and len(server.decode.programs) == 1
 
 
+@pytest.mark.slow
 def test_requests_come_and_go(model, requests, monkeypatch):
     server, admitted = example.Server(model, SLOTS, lambda function: function), []
     admit = server.admit
@@ -121,6 +125,7 @@ def test_a_request_waits_until_it_arrives(model, monkeypatch):
     assert len(early.answer) == 2 and len(late.answer) == 1
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_not_its_own_fails(model, requests, monkeypatch, capsys):
     def attend_to_everything(self, layer, q, k, v):
         self.write(layer, torch.arange(SLOTS)[:, None], self.lengths[:, None], k, v)
@@ -133,6 +138,7 @@ def test_an_answer_that_is_not_its_own_fails(model, requests, monkeypatch, capsy
     assert stopped.value.exit_code == 1 and "not that of its request alone" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_too_many_programs_fail(model, requests, monkeypatch, capsys):
     monkeypatch.setattr(example, "RUNS", 1)
     monkeypatch.setattr(example, "PROGRAMS", 2)

@@ -66,6 +66,7 @@ def on_two_ranks(script, *options):
 # ---- one process -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_where_it_was(run, tmp_path):
     whole = losses_of(run("--steps", 16).stdout)
     first = run("--steps", 5, "--save", tmp_path)
@@ -76,6 +77,7 @@ def test_one_process_goes_on_where_it_was(run, tmp_path):
     assert losses_of(first.stdout) | losses_of(second.stdout) == pytest.approx(whole, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_three_programs_serve_all_blocks(run, monkeypatch, tmp_path):
     jobs = []
     save = example.Job.save
@@ -88,6 +90,7 @@ def test_three_programs_serve_all_blocks(run, monkeypatch, tmp_path):
     assert len(weights) == 9 and all(isinstance(w, Int8Tensor) for w in weights)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_continue_fails(run, tmp_path, monkeypatch):
     assert run("--steps", 1, "--save", tmp_path).exit_code == 0
     evaluate = example.Job.evaluate

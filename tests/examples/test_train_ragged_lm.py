@@ -62,6 +62,7 @@ def test_the_five_ways_agree_and_compile_at_most_two_programs(run, tmp_path):
     assert "32 prompt lengths are served by 4 programs" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_way_that_computes_something_else_fails_the_script(run, monkeypatch):
     right = example.make_ways
 
@@ -95,6 +96,7 @@ def test_agreement_is_up_to_rounding(capsys):
         assert "at step 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_batches_are_real_lines_and_an_epoch_ends_with_a_short_one():
     lines = example.read_lines(longest=100)
     assert len(lines) > 10_000 and max(map(len, lines)) == 102  # "\n" before and after

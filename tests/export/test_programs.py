@@ -20,12 +20,14 @@ OFTEN = [
 ]
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", OFTEN)
 def test_each_form_of_a_program(name):
     found = run_case(CASES[name], strict=False, steps=WITHOUT_INDUCTOR, **options_of(name))
     assert found == dict.fromkeys(WITHOUT_INDUCTOR, RIGHT)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", [name for name in OFTEN if "Keyed" not in name][::2])
 def test_what_dynamo_captured_first(name):
     steps = WITHOUT_INDUCTOR[:2]

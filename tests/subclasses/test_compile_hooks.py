@@ -38,6 +38,7 @@ def counted(fn, backend="aot_eager"):
 # ---- every kind of class, in and out -----------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", [k for k in FACTORIES if k != "hostile"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_forward(kind, backend):
@@ -46,6 +47,7 @@ def test_forward(kind, backend):
 
 
 # The sum of rows that are all one row is not the sum of that row.
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", [k for k in FACTORIES if k not in ("hostile", "rows")])
 def test_backward(kind):
     def fn(x):
@@ -58,6 +60,7 @@ def test_backward(kind):
     assert_same(x.grad, y.grad)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kind", ["pair", "nested", "optional, absent", "tagged"])
 def test_inductor(kind):
     def fn(x):
@@ -72,6 +75,7 @@ def test_inductor(kind):
     assert_same(x.grad, y.grad)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", FACTORIES)
 def test_a_wrapper_passes_through(kind):
     x = FACTORIES[kind]()
@@ -79,6 +83,7 @@ def test_a_wrapper_passes_through(kind):
     assert out[0] is x
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", ["pair", "tagged", "nested", "rows"])
 def test_sizes_that_change(kind):
     compiled, counter = counted(lambda x: x * 2 + 1)
@@ -188,6 +193,7 @@ def test_a_tangent_is_accepted_whether_or_not_marked_as_one():
 # ---- cache keys --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_cache_asks_for_a_key_and_does_not_warn(monkeypatch):
     called = []
     original = Pair._stable_hash_for_caching
@@ -200,6 +206,7 @@ def test_the_cache_asks_for_a_key_and_does_not_warn(monkeypatch):
     assert called
 
 
+@pytest.mark.slow
 def test_a_second_compilation_is_found_in_the_cache():
     def misses():
         return counters["aot_autograd"]["autograd_cache_miss"]
@@ -239,6 +246,7 @@ def test_keys_are_equal_for_equal_metadata_and_differ_for_different():
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.slow
 def test_keys_are_equal_in_every_process():
     code = (
         "from tests.subclasses.test_compile_hooks import DIFFERENT; "

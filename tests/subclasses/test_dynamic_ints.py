@@ -110,6 +110,7 @@ def test_zero_and_one_may_have_programs_of_their_own(n):
 # ---- gradients ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -144,6 +145,7 @@ def test_what_one_program_returns_goes_into_the_next():
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_inductor():
     def fn(x):
         return torch.sum((x * 2).sin() * x.size(0))
@@ -180,6 +182,7 @@ class Stepped(TensorSubclass, fallback="map"):
     step: int = dynamic()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("compile_with", [("desugar", "eager"), ("stock", "aot_eager")])
 @pytest.mark.parametrize("write", [Tensor.copy_, Tensor.add_])
 def test_a_write_of_another_int_is_refused_by_a_program_too(write, compile_with):

@@ -223,6 +223,7 @@ def gradients(module, x):
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("cls", [nn.Linear, Materialized, Reading])
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("when", ["with gradients", "without", "loaded"])
@@ -263,6 +264,7 @@ READS = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("kind", ["frozen", "trained", "argument"])
 @pytest.mark.parametrize("name", READS)

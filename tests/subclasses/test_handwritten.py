@@ -101,6 +101,7 @@ def test_wrappers_with_opaque_parts_compile(way):
         torch.testing.assert_close(y.local, (x.local.sin() * 2).cos())
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_to_tell_a_dtensor():
     assert not is_dtensor(torch.ones(1)) and not is_dtensor(None)
     code = "import sys, subclasses; assert 'torch.distributed.tensor' not in sys.modules"

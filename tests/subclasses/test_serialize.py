@@ -176,6 +176,7 @@ def test_a_class_declared_again_is_the_one_that_comes_back(monkeypatch, way):
         assert type(WAYS[way](kept[-1](torch.ones(2)))) is kept[-1]
 
 
+@pytest.mark.slow
 def test_another_process_writes_to_the_same_memory():
     context = mp.get_context("spawn")
     queue, answers = context.Queue(), context.Queue()
@@ -190,6 +191,7 @@ def test_another_process_writes_to_the_same_memory():
     process.join(60)
 
 
+@pytest.mark.slow
 def test_a_file_is_read_by_another_process(tmp_path):
     torch.save({"w": make_int8(zero=True)}, tmp_path / "w.pt")
     code = (
@@ -284,6 +286,7 @@ def test_clipping_gradients():
     assert p.grad.a.max() <= 1
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", ["pair", "tagged", "nested", "optional, absent", "rows"])
 def test_export(kind, strict):

@@ -91,6 +91,7 @@ def test_inductor_trains_a_mix():
     )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("cls", [Pair, Halves, Beside])
 def test_inductor_infers(cls):
     judge(
@@ -101,6 +102,7 @@ def test_inductor_infers(cls):
     )
 
 
+@pytest.mark.slow
 def test_inductor_with_dynamic_sizes_and_missing_gradients():
     def fn(x, y):
         return (x * y).sin(), x.sum()
@@ -116,6 +118,7 @@ def test_inductor_with_dynamic_sizes_and_missing_gradients():
     assert len(compiled.programs) == 2
 
 
+@pytest.mark.slow
 def test_inductor_and_a_rule_above_autograd():
     judge(
         F.linear,

@@ -89,6 +89,7 @@ def pending(compiled):
 # ----------------------------------------------------------------------------------------- what is expected
 
 
+@pytest.mark.slow
 def test_the_backward_is_compiled_beside_the_forward(empty_cache, backwards):
     args, recordings = (make(), make()), []
     compiled = desugar.compile(chain)
@@ -101,6 +102,7 @@ def test_the_backward_is_compiled_beside_the_forward(empty_cache, backwards):
     assert len(backwards) == 1 and not pending(compiled)
 
 
+@pytest.mark.slow
 def test_behind_dynamo(empty_cache, backwards):
     args = make(), make()
     results = torch.compile(chain, backend=dynamo_backend)(*args)
@@ -109,6 +111,7 @@ def test_behind_dynamo(empty_cache, backwards):
     assert len(backwards) == 1
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("fn", "expected"),
     [
@@ -125,6 +128,7 @@ def test_a_result_without_dimensions_is_a_loss(fn, expected):
     assert expected_tangents(compiled.programs[0].variants.traced) == expected
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("which", "compilations"), [(slice(0, 1), 1), (slice(1, 2), 2), (slice(None), 2)])
 def test_other_gradients_than_expected_have_a_backward_of_their_own(
     empty_cache, backwards, which, compilations
@@ -136,6 +140,7 @@ def test_other_gradients_than_expected_have_a_backward_of_their_own(
     assert len(backwards) == compilations
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("which", "compilations"), [(slice(0, 1), 1), (slice(1, 2), 2), (slice(None), 2)])
 def test_symbolic_sizes(empty_cache, backwards, which, compilations):
     compiled = desugar.compile(loss_and_logits, dynamic=True)
@@ -149,6 +154,7 @@ def test_symbolic_sizes(empty_cache, backwards, which, compilations):
 # ----------------------------------------------------------------------------------- when there is no time
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_ahead_when_the_forward_is_there(empty_cache, backwards):
     args = make(), make()
     desugar.compile(chain)(*args)
@@ -159,6 +165,7 @@ def test_nothing_is_compiled_ahead_when_the_forward_is_there(empty_cache, backwa
     assert_same(gradients(results, args), gradients(chain(*args), args))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"max_autotune": True}, {"compile_threads": 1}])
 def test_nothing_is_compiled_ahead_where_inductor_does_not_wait(empty_cache, backwards, options):
     args = make(), make()
@@ -184,6 +191,7 @@ def test_kernels_of_other_devices_are_not_put_off():
     assert not kernels.waits
 
 
+@pytest.mark.slow
 def test_threads_by_option_alone():
     args = make(), make()
     with private.inductor_config.patch(compile_threads=1), fresh_cache():
@@ -205,6 +213,7 @@ def test_two_functions_with_one_graph(empty_cache, backwards):
         assert_same(gradients(one, args), gradients(chain(*args), args))
 
 
+@pytest.mark.slow
 def test_the_first_backward_in_several_threads(empty_cache, backwards):
     args = make(), make()
     results = desugar.compile(chain)(*args)
@@ -218,6 +227,7 @@ def test_the_first_backward_in_several_threads(empty_cache, backwards):
     assert len(backwards) == 1
 
 
+@pytest.mark.slow
 def test_a_program_is_gone_before_its_backward(empty_cache):
     args = make(), make()
     compiled = desugar.compile(chain)
@@ -231,6 +241,7 @@ def test_a_program_is_gone_before_its_backward(empty_cache):
     assert variants() is None
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_kernels_are_built(empty_cache, monkeypatch):
     args, finish = (make(), make()), PendingKernels.finish
 
@@ -250,6 +261,7 @@ def test_an_interrupt_while_kernels_are_built(empty_cache, monkeypatch):
     assert_same(gradients(results, args), gradients(chain(*args), args))
 
 
+@pytest.mark.slow
 def test_a_backward_that_inductor_refuses_fails_when_it_is_called(empty_cache, monkeypatch):
     compile_inductor = inductor._compile_inductor
 
@@ -266,6 +278,7 @@ def test_a_backward_that_inductor_refuses_fails_when_it_is_called(empty_cache, m
         gradients(results, args)
 
 
+@pytest.mark.slow
 def test_the_compilers_own_error_is_raised_by_the_call(empty_cache):
     args = make(), make()
     with (
@@ -278,6 +291,7 @@ def test_the_compilers_own_error_is_raised_by_the_call(empty_cache):
     )  # nothing is left of it
 
 
+@pytest.mark.slow
 def test_the_cache_is_gone_before_the_backward(empty_cache, backwards):
     args = make(), make()
     compiled = desugar.compile(chain)
@@ -339,6 +353,7 @@ with fresh_cache():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 @pytest.mark.skipif(
     torch.version.cuda is not None, reason="a CUDA build's autograd starts threads, and takes no fork"

@@ -24,6 +24,7 @@ def test_off_by_default():
     assert "recheck" not in compiled.programs[0].source
 
 
+@pytest.mark.sweep(13)
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 @pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("grad", [False, True])
@@ -38,6 +39,7 @@ def test_silent(rechecking, cls, grad, way):
         assert "recheck(" in compiled.programs[0].source
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 def test_silent_with_dynamic_sizes(rechecking, cls):
     compiled = by_pass(lambda x: (x * 2).sin())
@@ -45,6 +47,7 @@ def test_silent_with_dynamic_sizes(rechecking, cls):
         judge(lambda x: (x * 2).sin(), lambda rows=rows: (make(cls, rows, 4, grad=True),), compiled)
 
 
+@pytest.mark.slow
 def test_silent_where_inductor_checks_no_sizes(rechecking):
     compiled = by_pass(lambda x: x * 2, backend="inductor", dynamic=False)
     for rows in (2, 1):

@@ -19,6 +19,7 @@ def unpacked(*leaves, is_dynamic=False):
     return emit_unpacking(out, inputs, parameters), out.source, inputs
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", EVERY)
 @pytest.mark.parametrize("is_dynamic", [False, True])
 def test_every_input_has_a_name(cls, is_dynamic):

@@ -34,6 +34,7 @@ def words(text):
 # ----------------------------------------------------------------------------------------- with real processes
 
 
+@pytest.mark.slow
 def test_a_comparison_is_printed_and_written(run, tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     data, picture = tmp_path / "a.json", tmp_path / "a.png"
@@ -54,12 +55,14 @@ def test_a_comparison_is_printed_and_written(run, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_where_eager_mode_differs_from_itself_no_way_is_called_wrong(run):
     result = run("compare", f"{SUBJECTS}:of_the_process", *QUICK)
     assert result.exit_code == 1 and "wrong" not in result.stdout
     assert result.stdout.count("unknown: eager mode does not do the same twice: call 1 of 1: result") == 3
 
 
+@pytest.mark.slow
 def test_a_way_whose_process_ends_is_an_error_and_the_others_stay(run):
     result = run("compare", f"{SUBJECTS}:ends_when_compiled", *QUICK)
     assert result.exit_code == 1
@@ -68,6 +71,7 @@ def test_a_way_whose_process_ends_is_an_error_and_the_others_stay(run):
     assert "judge" in eager and "s" in eager
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize(
     ("target", "options", "code", "says"),
     [

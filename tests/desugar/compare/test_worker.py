@@ -24,6 +24,7 @@ def request(name, **options):
     return Request(f"{SUBJECTS}:{name}", backend="eager", **options)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", ways.WAYS[1:])
 @pytest.mark.parametrize("name", ["draws", "Net"])
 def test_ways_that_do_what_eager_mode_does_are_right(way, name):
@@ -61,6 +62,7 @@ def test_training_without_a_gradient_is_refused():
         observe_calls(subject, subject.fn, 1)
 
 
+@pytest.mark.slow
 def test_gradients_are_forgotten_between_steps():
     worker = Worker(request("with_weight", train=True))
     worker.start(ways.EAGER, ())
@@ -135,6 +137,7 @@ def test_the_machine_is_described(monkeypatch):
     assert "TORCHINDUCTOR_CACHE_DIR" not in facts
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("name", "recompiled"), [("counts", True), ("double", False)])
 @pytest.mark.parametrize("way", ways.WAYS[1:])
 def test_calls_that_compile_again_and_again_are_said_to(way, name, recompiled):
@@ -169,6 +172,7 @@ def test_the_guard_of_a_branch_is_told_without_the_line_that_it_came_from():
     assert counter.found.recompiles == ("step: n: expected 1",)
 
 
+@pytest.mark.slow
 def test_recompiles_of_a_module_name_its_parameters():
     torch.compiler.reset()
     linear = torch.nn.Linear(2, 2)

@@ -75,6 +75,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep(3)
 @EVERY_DOOR
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_properties(name, door):
@@ -177,6 +178,7 @@ VIEW_FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep(28)
 @pytest.mark.parametrize("door", [*DOORS.values(), by_stock])
 @pytest.mark.parametrize("name", VIEW_FUNCTIONS)
 @pytest.mark.parametrize("cls", [Half, HalfWithRules, HalfByHand])
@@ -191,6 +193,7 @@ def test_views_that_are_attributes(cls, name, door):
         assert_same_values(leaves_of(got), leaves_of(wanted))
 
 
+@pytest.mark.sweep(2)
 @EVERY_DOOR
 @pytest.mark.parametrize("view", [*VIEWS, "real"])
 def test_a_view_of_a_mapped_class_is_written(view, door):
@@ -219,6 +222,7 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.sweep(6)
 @EVERY_DOOR
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 @pytest.mark.parametrize("asked", QUESTIONS)

@@ -51,6 +51,7 @@ assert double(torch.ones(2)).tolist() == [2, 2]
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120, cwd=tmp_path)
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("cls", EVERY)
 def test_no_graph_is_handed_on(cls, caplog):
     judge(
@@ -70,6 +71,7 @@ def test_with_inductor():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"mode": "max-autotune-no-cudagraphs"}, {"options": {"epilogue_fusion": False}}]
 )
@@ -137,6 +139,7 @@ def test_dynamic_int():
     judge(lambda x: x * 2, lambda: (Labeled(torch.randn(3), count=3).requires_grad_(),), way=by_dynamo)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [True, False, None])
 def test_dynamic(dynamic):
     compiled = by_dynamo(lambda x: (x * 2, x.sum()), dynamic=dynamic)
@@ -167,6 +170,7 @@ class Plain(Tensor):
     """A class that is no wrapper."""
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("door", [by_pass, by_dynamo, desugar.compile])
 @pytest.mark.parametrize("fn", [lambda x: x * 2, lambda x: x.sum() + 1, lambda x: x.mul_(2)])
 def test_a_class_that_is_no_wrapper(fn, door, caplog):
@@ -224,6 +228,7 @@ def with_breaks(fn):
     )  # captures no sizes that depend on data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiling", [by_pass, with_breaks])
 def test_what_aotautograd_cannot_compile_either_runs_op_by_op(compiling, caplog):
     """The derivative of a write by a mask depends on data; that the value is written and read, stock refuses."""
@@ -256,6 +261,7 @@ def test_what_aotautograd_cannot_compile_either_is_an_error_where_strict():
     assert x.weight.tolist() == [1, 1, 1] and x.source.tolist() == [0, 1, 2]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda cls: cls.__name__)
 def test_symbols_that_are_equal_reach_inductor_under_one_name(cls, grad):
@@ -268,6 +274,7 @@ def test_symbols_that_are_equal_reach_inductor_under_one_name(cls, grad):
         torch.testing.assert_close(compiled(x, w).to_tensors(), block(x, w).to_tensors())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_an_int_that_turns_out_to_be_one_number(dynamic):
     def power(x, n):
@@ -282,6 +289,7 @@ def test_an_int_that_turns_out_to_be_one_number(dynamic):
         assert torch.equal(compiled(x, n).a, power(x, n).a)
 
 
+@pytest.mark.slow
 def test_an_argument_that_is_negated_lazily_is_refused_where_compiled_code_would_read_its_memory():
     def fn(x):
         return x * 2

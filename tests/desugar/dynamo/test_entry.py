@@ -59,6 +59,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("fn", "args", "kwargs"), CALLS, ids=range(len(CALLS)))
 def test_calls_of_every_kind(fn, args, kwargs):
     args = tuple(torch.full((2,), float(arg)) for arg in args)
@@ -237,6 +238,7 @@ def test_functions_with_the_same_code_share_what_was_compiled():
     assert again(torch.ones(2))[0] == 2 and again.programs == two.programs
 
 
+@pytest.mark.slow
 def test_globals_do_not_fill_up():
     before = {name for name in globals() if name.startswith("__desugar_")}
 

@@ -124,12 +124,14 @@ IN_TEXT = re.compile(
 )
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize(("fn", "first", "second", "says"), FAILURES, ids=IDS)
 def test_what_failed_is_said_with_both_values(fn, first, second, says):
     compiled = desugar.compile(fn, backend="eager")
     assert reasons_of(compiled, lambda f: f(*first), lambda f: f(*second)) == ["", says]
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize(("fn", "first", "second", "says"), FAILURES, ids=IDS)
 def test_behind_dynamo_values_that_only_the_frame_knows_are_left_out(fn, first, second, says):
     compiled = torch.compile(fn, backend="desugar", options={"backend": "eager"})
@@ -159,6 +161,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("fn", "first", "second", "says"), SIZES)
 def test_a_condition_on_sizes_is_said_with_what_came(fn, first, second, says):
     compiled = desugar.compile(fn, backend="eager", dynamic=True)
@@ -192,6 +195,7 @@ class Net(nn.Module):
         return self.drop(x) * scale * len(more) + rest.get("bias", 0)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -214,6 +218,7 @@ def test_attributes_of_a_module(change, says):
     assert reasons_of(compiled, lambda f: f(x, x), lambda f: change(net), lambda f: f(x, x)) == ["", says]
 
 
+@pytest.mark.slow
 def test_arguments_of_a_module_have_the_names_of_its_forward():
     compiled, x = desugar.compile(Net(), backend="eager"), ones(2, 3)
     calls = [
@@ -300,6 +305,7 @@ def test_closures():
     assert found == ["", "len(sizes): expected 2, got 3", "factor: expected 3, got 4"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("mode", "says"),
     [

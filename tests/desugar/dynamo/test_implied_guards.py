@@ -185,7 +185,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(34)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_are_noticed(mesh, name, grad):
@@ -219,6 +219,7 @@ IN_PLACE = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_what_dynamo_compares_is_compared(mesh, name):
     """Changes after which eager mode itself may fail: all of Dynamo's guards are asked, and do not hold."""
@@ -261,6 +262,7 @@ class Shared(nn.Module):
         return x + self.kept if other is self.kept else x - other
 
 
+@pytest.mark.slow
 def test_one_object_read_from_two_places():
     net, x = Shared(), torch.randn(2, 4)
     compiled = desugar.compile(net, backend="eager")
@@ -269,6 +271,7 @@ def test_one_object_read_from_two_places():
             torch.testing.assert_close(compiled(x, other), net(x, other))
 
 
+@pytest.mark.slow
 def test_an_attribute_of_a_base_class(monkeypatch):
     """`nn.Module` reads one for each layer with a hook; the recorded state compares it once."""
     net, x = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), torch.randn(2, 4)

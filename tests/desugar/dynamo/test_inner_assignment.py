@@ -61,6 +61,7 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair])
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
@@ -173,6 +174,7 @@ def reads(x):
     return x.a + 1
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("fn", [doubles, doubles_twice])
 def test_a_dispatch_that_replaces_inner_tensors(fn, way):

@@ -92,7 +92,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("declared", [False, True])
 def test_changes_are_noticed(name, declared):
@@ -171,7 +171,7 @@ HELD = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("name", HELD)
 def test_what_is_held_by_others_is_looked_at(name, monkeypatch):
     """Of these no dictionary of the module says that they have changed, nor do they change any of it."""
@@ -188,6 +188,7 @@ def test_what_is_held_by_others_is_looked_at(name, monkeypatch):
     assert direct(compiled, x)[1]
 
 
+@pytest.mark.slow
 def test_an_inner_tensor_of_a_parameter():
     net, x = Net(declared=True), torch.randn(2, 4)
     compiled = desugar.compile(net, backend="eager")
@@ -197,6 +198,7 @@ def test_an_inner_tensor_of_a_parameter():
     torch.testing.assert_close(compiled(x), net(x))
 
 
+@pytest.mark.slow
 def test_a_parameter_as_the_argument():
     net = Net()
     compiled, own = desugar.compile(net, backend="eager"), nn.Parameter(torch.randn(4))
@@ -205,6 +207,7 @@ def test_a_parameter_as_the_argument():
             torch.testing.assert_close(compiled(x), net(x))
 
 
+@pytest.mark.slow
 def test_training_goes_straight_on():
     net = Net()
     compiled, optimizer = desugar.compile(net, backend="eager"), torch.optim.SGD(net.parameters(), 0.1)
@@ -216,6 +219,7 @@ def test_training_goes_straight_on():
         assert went == (step > 0)
 
 
+@pytest.mark.slow
 def test_a_module_that_changes_all_the_time_has_dynamos_guards():
     class Counting(Net):
         last = None
@@ -233,6 +237,7 @@ def test_a_module_that_changes_all_the_time_has_dynamos_guards():
     assert found is None or found.is_given_up
 
 
+@pytest.mark.slow
 def test_a_function_that_holds_a_module():
     net, x = Net(), torch.randn(2, 4)
     compiled = desugar.compile(lambda x: net(x) * 2, backend="eager")

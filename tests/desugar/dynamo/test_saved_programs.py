@@ -48,6 +48,7 @@ def rows(*lengths, dim=4):
     return JaggedTensor(torch.randn(sum(lengths), dim), offsets, max_length=8)
 
 
+@pytest.mark.slow
 def test_rows_of_other_lengths(tmp_path):
     weight = torch.randn(3, 4)
     saved(linear, tmp_path / "f", rows(3, 0, 4), weight)
@@ -70,6 +71,7 @@ def test_training(tmp_path):
         assert torch.allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused(tmp_path):
     weight = Int8Tensor.from_float(torch.randn(8, 4))
     saved(linear, tmp_path / "f", torch.randn(4, 4), weight)
@@ -85,6 +87,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
             fn(*wrong)
 
 
+@pytest.mark.slow
 def test_what_needs_the_function_again_is_refused(tmp_path):
     def fn(x):
         return x.sin() * x
@@ -96,6 +99,7 @@ def test_what_needs_the_function_again_is_refused(tmp_path):
         torch.autograd.grad(result.sum(), x, create_graph=True)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_saved_goes_to_stock(tmp_path, caplog):
     def fn(x):
         return x.view(4), x * 2
@@ -130,6 +134,7 @@ assert torch.equal(grad, x.values.sum(0).expand(3, 4)), grad
 """
 
 
+@pytest.mark.slow
 def test_another_process_runs_it(tmp_path, monkeypatch):
     saved(linear, tmp_path / "f", rows(3, 0, 4), torch.randn(3, 4, requires_grad=True))
     done = subprocess.run(

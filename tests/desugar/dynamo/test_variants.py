@@ -61,6 +61,7 @@ def test_other_modes_make_other_programs():
     assert len(compiled.entries) == 3
 
 
+@pytest.mark.slow
 def test_beyond_the_limit_the_function_itself_runs():
     compiled = specialized(lambda x, n: x * n)
     for n in range(MAX_PROGRAMS + 2):
@@ -95,6 +96,7 @@ def crossed():
     return Pair(a[:4], a[4:]), Pair(a[4:], a[2:6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 def test_one_function_in_every_pattern(way):
     compiled = way(write)

@@ -129,6 +129,7 @@ def test_checks_left_out_stand_in_the_wrapper_with_their_proof(explained):
     assert any("guards" in left.proof for left in explained.left_out)
 
 
+@pytest.mark.slow
 def test_the_wrapper_differs_from_that_of_the_program_in_comments_alone():
     plain = desugar.trace(layer, make_x(), make_weight())
     program = desugar.explain(layer, make_x(), make_weight()).program
@@ -206,6 +207,7 @@ def test_stages_are_timed(explained):
 # ---------------------------------------------------------------------------------------- kinds of functions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_graphs_run_as_they_are_printed(tmp_path, name):
     x, w = make_x(), make_weight()
@@ -229,6 +231,7 @@ def test_effects_are_told_and_nothing_is_run():
     assert any(text.startswith("x is written to") for text in program.mutation)
 
 
+@pytest.mark.slow
 def test_shared_inner_tensors_are_told():
     j = JaggedTensor.from_tensors([torch.ones(2, 4), torch.ones(3, 4)])
     other = JaggedTensor(torch.ones(5, 4), j.offsets, max_length=3)
@@ -242,6 +245,7 @@ def test_results_have_the_names_of_the_users_variables():
     assert program.aliasing == ("first is a view of x",)
 
 
+@pytest.mark.slow
 def test_a_module_and_what_compile_made_of_it():
     net = Net()
     compiled = desugar.compile(net, backend="eager")
@@ -266,6 +270,7 @@ def test_outer_sizes_and_symbols_are_told_in_the_users_words():
     assert all(": _" not in op.how and "<locals>" not in op.how for op in program.ops)
 
 
+@pytest.mark.slow
 def test_symbols_are_shown_where_a_size_has_changed():
     compiled = desugar.compile(layer, backend="eager")
     compiled(make_x(2), make_weight())
@@ -289,6 +294,7 @@ def test_empty_and_single_rows(size):
     assert program.inputs[0].size == (str(size), "3")
 
 
+@pytest.mark.slow
 def test_branches_are_functions_inside_of_the_graph(tmp_path):
     def fn(x):
         return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)).sin()
@@ -318,6 +324,7 @@ def test_what_cannot_be_desugared_says_so():
 # --------------------------------------------------------------------------------------------------- shown
 
 
+@pytest.mark.slow
 def test_the_text_has_every_part():
     text = str(desugar.explain(layer, make_x(), make_weight()))
     titles = re.findall(r"^== (.*) ==$", text, re.MULTILINE)

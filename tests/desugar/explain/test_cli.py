@@ -31,11 +31,13 @@ def run(monkeypatch):
 # ------------------------------------------------------------------------------------------------- explain
 
 
+@pytest.mark.slow
 def test_explain_finds_inputs_beside_the_function(run):
     result = run("explain", f"{SUBJECTS}:layer")
     assert result.exit_code == 0 and "== Line by line ==" in result.output
 
 
+@pytest.mark.slow
 def test_explain_prints_each_repeated_layer_if_asked_to(run, tmp_path):
     path = tmp_path / "deep.py"
     path.write_text(
@@ -55,6 +57,7 @@ def test_explain_takes_inputs_by_name_and_writes_json_or_a_page(run, tmp_path):
     assert page.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_explain_runs_the_call_in_other_ways_if_asked_to(run):
     result = run("explain", f"{SUBJECTS}:layer", "--compare", "--json")
     worth = json.loads(result.stdout)["worth"]
@@ -189,6 +192,7 @@ def test_report_runs_a_script_with_its_arguments(script, tmp_path):
     assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_what_stands_after_the_script_is_the_scripts(script, tmp_path):
     own = ["-o", "own.html", "--json", "own.json", "--device", "mine", "--report", "--", "-o", "x"]
     done = report(script, *own, cwd=tmp_path, options=("--json", "ours.json", "--"))
@@ -197,6 +201,7 @@ def test_what_stands_after_the_script_is_the_scripts(script, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"script.py", "report.html", "ours.json"}
 
 
+@pytest.mark.slow
 def test_report_times_calls_in_other_ways_if_asked_to(script, tmp_path):
     script.write_text(
         SCRIPT + "total = torch.zeros(2)\ng = desugar.compile(lambda t: t.add_(1), backend='eager')\n"
@@ -218,6 +223,7 @@ def test_report_times_calls_in_other_ways_if_asked_to(script, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["programs"][0]["worth"] is None
 
 
+@pytest.mark.slow
 def test_two_programs_of_one_function_have_lines_of_their_own(script, tmp_path):
     done = report(script, cwd=tmp_path)
     assert "1 <lambda>, x.size(0) = 2:" in done.stderr and "2 <lambda>, x.size(0) = any:" in done.stderr
@@ -240,6 +246,7 @@ def test_a_script_that_fails_gets_its_report_and_its_exit_code(script, tmp_path,
     assert (tmp_path / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_script_that_goes_elsewhere_has_its_report_where_it_was_asked_for(script, tmp_path):
     (tmp_path / "below").mkdir()
     script.write_text("import os\n" + SCRIPT + "os.chdir('below')\n")
@@ -257,6 +264,7 @@ def test_report_needs_a_script_and_a_folder(run, script, tmp_path):
 # ---------------------------------------------------------------------------------------------------- diff
 
 
+@pytest.mark.slow
 def test_diff_tells_by_its_exit_code(run, tmp_path):
     paths = []
     for name in ("layer", "twice", "layer"):
@@ -284,6 +292,7 @@ def test_diff_of_what_is_no_report_is_a_usage_error(run):
 # ------------------------------------------------------------------------------------------------ the others
 
 
+@pytest.mark.slow
 def test_coverage_is_printed(run):
     assert "ops of aten" in run("coverage", f"{SUBJECTS}:Int8Weight").output
     steps = json.loads(run("coverage", f"{SUBJECTS}:Int8Weight", "--json").stdout)
@@ -346,6 +355,7 @@ def test_bench_with_an_unknown_backend_is_a_usage_error(run):
     assert run("bench", f"{SUBJECTS}:no_inputs", "--backend", "fast").exit_code == 2
 
 
+@pytest.mark.slow
 def test_bench_has_a_line_for_each_way(run):
     result = run("bench", f"{SUBJECTS}:no_inputs", "--backend", "eager", "--rounds", "3")
     assert result.exit_code == 0, result.output
@@ -360,6 +370,7 @@ def test_bench_has_a_line_for_each_way(run):
     assert all(" ± " in line for line in lines[1:])
 
 
+@pytest.mark.slow
 def test_doctor_is_well(run):
     result = run("doctor")
     assert result.exit_code == 0
@@ -367,6 +378,7 @@ def test_doctor_is_well(run):
     assert "broken" not in result.output
 
 
+@pytest.mark.slow
 def test_doctor_tells_of_a_release_that_lacks_a_name(run, monkeypatch):
     from desugar import _torch as private
 

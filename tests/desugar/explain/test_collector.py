@@ -51,6 +51,7 @@ def test_the_wrappers_part_is_that_of_each_call_whatever_the_calls_take():
     assert meter.cost.call - meter.cost.graph == pytest.approx(0.1)  # the difference of the medians is 4.1
 
 
+@pytest.mark.slow
 def test_a_recompile_names_the_guard_that_failed(collector):
     w = make_weight()
     first, second, third = collect(collector, (make_x(), w), (make_x(5), w), (make_x(), make_weight(axis=1)))
@@ -155,6 +156,7 @@ def test_what_cannot_be_described_does_not_end_the_script(collector, monkeypatch
     assert program.name == "layer" and "KeyError: 'odd'" in program.error and program.calls == 1
 
 
+@pytest.mark.slow
 def test_programs_that_are_gone_keep_their_count(collector):
     collect(collector, (make_x(), make_weight()))
     import gc
@@ -207,6 +209,7 @@ def test_nothing_is_left_behind(collector):
     assert len(collector.report("test").programs) == 1
 
 
+@pytest.mark.slow
 def test_the_report_is_json_and_text(collector):
     w = make_weight()
     collect(collector, (make_x(), w), (make_x(5), w))
@@ -237,6 +240,7 @@ def scaled(x, factor: str):
     return x * len(factor)
 
 
+@pytest.mark.slow
 def test_graph_breaks_and_functions_that_ran_in_eager_mode_are_listed(collector):
     desugar.compile(breaks, backend="eager")(torch.ones(4))  # before it listens
     with collector.collecting():

@@ -43,6 +43,7 @@ def compared(one, other):
 # -------------------------------------------------------------------------------------------- what differs
 
 
+@pytest.mark.slow
 def test_the_same_run_differs_in_times_alone(folder, before):
     again = written(folder / "again.json", (make_x(), make_weight()), (make_x(7), make_weight()))
     found = compared(before, again)
@@ -100,6 +101,7 @@ def test_ops_guards_fallbacks_and_calls_of_a_program(folder):
     assert "      - scale == 2\n" in text and "calls: 1 -> 2" in text
 
 
+@pytest.mark.slow
 def test_many_lines_of_repeated_layers_are_one(folder):
     layers = [torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(n))) for n in (4, 10)]
     one, other = (

@@ -53,6 +53,7 @@ def folds(explanation):
 # ------------------------------------------------------------------------------------------------- the lists
 
 
+@pytest.mark.slow
 def test_the_tensors_of_each_layer_are_one_block(folds):
     (run,) = folds.captured
     assert (run.start, run.length, run.count) == (2, 4, LAYERS)

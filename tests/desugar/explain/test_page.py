@@ -116,6 +116,7 @@ def test_it_is_written_to_a_path(explanation, tmp_path):
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_it_stays_small_enough_for_200_programs(explanation):
     one = len(render_page(Report("t", (explanation.program,))))
     many = len(render_page(Report("t", (explanation.program,) * 200)))

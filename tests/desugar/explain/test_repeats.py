@@ -34,6 +34,7 @@ def test_what_is_read_at_a_glance_is_not_folded(items):
     assert find_runs(items) == ()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 2), max_size=60))
 def test_a_run_is_what_it_says(items):

@@ -62,6 +62,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("needs_grad", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -177,6 +178,7 @@ OBJECT = Factor()
 OBJECT.of_slot = 2.0
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "form", ["slot", "class attribute", "wrapper", "partial", "object", "method", "property", "another class"]
@@ -303,6 +305,7 @@ def test_an_equal_object_is_the_same_value():
 CONFIG = SimpleNamespace(scaling=SimpleNamespace(factor=2.0), other=SimpleNamespace())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", ["global", "closure", "class"])
 def test_attributes_of_attributes(form, way, monkeypatch):
@@ -340,6 +343,7 @@ def test_an_attribute_that_leads_to_no_value_is_left_alone():
     assert state_read_by_rules(torch.fx.GraphModule({}, graph), [Box(torch.ones(3))]) == ()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("read", ["value", "method", "class"])
 def test_a_constant_that_is_replaced(read, way):

@@ -96,7 +96,7 @@ def check(compiled, fn, start):
         assert (found.storage_offset(), found.stride()) == (expected.storage_offset(), expected.stride())
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("dynamic", [False, None, True])
 @pytest.mark.parametrize("fn", INDIFFERENT + DEPENDENT, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("starts", [(0, 2, 3, 0), (2, 0, 3, 1)])
@@ -110,6 +110,7 @@ def test_tensors_that_begin_anywhere(fn, dynamic, starts):
         check(compiled, fn, start)
 
 
+@pytest.mark.sweep(30)
 @pytest.mark.parametrize("fn", INDIFFERENT + DEPENDENT, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("way", ["pass", "dynamo"])
 def test_through_inductor(fn, way):
@@ -135,6 +136,7 @@ def test_what_is_inside_a_wrapper():
         torch.testing.assert_close(compiled(x), torch.tensor([26.0, 28.0]))
 
 
+@pytest.mark.slow
 def test_gradients():
     def loss(x):
         return (x.as_strided((2,), (1,), 13) * x.storage_offset()).sum()

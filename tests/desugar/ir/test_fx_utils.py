@@ -91,6 +91,7 @@ def test_a_view_that_became_its_input_shares_its_memory():
     assert view.data_ptr() == t.data_ptr() != total.data_ptr()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad", [False, True])
 def test_inductor_gives_no_argument_for_a_result(grad):
     """`x + 0` is `x` after Inductor's passes; eager gives a new tensor."""

@@ -167,6 +167,7 @@ def test_an_unused_argument_may_be_any_tensor(pack):
 # ----------------------------------------------------------------------------------------------------- sizes
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore:var_mean")  # of no rows
 @pytest.mark.parametrize("size", [0, 1, 2, 7])
 def test_dynamic_sizes(pack, size):
@@ -258,6 +259,7 @@ def convolved(x):
     return torch.nn.functional.conv1d(x.mT, torch.ones(8, 8, 2)).mT
 
 
+@pytest.mark.slow
 def test_a_size_that_data_determines(pack):
     package = pack(lambda x: convolved(x).values.mean(), desugar.call(rows(3, 5, 2)))
     for lengths in [(3, 5, 2), (4, 2), (2, 7, 3, 2)]:

@@ -28,6 +28,7 @@ def saved(tmp_path_factory):
     return place, model
 
 
+@pytest.mark.slow
 def test_rows_of_other_lengths(saved):
     place, model = saved
     package = desugar.load(place)

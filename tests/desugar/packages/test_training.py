@@ -64,6 +64,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("arriving", LOSSES)
 def test_gradients_of_some_results(pack, arriving):
     model = Block()
@@ -84,6 +85,7 @@ def test_gradients_of_some_results(pack, arriving):
         assert_same_gradients(package, fn, model, (torch.randn(n, 8),), LOSSES[arriving])
 
 
+@pytest.mark.slow
 def test_rows_of_other_lengths(pack):
     model = Block()
 

@@ -43,6 +43,7 @@ def check_view(package, fn, x, base):
         assert not want.any() and got._version == base._version
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", OF_TENSORS)
 def test_of_an_argument_whose_sizes_change(pack, name):
     package = pack(OF_TENSORS[name], desugar.call(torch.randn(4, 3)), dynamic=True)
@@ -58,6 +59,7 @@ def test_of_sizes_0_and_1(pack, size):
     check_view(package, OF_TENSORS["t"], x, x)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_of_a_tensor_inside_of_an_argument(pack, name):
     package = pack(OF_ROWS[name], desugar.call(rows(3, 1)))

@@ -77,6 +77,7 @@ def test_a_broadcast_zero_is_kept():
     assert tuple(gradient.meta["val"].shape) == (3,)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("cls", [Tensor, *EVERY])
 @pytest.mark.parametrize("missing", [0, 1])
 def test_members_have_no_op_of_the_missing_result(cls, missing):
@@ -123,6 +124,7 @@ def test_a_symbol_in_the_size_of_an_input_stays_an_input():
     assert set().union(*(n.free_symbols for n in sizes)) <= ints | set(sizes)
 
 
+@pytest.mark.slow
 def test_inductor_compiles_the_backward_of_one_result_for_sizes_that_are_expressions():
     fast = desugar.compile(shifted)
     for n in (4, 7, 3):

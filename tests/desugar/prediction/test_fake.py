@@ -58,6 +58,7 @@ def test_everything_is_put_back_after_an_error():
     assert not torch.cuda.is_available()
 
 
+@pytest.mark.slow
 @cuda_build
 def test_the_cpu_still_computes_and_compiles_afterwards():
     with fake_device("h100"):

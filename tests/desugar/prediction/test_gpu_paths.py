@@ -44,7 +44,7 @@ def multiply(x, w):
     return F.linear(x, w)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("size", [4096, 8192])
 @pytest.mark.parametrize("batch", [1, 2, 16, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -60,6 +60,7 @@ def test_int8_decode_reads_the_weight_once_as_int8_in_one_kernel(size, batch, dt
     assert kernel.spills == 0 and wait_for_nothing([stage])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("batch", [1, 16, 256])
 @torch.no_grad()
 def test_dynamic_int8_multiplies_integers(batch):
@@ -80,7 +81,7 @@ BLOCKS = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("batch", [1, 2, 16, 64])
 @pytest.mark.parametrize("blocks", BLOCKS)
 @torch.no_grad()
@@ -100,6 +101,7 @@ def test_int8_decode_with_groups_and_zero_points_writes_no_dequantized_copy(batc
     assert all(kernel.spills == 0 for kernel in stage.kernels) and wait_for_nothing([stage])
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize("batch", [16, 32, 64])
 @torch.no_grad()
@@ -147,6 +149,7 @@ def training_step():
     return model, jagged(rows_of(LENGTHS))
 
 
+@pytest.mark.slow
 def test_a_jagged_training_step_waits_for_nothing_and_attends_by_flash_attention():
     model, batch = training_step()
     forward, backward = ours(model, *batch)
@@ -161,6 +164,7 @@ def test_a_jagged_training_step_waits_for_nothing_and_attends_by_flash_attention
     assert [sum(kernel.launches for kernel in kernels) for kernels in attention] == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_jagged_training_step_has_no_dense_table():
     model, batch = training_step()
     with fake_device("h100") as fake:
@@ -199,6 +203,7 @@ def decode(model):
     return lambda tokens: model.logits(tokens)[:, -1].argmax(-1)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_padded_step_is_one_recordable_program_for_every_length_of_a_bucket():
     model = LanguageModel(128, 4, 2, 256).to(torch.bfloat16).eval()
@@ -270,6 +275,7 @@ LOOKUPS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_lookups_of_a_keyed_batch_stay_on_the_device(name):
     stages = ours(LOOKUPS[name](), keyed_batch())

@@ -81,6 +81,7 @@ def _keep(fake, made):
     return recording()
 
 
+@pytest.mark.slow
 def test_training_has_two_stages_in_each_way():
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
     prediction = predict(lambda x: model(x).square().mean(), (torch.randn(16, 32),))

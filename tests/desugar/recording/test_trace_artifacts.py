@@ -57,6 +57,7 @@ def read_artifacts(folder):
     return found
 
 
+@pytest.mark.slow
 def test_torch_trace_gets_the_texts_of_each_compilation(tmp_path):
     run_script(tmp_path, TORCH_TRACE=str(tmp_path))
     found = read_artifacts(tmp_path)
@@ -82,6 +83,7 @@ def test_torch_trace_gets_the_texts_of_each_compilation(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_the_stack_of_each_call_is_there_for_the_tree_of_compilations(tmp_path):
     run_script(tmp_path, TORCH_TRACE=str(tmp_path))
     script = tmp_path / "script.py"
@@ -100,6 +102,7 @@ TLPARSE = shutil.which("tlparse", path=f"{Path(sys.executable).parent}{os.pathse
 NEEDS_TLPARSE = pytest.mark.skipif(TLPARSE is None, reason="needs tlparse")
 
 
+@pytest.mark.slow
 @NEEDS_TLPARSE
 def test_tlparse_shows_them(tmp_path):
     run_script(tmp_path, TORCH_TRACE=str(tmp_path))
@@ -111,6 +114,7 @@ def test_tlparse_shows_them(tmp_path):
     assert shown.count("desugar_wrapper") >= 3 and shown.count("desugar_reason") >= 3
 
 
+@pytest.mark.slow
 @NEEDS_TLPARSE
 def test_tlparse_shows_those_of_a_folder_with_a_file_for_each_rank(tmp_path):
     run_script(tmp_path, TORCH_TRACE=str(tmp_path / "trace"))
@@ -125,6 +129,7 @@ def test_tlparse_shows_those_of_a_folder_with_a_file_for_each_rank(tmp_path):
         assert shown.count("desugar_wrapper") >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "has_texts"), [("desugar", False), ("+desugar", True)])
 def test_torch_logs_sets_the_level(tmp_path, level, has_texts):
     said = run_script(tmp_path, TORCH_LOGS=level)

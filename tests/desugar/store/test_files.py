@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from desugar.store import files
 
 KEY = "k" * 32
@@ -36,6 +38,7 @@ def write_often(key, content):
         files.write(key, "same", content)
 
 
+@pytest.mark.slow
 def test_processes_that_write_the_same_file(folder):
     contents = [bytes([n]) * 100_000 for n in (1, 2)]
     context = multiprocessing.get_context("fork")
@@ -53,6 +56,7 @@ def test_processes_that_write_the_same_file(folder):
     assert set(contents) & seen and files.names(KEY) == ["same"]
 
 
+@pytest.mark.slow
 def test_importing_the_package_makes_its_artifacts_known():
     code = "import desugar; from torch.compiler._cache import CacheArtifactFactory as f; print(*f._artifact_types)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

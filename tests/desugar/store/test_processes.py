@@ -69,6 +69,7 @@ def warm(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_second_process_traces_nothing_and_asks_no_compiler(warm):
     assert start(warm) == {"traced": 0, "asked the compiler": 0}
     assert start(warm, "backend") == {"traced": 0, "asked the compiler": 0}

@@ -269,6 +269,7 @@ def load_module(folder, name, helper, *, times=2, factor=3, added=0):
     return __import__(name)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "change", [{"added": 1}, {"times": 5}, {"factor": 7}], ids=["rule", "helper", "global"]
 )
@@ -370,6 +371,7 @@ WITH_FUNCTIONS = """
 """
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "change", [{}, {"divisor": 4}, {"factor": 7}, {"part": 3}, {"offset": float("inf")}], ids=str
 )
@@ -416,6 +418,7 @@ def test_rules_that_cannot_be_followed_are_not_stored(traced, tmp_path, monkeypa
     assert "not stored: " in caplog.text and not files.folder().exists()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -90,6 +90,7 @@ def test_a_policy_says_what_is_saved(policy, products_again, saved):
     assert program.saved_bytes == saved
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", [torch.Tensor, Pair])
 @pytest.mark.parametrize("policy", [policy for policy, _, _ in POLICIES.values()], ids=POLICIES)
 def test_policies_inside(policy, cls):

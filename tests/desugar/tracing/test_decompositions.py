@@ -33,7 +33,7 @@ def is_whole(request):
         yield request.param
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(48)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(("bidirectional", "batch_first"), SETTINGS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,6 +60,7 @@ def test_dropout_between_layers(kind, bidirectional, batch_first, grad, is_whole
     torch.testing.assert_close(compiled(x)[0], module(x)[0])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_sequences(kind, dropout, is_whole):
@@ -90,6 +91,7 @@ NOTHING_DROPPED = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 @pytest.mark.parametrize("cls", [torch.Tensor, Pair])
 @pytest.mark.parametrize("name", NOTHING_DROPPED)
@@ -103,6 +105,7 @@ def test_a_probability_that_is_none_is_an_error():
             by_pass(lambda x, training=training: F.dropout(x, 1.5, training))(torch.ones(3))
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("target", [[[0, -1, 1], [1, 2, -1]], [[-1, 0, 1], [2, 1, 0]], [1, -1, 0], 0])

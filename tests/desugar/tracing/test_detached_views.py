@@ -77,7 +77,7 @@ def is_view(fn, compiled, make):
     return [[(r._is_view(), r.requires_grad) for r in leaves_of(f(make()))] for f in (fn, compiled)]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("grad", ["none", "non-leaf"])
 @pytest.mark.parametrize("argument", ARGUMENTS)
@@ -111,6 +111,7 @@ def test_a_write_to_the_result_reaches_the_argument(argument, door):
         assert (one == other).all()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("argument", ["plain", "declared"])
 def test_one_program_for_sizes_that_change(argument, door):
@@ -159,6 +160,7 @@ def test_in_inference_mode():
             assert compiled(x).equal(x[1:])
 
 
+@pytest.mark.slow
 def test_through_inductor():
     compiled = desugar.compile(lambda x: (x[1:].detach(), (x * 2).sum()), strict=True)
     x = torch.randn(3, 2, requires_grad=True)
@@ -176,6 +178,7 @@ def test_the_second_derivative():
     torch.testing.assert_close(second, 6 * x.detach())
 
 
+@pytest.mark.slow
 def test_a_package_refuses_it(tmp_path):
     with pytest.raises(PackageError, match="return a clone"):
         desugar.save(tmp_path / "views.pt2", lambda x: (x[1:].detach(), x * 2), desugar.call(torch.ones(3)))
@@ -223,6 +226,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("written", [added, added_to_rows, added_to_a_view, added_below_a_result])
 @pytest.mark.parametrize("strict", [True, False])
@@ -240,6 +244,7 @@ def test_a_result_that_would_lose_a_gradient_is_refused(written, make, strict):
     judge(written, lambda: (make().requires_grad_(), make()))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_clone_of_it_keeps_the_gradient(make):
     """As the error says, and where no result shares memory with an argument."""

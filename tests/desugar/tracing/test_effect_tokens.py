@@ -36,6 +36,7 @@ CHECKED = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("fn", CHECKED.values(), ids=CHECKED)
@@ -43,6 +44,7 @@ def test_linear_algebra_that_checks(fn, grad, way):
     judge(fn, lambda: (regular(grad),), way=way, calls=2)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("fn", CHECKED.values(), ids=CHECKED)
 def test_its_errors_are_eagers(fn, grad):
@@ -84,6 +86,7 @@ def test_twice_differentiated():
     assert torch.autograd.gradgradcheck(by_pass(torch.linalg.inv), (x,))
 
 
+@pytest.mark.slow
 def test_through_inductor():
     compiled = desugar.compile(lambda x: torch.linalg.solve(x, x * 2) + torch.linalg.inv(x))
     judge(compiled.__wrapped__, lambda: (regular(True),), compiled)

@@ -106,6 +106,7 @@ def compiled_alone(fn):
     return desugar.compile(fn, backend="eager")
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(
     ("compile", "make"), [(compiled_alone, plain), (compiled_alone, wrapped), (under_dynamo, plain)]
 )
@@ -125,6 +126,7 @@ def test_whatever_gradients_arrive(fn, compile, make):
         assert_same(gradients(found, args), gradients(expected, args))
 
 
+@pytest.mark.slow
 def test_it_is_told_from_gradients_that_are_passed_on():
     class Scale(torch.autograd.Function):
         @staticmethod

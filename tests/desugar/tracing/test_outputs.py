@@ -139,6 +139,7 @@ METADATA = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("mode", ["grad", "no_grad"])
 @pytest.mark.parametrize("name", METADATA)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor], ids=lambda c: c.__name__)  # Dynamo fails on Tagged
@@ -158,7 +159,7 @@ def test_an_inner_tensor_assigned(cls, own):
     assert_plays_as_eager(fn, lambda: (make(cls, 2, 3),), by_pass, "argument", contextlib.nullcontext)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(27)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", WRITES)
 @classes
@@ -170,6 +171,7 @@ def test_writes(name, cls, mode):
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("mode", MODES)
 @classes
 def test_a_write_of_a_tensor_to_itself_counts(cls, mode):
@@ -197,7 +199,7 @@ def test_writes_behind_dynamo(name):
     )
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("later", ["", "argument", "result"])
 @pytest.mark.parametrize("name", ["in place", "in place and another result", "a part", "read before", "both"])
 @classes
@@ -258,7 +260,7 @@ def no_grad_view(x):
         return x.view(-1)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(60)
 @pytest.mark.parametrize(
     ("mode", "later"),
     [("grad", ""), ("grad", "argument"), ("grad", "result"), ("no_grad", "result"), ("inference", "result")],
@@ -285,7 +287,7 @@ BITS = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize(("mode", "grad"), [("grad", True), ("no_grad", True), ("inference", False)])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", BITS)
@@ -305,6 +307,7 @@ def test_the_bits_of_small_numbers(dtypes, way):
     assert got.dtype == dtypes[1] and torch.equal(got, fn(x)) and got.data_ptr() == x.data_ptr()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_argument(name):
     """The argument is a view itself: what is written to its result reaches the base."""
@@ -338,6 +341,7 @@ def test_overlapping_arguments():
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair], ids=lambda c: c.__name__)
 @pytest.mark.parametrize("writes", [1, 2])
 def test_a_detached_part_shares_the_counter(cls, writes):
@@ -371,6 +375,7 @@ def test_a_tensor_in_several_places_has_one_counter():
         assert sides[0] == sides[1], kind
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("cls", [None, Pair, TwoTensor])
 def test_a_view_by_a_size_that_the_graph_computes_beside_gradients(cls):
     def fn(x, n):

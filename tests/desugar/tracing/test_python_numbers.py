@@ -39,7 +39,7 @@ def _call(fn, t, *, grad, dtype):
     return out, torch.autograd.grad(first.sum(), x)[0] if grad else None
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(28)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("backend", COMPILERS)
@@ -53,6 +53,7 @@ def test_changing_float(backend, name, grad):
         assert len(compiled.programs) <= most * (1 if dtype is torch.float32 else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [desugar.compile, lambda fn: torch.compile(fn, backend="desugar")])
 def test_float_attribute_and_wrapper(way):
     class Scaled(nn.Module):
@@ -75,6 +76,7 @@ def test_float_attribute_and_wrapper(way):
         torch.testing.assert_close(pairs(x, t).unwrap(), (x * t + x).unwrap())
 
 
+@pytest.mark.slow
 def test_dynamic_from_the_first_call():
     compiled = desugar.compile(lambda x, t: x * t, dynamic=True)
     x = torch.randn(3, requires_grad=True)
@@ -84,6 +86,7 @@ def test_dynamic_from_the_first_call():
     assert len(compiled.programs) == 1
 
 
+@pytest.mark.slow
 def test_second_derivative():
     compiled = desugar.compile(lambda x, t: (x * t) ** 2)
     for t in VALUES[:4]:

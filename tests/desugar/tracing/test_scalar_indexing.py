@@ -37,6 +37,7 @@ def scale_row(x: Tensor, i: Tensor) -> Tensor:
     return x * 2
 
 
+@pytest.mark.sweep(12)
 @EVERY_DOOR
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", INDEXED)
@@ -48,6 +49,7 @@ def test_numbers_of_tensors(name: str, grad: bool, door):
         compiled = judge(fn, make_args, compiled, way=door)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", INDEXED)
 def test_programs_for_numbers_of_tensors(name):
     """Dynamo guards the number in an index."""
@@ -57,6 +59,7 @@ def test_programs_for_numbers_of_tensors(name):
     assert len(compiled.programs) <= 4
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ["slice up to", "slice from", "item"])
 def test_numbers_in_a_graph_make_no_more_programs_than_in_pytorch(name):
     counter, compiled = CompileCounterWithBackend("aot_eager"), by_pass(INDEXED[name])
@@ -70,6 +73,7 @@ def test_numbers_in_a_graph_make_no_more_programs_than_in_pytorch(name):
     assert len(compiled.programs) <= counter.frame_count
 
 
+@pytest.mark.sweep(4)
 @EVERY_DOOR
 @pytest.mark.parametrize("fn", [set_row, scale_row])
 def test_writes(fn, door):
@@ -79,6 +83,7 @@ def test_writes(fn, door):
         compiled = judge(fn, make_args, compiled, way=door)
 
 
+@pytest.mark.sweep(3)
 @EVERY_DOOR
 @pytest.mark.parametrize("fn", [lambda x, i: x[i] * 2, lambda x, i: x[:i] * 2, scale_row])
 def test_a_wrapper(fn, door):
@@ -108,6 +113,7 @@ def test_masks_of_bytes_are_refused_by_dynamo(cls, fn):
             door(fn)(x, mask)
 
 
+@pytest.mark.sweep(2)
 @EVERY_DOOR
 @pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 @pytest.mark.parametrize("cls", [Tensor, Pair])

@@ -121,6 +121,7 @@ def drawn_from_a_fresh_generator(x):
 SEEDED = [seeded, seeded_and_restored, seeded_for_others, drawn_from_a_fresh_generator]
 
 
+@pytest.mark.sweep(4)
 @EVERY_DOOR
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor])
 @pytest.mark.parametrize("fn", SEEDED)
@@ -134,6 +135,7 @@ def test_a_seed_inside(fn, cls, door):
     assert torch.equal(*states)
 
 
+@pytest.mark.sweep(8)
 @EVERY_DOOR
 @pytest.mark.parametrize("fn", SEEDED)
 def test_a_seed_where_dynamo_does_not_look_is_refused_or_right(fn, door):

@@ -46,6 +46,7 @@ def make(size):
     return Fixed((torch.arange(size) * 256).short()), torch.randn(size).round().requires_grad_()
 
 
+@pytest.mark.sweep(12)
 @doors
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("wanted", [[0, 1], [0], [1]], ids=str)
@@ -69,6 +70,7 @@ def test_without_gradients_there_is_none(door):
     assert not compiled(x, y.detach())[0].requires_grad
 
 
+@pytest.mark.slow
 @doors
 def test_a_second_derivative(door):
     x, y = make(3)

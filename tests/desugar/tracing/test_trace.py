@@ -35,7 +35,7 @@ Point = namedtuple("Point", "x y")
 # ---- every class, every mode ---------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(45)
 @ways
 @classes
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
@@ -56,6 +56,7 @@ def test_forward_and_backward(cls, way, grad, rows):
     )
 
 
+@pytest.mark.sweep(3)
 @classes
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(cls, around):
@@ -66,7 +67,7 @@ def test_without_gradients(cls, around):
     )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(12)
 @classes
 @pytest.mark.parametrize("missing", [[0], [1], [2], [0, 2], [0, 1, 2]], ids=str)
 def test_missing_tangents(cls, missing):
@@ -118,6 +119,7 @@ PYTREES = {
 }
 
 
+@pytest.mark.sweep(6)
 @ways
 @pytest.mark.parametrize("name", PYTREES)
 def test_pytrees(name, way):
@@ -159,6 +161,7 @@ def test_an_inner_tensor_that_is_an_argument_too():
     judge(lambda x, y: x * y, make_args)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "build",
     [
@@ -288,7 +291,7 @@ def _hooked(y):
     return y + 1
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(18)
 @ways
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies(name, way):
@@ -348,6 +351,7 @@ def calls(graph):
     return [node for node in graph.graph.nodes if node.op == "call_function"]
 
 
+@pytest.mark.sweep(4)
 @classes
 def test_the_graph_is_plain_and_functional(cls):
     program = desugar.trace(lambda x, y: (x * y).sin().sum(), make(cls, 2, 6, grad=True), make(cls, 2, 6))
@@ -434,6 +438,7 @@ def doubled_in_place(x):
     return x
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("read", [lambda x: x.materialize(), lambda x: x.unwrap("third"), lambda x: x])
 @pytest.mark.parametrize(
     "fn", [doubled_in_place, lambda x: doubled_in_place(x) * 1, lambda x: x + x, lambda x: x * 2 + 1]
@@ -479,6 +484,7 @@ TWICE = {
 }
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("fn", TWICE)
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("cls", [Thirds, Tripled])

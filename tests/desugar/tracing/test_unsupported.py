@@ -56,6 +56,7 @@ if torch.__version__ >= "2.15":  # which fills where a number is assigned to
     REPEATED["an assignment"] = assign
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 @pytest.mark.parametrize("write", REPEATED.values(), ids=REPEATED)
 def test_writes_that_come_back_to_one_element_several_times(write, cls):
@@ -66,6 +67,7 @@ def test_writes_that_come_back_to_one_element_several_times(write, cls):
     assert error.where is not None and "test_unsupported.py" in error.where
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 @pytest.mark.parametrize("write", REFUSED_BY_TORCH.values(), ids=REFUSED_BY_TORCH)
 def test_writes_that_eager_mode_refuses_as_well(write, cls):
@@ -90,6 +92,7 @@ def test_an_expanded_out_is_refused_by_torch_itself(cls):
         assert snapshot([x]) == before and not isinstance(caught.value, DesugarError)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 @pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 def test_writes_to_each_element_once(cls, door):
@@ -163,6 +166,7 @@ def left_off(x):
     return y
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 def test_gradients_left_off(cls, caplog):
     x = make(cls, 2, 3, grad=True)
@@ -183,6 +187,7 @@ def test_gradients_left_off(cls, caplog):
     assert len([message for message in warned(caplog) if "leaves gradients turned off" in message]) == 2
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 def test_gradients_turned_on_where_they_are_off(cls, caplog):
     def fn(x):
@@ -199,6 +204,7 @@ def test_gradients_turned_on_where_they_are_off(cls, caplog):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_zero_gradient_whose_size_would_be_a_constant(grad, caplog):
     """The zero gradient of `sgn` is recorded with numbers, so a program whose sizes are symbols has none."""
@@ -258,6 +264,7 @@ UNLOOKED_AT = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", UNLOOKED_AT)
 def test_functions_that_dynamo_does_not_look_at(name, caplog):
     fn, match = UNLOOKED_AT[name]
@@ -281,6 +288,7 @@ def test_data_assigned_where_dynamo_does_not_look():
     assert error.where is not None and error.where.endswith("y.data = y * 2")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", [strictly, *DOORS.values()])
 def test_a_function_that_fills_a_cache_where_dynamo_does_not_look(door):
     """The cache then holds what has no data, behind PyTorch's own compiler as well."""
@@ -360,6 +368,7 @@ class PlainParameter(torch.nn.Parameter):
     """A class that changes nothing."""
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", [strictly, *DOORS.values()])
 def test_a_class_that_sees_torch_functions_and_is_no_wrapper(door):
     """Right or refused, or as in PyTorch's own compiler, which refuses it before 2.15, and after loses the class."""
@@ -401,6 +410,7 @@ def test_trace_raises_what_the_pass_does_not_take():
         desugar.trace(lambda x: x * 2, nested(torch.jagged))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("cls", EVERY)
 def test_a_refusal_and_a_call_that_is_taken(cls):
     """One function, whose next call gets another graph."""

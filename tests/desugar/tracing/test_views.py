@@ -61,6 +61,7 @@ def describe(results, x):
             yield shares, t.requires_grad, is_view, tuple(t.shape), t.stride()
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
 @pytest.mark.parametrize("fn", FUNCTIONS.values(), ids=FUNCTIONS)
 @pytest.mark.parametrize(("grad", "leaf"), [(True, True), (True, False), (False, True)])
@@ -115,6 +116,7 @@ def test_of_a_detached_value(door):
     assert got.equal(y._raw_a[1:3]) and not got.requires_grad
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
 @pytest.mark.parametrize("grad", [True, False])
 def test_of_nested_values(door, grad):

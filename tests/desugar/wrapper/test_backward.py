@@ -40,6 +40,7 @@ def test_an_object_is_saved_once():
     }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", EVERY)
 def test_what_lies_in_an_argument_is_saved_and_the_argument(cls):
     """So that autograd sees a write to either, and an assignment changes nothing."""
@@ -88,6 +89,7 @@ def test_a_write_to_what_lies_in_a_result_is_refused(cls, door):
         backward(out)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair])
 @pytest.mark.parametrize("door", DOORS)
 def test_an_assignment_to_an_argument_or_a_result_changes_no_gradient(cls, door):
@@ -211,6 +213,7 @@ def test_what_has_no_gradient_is_shared_with_the_result():
     assert "equal(" in program.variants.sources[0]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", EVERY)
 def test_the_check_of_a_gradient(cls):
     _, text = program_of(lambda x: x * 2, make(cls, 2, 6, grad=True))

@@ -62,6 +62,7 @@ def test_with_symbols_the_whole_backward_is_compiled_at_once():
     assert compiled.programs[0].variants.table == {}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", EVERY)
 def test_the_text_of_a_member(cls):
     compiled = desugar.compile(lambda x, y: x * y, backend="eager")
@@ -113,6 +114,7 @@ def test_second_derivatives_compile_a_function_of_their_own():
     assert len(graphs) == known  # the second time round nothing is compiled
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair, Halves, Beside])
 def test_gradients_of_another_type(cls):
     x = make(cls, 2, 6)
@@ -135,6 +137,7 @@ def test_writes_and_randomness_are_not_repeated():
         torch.autograd.grad(out.sum(), x, create_graph=True)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_call_outlives_it():
     compiled = desugar.compile(lambda x, y: (x * y).sin(), backend="eager")
     x, y = make(Pair, 3, grad=True), make(Pair, 3)
@@ -164,6 +167,7 @@ def test_threads_build_a_member_once():
 # ---- whose memory a gradient is ------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("name", ["a sum", "a view and a sum", "inductor"])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair, Labeled, Nested])
@@ -187,6 +191,7 @@ def test_each_gradient_has_memory_of_its_own(cls, way, name):
     assert all(map(torch.equal, plain_parts(y.grad), wanted))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("is_known", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("cls", [None, Pair])
@@ -227,6 +232,7 @@ def test_an_error_of_compiled_code_is_not_taken_for_a_batch_of_gradients():
         out.sum().backward()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", WAYS)
 @pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
 def test_no_gradient_reaches_an_argument_with_offsets(cls, door):
@@ -247,6 +253,7 @@ def test_no_gradient_reaches_an_argument_with_offsets(cls, door):
         )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", WAYS)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_gradient_reaches_one_of_two_inner_tensors(door, dynamic):

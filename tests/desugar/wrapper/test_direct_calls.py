@@ -35,6 +35,7 @@ def graphs_called(monkeypatch):
     return count
 
 
+@pytest.mark.slow
 def test_the_first_call_alone_is_inductors(monkeypatch, pair):
     count, compiled = graphs_called(monkeypatch), desugar.compile(double)
     with torch.no_grad():
@@ -44,6 +45,7 @@ def test_the_first_call_alone_is_inductors(monkeypatch, pair):
     torch.testing.assert_close(result.a, pair.a * 2)
 
 
+@pytest.mark.slow
 def test_forward_and_backward(monkeypatch, pair):
     count, compiled, x = graphs_called(monkeypatch), desugar.compile(lambda x: x.sin()), pair.requires_grad_()
     for _ in range(3):
@@ -70,6 +72,7 @@ def test_graphs_of_torch_compile_are_called_by_inductors_own_call(monkeypatch, p
     assert count == [3]
 
 
+@pytest.mark.slow
 def test_a_graph_lives_as_long_as_its_wrapper(pair):
     compiled = desugar.compile(double)
     compiled(pair)

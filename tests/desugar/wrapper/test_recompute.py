@@ -56,6 +56,7 @@ READ = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("fn", [lambda x, q: x + q, lambda x, q: x + q.sum(), lambda x, q: x * q])
 def test_the_gradient_of_a_plain_operand(fn, read):

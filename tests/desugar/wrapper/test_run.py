@@ -43,6 +43,7 @@ def text_of(fn, *args):
     return program.source
 
 
+@pytest.mark.sweep(2)
 @declared
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_is_proved_is_not_checked_again(cls, grad):
@@ -176,6 +177,7 @@ def backward_1(ctx, tangent0):
 # ---- gradients -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", EVERY)
 def test_an_unused_input_has_no_gradient(cls):
     compiled = judge(
@@ -332,6 +334,7 @@ def test_a_subclass_gradient_for_a_plain_result():
     assert_same_values(*found)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("cls", [TwoTensor, Beside])
 def test_a_gradient_of_another_kind_where_the_argument_is_gone(cls, twice):
@@ -382,6 +385,7 @@ def _part_written(y, w):
     return y * y
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", HIGHER)
 def test_gradients_of_gradients_are_those_of_differences(name):
     args = [torch.rand(3, dtype=torch.float64).add_(0.5).requires_grad_() for _ in range(2)]
@@ -390,6 +394,7 @@ def test_gradients_of_gradients_are_those_of_differences(name):
     assert torch.autograd.gradgradcheck(compiled, args)
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("cls", EVERY)
 def test_third_derivatives(cls):
     def third(fn):
@@ -409,6 +414,7 @@ def test_third_derivatives(cls):
     assert_same_values(*results)
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("cls", EVERY)
 def test_second_derivatives_of_views_of_one_intermediate(cls):
     def fn(x):
@@ -452,6 +458,7 @@ def test_double_backward_with_randomness_is_refused():
 # ---- memory --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_saved_values_go_when_the_graph_does():
     x, w = make(TwoTensor, 3, grad=True), torch.ones(3, requires_grad=True)
     compiled = by_pass(lambda x, w: (x * w).sum())

@@ -37,6 +37,7 @@ def whole(blocks, row, column, grid):
     return torch.cat([torch.cat(row, 1) for row in rows])
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("size", [(6,), (4, 6), (2, 3, 6), (0, 6)], ids=str)
 def test_values_and_gradients(way, size):
     w = make(4, dtype=torch.float64)  # two blocks in one place

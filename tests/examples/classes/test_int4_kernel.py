@@ -24,6 +24,7 @@ TestKernelInt4Weight = suite(
 )
 
 
+@pytest.mark.slow
 def test_the_op_is_well_formed():
     w = make()
     x, scale = torch.randn(3, 2, 4, requires_grad=True), w.scale.clone().requires_grad_()
@@ -32,6 +33,7 @@ def test_the_op_is_well_formed():
     assert torch.autograd.gradcheck(lambda x, scale: example.int4_linear(x, w.packed, scale), doubles)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("size", [(8,), (3, 8), (2, 3, 8), (0, 8), (1, 8)], ids=str)
 def test_values_and_gradients(way, size):
     w = make()

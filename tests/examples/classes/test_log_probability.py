@@ -45,6 +45,7 @@ def formula(x, y):
     return ((x * y + 0.5 * x / y) * 2 + y[0]).sum(-1).prod(0) * (2 / y).prod()
 
 
+@pytest.mark.sweep(6)
 def test_values_and_gradients(cls, way):
     logs = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     got = way(formula)(*map(cls, logs)).values
@@ -54,6 +55,7 @@ def test_values_and_gradients(cls, way):
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.sweep(2)
 def test_a_leaf_gets_the_gradient_by_its_logarithms(cls, way):
     x = make(cls).requires_grad_()
     way(lambda x: (x * x + x).sum())(x).values.backward()
@@ -131,6 +133,7 @@ def test_what_is_refused(cls):
     assert torch.equal(x.values, before)
 
 
+@pytest.mark.slow
 def test_the_script(capsys):
     example.main()
     out = capsys.readouterr().out

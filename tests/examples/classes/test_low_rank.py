@@ -48,6 +48,7 @@ def chain(x, a, b):
     return F.linear(x @ a, b, x[0] @ a @ b.mT @ torch.ones(4, 4, dtype=x.dtype)).tanh() @ a
 
 
+@pytest.mark.sweep(3)
 def test_values_and_gradients(cls, way):
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     factors = [t.requires_grad_() for size in ((4, 2), (2, 6)) * 2 for t in [torch.randn(size).double()]]
@@ -69,6 +70,7 @@ def test_gradients_of_products_and_of_the_matrix_add_up(cls):
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("ranks", [(1, 3), (3, 1), (2, 2)])
 def test_a_product_of_two_keeps_the_smaller_rank(cls, way, ranks):
     a, b = make(cls, 4, ranks[0], 6), make(cls, 6, ranks[1], 5)

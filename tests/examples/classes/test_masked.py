@@ -36,6 +36,7 @@ TestMasked = suite(make, sizes=[lambda n=n: make(n) for n in (5, 7)])
 TestWhole = suite(make_whole, reference=lambda x: x.values, ops=OPS, paths={})
 
 
+@pytest.mark.sweep(3)
 def test_values_and_gradients(way):
     masks = [torch.rand(4, 6) > 0.3, torch.rand(4, 6) > 0.3]
     masks[0][1] = False

@@ -31,6 +31,7 @@ TestMasterWeight = suite(
 TestWide = suite(lambda: make(compute=torch.float64), ops={F.linear: lambda x: (X.double(), x)}, paths={})
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("compute", [torch.bfloat16, torch.float64, torch.float32])
 def test_values_and_gradients(way, compute):
     leaves = [torch.randn(size, requires_grad=True) for size in ((3, 6), (4, 6), (4,))]

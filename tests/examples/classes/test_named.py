@@ -54,6 +54,7 @@ def formula(x, y, z):
     return (x * y - 2 / z.exp()).sum("b").amax(0) + (1 - y).mean(("b", 0)) * x.at(a=0, b=slice(1, 3)).sum()
 
 
+@pytest.mark.sweep(3)
 def test_values_and_gradients(way):
     x, y, z = (torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((4, 3), (5, 3), (5,)))
     named = Named(x, dims=("a", "b")), Named(y, dims=("c", "b")), Named(z, dims=("c",))

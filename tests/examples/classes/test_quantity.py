@@ -42,6 +42,7 @@ def formula(length, time):
     return (0.5 * speed**2 + speed * speed[0]).sum(0).mean() - 2 * (1 / time**2)[0, 0] * length[0, 0] ** 2
 
 
+@pytest.mark.sweep(3)
 def test_values_gradients_and_units(way):
     plain = [torch.rand(4, 6, dtype=torch.float64).add_(1).requires_grad_() for _ in range(2)]
     got = way(formula)(Quantity.of(plain[0], m=1), Quantity.of(plain[1], s=1))
@@ -52,6 +53,7 @@ def test_values_gradients_and_units(way):
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.sweep(2)
 def test_a_broadcast_sum_and_views_get_their_gradients(way):
     plain = [torch.randn(4, 6, requires_grad=True), torch.randn(6, requires_grad=True)]
 

@@ -71,6 +71,7 @@ def reference(x, y, r):
     return (z[1:] + z[0]).sum(0, keepdim=True)[:, ::2]
 
 
+@pytest.mark.sweep(3)
 def test_values_and_gradients(cls, way):
     x, y = (torch.randn(4, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     r = torch.randn(6, dtype=torch.float64, requires_grad=True)
@@ -81,6 +82,7 @@ def test_values_and_gradients(cls, way):
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.sweep(2)
 def test_a_rotation_turns_vectors_about_its_axis(cls, way):
     axis = torch.nn.functional.normalize(torch.randn(5, 3, dtype=torch.float64), dim=-1)
     angle, v = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((5,), (5, 3)))

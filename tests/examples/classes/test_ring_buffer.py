@@ -23,6 +23,7 @@ TestRingBuffer = suite(
 )
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("capacity", [1, 3])
 @pytest.mark.parametrize("append", ["append", "append_"])
 def test_it_reads_as_a_list_that_forgets(way, append, capacity):

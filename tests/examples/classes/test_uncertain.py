@@ -58,6 +58,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("formula", FORMULAS.values(), ids=FORMULAS)
 def test_values_errors_and_gradients(formula, way):
     values = [(torch.rand(4, 6, dtype=torch.float64) + 0.5).requires_grad_() for _ in range(2)]

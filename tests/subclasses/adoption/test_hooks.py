@@ -51,6 +51,7 @@ def facts(x, own):
     return type(x), names, plain(context), [getattr(x, name).tolist() for name in names]
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("kind", ["tagged", "optional", "with_settings"])
 def test_metadata_that_changes_between_calls(kind, door):
     cls, make = getattr(by_hand, kind)()
@@ -123,6 +124,7 @@ def test_gradients_are_those_of_eager_mode(door):
     assert (one.grad.axes, one.grad.flag) == (other.grad.axes, other.grad.flag)
 
 
+@pytest.mark.sweep(3)
 def test_sizes_in_the_metadata_that_change(door):
     cls, make = by_hand.with_sizes()
     subclasses.adopt(cls)

@@ -32,6 +32,7 @@ def by_rules(left, right, x):
     return (Ruled(left) * 2 + Ruled(right.sum())).number.square().sum() * x.sum()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("fn", [by_formula, by_materialize, by_rules])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_the_gradients(fn, backend):

@@ -161,6 +161,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cls", [Matrix, Bare])
 @pytest.mark.parametrize("call", CHAINS)

@@ -40,6 +40,7 @@ def written_twice(p, w):
     return (Image(p, w) * 2).sub_(0.5).neg_().mul_(3)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("fn", [written, written_twice])
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("way", ["eager", "desugar"])

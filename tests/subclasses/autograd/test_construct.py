@@ -202,6 +202,7 @@ def test_unwrap_of_what_is_absent():
     assert x.unwrap("extra") is None and x.unwrap()[1] is None
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_cotangent_holds_the_fixed_inner_tensors(backend):
     x = make_int8(zero=True).requires_grad_()
@@ -410,6 +411,7 @@ DEPENDENT = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("case", DEPENDENT)

@@ -79,6 +79,7 @@ def random(*sizes, dtype=torch.float64):
 # ---- reading -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_reading_is_differentiable(door):
     def built_inside(a, raw):
@@ -261,6 +262,7 @@ def test_declarations_that_contradict_themselves():
 # ---- materialize -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("cls", [Low, Lower])
 def test_materialize_is_differentiable_for_every_caller(door, cls):

@@ -106,7 +106,7 @@ READ = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(32)
 @pytest.mark.parametrize("way", ["eager", "desugar", "inside", "stock, inside"])
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("made", MADE)
@@ -190,6 +190,7 @@ def test_a_write_without_gradients_to_the_result(is_read):
     torch.testing.assert_close(gradient, 2 * read)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_write_to_a_view_is_in_the_value_and_its_other_views(door):
     def f(p, q):
@@ -244,6 +245,7 @@ def test_a_rule_without_derivative_is_told():
     assert not y.detach().materialize().requires_grad
 
 
+@pytest.mark.slow
 def test_thousands_in_a_row():
     p = numbers(3).requires_grad_()
     x = Log(p)
@@ -327,6 +329,7 @@ def test_a_hook_changes_what_goes_on():
     assert p.grad.tolist() == [7, 7, 7]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("made", [name for name in MADE if name != "a view of one"])
 def test_values_that_stock_programs_return(made):
     torch.compiler.reset()
@@ -506,6 +509,7 @@ def test_what_was_written_through_a_view_is_read_of_a_result(door):
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("target", ["what an op made", "a new value", "twice"])
 def test_a_rule_that_writes_is_derived(target, door):
@@ -663,6 +667,7 @@ ON_NUMBERS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "way", [lambda f: f, lambda f: desugar.compile(f, backend="eager")], ids=["eager", "desugar"]
 )

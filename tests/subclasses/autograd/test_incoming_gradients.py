@@ -105,6 +105,7 @@ def by_a_function(y, inners, Pair):
 GIVES = [by_grad, by_a_list, by_backward, by_backward_of_several, by_a_hook, by_a_function]
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("fallback", ["map", "views", "materialize"])
 @pytest.mark.parametrize("give", GIVES)
 @pytest.mark.parametrize("door", DOORS)
@@ -125,6 +126,7 @@ def test_a_hook_reads_a_cotangent(door):
     assert seen == [True]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", ["eager", "stock", "desugar.compile"])
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("fallback", ["views", "materialize"])
@@ -190,6 +192,7 @@ def test_a_sum_of_values_in_a_backward_is_one_of_values():
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_backward_inside_of_a_compiled_function_meets_a_parameter(door):
     layer = torch.nn.Linear(3, 4, bias=False)
@@ -223,6 +226,7 @@ def test_a_hook_is_called_by_a_backward_inside_of_a_compiled_function(door):
     )(first).tolist() == [3, 3]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("fallback", ["materialize", "map"])
@@ -251,6 +255,7 @@ def multiply(func, x, y):
     return Line(x * y)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
     "give",
@@ -307,6 +312,7 @@ TURNS = {
 }
 
 
+@pytest.mark.sweep(21)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("how", TURNS)
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.neg.default, aten.sum], ids=str)
@@ -322,6 +328,7 @@ def test_cotangents_of_a_mapped_class_are_no_values_either(op, how, door):
         assert [gradient.cosine.item(), gradient.sine.item()] == pytest.approx([times * g for g in wanted])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", [door for door in DOORS if door != "stock"])
 @pytest.mark.parametrize("returned", [lambda x: x, lambda x: x.clone(), lambda x: x.detach()])
 def test_a_value_that_is_used_as_a_whole_may_be_a_result(returned, door):
@@ -339,6 +346,7 @@ def test_a_value_that_is_used_as_a_whole_may_be_a_result(returned, door):
     assert sides[0] == sides[1]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", MODES)
 def test_a_gradient_of_the_class_at_an_inner_tensor_is_refused(door):
     """A mapped op gives it to a plain operand, which inner tensors were summed up to; the advice is right."""
@@ -369,6 +377,7 @@ def test_a_gradient_of_the_class_at_an_inner_tensor_is_refused(door):
     torch.testing.assert_close(*(torch.autograd.grad(t.sum(), leaves) for t in (found, expected)))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_gradient_of_the_class_at_a_plain_result_of_a_rule(door):
     class Wind(TensorSubclass, fallback="map"):

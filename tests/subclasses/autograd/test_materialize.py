@@ -42,6 +42,7 @@ def make(size=2):
     return Fixed((torch.arange(1, size + 1) * 256).short()).requires_grad_()
 
 
+@pytest.mark.sweep(2)
 @doors
 @pytest.mark.parametrize("size", [0, 1, 3])
 def test_a_leaf_gets_a_gradient(door, size):

@@ -129,6 +129,7 @@ def test_gradients_are_added_by_inner_tensors():
         assert a.grad.tolist() == [[10.0, 10.0], [10.0, 10.0]]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ["in place", "copied", "view"])
 def test_explain_shows_the_program_that_runs(name):
     a, y = leaves()

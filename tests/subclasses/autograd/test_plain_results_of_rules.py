@@ -76,6 +76,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("cls", [Weighted, Refusing, Converting])
 @pytest.mark.parametrize("case", CASES)
@@ -193,6 +194,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("view", VIEWS)
 def test_plain_views_have_the_derivative_of_the_rule(view, door):

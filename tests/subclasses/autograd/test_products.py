@@ -97,7 +97,7 @@ def gradients_of(fn, read, way, *, create_graph=False):
     return found
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(40)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -108,6 +108,7 @@ def test_gradients_are_those_of_plain_tensors(product, read, way):
         torch.testing.assert_close(got, expected, check_dtype=False)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", ["eager", "desugar.compile"])
 @pytest.mark.parametrize("product", ["of two", "of three", "with a plain tensor", "with a power"])
 def test_second_derivatives(product, way):
@@ -189,6 +190,7 @@ def test_the_gradient_of_a_value_that_is_a_leaf():
 # ---- a rule that returns its operand -------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("is_leaf", [True, False])
 def test_a_rule_that_returns_its_operand_has_the_derivative_of_that(way, is_leaf):

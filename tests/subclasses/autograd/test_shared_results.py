@@ -37,6 +37,7 @@ PARTS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_write_that_loses_a_gradient_is_an_error(part, mode):
@@ -58,6 +59,7 @@ def test_without_gradients_the_value_is_written(part):
     assert x.depth.equal(plain)
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("is_leaf", [False, True])

@@ -85,6 +85,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_rule_makes_leads_the_gradient_on(case, door):
@@ -136,6 +137,7 @@ def _(func, x, y):
     return Masked(torch.where((Masked(x.held * 2) > 1.0).held, func(x.held, y.held), x.held))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("cls", [Compared, Masked])
 def test_what_has_no_derivative_may_be_made_on_the_way(cls, mode):

@@ -78,6 +78,7 @@ def loss(a, b):
     return a.sin().sum() + b.cos().sum()
 
 
+@pytest.mark.sweep(42)
 @pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
 @pytest.mark.parametrize("made", [zeros_like, new_zeros, made_by_hand])
 @pytest.mark.parametrize("write", EXPECTED)

@@ -66,6 +66,7 @@ def functionally(x, y):
     return {added: lambda: (x + y) * 2, of_a_copy: lambda: (x - y) * 3, twice: lambda: x * y * y}
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("cls", [Masked, Kept])
 @pytest.mark.parametrize("same", [True, False], ids=["equal masks", "other masks"])
@@ -89,6 +90,7 @@ def test_gradients_are_those_of_the_ops_that_write_nothing(function, same, cls, 
         assert all(torch.equal(t.known, m) for t, m in zip((x, y), masks, strict=True))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", MODES)
 def test_writes_to_views(door):
     a, b = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)

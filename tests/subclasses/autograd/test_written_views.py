@@ -92,6 +92,7 @@ def of_plain(write, num, den, d):
 WRITES = [scaled, moved, of_a_slice, to_another_row, to_another_value, of_a_view_of_a_view]
 
 
+@pytest.mark.sweep(48)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("fallback", ["views", "map"])
 @pytest.mark.parametrize("write", WRITES)
@@ -127,6 +128,7 @@ def test_a_write_counts_once(write):
     assert x._version == plain._version
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("of_rule", [False, True])
 def test_rules_that_change_the_size_in_place(of_rule, door):

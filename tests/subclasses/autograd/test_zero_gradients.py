@@ -35,6 +35,7 @@ def zeros_without_memory():
 
 
 # Stock programs have no second derivatives.
+@pytest.mark.sweep(15)
 @pytest.mark.parametrize("door", [door for door in MODES if door != "stock"])
 @pytest.mark.parametrize("cls", [Interval, Mapped])
 @pytest.mark.parametrize("step", [torch.abs, torch.sgn, torch.round])
@@ -61,6 +62,7 @@ def test_a_value_may_be_made_of_them():
     assert x.low.tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_compiled_kernels_do_not_read_them():
     x = torch.randn(4, requires_grad=True)
 

@@ -56,6 +56,7 @@ def test_file_names_are_unique(filename, start, end):
     assert all(name.startswith(start) and name.endswith(end) for name in names)
 
 
+@pytest.mark.slow
 def test_text_leaves_with_its_owner():
     owner = Owner()
     filename = build(owner)["first"].__code__.co_filename

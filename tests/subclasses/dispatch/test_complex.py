@@ -103,6 +103,7 @@ DOORS = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.parametrize("cls", [Polar, Conjugated])

@@ -33,6 +33,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", CALLS)
 def test_values_and_gradients(call, mode):
@@ -71,6 +72,7 @@ def _(func, x):
     return Matrix(x.rows, turned=not x.turned)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("size", [(2, 3), (3, 3), (1, 3)])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_result_with_strides_of_its_own_has_a_cotangent(mode, size):

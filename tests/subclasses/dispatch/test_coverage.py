@@ -60,6 +60,7 @@ def test_two_equally_specific_rules_are_shown():
     assert coverage(Ruled).counts.get("ambiguous") is None
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.mm.default, aten.detach.default, aten.cos_.default])
 @pytest.mark.parametrize("cls", [Ruled, Pair, Int8Weight, Hostile])
 def test_it_is_what_dispatch_does(cls, op):

@@ -58,6 +58,7 @@ def assert_same(p, a, b):
     torch.testing.assert_close(p.grad.b, b.grad)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_accumulation_and_clipping(name, door):

@@ -300,6 +300,7 @@ ITEMS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ITEMS)
 def test_an_item_whose_view_is_a_copy_is_not_written(name, mode):

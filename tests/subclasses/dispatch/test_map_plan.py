@@ -122,6 +122,7 @@ def test_an_error_inside_shows_the_line():
     assert any("_out_a = _call(self.a, *_rest)" in str(entry.statement) for entry in caught.traceback)
 
 
+@pytest.mark.slow
 def test_texts_leave_with_their_class():
     def declare_and_run():
         class Brief(TensorSubclass, fallback="map"):

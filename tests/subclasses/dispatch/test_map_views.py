@@ -90,6 +90,7 @@ def test_a_view_is_a_view_of_each_inner_tensor(name):
         assert y.mean.untyped_storage().data_ptr() == x.mean.untyped_storage().data_ptr()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", VIEWS)
 @COMPILERS
 def test_a_compiled_view_is_the_same(name, compiler):
@@ -363,6 +364,7 @@ if torch.__version__.split(".")[:2] != ["2", "13"]:
     REMADE.add("mT")
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", ["eager", "aot_eager", "desugar"])
 @pytest.mark.parametrize("name", OF_DIMS)
 def test_dims_are_those_of_the_value(name, door):
@@ -431,6 +433,7 @@ PICKS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("pick", PICKS)
 def test_an_index_picks_rows_with_their_further_dims(pick, mode):
@@ -500,6 +503,7 @@ NAMING = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", ["eager", "desugar"])
 @pytest.mark.parametrize("op", NAMING)
 @pytest.mark.parametrize("kind", OTHER_SIZES)

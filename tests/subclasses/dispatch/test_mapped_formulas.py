@@ -85,6 +85,7 @@ def ends():
     return low, low + torch.tensor([2.5, 3.0, 1.5, 0.1], dtype=torch.float64)
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("cls", [Interval, Compared])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("door", DOORS)
@@ -140,6 +141,7 @@ def test_the_gradient_of_a_parameter_is_differentiated_again(nested, door):
     assert innermost(p.grad).item() == 27 + 18
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 def test_attention_and_other_ops_of_several_operands(door):
     """PyTorch's formula for attention leaves it to its kernel to see that a gradient is absent."""

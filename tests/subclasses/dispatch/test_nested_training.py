@@ -110,6 +110,7 @@ def test_optimizers_update_the_innermost_tensors(case, optimizer):
     check_trained(case, make(case), CASES[case][1], OPTIMIZERS[optimizer])
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", ["stock", "desugar.compile", "backend"])
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_losses(case, door):

@@ -45,6 +45,7 @@ def offsets_survive():
         )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.usefixtures("offsets_survive")
 @pytest.mark.parametrize(
     "fn", [lambda x: x[1:], lambda x: x.t(), lambda x: (x[1:], x[:1]), lambda x: x[1:].view(-1)[2:]]

@@ -44,6 +44,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.sweep(21)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("differentiable", [False, True])
 @pytest.mark.parametrize("name", VIEWS)

@@ -155,7 +155,7 @@ def check_training(kinds, optimizer, clip=None, compile_=None):
 # ---- optimizers ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("kinds", KINDS, ids=IDS)
@@ -183,6 +183,7 @@ CLIPS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("kinds", KINDS, ids=IDS)
 def test_clipping(kinds, clip):
@@ -323,6 +324,7 @@ COMPILERS = {
 }
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("kinds", KINDS, ids=IDS)
 def test_a_compiled_forward(kinds, compiler):
@@ -554,6 +556,7 @@ def step_of(p):
     torch.optim.SGD([p], lr=0.1).step()
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("optimizer", ["SGD with momentum", "AdamW"])
 @pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("compiled", [False, True])
@@ -667,6 +670,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("kind", ["low rank", "mapped"])

@@ -92,7 +92,7 @@ def test_a_step_is_that_of_each_inner_tensor(cls, optimizer, foreach):
     )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "foreach"])
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 @pytest.mark.parametrize("cls", [Ball, Product])

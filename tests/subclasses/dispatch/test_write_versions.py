@@ -25,6 +25,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("fallback", ["materialize", "map", "error"])
 @pytest.mark.parametrize("op", WRITES, ids=str)

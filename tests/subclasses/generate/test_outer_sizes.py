@@ -96,6 +96,7 @@ def _example(cls: type, parts: list[Tensor], more: int) -> Tensor:
 SIZES = [(2, 3, 4, 5), (3, 4, 5, 6), (6, 5, 4, 3), (4, 5, 6, 3), (3, 3, 3, 3), (7, 2, 9, 4)]
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("cls", [Upright, Product, Longer, Flipped])
 def test_a_size_of_several_symbols_takes_one_more_program(cls, compile_by):
     def use(x, w):
@@ -111,6 +112,7 @@ def test_a_size_of_several_symbols_takes_one_more_program(cls, compile_by):
     assert counters["stats"]["unique_graphs"] == 2
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("cls", [Upright, Product, Longer, Flipped])
 def test_gradients_of_such_a_size_reach_the_inner_tensors(cls, compile_by):
     def loss(x, w):
@@ -126,6 +128,7 @@ def test_gradients_of_such_a_size_reach_the_inner_tensors(cls, compile_by):
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.sweep(3)
 def test_other_parts_of_one_size(compile_by):
     compiled = compile_by(lambda x: x + 1.0)
     for top, bottom in ((2, 4), (3, 3), (4, 2), (5, 1), (6, 0), (4, 4)):

@@ -110,6 +110,7 @@ for _cls in (Traced, TracedOfPlain):
     _cls.implements(torch.trace)(_trace)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", [Traced, TracedChild, TracedOfPlain])
 @pytest.mark.parametrize("mode", MODES)
 def test_rules_are_asked_through_an_own_torch_function(cls, mode):

@@ -148,7 +148,7 @@ def with_scalar(make, grad):
     return lambda: (make().requires_grad_(grad), torch.randn(()).requires_grad_(grad))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("kind", "grad"), [*((kind, True) for kind in MAPPING), ("tagged", False)])
 def test_a_class_that_maps(kind, grad, way):
@@ -156,7 +156,7 @@ def test_a_class_that_maps(kind, grad, way):
     check_cond(every, with_scalar(FACTORIES[kind], grad), way)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("case", CASES)
@@ -164,12 +164,14 @@ def test_a_class_that_materializes(case, grad, way):
     check_cond(CASES[case], with_scalar(FACTORIES["int8 with zero"], grad), way)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 def test_a_class_without_rules(grad, way):
     check_cond(CASES["copies"], with_scalar(FACTORIES["hostile"], grad), way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tagged", "int8"])
 def test_inductor(kind):
     check_cond(CASES["mixed"], with_scalar(FACTORIES[kind], True), "inductor")
@@ -220,6 +222,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -269,6 +272,7 @@ def test_shared_inner_tensors_stay_shared(way):
     assert found.qdata is w.qdata and found.scale.equal(w.scale * 3)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
 def test_without_gradients(mode, way):
@@ -377,7 +381,7 @@ def ragged_cases(c, x, t):
     return summed, soft, linear, shared
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("make", [jagged, padded])
@@ -406,6 +410,7 @@ def test_one_program_serves_all_lengths():
     assert counter.frame_count == 1
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 def test_int8(grad, way):
@@ -440,7 +445,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("kind", "grad"), [("pair", True), ("rows", True), ("nested", True), ("shadow", True), ("tagged", False)]
@@ -450,7 +455,7 @@ def test_loop(kind, grad, way):
     check_loop(every, lambda: (FACTORIES[kind]().requires_grad_(grad),), way)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("make", [jagged, padded])

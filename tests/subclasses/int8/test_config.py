@@ -117,6 +117,7 @@ def test_an_expression_that_matches_all_takes_parameters_of_floats():
     assert type(expected[1].running_mean) is torch.Tensor
 
 
+@pytest.mark.slow
 def test_attention_keeps_its_output_layer_as_in_torchao():
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     x, expected = torch.randn(2, 5, 16), None
@@ -278,6 +279,7 @@ def pairs(quantization):
 PAIRS = ["rows", "tensor", "groups", "dynamic", "dynamic tensor", "dynamic asymmetric"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pair", PAIRS)

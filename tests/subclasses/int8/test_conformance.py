@@ -33,8 +33,8 @@ ROUNDING = (
 )
 
 
-# Cases of a normal run: what lies between two of them is put to the test with the slow ones.
-NORMAL = {("row", True), ("dynamic", False)}
+# The case of a normal run.
+NORMAL = {("row", False)}
 CASES = [(variant, compiled) for variant in VARIANTS for compiled in {False, variant in COMPILED}]
 
 

@@ -229,6 +229,7 @@ COMPILERS = {
 BACKEND = functools.partial(torch.compile, backend="desugar", options={"backend": "eager"})
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", [lambda f: f, *COMPILERS.values(), BACKEND])
 def test_a_parameter_as_torchaos_users_make_it(door):
     """Its layer computes and passes gradients on; the step that would lose an update raises."""
@@ -248,6 +249,7 @@ def test_a_parameter_as_torchaos_users_make_it(door):
     assert torch.equal(model[0].weight, before)
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize(
     "config",
@@ -271,6 +273,7 @@ def test_compiled(compiler, config):
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_quantizing_is_seen_by_a_compiled_model(compiler):
     model, x = nn.Linear(16, 4), torch.randn(3, 16)
@@ -311,6 +314,7 @@ def test_integers_are_multiplied_exactly(first, second):
         assert torch.equal(kernels.multiply_integers(a, b), a.int() @ b.int().t()), (m, k, n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["torch.compile", "desugar.compile"])
 def test_one_row_compiled(compiler):
     w = Int8Tensor.from_float(torch.randn(8, 16), activation="row")

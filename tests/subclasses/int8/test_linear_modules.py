@@ -59,6 +59,7 @@ def test_adapters_are_quantized_if_chosen():
     assert quantized_names(model) == {"lora_A.default.weight"}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_addmm_is_a_linear_layer_with_the_weight_transposed(config):
     layer = nn.Linear(16, 8)

@@ -83,6 +83,7 @@ def test_shards_are_put_together(block_size, ranks):
     assert torch.equal(whole.float().dequantize(), x.dequantize())
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("size", [(7, 6), (5, 2), (7, 1), (7, 2, 3), (1, 6), (3, 6)])
 @pytest.mark.parametrize("blocks", ["rows", "tensor", "entries"])
 @pytest.mark.parametrize("symmetric", [True, False])

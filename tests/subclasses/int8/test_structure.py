@@ -51,6 +51,7 @@ def make(block_size=None, symmetric=True, size=SIZE):
     return Int8Tensor.from_float(torch.randn(size), block_size=block_size, symmetric=symmetric)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("block_size", BLOCKS, ids=str)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("move", MOVES)
@@ -158,6 +159,7 @@ def test_views_share_storage(view):
     assert torch.equal(MOVES[view](x).dequantize(), source.dequantize())
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("begin", [0, 1, 2])
 @pytest.mark.parametrize("name", ["slice", "t", "unsqueeze"])
 def test_views_of_a_slice_that_torch_compile_remakes(begin, name):

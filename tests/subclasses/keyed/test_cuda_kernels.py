@@ -63,6 +63,7 @@ print("all agree", count)
 """
 
 
+@pytest.mark.slow
 @needs_triton
 def test_the_kernels_compute_what_the_ops_for_the_cpu_do():
     assert interpret(SCRIPT) == "all agree 96"

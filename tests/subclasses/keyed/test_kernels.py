@@ -18,6 +18,7 @@ def arguments(mode, weighted=False, lengths=None, sparse=False):
     return (tables, *entries, *Lookups([mode] * 2, [-1, 0], [False, False], sparse, [0, 1]))
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("mode", [0, 1, 2])
 @pytest.mark.parametrize("lengths", [None, torch.tensor([[2, 1], [0, 3]])], ids=["no gaps", "gaps"])
 def test_pool_keeps_what_pytorch_asks_of_an_op(mode, lengths):

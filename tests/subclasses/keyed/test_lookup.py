@@ -94,7 +94,7 @@ def _by_bag(module):
     return run
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(72)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", [_by_collection, _by_bag], ids=["collection", "each feature"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,6 +139,7 @@ def _flat(rows):
     return torch.cat(rows), sizes.cumsum(0)
 
 
+@pytest.mark.slow
 def test_rows_with_gaps_between_them():
     x = JaggedTensor(torch.arange(8), torch.tensor([1, 4, 7]), lengths=torch.tensor([2, 3]), max_length=3)
     bag = nn.EmbeddingBag(IDS, 3, mode="sum")
@@ -159,6 +160,7 @@ def test_a_jagged_tensor_without_holes():
     torch.testing.assert_close(F.embedding_bag(x, bag.weight), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype):
     module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="sum", dtype=dtype) for k in "ab"})
@@ -169,7 +171,7 @@ def test_other_dtypes(dtype):
         torch.testing.assert_close(compiled[key], expected)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_of_32_bits(kind, way):
@@ -190,7 +192,7 @@ def test_ids_of_32_bits(kind, way):
         torch.testing.assert_close(*found)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("lengths", [[], [0, 0], [0, 0, 0, 0]], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_to_look_up(lengths, way):
@@ -208,7 +210,7 @@ def test_nothing_to_look_up(lengths, way):
 # ---- entry by entry --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"sparse": True}], ids=str)
 @pytest.mark.parametrize("widths", [(3, 3), (3, 4)], ids=str)
@@ -224,6 +226,7 @@ def test_entry_by_entry(widths, options, way):
         check_gradients(module, run, lambda x: looked_up_by_loop(x, module.tables), x, "sparse" in options)
 
 
+@pytest.mark.slow
 def test_other_orders_of_keys_share_the_values():
     module = EmbeddingCollection({k: nn.Embedding(IDS, 3) for k in "abc"})
     x = batch([1, 2, 0, 3, 4, 1], "abc")
@@ -239,6 +242,7 @@ def test_other_orders_of_keys_share_the_values():
 # ---- what is refused -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_max_norm_writes_outside_of_a_graph_and_breaks_one():
     bag = nn.EmbeddingBag(IDS, 3, mode="sum", max_norm=0.1)
     other, x = copy.deepcopy(bag), batch([1, 2, 0, 3])["a"]

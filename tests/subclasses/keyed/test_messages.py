@@ -115,6 +115,7 @@ WRITING = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", WRITING)
 def test_tables_that_a_lookup_writes_to(name):
     make, ids = WRITING[name]
@@ -135,6 +136,7 @@ def found_in(result):
     return [v.unwrap("values") if isinstance(v, JaggedTensor) else v for v in values]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", WRITING)
 def test_a_graph_breaks_where_a_lookup_writes(name):
     make, ids = WRITING[name]
@@ -151,6 +153,7 @@ def test_a_graph_breaks_where_a_lookup_writes(name):
         assert torch.equal(p.grad, q.grad)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", WRITING)
 def test_a_graph_without_dynamo_names_the_table(name):
     make, ids = WRITING[name]

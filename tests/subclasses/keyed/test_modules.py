@@ -20,6 +20,7 @@ def test_tables_stay_modules():
     assert module.tables["a"] is tables["a"]
 
 
+@pytest.mark.slow
 def test_one_table_for_two_keys():
     shared = nn.EmbeddingBag(IDS, 3, mode="sum")
     module = EmbeddingBagCollection({"a": shared, "b": shared})
@@ -30,6 +31,7 @@ def test_one_table_for_two_keys():
         assert shared.weight.grad[:, 0].equal(torch.bincount(x.values, minlength=IDS).float())
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
 @pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
 def test_one_sparse_table_for_two_keys(kind, way):
@@ -49,6 +51,7 @@ def test_one_sparse_table_for_two_keys(kind, way):
     torch.testing.assert_close(shared.weight.grad.to_dense(), expected)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
 def test_a_sparse_table_may_be_looked_up_twice(way):
     torch.compiler.reset()
@@ -65,6 +68,7 @@ def test_a_sparse_table_may_be_looked_up_twice(way):
     torch.testing.assert_close([t.weight.grad.to_dense() for t in module.tables.values()], expected)
 
 
+@pytest.mark.slow
 def test_keys_that_are_names_of_a_module_s_own():
     names = ["items", "keys", "type", "values", "forward", "0"]
     module = EmbeddingBagCollection({n: nn.EmbeddingBag(IDS, 3, mode="sum") for n in names})
@@ -84,6 +88,7 @@ def test_a_batch_may_have_fewer_keys_in_another_order():
     assert list(module(x)) == ["c", "b"]
 
 
+@pytest.mark.slow
 def test_training_in_a_compiled_step_is_that_of_eager_mode():
     def train(compile):
         torch.manual_seed(0)

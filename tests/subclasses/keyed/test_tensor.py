@@ -142,7 +142,7 @@ COMPILED = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(22)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_as_in_eager_mode(name, way):
@@ -164,6 +164,7 @@ class _Batches(torch.utils.data.Dataset):
         return batch(LENGTHS[index])
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", ["desugar.compile", "behind Dynamo"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_workers_run_one_program(way, workers):
@@ -187,6 +188,7 @@ def test_what_comes_back_is_keyed():
     assert y.keys == ("b", "a") and y["a"].to_dense().equal(x["a"].to_dense())
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_gaps_between_rows_are_refused_in_graphs_too(way):
     torch.compiler.reset()
@@ -198,6 +200,7 @@ def test_gaps_between_rows_are_refused_in_graphs_too(way):
         run(JaggedTensor(values, offsets, lengths=torch.tensor([3, 2]), max_length=3))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_weights_of_other_rows_are_refused_in_graphs_too(way):
     torch.compiler.reset()

@@ -120,6 +120,7 @@ def test_any_chain_of_views_and_writes(chain):
 # ---- autograd through in-place ops -------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(
     "write",
     [

@@ -36,6 +36,7 @@ def _(func, x, *args, **kwargs):
 WEIGHT = torch.arange(1.0, 7.0).reshape(2, 3)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_formula_sums_cotangents_by_inner_tensors(mode):
     def loss(m, p):
@@ -82,6 +83,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.sweep(17)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("made", ["leaf", "result"])
 @pytest.mark.parametrize("loss", LOSSES)
@@ -158,6 +160,7 @@ CLASSES = [
 ]
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("mode", ["eager", "desugar", "inside"])
 @pytest.mark.parametrize(("fallback", "ruled", "trainable"), CLASSES)
 def test_detect_anomaly_finds_a_nan_in_a_cotangent(fallback, ruled, trainable, mode):

@@ -6,7 +6,10 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_first_call_imports_no_dynamo():
     code = """
         import sys

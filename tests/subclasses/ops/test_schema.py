@@ -71,6 +71,7 @@ def test_counterparts(op, expected):
     assert functional_counterpart(op) is expected
 
 
+@pytest.mark.slow
 def test_a_counterpart_never_writes():
     for op in all_aten_ops():
         found = functional_counterpart(op)
@@ -134,6 +135,7 @@ def test_no_view_function_is_missing():
     assert torch.Tensor.T.__get__ in view_functions and torch.split in view_functions
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("tag", [torch.Tag.pointwise, torch.Tag.reduction, torch.Tag.inplace_view])
 def test_functions_of_a_tag_are_those_of_all_its_ops(tag):
     expected = [f for op in all_aten_ops() if tag in op.tags for f in python_functions(op)]

@@ -100,6 +100,7 @@ DOORS = {
 }
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("use", [made, used_first, leaf, parameter, beside_a_plain_one, twice])
 def test_both_add_up(use, door):
@@ -109,6 +110,7 @@ def test_both_add_up(use, door):
     torch.testing.assert_close(use(DOORS[door](read)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [of_two, beside_a_plain_one_of_its_size])
 def test_where_it_is_not_known_to_which_value_a_sum_leads(use):
     """The engine tells the node that ran, and not which of its results is added."""

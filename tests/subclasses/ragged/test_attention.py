@@ -80,6 +80,7 @@ def test_equals_a_loop(case, gap, causal):
     check(q_lengths, q_lengths if k_lengths is None else k_lengths, causal, gap)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=8), st.booleans())
 def test_any_lengths(rows, causal):
@@ -175,6 +176,7 @@ def test_plans_go_with_their_offsets():
 # ---- as an op --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_is_a_well_behaved_op():
     lengths = [3, 0, 5]
     q, k, v = make_inputs(lengths, lengths)

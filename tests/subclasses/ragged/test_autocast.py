@@ -155,14 +155,14 @@ def check(name: str, to: torch.dtype) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of sizes that broadcast, and the like
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(30)
 @pytest.mark.parametrize("name", CAST)
 def test_functions_that_autocast_knows(name, to):
     check(name, to)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(372)
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", sorted({*FUNCTIONS} - {*CAST}))
 def test_other_functions(name, to):
@@ -256,7 +256,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], torch.dtype]] = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", ["jagged", "padded"])
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(112)
 def test_every_door(name, kind, door, is_inside):
     run, dtype = EXAMPLES[name]
     leaves = [*(row.requires_grad_() for row in rows_of(torch.float32)), weight(4, 4).requires_grad_()]

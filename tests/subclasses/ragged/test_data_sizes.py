@@ -76,7 +76,7 @@ def check(f: Callable[[Any], Any], program: Callable[[Any], Any]) -> None:
         torch.testing.assert_close(x.grad.values, judge.grad.values)  # type: ignore[union-attr]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(33)
 @pytest.mark.parametrize("door", ["stock", "desugar"])
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_those_of_eager_mode(name, door):
@@ -102,6 +102,7 @@ def test_mean_over_the_values_of_a_convolution():
     torch.testing.assert_close(program(x), torch.tensor((3 + 5 + 9) / 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(mode):
     f = parts(CASES["from_padded"])

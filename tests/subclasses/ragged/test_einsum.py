@@ -21,7 +21,7 @@ ONE = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("equation", ONE)

@@ -40,7 +40,7 @@ WITHIN = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(48)
 @ways
 @layouts
 @pytest.mark.parametrize("name", WITHIN)
@@ -49,6 +49,7 @@ def test_within_entries(name, layout, way):
     judge_rows(layout, on_ragged, lambda row, _: on_row(row), way=way)
 
 
+@pytest.mark.sweep(12)
 @ways
 @layouts
 @pytest.mark.parametrize("pair", [(-1, 0), (0, -1), (-1, 2)], ids=str)
@@ -79,7 +80,7 @@ OF_TWO = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(24)
 @ways
 @layouts
 @pytest.mark.parametrize("name", OF_TWO)
@@ -101,6 +102,7 @@ def test_the_least_and_the_greatest(layout):
     torch.testing.assert_close(list(torch.aminmax(batch.x)), list(torch.aminmax(torch.cat(batch.rows))))
 
 
+@pytest.mark.sweep(2)
 @ways
 @layouts
 def test_random_numbers_in_place(layout, way):

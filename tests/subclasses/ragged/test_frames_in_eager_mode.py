@@ -39,6 +39,7 @@ def in_a_loop(x, printed):
     return total
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", MAKE)
 def test_inner_tensors_are_read(kind, door):
@@ -51,6 +52,7 @@ def test_inner_tensors_are_read(kind, door):
     assert seen == [0, 1, 0, 1]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo's, of the graph that breaks
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", MAKE)

@@ -34,6 +34,7 @@ def rows_of(x):
 # ---- given by hand ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @givers
 @ways
 @cases
@@ -59,6 +60,7 @@ def test_other_sizes_and_layouts_are_an_error(cls, give):
     assert x.grad is None
 
 
+@pytest.mark.sweep(2)
 @givers
 @ways
 @cases
@@ -152,6 +154,7 @@ CUTS = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", [eager, desugared, stock], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
 def test_a_leaf_of_which_slices_are_used(cut, way):
@@ -163,6 +166,7 @@ def test_a_leaf_of_which_slices_are_used(cut, way):
     torch.testing.assert_close(x.grad.to_dense(), wanted)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
 def test_a_leaf_of_which_a_compiled_function_returns_slices(cut):
     x = leaf_of(PaddedTensor)

@@ -29,6 +29,7 @@ def poisoned(fill=float("nan")):
     return values.requires_grad_()
 
 
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("fill", [float("nan"), float("inf"), 0.0])
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 @pytest.mark.parametrize("compiled", [False, True])

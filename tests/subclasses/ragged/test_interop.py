@@ -246,6 +246,7 @@ def test_state_dicts(kind):
     torch.testing.assert_close(other(), one())
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_modules_are_moved_copied_and_compiled(kind):
     module = make_holder(kind)
@@ -353,6 +354,7 @@ COMPILERS = {
 }
 
 
+@pytest.mark.sweep(28)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_made_inside_a_compiled_function(builder, compiler):

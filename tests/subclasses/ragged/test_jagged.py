@@ -256,7 +256,7 @@ def split(x, i):
     return x.unflatten(-1, (3, 2, -1)).unbind(-3)[i].transpose(-2, -3)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
@@ -291,7 +291,7 @@ MASKS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_with_a_mask(mask, way):
@@ -382,6 +382,7 @@ class Model(nn.Module):
 BATCHES = [[3, 7, 5], [2, 9], [4, 4, 4, 4], [11, 2, 0, 5, 6], [19, 18]]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "desugar"])
 def test_one_program_serves_all_lengths(backend):
     model = Model().double()

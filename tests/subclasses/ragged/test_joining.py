@@ -12,6 +12,7 @@ ways = pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
+@pytest.mark.sweep(2)
 @ways
 @layouts
 def test_entries_of_each_row(layout, way):
@@ -23,6 +24,7 @@ def test_entries_of_each_row(layout, way):
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @ways
 @layouts
@@ -33,6 +35,7 @@ def test_a_list_of_nothing_is_skipped(layout, way, dim):
     judge_rows(layout, calls.get(dim, last), lambda row, _: row, way=way)
 
 
+@pytest.mark.sweep(6)
 @ways
 @layouts
 def test_dense_entries_beside_each_row(layout, way):
@@ -53,6 +56,7 @@ def test_dense_rows_after_rows(layout):
     torch.testing.assert_close(torch.cat([dense, batch.x]).to_tensors(), [*dense, *batch.rows])
 
 
+@pytest.mark.sweep(2)
 @ways
 @layouts
 def test_rows_after_rows(layout, way):

@@ -57,6 +57,7 @@ def check(got: Any, expected: list[Tensor], leaves: list[Tensor]) -> None:
 # ---- products --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(6)
 @kinds
 @ways
 def test_a_product_with_a_vector(kind, way):
@@ -83,6 +84,7 @@ def test_products_along_the_rows_are_refused(kind):
 # ---- layers ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @kinds
 @ways
 def test_a_linear_layer_of_one_feature(kind, way):

@@ -27,7 +27,7 @@ def parameters_of(shapes) -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(45)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes", "not contiguous"])
 @pytest.mark.parametrize("layer", LAYERS)
@@ -36,6 +36,7 @@ def test_layers(layer, layout, way):
     check_rows(make_batch(layout), way(f), lambda row, _, *p: f(row, *p), parameters_of(shapes))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 def test_embedding(layout, way):
@@ -80,7 +81,7 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -143,6 +144,7 @@ def test_along_a_dimension(f, dim, layout):
     check_rows(make_batch(layout), lambda x: ALONG[f](x, dim), lambda row, _: ALONG[f](row, dim - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS[1:], ids=lambda w: w.__name__)
 def test_along_a_dimension_in_graphs(way):
     check_rows(
@@ -157,7 +159,7 @@ def test_along_a_dimension_in_graphs(way):
 LOSSES = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits, F.kl_div]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -186,7 +188,7 @@ def test_a_dense_target(dense):
     check_parts(batch, [got], [F.mse_loss(torch.cat([r for r, _ in rows]), torch.cat([t for _, t in rows]))])
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(30)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 @pytest.mark.parametrize(

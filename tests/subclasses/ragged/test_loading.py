@@ -100,6 +100,7 @@ def test_a_queue_shares_memory(kind, start):
     torch.testing.assert_close(x.to_tensors(), [row * 2 for row in ROWS])
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("start", START)
 def test_a_queue_brings_batches(kind, start):
     context = mp.get_context(start)

@@ -31,7 +31,7 @@ def all_entries(x):
     return torch.ones_like(x, dtype=torch.bool)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("way", [*judge.WAYS], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
 @pytest.mark.parametrize("name", COUNTING)
@@ -48,6 +48,7 @@ def test_what_counts(name, layout, way):
     )
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", [*judge.WAYS], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)
 @pytest.mark.parametrize("mask", ["none", "dense", "broadcast"])

@@ -22,7 +22,7 @@ NORMS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(18)
 @ways
 @layouts
 @pytest.mark.parametrize("name", NORMS)
@@ -47,6 +47,7 @@ def test_an_empty_row_makes_nothing_nan(layout):
     assert not any(g.isnan().any() for g in grads[1:])
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("way", [eager, desugared, stock], ids=lambda w: w.__name__)
 @layouts
 def test_batch_norm(layout, way):
@@ -107,7 +108,7 @@ def test_what_is_refused(layout):
 # ---- bags ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(12)
 @ways
 @layouts
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

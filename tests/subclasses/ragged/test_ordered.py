@@ -25,7 +25,7 @@ STATISTICS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(24)
 @ways
 @layouts
 @pytest.mark.parametrize("name", STATISTICS)
@@ -60,6 +60,7 @@ def test_nans_that_exist(name, layout):
     torch.testing.assert_close(f(batch.x, 1), torch.stack([f(row, 0) for row in batch.rows]), equal_nan=True)
 
 
+@pytest.mark.sweep(6)
 @ways
 @layouts
 @pytest.mark.parametrize("f", [torch.median, torch.nanmedian], ids=lambda f: f.__name__)

@@ -253,6 +253,7 @@ def test_a_training_step_reads_nothing_and_is_that_of_the_rows():
     torch.testing.assert_close(got, [p.grad for p in model.parameters()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["desugar", "stock"])
 def test_a_compiled_training_step(way):
     torch.manual_seed(0)

@@ -24,6 +24,7 @@ def together(x):
     return x.transpose(-3, -2).flatten(-2)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("causal", [False, True])
 @ways
 def test_heads_in_groups(causal, way):
@@ -41,6 +42,7 @@ def test_heads_in_groups(causal, way):
     check_padded(make_table(entry=(8,)), run, judge, parameters, way)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.5])
 @ways

@@ -45,7 +45,7 @@ OF_ROWS = {  # of [B, T, 4] and [T, 4], which an index of every row gives
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("name", OF_ROWS)
 @ways
 def test_the_same_of_every_row(name, way):
@@ -59,6 +59,7 @@ PLACE = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", PLACE)
 @pytest.mark.parametrize("places", PLACES)
 @ways
@@ -71,6 +72,7 @@ def test_one_place_of_every_row(name, places, way):
     check_parts(table, got.unbind(b - (r < b)), expected)
 
 
+@pytest.mark.sweep(3)
 @ways
 def test_places_of_every_row(way):
     table = make_table(lengths=[3, 7, 2])
@@ -165,6 +167,7 @@ def test_single_entries(way):
 # ---- masks and indices of entries ------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @ways
 def test_a_mask_of_entries(way):
     check_padded(make_table(), lambda x: x[x.sum(2) > 0] * 1, lambda row, _: row[row.sum(1) > 0], way=way)
@@ -203,6 +206,7 @@ def test_gathering_entries(way):
         table.x.gather(1, beyond)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("largest", [True, False])
 @ways
 def test_topk_of_short_rows(largest, way):
@@ -245,7 +249,7 @@ WRITES = {  # as index of [B, T, 4], and what it does to each row
 }  # fmt: skip
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("name", WRITES)
 @ways
 def test_writes(name, way):
@@ -292,6 +296,7 @@ def test_writes_that_are_refused():
 # ---- growing ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("places", PLACES)
 @ways
 def test_append(places, way):
@@ -320,6 +325,7 @@ def test_append_needs_room():
 # ---- joining ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("places", PLACES)
 @ways
 def test_entries_joined(places, way):
@@ -330,6 +336,7 @@ def test_entries_joined(places, way):
     check_parts(a, got, [torch.cat([p, q, p * 2], place) for p, q in pairs], [b.leaf])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("places", PLACES)
 @ways
 def test_rows_joined(places, way):
@@ -338,6 +345,7 @@ def test_rows_joined(places, way):
     check_parts(a, got, [*a.rows, *b.rows], [b.leaf])
 
 
+@pytest.mark.sweep(2)
 @ways
 def test_a_dense_operand_joins(way):
     a, p = make_table(), torch.randn(4, 2, 4, dtype=torch.float64, requires_grad=True)
@@ -400,6 +408,7 @@ ROW_BY_ROW = {
 }
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("door", [lambda f: f, lambda f: desugar.compile(f, backend="eager")])
 @pytest.mark.parametrize("name", ROW_BY_ROW)
 def test_a_row_is_written_by_what_reading_it_gives(name, door):

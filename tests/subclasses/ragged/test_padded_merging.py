@@ -32,6 +32,7 @@ MERGES = {  # of [4, 7, 6], and back
 }  # fmt: skip
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", MERGES)
 @ways
 def test_it_unmerges_to_the_same_rows(name, way):
@@ -79,6 +80,7 @@ MERGED_OPS = {  # of [N, 6], and of all entries as one plain tensor
 }
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("name", MERGED_OPS)
 @ways
 def test_merged_entries_are_counted(name, way):
@@ -88,6 +90,7 @@ def test_merged_entries_are_counted(name, way):
     check_parts(table, [got], [on_entries(torch.cat(table.rows))])
 
 
+@pytest.mark.sweep(3)
 @ways
 def test_layers_of_merged_entries(way):
     w, b, g = random(5, 6), random(5), random(5)
@@ -102,6 +105,7 @@ def test_layers_of_merged_entries(way):
     check_padded(make_table(entry=(6,)), run, judge, [w, b, g], way)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @ways
 def test_the_usual_loss(reduction, way):
@@ -156,6 +160,7 @@ PER_ROW = {
 }
 
 
+@pytest.mark.sweep(15)
 @pytest.mark.parametrize("name", PER_ROW)
 @ways
 def test_a_reduction_keeps_the_batch(name, way):
@@ -172,6 +177,7 @@ def test_a_reduction_keeps_the_batch(name, way):
     torch.testing.assert_close(ours, torch.autograd.grad(expected, rows, weights))
 
 
+@pytest.mark.sweep(3)
 @ways
 def test_a_classifier_over_a_padded_batch(way):
     """Pooled entries go on: the mean over the batch divides by the rows that it has."""

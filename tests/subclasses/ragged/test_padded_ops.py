@@ -25,6 +25,7 @@ def random(*shape, **kwargs):
 # ---- pointwise -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("f", UNARY, ids=lambda f: f.__name__)
 @ways
 def test_unary(f, way):
@@ -38,6 +39,7 @@ def test_two_padded(f, places):
     check_padded(make_table(places), lambda x: f(x, x * 2 + 1), lambda row, _: f(row, row * 2 + 1))
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dense", DENSE)
 @ways
 def test_dense_operand(dense, way):
@@ -52,6 +54,7 @@ def test_dense_operand(dense, way):
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("wide", list(itertools.product([True, False], repeat=4)), ids=str)
 @pytest.mark.parametrize("places", ["[T, B]", "[D, B, T]"])
 def test_dense_operand_beside_rows_elsewhere(places, wide):
@@ -148,7 +151,7 @@ def judge(table, f, dims, keepdim, way):
     return check_parts(table, got, [f(row, tuple(d - 1 for d in dims), keepdim) for row in rows])
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(27)
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("f", SUMS, ids=lambda f: f.__name__)
@@ -184,6 +187,7 @@ def test_reductions_of_rows_elsewhere(places, f, dim):
     check_parts(table, [f(table.x, dim)], [torch.stack([f(p, 0) for p in positions], place)])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "f",
     [torch.sum, torch.mean, torch.var, torch.amax, torch.max, torch.prod, torch.norm],
@@ -245,6 +249,7 @@ def test_no_such_dimension(dim):
         make_table().x.sum(dim)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dim", [1, 2])
 @pytest.mark.parametrize(
     "f",
@@ -293,6 +298,7 @@ def test_linear(way):
     check_padded(make_table("[T, B]"), F.linear, lambda row, _, w, b: F.linear(row, w, b), [w, b], way)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 @ways
 def test_norms(name, way):
@@ -352,6 +358,7 @@ def test_dropout():
     assert not table.leaf.grad.isnan().any()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("mask", [None, "bool", "bias", "of the lengths"])
 @ways
@@ -396,7 +403,7 @@ def test_cross_attention_and_rows_without_keys(way):
 # ---- losses ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"ignore_index": 2}, {"weight": True}])
 @pytest.mark.parametrize("probabilities", [False, True])
@@ -479,6 +486,7 @@ VIEWS = {  # of [B, T, 6, 4] and [T, 6, 4]
 }  # fmt: skip
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("view", VIEWS)
 @ways
 def test_views(view, way):

@@ -39,6 +39,7 @@ def run(step, model, longest=LONGEST):
 # ---- programs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_64_lengths_in_buckets_of_16_are_4_programs(model):
     compiled = desugar.compile(functools.partial(decode_step, model), backend="eager", dynamic=False)
@@ -49,6 +50,7 @@ def test_64_lengths_in_buckets_of_16_are_4_programs(model):
         assert not [n for n in names if any(n.startswith(f"aten.{word}.") for word in NoReading.REFUSED)]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_each_length_by_itself_is_4_programs(model):
     compiled = desugar.compile(lambda tokens: model(tokens), backend="eager", dynamic=False)
@@ -60,6 +62,7 @@ def test_each_length_by_itself_is_4_programs(model):
     assert len(compiled.programs) == 4
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_with_symbolic_widths_they_are_fewer(model):
     compiled = desugar.compile(functools.partial(decode_step, model), backend="eager")
@@ -67,6 +70,7 @@ def test_with_symbolic_widths_they_are_fewer(model):
     assert 0 < len(compiled.programs) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["desugar", "aot_eager"])
 @torch.no_grad()
 def test_64_lengths_are_4_programs_behind_dynamo(model, backend):
@@ -92,6 +96,7 @@ def test_a_padded_batch_takes_no_more_programs(model):
 # ---- nothing is read -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @torch.no_grad()
 def test_no_step_reads_a_length(model, compiled):

@@ -67,7 +67,7 @@ def on_row(row, p):
     return p * (row * p).tanh() + torch.where(row > 0, p, row)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(72)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 @pytest.mark.parametrize("dense", DENSE)
@@ -82,6 +82,7 @@ def test_dense_operand(dense, layout, way):
     )
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
 @pytest.mark.parametrize(
     "shape", [(D,), (T,), (D, 1), (1, D, T), (B, 1, 1, 1), (B, D, T, 1), (B, 1, T, 3), (B, D, 1, 3)]
@@ -116,6 +117,7 @@ def test_rows_match_by_their_lengths():
     torch.testing.assert_close(list(got), [p * q for p, q in zip(a.rows, b.rows, strict=True)])
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layouts", [("holes", "back to back"), ("back to back", "holes")], ids=" and ".join)
 def test_rows_that_lie_elsewhere_match(layouts, way):

@@ -118,6 +118,7 @@ def test_an_empty_row_sums_to_zero_and_has_no_mean():
     assert (x.sum(1)[1] == 0).all() and x.mean(1)[1].isnan().all()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS[1:], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("f", [torch.sum, torch.mean, torch.var, torch.amax], ids=lambda f: f.__name__)
 def test_in_graphs(f, way):

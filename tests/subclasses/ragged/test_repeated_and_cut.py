@@ -96,7 +96,7 @@ def test_as_a_loop_over_the_rows(name, layout):
     check(*CASES[name], layout)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("layout", ["back to back", "padded"])
 @pytest.mark.parametrize("name", CASES)
 def test_compiled(name, layout):
@@ -104,6 +104,7 @@ def test_compiled(name, layout):
     check(desugar.compile(op, backend="eager"), loop, layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows by a tensor", "every other entry"])
 def test_under_stock_in_one_graph(name):
     op, loop = CASES[name]

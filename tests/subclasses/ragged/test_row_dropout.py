@@ -53,6 +53,7 @@ def attend_rows(inputs, weights, rows, lengths, causal, p):
 # ---- the op ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("gap", [0, 2], ids=["back to back", "holes"])
@@ -138,6 +139,7 @@ def test_a_row_of_nan_reaches_no_other_row():
     assert all(x.grad[:, :4].isfinite().all() and x.grad[:, 9:].isfinite().all() for x in inputs)
 
 
+@pytest.mark.slow
 def test_it_is_a_well_behaved_op():
     lengths = [3, 0, 5]
     rows = rows_at(lengths, lengths, 0)
@@ -220,6 +222,7 @@ def test_the_mean_of_many_draws_is_the_attention_without_dropout(kind):
         torch.testing.assert_close(mean, torch.cat(attend(x, 0.0).to_tensors()), atol=0.15, rtol=0.1)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 def test_forward_and_backward_use_one_mask(door):
     """The gradient of a loss that is linear in the values is what the loss says of their size."""
@@ -236,6 +239,7 @@ def test_forward_and_backward_use_one_mask(door):
         torch.testing.assert_close((grad * values).sum(), loss)
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("is_reentrant", [False, True], ids=["saved tensors", "reentrant"])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_checkpoint_draws_the_same_again(door, is_reentrant):

@@ -67,7 +67,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(84)
 @pytest.mark.parametrize(
     ("door", "case"),
     [*(("ours", case) for case in CALLS), ("stock", "lengths"), ("behind Dynamo", "holes")],
@@ -87,6 +87,7 @@ def test_rows(door, case, fn, grad):
             torch.testing.assert_close(y.grad.values, x.grad.values)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("fn", FUNCTIONS)
 def test_one_program_for_all_lengths(fn):
     compiled = DOORS["ours"](fn)
@@ -95,6 +96,7 @@ def test_one_program_for_all_lengths(fn):
     assert len(compiled.programs) == 1
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
 def test_parts_of_an_unwrapped_field_have_gradients(door):
     def parts(x) -> list[Tensor]:
@@ -120,7 +122,7 @@ PARTS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("door", ["stock", "desugar"])
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_of_rows_of_any_lengths_are_one_program(name, door):

@@ -58,6 +58,7 @@ def test_a_write_reaches_what_is_in_the_slice(name, write, cls):
     assert rows_of(x) == expected
 
 
+@pytest.mark.sweep(12)
 @cases
 @pytest.mark.parametrize("name", CUTS)
 def test_in_a_graph(name, cls):
@@ -138,6 +139,7 @@ def test_a_later_write_to_what_was_saved_is_noticed(write, cls):
         total.backward()
 
 
+@pytest.mark.sweep(2)
 @ways
 @cases
 def test_dropout_in_place(cls, way):
@@ -160,6 +162,7 @@ def test_a_dense_source_gets_a_dense_gradient(cls, way):
     assert source.grad.tolist() == [[2, 2, 2], [2, 0, 0], [2, 2, 0]]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", [eager, desugared, stock], ids=lambda w: w.__name__)
 def test_a_write_beside_a_slice_in_use_is_refused(way):
     """The gradient of the slice would not know of it."""

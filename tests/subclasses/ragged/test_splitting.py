@@ -13,7 +13,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 ways = pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(54)
 @ways
 @layouts
 @pytest.mark.parametrize("where", [1, 2, 3, 7, [1, 3], (2,), [-1], [0, 2, 2], torch.tensor([1, 2])], ids=str)

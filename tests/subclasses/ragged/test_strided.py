@@ -33,6 +33,7 @@ def rows_of(x):
     return [row.detach() for row in x.to_tensors()]
 
 
+@pytest.mark.sweep(9)
 @layouts
 @pytest.mark.parametrize("name", VIEWS)
 def test_values_and_gradients(name, layout):
@@ -47,6 +48,7 @@ def test_values_and_gradients(name, layout):
         torch.testing.assert_close(*map(rows_of, grads))
 
 
+@pytest.mark.sweep(9)
 @layouts
 @pytest.mark.parametrize("name", VIEWS)
 def test_writing_to_the_view(name, layout):
@@ -106,6 +108,7 @@ def test_rows_that_were_cut():
         stock(lambda x: x[:, 1:])(x)
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("begin", [3, 4, 5, 8])
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_beginning_is_never_misread(name, begin):

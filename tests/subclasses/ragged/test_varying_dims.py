@@ -54,6 +54,7 @@ def count_programs(door, fn, calls):
     return len(graphs) if door == "stock" else len(compiled.programs)
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("door", ["ours", "stock"])
 @pytest.mark.parametrize("way", WAYS)
 def test_one_program(way, door):
@@ -66,6 +67,7 @@ def test_one_program_for_values_of_the_constructor_and_of_ops(door):
     assert count_programs(door, torch.sin, calls) == 1
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", ["ours", "stock"])
 @pytest.mark.parametrize("change", [lambda x: x, lambda x: x.to(torch.float64), lambda x: x.permute([1, 0])])
 def test_one_program_for_keyed_rows(change, door):
@@ -87,6 +89,7 @@ def test_a_users_mark_adds_to_those_of_the_class():
     assert dims_marked_dynamic(x) == [0, 1, 2]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "fn",
     [

@@ -69,7 +69,7 @@ def test_views(view, layout):
     check_rows(make_batch(layout, entry=(4, 6)), on_ragged, lambda row, _: on_row(row))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(48)
 @pytest.mark.parametrize("way", WAYS[1:], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_in_graphs(view, way):

@@ -36,7 +36,7 @@ CASES = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(42)
 @ways
 @layouts
 @pytest.mark.parametrize("name", CASES)
@@ -91,6 +91,7 @@ def test_what_a_mask_picked_is_put_back(layout):
     check_rows(make_batch(layout, LENGTHS), double, double)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", [eager, desugared, stock], ids=lambda w: w.__name__)
 def test_a_number_by_mask_in_a_graph(way):
     def clear(x):
@@ -182,7 +183,7 @@ def test_take_along_dim_needs_a_dim():
         torch.take_along_dim(x, x.argsort(1))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(40)
 @ways
 @layouts
 @pytest.mark.parametrize("name", PICKS)

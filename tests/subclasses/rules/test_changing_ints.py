@@ -61,7 +61,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(108)
 @EVERY_COMPILER
 @pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -71,6 +71,7 @@ def test_a_number_changes(name, cls, door):
         assert_same_values(leaves_of(compiled(ragged(cls), n)), leaves_of(FUNCTIONS[name](ragged(cls), n)))
 
 
+@pytest.mark.sweep(3)
 @EVERY_COMPILER
 @pytest.mark.parametrize(
     "fn", [lambda x, n: x.amax(n), lambda x, n: F.softmax(x, dim=n), lambda x, n: F.softmax(x, n)]

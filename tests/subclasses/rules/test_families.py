@@ -79,6 +79,7 @@ TWO = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", TWO)
 def test_two_operands(name, door):
@@ -154,6 +155,7 @@ REDUCED = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", REDUCED)
 def test_reductions(name, door):
@@ -171,6 +173,7 @@ def test_options_that_were_given_arrive():
     assert Held(torch.tensor(3.0)).sum().item() == 3 and Held(torch.ones(0, 2)).sum(0).tolist() == [0, 0]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dim", [2, -3, (0, 0), (1, -1), [0, 5]])
 @pytest.mark.parametrize("name", ["sum", "mean", "amax", "any", "all", "logsumexp", "std", "var"])
 def test_dims_that_a_plain_tensor_refuses(name, dim):

@@ -57,6 +57,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("call", CALLS)
 def test_keywords_come_by_position(call, door):

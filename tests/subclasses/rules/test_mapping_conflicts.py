@@ -50,6 +50,7 @@ DOORS = {
 doors = pytest.mark.parametrize("door", DOORS)
 
 
+@pytest.mark.sweep(12)
 @doors
 @pytest.mark.parametrize("call", CALLS)
 def test_an_op_of_a_ruled_function_is_refused_in_a_transform(call, door):
@@ -61,6 +62,7 @@ def test_an_op_of_a_ruled_function_is_refused_in_a_transform(call, door):
         DOORS[door](lambda value: CALLS[call](lambda x: (value * x).std()))(value)
 
 
+@pytest.mark.sweep(2)
 @doors
 def test_the_rule_that_the_error_names_is_asked(door):
     Pair = pair()
@@ -72,6 +74,7 @@ def test_the_rule_that_the_error_names_is_asked(door):
     torch.testing.assert_close(found, torch.stack([(value * x).std() for x in X]))
 
 
+@pytest.mark.sweep(2)
 @doors
 def test_a_value_from_outside_asks_its_rule_inside(door):
     value = pair()(torch.tensor([1.0, 2.0, 6.0]), torch.zeros(3))
@@ -79,6 +82,7 @@ def test_a_value_from_outside_asks_its_rule_inside(door):
     assert found.tolist() == [9, 36]
 
 
+@pytest.mark.sweep(2)
 @doors
 def test_a_rule_may_map_the_op_of_its_own_function(door):
     Pair = pair()
@@ -92,6 +96,7 @@ def test_a_rule_may_map_the_op_of_its_own_function(door):
     torch.testing.assert_close(found, X.sum(1) * value.plus.var() * 2)
 
 
+@pytest.mark.sweep(2)
 @doors
 def test_other_ops_are_mapped_in_a_transform(door):
     value = pair()(torch.tensor([1.0, 2.0, 4.0]), torch.zeros(3))
@@ -126,6 +131,7 @@ NORMS = {
 }
 
 
+@pytest.mark.sweep(2)
 @doors
 @pytest.mark.parametrize("norm", NORMS)
 def test_an_op_of_a_ruled_function_is_refused_in_another_function(norm, door):
@@ -139,6 +145,7 @@ def test_an_op_of_a_ruled_function_is_refused_in_another_function(norm, door):
         DOORS[door](lambda value: NORMS[norm](value))(value)
 
 
+@pytest.mark.sweep(2)
 @doors
 @pytest.mark.parametrize("norm", ["linalg.norm", "x.norm", "torch.norm"])
 def test_a_rule_for_the_op_is_asked_by_all(norm, door):

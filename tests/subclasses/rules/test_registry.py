@@ -669,12 +669,20 @@ def test_a_write_that_autograd_does_not_see_is_an_error(rule):
     cls = declare_written(rule)
     s, y = torch.ones(2, requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
     with pytest.raises(DispatchError, match=rf"{rule.__name__}.*would be lost.*torch.ops.aten.mul_\)"):
-        cls(s * 1).mul_(y)
+        (cls(s * 1) + 1).mul_(y)
     for operand in (y.detach(), 3.0):  # where autograd records nothing, it is right
         x = cls(torch.ones(2))
         assert x.mul_(operand) is x and torch.equal(x.v, torch.ones(2) * operand)
     with torch.no_grad():
         assert torch.equal(cls(s * 1).mul_(y).v, y)
+
+
+def test_such_a_write_to_a_value_that_was_constructed_is_refused_before_it_is_made():
+    s, y = torch.ones(2, requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
+    x = declare_written(write_raw)(s * 1)
+    with pytest.raises(RuntimeError, match="created in no_grad mode and is being modified inplace"):
+        x.mul_(y)
+    assert torch.equal(x.v, torch.ones(2))
 
 
 def test_the_rule_for_the_op_that_the_error_advises():

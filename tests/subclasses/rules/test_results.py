@@ -306,6 +306,7 @@ for _op in {op for op, _ in VIEWS.values()}:
         return Columns(x.held.view(x.shape) if x.forgets else func(x.held, *args), forgets=x.forgets)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_has_the_size_that_the_arguments_ask_for(view, door):

@@ -70,6 +70,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep(42)
 @pytest.mark.parametrize("door", COMPILERS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("rule", [by_float, by_helper, by_match])
@@ -88,6 +89,7 @@ def test_a_rule_takes_the_way_that_it_takes_in_eager_mode(key, rule, call, door)
             torch.testing.assert_close(got.log, expected.log)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", COMPILERS)
 def test_many_numbers(door):
     """More than Dynamo compiles programs for."""

@@ -43,6 +43,7 @@ REDUCING = {
 }
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("call", REDUCING)
 @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
@@ -78,6 +79,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_rule_for_a_function(call, door):
@@ -102,6 +104,7 @@ def test_functions_on_plain_tensors_stay_as_they_are(door):
 # ---- views and sizes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", ["eager", "inside", "desugar"])
 @pytest.mark.parametrize("fallback", ["materialize", "error"])
 def test_a_column_where_the_number_of_rows_is_a_symbol(fallback, door):
@@ -117,6 +120,7 @@ def test_a_column_where_the_number_of_rows_is_a_symbol(fallback, door):
 # ---- equality ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("key", [subclasses.comparisons, (torch.eq, torch.ne)], ids=["family", "functions"])
 def test_equality_that_a_rule_leaves_is_no_bool(key, door):

@@ -43,6 +43,7 @@ def halving(func, x, *args, **kwargs):
     return x
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_autograd_does_not_see_is_an_error(name, door):
@@ -59,6 +60,7 @@ def test_a_write_that_autograd_does_not_see_is_an_error(name, door):
     assert DOORS[door](f)(Ruled(torch.ones(2))).held.tolist() == [0.5, 0.5]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", [name for name in WRITES if name != "x[i] = y"])
 def test_a_write_that_would_be_lost_is_an_error(name, door):

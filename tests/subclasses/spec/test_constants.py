@@ -79,6 +79,7 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("compiler", [c for c in COMPILERS if c != "inductor"])
 def test_every_compile_path(compiler, name):

@@ -606,6 +606,7 @@ class Numbered(TensorSubclass, fallback="map"):
     pair: Any = static(default=(0, 0))
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
     "make",
@@ -638,6 +639,7 @@ class Columns(TensorSubclass, fallback="map"):
     columns: int = static()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("of_plain", [False, True])
 def test_metadata_that_is_a_size(of_plain, door):

@@ -215,6 +215,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sweep(2)
 @way
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_a_constructor_refuses(case, way):
@@ -432,6 +433,7 @@ def changes(x):
             yield group, name, held.to(torch.int32)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("kind", OURS)
 def test_any_entry_changed_is_refused_or_makes_what_the_constructor_makes(kind):
     x = OURS[kind]()
@@ -459,6 +461,7 @@ def _is_packed(x):
     return torch.equal(x.offsets, KeyedJaggedTensor(x.keys, x.values, x.lengths, max_length=9).offsets)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_checkpoint_changed():
     """Each byte of a file's pickle, one at a time: an error, or a value that its own constructor accepts."""
     x, buffer = jagged(), io.BytesIO()

@@ -42,6 +42,7 @@ def outcome(make, promise, **options):
     return next(o for o in report.outcomes if o.promise.name == promise)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("product", [right, raw, detached])
 def test_gradients_of_a_call_that_no_tensor_of_the_size_takes(product):
     cls = type("Ruled", (Affine,), {"__doc__": "One rule."})
@@ -68,6 +69,7 @@ def level_of(x):
     return x, 0.5 * x.held.numel() / 15
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("arguments", [level_of, lambda x: (x, 0.5 * x.held.numel() / 15)])
 @pytest.mark.parametrize("reference", [None, lambda x: x.held])
 def test_arguments_that_read_fields(arguments, reference):

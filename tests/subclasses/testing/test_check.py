@@ -82,6 +82,7 @@ def put_to_the_test(cls, promise, **more):
     assert "  broken: " in str(caught.value) and "  mend: " in str(caught.value)
 
 
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_class_is_caught_by_the_right_promise(name):
     cls = getattr(broken, name)
@@ -89,6 +90,7 @@ def test_a_wrong_class_is_caught_by_the_right_promise(name):
     put_to_the_test(cls, WRONG[name], paths={}, **sweep)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", WRONG_COMPILED)
 def test_a_class_that_is_wrong_when_compiled_is_caught(name):
     if name == "SaysNoOffset" and torch.__version__ >= (2, 15):
@@ -96,6 +98,7 @@ def test_a_class_that_is_wrong_when_compiled_is_caught(name):
     put_to_the_test(getattr(broken, name), WRONG_COMPILED[name])
 
 
+@pytest.mark.slow
 def test_a_right_class_breaks_nothing():
     few = {"wrap": Tagged, "ops": {"add", "erfinv", "mm", "nn.functional.linear"}}
     report = check(lambda: Tagged(torch.randn(4, 6)), **few, **options(Tagged))

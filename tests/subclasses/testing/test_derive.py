@@ -82,6 +82,7 @@ def test_sizes_that_the_reference_does_not_bear_out_are_not_derived(factory):
         derive.sizes(Subject(factory, {}))
 
 
+@pytest.mark.slow
 def test_variants_are_derived_for_each_static_field_that_can_have_another_value():
     s = Subject(scaled, {})
     made = [s.make(factory) for factory in derive.variants(s)]

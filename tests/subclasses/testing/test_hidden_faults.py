@@ -38,6 +38,7 @@ def mapped(key, rule):
     return lambda: cls(torch.rand(4, 6))
 
 
+@pytest.mark.slow
 def test_the_row_of_a_padding_index_has_no_gradient_by_decision():
     found = outcome(mapped(aten.exp, lambda func, x: type(x)(func(x.held))), "inner_gradients")
     assert found.state == "kept", found
@@ -45,6 +46,7 @@ def test_the_row_of_a_padding_index_has_no_gradient_by_decision():
     assert found.state == "broken" and "x.exp()" in found.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", [None, lambda x: x.unwrap("held")])
 def test_a_rule_for_reductions_that_detaches_is_no_refusal(reference):
     def detached(func, x, dim, keepdim, **keywords):
@@ -89,6 +91,7 @@ def heir(make_rows):
     return lambda: Heir(torch.randn(4, 6))
 
 
+@pytest.mark.slow
 def test_an_inherited_rule_that_makes_the_base_is_told_so():
     make = heir(lambda base, x: base)
     found = outcome(make, "views")
@@ -153,6 +156,7 @@ def linear(combine):
     return rule
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("key", "rule", "call"),
     [
@@ -221,6 +225,7 @@ def test_an_optional_inner_tensor_that_a_rule_drops():
     assert outcome(series(neg=negative), "kept_inners").state == "kept"
 
 
+@pytest.mark.slow
 def test_integers_that_one_rule_changes_and_another_keeps():
     found = outcome(series(neg=negative_at_zero, mul=times_two), "kept_inners")
     assert found.state == "broken" and found.detail.startswith("-x changes times, which x * 2 keeps")
@@ -230,6 +235,7 @@ def test_integers_that_one_rule_changes_and_another_keeps():
     assert outcome(series(neg=negative_at_zero), "kept_inners").state == "kept"
 
 
+@pytest.mark.slow
 def test_a_rule_that_shares_integers_is_not_blamed_for_another_that_changes_them():
     assert outcome(series(neg=negative_at_zero, mul=times_two), "own_memory").state == "kept"
 
@@ -333,6 +339,7 @@ def by_id():
     return rule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [functools.lru_cache(cached), by_id()])
 def test_a_rule_that_keeps_its_result(rule):
     found = outcome(mapped(aten.exp, rule), "fresh_results")
@@ -359,6 +366,7 @@ class Turned(TensorSubclass, fallback="materialize"):
         return self.held
 
 
+@pytest.mark.slow
 def test_a_property_is_called_and_named_by_its_name():
     cls = type("Ruled", (Turned,), {"__doc__": "Two rules."}, fallback="materialize")
     cls.implements(Tensor.T.__get__)(lambda func, x: x.unwrap("held") * 2)
@@ -412,6 +420,7 @@ def embedding(cls, index_of):
     return lambda: made(torch.randn(6, 4), torch.tensor([0, 2, 1, 2, 0, 1]))
 
 
+@pytest.mark.slow
 def test_an_embedding_that_forgets_the_index_is_found():
     """Row 0 of the value is row 0 of the table."""
     found = outcome(embedding(Shared, lambda ids, x: ids), "values")
@@ -420,6 +429,7 @@ def test_an_embedding_that_forgets_the_index_is_found():
     assert found.state == "kept", found
 
 
+@pytest.mark.slow
 def test_an_inner_size_that_changes_in_the_last_of_sizes_makes_a_new_program():
     def make(k=3, n=6):
         return Shared(torch.randn(k, 4), torch.randint(k, (n,)))
@@ -461,6 +471,7 @@ def mirrored(forgets):
     return Mirrored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("forgets", "call"), [("cat", "torch.cat([x, x])"), ("flip", "x.flip(-1)")])
 def test_metadata_that_one_rule_forgets_is_found_by_a_derived_variant(forgets, call):
     cls = mirrored(forgets)
@@ -469,6 +480,7 @@ def test_metadata_that_one_rule_forgets_is_found_by_a_derived_variant(forgets, c
     assert "other_metadata" in report.broken
 
 
+@pytest.mark.slow
 def test_a_class_that_forgets_none_is_kept_with_a_derived_variant():
     cls = mirrored(None)
     report = examine(lambda: cls(torch.randn(3, 4)), paths={})

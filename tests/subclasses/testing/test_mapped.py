@@ -79,6 +79,7 @@ def test_an_inner_tensor_of_another_size_is_one_entry():
     assert '  mend: fallback="map" runs each op on each inner tensor' in str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "fits"), [(lambda x: x.numbers, False), (lambda x: x.numbers + x.notes, True)]
 )

@@ -278,7 +278,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_mended_by_what_the_report_says(fault):
     wrong, right, promises, words = PLANTED[fault]
@@ -289,6 +289,7 @@ def test_a_planted_fault_is_mended_by_what_the_report_says(fault):
         assert outcome.state == "kept", outcome
 
 
+@pytest.mark.slow
 def test_a_profiler_goes_on_where_the_kit_looks_for_the_rules_at_fault():
     wrong, _, promises, _ = next(planted for planted in PLANTED.values() if planted[0] is Detached)
     profiler = cProfile.Profile()
@@ -317,6 +318,7 @@ def test_the_screen_names_a_rule_that_was_not_tried_and_loses_gradients():
     assert "not called: cosine_similarity" in screen
 
 
+@pytest.mark.slow
 def test_an_op_whose_arguments_have_defaults_is_called_though_it_gives_a_view():
     def second_diagonal(func, x, offset=0, dim1=0, dim2=1):
         return func(plain(x), offset + 1, dim1, dim2)
@@ -406,6 +408,7 @@ def _inner_gradients(make):
     return next(o for o in outcomes if o.promise.name == "inner_gradients")
 
 
+@pytest.mark.slow
 def test_a_gradient_that_differences_do_not_confirm_is_told_without_a_reference():
     found = _inner_gradients(_interval(torch.ops.aten.neg, _half_detached))
     assert found.state == "broken"
@@ -413,10 +416,12 @@ def test_a_gradient_that_differences_do_not_confirm_is_told_without_a_reference(
     assert "calls detach()" in found.mend and "x.unwrap()" in found.mend
 
 
+@pytest.mark.slow
 def test_a_rule_for_an_op_is_confirmed_by_differences():
     assert _inner_gradients(_interval(torch.ops.aten.neg, _turned)).state == "kept"
 
 
+@pytest.mark.slow
 def test_a_rule_above_autograd_is_confirmed_by_differences():
     assert _inner_gradients(_interval(torch.neg, _turned_above)).state == "kept"
 
@@ -750,6 +755,7 @@ def test_an_embedding_without_the_arguments_of_a_module():
     assert "nn.Embedding" in found.detail
 
 
+@pytest.mark.slow
 def test_an_embedding_that_trains_its_padding():
     rule = lambda func, i, w, *args, **kwargs: func(i, w.unwrap("held") * 2)  # noqa: E731
     assert "padding_idx" in broken_by(table(rule), "inner_gradients").detail
@@ -802,6 +808,7 @@ def test_a_rule_that_lacks_a_parameter_is_told_so_whichever_promise_meets_it():
         assert "keepdim" in outcome.mend
 
 
+@pytest.mark.slow
 def test_a_materialize_that_writes_is_one_cause():
     class Shifted(TensorSubclass, fallback="materialize"):
         raw: Tensor = inner()
@@ -819,6 +826,7 @@ def test_a_materialize_that_writes_is_one_cause():
     assert len(report.of("broken")) > 5 and str(report).count("mend:") == 1
 
 
+@pytest.mark.slow
 def test_a_size_that_outer_does_not_compute():
     class Fixed(TensorSubclass, fallback="materialize"):
         held: Tensor = inner(ndim=2)

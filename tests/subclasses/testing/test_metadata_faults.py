@@ -104,6 +104,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_metadata_taken_for_granted_is_found(fault):
     promise, key, wrong, right, words = FAULTS[fault]
@@ -149,6 +150,7 @@ def test_a_field_that_hides_a_method_is_no_fault_of_the_class():
     assert report.broken == [], report.details()
 
 
+@pytest.mark.slow
 def test_a_default_in_place_of_an_operands_metadata_is_found_where_the_reference_does_not_tell():
     cls = type("Ruled", (Length,), {"__doc__": "One more rule."})
     cls.implements(aten.abs.default)(without_unit)
@@ -173,6 +175,7 @@ class Cached(Length):
         return self.__dict__["whole"]
 
 
+@pytest.mark.slow
 def test_what_materialize_keeps_is_found():
     found = outcome(Cached, "fresh_values")
     assert found.state == "broken" and "stale after a step of an optimizer" in found.mend
@@ -214,6 +217,7 @@ class CachedMethod(Labels):
         return self.whole().clone()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("cls", [KeepsOnValue, CachedProperty, CachedMethod])
 def test_what_is_kept_of_integers_is_found(cls):
     def found(cls):
@@ -240,6 +244,7 @@ class KeepsUntilWritten(Labels):
         return kept[1].clone()
 
 
+@pytest.mark.slow
 def test_what_is_kept_over_an_assignment_is_found():
     factory = lambda: KeepsUntilWritten(torch.randint(9, (4, 6)), torch.zeros(4, 6))  # noqa: E731
     others = {p.name for p in PROMISES} - {"fresh_values"}

@@ -68,6 +68,7 @@ INVERSES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("inverse", INVERSES)
 @pytest.mark.parametrize(
     "key", [torch.linalg.inv, torch.ops.aten.linalg_inv, torch.ops.aten.linalg_inv.default], ids=str
@@ -113,6 +114,7 @@ def hands_on(func, ids, w, *args, **kwargs):
     return func(ids, codes * scale, *args, **kwargs)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("rule", [drops, does_not_read, uses, hands_on])
 def test_an_option_that_a_rule_does_not_use_is_named(rule):
     cls = type("Ruled", (Scaled,), {"__doc__": "With a rule."})
@@ -145,6 +147,7 @@ OF_RIGHT_VALUES = (
 )
 
 
+@pytest.mark.slow
 def test_a_call_with_wrong_values_is_told_once():
     def without_bias(func, x, w, bias=None):
         return func(x, w.unwrap("left") @ w.unwrap("right"))
@@ -181,6 +184,7 @@ def test_a_product_is_tried_from_both_sides(place, told):
 # ---- memory of a trainable class -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_result_that_an_optimizer_would_change_with_its_operand(shares):
     def scaled(func, x, y):

@@ -79,6 +79,7 @@ def test_two_tensor_fits_one_screen(options):
     assert "mend: in __torch_dispatch__, `return NotImplemented` if types holds a class" in text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_class_that_cannot_be_flattened_is_told_what_it_lacks_and_what_works():
     report = examine(lambda: MaskedTensor(torch.randn(4, 6), torch.rand(4, 6) > 0.5))
@@ -92,6 +93,7 @@ def test_a_class_that_cannot_be_flattened_is_told_what_it_lacks_and_what_works()
     assert {"printing", "clone_and_detach", "deepcopy", "conversion"} <= kept
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", [{}, {"reference": lambda x: x.dequantize()}], ids=["bare", "reference"])
 def test_torchaos_int8_tensor_fits_one_screen(options):
@@ -207,6 +209,7 @@ def test_what_a_class_raises_itself_is_a_refusal():
     assert "refused in values: x.exp(): exp of a Refusing is not supported" in report.details()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("cls", [Accident, InsideTorch, Silent, Asserts])
 def test_an_accident_is_no_refusal(cls):
     assert "x.exp() raised" in values_of(cls).detail

@@ -30,11 +30,13 @@ def make_one_hot():
     return OneHot(torch.randint(0, 6, (4,)), count=6)
 
 
+@pytest.mark.slow
 def test_a_class_of_integers_alone_keeps_all_promises():
     report = examine(make_one_hot, paths={})
     assert report.broken == [], report.details()
 
 
+@pytest.mark.slow
 def test_compiled_gradients_of_a_class_of_integers_alone():
     others = {p.name for p in PROMISES} - {"compiled_gradients"}
     paths = {name: compile for name, compile in PATHS.items() if name == "torch.compile"}
@@ -110,6 +112,7 @@ class Box(TensorSubclass, fallback="map"):
     second: Tensor = inner()
 
 
+@pytest.mark.slow
 def test_rows_of_a_class_around_another_are_views():
     """And the rule that fails is that of the class inside, of which the advice speaks."""
     report = examine(lambda: Box(Rows(torch.randn(4, 3)), Rows(torch.randn(4, 3))), paths={})

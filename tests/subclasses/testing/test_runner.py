@@ -54,6 +54,7 @@ def _(func, x, shifts, dims=()):
 # ---- reports -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_failure_says_which_promise_is_broken_and_how_to_mend_it():
     with pytest.raises(ConformanceError) as caught:
         check(lambda: broken.NoAliasing(torch.randn(4, 6)), paths={})
@@ -74,6 +75,7 @@ def test_an_error_of_the_class_is_the_cause_of_a_failure():
     assert isinstance(values.error.__cause__, KeyError)
 
 
+@pytest.mark.slow
 def test_clean_refusals_break_nothing_and_are_told():
     report = check(lambda: Refuses(torch.randn(4, 6)), reference=lambda x: x.held, paths={})
     values = next(o for o in report.outcomes if o.promise.name == "values")
@@ -141,6 +143,7 @@ def test_ops_that_write_are_compiled_on_values_of_their_own():
     assert {"compiled_values", "rules_tried"} <= {o.promise.name for o in report.of("kept")}
 
 
+@pytest.mark.slow
 def test_a_rule_with_raw_inner_tensors_loses_gradients_and_is_caught():
     class Raw(TensorSubclass):
         held: Tensor = inner()
@@ -201,6 +204,7 @@ def test_a_compiler_that_computes_something_else_is_caught():
 TestTagged = suite(make, **QUICK)
 
 
+@pytest.mark.slow
 def test_the_suite_has_one_test_for_each_promise():
     methods = {name for name in dir(TestTagged) if name.startswith("test_")}
     assert {"test_round_trip", "test_views", "test_inner_gradients", "test_compiled_values"} <= methods
@@ -213,6 +217,7 @@ def test_the_suite_has_one_test_for_each_promise():
         failing.test_rules_tried()
 
 
+@pytest.mark.slow
 def test_importing_the_kit_imports_no_test_library():
     others = ("pytest", "expecttest", "hypothesis")
     code = f"import sys, subclasses.testing; print([m for m in {others} if m in sys.modules])"
@@ -230,6 +235,7 @@ def make_two():
     return TwoTensor(torch.randn(4, 6), torch.randn(4, 6))
 
 
+@pytest.mark.slow
 def test_what_the_kit_finds_in_two_tensor():
     report = examine(make_two, reference=lambda x: (x.a, x.b), paths={})
     assert set(report.broken) == {
@@ -249,6 +255,7 @@ def test_the_op_list_finds_that_two_tensor_gives_the_first_answer_for_both():
     assert str(verdicts).endswith("wrong")
 
 
+@pytest.mark.slow
 def test_the_kit_runs_on_torchaos_int8_tensor():
     quantization = pytest.importorskip("torchao.quantization")
     linear = torch.nn.Linear(64, 32)

@@ -285,6 +285,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_silent_fault_is_found_and_mended(fault):
     promise, key, wrong, right, words = FAULTS[fault]
@@ -294,6 +295,7 @@ def test_a_silent_fault_is_found_and_mended(fault):
     assert outcome(with_rule(key, right), promise).state == "kept"
 
 
+@pytest.mark.slow
 def test_the_rule_that_hands_on_an_inner_tensor_is_named():
     found = outcome(with_rule(aten.cos.default, handing_on), "own_memory")
     assert found.mend.startswith("handing_on (") and found.detail.startswith(
@@ -359,6 +361,7 @@ class Smooth(Halves):
         return self.fine + self.coarse.tanh()
 
 
+@pytest.mark.slow
 def test_a_straight_through_estimator_is_told_from_a_rule_that_loses_gradients():
     found = outcome(Signs, "read_gradients")
     assert found.state == "broken" and "what materialize() gives of x has another gradient" in found.detail

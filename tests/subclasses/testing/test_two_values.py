@@ -141,6 +141,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_rule_that_takes_one_operand_for_another_is_found(fault):
     key, wrong, right, words = FAULTS[fault]
@@ -150,6 +151,7 @@ def test_a_rule_that_takes_one_operand_for_another_is_found(fault):
     assert outcome(with_rule(key, right), "two_values").state == "kept"
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("key", [torch.mul, torch.matmul, torch.hypot])
 def test_a_rule_that_loses_the_gradient_of_the_right_operand_is_found(key):
     found = outcome(with_rule(key, reading_raw), "two_value_gradients")
@@ -169,6 +171,7 @@ def with_one_rest(cls):
     return cls(torch.randn(4, 4), torch.ones(4, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [fixed, with_one_rest])
 def test_a_factory_that_gives_the_same_inner_tensors_is_changed(factory):
     key, wrong, right, words = FAULTS["a field of the left operand twice"]
@@ -195,6 +198,7 @@ def test_without_a_second_value_the_promise_is_not_tried():
     assert found.state == "skipped" and "let it draw random numbers" in found.detail
 
 
+@pytest.mark.slow
 def test_ops_that_a_class_refuses_break_no_promise():
     def refusing(func, *args, **kwargs):
         raise DispatchError("no sums of two of these")
@@ -202,6 +206,7 @@ def test_ops_that_a_class_refuses_break_no_promise():
     assert outcome(with_rule(aten.add, refusing), "two_values").state == "kept"
 
 
+@pytest.mark.slow
 def test_each_inner_tensor_of_a_mapped_class_is_compared():
     class Pair(TensorSubclass, fallback="map"):
         a: Tensor = inner()
@@ -241,6 +246,7 @@ def adding_runs(looks, refuses):
     return add
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("looks", "refuses"), [(False, False), (True, True), (True, False)])
 def test_other_integers_of_the_right_operand(looks, refuses):
     cls = type("RunsWithAdd", (Runs,), {"__doc__": "One more rule."})

@@ -43,6 +43,7 @@ def test_a_call_is_timed_in_three_ways():
     assert program.worth.answer.startswith(("yes, ", "no, ", "hardly, ")) and program.calls == 1
 
 
+@pytest.mark.slow
 def test_each_call_that_compiled_is_made_again_in_the_modes_that_it_had():
     seen = []
 
@@ -64,6 +65,7 @@ def test_each_call_that_compiled_is_made_again_in_the_modes_that_it_had():
     assert all("desugar.compile: right" in program.worth.verdict for program in programs)
 
 
+@pytest.mark.slow
 def test_arguments_and_state_are_left_as_the_script_left_them(capsys):
     net = nn.BatchNorm1d(3)
     total, written = torch.zeros(3), []
@@ -87,6 +89,7 @@ def test_arguments_and_state_are_left_as_the_script_left_them(capsys):
     assert net.num_batches_tracked == 1
 
 
+@pytest.mark.slow
 def test_a_module_with_dropout_is_compared_with_equal_numbers():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
@@ -95,6 +98,7 @@ def test_a_module_with_dropout_is_compared_with_equal_numbers():
     assert "torch.compile: right; desugar.compile: right; each a step of a training" in program.worth.verdict
 
 
+@pytest.mark.slow
 def test_random_results_of_ones_own_are_not_compared():
     numbers = iter(range(10_000))
 
@@ -198,6 +202,7 @@ def test_a_way_that_fails_or_differs_does_not_hide_the_others(monkeypatch):
     assert program.worth.answer == "no, desugar.compile does not do what eager mode does"
 
 
+@pytest.mark.slow
 def test_equal_calls_that_compile_again_are_told():
     log = []
 
@@ -214,6 +219,7 @@ def test_equal_calls_that_compile_again_are_told():
     )
 
 
+@pytest.mark.slow
 def test_the_options_of_the_script_are_kept(monkeypatch):
     asked, real = [], compiled_functions.compile_way
 
@@ -249,6 +255,7 @@ class Doubler(nn.Module):
         return x + self.weight
 
 
+@pytest.mark.slow
 def test_calls_behind_torch_compile_are_made_again():
     net = Doubler()
     function = behind(lambda x, *, by: x.sin() * by)
@@ -271,6 +278,7 @@ def test_calls_behind_torch_compile_are_made_again():
     assert torch.equal(net.weight.grad, torch.full((3,), 3.0)), "as the script left it"
 
 
+@pytest.mark.slow
 def test_a_compiled_modules_state_is_as_the_script_left_it():
     net = nn.BatchNorm1d(3)
     compiled_, written = behind(net), []
@@ -311,6 +319,7 @@ class Trainer:
         return self.net(x) + self.total
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", ["a method", "an argument", "an argument of ours", "a trainer's method"])
 def test_modules_among_the_arguments_are_as_the_script_left_them(door):
     net = Counting()
@@ -331,6 +340,7 @@ def test_modules_among_the_arguments_are_as_the_script_left_them(door):
     assert trainer.total.tolist() == [float(door == "a trainer's method")] * 3
 
 
+@pytest.mark.slow
 def test_broken_calls_behind_torch_compile(capsys):
     @behind
     def branch(x):
@@ -352,6 +362,7 @@ def test_broken_calls_behind_torch_compile(capsys):
     assert capsys.readouterr().out == "before\n"
 
 
+@pytest.mark.slow
 def test_two_functions_behind_torch_compile_are_told_apart():
     """Each is compiled anew once, and its calls have its own options."""
     one, other = behind(lambda x: x * 2), behind(lambda x: x * 3, dynamic=False)
@@ -365,6 +376,7 @@ def test_two_functions_behind_torch_compile_are_told_apart():
     assert len(programs) == 4 and all(f"{OURS}: right" in p.worth.verdict for p in programs)
 
 
+@pytest.mark.slow
 def test_a_mode_behind_torch_compile_is_kept(monkeypatch):
     asked, real = [], compiled_functions.compile_way
 

@@ -34,6 +34,7 @@ def explained():
     return desugar.explain(Deep(), torch.ones(2, 4)).program
 
 
+@pytest.mark.slow
 def test_every_name_is_timed_and_many_layers_take_more_than_one_value(explained):
     times = dict(explained.guard_times.parts)
     assert {group.key for group in fold_program(explained).guards if group.name} == times.keys() - {
@@ -53,6 +54,7 @@ def test_the_slowest_name_comes_first_and_has_its_time(explained):
     assert text[1].startswith(folds.guards[0].texts[0]) and text[1].endswith(" µs]")
 
 
+@pytest.mark.slow
 def test_a_report_has_the_times_of_each_program_and_leaves_the_hook_as_it_was():
     hook = sys.modules["torch._dynamo.guards"].guard_manager_testing_hook_fn
     collector, compiled = Collector(), desugar.compile(Deep(), backend="eager")
@@ -66,6 +68,7 @@ def test_a_report_has_the_times_of_each_program_and_leaves_the_hook_as_it_was():
     assert sys.modules["torch._dynamo.guards"].guard_manager_testing_hook_fn is hook
 
 
+@pytest.mark.slow
 def test_timing_ends_with_its_budget():
     collector, compiled = Collector(), desugar.compile(Deep(), backend="eager")
     collector._budget.left = 0.0
@@ -76,6 +79,7 @@ def test_timing_ends_with_its_budget():
     assert "not timed; names with the most of them first" in render_text(program)
 
 
+@pytest.mark.slow
 def test_an_error_while_timing_does_not_end_the_users_call(monkeypatch, caplog):
     def fails(*args):
         raise ValueError("no clock")

@@ -30,6 +30,7 @@ def test_one_program_needs_no_more_than_its_name():
     assert titles(layer, lambda f: f(make_x(), make_weight())) == ["layer"]
 
 
+@pytest.mark.slow
 def test_by_size_dtype_metadata_and_mode():
     def without_gradients(f):
         with torch.no_grad():
@@ -47,12 +48,14 @@ def test_by_size_dtype_metadata_and_mode():
     assert len(set(found)) == 4 and found[0].startswith("layer, ")
 
 
+@pytest.mark.slow
 def test_a_program_with_a_backward_differs_from_one_without():
     x, w = make_x(), make_weight()
     both = [lambda f: f(x, w), lambda f: f(x.detach(), w)]
     assert titles(layer, *both) == ["layer, x.requires_grad = True", "layer, x.requires_grad = False"]
 
 
+@pytest.mark.slow
 def test_by_the_guard_that_failed():
     compiled = [lambda f: f(torch.ones(2, 3)), lambda f: f(torch.ones(5, 3))]
     assert titles(torch.nn.Linear(3, 3), *compiled) == [

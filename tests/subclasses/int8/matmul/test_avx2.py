@@ -36,6 +36,7 @@ def random_integers(*size):
     return torch.randint(-128, 128, size, dtype=torch.int8)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("without_vnni", [True, False])
 @pytest.mark.parametrize("k", [1, 3, 1023, 1024, 1025, 5000, 5120])
 @pytest.mark.parametrize(("m", "n"), [(1, 2), (2, 1), (5, 64), (17, 1100)])
@@ -55,7 +56,7 @@ def test_the_op_is_one_for_pytorch():
     torch.library.opcheck(integers.integer_product, (random_integers(2, 5), random_integers(3, 5)))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(132)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("config", CONFIGS)
@@ -88,6 +89,7 @@ def test_a_weight_at_another_place_in_memory(activation, processor):
             torch.testing.assert_close(compiled(x, w), F.linear(x, w), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_one_row_is_no_sum_that_a_compiler_fuses(dtype, symmetric, monkeypatch):
@@ -110,6 +112,7 @@ def test_a_batch_of_inputs_under_vmap(config, processor):
     torch.testing.assert_close(torch.vmap(layer)(x), torch.stack([layer(one) for one in x]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="oneDNN reads the variable on x86 Linux")
 def test_sums_are_exact_where_onednn_is_told_to_use_less():
     script = """

@@ -89,6 +89,7 @@ def test_threads_share_the_work(monkeypatch):
 # ---- the library -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_is_built_once_and_only_its_file_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "made"))
     cpu_kernels.library.__wrapped__()
@@ -128,6 +129,7 @@ def test_values_without_the_library(dtype, without_library):
     assert torch.equal(integers.integer_product(a, b), a.int() @ b.int().t())
 
 
+@pytest.mark.slow
 def test_the_library_for_avx2():
     """A processor with AVX-512 runs the kernels for AVX2, too."""
     script = """

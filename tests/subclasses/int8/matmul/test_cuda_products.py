@@ -30,12 +30,14 @@ print("all agree")
 """
 
 
+@pytest.mark.slow
 @needs_triton
 def test_the_kernel_for_a_few_rows_computes_what_eager_does():
     """Runs it by Triton's interpreter, on the CPU; it has no products of bfloat16, so in float16."""
     assert interpret(VALUES) == "all agree"
 
 
+@pytest.mark.sweep(3)
 @needs_triton
 @pytest.mark.usefixtures("triton_cache")
 @pytest.mark.parametrize("rows", [16, 32, 64])

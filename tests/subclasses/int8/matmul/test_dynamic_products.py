@@ -158,6 +158,7 @@ def test_a_batch_of_inputs_and_a_batch_of_weights():
 # ---- layers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @LIBRARY
 @pytest.mark.parametrize("door", [desugar.compile, lambda fn, **o: torch.compile(fn, backend="aot_eager")])
 @pytest.mark.parametrize("dtype", DTYPES[:2])

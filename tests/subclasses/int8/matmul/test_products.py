@@ -69,6 +69,7 @@ def assert_near(got, expected, x):
 # ---- values ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -166,7 +167,7 @@ COMPILERS = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -186,6 +187,7 @@ def test_kernels_of_inductor(compiler, config, dtype):
             assert got.dtype is dtype and (got - expected).norm() < most * expected.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["weights", "dynamic"])
 def test_kernels_of_inductor_for_a_weight_of_one_row(config):
     layer = nn.Linear(64, 1).requires_grad_(False)
@@ -208,6 +210,7 @@ class Counter:
         return graph.forward
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_ever_new_batches_have_one_program(config, grad):
@@ -221,6 +224,7 @@ def test_ever_new_batches_have_one_program(config, grad):
     assert counter.programs == 1
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_ever_new_batches_are_not_retraced(config):
     layer = nn.Linear(64, 32).requires_grad_(False)

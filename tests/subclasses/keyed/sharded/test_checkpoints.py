@@ -122,6 +122,7 @@ def load_and_save(mesh, folder):
         load(mesh, plan, folder / "of two ranks")
 
 
+@pytest.mark.slow
 def test_checkpoints_load_on_other_numbers_of_ranks(tmp_path):
     whole = make_collection("none")
     with group(0, 1, tmp_path / "first store") as mesh:

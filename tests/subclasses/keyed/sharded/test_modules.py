@@ -95,6 +95,7 @@ BREAKING = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", BREAKING)
 def test_a_compiled_model_breaks_its_graph_there(mesh, way):
     torch.compiler.reset()
@@ -154,6 +155,7 @@ def test_batches_are_refused_as_by_the_collection(mesh):
         sharded(KeyedJaggedTensor(["a", "b"], torch.tensor([9, 10]), torch.tensor([1, 1])))
 
 
+@pytest.mark.slow
 def test_it_is_imported_where_it_is_asked_for():
     """Neither package imports it; and a build without torch.distributed says what is missing."""
     code = (

@@ -333,6 +333,7 @@ def all_cases(mesh, folder):
         (folder / f"{case.__name__}.{mesh.get_local_rank()}").touch()
 
 
+@pytest.mark.slow
 def test_two_ranks_give_what_one_process_gives(tmp_path):
     in_two_processes(all_cases, tmp_path)
     assert len([*tmp_path.glob("*.[01]")]) == 2 * len(CASES)

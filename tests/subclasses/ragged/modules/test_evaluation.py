@@ -38,6 +38,7 @@ def parts_of(x: Any) -> list[Tensor]:
     return list(x) if type(x) is Tensor else x.to_tensors()
 
 
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", INPUTS)
@@ -47,6 +48,7 @@ def test_an_encoder_is_one_graph(kind, door, mode):
         torch.testing.assert_close(parts_of(DOORS[door](encoder)(x)), parts_of(encoder(x)))
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", INPUTS)
 def test_an_attention_is_one_graph(kind, door):
@@ -59,6 +61,7 @@ def test_an_attention_is_one_graph(kind, door):
         torch.testing.assert_close(parts_of(DOORS[door](run)(x)), parts_of(run(x)))
 
 
+@pytest.mark.slow
 def test_a_causal_hint_is_kept():
     """With it no score beyond a row is computed, and no padded table is made."""
     encoder, x = make_encoder("jagged"), make_input("jagged")

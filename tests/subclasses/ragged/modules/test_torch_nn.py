@@ -34,7 +34,7 @@ cases = pytest.mark.parametrize("name", CASES)
 # ---- one by one ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @kinds
 @cases
 def test_each_row_gives_what_it_gives_alone(name, kind):
@@ -43,6 +43,7 @@ def test_each_row_gives_what_it_gives_alone(name, kind):
         assert type(got) is (PaddedTensor if kind == "padded" else JaggedTensor)
 
 
+@pytest.mark.sweep(3)
 @kinds
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.takes_empty])
 def test_empty_rows(name, kind):
@@ -95,6 +96,7 @@ def test_bfloat16(name):
         torch.testing.assert_close(got.to_tensors(), row_results(case, module, rows), atol=0.05, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_ever_new_lengths_make_one_program():
     module = nn.TransformerEncoder(encoder_layer(), 2).double()
     compiled = desugar.compile(module, backend="eager")
@@ -134,6 +136,7 @@ def test_weights_of_each_head(kind):
         torch.testing.assert_close(weights[number, :, : len(row), : len(row)], each[0])
 
 
+@pytest.mark.sweep(2)
 @kinds
 @pytest.mark.parametrize("with_weights", [False, True])
 @pytest.mark.parametrize("mask", ["bool", "float", "each head", "keys"])
