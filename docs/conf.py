@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import desugar
 
 project = "desugar"
 author = "the desugar authors"
 copyright = author
-release = version = importlib.metadata.version("desugar")
+release = version = desugar.__version__
 
 extensions = [
     "myst_parser",

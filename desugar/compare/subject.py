@@ -257,7 +257,7 @@ def check_available() -> None:
     if importlib.util.find_spec("transformers") is None:
         raise TargetError(
             f"a target {PREFIX}MODEL_TYPE needs transformers, which is not installed: "
-            "pip install 'desugar[models]'"
+            "pip install 'torch-desugar[models]'"
         )
 
 

@@ -145,7 +145,7 @@ def test_a_wrong_option_is_a_usage_error(run, monkeypatch, options, says):
 @pytest.mark.parametrize(
     ("missing", "arguments", "says"),
     [
-        ("transformers", ("hf:llama",), "pip install 'desugar[models]'"),
+        ("transformers", ("hf:llama",), "pip install 'torch-desugar[models]'"),
         ("matplotlib", (f"{SUBJECTS}:double", "--png", "a.png"), "pip install matplotlib"),
     ],
 )

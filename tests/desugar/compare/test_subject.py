@@ -65,7 +65,7 @@ def test_a_wrong_target_says_what_to_do(name, says):
 
 def test_transformers_is_asked_for_in_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TargetError, match=r"pip install 'desugar\[models\]'"):
+    with pytest.raises(TargetError, match=r"pip install 'torch-desugar\[models\]'"):
         find_subject(Request("hf:llama"))
 
 

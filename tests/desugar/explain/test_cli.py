@@ -395,7 +395,7 @@ def test_without_typer_it_says_what_to_install(monkeypatch):
 
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "typer" else find(name))
-    with pytest.raises(SystemExit, match="pip install 'desugar"):
+    with pytest.raises(SystemExit, match=r"pip install 'torch-desugar\[cli\]'"):
         command.main()
 
 
