@@ -7,6 +7,7 @@
 #   make bench-gpu                                where CUDA is; bench-gpu-predicted TORCH=2.15.0 predicts without
 #   make bench-gpu-rehearsal                      its stages on the CPU; bench-gpu-bring downloads wheels for a device
 #   make test-gpu-kernels                         kernels for GPUs, interpreted and compiled without one
+#   make dist                                     an sdist and a wheel; test-dist tries them in fresh environments
 #   make train-distributed                        trains on two processes, and goes on with one
 #   make readme    refresh README and docs from what the code and the demo print
 #
@@ -28,10 +29,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo train-distributed test test-all test-gpu-kernels bench bench-compare bench-gpu bench-gpu-rehearsal bench-gpu-bring bench-gpu-predicted docs lint format readme clean
+.PHONY: help demo train-distributed test test-all test-gpu-kernels bench bench-compare bench-gpu bench-gpu-rehearsal bench-gpu-bring bench-gpu-predicted docs lint format readme dist test-dist clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,13p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,14p
 
 # ---------------------------------------------------------------------------------------------------------
 # environments: one stamp file for each set of extras
@@ -107,5 +108,12 @@ format: $(VENV)/.has-dev
 readme: $(VENV)/.has-dev
 	OMP_NUM_THREADS=2 $(BIN)/python -m docs.refresh
 
+dist: $(VENV)/.has-dist
+	rm -rf dist *.egg-info
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+test-dist: dist $(VENV)/.has-dev
+	DIST=dist $(BIN)/python -m pytest -m "slow or not slow" --no-skips tests/test_packaging.py $(ARGS)
+
 clean:
-	rm -rf .venv* docs/_build build *.egg-info
+	rm -rf .venv* docs/_build build dist *.egg-info
