@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -39,6 +40,18 @@ def test_page_prints_what_it_shows(page, tmp_path):
             f"{page.name}:{shown.block.first} shows\n{shown.want}\nbut this is printed:\n{shown.got}\n"
             "If the new output is right, `make readme` puts it there."
         )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_blocks_for_torchao_run(tmp_path):
+    """The page itself runs where torchao is not installed, so those of its section run here, in order."""
+    pytest.importorskip("torchao.quantization", reason="needs torchao")
+    page = (ROOT / "docs" / "migration.md").read_text()
+    parts = [page.partition("## From padded")[0], page.partition("## From torchao")[2].partition("\n## ")[0]]
+    blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```", "".join(parts), re.MULTILINE | re.DOTALL)
+    assert sum("torchao" in block for block in blocks) == 1 and "assert_close" in blocks[-1]
+    (tmp_path / "blocks.py").write_text("\n".join(blocks))
+    runpy.run_path(str(tmp_path / "blocks.py"))
 
 
 # ---- the reference ----------------------------------------------------------------------------------------------
