@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import importlib.util
 import inspect
@@ -105,6 +106,14 @@ def test_the_reference_lists_commands_and_variables():
     assert {*re.findall(r'"(DESUGAR_\w+)"', sources)} <= {
         *re.findall(r"DESUGAR_\w+", API.partition("## Env")[2])
     }
+
+
+def test_errors_have_the_base_classes_that_are_promised():
+    page = (ROOT / "docs" / "promises.md").read_text()
+    rows = re.findall(r"^\| `(\w+)\.(\w+Error)` \| `(\w+)` \|", page, re.MULTILINE)
+    assert len(rows) == 5
+    for module, name, base in rows:
+        assert getattr(importlib.import_module(module), name).__bases__ == (getattr(builtins, base),), name
 
 
 # ---- figures ----------------------------------------------------------------------------------------------------
