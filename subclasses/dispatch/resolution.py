@@ -8,8 +8,11 @@ a rule for a tag; PyTorch's decomposition, where the class allows it; the class'
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -68,6 +71,7 @@ from subclasses.spec.values import tensors_in
 aten = torch.ops.aten
 
 Call = Callable[..., Any]
+Wrap = Callable[[Call], Call]
 
 
 _REDUCING = (aten.sum.default, aten.sum.dim_IntList)
@@ -79,87 +83,148 @@ _EQUALITY = (aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar)
 _FILLING = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
 
 
-class Plan(NamedTuple):
-    """How an op runs: the resolution step that applies, and the callable."""
+class Step(StrEnum):
+    """The steps of resolution, in order of precedence."""
 
-    step: str
+    RULE = "rule"
+    DERIVED = "derived"
+    STRUCTURE = "structure"
+    TAG_RULE = "tag rule"
+    DECOMPOSITION = "decomposition"
+    MAP = "map"
+    VIEWS = "views"
+    MATERIALIZE = "materialize"
+    ERROR = "error"
+    HIGHER_ORDER = "higher-order"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an op runs.
+
+    Attributes:
+        step: The resolution step that applies.
+        run: The callable.
+        source: For a derived op its functional counterpart, and the step that applies to that.
+        stages: The names of the stages around it, from the innermost.
+    """
+
+    step: Step
     run: Call
+    source: tuple[OpOverload, Step] | None = None
+    stages: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The step, and for a derived op its source."""
+        return self.step if self.source is None else f"derived from {self.source[0]} ({self.source[1]})"
+
+    @property
+    def by_rule(self) -> bool:
+        """Whether a rule of the author runs."""
+        step = self.step if self.source is None else self.source[1]
+        return step in (Step.RULE, Step.TAG_RULE)
 
 
 # ---- the order ---------------------------------------------------------------------------------------------
 
 
 def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
-    """Returns the plan of the first resolution step that applies to an op; the fallback always applies."""
+    """Returns the plan of the first resolution step that applies to an op, with its stages around it."""
     if isinstance(op, HigherOrderOperator):
-        return Plan("higher-order", higher_order_run(cls, op))
-    plan = _plan_before_fallback(cls, op) or Plan(fallback_step(cls, op), fallback_run(cls, op))
-    if op in WHOLE and "rule" not in plan.step and (plan.step != "map" or op is aten.slice.Tensor):
-        plan = plan._replace(run=WHOLE[op](plan.run, lambda: choose_plan(cls, aten.alias.default).run))
-    if plan.step in ("map", "views"):
-        plan = plan._replace(run=with_rules_above(cls, op, plan.run))
-    chosen = plan.run
-    plan = plan._replace(run=_with_gradients(cls, op, plan))
-    if plan.step != "rule":
-        plan = plan._replace(run=with_sharding(cls, op, plan.run))
-    is_each_inner = plan.step == "structure" and plan.run is chosen
+        return Plan(Step.HIGHER_ORDER, higher_order_run(cls, op))
+    plan = _plan_before_fallback(cls, op) or Plan(Step(fallback_step(cls, op)), fallback_run(cls, op))
+    run, names = plan.run, list[str]()
+    for name, wrap in _stages(cls, op, plan, names):
+        wrapped = wrap(run)
+        if wrapped is not run:
+            names.append(name)
+        run = wrapped
+    return replace(plan, run=run, stages=tuple(names))
+
+
+def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[tuple[str, Wrap]]:
+    """Yields the stages of an op by name, from the innermost; a stage may return what it was given.
+
+    Args:
+        cls: The class.
+        op: The op.
+        plan: The plan of the step that applies.
+        names: The stages that have been added so far.
+    """
+    facts, step, is_ours = op_facts(op), plan.step, not plan.by_rule
+    if op in WHOLE and is_ours and (step != Step.MAP or op is aten.slice.Tensor):
+        yield "whole", lambda run: WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
+    if step in (Step.MAP, Step.VIEWS):
+        yield "rules above", partial(with_rules_above, cls, op)
+    yield from _gradient_stages(cls, op, plan)
+    if step != Step.RULE:
+        yield "sharding", partial(with_sharding, cls, op)
+    is_each_inner = step == Step.STRUCTURE and not names
     if op in COPYING_OPS:
-        plan = plan._replace(run=with_marks(cls, op, plan.run))
-    if op_facts(op).viewed:
-        checked = with_checked_strides(cls, op, plan.run)
-        plan = plan._replace(
-            run=with_versions_of_base(
-                op,
-                with_checked_views(cls, op, checked) if "rule" in plan.step else checked,
-                is_copy=plan.step == "materialize",
-                by_rule="rule" in plan.step,
-            )
+        yield "marks", partial(with_marks, cls, op)
+    if facts.viewed:
+        yield "checked strides", partial(with_checked_strides, cls, op)
+        if not is_ours:
+            yield "checked views", partial(with_checked_views, cls, op)
+        is_copy = step == Step.MATERIALIZE
+        yield (
+            "versions of base",
+            lambda run: with_versions_of_base(op, run, is_copy=is_copy, by_rule=not is_ours),
         )
-    if op_facts(op).written:
-        plan = plan._replace(run=with_counted_writes(cls, op, plan.run))
+    if facts.written:
+        yield "counted writes", partial(with_counted_writes, cls, op)
     if cls._keeps_history and op is not aten.detach.default and not _makes_new(op, plan):
-        facts, is_rule = op_facts(op), plan.step in ("rule", "tag rule")
-        by_rules = is_rule or (plan.step == "map" and _formula_asks_rules(cls, op))
-        is_derived = by_rules and facts.written == (0,) and not facts.changes_metadata
-        made = with_history(
-            _derive_write(cls, op, plan) if is_derived else plan.run,
+        yield from _history_stages(cls, op, plan)
+    if op is aten.detach.default and is_each_inner:
+        yield "one step", partial(in_one_step, cls)
+
+
+def _gradient_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
+    """Yields the stages for cotangents and for Parameters."""
+    is_mapped = cls.__spec__.fallback == "map"
+    if cls.__spec__.trainable:
+        yield "training", partial(with_training, cls, op)
+    elif not is_mapped:
+        yield "cotangent arithmetic", lambda run: with_cotangent_arithmetic(cls, op, run, plan.by_rule)
+    if cls._marks_cotangents:
+        if op in _SUMS:
+            yield "marked sums", partial(with_marked_sums, cls)
+        if op in _REDUCING and plan.step == Step.RULE:
+            yield "summed cotangents", partial(with_summed_cotangents, cls, op)
+        if is_mapped and _takes_one(op) and plan.step != Step.STRUCTURE:
+            yield (
+                "mapped cotangents",
+                lambda run: with_mapped_cotangents(cls, run, lambda: fallback_run(cls, op)),
+            )
+    if op is aten.add.Tensor and is_mapped and cls._saves_inners:
+        yield "wrapped sums", partial(with_wrapped_sums, cls)
+    yield "anomaly check", partial(with_anomaly_check, cls, op)
+    yield "absent gradients", partial(with_absent_gradients, op)
+
+
+def _history_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
+    """Yields the stages that record how a rule made a value."""
+    facts, is_rule = op_facts(op), plan.step in (Step.RULE, Step.TAG_RULE)
+    by_rules = is_rule or (plan.step == Step.MAP and _formula_asks_rules(cls, op))
+    if by_rules and facts.written == (0,) and not facts.changes_metadata:
+        yield "derived write", partial(_derive_write, cls, op)
+    yield (
+        "history",
+        lambda run: with_history(
+            run,
             is_rule=by_rules and not facts.written,
             is_view=bool(facts.viewed),
             is_random=torch.Tag.nondeterministic_seeded in op.tags and not facts.written,
             derives_plain=is_rule and not (facts.written or cls.__spec__.stands_for_plain),
-        )
-        plan = plan._replace(run=made)
-    if op is aten.detach.default and is_each_inner:
-        plan = plan._replace(run=in_one_step(cls, plan.run))
-    return plan
+        ),
+    )
 
 
 def _makes_new(op: OpOverload, plan: Plan) -> bool:
     """Whether an op without a rule makes a value that does not depend on its operand, as zeros of its size."""
-    return plan.step not in ("rule", "tag rule") and op is not aten._to_copy.default and is_factory(op)
-
-
-def _with_gradients(cls: Any, op: OpOverload, plan: Plan) -> Call:
-    """Returns what a plan runs, beside what an op means for cotangents and for Parameters."""
-    run = plan.run
-    if cls.__spec__.trainable:
-        run = with_training(cls, op, run)
-    elif cls.__spec__.fallback != "map":
-        run = with_cotangent_arithmetic(cls, op, run, "rule" in plan.step)
-    if op in _SUMS and cls._marks_cotangents:
-        run = with_marked_sums(cls, run)
-    if op in _REDUCING and cls._marks_cotangents and plan.step == "rule":
-        run = with_summed_cotangents(cls, op, run)
-    if (
-        cls.__spec__.fallback == "map"
-        and cls._marks_cotangents
-        and _takes_one(op)
-        and plan.step != "structure"
-    ):
-        run = with_mapped_cotangents(cls, run, lambda: fallback_run(cls, op))
-    if op is aten.add.Tensor and cls.__spec__.fallback == "map" and cls._saves_inners:
-        run = with_wrapped_sums(cls, run)
-    return with_absent_gradients(op, with_anomaly_check(cls, op, run))
+    is_rule = plan.step in (Step.RULE, Step.TAG_RULE)
+    return not is_rule and op is not aten._to_copy.default and is_factory(op)
 
 
 def _formula_asks_rules(cls: Any, op: OpOverload) -> bool:
@@ -180,7 +245,7 @@ def _takes_one(op: OpOverload) -> bool:
 def find_step(cls: Any, op: OpOverload) -> str:
     """Returns the name of the step that applies, without building the plan of a fallback."""
     plan = _plan_before_fallback(cls, op)
-    return plan.step if plan is not None else fallback_step(cls, op)
+    return plan.name if plan is not None else fallback_step(cls, op)
 
 
 def marks_cotangents(cls: Any) -> bool:
@@ -210,13 +275,13 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
     if op is aten.copy_.default:
         run = with_note_on_copies(cls, rule, run)
     run = with_kept_writes(cls, op, f"the rule {describe(rule)}", run)
-    return Plan("rule", with_aliasing(op, run))
+    return Plan(Step.RULE, with_aliasing(op, run))
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
-    refuse = () if _is_left_to_python(op) else (functools.partial(check_refusal, cls, op, rule),)
+    refuse = () if _is_left_to_python(op) else (partial(check_refusal, cls, op, rule),)
     rule = with_numbers(rule, describe(rule))
-    run: Call = with_lazy_bits(functools.partial(with_results_of(cls, op, rule, *refuse), op))
+    run: Call = with_lazy_bits(partial(with_results_of(cls, op, rule, *refuse), op))
     return with_marked_results(cls, run) if getattr(cls, "_marks_cotangents", False) else run
 
 
@@ -233,7 +298,7 @@ def _derived(cls: Any, op: OpOverload) -> Plan | None:
     for step in (_exact, _tagged, _decomposed):
         plan = step(cls, functional)
         if plan is not None:
-            return Plan(f"derived from {functional} ({plan.step})", _write_result(cls, op, plan.run))
+            return Plan(Step.DERIVED, _write_result(cls, op, plan.run), (functional, plan.step))
     return None
 
 
@@ -241,7 +306,7 @@ def _structural(cls: Any, op: OpOverload) -> Plan | None:
     run = structural.find_structural(op)
     if run is None:
         return None
-    other = functools.cache(functools.partial(fallback_run, cls, op))
+    other = functools.cache(partial(fallback_run, cls, op))
     computes_dtype = cls.__spec__.has_outer and op in (aten._to_copy.default, aten.empty_like.default)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
@@ -254,35 +319,35 @@ def _structural(cls: Any, op: OpOverload) -> Plan | None:
             structural.raise_dtype_stays(cls, op, out, kwargs)
         return out
 
-    return Plan("structure", plan)
+    return Plan(Step.STRUCTURE, plan)
 
 
 def _tagged(cls: Any, op: OpOverload) -> Plan | None:
     if op_facts(op).written or set(op_facts(op).returns) == {"other"}:
         return None  # such as `equal`, which is a pointwise op to PyTorch and returns a bool
     rule = find_tag_rule(cls, op)
-    return None if rule is None else Plan("tag rule", with_aliasing(op, _run_rule(cls, op, rule)))
+    return None if rule is None else Plan(Step.TAG_RULE, with_aliasing(op, _run_rule(cls, op, rule)))
 
 
 def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
     if is_composite(op):
-        return Plan("decomposition", _decompose(op))
+        return Plan(Step.DECOMPOSITION, _decompose(op))
     allowed = cls.__spec__.decompose
     if allowed is True or (allowed and op in allowed):
         function = python_decomposition(op)
         if function is not None:
-            return Plan("decomposition", with_aliasing(op, naming_whole(cls, op, function)))
+            return Plan(Step.DECOMPOSITION, with_aliasing(op, naming_whole(cls, op, function)))
     return None
 
 
-def _derive_write(cls: Any, op: OpOverload, plan: Plan) -> Call:
+def _derive_write(cls: Any, op: OpOverload, given: Call) -> Call:
     """Wraps the plan of an op that writes: where autograd records, it runs on copies, and its result is written.
 
     What runs on copies is the rule, or of a mapped op the one that writes nothing.
     """
     rule, functional = find_op_rule(cls, op), functional_counterpart(op)
     if op in _FILLING or (rule is None and functional is None):
-        return plan.run
+        return given
 
     @functools.cache
     def derive() -> Call:
@@ -291,7 +356,7 @@ def _derive_write(cls: Any, op: OpOverload, plan: Plan) -> Call:
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
         is_recorded = torch.is_grad_enabled() and is_kept(tensors_in((x, *args), kwargs), by_rule=True)
-        return (derive() if is_recorded and isinstance(x, cls) else plan.run)(x, *args, **kwargs)
+        return (derive() if is_recorded and isinstance(x, cls) else given)(x, *args, **kwargs)
 
     return run
 
