@@ -106,21 +106,24 @@ class JaggedInterface(RaggedTensor):
 
     def sum_rows(self: Any, stored: Tensor, dims: Sequence[int], keepdim: bool, dtype: Any) -> Tensor:
         """The sum over existing entries of a tensor shaped as the values, along the batch or the ragged dimension."""
-        features = [self.stored_dim(d) for d in dims if d not in self.row_dims]
-        if features:
-            stored = stored.sum(features, keepdim=True, dtype=dtype)
-        elif dtype is not None:
-            stored = stored.to(dtype)
+        rest = [d for d in range(self.dim()) if d not in self.row_dims]
         entries, rows = self.leading(stored), self.segments
+        features = [1 + place for place, d in enumerate(rest) if d in dims]
+        if features:
+            entries = entries.sum(features, keepdim, dtype=dtype)
+        elif dtype is not None:
+            entries = entries.to(dtype)
         if 0 in dims and self.ragged_dim in dims:
-            result = rows.keep(entries).sum(0, keepdim=True)
-            result = result.unsqueeze(0) if self.ragged_dim else result
+            result = rows.keep(entries).sum(0)
         elif self.ragged_dim in dims:
-            result = rows.sum_rows(entries).unsqueeze(1)
+            result = rows.sum_rows(entries)
         else:
-            result = rows.sum_positions(entries).unsqueeze(0)
-        result = result.movedim(1, self.ragged_dim) if self.ragged_dim > 1 else result
-        return result if keepdim else result.squeeze(sorted(dims))
+            place = sum(d < self.ragged_dim and (keepdim or d not in dims) for d in rest)
+            result = rows.sum_positions(entries)
+            result = result.movedim(0, place) if place else result
+        for d in sorted(set(self.row_dims).intersection(dims if keepdim else ())):
+            result = result.unsqueeze(d)
+        return result
 
     def count_entries(self: Any, dims: Sequence[int], keepdim: bool) -> Any:
         """How many entries each result of such a sum has: an int, or a tensor that broadcasts."""
