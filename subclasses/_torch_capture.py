@@ -288,12 +288,13 @@ def _outer_storage(t: torch.Tensor) -> set[Any]:
     return {StorageWeakRef(t._typed_storage())}
 
 
-def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
+def patch_aliasing_checks(is_ours: Callable[[Any], bool], refuse: Callable[[Any], Any]) -> None:
     """Makes Dynamo compare wrappers for which a predicate holds by their own storage, as it does plain tensors.
 
     Dynamo looks for aliases among the operands and results of a branch, and for operands that a loop mutates. For a
     wrapper it compares the first inner tensor, fails if that is a wrapper too, and refuses every wrapper in a loop,
-    whatever the body does. Aliasing of inner tensors is handled where wrappers are flattened.
+    whatever the body does. Aliasing of inner tensors is handled where wrappers are flattened. For any other wrapper,
+    `refuse` raises the error.
     """
     # The module of one of the two functions that Dynamo calls.
     import torch._higher_order_ops.utils as utils
@@ -306,6 +307,7 @@ def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
     )
 
     def patch(dynamo: Any) -> None:
+        _override_for(dynamo, "get_tensor_storages", is_traceable_wrapper_subclass, refuse)
         _override_for(dynamo, "get_tensor_storages", is_ours, _outer_storage)
 
     after_import("torch._dynamo.variables.higher_order_ops", patch)

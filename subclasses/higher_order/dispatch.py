@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import HigherOrderOperator, tree_map
+from subclasses._torch import HigherOrderOperator, is_traceable_wrapper_subclass, tree_map
 from subclasses._torch_capture import patch_aliasing_checks
 from subclasses._torch_tracing import eager_while_loop, is_traced, run_with_interpreter
 from subclasses.errors import DispatchError, one_of, way_out
@@ -80,7 +80,7 @@ def intercept() -> None:
     for name in _IMPLEMENTATIONS:
         op = getattr(torch.ops.higher_order, name)
         op.dispatch = _intercept_dispatch(op, op.dispatch)
-    patch_aliasing_checks(is_declared)
+    patch_aliasing_checks(is_declared, _refuse_handwritten)
 
 
 def _intercept_dispatch(op: HigherOrderOperator, dispatch: Call) -> Call:
@@ -88,10 +88,34 @@ def _intercept_dispatch(op: HigherOrderOperator, dispatch: Call) -> Call:
     def dispatch_to_class(key: Any, /, *args: Any, **kwargs: Any) -> Any:
         cls = _declared_class(args)
         if cls is None:
-            return dispatch(key, *args, **kwargs)
+            return _dispatch_plain(op, dispatch, key, args, kwargs)
         return cls.__torch_dispatch__(op, (cls,), args, kwargs)
 
     return dispatch_to_class
+
+
+def _dispatch_plain(op: HigherOrderOperator, dispatch: Call, key: Any, args: Any, kwargs: Any) -> Any:
+    """Runs PyTorch's own dispatch; names the class of a handwritten operand where PyTorch cannot run the op on it."""
+    try:
+        return dispatch(key, *args, **kwargs)
+    except (AssertionError, NotImplementedError) as error:
+        operands = [x for arg in args if isinstance(arg, list | tuple) for x in arg]
+        cls = next((type(x) for x in operands if is_traceable_wrapper_subclass(x)), None)
+        if cls is None or isinstance(error, DispatchError):
+            raise
+        raise _handwritten_error(op.name(), cls) from error
+
+
+def _handwritten_error(name: str, cls: type) -> DispatchError:
+    return DispatchError(
+        f"{name}: PyTorch cannot run it on {one_of(cls)}, a wrapper class written by hand; declare the class as a "
+        f"TensorSubclass, or pass its inner tensors as operands and make a {cls.__name__} of the results"
+    )
+
+
+def _refuse_handwritten(t: Any) -> Any:
+    """Replaces PyTorch's error for a wrapper that a loop carries or reads."""
+    raise _handwritten_error("while_loop", type(t))
 
 
 def _declared_class(args: Iterable[Any]) -> Any:

@@ -617,9 +617,8 @@ def test_what_pytorch_refuses_stays_refused(way):
     assert "do not support aliasing" in message_of(itself, pred, make_pair(3))
     sine = ready(lambda pred, x: torch.cond(pred, torch.sin, torch.cos, (x,)), way)
     assert "Hostile has no rule for aten.sin" in message_of(sine, pred, Hostile(torch.randn(3)))
-    assert "expected both a and b to be FakeTensor" in message_of(
-        sine, pred, TwoTensor(torch.ones(3), torch.ones(3))
-    )
+    by_hand = TwoTensor(torch.ones(3), torch.ones(3))
+    assert "a TwoTensor, a wrapper class written by hand" in message_of(sine, pred, by_hand)
 
 
 def test_other_higher_order_ops():
@@ -659,3 +658,21 @@ def test_the_plan_is_kept_like_that_of_any_op():
     assert cond_op not in plans
     cond_op(torch.tensor(True), torch.sin, torch.cos, (Kept(torch.ones(1)),))
     assert cond_op in plans
+
+
+def cond_by_hand(x):
+    return torch.cond(torch.tensor(True), torch.sin, torch.cos, (x,))
+
+
+def loop_by_hand(x):
+    return while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (torch.tensor(0), x))[1]
+
+
+@pytest.mark.parametrize("fn", [cond_by_hand, loop_by_hand])
+@pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
+def test_an_op_on_a_class_written_by_hand_says_what_to_do(fn, door):
+    torch.compiler.reset()
+    options = {"eager": None, "stock": "aot_eager", "desugar": "desugar"}
+    call = fn if options[door] is None else torch.compile(fn, backend=options[door])
+    with pytest.raises(Exception, match="a TwoTensor, a wrapper class written by hand; declare the class"):
+        call(TwoTensor(torch.ones(3), torch.ones(3)))
