@@ -40,12 +40,16 @@ def known_to_differ(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 def may_differ(one: Any, other: Any) -> bool:
     """Whether two sizes are not known to be equal; of symbols, without a guard."""
-    found = one == other
-    if isinstance(found, bool):
-        return not found
+    return not holds_always(one == other)
+
+
+def holds_always(condition: Any) -> bool:
+    """Whether a condition on sizes holds; of symbols, for all their values, without a guard."""
+    if isinstance(condition, bool):
+        return condition
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # as in `differ`
 
-    return not statically_known_true(found)
+    return statically_known_true(condition)
 
 
 def differ(one: Any, other: Any) -> bool:

@@ -1,9 +1,10 @@
 """Matrix products with int8 weights: floats times integers, and integers times integers.
 
-Weight-only layers multiply floats with the integers and scale the sum. For one row that is a sum of products, which a
-compiler fuses, so that the weight is read as int8; but not for processors with AVX2 alone. On the CPU all else is one
-op (`products.py`), on CUDA a few rows are one kernel (`cuda_products.py`). Dynamic layers quantize their input, by row
-or as a whole, multiply integers into int32, and scale.
+Weight-only layers multiply floats with the integers and scale the sum. For one row, and for few rows of a small matrix
+on the CPU, that is a sum of products, which a compiler fuses, so that the weight is read as int8; but not for
+processors with AVX2 alone. On the CPU all else is one op (`products.py`), on CUDA a few rows are one kernel
+(`cuda_products.py`). Dynamic layers quantize their input, by row or as a whole, multiply integers into int32, and
+scale.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from subclasses.int8 import affine
 from subclasses.int8.matmul import cpu_kernels, dynamic_products, products
 from subclasses.int8.matmul.integers import multiply_on_cpu
 from subclasses.int8.matmul.ops import apply, is_traced
+from subclasses.spec.values import holds_always
 
 # Requirements of the CUDA kernel: more than 16 rows, and extents that are multiples of 8.
 CUDA_ROWS, CUDA_MULTIPLE = 17, 8
 # Up to so many rows of half precision, the time of a product on CUDA is that of reading the weight.
 CUDA_FEW_ROWS = 64
+# Up to so many products on the CPU, the call of a matrix product takes more time than a fused sum.
+FEW_PRODUCTS = 2**14
 
 
 class Rows(NamedTuple):
@@ -52,8 +56,8 @@ class Rows(NamedTuple):
 
 def float_times_int8(x: Tensor, w: Rows) -> Tensor:
     """Returns ``x @ w.T`` in the dtype of ``x``; differentiable in ``x`` and the scale."""
-    if _is_one_row(x, w):
-        return _one_row(x, w)
+    if _is_fused(x, w):
+        return _sum_products(x, w)
     rows = x if x.dim() == 2 else x.reshape(num_rows(x), x.shape[-1])
     if _is_few_rows_on_cuda(rows, w):
         return _few_rows_on_cuda(rows, w).reshape(*x.shape[:-1], w.qdata.shape[0])
@@ -72,11 +76,11 @@ def num_rows(x: Tensor) -> int:
     return rows
 
 
-def _is_one_row(x: Tensor, w: Rows) -> bool:
-    """Whether the input has one row and a compiler may fuse its product; 1 is specialized on anyway."""
+def _is_fused(x: Tensor, w: Rows) -> bool:
+    """Whether a compiler may fuse the product with what is around it, in less time than a matrix product takes."""
     if torch.is_grad_enabled() and (x.requires_grad or w.scale.requires_grad):
         return False
-    if x.dim() < 2 or any(extent != 1 for extent in x.shape[:-1]):
+    if x.dim() < 2 or not _has_few_rows(x, w):
         return False
     if x.device.type == "cpu" and cpu_kernels.has_avx2_alone():
         return False  # with AVX2, compilers convert int8 numbers one at a time
@@ -84,19 +88,26 @@ def _is_one_row(x: Tensor, w: Rows) -> bool:
     return x.device.type in ("cpu", "cuda") and x.dtype is not torch.float64 and is_traced(x)
 
 
-def _one_row(x: Tensor, w: Rows) -> Tensor:
+def _has_few_rows(x: Tensor, w: Rows) -> bool:
+    """Whether the input has one row, on which compilers specialize anyway, or few; a symbol gets no guard but that."""
+    if all(extent == 1 for extent in x.shape[:-1]):
+        return True
+    return x.device.type == "cpu" and holds_always(num_rows(x) * w.qdata.numel() <= FEW_PRODUCTS)
+
+
+def _sum_products(x: Tensor, w: Rows) -> Tensor:
     """Computes a sum of products, which Inductor fuses: it reads the weight as int8 and never writes it as floats.
 
     The sum is in float32 and is narrowed once it is scaled.
     """
-    row = x.reshape(-1).to(torch.float32)
+    rows = x.reshape(num_rows(x), x.shape[-1]).to(torch.float32)
     if x.device.type == "cpu" and x.dtype is not torch.float32:
-        # Inductor writes the operand of as_strided to memory. It would convert the row anew for each row of the weight,
-        # and take five times as long.
-        row = row.as_strided(row.shape, (1,))
+        # Inductor writes the operand of as_strided to memory. It would convert each row anew for each row of the
+        # weight, and take five times as long.
+        rows = rows.as_strided(rows.shape, (rows.shape[1], 1))
     scales_sums = w.scale.shape[1] == 1
-    floats = products.to_floats(w.qdata, None if scales_sums else w.scale, w.zero_point, row.dtype)
-    y = (row * floats).sum(-1)
+    floats = products.to_floats(w.qdata, None if scales_sums else w.scale, w.zero_point, rows.dtype)
+    y = (rows.unsqueeze(1) * floats).sum(-1)
     if scales_sums:
         y = y * w.scale.reshape(-1)
     return y.to(x.dtype).reshape(*x.shape[:-1], w.qdata.shape[0])

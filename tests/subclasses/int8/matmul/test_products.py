@@ -19,7 +19,7 @@ from subclasses.int8 import (
     affine,
     quantize_,
 )
-from subclasses.int8.matmul import products
+from subclasses.int8.matmul import cpu_kernels, products
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 COUNTS = [None, (1, 1), (64, 1), (64, 4), (8, 1), (1, 8), (1, 96), (16, 96)]
@@ -182,9 +182,37 @@ def test_kernels_of_inductor(compiler, config, dtype):
             torch.randn(1, 128)[:, ::2],
             torch.randn(64, 1).t(),
             torch.randn(3, 64),
+            torch.randn(9, 64),
         ):
             got, expected = compiled(x.to(dtype)), layer(x.to(dtype))
             assert got.dtype is dtype and (got - expected).norm() < most * expected.norm()
+
+
+@pytest.mark.skipif(cpu_kernels.has_avx2_alone(), reason="with AVX2 alone the op multiplies")
+@pytest.mark.parametrize("config", ["weights", "asymmetric groups"])
+def test_few_products_are_a_sum_that_a_compiler_fuses(config):
+    """The limit is 2**14 products: eight rows of 64 by 32 numbers. A symbolic number of rows may exceed it."""
+    layer = nn.Linear(64, 32).requires_grad_(False)
+    quantize_(layer, CONFIGS[config])
+    for size, dynamic, fuses in [
+        ((8, 64), False, True),
+        ((2, 4, 64), False, True),
+        ((0, 64), False, True),
+        ((9, 64), False, False),
+        ((8, 64), True, False),
+    ]:
+        seen, x = [], torch.randn(size)
+
+        def backend(graph, inputs, seen=seen):
+            seen.extend(str(node.target) for node in graph.graph.nodes)
+            return graph.forward
+
+        torch.compiler.reset()
+        compiled = desugar.compile(layer, backend=backend, dynamic=dynamic)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), layer(x))
+        assert any("int8_product" in target for target in seen) is not fuses
+        assert any("sum" in target for target in seen) is fuses
 
 
 @pytest.mark.slow
