@@ -8,9 +8,16 @@ from contextvars import ContextVar
 from typing import Any
 
 from subclasses.errors import DispatchError, one_of
+from subclasses.slow_paths import say_once
 
 # Each is called with the class and the op of every materializing fallback that runs, for recorders such as explain's.
 watchers: list[Callable[[type, Any], None]] = []
+
+# Names of ops that take most of the time of a model.
+_PRODUCTS = frozenset(
+    """linear bilinear matmul einsum mv mm bmm addmm addbmm baddbmm convolution
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d""".split()
+)
 
 _strict: ContextVar[bool] = ContextVar("strict", default=False)
 
@@ -31,3 +38,9 @@ def check_materialize(cls: type, op: Any) -> None:
         raise DispatchError(f"{op} would materialize {one_of(cls)}, and subclasses.strict() is in force")
     for watcher in watchers:
         watcher(cls, op)
+    name = getattr(getattr(op, "overloadpacket", op), "__name__", "")
+    if name in _PRODUCTS and cls.__module__.startswith("subclasses."):
+        say_once(
+            f"{name} converts a whole {cls.__name__} to floats at each call",
+            "leave the layer out of quantize_, or keep the floats",
+        )

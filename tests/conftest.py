@@ -26,8 +26,9 @@ os.environ.setdefault("DESUGAR_STORE", "0")
 
 import pytest
 import torch
-import torch._dynamo.guards
 from hypothesis import HealthCheck, settings
+
+from subclasses.slow_paths import forget_said
 
 settings.register_profile(
     "desugar",
@@ -96,6 +97,7 @@ def _same_start():
     )  # torch.manual_seed keeps a stack of the caller for each kind of device
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(0)
+    forget_said()
     yield
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

@@ -20,6 +20,7 @@ from torch import nn
 
 from desugar.dynamo.implied_guards import SplitGuards, split_guards
 from desugar.dynamo.module_state import Unchanged
+from subclasses.slow_paths import say_once
 
 # A module that changes after fewer calls gets a strike; recording its state costs about ten calls.
 _MIN_USES = 20
@@ -72,6 +73,12 @@ def note_module_guards(
     if earlier is not None and earlier.unchanged.uses[0] < _MIN_USES:
         earlier = replace(earlier, strikes=earlier.strikes + 1)
         if earlier.is_given_up:
+            say_once(
+                f"calls of {type(earlier.module).__name__} check Dynamo's guards one by one, for the module changes "
+                "between calls",
+                "keep what changes in a tensor that is written in place, or pass it as an argument",
+                "desugar",
+            )
             return earlier
     for name in names:
         module = frame[name]

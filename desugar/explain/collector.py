@@ -26,7 +26,7 @@ from desugar.recording.frames import Frames, Watch, watch_frames
 from desugar.recording.listeners import Recording, SkippedCheck, current, listen
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line, find_line
-from subclasses import strict_mode
+from subclasses import slow_paths, strict_mode
 
 log = logging.getLogger("desugar")
 
@@ -68,7 +68,7 @@ class _Seen:
 
 
 class Collector:
-    """Records compilations and materializing fallbacks inside `collecting`; `report` returns them.
+    """Records compilations, materializing fallbacks and slow paths inside `collecting`; `report` returns them.
 
     Args:
         also: Is called with each compilation, in the order of the report's programs.
@@ -78,6 +78,7 @@ class Collector:
         self._also = also
         self._seen: list[_Seen] = []
         self._eager: list[tuple[str, str, Line | None]] = []
+        self._slow: dict[str, None] = {}  # in order
         self._watch: Watch | None = None
         self._compiled: dict[str, _Seen] = {}  # by Dynamo's compile id
         self._budget = Budget(_GUARDS)
@@ -86,14 +87,16 @@ class Collector:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Inside, compilations and materializing fallbacks of all threads are collected."""
+        """Inside, compilations, materializing fallbacks and slow paths of all threads are collected."""
         strict_mode.watchers.append(self._note_eager)
+        slow_paths.watchers.append(self._note_slow)
         try:
             with listen(self._note), watch_frames() as watch, _torch_guards.watch_guards(self._time_guards):
                 self._watch = watch
                 yield
         finally:
             strict_mode.watchers.remove(self._note_eager)
+            slow_paths.watchers.remove(self._note_slow)
 
     def _note(self, recording: Recording) -> None:
         seen = _describe(recording)
@@ -121,6 +124,9 @@ class Collector:
         ):  # Dynamo runs each op once, on fakes
             self._eager.append((cls.__name__, str(op), find_line()))
 
+    def _note_slow(self, text: str) -> None:
+        self._slow[text] = None
+
     def report(self, title: str) -> Report:
         """Everything so far."""
         programs = name_apart([seen.finish() for seen in self._seen])
@@ -137,6 +143,7 @@ class Collector:
             time.perf_counter() - self._start,
             not_compiled=frames.eager,
             breaks=frames.breaks,
+            slow=tuple(self._slow),
         )
 
 

@@ -96,6 +96,7 @@ def compare_reports(before: ReportFacts, after: ReportFacts) -> ReportDiff:
                 ("materializing fallbacks", before.materialized, after.materialized),
                 ("not compiled", before.not_compiled, after.not_compiled),
                 ("graph breaks", before.breaks, after.breaks),
+                ("slow paths", before.slow, after.slow),
             )
             for change in _changes(what, one, other)
         ),

@@ -70,6 +70,7 @@ class ReportFacts(Record):
     versions: tuple[tuple[str, str], ...]
     not_compiled: Counter[str]
     breaks: Counter[str]
+    slow: Counter[str]
 
 
 def read_report(path: Path) -> ReportFacts:
@@ -100,6 +101,7 @@ def read_report(path: Path) -> ReportFacts:
             tuple((name, version) for name, version in found.get("versions", ())),
             Counter(found.get("not_compiled", ())),
             Counter(found.get("breaks", ())),
+            Counter(found.get("slow", ())),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ReportError(

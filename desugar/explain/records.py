@@ -343,6 +343,7 @@ class Report(Record):
         not_compiled: Functions that were to be compiled and were not, each with the reason; stock's, too. They ran in
             eager mode, or raised where `fullgraph=True` asked for that.
         breaks: Where graphs broke, each line with the reason.
+        slow: Slow paths that were taken, each once with its reason and remedy.
     """
 
     title: str
@@ -353,3 +354,4 @@ class Report(Record):
     predictions: tuple[Prediction, ...] = ()
     not_compiled: tuple[str, ...] = ()
     breaks: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()

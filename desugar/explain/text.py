@@ -226,6 +226,7 @@ def render_report_text(report: Report) -> str:
     lines += _not_timed(report)
     lines += [f"not compiled: {text}" for text in report.not_compiled]
     lines += [f"graph break: {text}" for text in report.breaks]
+    lines += [f"slow: {text}" for text in report.slow]
     often = sorted(report.materialized, key=lambda found: -found.count)
     lines += [f"materialized: {materialized_text(found)}" for found in often[:_MOST]]
     if len(often) > _MOST:

@@ -11,6 +11,7 @@ from torch import Tensor
 from subclasses.int8 import affine, blocks
 from subclasses.int8.matmul import kernels
 from subclasses.int8.tensor import Activation, Int8Tensor
+from subclasses.slow_paths import say_once
 
 # ---- linear ------------------------------------------------------------------------------------------------
 
@@ -37,6 +38,10 @@ def _linear(x: Tensor, w: Int8Tensor, activation: Activation) -> Tensor:
         return kernels.float_times_int8(x, rows)
     longest = kernels.longest_sum(w.activation_symmetric, zero_point is None)
     if rows.scale.shape[1] != 1 or x.shape[-1] > longest:
+        say_once(
+            "a dynamic int8 layer multiplies floats, for its weight has several scales or too many numbers in a row",
+            "quantize its weight with PerRow() or PerTensor()",
+        )
         return kernels.float_times_int8(_fake_quantize(x, w), rows)
     x_rows = x.reshape(kernels.num_rows(x), x.shape[-1])
     y = kernels.dynamic_linear(x_rows, rows, activation, w.activation_symmetric)

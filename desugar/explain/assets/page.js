@@ -80,7 +80,7 @@ function overview() {
       tile(report.materialized.reduce((sum, m) => sum + m.count, 0), "materializing fallbacks", report.materialized.length > 0)),
     programs.length ? timeBar(timeParts(programs), "time to compile") : null,
     el("div", { class: "card", id: "programs" }, rows.length ? rows : el("p", {}, "Nothing was compiled.")),
-    listed("Not compiled", report.not_compiled), listed("Graph breaks", report.breaks),
+    listed("Not compiled", report.not_compiled), listed("Graph breaks", report.breaks), listed("Slow paths", report.slow),
     report.materialized.length ? materialized(report.materialized) : null,
     report.predictions.map(prediction));
   cursor = Math.min(cursor, Math.max(programs.length - 1, 0));

@@ -11,7 +11,6 @@ import ctypes
 import functools
 import getpass
 import hashlib
-import logging
 import os
 import tempfile
 from pathlib import Path
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor
 
 from subclasses import _torch_tracing
-
-log = logging.getLogger("subclasses")
+from subclasses.slow_paths import say_once
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 MULTIPLE = 32  # of both extents of a matrix that is multiplied by floats: the loops have no remainder
@@ -51,7 +49,10 @@ def library() -> ctypes.CDLL | None:
             _build(path, flags)
         return _with_types(ctypes.CDLL(str(path)))
     except (RuntimeError, OSError) as error:
-        log.warning("int8 products run on PyTorch's kernels, for ours were not built: %s", str(error)[-500:])
+        say_once(
+            "int8 products run on PyTorch's kernels, for ours were not built",
+            f"install a C++ compiler: {str(error)[-500:]}",
+        )
         return None
 
 

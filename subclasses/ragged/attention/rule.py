@@ -14,9 +14,11 @@ from subclasses.ragged.attention.fused import attend_fused, kernel_for
 from subclasses.ragged.attention.row_attention import ragged_attention
 from subclasses.ragged.attention.row_dropout import ragged_attention_dropout
 from subclasses.ragged.base import first_ragged, shown
+from subclasses.ragged.checks import is_traced
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.registry import Rules
+from subclasses.slow_paths import say_once
 
 RULES = Rules()
 
@@ -55,6 +57,7 @@ def _attend(  # noqa: PLR0913
     by_rows = jagged and attn_mask is None
     kernel = kernel_for(query, key, value, is_causal) if by_rows else None
     if kernel is None and not (by_rows and query.device.type == "cpu"):
+        _say_padded(query, jagged, attn_mask, dropout_p)
         mask = score_mask(query, key, attn_mask, is_causal)
         options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
         return _attend_tables(query, key, value, attn_mask=mask, **options)
@@ -106,6 +109,27 @@ def _attend_rows(  # noqa: PLR0913
 
 
 # ---- by padded tables ------------------------------------------------------------------------------------------
+
+
+def _say_padded(query: Any, jagged: bool, attn_mask: Any, dropout_p: float) -> None:
+    """Says that attention computes padded tables. A compiler fuses the masks of a PaddedTensor, but not dropout."""
+    if not jagged and not dropout_p and is_traced(query.lengths):
+        return
+    if not jagged:
+        say_once(
+            "attention of a PaddedTensor, in eager mode or with dropout, computes and masks every padded score",
+            "use x.to_jagged() for query, key and value, or without dropout compile the function",
+        )
+    elif attn_mask is not None:
+        say_once(
+            "attention of a JaggedTensor with an attn_mask, also with dropout, computes every score of a padded table",
+            "leave out a mask of padding, which does not exist, and pass is_causal=True for a causal mask",
+        )
+    else:
+        say_once(
+            f"attention of {query.dtype} rows on {query.device.type} computes every score of a padded table",
+            "use a dtype, a head width and a device of PyTorch's attention kernels, and rows without gaps",
+        )
 
 
 def _attend_tables(query: Any, key: Any, value: Any, **options: Any) -> Any:

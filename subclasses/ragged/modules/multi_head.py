@@ -14,6 +14,7 @@ from subclasses.ragged.attention.rule import score_mask
 from subclasses.ragged.base import is_ragged, name_of, shown
 from subclasses.ragged.modules.time_major import TimeMajor
 from subclasses.ragged.registry import Rules
+from subclasses.slow_paths import say_once
 
 RULES = Rules()
 
@@ -65,6 +66,11 @@ def _multi_head(  # noqa: PLR0913
     )
     mask = _merged_mask(attn_mask, key_padding_mask, q, num_heads)
     causal = is_causal and key_padding_mask is None and not need_weights
+    if need_weights:
+        say_once(
+            "nn.MultiheadAttention of rows with need_weights=True computes every weight of a padded table",
+            "pass need_weights=False where the weights are not used",
+        )
     scores = F.dropout(_weights(q, k, mask), dropout_p, training) if need_weights else None
     if scores is None:
         dropout_p = dropout_p if training else 0.0

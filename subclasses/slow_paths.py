@@ -1,0 +1,32 @@
+"""``say_once()``: logs that a computation takes a slow path, and how to avoid that, once in a process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+# Each is called with the text of every slow path that is taken or traced, for recorders such as report's.
+watchers: list[Callable[[str], None]] = []
+
+_said: set[str] = set()
+
+
+def say_once(reason: str, remedy: str, logger: str = "subclasses") -> None:
+    """Logs that a faster path was not taken, unless this text was logged before, and notifies the watchers.
+
+    Args:
+        reason: The computation, and why it takes more time than it has to.
+        remedy: The change to the user's code that avoids it.
+        logger: The name of the logger.
+    """
+    text = f"{reason}; {remedy}"
+    for watcher in tuple(watchers):
+        watcher(text)
+    if text not in _said:
+        _said.add(text)
+        logging.getLogger(logger).warning("slow: %s", text)
+
+
+def forget_said() -> None:
+    """Has each slow path logged again."""
+    _said.clear()

@@ -1,0 +1,157 @@
+"""Slow paths are said once, with a remedy, through the log and the report; fast paths say nothing."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import desugar
+from desugar.explain.collector import Collector
+from desugar.explain.text import render_report_text
+from subclasses import slow_paths
+from subclasses.int8 import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, PerGroup, quantize_
+from subclasses.int8.matmul import cpu_kernels
+from subclasses.ragged import JaggedTensor, PaddedTensor
+
+COMPILERS = {
+    "eager": lambda f: f,
+    "torch.compile": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
+    "desugar backend": lambda f: torch.compile(
+        f, backend="desugar", options={"backend": "eager"}, fullgraph=True
+    ),
+    "desugar.compile": lambda f: desugar.compile(f, backend="eager", fullgraph=True),
+}
+ROWS = [torch.randn(n, 8) for n in (3, 5, 2)]
+JAGGED, PADDED = JaggedTensor.from_tensors(ROWS), PaddedTensor.from_tensors(ROWS)
+
+
+def attend(x, mask=None, dropout=0.0):
+    heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask, dropout_p=dropout)
+
+
+def quantized(layer, config, **options):
+    quantize_(layer.requires_grad_(False), config, **options)
+    return layer
+
+
+def make_attention(**options):
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    return lambda x: attention(x, x, x, **options)
+
+
+def said(caplog, call):
+    """The lines that two runs of a call log."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        call()
+        call()
+    return [record.message for record in caplog.records if record.message.startswith("slow: ")]
+
+
+MASK = torch.ones(5, 5, dtype=torch.bool).tril()
+CONV = quantized(nn.Conv1d(4, 4, 3), Int8WeightOnlyConfig(), filter_fn=lambda module, name: True)
+SLOW = {
+    "jagged, a mask": (lambda: attend, (JAGGED, MASK), "leave out a mask of padding"),
+    "jagged, a mask and dropout": (
+        lambda: lambda x, m: attend(x, m, 0.5),
+        (JAGGED, MASK),
+        "leave out a mask",
+    ),
+    "padded, dropout": (lambda: lambda x: attend(x, None, 0.5), (PADDED,), "x.to_jagged()"),
+    "weights of attention": (make_attention, (JAGGED,), "need_weights=False"),
+    "a convolution": (lambda: CONV, (torch.randn(2, 4, 6),), "leave the layer out of quantize_"),
+}
+FAST = {
+    "jagged": (lambda: attend, (JAGGED,)),
+    "jagged, dropout": (lambda: lambda x: attend(x, None, 0.5), (JAGGED,)),
+    "attention": (lambda: make_attention(need_weights=False), (JAGGED,)),
+    "int8": (
+        lambda: quantized(nn.Linear(8, 8), Int8DynamicActivationInt8WeightConfig()),
+        (torch.randn(4, 8),),
+    ),
+}
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("case", SLOW)
+def test_a_slow_path_is_said_once(case, compiler, caplog):
+    make, args, remedy = SLOW[case]
+    call = COMPILERS[compiler](make())
+    (line,) = said(caplog, lambda: call(*args))
+    assert remedy in line
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("case", FAST)
+def test_a_fast_path_says_nothing(case, compiler, caplog):
+    make, args = FAST[case]
+    call = COMPILERS[compiler](make())
+    assert not said(caplog, lambda: call(*args))
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_compiler_fuses_the_masks_of_padded_rows(compiler, caplog):
+    call = COMPILERS[compiler](attend)
+    assert len(said(caplog, lambda: call(PADDED))) == (compiler == "eager")
+
+
+def test_rows_of_a_dtype_without_a_kernel(caplog):
+    rows = JaggedTensor(
+        torch.empty(10, 8, device="meta"), torch.empty(4, dtype=torch.int64, device="meta"), max_length=5
+    )
+    (line,) = said(caplog, lambda: attend(rows))
+    assert "torch.float32 rows on meta" in line
+
+
+def test_a_dynamic_layer_with_groups(caplog):
+    weight = quantized(nn.Linear(64, 8), Int8WeightOnlyConfig(PerGroup(32))).weight
+    dynamic = type(weight)(weight.qdata, weight.scale, activation="row")
+    (line,) = said(caplog, lambda: F.linear(torch.randn(2, 64), dynamic))
+    assert "PerRow()" in line
+
+
+def test_kernels_that_were_not_built(caplog, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(cpu_kernels, "_build", fail)
+    monkeypatch.setattr(cpu_kernels.Path, "exists", lambda path: False)
+    monkeypatch.setattr(cpu_kernels, "FLAGS", {torch.backends.cpu.get_cpu_capability(): []})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64"}, raising=False)
+    lines = said(caplog, cpu_kernels.library.__wrapped__)
+    assert lines == [
+        "slow: int8 products run on PyTorch's kernels, for ours were not built; install a C++ compiler: no compiler"
+    ]
+
+
+def test_a_module_that_changes_between_calls(caplog):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    compiled, x = desugar.compile(model, backend="eager"), torch.randn(2, 4)
+
+    def call():
+        for _ in range(12):
+            model.noted = object()
+            compiled(x)
+
+    (line,) = said(caplog, call)
+    assert "calls of Sequential check Dynamo's guards one by one" in line
+
+
+def test_the_report_lists_slow_paths_again():
+    """Also one that was logged before the report began; each once."""
+    attend(JAGGED, MASK)
+    collector = Collector()
+    with collector.collecting():
+        for _ in range(2):
+            attend(JAGGED, MASK)
+            attend(JAGGED)
+    report = collector.report("a script")
+    (line,) = report.slow
+    assert "attn_mask" in line
+    assert f"slow: {line}" in render_report_text(report)
+    assert not slow_paths.watchers
