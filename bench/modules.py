@@ -1,8 +1,10 @@
 """Benchmarks calls of modules with many layers: the guards on submodules and parameters at each call.
 
 *396 parameters*: 36 layers, compiled by a backend whose graphs return at once, so that only guards and the dispatch to
-them are timed. *12 layers, int8 weights*: the same for weights that are wrappers; and with Inductor, at a width of 64
-and a batch of 4, where kernels take little time compared with guards. Without gradients.
+them are timed. *12 layers, int8 weights*: the same for weights that are wrappers; and with Inductor, at a width of 64 and batches of
+1, 4 and 8. *The graph*: the graph that Inductor compiled for `desugar.compile`, called with its tensors. It has the
+kernels of both columns, so its share of a call bounds their ratio. Without gradients. A figure is the median of the
+fastest tenth of the turns (see `int8_sizes`).
 """
 
 from __future__ import annotations
@@ -63,24 +65,41 @@ WAYS: dict[str, Callable[..., Any]] = {
     "torch.compile": lambda model, backend: torch.compile(model, backend=backend),
     "desugar.compile": lambda model, backend: desugar.compile(model, backend=backend),
 }
-SUBJECTS: dict[str, tuple[Callable[[], nn.Module], int, Any]] = {
-    "396 parameters, what is asked": (lambda: make_deep(width=8), 8, return_at_once),
-    "12 layers, int8 weights, what is asked": (make_int8, 64, return_at_once),
-    "12 layers, int8 weights, with Inductor": (make_int8, 64, "inductor"),
+SUBJECTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Any]] = {
+    "396 parameters, what is asked": (lambda: make_deep(width=8), (BATCH, 8), return_at_once),
+    "12 layers, int8 weights, what is asked": (make_int8, (BATCH, 64), return_at_once),
+    "12 layers, int8 weights, with Inductor, batch 1": (make_int8, (1, 64), "inductor"),
+    "12 layers, int8 weights, with Inductor, batch 4": (make_int8, (4, 64), "inductor"),
+    "12 layers, int8 weights, with Inductor, batch 8": (make_int8, (8, 64), "inductor"),
 }
+GRAPH = "the graph"
 
 
 def make_calls(name: str) -> dict[str, Call]:
     """Returns compiled calls of one module, by way."""
-    make, width, backend = SUBJECTS[name]
-    x, calls = torch.randn(BATCH, width), {}
+    make, size, backend = SUBJECTS[name]
+    x, calls = torch.randn(size), {}
     for way, compile_ in WAYS.items():
         compiled = compile_(make(), backend)
         with torch.no_grad():
             for _ in range(4):
                 compiled(x)
         calls[way] = _without_grad(compiled, x)
+        if backend == "inductor" and way == "desugar.compile":
+            calls[GRAPH] = _graph_alone(compiled, x)
     return calls
+
+
+def _graph_alone(compiled: Any, x: Tensor) -> Call:
+    """Returns a call of the compiled graph with the tensors that a call of the module passes to it."""
+    (program,) = compiled.programs
+    scope = program.run.__globals__
+    graph, items = scope["compiled_graph"], []
+    scope["compiled_graph"] = lambda given: (items.extend(given), graph(given))[1]
+    with torch.no_grad():
+        compiled(x)
+    scope["compiled_graph"] = graph
+    return lambda: graph([*items])
 
 
 def _without_grad(compiled: Callable[..., Any], x: Tensor) -> Call:
