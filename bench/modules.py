@@ -1,10 +1,10 @@
 """Benchmarks calls of modules with many layers: the guards on submodules and parameters at each call.
 
 *396 parameters*: 36 layers, compiled by a backend whose graphs return at once, so that only guards and the dispatch to
-them are timed. *12 layers, int8 weights*: the same for weights that are wrappers; and with Inductor, at a width of 64 and batches of
-1, 4 and 8. *The graph*: the graph that Inductor compiled for `desugar.compile`, called with its tensors. It has the
-kernels of both columns, so its share of a call bounds their ratio. Without gradients. A figure is the median of the
-fastest tenth of the turns (see `int8_sizes`).
+them are timed. *12 layers, int8 weights*: the same for weights that are wrappers; and with Inductor, at a width of 64
+and batches of 1, 4 and 8. *The graph*: the graph that Inductor compiled for `desugar.compile`, called with its
+tensors. It has the kernels of both columns, so its share of a call bounds their ratio. Without gradients. A figure is
+the median of the fastest tenth of the turns (see `int8_sizes`).
 """
 
 from __future__ import annotations
