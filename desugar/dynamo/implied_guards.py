@@ -106,6 +106,10 @@ _OF_TYPES = {
 def _recorded(node: Any, source: str) -> _Recorded | None:
     """Returns what :class:`Unchanged` implies of the object that a node guards; None if nothing."""
     kind = node.get_type_of_guarded_value()
+    if kind is types.NoneType and source.endswith(".__dict__"):
+        kind = (
+            dict  # Dynamo keeps no value of a `__dict__` on Python 3.13.0, where it cannot rely on versions
+        )
     found = _recorded_of(kind) if isinstance(kind, type) else None
     return found if found is not None and found.where.search(source) else None
 

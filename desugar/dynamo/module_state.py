@@ -6,8 +6,8 @@ the same object. What an object can change in itself is recorded too:
 
 - The type of a module.
 - The dtype, device, size, stride and `requires_grad` of a parameter, all of which one C++ call compares.
-- The local tensor and the spec of a `DTensor`, and the dictionaries of the spec and its mesh. Placements and sizes in
-  it are immutable.
+- The local tensor and the spec of a `DTensor`, the dictionary of the spec, and the attributes of its mesh. Placements
+  and sizes in it are immutable.
 - The code of a hook, what its closure holds, and the parts of a `functools.partial` in it.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -145,8 +146,8 @@ class _Read:
     attributes: dict[int, tuple[Any, tuple[str, ...]]] = field(default_factory=dict)
 
     def add_module(self, module: nn.Module) -> None:
-        own = vars(module)
-        self.add_dict(own)
+        own = self._add_own_dict(module)
+        _unshare_keys(own)
         for name in (*TABLES, *HOOKS):
             if name in own:
                 self.add_dict(own[name])
@@ -155,8 +156,8 @@ class _Read:
 
     def add_dtensor(self, tensor: Any) -> None:
         spec, *_ = self._add_attributes(tensor, OF_DTENSOR)
-        self.add_dict(vars(spec))
-        self.add_dict(vars(spec.mesh))
+        self._add_own_dict(spec)
+        self._add_mesh(spec.mesh)
 
     def add_class_attribute(self, cls: type, name: str) -> None:
         _, names = self.attributes.get(id(cls), (cls, ()))
@@ -164,6 +165,21 @@ class _Read:
 
     def add_dict(self, entries: dict[Any, Any]) -> None:
         self.dicts[id(entries)] = entries
+
+    def _add_mesh(self, mesh: Any) -> None:
+        # Each use of a mesh as a key assigns its hash again, which CPython may count as a change of its `__dict__`.
+        self._add_attributes(mesh, tuple(vars(mesh)))
+
+    def _add_own_dict(self, owner: Any) -> dict[str, Any]:
+        """Adds the `__dict__` of an object, and returns it.
+
+        Since Python 3.13 an object and its `__dict__` share the storage of the values, and 3.13.0 counts no change that
+        is made through the object. Assigning the same dictionary again gives it a storage of its own.
+        """
+        own = vars(owner)
+        object.__setattr__(owner, "__dict__", own)
+        self.add_dict(own)
+        return own
 
     def _add_attributes(self, owner: Any, names: tuple[str, ...]) -> list[Any]:
         """Adds attributes of an object, and returns their values."""
@@ -189,8 +205,18 @@ class _Read:
             self.add_dict(value)
             self._add_values(value.values())
         elif is_mesh(value):
-            self.add_dict(vars(value))
+            self._add_mesh(value)
 
     def _add_values(self, values: Iterable[Any]) -> None:
         for value in values:
             self._add_value(value)
+
+
+def _unshare_keys(own: dict[str, Any]) -> None:
+    """Gives the `__dict__` of a module keys of its own, if it shares its keys with other modules of the class.
+
+    Since Python 3.13 a dictionary with shared keys counts a change where a value is assigned again, as `module.train()`
+    does. The size of such a dictionary does not include its keys.
+    """
+    if sys.getsizeof(own) < sys.getsizeof({**own}):
+        own.update(map(dict.popitem, (own,)))  # one call in C, so that no thread reads `own` without the item

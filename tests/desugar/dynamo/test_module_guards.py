@@ -258,6 +258,17 @@ def test_what_is_looked_at():
     assert not found.holds() and Unchanged.of(net).holds()
 
 
+def test_a_write_through_the_object_is_a_change_and_the_same_value_is_none():
+    net = Net()
+    own, names = vars(net.layers[0]), list(vars(net.layers[0]))
+    found, other = Unchanged.of(net), Unchanged.of(net)
+    assert vars(net.layers[0]) is own and list(own) == names
+    net.train()
+    assert found.holds() and other.holds()
+    net.layers[0].scale = 0.25
+    assert own["scale"] == 0.25 and not found.holds() and not other.holds()
+
+
 def test_versions_of_dictionaries():
     one, other = {"a": 1}, {}
     check = private.unchanged_guards([one, other], []).check
