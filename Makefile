@@ -11,14 +11,22 @@
 #   make train-distributed                        trains on two processes, and goes on with one
 #   make readme    refresh README and docs from what the code and the demo print
 #
-# TORCH=2.15.0 runs any of them on another release, in an environment of its own.
+# TORCH=2.15.0 and PYTHON=python3.13 run any of them on another release, in an environment of its own.
 
 PYTHON ?= python3
 TORCH ?=
 ARGS ?=
 WORKERS ?= 2
 
-VENV := .venv$(if $(TORCH),-torch-$(TORCH))
+# `.venv` has the Python of `python3` and the torch of constraints.txt; another Python or torch is in the name.
+RELEASE := -c 'import sys; print(*sys.version_info[:2], sep=".")'
+ifneq ($(PYTHON),python3)
+RELEASE_OF_PYTHON := $(shell $(PYTHON) $(RELEASE))
+$(if $(RELEASE_OF_PYTHON),,$(error expected an interpreter: PYTHON=python3.13, got PYTHON=$(PYTHON)))
+OTHER_PYTHON := $(filter-out $(shell python3 $(RELEASE)),$(RELEASE_OF_PYTHON))
+endif
+OTHER_TORCH := $(filter-out $(shell sed -n 's/^torch==//p' constraints.txt),$(TORCH))
+VENV := .venv$(if $(OTHER_PYTHON),-py$(OTHER_PYTHON))$(if $(OTHER_TORCH),-torch-$(OTHER_TORCH))
 BIN := $(VENV)/bin
 PINS := $(VENV)/constraints.txt
 PROSE := *.md docs/*.md subclasses desugar
