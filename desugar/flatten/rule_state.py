@@ -18,7 +18,6 @@ changes is left out: a counter of calls counts traces.
 from __future__ import annotations
 
 import copy
-import dis
 import enum
 import functools
 import inspect
@@ -34,6 +33,7 @@ from desugar import _torch as private
 from desugar.user_code import is_users_file
 from subclasses import TensorSubclass
 from subclasses.layout import Layout
+from subclasses.rules.author_code import steps_of
 from subclasses.rules.registry import all_rules
 from subclasses.spec.constants import Constant
 
@@ -194,10 +194,12 @@ class _Search:
         member = inspect.getattr_static(cls, name, _MISSING)
         if member is _MISSING or member is inspect.getattr_static(Tensor, name, None):
             return
-        if isinstance(member, property):
-            self.add_function(member.fget, cls)
-        elif isinstance(member, types.FunctionType | staticmethod | classmethod):
-            self.add_function(getattr(member, "__func__", member), cls)
+        if _is_method(member):
+            for base in cls.__mro__:  # `super()` may call those of bases
+                method = vars(base).get(name)
+                if _is_method(method):
+                    function = method.fget if isinstance(method, property) else method
+                    self.add_function(getattr(function, "__func__", function), cls)
         elif _is_plain(member) or isinstance(member, Constant):
             self._note(cls, name, member)
         elif rest and not hasattr(type(member), "__get__"):  # a descriptor gives something else
@@ -277,6 +279,10 @@ class _Search:
         self.found.setdefault((id(holder), name), StateRead.of(holder, name, value))
 
 
+def _is_method(member: Any) -> bool:
+    return isinstance(member, property | types.FunctionType | staticmethod | classmethod)
+
+
 def _file_of(function: Any) -> str:
     function = getattr(function, "func", getattr(function, "__func__", function))
     return getattr(getattr(function, "__code__", None), "co_filename", "")
@@ -309,14 +315,14 @@ def _names_in(code: types.CodeType) -> list[Name]:
         code = pending.pop()
         pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
         attributes: tuple[str, ...] = ()  # that are read of what the step puts on the stack
-        for step in reversed([step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]):
-            if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                attributes = (step.argval, *attributes)
+        for step in reversed(steps_of(code)):
+            if step.opname == "LOAD_ATTR":
+                attributes = (step.name, *attributes)
                 reads[None, attributes, False] = None
                 continue
             if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
-                reads[step.argval, attributes, step.opname == "LOAD_DEREF"] = None
+                reads[step.name, attributes, step.opname == "LOAD_DEREF"] = None
             elif step.opname in ("STORE_GLOBAL", "STORE_DEREF"):
-                assigned.add(step.argval)
+                assigned.add(step.name)
             attributes = ()
     return [read for read in reads if read[0] not in assigned]

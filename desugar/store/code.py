@@ -8,7 +8,6 @@ a function from elsewhere, the environment, an import inside of a function) make
 from __future__ import annotations
 
 import builtins
-import dis
 import enum
 import functools
 import inspect
@@ -23,6 +22,7 @@ from desugar.store.pickling import CannotStore
 from subclasses import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.generate.compile_cache import describe_value
+from subclasses.rules.author_code import steps_of
 from subclasses.rules.registry import all_rules
 
 # Packages whose functions depend on their arguments, on releases, and on settings that the key has.
@@ -133,16 +133,16 @@ class _Reader:
     def _add_code(self, function: types.FunctionType, code: types.CodeType) -> None:
         self.texts.append(repr((function.__qualname__, code.co_code, code.co_names, code.co_varnames)))
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+        steps = steps_of(code)
         for number, step in enumerate(steps):
-            place = f"{function.__qualname__} reads {step.argval}"
-            if step.opname == "IMPORT_NAME" and root_of(str(step.argval)) not in _KNOWN:
-                raise CannotStore(f"{function.__qualname__} imports {step.argval}")
+            place = f"{function.__qualname__} reads {step.name}"
+            if step.opname == "IMPORT_NAME" and root_of(str(step.name)) not in _KNOWN:
+                raise CannotStore(f"{function.__qualname__} imports {step.name}")
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                attributes = [s.argval for s in steps[number + 1 : number + 9]]
-                self._add_global(place, function.__globals__, step.argval, attributes)
-            elif step.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and step.argval in cells:
-                self.add_value(place, self._content_of(cells[step.argval], place))
+                attributes = [s.name for s in steps[number + 1 : number + 9]]
+                self._add_global(place, function.__globals__, step.name, attributes)
+            elif step.opname == "LOAD_DEREF" and step.name in cells:
+                self.add_value(place, self._content_of(cells[step.name], place))
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._add_code(function, constant)

@@ -8,7 +8,6 @@ therefore warns, once for each class and name.
 
 from __future__ import annotations
 
-import dis
 import inspect
 import itertools
 import sys
@@ -19,12 +18,12 @@ from typing import Any
 
 from torch import Tensor
 
-from subclasses.rules.author_code import OF_LIBRARIES, codes_of, package_of
+from subclasses.rules.author_code import OF_LIBRARIES, codes_of, package_of, steps_of
 from subclasses.rules.registry import all_rules, describe
 from subclasses.spec.statics import find_tensor
 
 # A local variable, or one of an enclosing function.
-_LOAD_VARIABLE = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")
+_LOAD_VARIABLE = ("LOAD_FAST", "LOAD_DEREF")
 _OF_EAGER_MODE = ("__repr__", "__str__", "__format__", "__init_subclass__")
 # Code with one of these names may read an attribute whose name is a string in it.
 _BY_NAME = frozenset({"getattr", "hasattr", "vars", "__dict__"})
@@ -123,8 +122,8 @@ def _names_read(code: types.CodeType) -> Iterator[str]:
 
     Any other name in its code may belong to a module, such as ``torch.constant``, or to a result of a call.
     """
-    for variable, read in itertools.pairwise(dis.get_instructions(code)):
-        if variable.opname in _LOAD_VARIABLE and read.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            yield str(read.argval)
+    for variable, read in itertools.pairwise(steps_of(code)):
+        if variable.opname in _LOAD_VARIABLE and read.opname == "LOAD_ATTR":
+            yield read.name
     if not _BY_NAME.isdisjoint(code.co_names):
         yield from (c for c in code.co_consts if isinstance(c, str))

@@ -6,9 +6,10 @@ import contextlib
 import dis
 import functools
 import inspect
+import re
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 # Top-level packages whose functions are none of an author's.
 OF_LIBRARIES = ("torch", "subclasses")
@@ -38,9 +39,50 @@ def codes_of(function: Any) -> Iterator[types.CodeType]:
         pending += [other for other in called if package_of(other) == package]
 
 
+class Step(NamedTuple):
+    """One instruction of bytecode, which reads or writes at most one name.
+
+    Attributes:
+        opname: its name in Python 3.11; LOAD_FAST and LOAD_ATTR stand for the variants of these two.
+        name: the name or constant.
+    """
+
+    opname: str
+    name: Any
+
+
+# The names that releases of Python give to instructions that put the same object on the stack.
+_OPNAMES = {
+    "LOAD_METHOD": "LOAD_ATTR",
+    "LOAD_FAST_CHECK": "LOAD_FAST",
+    "LOAD_FAST_BORROW": "LOAD_FAST",
+    "LOAD_CLASSDEREF": "LOAD_DEREF",
+    "LOAD_FROM_DICT_OR_DEREF": "LOAD_DEREF",
+    "LOAD_FROM_DICT_OR_GLOBALS": "LOAD_NAME",
+}
+_PAIR = re.compile(r"(?:LOAD|STORE)_FAST(?:_BORROW)?")
+
+
+def steps_of(code: types.CodeType) -> list[Step]:
+    """Returns the instructions of a code, the same ones for each release of Python where they name something."""
+    steps: list[Step] = []
+    for instruction in dis.get_instructions(code):
+        opname, name = instruction.opname, instruction.argval
+        parts = _PAIR.findall(opname)
+        if len(parts) == 2:  # two instructions in one, since Python 3.13
+            steps += [Step(_OPNAMES.get(part, part), n) for part, n in zip(parts, name, strict=True)]
+        elif opname == "LOAD_SUPER_ATTR":  # since Python 3.12 instead of a call of super() and LOAD_ATTR
+            if steps[-2].name == "__class__":
+                del steps[-2:]  # the arguments of super()
+            steps += [Step("CALL", None), Step("LOAD_ATTR", name)]
+        elif opname != "EXTENDED_ARG":
+            steps.append(Step(_OPNAMES.get(opname, opname), name))
+    return steps
+
+
 def global_names(code: types.CodeType) -> list[str]:
     """Returns the names of what a code reads from its module; ``co_names`` has those of attributes, too."""
-    return [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    return [step.name for step in steps_of(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
 
 
 def package_of(function: Any) -> str:

@@ -9,7 +9,6 @@ the same for all of them.
 
 from __future__ import annotations
 
-import dis
 import inspect
 import re
 import types
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from subclasses.base import TensorSubclass, descendants
 from subclasses.errors import DispatchError, one_of
-from subclasses.rules.author_code import global_names
+from subclasses.rules.author_code import global_names, steps_of
 from subclasses.rules.errors import FROM_OUTSIDE
 from subclasses.rules.results import WrongResultError, describe
 from subclasses.testing.cases import accepted, once
@@ -88,7 +87,7 @@ def explaining(s: Subject, case: Case, *, reads: bool = True) -> Iterator[None]:
 def mend_unused(s: Subject, case: Case) -> str | None:
     """The advice for a rule that never reads an option of a case, such as ``padding_idx``, or None."""
     for key, rule in rules_run(s, lambda: case.run(s.make())):
-        read = {step.argval for step in dis.get_instructions(rule) if step.opname.startswith("LOAD")}
+        read = {step.name for step in steps_of(rule.__code__) if step.opname.startswith("LOAD")}
         parameters = inspect.signature(rule).parameters.values()
         rest = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         for option in _OPTION.findall(case.name):

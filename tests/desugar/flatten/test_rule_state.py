@@ -102,6 +102,39 @@ def test_a_change_between_two_calls_is_seen(name, way, needs_grad, monkeypatch):
     assert len(values) > 1
 
 
+class Scaled(TensorSubclass, fallback="materialize"):
+    data_: Tensor = inner()
+
+    def scale(self):
+        return FACTOR
+
+    def materialize(self):
+        return self.data_ * FACTOR
+
+
+class Shifts:
+    def shift(self):
+        return TABLE[0]
+
+
+class ScaledTwice(Shifts, Scaled):
+    def scale(self):
+        return 0.0
+
+    def materialize(self):
+        return super().materialize() * super().scale() + super().shift()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_method_that_super_calls(way, monkeypatch):
+    x, compiled = ScaledTwice(torch.tensor([1.0, 2.0])), WAYS[way](torch.square)
+    torch.testing.assert_close(compiled(x), torch.tensor([25.0, 81.0]))
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    torch.testing.assert_close(compiled(x), torch.tensor([100.0, 361.0]))
+    monkeypatch.setitem(globals(), "TABLE", [2.0])
+    torch.testing.assert_close(compiled(x), torch.tensor([121.0, 400.0]))
+
+
 def test_the_reason_names_what_changed(monkeypatch, caplog):
     cls, _ = make_class(0.5)
     x, compiled = cls(torch.ones(3)), WAYS["pass"](FUNCTIONS["rule"])
