@@ -28,6 +28,7 @@ from subclasses.layout import Layout, has_values
 from subclasses.rules.asked import check_asked
 from subclasses.rules.checks import check_key, check_rule
 from subclasses.rules.registry import BOOK, RuleBook, is_decomposed, registration
+from subclasses.spec.annotations import names_around
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
 from subclasses.spec.construction import check_class
 from subclasses.spec.fields import dynamic, inner, static
@@ -117,7 +118,7 @@ class TensorSubclass(Tensor):
             "decompose": decompose,
             "trainable": trainable,
         }
-        scope = sys._getframe(1).f_locals
+        scope = names_around(sys._getframe(1))
         check_undeclared(cls, scope)
         cls.__spec__ = collect_spec(cls, keywords, scope)
         setattr(cls, BOOK, RuleBook())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -16,6 +17,32 @@ from subclasses.errors import SpecError
 from subclasses.spec.fields import MISSING
 from subclasses.spec.statics import is_unlike
 
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+
+def annotations_of(cls: type) -> dict[str, Any]:
+    """Returns the annotations in a class body; one is a string if it names what does not exist yet.
+
+    Python 3.14 evaluates annotations when they are read. At that time the class has no name yet.
+    """
+    if sys.version_info < (3, 14):
+        return inspect.get_annotations(cls)
+    found = annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
+    return {name: getattr(annotation, "__forward_arg__", annotation) for name, annotation in found.items()}
+
+
+def names_around(frame: types.FrameType) -> dict[str, Any]:
+    """Returns the local names at a class statement, which runs in a frame.
+
+    Since Python 3.12 a class with type parameters runs in a frame of its own, inside the frame around the statement.
+    """
+    scope: dict[str, Any] = {**frame.f_locals}
+    while frame.f_code.co_name.startswith("<generic parameters of ") and frame.f_back is not None:
+        frame = frame.f_back
+        scope = {**frame.f_locals, **scope}
+    return scope
+
 
 def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:
     """Evaluates an annotation, which may be a string.
@@ -27,11 +54,18 @@ def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str
     holder.__module__ = cls.__module__
     try:
         # An annotation may name the class itself, which is not bound in the scope yet.
-        return typing.get_type_hints(holder, localns={**scope, cls.__name__: cls})[name]
+        return _without_aliases(typing.get_type_hints(holder, localns={**scope, cls.__name__: cls})[name])
     except (NameError, SyntaxError, AttributeError, TypeError) as error:
         raise SpecError(
             f"{cls.__name__}.{name}: cannot resolve the annotation {annotation!r}: {error}"
         ) from error
+
+
+def _without_aliases(hint: Any) -> Any:
+    """Returns an evaluated annotation with each name of a ``type`` statement replaced by its value."""
+    while hasattr(hint, "__value__"):  # of Python 3.12
+        hint = hint.__value__
+    return typing.Union[tuple(map(_without_aliases, typing.get_args(hint)))] if is_union(hint) else hint  # noqa: UP007
 
 
 def is_union(hint: object) -> bool:
@@ -51,7 +85,7 @@ def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[s
         SpecError: it is.
     """
     try:
-        hint = resolve_annotation(cls, name, inspect.get_annotations(cls).get(name, Any), scope)
+        hint = resolve_annotation(cls, name, annotations_of(cls).get(name, Any), scope)
     except SpecError:
         return ()
     kinds = typing.get_args(hint) if is_union(hint) else (hint,)
@@ -85,7 +119,7 @@ def static_choices(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[Any,
     An annotation that names what only type checkers import lists none.
     """
     try:
-        hint = resolve_annotation(cls, name, inspect.get_annotations(cls).get(name, Any), scope)
+        hint = resolve_annotation(cls, name, annotations_of(cls).get(name, Any), scope)
     except SpecError:
         return ()
     choices: list[Any] = []

@@ -21,6 +21,7 @@ from subclasses._torch import OpOverload, OpOverloadPacket, is_dispatched
 from subclasses.errors import SpecError
 from subclasses.layout import RAW
 from subclasses.spec.annotations import (
+    annotations_of,
     check_static_annotation,
     is_union,
     resolve_annotation,
@@ -228,7 +229,7 @@ def _is_differentiable(dtype: torch.dtype) -> bool:
 
 def _check_count_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> None:
     """Raises SpecError if a dynamic int is annotated as another type; the annotation may be missing."""
-    annotation = inspect.get_annotations(cls).get(name)
+    annotation = annotations_of(cls).get(name)
     hint = int if annotation is None else resolve_annotation(cls, name, annotation, scope)
     if int not in (hint, *typing.get_args(hint)) and hint is not Any:
         raise SpecError(
@@ -239,7 +240,7 @@ def _check_count_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> N
 
 def _tensor_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[type[Tensor], bool]:
     """Returns the tensor class that an annotation names, and whether the annotation allows None."""
-    annotation = inspect.get_annotations(cls).get(name)
+    annotation = annotations_of(cls).get(name)
     if annotation is None:
         raise SpecError(f"{cls.__name__}.{name} has no annotation; write `{name}: Tensor = inner()`")
     hint = resolve_annotation(cls, name, annotation, scope)

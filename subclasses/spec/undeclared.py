@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 from torch import Tensor
 
 from subclasses.errors import SpecError
-from subclasses.spec.annotations import is_union, resolve_annotation
+from subclasses.spec.annotations import annotations_of, is_union, resolve_annotation
 from subclasses.spec.collect import OWN_FIELDS
 from subclasses.spec.fields import Marker, dynamic, inner, static
 from subclasses.spec.names import check_field_name, check_method_name, check_special_methods
@@ -44,7 +44,7 @@ def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
             field, or a base that is not a declared class has a marker.
     """
     inherited = {name for base in cls.__mro__[1:] for name in vars(base).get(OWN_FIELDS, ())}
-    for name, annotation in inspect.get_annotations(cls).items():
+    for name, annotation in annotations_of(cls).items():
         value = vars(cls).get(name, _MISSING)
         if _is_method_named(name, value) and not name.startswith("_"):
             raise SpecError(
