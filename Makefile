@@ -11,7 +11,8 @@
 #   make train-distributed                        trains on two processes, and goes on with one
 #   make readme    refresh README and docs from what the code and the demo print
 #
-# TORCH=2.15.0 and PYTHON=python3.13 run any of them on another release, in an environment of its own.
+# TORCH=2.15.0 and PYTHON=python3.13 run any of them on another release, in an environment of its own. TORCH=nightly
+# takes the newest torch that pip finds: PIP_PRE=1 and PIP_EXTRA_INDEX_URL tell pip where.
 
 PYTHON ?= python3
 TORCH ?=
@@ -47,7 +48,7 @@ help:
 
 $(PINS): constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $@,cp constraints.txt $@)
+	$(if $(OTHER_TORCH),sed 's/^torch==.*/torch$(addprefix ==,$(filter-out nightly,$(OTHER_TORCH)))/' constraints.txt > $@,cp constraints.txt $@)
 	$(BIN)/python -m pip install --quiet --constraint $@ setuptools
 
 $(VENV)/.has-%: $(PINS) pyproject.toml
