@@ -401,14 +401,24 @@ def share_module_state(module: Any, other: Any) -> None:
         states._insert_module_state(other, state)
 
 
-def unchanged_guards(dicts: Any, attributes: Any) -> Any:
-    """Builds a C++ check of a tuple of dictionaries and owners of attributes, each (owner, names): none has changed."""
+def unchanged_guards(dicts: Any, objects: Any, attributes: Any) -> Any:
+    """Builds a C++ check that nothing has changed in a tuple of dictionaries, objects and owners of attributes.
+
+    Args:
+        dicts: The dictionaries.
+        objects: Objects that have the same `__dict__`, with the same entries.
+        attributes: (owner, names) of attributes that are the same objects; the caller holds these objects.
+    """
     root = importlib.import_module("torch._C._dynamo.guards").RootGuardManager()
     kind = importlib.import_module("torch._dynamo.guards").GuardManagerType.GUARD_MANAGER
-    for n, d in enumerate(dicts):
-        root.tuple_getitem_manager(n, f"[{n}]", d, kind).add_dict_version_guard(d, ["version"], None)
-    for n, (owner, names) in enumerate(attributes, start=len(dicts)):
-        child = root.tuple_getitem_manager(n, f"owners[{n}]", owner, kind)
-        for value, name in ((getattr(owner, name), name) for name in names):  # the caller holds the values
+    checked = (*dicts, *objects, *(owner for owner, _ in attributes))
+    children = [root.tuple_getitem_manager(n, f"[{n}]", value, kind) for n, value in enumerate(checked)]
+    of_objects, of_owners = children[len(dicts) :], children[len(dicts) + len(objects) :]
+    for d, child in zip(dicts, children, strict=False):
+        child.add_dict_version_guard(d, ["version"], None)
+    for d, child in zip(map(vars, objects), of_objects, strict=False):
+        child.get_generic_dict_manager("__dict__", d, kind).add_dict_version_guard(d, ["version"], None)
+    for (owner, names), child in zip(attributes, of_owners, strict=True):
+        for value, name in ((getattr(owner, name), name) for name in names):
             child.getattr_manager(name, name, value, kind).add_id_match_guard(id(value), [name], None)
     return root

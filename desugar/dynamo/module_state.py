@@ -61,7 +61,7 @@ class Unchanged:
 
     Attributes:
         typed, types: The module and all modules in it, each `DTensor`, and the type of each.
-        owners: Dictionaries that have entries, and objects with attributes outside of dictionaries.
+        owners: Dictionaries that have entries, objects with a `__dict__`, and objects with attributes outside of it.
         same_owners: A C++ check of the versions of these dictionaries and of the identity of these attributes.
         held: The values of these attributes; their ids are in the check.
         empty: The dictionaries without entries; most dictionaries of hooks are empty.
@@ -97,12 +97,12 @@ class Unchanged:
         for cls, name in of_classes:
             read.add_class_attribute(cls, name)
         dicts = tuple(entries for entries in read.dicts.values() if entries)
-        attributes = tuple(read.attributes.values())
+        objects, attributes = tuple(read.objects.values()), tuple(read.attributes.values())
         return Unchanged(
             typed,
             [type(owner) for owner in typed],
-            (*dicts, *(owner for owner, _ in attributes)),
-            private.unchanged_guards(dicts, attributes).check,
+            (*dicts, *objects, *(owner for owner, _ in attributes)),
+            private.unchanged_guards(dicts, objects, attributes).check,
             tuple(getattr(owner, name) for owner, names in attributes for name in names),
             tuple(entries for entries in read.dicts.values() if not entries),
             tensors,
@@ -139,14 +139,16 @@ class _Read:
 
     Attributes:
         dicts: Dictionaries, by id.
+        objects: Objects with all entries of their `__dict__`, by id.
         attributes: (object, names of attributes that are outside of its dictionary), by id.
     """
 
     dicts: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    objects: dict[int, Any] = field(default_factory=dict)
     attributes: dict[int, tuple[Any, tuple[str, ...]]] = field(default_factory=dict)
 
     def add_module(self, module: nn.Module) -> None:
-        own = self._add_own_dict(module)
+        own = self._add_object(module)
         _unshare_keys(own)
         for name in (*TABLES, *HOOKS):
             if name in own:
@@ -156,7 +158,7 @@ class _Read:
 
     def add_dtensor(self, tensor: Any) -> None:
         spec, *_ = self._add_attributes(tensor, OF_DTENSOR)
-        self._add_own_dict(spec)
+        self._add_object(spec)
         self._add_mesh(spec.mesh)
 
     def add_class_attribute(self, cls: type, name: str) -> None:
@@ -170,15 +172,15 @@ class _Read:
         # Each use of a mesh as a key assigns its hash again, which CPython may count as a change of its `__dict__`.
         self._add_attributes(mesh, tuple(vars(mesh)))
 
-    def _add_own_dict(self, owner: Any) -> dict[str, Any]:
-        """Adds the `__dict__` of an object, and returns it.
+    def _add_object(self, owner: Any) -> dict[str, Any]:
+        """Adds an object with all entries of its `__dict__`, and returns these.
 
         Since Python 3.13 an object and its `__dict__` share the storage of the values, and 3.13.0 counts no change that
         is made through the object. Assigning the same dictionary again gives it a storage of its own.
         """
         own = vars(owner)
         object.__setattr__(owner, "__dict__", own)
-        self.add_dict(own)
+        self.objects[id(owner)] = owner
         return own
 
     def _add_attributes(self, owner: Any, names: tuple[str, ...]) -> list[Any]:

@@ -82,6 +82,7 @@ CHANGES = {
     "the class of a layer": set_class,
     "a hook": add_hook,
     "a hook by hand": add_hook_by_hand,
+    "a dictionary": lambda net: setattr(net.layers[0], "__dict__", vars(net.layers[1])),
     "a forward": lambda net: setattr(net.layers[0], "forward", lambda x: x * 5),
     "a dtype": lambda net: net.double(),
     "gradients": lambda net: net.layers[0].up.weight.requires_grad_(False),
@@ -271,7 +272,7 @@ def test_a_write_through_the_object_is_a_change_and_the_same_value_is_none():
 
 def test_versions_of_dictionaries():
     one, other = {"a": 1}, {}
-    check = private.unchanged_guards([one, other], []).check
+    check = private.unchanged_guards([one, other], [], []).check
     assert check((one, other))
     other["b"] = 2
     assert not check((one, other))
