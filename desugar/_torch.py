@@ -406,13 +406,17 @@ def unchanged_guards(dicts: Any, objects: Any, attributes: Any) -> Any:
 
     Args:
         dicts: The dictionaries.
-        objects: Objects that have the same `__dict__`, with the same entries.
-        attributes: (owner, names) of attributes that are the same objects; the caller holds these objects.
+        objects: Objects that have the same type and the same `__dict__`, with the same entries.
+        attributes: (owner, names) of attributes that are the same objects, and whose owners have the same type.
+
+    The caller holds the types and these attributes, since the check has their ids.
     """
     root = importlib.import_module("torch._C._dynamo.guards").RootGuardManager()
     kind = importlib.import_module("torch._dynamo.guards").GuardManagerType.GUARD_MANAGER
     checked = (*dicts, *objects, *(owner for owner, _ in attributes))
     children = [root.tuple_getitem_manager(n, f"[{n}]", value, kind) for n, value in enumerate(checked)]
+    for value, child in zip(checked[len(dicts) :], children[len(dicts) :], strict=True):
+        child.add_type_match_guard(id(type(value)), ["type"], None)
     of_objects, of_owners = children[len(dicts) :], children[len(dicts) + len(objects) :]
     for d, child in zip(dicts, children, strict=False):
         child.add_dict_version_guard(d, ["version"], None)

@@ -60,18 +60,16 @@ class Unchanged:
     """The state of a module at a time when Dynamo's guards held.
 
     Attributes:
-        typed, types: The module and all modules in it, each `DTensor`, and the type of each.
         owners: Dictionaries that have entries, objects with a `__dict__`, and objects with attributes outside of it.
-        same_owners: A C++ check of the versions of these dictionaries and of the identity of these attributes.
-        held: The values of these attributes; their ids are in the check.
+        same_owners: A C++ check of the versions of these dictionaries, of the identity of these attributes, and of the
+            types of these objects.
+        held: The values of these attributes, and these types; their ids are in the check.
         empty: The dictionaries without entries; most dictionaries of hooks are empty.
         tensors: The parameters and their inner tensors, except each `DTensor`.
         same_tensors: A C++ check of `tensors`.
         uses: A list of one int: the number of calls in which the state was unchanged.
     """
 
-    typed: tuple[Any, ...]
-    types: list[type]
     owners: tuple[Any, ...]
     same_owners: Any
     held: tuple[Any, ...]
@@ -87,7 +85,7 @@ class Unchanged:
         dtensors, tensors = (
             tuple(part for part in parts if is_dtensor(part) is wanted) for wanted in (True, False)
         )
-        typed, read = (*module.modules(), *dtensors), _Read()
+        read = _Read()
         for m in module.modules():
             read.add_module(m)
         for tensor in tensors:
@@ -99,11 +97,13 @@ class Unchanged:
         dicts = tuple(entries for entries in read.dicts.values() if entries)
         objects, attributes = tuple(read.objects.values()), tuple(read.attributes.values())
         return Unchanged(
-            typed,
-            [type(owner) for owner in typed],
             (*dicts, *objects, *(owner for owner, _ in attributes)),
             private.unchanged_guards(dicts, objects, attributes).check,
-            tuple(getattr(owner, name) for owner, names in attributes for name in names),
+            (
+                *(getattr(owner, name) for owner, names in attributes for name in names),
+                *map(type, objects),
+                *(type(owner) for owner, _ in attributes),
+            ),
             tuple(entries for entries in read.dicts.values() if not entries),
             tensors,
             private.TensorGuards(
@@ -116,12 +116,7 @@ class Unchanged:
 
     def holds(self) -> bool:
         """Returns whether nothing has changed since, and counts the uses."""
-        if (
-            self.same_owners(self.owners)
-            and list(map(type, self.typed)) == self.types
-            and not any(self.empty)
-            and self.same_tensors(*self.tensors)
-        ):
+        if self.same_owners(self.owners) and not any(self.empty) and self.same_tensors(*self.tensors):
             self.uses[0] += 1
             return True
         return False
