@@ -87,8 +87,8 @@ def note_module_guards(
         split = split_guards(root, name, module) if earlier is None else earlier.split
         if split is None:
             continue
-        unchanged = Unchanged.of(module, split.of_classes)
+        strikes = 0 if earlier is None else earlier.strikes
+        unchanged = Unchanged.of(module, split.of_classes, unshare=strikes > 0)
         if root.check(frame) and unchanged.holds():
-            strikes = 0 if earlier is None else earlier.strikes
             return ModuleGuards(name, module, split, unchanged, strikes)
     return earlier

@@ -79,8 +79,16 @@ class Unchanged:
     uses: list[int]
 
     @staticmethod
-    def of(module: nn.Module, of_classes: Iterable[ClassAttribute] = ()) -> Unchanged:
-        """Records the present state of a module, and of some attributes of its classes."""
+    def of(
+        module: nn.Module, of_classes: Iterable[ClassAttribute] = (), *, unshare: bool = False
+    ) -> Unchanged:
+        """Records the present state of a module, and of some attributes of its classes.
+
+        Args:
+            module: The module.
+            of_classes: The attributes of its classes.
+            unshare: Whether an assignment of the same value must be no change; this makes dictionaries larger.
+        """
         parts = {id(part): part for p in module.parameters() for part in _with_inner(p)}.values()
         dtensors, tensors = (
             tuple(part for part in parts if is_dtensor(part) is wanted) for wanted in (True, False)
@@ -88,6 +96,8 @@ class Unchanged:
         read = _Read()
         for m in module.modules():
             read.add_module(m)
+            if unshare:
+                _unshare_keys(vars(m))
         for tensor in tensors:
             read.add_dict(vars(tensor))
         for tensor in dtensors:
@@ -144,7 +154,6 @@ class _Read:
 
     def add_module(self, module: nn.Module) -> None:
         own = self._add_object(module)
-        _unshare_keys(own)
         for name in (*TABLES, *HOOKS):
             if name in own:
                 self.add_dict(own[name])

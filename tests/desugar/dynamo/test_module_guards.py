@@ -262,12 +262,21 @@ def test_what_is_looked_at():
 def test_a_write_through_the_object_is_a_change_and_the_same_value_is_none():
     net = Net()
     own, names = vars(net.layers[0]), list(vars(net.layers[0]))
-    found, other = Unchanged.of(net), Unchanged.of(net)
+    found, other = Unchanged.of(net, unshare=True), Unchanged.of(net, unshare=True)
     assert vars(net.layers[0]) is own and list(own) == names
     net.train()
     assert found.holds() and other.holds()
     net.layers[0].scale = 0.25
     assert own["scale"] == 0.25 and not found.holds() and not other.holds()
+
+
+def test_a_mode_that_is_set_at_each_step_keeps_the_guards():
+    net, x = Net(), torch.randn(2, 4)
+    compiled = desugar.compile(net, backend="eager")
+    for step in range(8):
+        net.train()
+        assert direct(compiled, x)[1] == (step > 0) or step == 1
+    assert not noted(compiled).is_given_up and noted(compiled).unchanged.uses[0] > 4
 
 
 def test_versions_of_dictionaries():
