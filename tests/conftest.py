@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import logging
 import math
 import os
 import re
@@ -30,6 +31,9 @@ from hypothesis import HealthCheck, settings
 
 from subclasses.slow_paths import forget_said
 
+# pytest puts handlers on a logger that does not propagate, and with one PyTorch writes out every graph.
+logging.getLogger("torch.__trace").propagate = True
+
 settings.register_profile(
     "desugar",
     deadline=None,  # the first example of a property may compile
@@ -39,6 +43,7 @@ settings.register_profile(
 settings.load_profile("desugar")
 
 
+_COMPILED = ("test_compiled_", "test_dynamic_sh", "test_metadata_guard")
 # Where the kit tries every promise of a class that ships, or of an example.
 _IS_OF_A_SHIPPED_CLASS = re.compile(
     r"tests/(examples/|subclasses/ragged/test_padded_conformance|subclasses/keyed/).*::Test"
@@ -66,8 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
         elif _IS_OF_A_SHIPPED_CLASS(item.nodeid):
-            # A normal run tries each promise of a fifth of the classes.
-            item.add_marker(pytest.mark.sweep(5))
+            # A normal run tries each promise of a fifth of the classes; under the compilers, of a twelfth.
+            item.add_marker(pytest.mark.sweep(12 if item.name.startswith(_COMPILED) else 5))
             sweeps[item.name].append(item)
     for cases in sweeps.values():
         (each,) = cases[0].get_closest_marker("sweep").args  # type: ignore[union-attr]

@@ -667,7 +667,7 @@ def test_ops(run, words):
     assert_says(caught.value, words)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(8)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("fn", "args", "words"), REFUSED, ids=name_of)
 def test_functions(fn, args, words):

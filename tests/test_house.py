@@ -97,7 +97,7 @@ def test_there_is_one_exec():
     assert calls == ["subclasses/codegen/build.py"]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("path", [p for p in sources() if p not in PRIVATE_NAMES], ids=name_of)
 def test_private_torch_names_are_imported_in_their_module_alone(path):
     found = [f"{name_of(path)}:{line}: {name}" for line, name in private_torch_names(path)]

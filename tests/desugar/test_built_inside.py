@@ -80,7 +80,7 @@ BUILT = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 @WAYS
 @pytest.mark.parametrize("name", BUILT)
 def test_built_inside(way, name):

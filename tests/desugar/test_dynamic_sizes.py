@@ -178,7 +178,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dynamic", [None, True])

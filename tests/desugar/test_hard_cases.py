@@ -551,7 +551,7 @@ EXPECTED: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.sweep(66)
+@pytest.mark.sweep(132)
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:Anomaly")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)

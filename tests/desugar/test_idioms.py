@@ -69,7 +69,7 @@ def test_idiom(name, door):
     check_idiom(name, door, EXPECTED.get(name))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_exception_is_pytorchs_own(name):
     check_idiom(name, STOCK, EXPECTED[name])

@@ -15,7 +15,7 @@ from tests.desugar.classes import EVERY, Labeled, Pair, make
 from tests.desugar.judge import backward
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("cls", EVERY)
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_a_program_says_of_itself(cls, grad):

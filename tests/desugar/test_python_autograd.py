@@ -78,7 +78,7 @@ SET = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @EVERY_DOOR
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("name", SET)
@@ -245,7 +245,7 @@ def test_gradients_off_for_a_part(cls, door):
     judge(off_inside, lambda: (make(cls, 2, 3, grad=True),), way=door, calls=2)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", [strictly, *DOORS.values()])
 @CLASSES
 def test_writes_to_what_inference_mode_has_made(cls, door):

@@ -44,7 +44,7 @@ DATA: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(48)
 @EVERY_DOOR
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", DATA)

@@ -34,6 +34,7 @@ def test_what_dynamo_captured_first(name):
     assert run_case(CASES[name], strict=True, steps=steps, **options_of(name)) == dict.fromkeys(steps, RIGHT)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(MISFIT)])
 def test_a_call_that_does_not_fit(name):
     found = run_case(CASES[name], strict=False, steps=("export", "module"), **options_of(name))

@@ -77,6 +77,7 @@ FAST = {
 }
 
 
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("case", SLOW)
 def test_a_slow_path_is_said_once(case, compiler, caplog):
@@ -86,6 +87,7 @@ def test_a_slow_path_is_said_once(case, compiler, caplog):
     assert remedy in line
 
 
+@pytest.mark.sweep(13)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("case", FAST)
 def test_a_fast_path_says_nothing(case, compiler, caplog):

@@ -75,7 +75,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 @EVERY_DOOR
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_properties(name, door):
@@ -222,7 +222,7 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(18)
 @EVERY_DOOR
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 @pytest.mark.parametrize("asked", QUESTIONS)

@@ -211,7 +211,7 @@ OBJECT = Factor()
 OBJECT.of_slot = 2.0
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "form", ["slot", "class attribute", "wrapper", "partial", "object", "method", "property", "another class"]
@@ -338,7 +338,7 @@ def test_an_equal_object_is_the_same_value():
 CONFIG = SimpleNamespace(scaling=SimpleNamespace(factor=2.0), other=SimpleNamespace())
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", ["global", "closure", "class"])
 def test_attributes_of_attributes(form, way, monkeypatch):

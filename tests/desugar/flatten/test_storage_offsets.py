@@ -96,7 +96,7 @@ def check(compiled, fn, start):
         assert (found.storage_offset(), found.stride()) == (expected.storage_offset(), expected.stride())
 
 
-@pytest.mark.sweep(18)
+@pytest.mark.sweep(54)
 @pytest.mark.parametrize("dynamic", [False, None, True])
 @pytest.mark.parametrize("fn", INDIFFERENT + DEPENDENT, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("starts", [(0, 2, 3, 0), (2, 0, 3, 1)])

@@ -215,6 +215,7 @@ def test_a_setting_is_part_of_the_key(traced, change):
     assert got.dtype == expected.dtype and got.requires_grad == expected.requires_grad
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("part", range(5), ids=["torch", "python", "own", "system", "processor"])
 def test_a_release_is_part_of_the_key(traced, monkeypatch, part):
     compiled_again(double)(torch.randn(3))
@@ -418,7 +419,7 @@ def test_rules_that_cannot_be_followed_are_not_stored(traced, tmp_path, monkeypa
     assert "not stored: " in caplog.text and not files.folder().exists()
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -468,6 +469,7 @@ def local_class():
     return Local(torch.ones(3))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("fn", "make"),
     [

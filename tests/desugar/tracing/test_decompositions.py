@@ -91,7 +91,7 @@ NOTHING_DROPPED = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 @pytest.mark.parametrize("cls", [torch.Tensor, Pair])
 @pytest.mark.parametrize("name", NOTHING_DROPPED)

@@ -94,6 +94,7 @@ def test_it_is_taken_again(name, argument, grad, door):
     assert got == expected
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("argument", ARGUMENTS)
 def test_a_write_to_the_result_reaches_the_argument(argument, door):

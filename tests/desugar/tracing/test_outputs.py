@@ -139,7 +139,7 @@ METADATA = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("mode", ["grad", "no_grad"])
 @pytest.mark.parametrize("name", METADATA)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor], ids=lambda c: c.__name__)  # Dynamo fails on Tagged
@@ -171,7 +171,7 @@ def test_writes(name, cls, mode):
     )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("mode", MODES)
 @classes
 def test_a_write_of_a_tensor_to_itself_counts(cls, mode):
@@ -188,6 +188,7 @@ def test_a_write_to_an_argument_given_twice_counts_once(cls):
     assert_plays_as_eager(lambda x, y: x.add_(1), twice, by_pass, "result", contextlib.nullcontext)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_behind_dynamo(name):
     assert_plays_as_eager(

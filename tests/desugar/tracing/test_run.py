@@ -83,7 +83,7 @@ def squeezes(x, y):
     return x + y
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])

@@ -138,6 +138,7 @@ def sharing(build):
     return make_args
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "make_args",
     [
@@ -291,7 +292,7 @@ def _hooked(y):
     return y + 1
 
 
-@pytest.mark.sweep(18)
+@pytest.mark.sweep(54)
 @ways
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies(name, way):

@@ -250,6 +250,7 @@ def test_saved_tensors_in_a_row_are_one_slice(arguments, joined):
     assert join_saved(arguments, 4 if "saved[3]" in " ".join(arguments) else 3) == joined
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("cls", [None, TwoTensor, Pair])
 def test_a_gradient_that_is_negated_lazily(cls, backend):

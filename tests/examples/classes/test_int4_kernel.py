@@ -33,7 +33,7 @@ def test_the_op_is_well_formed():
     assert torch.autograd.gradcheck(lambda x, scale: example.int4_linear(x, w.packed, scale), doubles)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("size", [(8,), (3, 8), (2, 3, 8), (0, 8), (1, 8)], ids=str)
 def test_values_and_gradients(way, size):
     w = make()

@@ -66,6 +66,7 @@ def test_a_broadcast_sum_and_views_get_their_gradients(way):
     torch.testing.assert_close(*(torch.autograd.grad(value, plain) for value in (got, expected)))
 
 
+@pytest.mark.sweep(3)
 def test_a_unit_that_does_not_fit_is_an_error(way):
     x, y = make(m=1), make(s=1)
     sums = (torch.add, torch.sub, torch.lt, lambda x, y: x + 1, lambda x, y: 1 - x, lambda x, y: x > 0)

@@ -82,7 +82,7 @@ def test_values_and_gradients(cls, way):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 def test_a_rotation_turns_vectors_about_its_axis(cls, way):
     axis = torch.nn.functional.normalize(torch.randn(5, 3, dtype=torch.float64), dim=-1)
     angle, v = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((5,), (5, 3)))

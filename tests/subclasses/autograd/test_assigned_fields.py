@@ -164,7 +164,7 @@ def test_a_leaf_stays_one():
     torch.testing.assert_close(p.grad.total, torch.full((2,), 0.2))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("cls", [Mean, Trained, Ruled, Twin])
 @pytest.mark.parametrize("read", [lambda x: x * 1, lambda x: x.total * 1, lambda x: x.unwrap("count") * 1])

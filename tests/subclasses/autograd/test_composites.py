@@ -85,6 +85,7 @@ def test_the_gradient_is_that_of_the_rule(call, trained, double):
     torch.testing.assert_close(gradients(fn, size, trained, double), gradients(plain, size, trained, double))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("call", ["matrix", "batch", "linear"])
 def test_every_way_gives_the_same(call, way):

@@ -221,6 +221,7 @@ def test_gradients_of_two_accesses_add_up():
     assert x.grad.scale.tolist() == [[4]] * 4
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("compiler", [lambda f: f, partial(desugar.compile, backend="eager")])
 @pytest.mark.parametrize("leaf", [False, True])
 @pytest.mark.parametrize("swapped", [False, True])
@@ -411,7 +412,7 @@ DEPENDENT = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("case", DEPENDENT)

@@ -79,7 +79,7 @@ def random(*sizes, dtype=torch.float64):
 # ---- reading -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_reading_is_differentiable(door):
     def built_inside(a, raw):
@@ -99,6 +99,7 @@ def test_a_reading_is_differentiable(door):
     same_gradients(door, whole_and_part, lambda a, raw: (a**3).sum() + 0 * raw.sum(), a, raw)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_reading_of_an_argument_is_differentiable(door):
     fn = DOORS[door](lambda x: (x.a.sin() * x.more).sum())
@@ -127,6 +128,7 @@ def test_a_reading_under_no_grad_is_not(door):
     torch.testing.assert_close(x.grad.a, frozen)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_reading_after_a_write_sees_it(door):
     def fn(x):
@@ -330,6 +332,7 @@ def test_not_with_inner_tensors_that_changed_meanwhile(door):
 # ---- the classes of the package ----------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", DOORS)
 def test_the_values_of_ragged_tensors(door):
     offsets, targets = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 1, 2, 0, 1])
@@ -350,6 +353,7 @@ def test_the_values_of_ragged_tensors(door):
     same_gradients(door, padded, lambda table: (table * exists * 2).sin().sum(), table)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", DOORS)
 def test_the_weights_of_keyed_tensors(door):
     fn = DOORS[door](lambda x: (x.weights * x.weights).sum())

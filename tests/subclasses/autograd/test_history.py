@@ -106,7 +106,7 @@ READ = {
 }
 
 
-@pytest.mark.sweep(32)
+@pytest.mark.sweep(96)
 @pytest.mark.parametrize("way", ["eager", "desugar", "inside", "stock, inside"])
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("made", MADE)
@@ -329,7 +329,7 @@ def test_a_hook_changes_what_goes_on():
     assert p.grad.tolist() == [7, 7, 7]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("made", [name for name in MADE if name != "a view of one"])
 def test_values_that_stock_programs_return(made):
     torch.compiler.reset()
@@ -509,7 +509,7 @@ def test_what_was_written_through_a_view_is_read_of_a_result(door):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("target", ["what an op made", "a new value", "twice"])
 def test_a_rule_that_writes_is_derived(target, door):

@@ -105,7 +105,7 @@ def by_a_function(y, inners, Pair):
 GIVES = [by_grad, by_a_list, by_backward, by_backward_of_several, by_a_hook, by_a_function]
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("fallback", ["map", "views", "materialize"])
 @pytest.mark.parametrize("give", GIVES)
 @pytest.mark.parametrize("door", DOORS)
@@ -126,7 +126,7 @@ def test_a_hook_reads_a_cotangent(door):
     assert seen == [True]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", ["eager", "stock", "desugar.compile"])
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("fallback", ["views", "materialize"])
@@ -226,7 +226,7 @@ def test_a_hook_is_called_by_a_backward_inside_of_a_compiled_function(door):
     )(first).tolist() == [3, 3]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("fallback", ["materialize", "map"])

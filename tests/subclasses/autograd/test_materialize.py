@@ -61,6 +61,7 @@ def test_what_a_rule_made_leads_it_on():
     assert (x.grad.tolist(), y.grad.tolist()) == ([2, 3], [1, 2])
 
 
+@pytest.mark.sweep(3)
 @doors
 def test_no_gradient_where_none_is_wanted(door):
     compiled = DOORS[door](lambda x: x.materialize())

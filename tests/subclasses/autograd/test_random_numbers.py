@@ -52,6 +52,7 @@ def _(func, x, y):
     return Rounded(func(x.a, y) * (torch.rand_like(x.a) < 0.5))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("cls", [Mapped, Ruled])
 def test_dropout_has_one_mask(cls, mode):

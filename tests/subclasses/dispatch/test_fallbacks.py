@@ -127,6 +127,7 @@ class Turned(TensorSubclass, fallback="materialize"):
         return self.held.t()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "fn",
     [

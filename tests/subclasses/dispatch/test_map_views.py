@@ -364,7 +364,7 @@ if torch.__version__.split(".")[:2] != ["2", "13"]:
     REMADE.add("mT")
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("door", ["eager", "aot_eager", "desugar"])
 @pytest.mark.parametrize("name", OF_DIMS)
 def test_dims_are_those_of_the_value(name, door):

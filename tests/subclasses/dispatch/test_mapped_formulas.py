@@ -85,7 +85,7 @@ def ends():
     return low, low + torch.tensor([2.5, 3.0, 1.5, 0.1], dtype=torch.float64)
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("cls", [Interval, Compared])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("door", DOORS)

@@ -188,7 +188,7 @@ READS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", [lambda f: f, lambda f: desugar.compile(f, backend="eager", fullgraph=True)])
 @pytest.mark.parametrize("kind", ["none", "op", "family", "tag", "function"])
 @pytest.mark.parametrize("name", READS)

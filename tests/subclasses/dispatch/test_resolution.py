@@ -80,7 +80,7 @@ def test_map_is_eager_on_each_inner_tensor(case, mode):
         assert_same(fn(Nested(x, x.a)), Nested(fn(x), fn(x.a)))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("case", MAPPED)
 def test_map_under_torch_compile(case):
     fn, x = MAPPED[case], make_pair()
@@ -239,7 +239,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("case", VIEWS)

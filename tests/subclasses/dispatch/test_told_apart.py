@@ -35,7 +35,7 @@ RULES = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("size", [(3, 3), (4, 3), (1, 3)])
 def test_a_transpose_is_no_program_that_returns_the_value_itself(name, size):

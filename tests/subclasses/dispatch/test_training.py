@@ -324,7 +324,7 @@ COMPILERS = {
 }
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("kinds", KINDS, ids=IDS)
 def test_a_compiled_forward(kinds, compiler):

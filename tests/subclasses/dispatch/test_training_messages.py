@@ -20,6 +20,7 @@ DOORS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_graph_does_not_write_to_a_parameter(name, door):

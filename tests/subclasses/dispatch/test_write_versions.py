@@ -25,7 +25,7 @@ WRITES = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("fallback", ["materialize", "map", "error"])
 @pytest.mark.parametrize("op", WRITES, ids=str)
@@ -54,6 +54,7 @@ def test_a_write_by_a_rule_between_forward_and_backward_is_refused(op, fallback,
         out.backward()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("alias", [False, True])
 def test_a_write_that_follows_from_a_rule_leaves_alone_what_the_rule_passes_on(alias, door):

@@ -116,7 +116,7 @@ CASES = {
 }
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_the_argument_has_it(case, way):

@@ -156,7 +156,7 @@ def test_a_class_that_maps(kind, grad, way):
     check_cond(every, with_scalar(FACTORIES[kind], grad), way)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("case", CASES)
@@ -222,7 +222,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(27)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -395,6 +395,7 @@ def test_ragged_inductor(make):
     check_cond(case, lambda: (make(True), torch.randn(4).requires_grad_()), "inductor")
 
 
+@pytest.mark.slow
 def test_one_program_serves_all_lengths():
     counter = CompileCounterWithBackend("aot_eager")
     call = torch.compile(

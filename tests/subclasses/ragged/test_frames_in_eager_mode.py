@@ -39,7 +39,7 @@ def in_a_loop(x, printed):
     return total
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", MAKE)
 def test_inner_tensors_are_read(kind, door):

@@ -71,6 +71,7 @@ def test_the_same_lengths_of_another_tensor(cls, way, give):
     assert rows_of(got) == [[4, 6, 8], [10], [12, 14]]
 
 
+@pytest.mark.sweep(2)
 @givers
 @ways
 @cases

@@ -48,7 +48,7 @@ def test_what_counts(name, layout, way):
     )
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", [*judge.WAYS], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)
 @pytest.mark.parametrize("mask", ["none", "dense", "broadcast"])

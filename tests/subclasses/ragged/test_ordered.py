@@ -25,7 +25,7 @@ STATISTICS = {
 }
 
 
-@pytest.mark.sweep(24)
+@pytest.mark.sweep(72)
 @ways
 @layouts
 @pytest.mark.parametrize("name", STATISTICS)

@@ -59,7 +59,7 @@ PLACE = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", PLACE)
 @pytest.mark.parametrize("places", PLACES)
 @ways
@@ -336,7 +336,7 @@ def test_entries_joined(places, way):
     check_parts(a, got, [torch.cat([p, q, p * 2], place) for p, q in pairs], [b.leaf])
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("places", PLACES)
 @ways
 def test_rows_joined(places, way):

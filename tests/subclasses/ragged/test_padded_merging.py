@@ -32,7 +32,7 @@ MERGES = {  # of [4, 7, 6], and back
 }  # fmt: skip
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", MERGES)
 @ways
 def test_it_unmerges_to_the_same_rows(name, way):

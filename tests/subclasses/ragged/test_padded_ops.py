@@ -25,7 +25,7 @@ def random(*shape, **kwargs):
 # ---- pointwise -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("f", UNARY, ids=lambda f: f.__name__)
 @ways
 def test_unary(f, way):
@@ -249,7 +249,7 @@ def test_no_such_dimension(dim):
         make_table().x.sum(dim)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("dim", [1, 2])
 @pytest.mark.parametrize(
     "f",

@@ -54,7 +54,7 @@ def count_programs(door, fn, calls):
     return len(graphs) if door == "stock" else len(compiled.programs)
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("door", ["ours", "stock"])
 @pytest.mark.parametrize("way", WAYS)
 def test_one_program(way, door):

@@ -71,7 +71,7 @@ def test_a_number_changes(name, cls, door):
         assert_same_values(leaves_of(compiled(ragged(cls), n)), leaves_of(FUNCTIONS[name](ragged(cls), n)))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 @EVERY_COMPILER
 @pytest.mark.parametrize(
     "fn", [lambda x, n: x.amax(n), lambda x, n: F.softmax(x, dim=n), lambda x, n: F.softmax(x, n)]

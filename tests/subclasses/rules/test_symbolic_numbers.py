@@ -70,7 +70,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sweep(42)
+@pytest.mark.sweep(126)
 @pytest.mark.parametrize("door", COMPILERS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("rule", [by_float, by_helper, by_match])

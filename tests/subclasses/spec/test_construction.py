@@ -639,7 +639,7 @@ class Columns(TensorSubclass, fallback="map"):
     columns: int = static()
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("of_plain", [False, True])
 def test_metadata_that_is_a_size(of_plain, door):

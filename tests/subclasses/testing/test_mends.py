@@ -295,7 +295,9 @@ def test_a_profiler_goes_on_where_the_kit_looks_for_the_rules_at_fault():
     profiler = cProfile.Profile()
     profiler.enable()
     try:
-        before = sys.getprofile()  # the profiler; None since Python 3.12, where it is a tool of `sys.monitoring`
+        before = (
+            sys.getprofile()
+        )  # the profiler; None since Python 3.12, where it is a tool of `sys.monitoring`
         (outcome, *_) = outcomes(wrong, *promises)
         assert sys.getprofile() is before
         functools.reduce(int.__add__, [1, 2])  # a call to see
