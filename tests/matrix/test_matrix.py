@@ -33,6 +33,12 @@ REFUSED = {
     if s.copies and op.kind in ("write", "pointwise write") and op.name != "copy_"
 }
 
+# The formula for a view, taken by AOTAutograd from its base, makes zeros of the class.
+REFUSED_BY_STOCK = {
+    ("log probability", "x[0]"): "no rule for aten.new_zeros",
+    ("log probability", "reshape"): "no rule for aten.new_zeros",
+}
+
 
 def outs_of(result: Any) -> list[Any]:
     return list(result) if isinstance(result, tuple | list) else [result]
@@ -137,9 +143,12 @@ def test_in_eager_mode(case):
 @pytest.mark.parametrize("case", CASES, ids=id_of)
 def test_compiled(case, way):
     subject, op = case
-    if (subject.name, op.name) in REFUSED:
-        with pytest.raises(Exception, match=REFUSED[subject.name, op.name]):
-            WAYS[way](op.run)(*(subject.build(*inners) for inners in leaves_of(subject)))
+    refused = REFUSED | (REFUSED_BY_STOCK if way == "stock" else {})
+    if (words := refused.get((subject.name, op.name))) is not None:
+        leaves = leaves_of(subject)
+        values = [subject.build(*inners) for inners in leaves]
+        with pytest.raises(Exception, match=words):
+            gradients(plain_results(subject, WAYS[way](op.run)(*values)), sum(leaves, ()), twice=False)
         return
     check(subject, op, way, "grad")
     torch.compiler.reset()
