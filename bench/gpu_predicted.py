@@ -1,9 +1,9 @@
 """Predicts the figures of the GPU benchmarks, without a GPU, against the goals that wait for one.
 
-    python -m bench.gpu_predicted            # writes bench/results/gpu-predicted.json and .md, which docs/gpu.md shows
+    python -m bench.gpu_predicted            # writes bench/results/gpu-predicted.json and .md
 
 It needs PyTorch's CUDA build (`make bench-gpu-predicted TORCH=2.15.0`), no driver and no GPU. All times are
-*predicted* by the roofline of the device's data sheet and by assumed costs of launches (`desugar.prediction.roofline`);
+*predicted* by the roofline of the device's data sheet and by assumed costs of launches (`bench.prediction.roofline`);
 none was measured. `make bench-gpu` measures the same subjects where there is a GPU, and writes both columns.
 """
 
@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu.stages import model as gpu_model, padded
+from bench.prediction import DEVICES, Way, predict
+from bench.prediction.fake import check_installation
+from bench.prediction.predicting import OURS, STOCK
 from bench.report import Row, print_rows, save_rows
 from bench.subjects import KINDS, copy_function, double
 from bench.timing import Timing
-from desugar.prediction import DEVICES, Way, predict
-from desugar.prediction.fake import check_installation
-from desugar.prediction.predicting import OURS, STOCK
 from examples._language_model import LanguageModel, dense, jagged
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import PaddedTensor

@@ -3,7 +3,7 @@
     python -m bench.predictions              # writes bench/results/predictions.json and .md
 
 Inductor compiles functions whose time is that of moving memory. Their bytes are counted as those of kernels on a GPU
-are (`desugar.prediction.traffic`), and divided by the bandwidth of this machine, which a copy measures in the same
+are (`bench.prediction.traffic`), and divided by the bandwidth of this machine, which a copy measures in the same
 rounds. A CPU reads a line of memory before it writes to it, a GPU does not: here, what is written and not read counts
 twice.
 
@@ -26,11 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import desugar
+from bench.prediction._torch_patches import noting_host_kernels
+from bench.prediction.traffic import count_kernel
 from bench.report import Row, print_rows, save_rows
 from bench.subjects import copy_function
 from bench.timing import Timing, describe_machine, time_side_by_side
-from desugar._torch_device_patches import noting_host_kernels
-from desugar.prediction.traffic import count_kernel
 
 RESULTS = Path(__file__).parent / "results"
 COPY = "copy"

@@ -1,4 +1,4 @@
-"""What is checked before a command runs anything: files that it will write, names of backends and devices."""
+"""What is checked before a command runs anything: files that it will write, and names of backends."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 import typer
 
 from desugar.backends.choose import choose_backend
-from desugar.prediction.devices import find_device
-from desugar.prediction.fake import check_installation
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -47,15 +45,3 @@ def check_backend(name: str) -> None:
         choose_backend(name)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-
-
-def check_device(name: str | None) -> None:
-    """Exits unless a device is in the table and this installation can compile for it."""
-    try:
-        if name is not None:
-            check_installation(find_device(name))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    except RuntimeError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error

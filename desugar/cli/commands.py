@@ -18,7 +18,7 @@ import subclasses
 from desugar import _torch as private
 from desugar.api import calls_of, compile as desugar_compile
 from desugar.cli import comparing, packages
-from desugar.cli.checks import check_backend, check_device, check_outputs
+from desugar.cli.checks import check_backend, check_outputs
 from desugar.cli.doctor import examine
 from desugar.cli.progress import progress
 from desugar.cli.script import run_script, show_error
@@ -30,7 +30,6 @@ from desugar.errors import DesugarError
 from desugar.explain.api import Explanation, explain as explain_function
 from desugar.explain.diff import compare_reports
 from desugar.explain.diff_text import render_diff
-from desugar.explain.prediction import render_prediction
 from desugar.explain.read import ReportError, read_report
 from desugar.explain.render import render_page
 from desugar.explain.text import duration, render_report_text
@@ -71,11 +70,6 @@ Train = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(min=2, help="In each, every way takes a turn.")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one step of a way.")]
-
-DeviceName = Annotated[
-    str | None,
-    typer.Option(help="Predict kernels, bytes and time on a GPU, such as h100; none is needed."),
-]
 
 # What stands on the stack between the shell and the user's own code.
 _COMMAND_LINE = tuple(str(Path(inspect.getfile(cls)).parent) for cls in (typer.Typer, typer.BadParameter))
@@ -121,22 +115,20 @@ def explain(  # noqa: PLR0913 - one parameter for each option
     compare: Annotated[
         bool, typer.Option("--compare", help="Run the call in eager mode and under torch.compile, too.")
     ] = False,
-    device: DeviceName = None,
 ) -> None:
     """Tells what becomes of one call: its lines, ops, graphs and cost."""
     check_outputs(("--html", html, ".html"))
     check_backend(backend)
-    check_device(device)
     with users_errors():
         module, found = find_target(target)
         name = target.rpartition(":")[2].rpartition(".")[2]
         fn = make_module(found, has_inputs=bool(inputs or inputs_beside(module, name)))
         args, kwargs = find_arguments(module, fn, inputs, name)
         compiled = fn if calls_of(fn) is not None else desugar_compile(fn, backend=backend)
-        explanation = explain_function(compiled, *args, device=device, **kwargs)
+        explanation = explain_function(compiled, *args, **kwargs)
     if compare:
         worth = comparing.worth_of(Request(target, inputs, backend, calls=3), Plan(rounds=20))
-        explanation = Explanation(replace(explanation.program, worth=worth), explanation.prediction)
+        explanation = Explanation(replace(explanation.program, worth=worth))
     if as_json:
         typer.echo(explanation.to_json())
     elif html is not None:
@@ -163,19 +155,15 @@ def report(
             "--compare", help="Afterwards, time compiled calls in eager mode and torch.compile, too."
         ),
     ] = False,
-    device: DeviceName = None,
 ) -> None:
     """Runs a script and writes a page about what was compiled in it."""
     check_outputs(("--report", out, ".html"), ("--json", json_out, ".json"))
-    check_device(device)
     page, data = out.resolve(), None if json_out is None else json_out.resolve()  # a script may go elsewhere
-    found, code = run_script(script, arguments or [], device, compare=compare)
+    found, code = run_script(script, arguments or [], compare=compare)
     page.write_text(render_page(found), encoding="utf-8")
     if data is not None:
         data.write_text(json.dumps(found.to_dict()), encoding="utf-8")
     typer.echo(render_report_text(found), err=True, nl=False)
-    for prediction in found.predictions:
-        typer.echo(render_prediction(prediction), err=True, nl=False)
     typer.echo(f"wrote {out}", err=True)
     if code:
         typer.echo(f"{script.name} ended with exit code {code}", err=True)
@@ -257,7 +245,6 @@ def compare(  # noqa: PLR0913 - one option each for what a user chooses
     calls: Annotated[int, typer.Option(min=1, help="Calls that are checked, at least.")] = 3,
     rounds: Rounds = 50,
     timeout: Timeout = 600.0,
-    device: DeviceName = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Write a picture, too; needs matplotlib.")] = None,
 ) -> None:
@@ -266,9 +253,8 @@ def compare(  # noqa: PLR0913 - one option each for what a user chooses
     Each way runs in a process of its own: results over several calls, the first call with empty caches, a warm
     call, memory, graphs and graph breaks. The exit code is 1 if one of ours fails or differs from eager mode.
     """
-    check_device(device)
     request = Request(target, inputs, backend, train, no_grad, calls)
-    comparing.run(request, Plan(rounds, timeout, second_start, device), json_out, png)
+    comparing.run(request, Plan(rounds, timeout, second_start), json_out, png)
 
 
 @app.command()

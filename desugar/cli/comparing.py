@@ -109,9 +109,6 @@ def show(found: Comparison) -> None:
     console.print(_rich_table(text.table_of(found)))
     for line in text.details(found):
         console.print(line, markup=False)
-    if found.prediction is not None:
-        console.print(f"\n{text.prediction_title(found.prediction)}", markup=False)
-        console.print(_rich_table(text.prediction_table(found.prediction)))
     for line in ("", *text.conditions(found)):
         console.print(line, style="dim", markup=False)
 

@@ -6,40 +6,33 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from desugar.cli.progress import progress
 from desugar.compare.replay.script import ScriptCalls
 from desugar.explain.collector import Collector
 from desugar.explain.records import Report
-from desugar.prediction.script import CompiledCalls
 
 
-def run_script(
-    path: Path, arguments: Sequence[str], device: str | None = None, *, compare: bool = False
-) -> tuple[Report, int]:
+def run_script(path: Path, arguments: Sequence[str], *, compare: bool = False) -> tuple[Report, int]:
     """Runs a script to its end, or to its error; returns what was compiled and its exit code.
 
     Args:
         path: The script.
         arguments: Its own arguments.
-        device: A device for which each compiled call is predicted after the script has ended.
         compare: Whether each compiled call is made in other ways after the script has ended.
     """
-    kept, calls = ScriptCalls() if compare else None, CompiledCalls()
+    kept = ScriptCalls() if compare else None
     collector = Collector() if kept is None else Collector(kept.keep)
     saved = sys.argv, list(sys.path)
     sys.argv, sys.path[0] = [str(path), *arguments], str(path.resolve().parent)
     try:
-        with collector.collecting(), calls.collecting(device is not None):
+        with collector.collecting():
             code = _run(path)
         report = collector.report(path.name)
         if kept is not None:
             with progress() as tell:
                 report = kept.compare(report, tell)
-        if device is not None:
-            report = replace(report, predictions=calls.predict(device))
     finally:
         sys.argv, sys.path[:] = saved[0], saved[1]
     return report, code

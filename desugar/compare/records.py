@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from desugar.ir.record_base import Record, find_named
-from desugar.prediction.records import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +118,6 @@ class Comparison(Record):
         rounds: How many rounds of warm calls were timed.
         ways: The ways, eager mode first.
         machine: Facts about the machine and the installation, by name.
-        prediction: What the function would run on another device; None if no device was named.
-        not_predicted: Why there is no prediction for the device that was named.
     """
 
     request: Request
@@ -128,8 +125,6 @@ class Comparison(Record):
     rounds: int
     ways: tuple[Way, ...]
     machine: tuple[tuple[str, str], ...]
-    prediction: Prediction | None = None
-    not_predicted: str = ""
 
     def way(self, name: str) -> Way:
         """Returns a way by its name.

@@ -14,7 +14,6 @@ from desugar.compare.processes import Process, WayFailed, started
 from desugar.compare.records import Comparison, Request, Spread, Verdict, Way
 from desugar.compare.ways import EAGER, WAYS
 from desugar.compare.worker import Observed, Started
-from desugar.prediction.records import Prediction
 
 TURN = 2e-3  # seconds; a shorter call is repeated in its turn
 BUDGET = 30.0  # seconds that all turns may take, if that leaves LEAST rounds
@@ -35,13 +34,11 @@ class Plan:
         rounds: In each, every way takes a turn; fewer are run where calls are long.
         timeout: Seconds to wait for one answer of a process.
         second_start: Whether to time a first call with the caches of an earlier process, too.
-        device: A device to predict for.
     """
 
     rounds: int = 50
     timeout: float = 600.0
     second_start: bool = False
-    device: str | None = None
 
 
 def compare(request: Request, plan: Plan, tell: Tell = lambda text: None) -> Comparison:
@@ -82,14 +79,7 @@ class _Run:
                     way, found[way], lambda way: self._start(found[way], observed[way])
                 )
         rounds = self._take_turns(found)
-        return Comparison(
-            self.request,
-            judge.calls,
-            rounds,
-            tuple(found.values()),
-            judge.machine,
-            *self._predict(),
-        )
+        return Comparison(self.request, judge.calls, rounds, tuple(found.values()), judge.machine)
 
     def _attempt(self, way: str, so_far: Way, stage: Callable[[str], Way]) -> Way:
         """Runs a stage; where it fails, what was found so far has the error as its verdict."""
@@ -168,17 +158,6 @@ class _Run:
             del samples[way]
             raise
         return found[way]
-
-    def _predict(self) -> tuple[Prediction | None, str]:
-        """Returns a prediction, or why there is none."""
-        if self.plan.device is None:
-            return None, ""
-        self.tell(f"predicting for {self.plan.device}")
-        with started(self.request, self.folder, self._caches(), self.plan.timeout) as process:
-            try:
-                return process.ask("predict", device=self.plan.device), ""
-            except WayFailed as error:
-                return None, str(error)
 
     def _caches(self) -> Path:
         """Returns a new folder for caches."""

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from desugar.compare.records import Comparison, Spread, Way
 from desugar.compare.ways import EAGER, stock_backend
-from desugar.explain.text import bytes_text, count, duration
-from desugar.prediction.records import Prediction, Way as PredictedWay
+from desugar.explain.text import count, duration
 
 Table = list[tuple[str, ...]]  # the first row is the header
 _MOST = 5  # recompiles and graph breaks of a way that are listed
@@ -16,8 +15,6 @@ _MOST = 5  # recompiles and graph breaks of a way that are listed
 def render(comparison: Comparison) -> str:
     """Everything, for a file or a pipe."""
     parts = [align(table_of(comparison)), *details(comparison)]
-    if comparison.prediction is not None:
-        parts += ["", prediction_title(comparison.prediction), align(prediction_table(comparison.prediction))]
     return "\n".join([*parts, "", *conditions(comparison)]) + "\n"
 
 
@@ -140,27 +137,3 @@ def conditions(comparison: Comparison) -> Iterator[str]:
         f"compiler: {stock}" if is_same else f"compiler: {stock} in torch.compile, {request.backend} in ours"
     )
     yield ", ".join(f"{name} {value}" for name, value in comparison.machine)
-    if comparison.not_predicted:
-        yield f"not predicted: {comparison.not_predicted}"
-
-
-# ----------------------------------------------------------------------------------------------- a prediction
-
-
-def prediction_title(prediction: Prediction) -> str:
-    """One line above the table."""
-    made = ", ".join(f"{name} {version}" for name, version in prediction.versions)
-    return f"predicted for {prediction.device}: nothing was run or measured there ({made})"
-
-
-def prediction_table(prediction: Prediction) -> Table:
-    """What each way would run on the device."""
-    header = ("", "launches", "bytes", "time", "in CUDA graphs")
-    return [header, *map(_predicted_row, prediction.ways)]
-
-
-def _predicted_row(way: PredictedWay) -> tuple[str, ...]:
-    if way.error:
-        return way.name, f"error: {way.error}", "", "", ""
-    graphed = "cannot be" if way.graphed_seconds is None else duration(way.graphed_seconds)
-    return way.name, str(way.launches), bytes_text(way.bytes), duration(way.seconds), graphed

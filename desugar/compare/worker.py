@@ -20,7 +20,6 @@ from desugar.compare.meters import describe_machine, peak_since, time_turn
 from desugar.compare.outcome import Outcome, argument_names, copy_parts, record_outcome
 from desugar.compare.records import Programs, Request, Verdict
 from desugar.compare.subject import SEED, Subject, find_subject, seed
-from desugar.prediction.predicting import predict
 from desugar.recording.frames import count_compilations
 
 WARM_UPS = 3
@@ -113,13 +112,6 @@ class Worker:
     def turn(self, repeats: int) -> float:
         """Returns the seconds of a warm call, over so many repeats."""
         return time_turn(self.call, repeats)
-
-    def predict(self, device: str) -> Any:
-        """Predicts the first call on a device."""
-        subject = find_subject(self.request)
-        args, kwargs = subject.make_calls()[0]
-        with torch.no_grad() if self.request.no_grad else contextlib.nullcontext():
-            return predict(subject.fn, args, kwargs, device=device)
 
 
 def observe_calls(subject: Subject, compiled: Any, number: int) -> list[Outcome]:

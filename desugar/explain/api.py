@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from desugar.dynamo.entry import Calls
     from desugar.explain.collecting.guards import TakenGuards
     from desugar.explain.records import Cost, GuardTimes, Program
-    from desugar.prediction.devices import Device
-    from desugar.prediction.records import Prediction
     from desugar.recording.listeners import Recording
 
 
@@ -27,16 +25,14 @@ class Explanation:
 
     Attributes:
         program: The record that everything is shown from (`desugar.explain.records.Program`).
-        prediction: What the call would run on a device (`desugar.prediction.Prediction`); None if no device was named.
     """
 
-    def __init__(self, program: Program, prediction: Prediction | None = None) -> None:
-        self.program, self.prediction = program, prediction
+    def __init__(self, program: Program) -> None:
+        self.program = program
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dictionaries, lists, strings and numbers; the keys are the attributes of the records."""
-        predicted = {} if self.prediction is None else {"prediction": self.prediction.to_dict()}
-        return self.program.to_dict() | predicted
+        return self.program.to_dict()
 
     def to_json(self) -> str:
         """`to_dict` as text."""
@@ -52,21 +48,13 @@ class Explanation:
         """What `print` shows, without colours; `folded=False` shows each repeated layer and whole lines."""
         from desugar.explain.render import render_text
 
-        return self._with_prediction(render_text(self.program, folded=folded))
+        return render_text(self.program, folded=folded)
 
     def _page(self) -> str:
         from desugar.explain.records import Report
         from desugar.explain.render import render_page
 
-        predictions = () if self.prediction is None else (self.prediction,)
-        return render_page(Report(self.program.name, (self.program,), predictions=predictions))
-
-    def _with_prediction(self, text: str) -> str:
-        if self.prediction is None:
-            return text
-        from desugar.explain.prediction import render_prediction
-
-        return f"{text}\n{render_prediction(self.prediction)}"
+        return render_page(Report(self.program.name, (self.program,)))
 
     def _repr_html_(self) -> str:
         """The page as a frame of its own, for notebooks: its style and keys do not reach the notebook's page."""
@@ -77,30 +65,22 @@ class Explanation:
     def __str__(self) -> str:
         from desugar.explain.render import render
 
-        return self._with_prediction(render(self.program))
+        return render(self.program)
 
     def __repr__(self) -> str:
         return f"Explanation({self.program.name}, {len(self.program.ops)} ops)"
 
 
-def explain(
-    fn: Callable[..., Any], /, *args: Any, device: str | Device | None = None, **kwargs: Any
-) -> Explanation:
+def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     """Explains one call: the traced ops, the plain ops of each line, the guards, the wrapper and the cost.
 
     The function is captured as by `desugar.trace`, whole and anew each time, and not run. The result of
     `desugar.compile` is explained with its own backend; any other function runs its plain graphs as they are. To
     measure the cost of a call, the compiled program is run on the arguments of the graph, unless it writes to them.
 
-    With a `device`, nothing is run. The call is also traced with fake tensors on that device, compiled for it by
-    Inductor and Triton, and its kernels, bytes and time are *predicted* (`desugar.prediction.predict`). This needs
-    PyTorch's CUDA build, but no GPU and no driver.
-
     Args:
         fn: A function or module, or what `desugar.compile` made of one.
         *args: The call's arguments; they are not changed.
-        device: A device of `desugar.prediction.DEVICES`, such as "h100". A parameter of the function that has this name
-            can only be passed by position, or by a `functools.partial`.
         **kwargs: Those by name.
 
     Returns:
@@ -109,8 +89,6 @@ def explain(
     Raises:
         DesugarError: The pass does not take the function.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
-        ValueError: There is no such device in the table.
-        RuntimeError: A device was named, and PyTorch's CUDA build with Triton is not installed.
     """
     from desugar.api import calls_of
     from desugar.backends.choose import choose_backend
@@ -118,13 +96,7 @@ def explain(
     calls = calls_of(fn)
     backend = choose_backend("eager") if calls is None else _backend_of(calls)
     dynamic = None if calls is None else calls.backend.dynamic
-    if device is None:
-        return Explanation(_explain(fn, backend, dynamic, args, kwargs))
-    from desugar.prediction.predicting import predict
-
-    prediction = predict(fn, args, kwargs, device=device, dynamic=dynamic)
-    record = _explain(fn, backend, dynamic, args, kwargs, no_cost="a device was named, so nothing is run")
-    return Explanation(record, prediction)
+    return Explanation(_explain(fn, backend, dynamic, args, kwargs))
 
 
 def _backend_of(calls: Calls) -> Backend:
@@ -142,9 +114,8 @@ def _explain(
     dynamic: bool | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    no_cost: str = "",
 ) -> Program:
-    """The record of one call, compiled for the purpose; its cost is measured unless a reason not to is given."""
+    """Returns the record of one call, compiled for the purpose, with its measured cost."""
     from desugar._torch_guards import watch_guards
     from desugar.api import capture
     from desugar.explain.collecting.collect import collect_program
@@ -175,7 +146,7 @@ def _explain(
     with listen(note), watch_guards(time_guards):
         capture(fn, args, kwargs, backend, reason="to be explained", dynamic=dynamic)
     record, guards, measure = found[0]
-    cost = no_cost or measure()
+    cost = measure()
     measured = {"no_cost": cost} if isinstance(cost, str) else {"cost": cost}
     return replace(record, guards=guards.describe(), guard_times=next(iter(times), None), **measured)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from desugar.ir.record_base import Record
 
 if TYPE_CHECKING:
-    from desugar.prediction.records import Prediction
+    pass
 
 # ---------------------------------------------------------------------------------------- what went in and out
 
@@ -331,7 +331,7 @@ class Program(Record):
 
 @dataclass(frozen=True, slots=True)
 class Report(Record):
-    """What was compiled while a script ran, and, if a device was named, what each call would run there.
+    """What was compiled while a script ran.
 
     Attributes:
         title: What the programs are of.
@@ -339,7 +339,6 @@ class Report(Record):
         materialized: Materializing fallbacks, in programs and in eager mode.
         versions: Names and versions of what ran it.
         seconds: How long it ran.
-        predictions: For each compiled call, if a device was named.
         not_compiled: Functions that were to be compiled and were not, each with the reason; stock's, too. They ran in
             eager mode, or raised where `fullgraph=True` asked for that.
         breaks: Where graphs broke, each line with the reason.
@@ -351,7 +350,6 @@ class Report(Record):
     materialized: tuple[Materialized, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0
-    predictions: tuple[Prediction, ...] = ()
     not_compiled: tuple[str, ...] = ()
     breaks: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()

@@ -20,11 +20,11 @@ from bench.gpu.device import Cuda
 from bench.gpu.report import RESULTS, make_rows, predicted_for, with_predictions
 from bench.gpu.run import Run
 from bench.gpu.stages import calls, int8, model, padded, training
+from bench.prediction import fake_device
 from bench.report import Row
 from bench.timing import Timing
 from desugar import _torch
-from desugar.prediction import fake_device
-from tests.desugar.prediction.needs import cuda_build
+from tests.bench.prediction.needs import cuda_build
 
 SERVING = padded.Serving(dim=64, heads=2, layers=1, longest=64, bucket=32, stride=16)
 SCALE = model.Scale(dim=64, heads=2, layers=1, width=32, batch=4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench import gpu_predicted, predictions
-from tests.desugar.prediction.needs import MISSING, cuda_build
+from tests.bench.prediction.needs import MISSING, cuda_build
 
 
 @pytest.mark.sweep(5)

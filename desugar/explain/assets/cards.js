@@ -85,7 +85,7 @@ function guards(p, folds) {
     })));
 }
 
-// ---- was it worth it, predictions ----------------------------------------------------------------------------
+// ---- was it worth it -----------------------------------------------------------------------------------------
 
 // A bar of labelled parts, each [name, seconds, colour]; the labels are below it, so narrow parts have theirs too.
 function timeBar(parts, label) {
@@ -109,18 +109,4 @@ function worth(p) {
     el("span", { class: "bar" }, seconds == null ? null : el("i", { style: `width:${seconds / longest * 100}%;background:var(--${last ? "s0" : "s6"})` })),
     seconds == null ? el("span", {}, "failed") : el("span", {}, el("b", {}, time(seconds)), ratio(seconds, last)));
   return el("section", { class: "card worth" }, el("h2", {}, "Was it worth it"), p.worth.answer ? el("p", { class: "answer" }, p.worth.answer) : null, ways.map((way, n) => row(way, n === ways.length - 1)), el("p", {}, p.worth.verdict));
-}
-
-function prediction(found) {
-  const sum = (way, read) => way.stages.reduce((all, stage) => all + stage.kernels.filter(k => k.kind !== "host").reduce((part, k) => part + read(k) * k.launches, 0), 0);
-  const cell = text => el("td", {}, text), heads = texts => el("tr", {}, texts.map(text => el("th", {}, text)));
-  const total = way => way.error ? el("tr", {}, cell(way.name), el("td", { class: "error", colspan: 6 }, `not predicted: ${way.error}`)) : el("tr", {}, cell(way.name), cell(time(way.seconds)),
-    cell(way.graphed_seconds == null ? "—" : time(way.graphed_seconds)), cell(sum(way, () => 1)), cell(bytes(sum(way, k => k.reads + k.writes))), cell(sum(way, k => k.flops).toPrecision(3)), cell(time(sum(way, k => k.seconds))));
-  const kernel = k => el("tr", {}, el("td", { class: "mono" }, k.name), cell(k.kind), cell(k.launches), cell(time(k.seconds)), cell(k.bound), cell(bytes(k.reads)), cell(bytes(k.writes)));
-  const stage = (way, s) => el("details", {}, el("summary", {}, `${way.name}, ${s.name}: predicted for ${many(s.kernels.length, "kernel")}${s.no_cuda_graph.length ? "; no CUDA graph: " + s.no_cuda_graph.join("; ") : ""}`),
-    el("div", { class: "wide" }, el("table", {}, heads(["kernel", "kind", "launches", "predicted, one launch", "bound by", "reads", "writes"]), s.kernels.map(kernel))));
-  return el("section", { class: "card predicted" }, el("h2", {}, `Predicted: ${found.name} on ${found.device}`),
-    el("p", {}, `Nothing was run or measured on this device. ${found.versions.map(v => v.join(" ")).join(", ")}; figures of the device: ${found.source}`),
-    el("div", { class: "wide" }, el("table", {}, heads(["way", "predicted time", "predicted, in CUDA graphs", "launches", "bytes", "operations", "kernels alone, predicted"]), found.ways.map(total))),
-    found.ways.map(way => way.stages.map(s => stage(way, s))));
 }

@@ -81,8 +81,7 @@ function overview() {
     programs.length ? timeBar(timeParts(programs), "time to compile") : null,
     el("div", { class: "card", id: "programs" }, rows.length ? rows : el("p", {}, "Nothing was compiled.")),
     listed("Not compiled", report.not_compiled), listed("Graph breaks", report.breaks), listed("Slow paths", report.slow),
-    report.materialized.length ? materialized(report.materialized) : null,
-    report.predictions.map(prediction));
+    report.materialized.length ? materialized(report.materialized) : null);
   cursor = Math.min(cursor, Math.max(programs.length - 1, 0));
   mark(); find();
 }
@@ -131,8 +130,7 @@ function program(n) {
       p.materialized.length ? tile(p.materialized.length, "materialized", true) : null),
     timeBar(timeParts([p]), "time to compile"), worth(p),
     p.error ? null : [el("div", { class: "panes" }, pane("Your code", sources(p)), pane("Ops, and what each became", ops(p, folds[n])), pane("Plain graphs", p.graphs.map((g, at) => graph(g, folds[n].graphs[at])))),
-      el("div", { class: "cards" }, signature(p, folds[n]), sentences(p), saved(p, folds[n]), wrapper(p, folds[n]), guards(p, folds[n]))],
-    report.predictions.filter(found => programs.length === 1 || found.name === p.name).map(prediction));
+      el("div", { class: "cards" }, signature(p, folds[n]), sentences(p), saved(p, folds[n]), wrapper(p, folds[n]), guards(p, folds[n]))]);
   find();
 }
 

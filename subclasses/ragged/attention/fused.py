@@ -66,11 +66,6 @@ def _devices() -> tuple[bool, bool]:
     return least >= (8, 0) and torch.backends.cuda.is_flash_attention_available(), least >= (5, 0)
 
 
-def forget_devices() -> None:
-    """Makes the next attention look at the devices again."""
-    _devices.cache_clear()
-
-
 # ---- the call --------------------------------------------------------------------------------------------------
 
 

@@ -108,19 +108,6 @@ def test_with_inductor_a_training_step_is_right_and_starts_twice(tmp_path):
         assert way.second_start < way.first_call
 
 
-@pytest.mark.slow
-def test_a_device_is_predicted(run):
-    from desugar.prediction.devices import find_device
-    from desugar.prediction.fake import check_installation
-
-    try:
-        check_installation(find_device("h100"))
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    result = run("compare", f"{SUBJECTS}:double", *QUICK, "--device", "h100")
-    assert result.exit_code == 0 and "predicted for NVIDIA H100" in result.stdout
-
-
 # ----------------------------------------------------------------------------------- before anything is run
 
 
@@ -133,7 +120,6 @@ def test_a_device_is_predicted(run):
         (("--json", SUBJECTS), "is not a .json file; expected another name"),
         (("--png", SUBJECTS), "is not a .png file"),
         (("--json", "same.png", "--png", "same.png"), "expected two files"),
-        (("--device", "no_such_gpu"), "expected a device of the table"),
     ],
 )
 def test_a_wrong_option_is_a_usage_error(run, monkeypatch, options, says):

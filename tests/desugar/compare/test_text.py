@@ -9,7 +9,6 @@ from desugar.compare.records import Comparison, Programs, Request, Spread, Verdi
 from desugar.compare.run import with_times
 from desugar.compare.text import render, spread_text, table_of
 from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK
-from desugar.prediction.records import Prediction, Way as PredictedWay
 
 
 def comparison(**changes):
@@ -58,16 +57,6 @@ def test_a_second_start_has_a_column():
     assert table_of(comparison(ways=(way,)))[0][3] == "2nd start"
     assert table_of(comparison(ways=(way,)))[1][3] == "500 ms"
     assert "caches that the first one left behind" in render(comparison(ways=(way,)))
-
-
-def test_a_prediction_has_a_table_of_its_own():
-    found = Prediction("f", "a GPU", 1e12, "a sheet", (("torch", "2"),), (PredictedWay("torch.compile"),))
-    text = render(comparison(prediction=found))
-    assert "predicted for a GPU: nothing was run or measured there (torch 2)" in text
-    assert "torch.compile         0  0 bytes" in text
-    failed = Prediction("f", "a GPU", 1e12, "", (), (PredictedWay("torch.compile", error="TypeError: odd"),))
-    assert "torch.compile  error: TypeError: odd" in render(comparison(prediction=failed))
-    assert "not predicted: no" in render(comparison(not_predicted="no"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import desugar
 from desugar.explain.collector import Collector
 from desugar.explain.records import Program, Report, Worth
 from desugar.explain.render import render_page
-from desugar.prediction.records import Kernel, Prediction, Stage, Way
 from docs.picture import find_browser, take_picture
 from tests.desugar.explain.subjects import layer, make_weight, make_x
 from tests.desugar.explain.test_fold import Stack
@@ -236,25 +235,6 @@ def test_every_part_of_the_time_bar_has_a_label(opened, width, place):
 def test_programs_of_one_function_have_names_of_their_own(opened):
     names = opened().locator(".program .name").all_inner_texts()
     assert names == ["layer, x.size(0) = 2", "layer, x.size(0) = any"]
-
-
-@pytest.mark.parametrize("width", [1400, 400])
-def test_predictions_are_shown_as_such(opened, report, width):
-    kernel = Kernel("triton_fused", "triton", ("aten.add",), 2, 4096, 1024, flops=100, seconds=1e-5)
-    ways = (
-        Way("desugar.compile", (Stage("forward", (kernel,)),), 1e-3, 5e-4),
-        Way("torch.compile", error="it <fails>"),
-    )
-    found = Prediction("layer", "a device", 1e12, "its data sheet", (("Triton", "3"),), ways)
-    page = opened(replace(report, predictions=(found,)), width=width)
-    card = page.locator(".predicted")
-    text = card.inner_text()
-    assert "Nothing was run or measured on this device" in text and "not predicted: it <fails>" in text
-    assert "1.00 ms" in text and "500 µs" in text and "10.0 KiB" in text
-    card.locator("summary").click()
-    assert card.get_by_text("triton_fused").is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    keep(page, f"predicted-{width}")
 
 
 def test_was_it_worth_it_where_it_was_measured(opened, report):

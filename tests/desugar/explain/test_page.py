@@ -11,10 +11,8 @@ import subprocess
 import pytest
 
 import desugar
-from desugar.explain.api import Explanation
 from desugar.explain.records import Program, Report
 from desugar.explain.render import embed, render_page
-from desugar.prediction.records import Prediction, Way
 from tests.desugar.explain.subjects import layer, make_weight, make_x
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
@@ -98,13 +96,6 @@ def test_a_frame_holds_the_page_and_is_of_another_origin(explanation):
     assert attributes["title"] == "Explanation of layer"
     inside = Page(attributes["srcdoc"])
     assert json.loads(inside.parts["data"])["programs"][0] == json.loads(explanation.to_json())
-
-
-def test_predictions_are_in_the_page(explanation):
-    found = Prediction("layer", "a device", 1e12, "a data sheet", (), (Way("desugar.compile", seconds=1e-3),))
-    page = Page(Explanation(explanation.program, found)._repr_html_()).attributes
-    data = json.loads(Page({name: value for _, name, value in page}["srcdoc"]).parts["data"])
-    assert data["predictions"] == [found.to_dict()]
 
 
 def test_embedded_json_is_json():

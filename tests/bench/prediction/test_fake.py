@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from desugar import _torch_device as private, _torch_device_patches as patches
+from bench.prediction import _torch as private, _torch_patches as patches
+from bench.prediction.devices import DEVICES
+from bench.prediction.fake import check_installation, fake_device, move
 from desugar.backends.kernel_libraries import recorded
-from desugar.prediction.devices import DEVICES
-from desugar.prediction.fake import check_installation, fake_device, move
 from subclasses.ragged import JaggedTensor
-from tests.desugar.prediction.needs import cuda_build
+from tests.bench.prediction.needs import cuda_build
 
 
 def test_without_the_cuda_build_one_line_says_what_to_install(monkeypatch):
@@ -21,7 +21,9 @@ def test_without_the_cuda_build_one_line_says_what_to_install(monkeypatch):
 
 @cuda_build
 def test_the_patches_fit_this_release():
-    assert patches.patches_that_do_not_fit() == [], "name the new places in desugar/_torch_device_patches.py"
+    assert patches.patches_that_do_not_fit() == [], (
+        "name the new places in bench/prediction/_torch_patches.py"
+    )
     for name in private.NAMES:
         getattr(private, name)
 

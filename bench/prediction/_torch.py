@@ -1,6 +1,6 @@
 """Every private name of torch that the fake device uses, with the reason. Each is imported on first use.
 
-The patches of torch are in `_torch_device_patches.py`.
+The patches of torch are in `_torch_patches.py`.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from desugar import _torch_device as private
-from desugar.prediction.traffic import Traffic, count_call, count_kernel, nbytes, tensors_in
+from bench.prediction import _torch as private
+from bench.prediction.traffic import Traffic, count_call, count_kernel, nbytes, tensors_in
 
 # Ops whose result is a value or a size that the host needs.
 _WAITING = frozenset(

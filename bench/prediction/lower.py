@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx
 
-from desugar import _torch_device as private
+from bench.prediction import _torch as private
+from bench.prediction.devices import Device
+from bench.prediction.fake import FakeDevice
+from bench.prediction.recorder import Call, Compiled as CompiledKernel, Recorder
+from bench.prediction.records import Kernel, Stage
+from bench.prediction.roofline import predict_kernel
 from desugar.backends.base import Backend, GraphKind
 from desugar.flatten.fakes import hint
 from desugar.ir.fx_utils import fake_inputs
-from desugar.prediction.devices import Device
-from desugar.prediction.fake import FakeDevice
-from desugar.prediction.recorder import Call, Compiled as CompiledKernel, Recorder
-from desugar.prediction.records import Kernel, Stage
-from desugar.prediction.roofline import predict_kernel
 
 Compiled = Callable[[list[Any]], Any]
 

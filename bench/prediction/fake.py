@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from desugar import _torch_device as private, _torch_device_patches as patches
+from bench.prediction import _torch as private, _torch_patches as patches
+from bench.prediction.attention import attend
+from bench.prediction.autograd_engine import grad, note_materializing
+from bench.prediction.devices import Device, find_device
+from bench.prediction.recorder import Recorder
 from desugar.backends.kernel_libraries import recorded
 from desugar.ir.values import is_wrapper
-from desugar.prediction.attention import attend
-from desugar.prediction.autograd_engine import grad, note_materializing
-from desugar.prediction.devices import Device, find_device
-from desugar.prediction.recorder import Recorder
 from desugar.user_code import is_library_file
-from subclasses.ragged.attention.fused import forget_devices
+from subclasses.ragged.attention import fused
 
 # ------------------------------------------------------------------------------------------------ the context
 
@@ -79,7 +79,7 @@ def fake_device(name: str | Device) -> Iterator[FakeDevice]:
     compiled as for the device, and cannot be run.
 
     Args:
-        name: A device of the table (`desugar.prediction.DEVICES`).
+        name: A device of the table (`bench.prediction.DEVICES`).
 
     Yields:
         The device; `.mode` is the mode in which its tensors are made.
@@ -99,12 +99,12 @@ def fake_device(name: str | Device) -> Iterator[FakeDevice]:
         triton=lambda *args: fake.recorder.triton(*args),
         host=lambda source: fake.recorder.host(source),
     )
-    forget_devices()
+    fused._devices.cache_clear()
     try:
         with patches.patched(device.properties, hooks):
             yield fake
     finally:
-        forget_devices()
+        fused._devices.cache_clear()
 
 
 def check_installation(device: Device) -> None:

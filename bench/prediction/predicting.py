@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from desugar import _torch_device as private
+from bench.prediction import _torch as private
+from bench.prediction.devices import Device
+from bench.prediction.fake import FakeDevice, fake_device, move
+from bench.prediction.lower import recording_backend, recording_stock
+from bench.prediction.records import Prediction, Stage, Way
+from bench.prediction.roofline import predict_program
 from desugar.api import capture
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
 from desugar.errors import DesugarError
-from desugar.prediction.devices import Device
-from desugar.prediction.fake import FakeDevice, fake_device, move
-from desugar.prediction.lower import recording_backend, recording_stock
-from desugar.prediction.records import Prediction, Stage, Way
-from desugar.prediction.roofline import predict_program
 
 OURS, STOCK, EAGER = "desugar.compile", "torch.compile", "op by op"
 
@@ -43,7 +43,7 @@ def predict(
         fn: A function or module.
         args: The positional arguments; they are not changed.
         kwargs: The keyword arguments.
-        device: A device, or the name of one in `desugar.prediction.DEVICES`.
+        device: A device, or the name of one in `bench.prediction.DEVICES`.
         dynamic: Which sizes are symbolic, as for `torch.compile`; the figures are for the sizes of this call.
         ways: The names of the ways to predict. "op by op" runs each op of the desugared graph as a kernel of its own.
 

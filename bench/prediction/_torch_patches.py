@@ -146,7 +146,7 @@ def patched(properties: SimpleNamespace, hooks: Any) -> Iterator[None]:
 
     Args:
         properties: What `torch.cuda.get_device_properties` returns.
-        hooks: What is called while Inductor compiles (`desugar.prediction.fake.Hooks`).
+        hooks: What is called while Inductor compiles (`bench.prediction.fake.Hooks`).
     """
     answers = _answers(properties, hooks)
     with contextlib.ExitStack() as stack:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from desugar import _torch_device as private
+from bench.prediction import _torch as private
 
 Bytes = dict[torch.dtype, int]
 

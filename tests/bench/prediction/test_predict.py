@@ -1,17 +1,13 @@
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import desugar
-from desugar.explain.prediction import render_prediction
-from desugar.prediction import DEVICES, fake_device, predict
-from desugar.prediction.fake import move
-from desugar.prediction.predicting import EAGER, OURS, STOCK
+from bench.prediction import DEVICES, fake_device, predict
+from bench.prediction.fake import move
+from bench.prediction.predicting import EAGER, OURS, STOCK
 from subclasses import TensorSubclass, inner
-from tests.desugar.prediction.needs import cuda_build
+from tests.bench.prediction.needs import cuda_build
 
 pytestmark = cuda_build
 
@@ -46,9 +42,9 @@ def test_a_fused_kernel_and_its_bytes():
 
 @pytest.mark.parametrize("name", ["h100", "a100", "l4", "b200"])
 def test_kernels_are_compiled_for_the_device(name):
+    from bench.prediction.lower import recording_backend
     from desugar.api import capture
     from desugar.backends.choose import choose_backend
-    from desugar.prediction.lower import recording_backend
 
     made = {}
     with fake_device(name) as fake:
@@ -69,7 +65,7 @@ def test_kernels_are_compiled_for_the_device(name):
 def _keep(fake, made):
     import contextlib
 
-    from desugar.prediction.recorder import Recorder
+    from bench.prediction.recorder import Recorder
 
     @contextlib.contextmanager
     def recording():
@@ -126,7 +122,6 @@ def test_a_function_that_cannot_be_captured_has_an_error():
 
     for way in predict(breaks, (torch.randn(3),)).ways:
         assert way.error and not way.stages
-    assert "not predicted" in render_prediction(predict(breaks, (torch.randn(3),)))
 
 
 class Pair(TensorSubclass, fallback="map"):
@@ -157,45 +152,3 @@ def test_symbolic_sizes_are_named_with_their_values():
     assert sorted(value for _, value in stage.sizes) == [24, 64]
     (kernel,) = stage.kernels
     assert kernel.reads == 4 * (24 * 64 + 64)
-
-
-# ---- what users see -----------------------------------------------------------------------------------------
-
-
-def test_explain_predicts_and_runs_nothing():
-    def never(x):
-        return x * 3
-
-    explanation = desugar.explain(never, torch.randn(8), device="h100")
-    assert explanation.program.cost is None and "nothing is run" in explanation.program.no_cost
-    text = str(explanation)
-    assert "== predicted: " in text and "measured" in text and "H100" in text
-    data = json.loads(explanation.to_json())
-    assert data["prediction"]["ways"][0]["stages"][0]["kernels"][0]["reads"] == 32
-
-
-def test_every_time_that_is_shown_is_called_predicted():
-    lines = render_prediction(predict(scale_rows, ARGS)).splitlines()
-    timed = [line for line in lines if " µs" in line or " ms" in line]
-    assert len(timed) >= 6 and all("predicted" in line for line in timed)
-
-
-def test_a_report_predicts_what_a_script_compiles(tmp_path):
-    from desugar.cli.script import run_script
-
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import torch, desugar\n"
-        "weight = torch.randn(64, requires_grad=True)\n"
-        "@desugar.compile(backend='eager')\n"
-        "def scaled(x):\n    return (x * weight).sum()\n"
-        "loss = scaled(torch.randn(8, 64))\n"
-        "loss.backward()\n"
-        "print(loss.item())\n"
-    )
-    report, code = run_script(script, [], "h100")
-    assert code == 0
-    (prediction,) = report.predictions
-    assert prediction.name == "scaled" and "H100" in prediction.device
-    assert [stage.name for stage in prediction.way(OURS).stages] == ["forward", "backward"]
-    assert report.to_dict()["predictions"][0]["name"] == "scaled"

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from desugar.prediction.devices import DEVICES, find_device
+from bench.prediction.devices import DEVICES, find_device
 
 
 def test_the_table_has_what_it_promises():

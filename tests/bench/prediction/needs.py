@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from desugar import _torch_device as private
+from bench.prediction import _torch as private
 
 MISSING = private.missing_parts()
 cuda_build = pytest.mark.skipif(

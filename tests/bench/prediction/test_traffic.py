@@ -1,6 +1,6 @@
 import torch
 
-from desugar.prediction.traffic import count_call, nbytes
+from bench.prediction.traffic import count_call, nbytes
 
 aten = torch.ops.aten
 

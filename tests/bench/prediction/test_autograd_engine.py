@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from desugar.prediction.autograd_engine import grad, note_materializing
+from bench.prediction.autograd_engine import grad, note_materializing
 
 
 class Scaled(torch.autograd.Function):

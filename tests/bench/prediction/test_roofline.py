@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from desugar.prediction.devices import DEVICES
-from desugar.prediction.records import Kernel, Stage
-from desugar.prediction.roofline import IN_GRAPH, LAUNCH, predict_kernel, predict_program
+from bench.prediction.devices import DEVICES
+from bench.prediction.records import Kernel, Stage
+from bench.prediction.roofline import IN_GRAPH, LAUNCH, predict_kernel, predict_program
 
 H100 = DEVICES["h100"]
 

@@ -121,6 +121,6 @@ def find_device(name: str | Device) -> Device:
         known = ", ".join(DEVICES)
         raise ValueError(
             f"expected a device of the table ({known}), got {name!r}; pass one of these names or a "
-            "desugar.prediction.Device"
+            "bench.prediction.Device"
         )
     return DEVICES[name.lower()]

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
-from desugar.prediction.devices import Device
-from desugar.prediction.records import Stage
+from bench.prediction.devices import Device
+from bench.prediction.records import Stage
 
 LAUNCH = 5e-6  # seconds of the host for one kernel
 IN_GRAPH = 0.5e-6  # seconds that a kernel in a CUDA graph takes longer than alone

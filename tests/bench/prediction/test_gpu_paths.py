@@ -8,18 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bench.prediction import DEVICES, fake_device, predict
+from bench.prediction.fake import move
+from bench.prediction.lower import recording_backend
+from bench.prediction.predicting import EAGER, OURS
 from desugar.api import capture
 from desugar.backends.choose import choose_backend
-from desugar.prediction import DEVICES, fake_device, predict
-from desugar.prediction.fake import move
-from desugar.prediction.lower import recording_backend
-from desugar.prediction.predicting import EAGER, OURS
 from examples._language_model import LanguageModel, jagged
 from subclasses import TensorSubclass, inner
 from subclasses.int8 import Int8Tensor
 from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from subclasses.ragged import PaddedTensor
-from tests.desugar.prediction.needs import cuda_build
+from tests.bench.prediction.needs import cuda_build
 
 pytestmark = cuda_build
 ROOT = Path(__file__).parents[3]
