@@ -3,8 +3,8 @@
     python -m bench.gpu_predicted            # writes bench/results/gpu-predicted.json and .md
 
 It needs PyTorch's CUDA build (`make bench-gpu-predicted TORCH=2.15.0`), no driver and no GPU. All times are
-*predicted* by the roofline of the device's data sheet and by assumed costs of launches (`bench.prediction.roofline`);
-none was measured. `make bench-gpu` measures the same subjects where there is a GPU, and writes both columns.
+*predicted* by the roofline of the device's data sheet and by assumed costs of launches (`bench.prediction.roofline`).
+`make bench-gpu` measures the same subjects where there is a GPU; its times are shown in columns of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,7 +25,7 @@ from bench.gpu.stages import model as gpu_model, padded
 from bench.prediction import DEVICES, Way, predict
 from bench.prediction.fake import check_installation
 from bench.prediction.predicting import OURS, STOCK
-from bench.report import Row, print_rows, save_rows
+from bench.report import MICROSECONDS, Row, load_rows, print_rows, save_rows
 from bench.subjects import KINDS, copy_function, double
 from bench.timing import Timing
 from examples._language_model import LanguageModel, dense, jagged
@@ -33,6 +34,14 @@ from subclasses.ragged import PaddedTensor
 
 RESULTS = Path(__file__).parent / "results"
 UNIT = "predicted µs a call"
+HOW = "*Predicted*, but for the columns of measured times,"
+MEASURED = (
+    "int8",
+    "dynamic",
+    "padded",
+    "model",
+    "events",
+)  # stages of `bench.gpu` that time predicted subjects
 
 # ---------------------------------------------------------------------------------------------------------
 # subjects
@@ -162,6 +171,34 @@ SUBJECTS: dict[str, Callable[[str], Iterator[Row]]] = {
 }
 
 
+def measured_on(device: str, folder: Path = RESULTS) -> dict[tuple[str, str], float]:
+    """Returns the µs that `bench.gpu` measured on a device, by the group and name of the row.
+
+    Args:
+        device: A word of the device's name, such as "H100".
+        folder: The folder of the measured pages.
+    """
+    found = {}
+    for path in (folder / f"gpu-{stage}.json" for stage in MEASURED):
+        rows, machine = load_rows(path) if path.exists() else ([], {})
+        words = (machine.get("device") or machine.get("gpu", "")).upper().replace("-", " ").split()
+        if device.upper() in words:
+            found |= {(row.group, row.name): row.timing.median for row in rows if row.unit == MICROSECONDS}
+    return found
+
+
+def with_measured(rows: list[Row], measured: dict[tuple[str, str], float]) -> list[Row]:
+    """Returns predicted rows of one device, with two more columns for the rows that were measured."""
+    found = []
+    for row in rows:
+        figure = measured.get((row.group.partition(": ")[2], row.name))
+        if figure is not None:
+            columns = {"measured µs": figure, "predicted / measured": row.timing.median / figure}
+            row = replace(row, ratios=row.ratios | columns)
+        found.append(row)
+    return found
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 2 where PyTorch's CUDA build is missing, in which case nothing is written."""
     parser = argparse.ArgumentParser(
@@ -176,15 +213,13 @@ def main(arguments: list[str] | None = None) -> int:
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 2
-    rows = [
-        row
-        for device in options.devices
-        for name in options.only or SUBJECTS
-        for row in SUBJECTS[name](device)
-    ]
+    rows = []
+    for device in options.devices:
+        predicted = [row for name in options.only or SUBJECTS for row in SUBJECTS[name](device)]
+        rows += with_measured(predicted, measured_on(device))
     print_rows(rows)
-    machine = {"device": "none: nothing was measured", "torch": torch.__version__}
-    save_rows(rows, machine, options.out, command="bench.gpu_predicted", how="*Predicted*, not measured,")
+    machine = {"device": "none: nothing was run", "torch": torch.__version__}
+    save_rows(rows, machine, options.out, command="bench.gpu_predicted", how=HOW)
     return 0
 
 

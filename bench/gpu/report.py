@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from bench.gpu.lines import HOST, MICROSECONDS, PEAK, TIME, Line, of_machine, read_lines
 from bench.gpu.table import BY_NAME, STAGES
-from bench.report import Row, load_rows, save_rows
+from bench.report import Row, save_rows
 from bench.timing import Timing
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -113,37 +112,6 @@ def _derived(name: str, subjects: dict[str, Figures]) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# predictions
-# ---------------------------------------------------------------------------------------------------------
-
-
-def predicted_for(gpu: str, path: Path) -> dict[tuple[str, str], float]:
-    """Returns the predicted µs of a device, by the group and name of the row that measures the same.
-
-    Args:
-        gpu: The device's name, such as "NVIDIA H100 80GB HBM3".
-        path: What `bench.gpu_predicted` wrote; where it does not exist, nothing is predicted.
-    """
-    if not path.exists():
-        return {}
-    words = gpu.upper().replace("-", " ").split()
-    split = [(row.group.partition(": "), row) for row in load_rows(path)[0]]
-    return {(group, row.name): row.timing.median for (device, _, group), row in split if device in words}
-
-
-def with_predictions(rows: list[Row], predicted: dict[tuple[str, str], float]) -> list[Row]:
-    """Returns measured rows, and in two more columns what was predicted for them, if anything was."""
-    found = []
-    for row in rows:
-        figure = predicted.get((row.group, row.name)) if row.unit == MICROSECONDS else None
-        if figure is not None:
-            columns = {"predicted µs": figure, "predicted / measured": figure / row.timing.median}
-            row = replace(row, ratios=row.ratios | columns)
-        found.append(row)
-    return found
-
-
-# ---------------------------------------------------------------------------------------------------------
 # pages
 # ---------------------------------------------------------------------------------------------------------
 
@@ -167,11 +135,8 @@ def write_report(path: Path, out: Path | None = None) -> list[Path]:
         mine = [line for line in lines if line.stage == stage.name]
         if not mine:
             continue
-        rows = make_rows(mine)
-        if stage.name != "calls":  # the CPU's time, which nobody predicts
-            rows = with_predictions(rows, predicted_for(device, RESULTS / "gpu-predicted.json"))
         page = out / f"gpu-{stage.name}.md"
-        save_rows(rows, machine, page.with_suffix(".json"), command="bench.gpu", how=how)
+        save_rows(make_rows(mine), machine, page.with_suffix(".json"), command="bench.gpu", how=how)
         page.write_text(page.read_text() + _words(mine))
         pages.append(page)
     return pages

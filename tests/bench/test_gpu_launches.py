@@ -17,11 +17,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bench import gpu_predicted
 from bench.gpu.device import Cuda
-from bench.gpu.report import RESULTS, make_rows, predicted_for, with_predictions
+from bench.gpu.report import RESULTS, make_rows
 from bench.gpu.run import Run
 from bench.gpu.stages import calls, int8, model, padded, training
 from bench.prediction import fake_device
-from bench.report import Row
+from bench.report import Row, load_rows, save_rows
 from bench.timing import Timing
 from desugar import _torch
 from tests.bench.prediction.needs import cuda_build
@@ -29,7 +29,12 @@ from tests.bench.prediction.needs import cuda_build
 SERVING = padded.Serving(dim=64, heads=2, layers=1, longest=64, bucket=32, stride=16)
 SCALE = model.Scale(dim=64, heads=2, layers=1, width=32, batch=4)
 CASE = training.Case(64, 2, (20, 3, 32))
-PREDICTED = predicted_for("H100", RESULTS / "gpu-predicted.json")
+DEVICE = "H100: "
+PREDICTED = {
+    (row.group.removeprefix(DEVICE), row.name)
+    for row in load_rows(RESULTS / "gpu-predicted.json")[0]
+    if row.group.startswith(DEVICE)
+}
 GROUPS = {"int8": "int8, ", "padded": "encoding ", "model": "model, ", "events": "training, N = "}
 SMALL = {
     "int8": int8.measure_int8,
@@ -184,16 +189,25 @@ def test_what_is_predicted_is_among_what_is_measured():
     assert inspect.signature(gpu_predicted.predict_wrappers).parameters["count"].default == 20
 
 
-def test_a_measured_row_gets_the_column_of_its_prediction():
-    found = predicted_for("NVIDIA H100 80GB HBM3", RESULTS / "gpu-predicted.json")
-    (group, name), figure = next(iter(found.items()))
-    rows = [Row(group, name, Timing(*[2 * figure] * 3), {"a": 1.0}), Row(group, "another", Timing(1, 1, 1))]
-    first, second = with_predictions(rows, found)
-    assert first.ratios == {"a": 1.0, "predicted µs": figure, "predicted / measured": 0.5}
-    assert second == rows[1]
-    assert found != predicted_for("NVIDIA A100-SXM4-80GB", RESULTS / "gpu-predicted.json")
+def test_a_predicted_row_gets_the_columns_of_its_measurement(tmp_path):
+    unit = gpu_predicted.UNIT
+    rows = [Row(f"{DEVICE}g", name, Timing(5, 5, 5), {"launches": 2.0}, unit) for name in ("a", "b")]
+    measured = [Row("g", "a", Timing(10, 9, 11)), Row("g: graphs", "b", Timing(1, 1, 1), unit="graphs")]
+    for key in ("device", "gpu"):
+        save_rows(measured, {key: "NVIDIA H100 80GB HBM3"}, tmp_path / "gpu-int8.json")
+        found = gpu_predicted.measured_on("h100", tmp_path)
+        assert found == {("g", "a"): 10}
+        first, second = gpu_predicted.with_measured(rows, found)
+        assert first.ratios == {"launches": 2.0, "measured µs": 10, "predicted / measured": 0.5}
+        assert first.unit == unit and second == rows[1]
 
 
-def test_a_device_without_predictions_gets_no_column(tmp_path):
-    assert not predicted_for("NVIDIA T4", RESULTS / "gpu-predicted.json")
-    assert not predicted_for("NVIDIA H100", tmp_path / "none.json")
+def test_a_device_that_was_not_measured_gets_no_column(tmp_path):
+    save_rows([Row("g", "a", Timing(1, 1, 1))], {"device": "NVIDIA H100"}, tmp_path / "gpu-model.json")
+    assert not gpu_predicted.measured_on("a100", tmp_path)
+    assert gpu_predicted.measured_on("h100", tmp_path) and not gpu_predicted.measured_on("h10", tmp_path)
+
+
+def test_pages_of_measurements_have_no_predicted_figure():
+    pages = [path for path in RESULTS.glob("gpu-*") if path.stem != "gpu-predicted"]
+    assert pages and not [path.name for path in pages if "predicted" in path.read_text()]
