@@ -1,6 +1,6 @@
 """Ragged tensors: rows of uneven length, back to back or in a dense table."""
 
-from subclasses.ragged.hugging_face import refuse_next_steps
+from subclasses.ragged.hugging_face import patch_libraries
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded import PaddedTensor, kernel_multiple, propose_buckets
 from subclasses.ragged.register import register_rules
@@ -8,7 +8,7 @@ from subclasses.ragged.sampling import TokenBatchSampler
 from subclasses.ragged.token_losses import mean_over_ranks, weighted_loss
 
 register_rules()
-refuse_next_steps()
+patch_libraries()
 
 __all__ = [
     "JaggedTensor",

@@ -1,25 +1,193 @@
-"""Caches of transformers with ragged keys: what they would get wrong is refused."""
+"""Ragged batches for transformers and accelerate: a collator, and patches of the calls that would be wrong.
+
+`RaggedCollator` takes the place of a padding collator in ``Trainer``, in accelerate and in a plain ``DataLoader``. The
+model stays as it is. This module imports neither transformers nor accelerate; the patches wait for their import.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from subclasses.after_import import after_import
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, shown
+from subclasses.ragged.jagged import JaggedTensor
+from subclasses.ragged.padded import PaddedTensor
+
+__all__ = ["RaggedCollator"]
+
+# ---- the collator ----------------------------------------------------------------------------------------------
+
+_BATCHED = ("input_ids", "labels", "token_type_ids")
+_DROPPED = ("attention_mask", "position_ids")
 
 
-def refuse_next_steps() -> None:
-    """Patches ``Cache.get_seq_length``, once transformers is imported, to raise where the keys are ragged.
+@dataclass(frozen=True)
+class RaggedCollator:
+    """Collates tokenized examples into ragged tensors; a ``data_collator`` or ``collate_fn`` without padding.
+
+    An example is a mapping with ``input_ids``, and optionally ``labels``, ``token_type_ids``, ``attention_mask`` and
+    ``position_ids``. Each value is a list, an array or a tensor of integers, one for each token. The collator removes
+    the tokens whose ``attention_mask`` is 0, with their labels, from the left or from the right of an example.
+
+    The batch is a dict of ``input_ids``, and of ``labels`` and ``token_type_ids`` where the examples have them. It has
+    no ``attention_mask`` and no ``position_ids``: a model numbers the tokens of each row from 0, which the collator
+    compares with the given positions.
+
+    Args:
+        layout: ``"jagged"`` for ``JaggedTensor``; ``"padded"`` for ``PaddedTensor``, whose table has few shapes.
+        labels: ``"input_ids"``: an example without labels has its ``input_ids`` as labels, for causal language
+            models, which shift labels themselves. ``"given"``: labels are those of the examples.
+        multiple: the table of a ``PaddedTensor`` is as wide as the next multiple of this.
+        buckets: the table is as wide as the least of these that holds the longest row; ``"powers"``: of two.
+
+    Raises:
+        ValueError: an option is not one of the above; an example lacks a column that others have, or has an unknown
+            one, a column of another length than its ``input_ids``, a mask with a 0 between ones, or positions that do
+            not count from 0; or the batch has no token.
+        TypeError: an example is not a mapping, or a column has other values than integers.
+    """
+
+    layout: str = "jagged"
+    labels: str = "given"
+    multiple: int | None = None
+    buckets: Sequence[int] | str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        _check_option("layout", self.layout, ("jagged", "padded"))
+        _check_option("labels", self.labels, ("given", "input_ids"))
+        if self.layout == "jagged" and (self.multiple is not None or self.buckets is not None):
+            raise ValueError(
+                "RaggedCollator: a jagged batch has no padding, so expected neither multiple nor buckets; pass "
+                'layout="padded", or leave them out'
+            )
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The batch of these examples, one row each."""
+        if not len(examples):
+            raise ValueError("RaggedCollator: expected at least one example, got an empty batch")
+        rows = [self._row(f"RaggedCollator: example {i}", example) for i, example in enumerate(examples)]
+        names = dict.fromkeys(name for name in _BATCHED if any(name in row for row in rows))
+        for i, row in enumerate(rows):
+            if missing := [name for name in names if name not in row]:
+                hint = ', or labels="input_ids"' if missing == ["labels"] else ""
+                raise ValueError(
+                    f"RaggedCollator: example {i} has no {missing[0]!r}, which other examples of the batch have; give "
+                    f"all examples the column or none{hint}"
+                )
+        if not any(len(row["input_ids"]) for row in rows):
+            raise ValueError(
+                f"RaggedCollator: expected a token in at least one of the {len(rows)} examples, got none; remove empty "
+                f"examples from the data set"
+            )
+        tokens = self._batch([row["input_ids"] for row in rows])
+        others = {name: self._batch([row[name] for row in rows]) for name in names if name != "input_ids"}
+        # All values share the offsets or lengths of `tokens`, which proves that their rows match.
+        return {"input_ids": tokens} | {name: tokens.with_stored(x.stored) for name, x in others.items()}
+
+    def _row(self, where: str, example: Any) -> dict[str, Tensor]:
+        """The columns of an example, without the tokens that its mask leaves out."""
+        if not isinstance(example, Mapping):
+            raise TypeError(
+                f"{where}: expected a mapping with 'input_ids', got {type(example).__name__}; tokenize the data set "
+                f"first"
+            )
+        if "input_ids" not in example:
+            raise ValueError(
+                f"{where}: expected 'input_ids', got the columns {sorted(example)}; tokenize it first"
+            )
+        if unknown := sorted({*example} - {*_BATCHED, *_DROPPED}):
+            raise ValueError(
+                f"{where}: expected columns of {[*_BATCHED, *_DROPPED]}, got {unknown[0]!r}; remove the column, or "
+                f"collate it in a function that calls the collator for the others"
+            )
+        row = {name: _as_row(where, name, values) for name, values in example.items()}
+        length = len(row["input_ids"])
+        for name, values in row.items():
+            if len(values) != length:
+                raise ValueError(
+                    f"{where}: expected {name!r} to have a value for each of the {length} input_ids, got "
+                    f"{len(values)}; pad or cut both alike, or neither"
+                )
+        if (mask := row.pop("attention_mask", None)) is not None:
+            kept = _kept(where, mask)
+            row = {name: values[kept] for name, values in row.items()}
+        if (positions := row.pop("position_ids", None)) is not None:
+            _check_positions(where, positions)
+        if self.labels == "input_ids":
+            row.setdefault("labels", row["input_ids"])
+        return row
+
+    def _batch(self, rows: list[Tensor]) -> Any:
+        if self.layout == "jagged":
+            return JaggedTensor.from_tensors(rows)
+        return PaddedTensor.from_tensors(rows, multiple=self.multiple, buckets=self.buckets)  # type: ignore[arg-type]
+
+
+def _check_option(name: str, got: object, expected: tuple[str, ...]) -> None:
+    if got not in expected:
+        raise ValueError(f"RaggedCollator: expected {name} as one of {list(expected)}, got {got!r}")
+
+
+def _as_row(where: str, name: str, values: Any) -> Tensor:
+    """A column of an example as ``[length]`` int64."""
+    try:
+        row = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{where}: expected {name!r} as a list or tensor of integers: {error}") from error
+    if row.dim() != 1:
+        raise ValueError(
+            f"{where}: expected {name!r} as one row of integers, one for each token, got the shape "
+            f"{tuple(row.shape)}; pass one row in each example, as tokenizers return it without return_tensors"
+        )
+    if len(row) and (row.is_floating_point() or row.is_complex()):
+        raise TypeError(f"{where}: expected {name!r} as integers, got {row.dtype}; convert the column")
+    return row.to(torch.int64)
+
+
+def _kept(where: str, mask: Tensor) -> slice:
+    """The tokens that a mask keeps, which have to be one run."""
+    places = mask.nonzero().flatten().tolist()
+    first, end = (places[0], places[-1] + 1) if places else (0, 0)
+    if len(places) < end - first or not ((mask == 0) | (mask == 1)).all():
+        raise ValueError(
+            f"{where}: expected an attention_mask of ones with zeros to the left or to the right of them, got "
+            f"{mask.tolist()}; remove the tokens that no other token may see from the example"
+        )
+    return slice(first, end)
+
+
+def _check_positions(where: str, positions: Tensor) -> None:
+    if not torch.equal(positions, torch.arange(len(positions), device=positions.device)):
+        raise ValueError(
+            f"{where}: expected position_ids that count from 0, as the model numbers the tokens of a row, got "
+            f"{positions.tolist()}; pass each document of a packed example as an example of its own"
+        )
+
+
+# ---- patches ---------------------------------------------------------------------------------------------------
+
+
+def patch_libraries() -> None:
+    """Patches three methods of transformers and accelerate, each once its module is imported."""
+    after_import("transformers.cache_utils", _refuse_next_steps)
+    after_import("transformers.trainer_pt_utils", _count_labels)
+    after_import("accelerate.accelerator", _pad_ragged_results)
+
+
+def _refuse_next_steps(cache_utils: Any) -> None:
+    """``Cache.get_seq_length`` raises where the keys are ragged.
 
     A model asks for it to number the positions of further tokens. The width of ragged keys is the length of the longest
     row, so tokens behind shorter rows would silently get wrong positions.
     """
-    after_import("transformers.cache_utils", _patch)
-
-
-def _patch(cache_utils: Any) -> None:
     original = cache_utils.Cache.get_seq_length
 
     @functools.wraps(original)
@@ -37,3 +205,52 @@ def _check_keys(keys: Any) -> None:
             f"get_seq_length: a cache with {shown(keys)} as its keys has no single length, and further tokens would "
             f"get wrong positions; pass whole rows without past_key_values, or a dense batch with an attention_mask"
         )
+
+
+def _count_labels(trainer_pt_utils: Any) -> None:
+    """``LabelSmoother`` divides by the number of labels that exist.
+
+    Without ``num_items_in_batch`` it derives that number from ``numel()``, which counts padding.
+    """
+    original = trainer_pt_utils.LabelSmoother.__call__
+
+    @functools.wraps(original)
+    def smoothed_loss(
+        self: Any, model_output: Any, labels: Any, shift_labels: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        if isinstance(labels, RaggedTensor) and num_items_in_batch is None:
+            predicted: Any = labels[..., 1:] if shift_labels else labels  # type: ignore[index]
+            num_items_in_batch = predicted.ne(self.ignore_index).sum()
+        given = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
+        return original(self, model_output, labels, shift_labels, **given)
+
+    trainer_pt_utils.LabelSmoother.__call__ = smoothed_loss
+
+
+def _pad_ragged_results(accelerator: Any) -> None:
+    """``Accelerator.pad_across_processes`` pads the rows of ragged tensors; Trainer calls it before it gathers."""
+    original = accelerator.Accelerator.pad_across_processes
+
+    @functools.wraps(original)
+    def pad_across_processes(
+        self: Any, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
+    ) -> Any:
+        return original(self, _as_dense(tensor, pad_index, pad_first), dim, pad_index, pad_first)
+
+    accelerator.Accelerator.pad_across_processes = pad_across_processes
+
+
+def _as_dense(x: Any, fill: int, pad_first: bool) -> Any:
+    """Plain tensors in place of the ragged ones in tuples, lists and mappings."""
+    if isinstance(x, RaggedTensor):
+        if pad_first:
+            raise DispatchError(
+                "pad_across_processes: expected pad_first=False for a ragged tensor, whose rows are padded at their "
+                "end, got True; call x.to_dense(fill) and move the entries"
+            )
+        return x.to_dense(fill)  # type: ignore[attr-defined]
+    if isinstance(x, Mapping):
+        return type(x)({key: _as_dense(value, fill, pad_first) for key, value in x.items()})  # type: ignore[call-arg]
+    if type(x) in (tuple, list):
+        return type(x)(_as_dense(value, fill, pad_first) for value in x)
+    return x
