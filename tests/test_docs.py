@@ -61,6 +61,7 @@ API = (ROOT / "docs" / "api.md").read_text()
 MODULES = ["subclasses", "desugar", "subclasses.testing"]
 WHOLE_MODULES = [
     "subclasses.ragged",
+    "subclasses.ragged.hugging_face",
     "subclasses.int8",
     "subclasses.keyed",
     "subclasses.keyed.sharded",

@@ -1,0 +1,284 @@
+"""`transformers.Trainer` and accelerate with ragged batches: the same numbers as with padding."""
+
+from __future__ import annotations
+
+import random
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import desugar
+from subclasses.ragged.hugging_face import RaggedCollator
+
+pytest.importorskip("transformers", reason="needs the extra `models`")
+pytest.importorskip("accelerate", reason="Trainer needs it")
+
+import accelerate
+import transformers
+from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from tests.models.zoo import TINY, VOCABULARY, build
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    # What `torch.utils.checkpoint` says where the inputs of a layer need no gradient.
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True"),
+]
+
+LAYOUTS = {
+    "jagged": RaggedCollator(),
+    "padded": RaggedCollator(layout="padded"),
+    "buckets": RaggedCollator(layout="padded", buckets="powers"),
+}
+WIDE = TINY | {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """No dtype of an earlier test's autocast, and no programs."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    torch.compiler.reset()
+
+
+def llama():
+    return build("LlamaForCausalLM", WIDE)
+
+
+def examples(count, seed):
+    """Rows of 2 to 30 tokens; each third one has labels for its second half alone."""
+    draw = random.Random(seed)
+    rows = [[draw.randrange(3, VOCABULARY) for _ in range(draw.randrange(2, 31))] for _ in range(count)]
+    return [{"input_ids": row, "labels": labels_of(row, number)} for number, row in enumerate(rows)]
+
+
+def labels_of(row, number):
+    prompt = len(row) // 2 if number % 3 == 0 else 0
+    return [-100] * prompt + row[prompt:]
+
+
+TRAIN, EVALUATE = examples(34, seed=0), examples(8, seed=1)
+
+
+def with_padding(rows):
+    """The batch of an ordinary collator."""
+    width = max(len(row["input_ids"]) for row in rows)
+    batch = {"input_ids": [], "labels": [], "attention_mask": []}
+    for row in rows:
+        spare = width - len(row["input_ids"])
+        batch["input_ids"].append(row["input_ids"] + [0] * spare)
+        batch["labels"].append(row["labels"] + [-100] * spare)
+        batch["attention_mask"].append([1] * (width - spare) + [0] * spare)
+    return {name: torch.tensor(values) for name, values in batch.items()}
+
+
+class Kept(TrainerCallback):
+    """Keeps what Trainer logs, without times."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        times = ("runtime", "per_second", "time", "flos")
+        self.logs.append({key: x for key, x in logs.items() if not key.endswith(times)})
+
+
+def metrics_of(prediction):
+    """What a script computes from dense arrays; the padding has the label -100."""
+    found, labels = prediction.predictions[:, :-1].argmax(-1), prediction.label_ids[:, 1:]
+    metrics = {
+        "accuracy": (found == labels)[labels != -100].mean(),
+        "labels": (labels != -100).sum(),
+        "logit": prediction.predictions[:, :-1][labels != -100].mean(),
+    }
+    if prediction.inputs is not None:
+        metrics["tokens"] = (prediction.inputs > 0).sum()
+    return metrics
+
+
+def make_trainer(folder, collator, model=None, **options):
+    options = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "no"} | options
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=3,
+        num_train_epochs=1,
+        learning_rate=1e-3,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **options,
+    )
+    trainer = Trainer(
+        llama() if model is None else model,
+        arguments,
+        train_dataset=TRAIN,
+        eval_dataset=EVALUATE,
+        data_collator=collator,
+        compute_metrics=metrics_of,
+        callbacks=[kept := Kept()],
+    )
+    return trainer, kept.logs
+
+
+def assert_same_logs(got, want, **tolerance):
+    """The losses, gradient norms and metrics of each step."""
+    assert [sorted(each) for each in got] == [sorted(each) for each in want]
+    assert sum("grad_norm" in each for each in want) >= 3 and any("eval_accuracy" in each for each in want)
+    for step, (one, other) in enumerate(zip(got, want, strict=True)):
+        assert one == pytest.approx(other, **({"rel": 1e-4, "abs": 1e-5} | tolerance)), step
+
+
+OPTIONS = {
+    "plain": {},
+    "accumulation": {"gradient_accumulation_steps": 3},
+    "smoothing": {"label_smoothing_factor": 0.1},
+    "smoothing and accumulation": {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2},
+    "grouped by length": {"train_sampling_strategy": "group_by_length"},
+    "clipping and decay": {"max_grad_norm": 0.3, "weight_decay": 0.1},
+    "checkpointing": {"activation_checkpointing": True},
+    "workers": {"dataloader_num_workers": 1},
+    "evaluation in parts": {"eval_accumulation_steps": 1},
+    "all columns": {"remove_unused_columns": False},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_numbers_are_those_of_the_padded_run(name, layout, tmp_path):
+    logs = []
+    for collator in (with_padding, LAYOUTS[layout]):
+        trainer, log = make_trainer(tmp_path, collator, **OPTIONS[name])
+        trainer.train()
+        log.append(trainer.predict(EVALUATE).metrics)
+        del log[-1]["test_runtime"], log[-1]["test_samples_per_second"], log[-1]["test_steps_per_second"]
+        logs.append(log)
+    assert_same_logs(logs[1], logs[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bfloat16(layout, tmp_path):
+    """As far as bfloat16 goes; the accuracy of some hundred tokens jumps by one of them."""
+    logs = []
+    for collator in (with_padding, LAYOUTS[layout]):
+        trainer, log = make_trainer(tmp_path, collator, bf16=True)
+        trainer.train()
+        logs.append(log)
+    assert_same_logs(logs[1], logs[0], rel=1e-2, abs=0.02)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_predictions(layout, tmp_path):
+    """Dense, with -100 behind each row; the metrics may ask for the tokens, too."""
+    options = {"include_for_metrics": ["inputs", "loss"]}
+    trainer, _ = make_trainer(tmp_path, LAYOUTS[layout], **options)
+    got = trainer.predict(EVALUATE)
+    want = make_trainer(tmp_path, with_padding)[0].predict(EVALUATE)
+    assert got.metrics["test_tokens"] == sum(len(row["input_ids"]) for row in EVALUATE)
+    for number, row in enumerate(EVALUATE):
+        length = len(row["input_ids"])
+        assert got.label_ids[number, :length].tolist() == row["labels"]
+        torch.testing.assert_close(
+            torch.tensor(got.predictions[number, :length]),
+            torch.tensor(want.predictions[number, :length]),
+            atol=1e-5,
+            rtol=1e-4,
+        )
+        for x in (got.label_ids, got.predictions):
+            assert (x[number, length:] == -100).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_goes_on_from_a_checkpoint(layout, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 4}
+    trainer, whole = make_trainer(tmp_path, LAYOUTS[layout], **options)
+    trainer.train()
+    again, rest = make_trainer(tmp_path, LAYOUTS[layout], **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    steps = [log for log in whole if "grad_norm" in log]
+    assert [log for log in rest if "grad_norm" in log] == [pytest.approx(step) for step in steps[4:]]
+    trainer.save_model(tmp_path / "saved")
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(dict(loaded.named_parameters()), dict(trainer.model.named_parameters()))
+
+
+def test_a_compiled_model(tmp_path):
+    """One program for training and one for evaluation; what is saved is the model."""
+    logs, model = [], llama()
+    fast = desugar.compile(llama(), backend="eager")
+    for each, collator in ((model, with_padding), (fast, RaggedCollator())):
+        trainer, log = make_trainer(tmp_path, collator, each, gradient_accumulation_steps=2)
+        trainer.train()
+        logs.append(log)
+    assert_same_logs(logs[1], logs[0])
+    assert len(fast.programs) == 2
+    trainer.save_model(tmp_path / "saved")
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(
+        dict(loaded.named_parameters()), dict(model.named_parameters()), atol=1e-4, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_label_smoothing_without_a_count(layout):
+    smooth = transformers.trainer_pt_utils.LabelSmoother(0.1)
+    model, losses = llama(), []
+    for collator in (with_padding, LAYOUTS[layout]):
+        batch = collator(TRAIN[:5])
+        labels = batch.pop("labels")
+        output = model(**batch)
+        losses.append([smooth(output, labels, shift_labels=shift) for shift in (True, False)])
+    torch.testing.assert_close(losses[1], losses[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_accelerate(layout):
+    losses, found = [], []
+    for collator in (with_padding, LAYOUTS[layout]):
+        accelerator, model = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2), llama()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TRAIN, batch_size=4, collate_fn=collator)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        losses.append([])
+        for batch in loader:
+            with accelerator.accumulate(model):
+                output = model(**batch)
+                accelerator.backward(output.loss)
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses[-1].append(output.loss.detach())
+        results = (output.logits.argmax(-1), batch["labels"])
+        found.append(accelerator.gather_for_metrics(accelerator.pad_across_processes(results, 1, -100)))
+    torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-4)
+    (got, labels), (want, padded) = found[1], found[0]
+    width = padded.shape[1]
+    assert torch.equal(labels[:, :width], padded) and (labels[:, width:] == -100).all()
+    assert torch.equal(got[:, :width][padded != -100], want[padded != -100])
+
+
+def test_left_padding_is_removed():
+    """A padded row with a mask has the logits of the row alone."""
+    model = llama().eval()
+    row = TRAIN[1]["input_ids"]
+    example = {"input_ids": [0, 0, *row], "attention_mask": [0, 0, *[1] * len(row)]}
+    with torch.no_grad():
+        got = model(**RaggedCollator(labels="input_ids")([example, {"input_ids": [5, 6]}]))
+        want = model(input_ids=torch.tensor([row]))
+    torch.testing.assert_close(got.logits.unbind()[0], want.logits[0], atol=1e-5, rtol=1e-4)
+
+
+def test_the_blocks_on_the_page_run(tmp_path, monkeypatch):
+    """The page itself runs where transformers is not installed, so all of its blocks run here, in order."""
+    page = (Path(__file__).parents[2] / "docs" / "hugging-face.md").read_text()
+    blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert sum("transformers.Trainer(" in block for block in blocks) == 1
+    (tmp_path / "blocks.py").write_text("\n".join(blocks))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("blocks.py")
