@@ -98,14 +98,14 @@ def test_there_is_one_exec():
     assert calls == ["subclasses/codegen/build.py"]
 
 
-@pytest.mark.sweep(8)
-@pytest.mark.parametrize(
-    "path", [path for path in sources(WITH_PRIVATE_NAMES) if path not in PRIVATE_NAMES], ids=name_of
-)
-def test_private_torch_names_are_imported_in_their_module_alone(path):
-    found = [f"{name_of(path)}:{line}: {name}" for line, name in private_torch_names(path)]
-    (folder,) = (folder for folder in WITH_PRIVATE_NAMES if path.is_relative_to(ROOT / folder))
-    assert not found, f"import these through {folder}/_torch.py: {found}"
+def test_private_torch_names_are_imported_in_their_module_alone():
+    found = [
+        f"{name_of(path)}:{line}: {name}"
+        for path in sources(WITH_PRIVATE_NAMES)
+        if path not in PRIVATE_NAMES
+        for line, name in private_torch_names(path)
+    ]
+    assert not found, f"import these through the _torch.py of their folder: {found}"
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,12 @@ def test_the_search_for_private_names_finds_them(tmp_path, text, found):
     assert {name for _, name in private_torch_names(tmp_path / "a.py")} == found
 
 
-@pytest.mark.parametrize("path", PRIVATE_NAMES, ids=name_of)
-def test_every_private_name_has_its_reason_beside_it(path):
-    lines = path.read_text().splitlines()
+def test_every_private_name_has_its_reason_beside_it():
     bare = [
         f"{name_of(path)}:{line}: {name}"
+        for path in PRIVATE_NAMES
         for line, name in private_torch_names(path)
-        if not has_reason(lines, line)
+        if not has_reason(path.read_text().splitlines(), line)
     ]
     assert not bare
 
@@ -199,7 +198,6 @@ def test_the_search_for_state_finds_it(text, found):
     assert changing_state(text) == found
 
 
-@pytest.mark.slow
 def test_state_that_outlives_a_call_is_listed():
     rows = [
         row.split("|")[1:3]
