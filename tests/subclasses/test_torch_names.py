@@ -1270,7 +1270,6 @@ CHECKS = {
 MODULES = (_torch, _torch_capture, _torch_distributed, _torch_tracing)
 
 
-@pytest.mark.sweep(14)
 @pytest.mark.parametrize("name", CHECKS)
 def test_name(name):
     assert any(hasattr(module, name) for module in MODULES)
