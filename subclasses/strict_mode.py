@@ -38,8 +38,10 @@ def check_materialize(cls: type, op: Any) -> None:
         raise DispatchError(f"{op} would materialize {one_of(cls)}, and subclasses.strict() is in force")
     for watcher in watchers:
         watcher(cls, op)
+    if not cls.__module__.startswith("subclasses."):
+        return
     name = getattr(getattr(op, "overloadpacket", op), "__name__", "")
-    if name in _PRODUCTS and cls.__module__.startswith("subclasses."):
+    if name in _PRODUCTS:
         say_once(
             f"{name} converts a whole {cls.__name__} to floats at each call",
             "leave the layer out of quantize_, or keep the floats",
