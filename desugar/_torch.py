@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from subclasses.after_import import after_import
@@ -413,16 +414,24 @@ def unchanged_guards(dicts: Any, objects: Any, attributes: Any) -> Any:
     """
     root = importlib.import_module("torch._C._dynamo.guards").RootGuardManager()
     kind = importlib.import_module("torch._dynamo.guards").GuardManagerType.GUARD_MANAGER
-    checked = (*dicts, *objects, *(owner for owner, _ in attributes))
-    children = [root.tuple_getitem_manager(n, f"[{n}]", value, kind) for n, value in enumerate(checked)]
-    for value, child in zip(checked[len(dicts) :], children[len(dicts) :], strict=True):
-        child.add_type_match_guard(id(type(value)), ["type"], None)
-    of_objects, of_owners = children[len(dicts) :], children[len(dicts) + len(objects) :]
-    for d, child in zip(dicts, children, strict=False):
-        child.add_dict_version_guard(d, ["version"], None)
-    for d, child in zip(map(vars, objects), of_objects, strict=False):
-        child.get_generic_dict_manager("__dict__", d, kind).add_dict_version_guard(d, ["version"], None)
-    for (owner, names), child in zip(attributes, of_owners, strict=True):
+    places = itertools.count()
+
+    def checked(value: Any) -> Any:
+        place = next(places)
+        return root.tuple_getitem_manager(place, f"[{place}]", value, kind)
+
+    def checked_object(owner: Any) -> Any:
+        child = checked(owner)
+        child.add_type_match_guard(id(type(owner)), ["type"], None)
+        return child
+
+    for d in dicts:
+        checked(d).add_dict_version_guard(d, ["version"], None)
+    for owner in objects:
+        entries = checked_object(owner).get_generic_dict_manager("__dict__", vars(owner), kind)
+        entries.add_dict_version_guard(vars(owner), ["version"], None)
+    for owner, names in attributes:
+        child = checked_object(owner)
         for value, name in ((getattr(owner, name), name) for name in names):
             child.getattr_manager(name, name, value, kind).add_id_match_guard(id(value), [name], None)
     return root
