@@ -234,11 +234,19 @@ COMPILER_MODULES = ("networkx", "torch._dynamo", "torch._inductor.compile_fx", "
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = _LAZY[name].partition(":")
-    value = getattr(importlib.import_module(module), attribute or name)
-    globals()[name] = value
+    return load_lazily(_LAZY, name, globals())
+
+
+def load_lazily(table: Mapping[str, str], name: str, scope: dict[str, Any]) -> Any:
+    """Imports a name that a table lists as "module" or "module:attribute", and keeps it in a module's globals.
+
+    Raises:
+        AttributeError: The table lacks the name, or PyTorch does.
+    """
+    if name not in table:
+        raise AttributeError(f"module {scope['__name__']!r} has no attribute {name!r}")
+    module, _, attribute = table[name].partition(":")
+    value = scope[name] = getattr(importlib.import_module(module), attribute or name)
     return value
 
 

@@ -5,11 +5,12 @@ The patches of torch are in `_torch_patches.py`.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from typing import Any
 
 import torch
+
+from desugar._torch import load_lazily
 
 _LAZY = {
     # Fake tensors carry sizes, strides, dtypes and a device that need not exist.
@@ -55,12 +56,7 @@ NAMES = tuple(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = _LAZY[name].partition(":")
-    value = getattr(importlib.import_module(module), attribute or name)
-    globals()[name] = value
-    return value
+    return load_lazily(_LAZY, name, globals())
 
 
 def missing_parts() -> list[str]:
