@@ -3,6 +3,7 @@
 #   make demo      the main job, on real input          make docs   the pages: runs their code and builds them
 #   make test      what CI runs                         make lint   format, lint, types, layers
 #   make test-all  the slow tests too                   make bench  timings, side by side
+#   make coverage  lines and branches that `make test` runs; ARGS='-m "slow or not slow"' for test-all
 #   make bench-compare BASE=old/wrappers.json     what changed (old: in all), fails on a regression
 #   make bench-gpu                                where CUDA is; bench-gpu-predicted TORCH=2.15.0 predicts without
 #   make bench-gpu-rehearsal                      its stages on the CPU; bench-gpu-bring downloads wheels for a device
@@ -38,10 +39,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo train-distributed test test-all test-gpu-kernels bench bench-compare bench-gpu bench-gpu-rehearsal bench-gpu-bring bench-gpu-predicted docs lint format readme dist test-dist clean
+.PHONY: help demo train-distributed test test-all coverage test-gpu-kernels bench bench-compare bench-gpu bench-gpu-rehearsal bench-gpu-bring bench-gpu-predicted docs lint format readme dist test-dist clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,14p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,15p
 
 # ---------------------------------------------------------------------------------------------------------
 # environments: one stamp file for each set of extras
@@ -73,6 +74,12 @@ test: $(VENV)/.has-dev
 
 test-all: $(VENV)/.has-dev $(VENV)/.has-models
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow" $(ARGS)
+
+coverage: $(VENV)/.has-dev
+	$(BIN)/python -m coverage erase
+	-$(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report --skip-covered --sort=miss
 
 test-gpu-kernels: $(VENV)/.has-dev $(VENV)/.has-gpu-tests
 	$(BIN)/python -m pytest -m triton --no-skips $(ARGS)
