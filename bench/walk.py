@@ -67,12 +67,14 @@ def loss(x: Any, w: Tensor) -> Any:
 def walk_calls() -> tuple[Walk, Walk]:
     """Returns the walks of the first and the second training call, forward and backward."""
     compiled = desugar.compile(loss, backend="eager")
-    loss(Pair(torch.randn(3), torch.randn(3)), torch.randn(3))  # resolves the ops of the class
+    leaf, ones = torch.randn(3, requires_grad=True), (torch.ones(()), torch.ones(()))
+    y = loss(Pair(leaf, torch.randn(3)), torch.randn(3, requires_grad=True))
+    y.backward(y.cotangent(*ones))  # resolves the ops of the class, and of its cotangents
     warm_up = desugar.compile(lambda x, w: (x + w).cos().sum(), backend="eager")
     walks = Walk(), Walk()
     for function, walk in ((warm_up, None), (compiled, walks[0]), (compiled, walks[1])):
         x, w = Pair(torch.randn(3), torch.randn(3)), torch.randn(3, requires_grad=True)
-        gradient = Pair(torch.ones(()), torch.ones(()))
+        gradient = y.detach().cotangent(*ones)
         collects = gc.isenabled()
         gc.disable()  # what ends with objects that were made before is no part of the call
         sys.setprofile(walk)

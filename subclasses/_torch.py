@@ -362,6 +362,9 @@ sparse_values = torch.Tensor._values
 # ---- norms -------------------------------------------------------------------------------------------------
 
 # The norms of several tensors, with which torch.nn.utils.clip_grad_norm_ computes one of them all.
+# Whether a gradient is a batch, as `torch.autograd.grad(..., is_grads_batched=True)` passes it; it has no other name.
+is_legacy_batchedtensor = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[attr-defined]
+
 foreach_norm = torch._foreach_norm  # type: ignore[attr-defined]
 # Ops on lists of tensors, which no public function runs.
 foreach_functions = [getattr(torch, name) for name in dir(torch) if name.startswith("_foreach_")]

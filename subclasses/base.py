@@ -18,6 +18,7 @@ from torch import Tensor
 from subclasses._torch import OpOverload, OpOverloadPacket, is_tracing
 from subclasses._torch_capture import choose_paths_as_eager, desugar_exported
 from subclasses.autograd import construct
+from subclasses.autograd.cotangent_class import CotangentClass, make_cotangent
 from subclasses.autograd.nodes import call_and_settle
 from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError, one_of
@@ -64,6 +65,10 @@ class TensorSubclass(Tensor):
     _saves_inners = False
     _instead = ""  # advice for users in the error for an op without a rule
     _adds_inner_tensors = False  # whether its rules add cotangents as they are, so that these need no mark
+    _is_cotangent = False
+    _value_cls: Any  # the class of values, of a class of cotangents; any other class itself
+    Cotangent: Any
+    """The class of the derivatives by the inner tensors of a value: what ``x.cotangent(...)`` makes."""
     _has_function_rules = False  # whether it has rules for Python-level functions
     _keeps_history = False  # whether it has rules for ops, whose results know how they were made
     # Returns the dims of a value (key "") and of its inner tensors, by field, that differ from value to value.
@@ -119,7 +124,10 @@ class TensorSubclass(Tensor):
             "trainable": trainable,
         }
         scope = names_around(sys._getframe(1))
-        check_undeclared(cls, scope)
+        if not cls._is_cotangent:
+            check_undeclared(cls, scope)
+        cls._value_cls = cls.__base__ if cls._is_cotangent else cls
+        cls.Cotangent = CotangentClass()
         cls.__spec__ = collect_spec(cls, keywords, scope)
         setattr(cls, BOOK, RuleBook())
         install(cls, TensorSubclass)
@@ -244,6 +252,25 @@ class TensorSubclass(Tensor):
             )
         return construct.unwrap_one(self, spec.attributes[spec.inner_names.index(name)])
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Lets autograd record what is done with this tensor, in place, as for any tensor."""
+        if not (requires_grad and self.requires_grad):  # a tensor that is no leaf takes that
+            self.requires_grad = requires_grad
+        return self
+
+    def cotangent(self, *inners: Tensor | None, **named: Tensor | None) -> Any:
+        """Returns a cotangent of this value, as an autograd function and a hook return it.
+
+        Args:
+            *inners: the derivatives in order of declaration, each of the size and dtype of its inner tensor.
+            **named: derivatives by the names of inner tensors. One that is not given, or None, is zero.
+
+        Raises:
+            TypeError: a name is unknown or given twice, or an inner tensor that has no derivative is named.
+            ValueError: a derivative has another size than its inner tensor.
+        """
+        return make_cotangent(self, inners, named)
+
     def wrap_cotangent(self, cotangent: Tensor) -> Any:
         """Converts a plain cotangent of the outer size to a cotangent of this class.
 
@@ -322,7 +349,7 @@ def many_rules(cls: Any) -> Iterator[Callable[[tuple[Any, ...], Callable[..., An
 
 def _refresh(cls: Any) -> None:
     """Makes a new rule visible to a class and all classes that inherit from it."""
-    for child in (cls, *descendants(cls)):
+    for child in (cls._value_cls, *descendants(cls._value_cls)):
         child._refresh()
 
 

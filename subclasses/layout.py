@@ -47,17 +47,21 @@ class Layout:
             constant that rebuilds it.
         present: names of the attributes that hold the inner tensors that are present, in order of declaration.
         nested: name and layout of each inner tensor that is itself a traceable wrapper subclass.
-        cotangent: whether the value is marked as a cotangent. Adding two cotangents adds their inner tensors, which is
-            not what adding two values means for a class that represents a plain tensor.
+        values: of a cotangent, and of what holds one, the layout of the value; None for any other layout.
     """
 
-    __slots__ = ("__weakref__", "cls", "cotangent", "nested", "present", "statics")
+    __slots__ = ("__weakref__", "cls", "nested", "present", "statics", "values")
 
     cls: type[Tensor]
     statics: tuple[Any, ...]
     present: tuple[str, ...]
     nested: Nested
-    cotangent: bool
+    values: Layout | None
+
+    @property
+    def cotangent(self) -> bool:
+        """Whether values of this layout are cotangents."""
+        return getattr(self.cls, "_is_cotangent", False)
 
     def __init__(self, *_: object, **__: object) -> None:
         raise TypeError("Layouts are interned: use intern_layout(...) or layout_of(x)")
@@ -84,7 +88,14 @@ class Layout:
         # By the names of fields: whether the attribute of a field is differentiable may change, and files still load.
         present = tuple(map(field_name, self.present))
         nested = tuple((field_name(name), layout) for name, layout in self.nested)
-        return intern_layout, (self.cls, self.statics, present, nested, self.cotangent)
+        cls: Any = self.cls
+        return intern_layout, (
+            cls._value_cls if self.cotangent else cls,
+            self.statics,
+            present,
+            nested,
+            self.cotangent,
+        )
 
 
 # ---- interning ---------------------------------------------------------------------------------------------
@@ -104,27 +115,45 @@ def intern_layout(
 ) -> Layout:
     """Returns the unique layout with this description, and creates it if necessary.
 
+    Args:
+        cls: The subclass.
+        statics: The values of the static metadata.
+        present: The attributes of the inner tensors that are present.
+        nested: The name and the layout of each inner tensor that is a wrapper.
+        cotangent: Whether it is the layout of a cotangent of the class, as files say.
+
     Raises:
         TypeError: static metadata is not hashable.
     """
+    if cotangent:
+        cls = cls.Cotangent  # type: ignore[attr-defined]
     table = _tables.get(cls)
     if table is None:
         table = _tables[cls] = weakref.WeakValueDictionary()
-    key = (_typed(statics), present, nested, cotangent)
+    key = (_typed(statics), present, nested)
     layout = table.get(key)
     if layout is None and (attributes := _attributes(cls, present)) != present:
         nested = tuple(
             zip(_attributes(cls, [name for name, _ in nested]), [n for _, n in nested], strict=True)
         )
-        return intern_layout(cls, statics, attributes, nested, cotangent)
+        return intern_layout(cls, statics, attributes, nested)
     if layout is None:
         layout = object.__new__(Layout)
-        values = {"cls": cls, "statics": statics, "present": present, "nested": nested}
-        for name, value in (*values.items(), ("cotangent", cotangent)):
+        of_values = {"values": _of_values(cls, statics, present, nested)}
+        fields = {"cls": cls, "statics": statics, "present": present, "nested": nested} | of_values
+        for name, value in fields.items():
             object.__setattr__(layout, name, value)
         # setdefault: another thread may have interned the same key meanwhile, and there must be only one layout.
         layout = table.setdefault(key, layout)
     return layout
+
+
+def _of_values(cls: Any, statics: Any, present: Any, nested: Nested) -> Layout | None:
+    inside = tuple((name, layout.values or layout) for name, layout in nested)
+    is_cotangent = getattr(cls, "_is_cotangent", False)
+    if inside == nested and not is_cotangent:
+        return None
+    return intern_layout(cls._value_cls if is_cotangent else cls, statics, present, inside)
 
 
 def has_values(cls: type[Tensor]) -> bool:
@@ -188,7 +217,7 @@ def with_nested(layout: Layout, *inners: Tensor | None) -> Layout:
     nested = nested_layouts(list(zip(spec.attributes, inners, strict=True)))
     if nested == layout.nested:
         return layout
-    return intern_layout(layout.cls, layout.statics, layout.present, nested, layout.cotangent)
+    return intern_layout(layout.cls, layout.statics, layout.present, nested)
 
 
 def describe_metadata(layout: Layout) -> str:
@@ -204,21 +233,14 @@ def describe_metadata(layout: Layout) -> str:
 
 def value_layout(layout: Layout) -> Layout:
     """Returns the layout of values whose cotangents have this layout."""
-    return intern_layout(layout.cls, layout.statics, layout.present, layout.nested)
+    return intern_layout(layout.cls._value_cls, layout.statics, layout.present, layout.nested)  # type: ignore[attr-defined]
 
 
 def cotangent_layout(layout: Layout) -> Layout:
     """Returns the layout of a cotangent of values with this layout."""
-    return intern_layout(layout.cls, layout.statics, layout.present, layout.nested, True)
+    return intern_layout(layout.cls.Cotangent, layout.statics, layout.present, layout.nested)  # type: ignore[attr-defined]
 
 
 def are_alike(one: Layout, other: Layout) -> bool:
-    """Whether two layouts differ at most in what is marked as a cotangent, also of inner tensors."""
-    return one is other or _unmarked(one) is _unmarked(other)
-
-
-def _unmarked(layout: Layout) -> Layout:
-    if not hasattr(layout.cls, "__spec__"):
-        return layout
-    nested = tuple((name, _unmarked(inner)) for name, inner in layout.nested)
-    return intern_layout(layout.cls, layout.statics, layout.present, nested)
+    """Whether two layouts differ at most in which values are cotangents, also of inner tensors."""
+    return one is other or (one.values or one) is (other.values or other)

@@ -79,7 +79,7 @@ def reduce(x: Any) -> tuple[Any, ...]:
         load_checks.check_extras(type(x), extras)
     flags = {"requires_grad": x.requires_grad, "cotangent": x._layout.cotangent}
     flags["dynamic_dims"] = _dynamic_dims(x)
-    return rebuild, (type(x), _present_inners(x), _metadata(x), flags, extras)
+    return rebuild, (type(x)._value_cls, _present_inners(x), _metadata(x), flags, extras)
 
 
 def rebuild(
@@ -107,8 +107,8 @@ def rebuild(
         x = cls._new(cls, *(inners.get(n) for n in cls.__spec__.inner_names), **metadata)
     if checked:
         load_checks.check_dynamic_dims(x, flags.get("dynamic_dims", {}))
-    if flags["cotangent"]:
-        x.__dict__["_layout"] = cotangent_layout(x._layout)
+    if flags["cotangent"] and not cls._is_cotangent:
+        x = with_inners(x, [x.__dict__[n] for n in cls.__spec__.attributes], cotangent_layout(x._layout))
     if extras:  # Dynamo traces copy.copy and rejects an update with an empty dict
         x.__dict__.update(extras)
         _restore_parameter(x)
@@ -172,7 +172,7 @@ def deepcopy(x: Any, memo: dict[int, Any]) -> Any:
     _restore_parameter(new)
     _mark_dynamic_dims(new, _dynamic_dims(x))
     if x.requires_grad:
-        Tensor.requires_grad_(new)  # as the other one does, whether its class can be trained or not
+        new.requires_grad_()
     if x.grad is not None:
         new.grad = copy.deepcopy(x.grad, memo)
     memo[id(x)] = new

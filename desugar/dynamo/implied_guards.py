@@ -361,11 +361,7 @@ def has_fixed_metadata(wrapper: Tensor) -> bool:
         return flattens_to_constants(cls)
     spec, layout = cls.__spec__, wrapper._layout  # type: ignore[attr-defined]
     has_no_choice = not spec.statics and not any(field.optional for field in spec.inners)
-    return (
-        has_no_choice
-        and not cls._marks_cotangents
-        and not any(is_wrapper(getattr(wrapper, name)) for name in layout.present)
-    )
+    return has_no_choice and not any(is_wrapper(getattr(wrapper, name)) for name in layout.present)
 
 
 def has_fixed_names(wrapper: Tensor) -> bool:

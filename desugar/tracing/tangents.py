@@ -37,9 +37,10 @@ from desugar.ir.values import (
 from desugar.tracing.captured_tensors import NonLeaf
 from desugar.tracing.run import from_functional
 from subclasses import TensorSubclass
-from subclasses.autograd.construct import PRIMAL, Primal, as_cotangent, is_differentiable, wrap_cotangent
+from subclasses.autograd.construct import Primal, as_cotangent, is_differentiable, wrap_cotangent
 from subclasses.handwritten import DTensorContext
-from subclasses.layout import cotangent_layout
+from subclasses.layout import cotangent_layout, intern_layout
+from subclasses.spec.values import PRIMAL
 
 
 def make_tangents(
@@ -74,8 +75,11 @@ def mark_tangent(value: Value) -> Value:
     """
     if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
         return value
-    cls: Any = value.cls
-    return replace(value, context=cotangent_layout(value.context)) if cls._marks_cotangents else value  # type: ignore[arg-type]
+    inner = tuple((name, mark_tangent(part)) for name, part in value.inner)
+    layout = cotangent_layout(value.context)  # type: ignore[arg-type]
+    nested = tuple((name, part.context) for name, part in inner if isinstance(part, Wrapper))
+    layout = intern_layout(layout.cls, layout.statics, layout.present, nested or layout.nested)  # type: ignore[arg-type]
+    return replace(value, cls=layout.cls, context=layout, inner=inner)
 
 
 def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: bool) -> Value:

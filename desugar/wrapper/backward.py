@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +26,11 @@ from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of, take_ap
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward_plan import BackwardPlan
 from subclasses import TensorSubclass
-from subclasses.autograd.construct import PRIMAL, is_differentiable
+from subclasses.autograd.construct import as_gradient, is_differentiable
 from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext, OpaqueContext
 from subclasses.layout import cotangent_layout, value_layout
+from subclasses.spec.values import PRIMAL
 
 # ------------------------------------------------------------------------------------------------- variants
 
@@ -121,6 +122,10 @@ class VariantEmitter:
             if isinstance(value, Wrapper) and isinstance(value.context, DTensorContext):
                 place, context = out.bind(placed, "placed"), out.bind(value.context, "context")
                 out.writeline(f"{tangents[number]} = {place}({tangents[number]}, {context})")
+            elif (values := _class_of_formulas(value)) is not None:
+                name, cls = tangents[number], out.bind(values, values.__name__)
+                out.writeline(f"if type({name}) is {cls}:")
+                out.writeline(f"    {name} = {out.bind(as_gradient, 'as_gradient')}({cls}, {name})")
         mismatches = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
         for number, value in arrived:
             mismatches += self._mismatches(tangents[number], number, value, (), items)
@@ -154,22 +159,28 @@ class VariantEmitter:
                 companion, equal = self.plan.companion_reads[number, path], out.bind(torch.equal, "equal")
                 yield f"{name} is not {companion} and not {equal}({name}, {companion})"
             case Wrapper():
-                yield f"type({name}) is not {out.bind(value.cls, value.cls.__name__)}"
+                yield self._type_mismatch(name, value, is_inner=bool(path))
                 yield from self._metadata_mismatches(name, value, is_inner=bool(path))
                 for field_name, part in value.inner:
                     if not (isinstance(part, Plain) and issubclass(value.cls, TensorSubclass)):
                         inner = f"{name}.{field_name}", number, part, (*path, field_name)
                         yield from self._mismatches(*inner, items)
 
+    def _type_mismatch(self, name: str, value: Wrapper, *, is_inner: bool) -> str:
+        cls: Any = value.cls
+        is_declared = is_inner and issubclass(cls, TensorSubclass)
+        classes = dict.fromkeys((cls._value_cls, cls.Cotangent) if is_declared else (cls,))
+        names = [self.out.bind(cls, cls.__name__) for cls in classes]
+        return " and ".join(f"type({name}) is not {cls}" for cls in names)
+
     def _metadata_mismatches(self, name: str, value: Wrapper, *, is_inner: bool) -> Iterator[str]:
         out = self.out
         if issubclass(value.cls, TensorSubclass):
-            of_value, of_cotangent = value_layout(value.context), cotangent_layout(value.context)  # type: ignore[arg-type]
-            layouts = [out.bind(of_value, "layout")]
-            # A trace without marks is none of cotangents, which add otherwise.
-            if _is_markable(value) and (is_inner or value.context is of_cotangent):
-                layouts.append(out.bind(of_cotangent, "cotangent_layout"))
-            yield " and ".join(f"{name}._layout is not {layout}" for layout in dict.fromkeys(layouts))
+            layouts: list[Any] = [value.context]
+            if is_inner:
+                layouts = [value_layout(value.context), cotangent_layout(value.context)]  # type: ignore[arg-type]
+            names = [out.bind(layout, "layout") for layout in dict.fromkeys(layouts)]
+            yield " and ".join(f"{name}._layout is not {layout}" for layout in names)
         elif isinstance(value.context, DTensorContext):  # `placed` has seen to the rest
             mesh = out.bind(value.context.spec.mesh, "mesh")
             yield f"{name}.device_mesh is not {mesh} and {name}.device_mesh != {mesh}"
@@ -274,11 +285,11 @@ class VariantEmitter:
         out.writeline(f"return {', '.join(returned)}")
 
 
-def _is_markable(value: Value) -> TypeGuard[Wrapper]:
-    """Whether values of this class are marked as cotangents."""
-    return (
-        isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass) and value.cls._marks_cotangents  # type: ignore[attr-defined]
-    )
+def _class_of_formulas(value: Value) -> Any:
+    """Returns the class of values that PyTorch's formulas compute from plain gradients in place of cotangents."""
+    cls: Any = value.cls if isinstance(value, Wrapper) else Tensor
+    is_one = issubclass(cls, TensorSubclass) and cls._is_cotangent and not cls.__spec__.stands_for_plain
+    return cls._value_cls if is_one else None
 
 
 def differentiable_leaves(traced: Interface) -> list[int]:

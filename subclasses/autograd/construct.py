@@ -24,8 +24,8 @@ from subclasses._torch_tracing import leave_in_graph, without_lazy_bits
 from subclasses.autograd import history_errors as errors
 from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable, saved
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import HISTORY, OPEN, RAW, Layout, cotangent_layout
-from subclasses.spec.values import dynamic_ints, known_to_differ, with_inners
+from subclasses.layout import HISTORY, OPEN, RAW, Layout, are_alike, cotangent_layout, with_nested
+from subclasses.spec.values import PRIMAL, dynamic_ints, known_to_differ, with_inners
 
 aten = torch.ops.aten
 
@@ -102,7 +102,8 @@ class Construct(torch.autograd.Function):
         cls = ctx.layout.cls
         if cotangent is None:
             return None, None, *(None for _ in ctx.sizes)
-        if isinstance(cotangent, cls):
+        cotangent = as_gradient(cls._value_cls, cotangent)
+        if isinstance(cotangent, cls._value_cls):
             grads = cotangent.unwrap()
         elif cls.__spec__.fallback == "map" and not cls._saves_inners:
             grads = [cotangent for _ in ctx.sizes]
@@ -175,15 +176,14 @@ def make_leaf(t: Tensor, create_graph: bool) -> Tensor:
 
     By a view of its own, since one inner tensor may depend on another, or be the same tensor.
     """
-    return t.view_as(t) if create_graph and t.requires_grad else t.detach().requires_grad_()
+    return t.view_as(t) if create_graph and t.requires_grad else Tensor.requires_grad_(t.detach())
 
 
 def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
     """Constructs a cotangent of a value from those of its inner tensors, with zeros for each that is None."""
     cls, held = type(x), [x.__dict__[n] for n in type(x).__spec__.attributes]
     parts = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
-    layout = cotangent_layout(x._layout) if cls._marks_cotangents else x._layout
-    cotangent = construct(layout, dynamic_ints(x), *parts)
+    cotangent = construct(cotangent_layout(x._layout), dynamic_ints(x), *parts)
     if cls._saves_inners:
         cotangent.__dict__[PRIMAL] = Primal(x)
     return cotangent
@@ -242,11 +242,8 @@ class Unwrap(torch.autograd.Function):
         errors.check_plain(ctx.layout.cls, parts.items(), ctx.likes)
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
         parts |= {n: _zero_like(t) for n, t in ctx.likes.items() if parts.get(n) is None}
-        layout, cls = ctx.layout, ctx.layout.cls
-        if cls._marks_cotangents:
-            layout = cotangent_layout(layout)
-        inners = [parts.get(n) for n in cls.__spec__.attributes]
-        cotangent = construct(layout, ctx.dynamics, *inners)
+        inners = [parts.get(n) for n in ctx.layout.cls.__spec__.attributes]
+        cotangent = construct(cotangent_layout(ctx.layout), ctx.dynamics, *inners)
         if ctx.primal is not None:
             cotangent.__dict__[PRIMAL] = ctx.primal
         return cotangent, None
@@ -259,10 +256,6 @@ class Unwrap(torch.autograd.Function):
 
 def _versions(inners: list[Tensor | None]) -> list[int]:
     return [0 if t is None or t.is_inference() else t._version for t in inners]
-
-
-# The attribute of a cotangent that holds its primal.
-PRIMAL = "_primal"
 
 
 class Primal:
@@ -388,18 +381,43 @@ def close_wrappers(value: Any, opened: dict[int, Any]) -> Any:
 
 
 def as_cotangent(x: Any) -> Any:
-    """Returns the same value with the layout of a cotangent, if its class marks cotangents; AOTAutograd expects it."""
-    return with_layout(x, cotangent_layout(x._layout)) if type(x)._marks_cotangents else x
+    """Returns a value as a cotangent of its class, with the same inner tensors; values inside of it, too."""
+    layout = cotangent_layout(x._layout)
+    if layout is x._layout:
+        return x
+    inners = unwrap(x, type(x).__spec__.attributes)
+    if layout.nested:
+        inners = tuple([_inner_cotangent(t) for t in inners])
+        layout = with_nested(layout, *inners)
+    return construct(layout, dynamic_ints(x), *inners)
+
+
+def _inner_cotangent(t: Any) -> Any:
+    return as_cotangent(t) if hasattr(type(t), "__spec__") and is_differentiable(t) else t
+
+
+def as_gradient(cls: Any, g: Any) -> Any:
+    """Returns a gradient that arrives at a value of a class as a cotangent or a plain tensor.
+
+    PyTorch's formulas compute values of a structure where they multiply a plain gradient by a value: the derivatives
+    by inner tensors.
+
+    Raises:
+        DispatchError: it is a value of a representation, which an author's function made.
+    """
+    if not isinstance(g, cls) or type(g)._is_cotangent or cls._adds_inner_tensors:  # type: ignore[attr-defined]
+        return g
+    if cls.__spec__.stands_for_plain:
+        raise errors.value_gradient_error(cls)
+    return as_cotangent(g)
 
 
 def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
     """Converts a tangent to the metadata that was traced; returns None if that is impossible."""
-    layout = x._layout
-    if expected_type not in (None, type(x)) or not isinstance(expected, Layout):
+    if not isinstance(expected, Layout) or not are_alike(x._layout, expected):
         return None
-    if cotangent_layout(layout) is cotangent_layout(expected):
-        return with_layout(x, expected)
-    return None
+    found = as_cotangent(as_gradient(type(x), x)) if expected.cotangent else with_layout(x, expected)
+    return found if found._layout is expected else None
 
 
 def with_layout(x: Any, layout: Layout) -> Any:

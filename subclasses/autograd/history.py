@@ -387,7 +387,7 @@ def by_inner_tensors(results: Sequence[Any], cotangents: Sequence[Any]) -> tuple
     given: list[Any] = []
     for x, cotangent in zip(results, cotangents, strict=True):
         history = x.__dict__.get(HISTORY)
-        if history is None or type(cotangent) is not type(x):
+        if history is None or not isinstance(cotangent, type(x)):
             roots.append(x)
             given.append(cotangent)
             continue

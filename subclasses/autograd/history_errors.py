@@ -45,6 +45,15 @@ def unknown_gradient_error(cls: Any) -> DispatchError:
     )
 
 
+def value_gradient_error(cls: Any) -> DispatchError:
+    """Returns the error for a value in place of a cotangent."""
+    fields = ", ".join(f"{f.name}=..." for f in cls.__spec__.inners)
+    return DispatchError(
+        f"{one_of(cls)} was given or returned as a gradient: its arithmetic is that of values, and a gradient has the "
+        f"derivatives by inner tensors. Write x.cotangent({fields}), where x is the value that the gradient is of"
+    )
+
+
 def fitting(cls: Any, names: Sequence[str], gradients: Iterable[Any], sizes: Iterable[Any]) -> list[Any]:
     """Returns the gradients by inner tensors, None for those without a size.
 
@@ -83,10 +92,11 @@ def check_plain(cls: Any, gradients: Iterable[tuple[str, Any]], likes: Mapping[s
 
 def class_gradient_error(kind: Any, what: str, tensor: str) -> DispatchError:
     """Returns the error for a gradient of a class at a plain tensor, of which more depends on inner tensors."""
+    kind = kind._value_cls
     return DispatchError(
-        f"{one_of(kind)}: {what} is {one_of(kind)}. A plain tensor that {tensor} is an operand of an op that maps to "
-        f"the inner tensors of {one_of(kind)}, and has a gradient by each of them: make it a value first, as in "
-        f"`x / {kind.__name__}(t, ...)` for `x / t`, with t in place of each inner tensor; its gradient is their sum"
+        f"{one_of(kind)}: {what} is {one_of(kind.Cotangent)}. A plain tensor that {tensor} is an operand of an op that "
+        f"maps to the inner tensors of {one_of(kind)}, and has a gradient by each of them: make it a value first, as "
+        f"in `x / {kind.__name__}(t, ...)` for `x / t`, with t in place of each inner tensor; its gradient is their sum"
     )
 
 

@@ -34,6 +34,7 @@ from subclasses.autograd.construct import (
     Construct,
     Primal,
     Unwrap,
+    as_gradient,
     cotangent_like,
     is_differentiable,
     make_leaf,
@@ -58,7 +59,7 @@ from subclasses.autograd.history_errors import (
     unknown_gradient_error,
     watched_view_error,
 )
-from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, with_marked_gradients
+from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, check_gradients
 from subclasses.autograd.rule_runs import Read, hook_rule
 from subclasses.errors import DispatchError
 from subclasses.layout import HISTORY, OPEN
@@ -71,7 +72,7 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if func in _WATCHING:
         _check_not_read(args[0])
     if func in TAKES_GRADIENTS and not torch.compiler.is_dynamo_compiling():
-        args, kwargs = with_marked_gradients(func, args, kwargs)
+        args, kwargs = check_gradients(func, args, kwargs)
     if torch.compiler.is_dynamo_compiling():
         return call_unruled(func, types, args, kwargs)  # the ops run, and settle, where its graph is traced
     if is_below_autograd():
@@ -201,9 +202,10 @@ class MadeByRule(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Returns the cotangent for PyTorch's formula, or one for each source by the rule."""
         (cotangent,) = cotangents
-        if ctx.primal is not None and cotangent is not None and type(cotangent) is not ctx.cls:
+        cotangent = as_gradient(ctx.cls, cotangent)
+        if ctx.primal is not None and cotangent is not None and not isinstance(cotangent, ctx.cls):
             cotangent = ctx.primal.wrap_cotangent(cotangent)
-        if type(cotangent) is not ctx.cls and not ctx.replaces_formula:
+        if not isinstance(cotangent, ctx.cls) and not ctx.replaces_formula:
             return cotangent, None, *(None for _ in range(ctx.count))
         return None, None, *_pulled_back(ctx, cotangent)
 
@@ -319,7 +321,7 @@ class _Call:
         if self.error is not None:
             raise self.error
         history = self.history
-        cls = next(type(t) for t in (cotangent, *history.operands) if hasattr(type(t), "__spec__"))
+        cls = next(type(t)._value_cls for t in (cotangent, *history.operands) if hasattr(type(t), "__spec__"))
         run, args, kwargs, number = history.made  # type: ignore[misc]
         check_unwritten(history, cls)
         create_graph = torch.is_grad_enabled()

@@ -14,20 +14,19 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from subclasses._torch import OpOverload, is_traceable_wrapper_subclass_type
+from subclasses.autograd.cotangent_class import is_cotangent
 from subclasses.dispatch.map_plan import check_alike, raise_writes_plain
 from subclasses.dispatch.per_inner import (
     check_not_traced,
     check_operands,
     differentiable_names,
     inner_of,
-    is_gradient,
     joint_norm,
     records,
     remade,
 )
 from subclasses.layout import cotangent_layout
 from subclasses.ops.aliasing import PLAIN, argument, bump_versions, may_overlap
-from subclasses.ops.cotangents import is_cotangent
 from subclasses.ops.schema import OpFacts, op_facts
 from subclasses.ops.write_checks import check_sizes, one_element
 from subclasses.spec.values import POINT, is_point
@@ -104,7 +103,8 @@ def _make_call(op: OpOverload, args: Any, kwargs: Any) -> Call:
 
 def _owner(call: Call, tensors: tuple[Tensor, ...]) -> Any:
     """Returns the trainable class that a row belongs to; None if the row runs as it is."""
-    cls: Any = next((type(t) for t in tensors if _is_trainable(type(t))), None)
+    kind: Any = next((type(t) for t in tensors if _is_trainable(type(t))), None)
+    cls = None if kind is None else kind._value_cls
     if cls is None or cls.__spec__.fallback == "map":
         return cls
     mine = [t for t in tensors if isinstance(t, cls)]
@@ -134,7 +134,7 @@ def _split(call: Call, cls: Any, index: int, tensors: tuple[Tensor, ...]) -> lis
     if cls.__spec__.fallback == "map":
         for t in tensors:
             if isinstance(t, cls):
-                check_alike(call.op, x, t, of_optimizer=True)
+                check_alike(call.op, x, t)
     else:
         check_operands(cls, call.op, tensors)
         if call.op.overloadpacket.__name__ != "_foreach_copy_":
@@ -209,7 +209,7 @@ def _join(call: Call, cls: Any, tensors: tuple[Tensor, ...], results: dict[str, 
     first: Any = tensors[0]
     x: Any = next(t for t in tensors if isinstance(t, cls))
     name = call.op.overloadpacket.__name__
-    if name == "_foreach_norm" and is_gradient(x):
+    if name == "_foreach_norm" and is_cotangent(x):
         return joint_norm(x, results, call.values[1] if call.values[1] is not None else 2)
     if cls.__spec__.fallback == "map":
         return remade(x, results, x._layout)

@@ -60,11 +60,12 @@ def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
     name = op.overloadpacket.__name__ + "_" + op._overloadname
     facts = op_facts(op)
     e.reserve(*(a.name for a in facts.arguments))
-    emit_map_plan(e, spec, facts, name, is_tried_first(op))
+    emit_map_plan(e, spec, facts, name, is_tried_first(op), beside_values=cls._is_cotangent)
     supplied = {
         "_op": op,
         "_call": cpp_callable(op),
-        "_Cls": cls,
+        "_Cls": cls._value_cls,
+        "_Cotangent": cls,
         "_wrap": cls._wrap,
         "_check_alike": check_alike,
     }
@@ -75,8 +76,19 @@ def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
     return made[name]  # type: ignore[return-value]
 
 
-def emit_map_plan(e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str, tried: bool) -> None:
-    """Emits the plan; the module's docstring shows an example."""
+def emit_map_plan(
+    e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str, tried: bool, *, beside_values: bool = False
+) -> None:
+    """Emits the plan; the module's docstring shows an example.
+
+    Args:
+        e: Receives the text.
+        spec: The declaration.
+        facts: The op.
+        name: The name of the function.
+        tried: Whether the op is tried before it writes.
+        beside_values: Whether the plan is for cotangents, beside which there may be values of the class.
+    """
     tensors = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor"]
     params = facts.arguments[: tensors[-1] + 1]
     wrappers = [a for a in params if a.kind == "tensor"]
@@ -87,7 +99,7 @@ def emit_map_plan(e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str, tri
     )
     e.writeline(f"def {name}({', '.join((*signature, *rest))}):")
     with e.indent():
-        _emit_find_wrappers(e, spec, wrappers)
+        _emit_find_wrappers(e, spec, wrappers, beside_values)
         for index in facts.written:
             _emit_check_written(e, facts.arguments[index], len(wrappers) > 1)
         if tried:
@@ -97,7 +109,9 @@ def emit_map_plan(e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str, tri
         _emit_result(e, spec, facts)
 
 
-def _emit_find_wrappers(e: Emitter, spec: SubclassSpec, wrappers: list[Argument]) -> None:
+def _emit_find_wrappers(
+    e: Emitter, spec: SubclassSpec, wrappers: list[Argument], beside_values: bool
+) -> None:
     """Emits which arguments are wrappers, and the check that all of them have the same metadata."""
     first, *others = [a.name for a in wrappers]
     if not others:
@@ -106,11 +120,16 @@ def _emit_find_wrappers(e: Emitter, spec: SubclassSpec, wrappers: list[Argument]
         return
     for name in (first, *others):
         e.writeline(f"_is_{name} = isinstance({name}, _Cls)")
-    chain = "".join(f"{n} if _is_{n} else " for n in (first, *others[:-1])) + others[-1]
+    is_one = "type({0}) is _Cotangent" if beside_values else "_is_{0}"
+    chain = "".join(f"{n} if {is_one.format(n)} else " for n in (first, *others[:-1])) + others[-1]
     e.writeline(f"_x = {chain}")
     e.writeline("_layout = _x._layout")
-    for name in others:
-        differs = [f"{name}._layout is not _layout"]
+    same = "_layout"
+    if beside_values:
+        e.writeline("_values = _layout.values")
+        same = "_layout and {0}._layout is not _values"
+    for name in (first, *others) if beside_values else others:
+        differs = [f"{name}._layout is not {same.format(name)}"]
         differs += [f"{name}.{f.name} != _x.{f.name}" for f in spec.dynamics]
         e.writeline(f"if _is_{name} and ({' or '.join(differs)}):")
         e.writeline(f"    _check_alike(_op, _x, {name})")
@@ -181,15 +200,12 @@ def _alias(view: Any, base: Any) -> Any:
     return view
 
 
-def check_alike(op: OpOverload, x: Any, y: Any, *, of_optimizer: bool = False) -> None:
+def check_alike(op: OpOverload, x: Any, y: Any) -> None:
     """Raises DispatchError if an op cannot be mapped over two wrappers, which have different metadata.
 
-    Whether an inner tensor is a cotangent is not compared: the ops on it know what that means. Whether the wrappers
-    themselves are is, except for the arithmetic of optimizers.
+    Whether a wrapper is a cotangent is not compared.
     """
-    one, other = x._layout, y._layout
-    same_mark = of_optimizer or one.cotangent is other.cotangent
-    if same_mark and are_alike(one, other) and dynamic_ints(x) == dynamic_ints(y):
+    if are_alike(x._layout, y._layout) and dynamic_ints(x) == dynamic_ints(y):
         return
     raise DispatchError(
         f"{op} on two {type(x).__name__} with different metadata: {_metadata(x)} and {_metadata(y)}; "
@@ -212,6 +228,7 @@ def raise_dtype(op: OpOverload, x: Any, field: str, expected: Any, got: Any) -> 
 
 def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
     """Raises DispatchError: an op would write several values, one for each inner tensor, to one plain tensor."""
+    cls = cls._value_cls  # type: ignore[attr-defined]
     facts = op_facts(op)
     if any(facts.arguments[i].keyword for i in facts.written):
         raise DispatchError(

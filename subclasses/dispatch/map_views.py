@@ -244,7 +244,7 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         DispatchError: from the plan, if the op changes the further dims, as a sum over all dims does, or means other
             elements of an inner tensor of another size than of the value.
     """
-    facts = op_facts(op)
+    facts, cls = op_facts(op), cls._value_cls
     is_sized = any(a.name in _SIZES for a in facts.arguments)
     if torch.Tag.pointwise in op.tags:
         return _with_plain_operands(cls, op, run)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, is_tracing
 from subclasses.autograd.construct import is_differentiable
+from subclasses.autograd.cotangent_class import is_cotangent
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import are_alike
-from subclasses.ops.cotangents import is_cotangent, mixed_error
-from subclasses.spec.values import GRADIENT, RANKS, dynamic_ints, is_point, with_inners
+from subclasses.ops.cotangents import mixed_error
+from subclasses.spec.values import RANKS, dynamic_ints, is_point, with_inners
 
 
 def records(values: Any) -> bool:
@@ -80,11 +81,6 @@ def remade(x: Any, results: dict[str, Any], layout: Any, mark: str = "") -> Any:
     if RANKS in x.__dict__:  # what is computed from the gradient of a part is of a part
         out.__dict__[RANKS] = x.__dict__[RANKS]
     return out
-
-
-def is_gradient(x: Any) -> bool:
-    """Whether a value is a cotangent, marked as such by its layout or as the gradient of a Parameter."""
-    return is_cotangent(x) or GRADIENT in x.__dict__
 
 
 def joint_norm(x: Any, norms: dict[str, Tensor], ord: Any) -> Tensor:

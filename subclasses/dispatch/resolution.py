@@ -29,6 +29,7 @@ from subclasses._torch import (
 from subclasses.autograd.derived_writes import run_derived
 from subclasses.autograd.history import is_kept, with_history
 from subclasses.dispatch import structural
+from subclasses.dispatch.cotangents import cotangent_run
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, naming_whole, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.map_views import WHOLE, is_factory
@@ -51,13 +52,8 @@ from subclasses.ops.cotangents import (
     ADDITIVE_OPS,
     SCALING_OPS,
     with_absent_gradients,
-    with_anomaly_check,
-    with_cotangent_arithmetic,
-    with_mapped_cotangents,
-    with_marked_results,
-    with_marked_sums,
-    with_summed_cotangents,
-    with_wrapped_sums,
+    with_engine_sums,
+    with_plain_gradients,
 )
 from subclasses.ops.detach import in_one_step
 from subclasses.ops.schema import functional_counterpart, op_facts
@@ -96,6 +92,7 @@ class Step(StrEnum):
     MATERIALIZE = "materialize"
     ERROR = "error"
     HIGHER_ORDER = "higher-order"
+    COTANGENT = "cotangent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +130,12 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     """Returns the plan of the first resolution step that applies to an op, with its stages around it."""
     if isinstance(op, HigherOrderOperator):
         return Plan(Step.HIGHER_ORDER, higher_order_run(cls, op))
+    if cls._is_cotangent:
+        is_structure, run = cotangent_run(cls, op, partial(_find_own, op), partial(_find_rule, op))
+        if op in WHOLE and cls.__spec__.fallback != "map":
+            run = WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
+        run = with_counted_writes(cls._value_cls, op, with_absent_gradients(op, run))
+        return Plan(Step.STRUCTURE if is_structure else Step.COTANGENT, run)
     plan = _plan_before_fallback(cls, op) or Plan(Step(fallback_step(cls, op)), fallback_run(cls, op))
     run, names = plan.run, list[str]()
     for name, wrap in _stages(cls, op, plan, names):
@@ -182,24 +185,10 @@ def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[
 
 def _gradient_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
     """Yields the stages for cotangents and for Parameters."""
-    is_mapped = cls.__spec__.fallback == "map"
     if cls.__spec__.trainable:
         yield "training", partial(with_training, cls, op)
-    elif not is_mapped:
-        yield "cotangent arithmetic", lambda run: with_cotangent_arithmetic(cls, op, run, plan.by_rule)
-    if cls._marks_cotangents:
-        if op in _SUMS:
-            yield "marked sums", partial(with_marked_sums, cls)
-        if op in _REDUCING and plan.step == Step.RULE:
-            yield "summed cotangents", partial(with_summed_cotangents, cls, op)
-        if is_mapped and _takes_one(op) and plan.step != Step.STRUCTURE:
-            yield (
-                "mapped cotangents",
-                lambda run: with_mapped_cotangents(cls, run, lambda: fallback_run(cls, op)),
-            )
-    if op is aten.add.Tensor and is_mapped and cls._saves_inners:
-        yield "wrapped sums", partial(with_wrapped_sums, cls)
-    yield "anomaly check", partial(with_anomaly_check, cls, op)
+    if op in _SUMS and not cls._adds_inner_tensors:
+        yield "engine sums", partial(with_engine_sums, cls)
     yield "absent gradients", partial(with_absent_gradients, op)
 
 
@@ -233,13 +222,12 @@ def _formula_asks_rules(cls: Any, op: OpOverload) -> bool:
     The formula for a view does not compute with values, and that for a pointwise op only by pointwise ops and sums.
     """
     is_pointwise = torch.Tag.pointwise in (functional_counterpart(op) or op).tags
-    return not op_facts(op).viewed and (not is_pointwise or cls._marks_cotangents or has_pointwise_rules(cls))
+    return not op_facts(op).viewed and (not is_pointwise or cls._saves_inners or _rules_gradients(cls))
 
 
-def _takes_one(op: OpOverload) -> bool:
-    """Whether an op writes nothing and takes no lists of tensors, as those that formulas apply to cotangents."""
-    facts = op_facts(op)
-    return not facts.written and all(a.kind != "tensors" for a in facts.arguments)
+def _rules_gradients(cls: Any) -> bool:
+    """Whether a rule says what an op of a vector space, or the sum of a broadcast operand's gradient, means."""
+    return has_pointwise_rules(cls) or any(find_op_rule(cls, op) is not None for op in _OF_GRADIENTS)
 
 
 def find_step(cls: Any, op: OpOverload) -> str:
@@ -248,18 +236,15 @@ def find_step(cls: Any, op: OpOverload) -> str:
     return plan.name if plan is not None else fallback_step(cls, op)
 
 
-def marks_cotangents(cls: Any) -> bool:
-    """Whether cotangents of a class are marked, because its ``+`` may not add inner tensors, or does not exist.
+def _find_own(op: OpOverload, cls: Any) -> Call | None:
+    plan = _exact(cls, op)
+    return None if plan is None else plan.run
 
-    A mapped class adds inner tensors, unless its author says what a plain cotangent means, or a rule says what an op of
-    a vector space, or the sum to which the gradient of a broadcast operand leads, means for values. The rules of a
-    class that says so with ``_adds_inner_tensors`` add inner tensors too; they may add values of different metadata.
-    """
-    if cls._adds_inner_tensors:
-        return False
-    if cls.__spec__.fallback != "map" or cls._saves_inners:
-        return True
-    return any(find_op_rule(cls, op) is not None for op in _OF_GRADIENTS)
+
+def _find_rule(op: OpOverload, cls: Any) -> Call | None:
+    """Returns the plan of an op by a rule for values, or by PyTorch's decomposition, if there is one."""
+    plans = (step(cls, op) for step in (_exact, _derived, _tagged, _decomposed))
+    return next((plan.run for plan in plans if plan is not None), None)
 
 
 def _plan_before_fallback(cls: Any, op: OpOverload) -> Plan | None:
@@ -282,7 +267,7 @@ def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
     refuse = () if _is_left_to_python(op) else (partial(check_refusal, cls, op, rule),)
     rule = with_numbers(rule, describe(rule))
     run: Call = with_lazy_bits(partial(with_results_of(cls, op, rule, *refuse), op))
-    return with_marked_results(cls, run) if getattr(cls, "_marks_cotangents", False) else run
+    return with_plain_gradients(cls, run) if cls.__spec__.stands_for_plain else run
 
 
 def _is_left_to_python(op: OpOverload) -> bool:
@@ -447,7 +432,7 @@ def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
 def _leaves(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
     """Whether a class leaves an op to another subclass in the call."""
     others: list[type] = [
-        t for t in types if not issubclass(t, cls) and is_traceable_wrapper_subclass_type(t)
+        t for t in types if not issubclass(t, cls._value_cls) and is_traceable_wrapper_subclass_type(t)
     ]
     if not others or find_op_rule(cls, op) is not None:
         return False

@@ -33,8 +33,8 @@ def with_sharding(cls: Any, op: OpOverload, run: Call) -> Call:
     """Wraps the plan of an op that FSDP2, a checkpoint or a DTensor calls on a value; others stay unwrapped."""
     tables = _TABLES if cls.__spec__.fallback == "materialize" else {"fsdp": _FSDP}
     answers = {who: table[op] for who, table in tables.items() if op in table}
-    if "dtensor" in tables and op.name() in _COLLECTIVES:
-        answers["dtensor"] = _COLLECTIVES[op.name()]
+    if "dtensor" in tables and op.name() in COLLECTIVES:
+        answers["dtensor"] = COLLECTIVES[op.name()]
     if not answers:
         return run
 
@@ -159,7 +159,7 @@ def _slice(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
     return rows_of(x, start or 0, rows if stop is None else min(stop, rows))
 
 
-def _new_zeros(x: Any, size: Any, **kwargs: Any) -> Any:
+def new_zeros(x: Any, size: Any, **kwargs: Any) -> Any:
     """Returns a value of so many rows, to be filled; inner tensors that are not cut are those of ``x``."""
     return _map_cut(x, lambda t: t.new_zeros((size[0], *t.shape[1:])), torch.clone)
 
@@ -197,7 +197,7 @@ def _as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = Non
     return x.detach()
 
 
-def _narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
+def narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
     """Returns the rows that a checkpoint saved or loads, as views.
 
     Raises:
@@ -243,7 +243,7 @@ def _complete(run: Call, x: Any) -> Any:
     return x.detach() if PART in x.__dict__ or x._layout.cotangent else run(x)
 
 
-def _same_size(run: Call, x: Any, size: Any) -> Any:
+def same_size(run: Call, x: Any, size: Any) -> Any:
     """Returns the local tensor of a DTensor, which PyTorch takes a view of to return it."""
     return x.detach() if tuple(size) == tuple(x.shape) else run(x, size)
 
@@ -256,16 +256,16 @@ _FSDP: dict[Any, Call] = {
     aten.as_strided.default: _without_run(_as_strided),
     aten.split.Tensor: _without_run(_split),
     aten.slice.Tensor: _without_run(_slice),
-    aten.new_zeros.default: _without_run(_new_zeros),
+    aten.new_zeros.default: _without_run(new_zeros),
     aten.view.default: _without_run(_view),
 }
 _TABLES = {
     "fsdp": _FSDP,
-    "checkpoint": {aten.slice.Tensor: _without_run(_narrow)},
-    "dtensor": {aten.view.default: _same_size},
+    "checkpoint": {aten.slice.Tensor: _without_run(narrow)},
+    "dtensor": {aten.view.default: same_size},
 }
 # By name: PyTorch registers one of them with the first collective.
-_COLLECTIVES: dict[str, Call] = {
+COLLECTIVES: dict[str, Call] = {
     "_c10d_functional::all_gather_into_tensor": _gather,
     "_c10d_functional::wait_tensor": _complete,
     "_c10d_functional::_wrap_tensor_autograd": _complete,

@@ -19,7 +19,7 @@ from subclasses.errors import DispatchError, one_of
 from subclasses.ops.aliasing import with_aliasing, write_into
 from subclasses.ops.detach import own_gradients
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import GRADIENT, PART, POINT, RANKS, is_point, map_inners
+from subclasses.spec.values import PART, POINT, RANKS, is_point, map_inners
 
 aten = torch.ops.aten
 
@@ -267,8 +267,6 @@ def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
                 own_gradients(x, out)
             if trainable and is_point(x) and (op is aten.detach.default or not records((x,))):
                 out.__dict__[POINT] = True
-            elif GRADIENT in x.__dict__:
-                out.__dict__[GRADIENT] = True
             if PART in x.__dict__:
                 out.__dict__[PART] = True
             if RANKS in x.__dict__:

@@ -69,6 +69,7 @@ class VaryingDims:
 _SPECIAL = {
     "data": lambda x, value: _set_data(x, value),
     "_is_param": parameters.become_parameter,
+    "requires_grad": parameters.require_grad,
     "__dict__": parameters.swap_attributes,
 }
 SPECIAL_ATTRIBUTES = frozenset(_SPECIAL)

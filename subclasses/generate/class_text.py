@@ -339,7 +339,7 @@ def emit_compile_hooks(e: Emitter, spec: SubclassSpec) -> None:
     e.writeline("    return _stable_hash(_self)")
     e.writeline()
     e.writeline("def __coerce_tangent_metadata__(_self):")
-    e.writeline("    return _self" if spec.fallback == "map" else "    return _as_cotangent(_self)")
+    e.writeline("    return _as_cotangent(_self)")
     e.writeline()
     e.writeline("def __coerce_same_metadata_as_tangent__(_self, _metadata, _type=None):")
     e.writeline("    return _coerce_tangent(_self, _metadata, _type)")

@@ -18,11 +18,11 @@ from subclasses._torch import (
 )
 from subclasses._torch_distributed import size_inner_dtensors
 from subclasses.autograd import construct, materialize
+from subclasses.autograd.cotangent_class import call_without_rules
 from subclasses.autograd.materialized_parameters import call_materializing
 from subclasses.autograd.nodes import call_and_settle
 from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
-from subclasses.dispatch.training import beside_training
 from subclasses.dispatch.views import view_functions
 from subclasses.generate.attributes import DynamicDims, VaryingDims, install_fields, set_field
 from subclasses.generate.class_text import emit_class
@@ -31,7 +31,7 @@ from subclasses.generate.unseen import UnseenNames
 from subclasses.layout import Layout, intern_layout, nested_layouts
 from subclasses.rules.asked import with_type_errors
 from subclasses.rules.errors import raise_from_rule
-from subclasses.rules.registry import all_rules, collect_function_rules, has_op_rules
+from subclasses.rules.registry import collect_function_rules, has_op_rules
 from subclasses.rules.symbolic_numbers import with_ints
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
@@ -150,16 +150,17 @@ def _refresh(
     plan_table.clear()
     functions.clear()
     unseen.clear()
-    if cls.__spec__.fallback == "materialize":
+    if cls.__spec__.fallback == "materialize" and not cls._is_cotangent:
         functions.update(view_functions)
-    functions.update(with_ints(beside_training(cls, collect_function_rules(cls))))
-    cls._marks_cotangents = resolution.marks_cotangents(cls)
-    # A mapped class without rules has no need to: optimizers do with its values what any code does.
-    cls._marks_gradients = cls._marks_cotangents or (cls.__spec__.fallback == "map" and bool(all_rules(cls)))
+    functions.update(with_ints(collect_function_rules(cls)))
     cls._has_function_rules = bool(functions)
-    cls._keeps_history = has_op_rules(cls) and not cls._adds_inner_tensors
+    cls._keeps_history = has_op_rules(cls) and not cls._adds_inner_tensors and not cls._is_cotangent
     name = "__torch_function__"
-    if not _is_overridden(cls, name, root):
+    if cls._is_cotangent:
+        is_intercepted = cls._value_cls.__torch_function__ is not disabled_torch_function_impl
+        without_rules = classmethod(call_without_rules) if is_intercepted else disabled_torch_function_impl
+        cls.__torch_function__ = classmethod(made[name]) if functions else without_rules
+    elif not _is_overridden(cls, name, root):
         is_asked = cls._has_function_rules or cls._keeps_history or "_serves_super" in vars(cls)
         found = classmethod(made[name]) if is_asked else disabled_torch_function_impl
         setattr(cls, name, found)

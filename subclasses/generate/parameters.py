@@ -1,4 +1,4 @@
-"""Values that become an ``nn.Parameter``: the class of their gradient, and whether an optimizer can update them.
+"""Leaves of autograd and Parameters: the class of their gradient, and whether an optimizer can update them.
 
 ``nn.Parameter(x)`` sets an attribute on a detached alias of ``x``; the generated ``__setattr__`` passes it on to here.
 Any value may become a Parameter. A step of an optimizer raises before it writes to a Parameter that it cannot update.
@@ -21,13 +21,25 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import unserializable_hook
 
-from subclasses._torch import hooks_of, is_traceable_wrapper_subclass, set_hooks
-from subclasses.autograd.construct import construct, is_differentiable, unwrap, with_layout, wrap_cotangent
+from subclasses._torch import (
+    hooks_of,
+    is_legacy_batchedtensor,
+    is_traceable_wrapper_subclass,
+    set_hooks,
+)
+from subclasses.autograd.construct import (
+    as_cotangent,
+    as_gradient,
+    construct,
+    is_differentiable,
+    unwrap,
+    wrap_cotangent,
+)
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import cotangent_layout, field_name, value_layout, with_nested
+from subclasses.layout import cotangent_layout, field_name, with_nested
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import GRADIENT, HOOKS, POINT, dynamic_ints
+from subclasses.spec.values import HOOKS, POINT, dynamic_ints, with_inners
 
 
 def become_parameter(x: Any, value: bool) -> None:
@@ -38,9 +50,20 @@ def become_parameter(x: Any, value: bool) -> None:
     if not type(x).__spec__.trainable or x._layout.nested:
         _watch_optimizers()
     if type(x).__spec__.trainable:
-        x.__dict__["_layout"] = value_layout(x._layout)
         _mark_inner_points(x)
         _convert_gradients(x)
+
+
+def require_grad(x: Any, value: bool) -> None:
+    """Implements ``x.requires_grad = value``."""
+    object.__setattr__(x, "requires_grad", value)
+    if value and _has_cotangents(type(x)) and not torch.compiler.is_dynamo_compiling() and _is_real(x):
+        _convert_gradients(x)
+
+
+def _has_cotangents(cls: Any) -> bool:
+    """Whether the gradient of a leaf of a class is a cotangent, and not a plain tensor or a value."""
+    return cls.Cotangent is not cls and (cls.__spec__.trainable or not cls.__spec__.stands_for_plain)
 
 
 def _is_real(x: Any) -> bool:
@@ -101,7 +124,7 @@ def _why_not(cls: Any) -> str:
         return "adding to what it materializes to would be lost"
     if step == "error":
         return "it has no rule for aten.add_.Tensor"
-    if "rule" in step and cls._marks_cotangents and spec.fallback != "map" and not spec.has_materialize:
+    if "rule" in step and not cls._adds_inner_tensors and spec.fallback != "map" and not spec.has_materialize:
         return "its rule is for values, not for a gradient, whose inner tensors are derivatives"
     return ""
 
@@ -134,16 +157,16 @@ def _holds_integers(field: InnerField) -> bool:
 
 
 def _convert_gradients(x: Any) -> None:
-    """Registers the hook that converts gradients of a Parameter, once; it stays while the Parameter is frozen."""
+    """Registers the hook that converts gradients of a leaf, once; it stays while a Parameter is frozen."""
     if not (x.is_floating_point() or x.is_complex()) or HOOKS in x.__dict__:
         return
     trains = x.requires_grad
     if not trains:
-        x.requires_grad_()  # torch registers hooks on no other tensor
+        object.__setattr__(x, "requires_grad", True)  # torch registers hooks on no other tensor
     x.register_hook(_converter(type(x), x.__dict__))
     x.__dict__[HOOKS] = weakref.ref(hooks_of(x))
     if not trains:
-        x.requires_grad_(False)
+        object.__setattr__(x, "requires_grad", False)
 
 
 def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
@@ -152,45 +175,39 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
 
     @unserializable_hook  # a copy of the Parameter has its own
     def convert(grad: Any) -> Any:
+        if grad is None or is_legacy_batchedtensor(grad):  # a batch of gradients stays one
+            return None
+        grad = as_gradient(cls, grad)
         if isinstance(grad, cls):
             return mark_gradient(grad, held)
         # A gradient to be differentiated again stays a function of the value; an inner tensor here is raw.
         if is_traceable_wrapper_subclass(grad) or torch.is_grad_enabled():
             return None
         inners = [held[n] for n in spec.attributes]
-        dynamics = [held[f.name] for f in spec.dynamics]
+        value = cls._wrap(held["_layout"], *inners, *[held[f.name] for f in spec.dynamics])
         if spec.fallback != "map" or cls._saves_inners:
-            used = [is_differentiable(t) for t in inners]
-            value = cls._wrap(held["_layout"], *inners, *dynamics)
-            return mark_gradient(wrap_cotangent(value, grad, used), held)
-        parts = [grad if is_differentiable(t) else t for t in inners]
-        return mark_gradient(cls._wrap(held["_layout"], *parts, *dynamics), held)
+            return mark_gradient(wrap_cotangent(value, grad, [is_differentiable(t) for t in inners]), held)
+        return mark_gradient(with_inners(value, [grad if is_differentiable(t) else t for t in inners]), held)
 
     return convert
 
 
 def mark_gradient(grad: Any, held: dict[str, Any]) -> Any:
-    """Returns a gradient of a point with these attributes that the arithmetic of optimizers recognizes."""
-    if type(grad)._marks_gradients and not held["_layout"].nested:
-        return grad if grad._layout.cotangent else with_layout(grad, cotangent_layout(grad._layout))
+    """Returns a gradient of a point with these attributes as a cotangent, as are the gradients inside of it."""
+    if not held["_layout"].nested:
+        return as_cotangent(grad)
     names = type(grad).__spec__.attributes
     parts = dict(zip(names, unwrap(grad, names), strict=True))
     parts |= {name: _convert_inner(parts[name], held[name]) for name, _ in held["_layout"].nested}
     inners = [*parts.values()]
-    layout = with_nested(grad._layout, *inners)
-    if type(grad)._marks_gradients:
-        layout = cotangent_layout(held["_layout"])
-    marked = construct(layout, dynamic_ints(grad), *inners)
-    if not type(grad)._marks_gradients:
-        marked.__dict__[GRADIENT] = True
-    return marked
+    return construct(with_nested(cotangent_layout(grad._layout), *inners), dynamic_ints(grad), *inners)
 
 
 def _convert_inner(grad: Any, x: Any) -> Any:
     """Returns the gradient of a wrapper inside of a Parameter, which is plain where it was materialized."""
-    if POINT not in x.__dict__ or (is_traceable_wrapper_subclass(grad) and type(grad) is not type(x)):
+    if POINT not in x.__dict__ or (is_traceable_wrapper_subclass(grad) and not isinstance(grad, type(x))):
         return grad
-    return mark_gradient(grad if type(grad) is type(x) else wrap_cotangent(x, grad), x.__dict__)
+    return mark_gradient(grad if isinstance(grad, type(x)) else wrap_cotangent(x, grad), x.__dict__)
 
 
 def swap_attributes(x: Any, held: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ def pack(part: Any, gradient: Any, ranks: int) -> Tensor | None:
     cls = type(part)
     if not hasattr(cls, "__spec__"):
         return None
-    if type(gradient) is not cls:
+    if not isinstance(gradient, cls):
         raise DispatchError(
             f"FSDP2: the gradient of a Parameter of {one_of(cls)} is {one_of(type(gradient))}, and its inner tensors "
             f"get their gradients from one of {one_of(cls)}; let the rules of {cls.__name__} give such gradients"

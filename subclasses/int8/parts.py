@@ -7,16 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from subclasses.int8 import blocks
-from subclasses.layout import cotangent_layout
 
 
 def with_parts(x: Any, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, **metadata: Any) -> Any:
     """Returns a value with other inner tensors, and the metadata of ``x`` except for what ``metadata`` overrides."""
     kept = dict(zip((f.name for f in type(x).__spec__.statics), x._layout.statics, strict=True))
-    new = type(x)(qdata, scale, zero_point, **(kept | metadata))
-    if x._layout.cotangent:
-        new.__dict__["_layout"] = cotangent_layout(new._layout)
-    return new
+    return type(x)(qdata, scale, zero_point, **(kept | metadata))
 
 
 def map_parts(x: Any, change: Any, **metadata: Any) -> Any:

@@ -88,7 +88,7 @@ def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -
 def _note_other_operands(cls: Any, func: Any, error: AttributeError, operands: Any) -> None:
     """Notes, in an error of a rule, that it was called with a number or a plain tensor, and read a field of it."""
     if func in _JOINING and in_backward():
-        error.add_note(_OF_JOINED_GRADIENTS.format(cls=cls.__name__, op=func))
+        error.add_note(_OF_JOINED_GRADIENTS.format(cls=cls._value_cls.__name__, op=func))
     elif any(error.obj is f for f in (func, *twins(func))):
         error.add_note(
             f"The first parameter of a rule is the function that was called, {resolve_name(func) or func}: write "

@@ -27,6 +27,7 @@ from subclasses._torch import (
     schema_of,
 )
 from subclasses.after_import import after_import
+from subclasses.autograd.cotangent_class import made_cotangent_class
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import (
     WITHOUT_DERIVATIVE,
@@ -281,7 +282,7 @@ def _add(cls: type, table: dict[Any, Rule], key: Any, rule: Rule) -> None:
 
 def find_rule(cls: type, tables: tuple[str, ...], key: Any) -> Rule | None:
     """Returns the rule of the nearest base, from the first of its tables with one; raises if two are equally near."""
-    found = {b: r for b in cls.__mro__ if (r := _own_rule(b, tables, key)) is not None}
+    found = {b._value_cls: r for b in _ruled(cls) if (r := _own_rule(b, tables, key)) is not None}
     nearest = [b for b in found if not any(o is not b and issubclass(o, b) for o in found)]
     rules = list(dict.fromkeys(found[b] for b in nearest))
     if len(rules) > 1:
@@ -289,9 +290,20 @@ def find_rule(cls: type, tables: tuple[str, ...], key: Any) -> Rule | None:
     return rules[0] if rules else None
 
 
+def _ruled(cls: Any) -> list[Any]:
+    """Returns the classes whose rules apply to values of a class: its bases; for cotangents, those of their values."""
+    if not getattr(cls, "_is_cotangent", False):
+        return [b for b in cls.__mro__ if BOOK in vars(b)]
+    return [c for b in cls._value_cls.__mro__ if (c := made_cotangent_class(b)) is not None]
+
+
+def _books(cls: Any) -> list[RuleBook]:
+    return [vars(b)[BOOK] for b in _ruled(cls)]
+
+
 def _own_rule(base: type, tables: tuple[str, ...], key: Any) -> Rule | None:
-    book = vars(base).get(BOOK)
-    rules = (getattr(book, table).get(key) for table in tables if book is not None)
+    book = vars(base)[BOOK]
+    rules = (getattr(book, table).get(key) for table in tables)
     return next((rule for rule in rules if rule is not None), None)
 
 
@@ -310,16 +322,13 @@ def find_tag_rule(cls: type, op: OpOverload) -> Rule | None:
 
 def all_rules(cls: type) -> list[tuple[Any, Rule]]:
     """Returns every rule on a class or its bases, with its op, function or tag."""
-    books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
-    tables = [s for b in books for s in (b.overloads, b.packets, b.families, b.functions, b.tags)]
+    tables = [s for b in _books(cls) for s in (b.overloads, b.packets, b.families, b.functions, b.tags)]
     return [item for table in tables for item in table.items()]
 
 
 def family_of(cls: type, op: OpOverload) -> Family | None:
     """Returns the family whose rule applies to an op; None if another rule, or none, does."""
-    book = next(
-        (vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b) and _is_ruled(vars(b)[BOOK], op)), None
-    )
+    book = next((b for b in _books(cls) if _is_ruled(b, op)), None)
     if book is None or op in book.overloads or op in book.packets:
         return None
     return next((f for f in (arithmetic, comparisons, reductions) if op in f.entries), None)
@@ -331,20 +340,19 @@ def _is_ruled(book: RuleBook, op: OpOverload) -> bool:
 
 def has_op_rules(cls: type) -> bool:
     """Whether a class or a base of it has a rule below autograd."""
-    books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
-    return any(b.overloads or b.packets or b.families or b.tags for b in books)
+    return any(b.overloads or b.packets or b.families or b.tags for b in _books(cls))
 
 
 def has_pointwise_rules(cls: type) -> bool:
     """Whether a class or a base of it has a rule for a pointwise op, by which formulas for other ops may compute."""
-    books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
+    books = _books(cls)
     ops = [op for b in books for op in (*b.overloads, *b.packets, *b.families)]
     return any(b.tags for b in books) or any(torch.Tag.pointwise in op.tags for op in ops)
 
 
 def is_named(cls: type, function: Any) -> bool:
     """Whether a rule names this Python-level function itself."""
-    return any(BOOK in vars(b) and function in vars(b)[BOOK].functions for b in cls.__mro__)
+    return any(function in b.functions for b in _books(cls))
 
 
 def collect_function_rules(cls: type) -> dict[Any, Rule]:
@@ -353,8 +361,8 @@ def collect_function_rules(cls: type) -> dict[Any, Rule]:
     On one class a rule that names the function takes precedence over an implied one.
     """
     table: dict[Any, Rule] = {}
-    books: list[RuleBook] = [vars(b)[BOOK] for b in reversed(cls.__mro__) if BOOK in vars(b)]
-    for book in books:
+    books = _books(cls)
+    for book in reversed(books):
         find = functools.cache(functools.partial(_find_checked, cls))
         table |= {f: intercept_packet(p, find) for f, p in book.composite.items()}
         rules = book.implied | book.functions

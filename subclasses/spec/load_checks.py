@@ -17,12 +17,12 @@ from subclasses.errors import one_of
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.fields import MISSING
 from subclasses.spec.names import OWN_NAMES
-from subclasses.spec.values import GRADIENT, HOOKS, PART, POINT, RANKS, carrier
+from subclasses.spec.values import HOOKS, PART, POINT, PRIMAL, RANKS, carrier
 
 # Prefix of the attributes that Dynamo sets on tensors; files say which dims are dynamic among the flags.
 OF_DYNAMO = "_dynamo_"
 # Marks that torch and this package set on values, each of which is True or, for a Parameter, a bool.
-_MARKS = frozenset({"_is_param", GRADIENT, POINT})
+_MARKS = frozenset({"_is_param", POINT})
 _FLAGS = ("requires_grad", "cotangent", "dynamic_dims")
 
 # ---- the arguments -----------------------------------------------------------------------------------------
@@ -80,6 +80,7 @@ def own_attributes(spec: SubclassSpec) -> set[str]:
         *spec.attributes,
         "_layout",
         HOOKS,
+        PRIMAL,
         PART,
         RANKS,
         *(carrier(f.name) for f in spec.dynamics),

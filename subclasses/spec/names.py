@@ -33,9 +33,9 @@ _RELIED_ON = frozenset(
 )
 # What this package sets on a class, or calls on it, besides the methods that a class body may replace.
 _OF_CLASSES = frozenset(
-    """__source__ __spec__ implements unruled unwrap _dispatch _function _handwritten _has_function_rules _keeps_history
-    _layout _marks_cotangents _marks_gradients _new _own_fields _own_keywords _recorded_attributes _refresh _rulebook
-    _saves_inners _serves_super _wrap""".split()
+    """Cotangent __source__ __spec__ cotangent implements unruled unwrap _dispatch _function _handwritten
+    _has_function_rules _is_cotangent _keeps_history _layout _new _own_fields _own_keywords _recorded_attributes
+    _refresh _rulebook _saves_inners _serves_super _value_cls _wrap""".split()
 )
 # Data attributes of Tensor on older releases.
 FORMER_ATTRIBUTES = frozenset({"names"})

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 # of a Parameter of a class with fallback="map", a weak reference to the hooks of a Parameter, a part of a Parameter
 # that was cut for several ranks, and, of the gradient of one, the number of ranks and the inner tensors that each of
 # them has whole.
-POINT, GRADIENT, HOOKS = "_of_parameter", "_gradient", "_gradient_hooks"
+POINT, HOOKS = "_of_parameter", "_gradient_hooks"
 PART, RANKS = "_part", "_ranks"
+# The attribute of a cotangent that holds what a plain gradient of the same value needs to become one.
+PRIMAL = "_primal"
 
 # The classes of tensors that hold their own memory.
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -73,7 +75,7 @@ def with_inners(x: Any, inners: Iterable[Tensor | None], layout: Any = None) -> 
     inners, layout = tuple(inners), layout or x._layout
     if layout.nested:
         layout = with_nested(layout, *inners)
-    return type(x)._wrap(layout, *inners, *dynamic_ints(x))
+    return layout.cls._wrap(layout, *inners, *dynamic_ints(x))
 
 
 def map_inners(x: Any, change: Callable[[InnerField, Any], Any]) -> Any:

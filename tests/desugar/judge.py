@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 import desugar
+from subclasses import TensorSubclass
+from subclasses.autograd.construct import is_differentiable
 from tests.desugar.classes import metadata, plain_parts
 
 # ------------------------------------------------------------------------------------------- ways to compile
@@ -81,7 +83,7 @@ def backward(result: Any, missing: Sequence[int] = (), seed: int = 1) -> None:
     """Random tangents of the right type for every result that takes part, into `.grad` of the leaves."""
     outs = [leaf for leaf in tensors_of(result) if leaf.requires_grad]
     generator = torch.Generator().manual_seed(seed)
-    tangents = [random_like(out, generator) for out in outs]
+    tangents = [as_cotangents(random_like(out, generator)) for out in outs]
     kept = [n for n in range(len(outs)) if n not in missing]
     if kept:
         torch.autograd.backward([outs[n] for n in kept], [tangents[n] for n in kept])
@@ -95,6 +97,14 @@ def random_like(x: Tensor, generator: torch.Generator) -> Tensor:
             if part.is_floating_point():
                 part.copy_(torch.randn(part.shape, generator=generator, dtype=torch.float64))
     return out
+
+
+def as_cotangents(x: Any) -> Any:
+    """The cotangent with the inner tensors of a value of a declared class; any other tensor."""
+    if not isinstance(x, TensorSubclass):
+        return x
+    inners = {f.name: x.__dict__[f.attribute] for f in type(x).__spec__.inners}
+    return x.cotangent(**{n: as_cotangents(t) for n, t in inners.items() if is_differentiable(t)})
 
 
 def judge(  # noqa: PLR0913 - one option each for what a test varies

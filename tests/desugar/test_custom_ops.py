@@ -9,7 +9,7 @@ from torch import Tensor
 
 from desugar import DesugarError
 from tests.desugar.classes import Pair, TwoTensor, make
-from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
+from tests.desugar.judge import as_cotangents, assert_same_values, by_dynamo, by_pass, judge
 
 
 @torch.library.custom_op("desugar_tests::cubed", mutates_args=())
@@ -94,7 +94,7 @@ def test_the_gradient_of_a_functions_gradient(way, cls):
     with pytest.raises(DesugarError, match=r"custom autograd.Function is to be differentiated"):
         torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
     (first,) = torch.autograd.grad(out, x, torch.ones_like(out))
-    assert_same_values([first.detach()], [3 * x.detach() ** 2])
+    assert_same_values([as_cotangents(first.detach())], [as_cotangents(3 * x.detach() ** 2)])
 
 
 # ------------------------------------------------------------------------------------------------ writes

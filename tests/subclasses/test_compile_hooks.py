@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
-from subclasses import TensorSubclass, inner, static
+from subclasses import DispatchError, TensorSubclass, inner, static
 from subclasses.generate.compile_cache import describe_value, fingerprint
 from tests.subclasses.subjects import (
     FACTORIES,
@@ -179,15 +179,13 @@ def test_coercion_at_run_time_is_called(monkeypatch):
     assert x.grad.held.tolist() == [2, 2, 2]
 
 
-def test_a_tangent_is_accepted_whether_or_not_marked_as_one():
-    def run(tangent):
-        x = Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_()
-        y = torch.compile(lambda x: x.clone(), backend="aot_eager", fullgraph=True)(x)
-        y.backward(tangent)
-        return x.grad
-
-    data, factor = torch.full((3,), 3.0), torch.tensor(1.0)
-    assert run(Scaled(data, factor)).data_.tolist() == [3, 3, 3]
+def test_a_tangent_is_a_cotangent():
+    x = Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_()
+    y = torch.compile(lambda x: x.clone(), backend="aot_eager", fullgraph=True)(x)
+    with pytest.raises(DispatchError, match=r"Write x\.cotangent\("):
+        y.backward(Scaled(torch.full((3,), 3.0), torch.tensor(1.0)))
+    y.backward(y.cotangent(torch.full((3,), 3.0), torch.tensor(1.0)))
+    assert x.grad.data_.tolist() == [3, 3, 3]
 
 
 # ---- cache keys --------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ def test_a_parameter_that_is_a_wrapper_is_trained(cls, trained, when):
     torch.testing.assert_close(got.pop("bias"), want.pop("bias"))
     assert len(got) == trained
     for name, gradient in got.items():
-        assert type(gradient) is Product
+        assert type(gradient) is Product.Cotangent
         for one, other in zip(gradient.unwrap(), want[name].unwrap(), strict=True):
             torch.testing.assert_close(one, other)
 

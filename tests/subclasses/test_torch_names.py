@@ -543,7 +543,7 @@ def is_called_by_engine():
     (plain * Standing(torch.ones(2))).backward(torch.ones(2))  # the formula multiplies the gradient
     assert seen[-1] == (aten.mul.Tensor, False, True)
     leaf = Seen(torch.ones(2)).requires_grad_()
-    leaf.grad, count = Seen(torch.ones(2)), len(seen)
+    leaf.grad, count = leaf.cotangent(torch.ones(2)), len(seen)
     leaf.unwrap(
         "held"
     ).sum().backward()  # a node of its own adds to `.grad`: gradients, of which no rule is asked
@@ -753,6 +753,14 @@ dist.destroy_process_group()
 def sparse_parts():
     x = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,), check_invariants=False)
     assert _torch.sparse_indices(x).tolist() == [[1, 1]] and _torch.sparse_values(x).tolist() == [2, 3]
+
+
+def is_legacy_batchedtensor():
+    seen, x = [], torch.ones(2, requires_grad=True)
+    x.register_hook(lambda g: seen.append(_torch.is_legacy_batchedtensor(g)))
+    torch.autograd.grad(x * 2, x, torch.eye(2), is_grads_batched=True)
+    torch.autograd.grad(x * 2, x, torch.ones(2))
+    assert seen == [True, False]
 
 
 def foreach_norm():
@@ -1201,6 +1209,7 @@ CHECKS = {
     "sparse_indices": sparse_parts,
     "sparse_values": sparse_parts,
     "foreach_norm": foreach_norm,
+    "is_legacy_batchedtensor": is_legacy_batchedtensor,
     "hooks_of": hooks,
     "in_backward": in_backward,
     "in_formula": in_formula,

@@ -231,7 +231,9 @@ def with_layouts(value: Value) -> Any:
     if not isinstance(value, Wrapper):
         return value
     inner = tuple((name, with_layouts(part)) for name, part in value.inner)
-    return replace(value, context=layout_of_record(value.context), inner=inner)
+    context = layout_of_record(value.context)
+    cls = context.cls if isinstance(context, Layout) else value.cls
+    return replace(value, cls=cls, context=context, inner=inner)
 
 
 def layout_of_record(context: Any) -> Any:

@@ -76,7 +76,9 @@ def context_record(context: Any) -> Any:
     if not isinstance(context, Layout):
         return context
     nested = tuple((name, context_record(layout)) for name, layout in context.nested)
-    return LayoutRecord(context.cls, context.statics, context.present, nested, context.cotangent)
+    cls: Any = context.cls
+    value_cls = cls._value_cls if context.cotangent else cls
+    return LayoutRecord(value_cls, context.statics, context.present, nested, context.cotangent)
 
 
 def symbols_read(leaves: Iterable[Leaf | TensorLeaf | WrapperLeaf]) -> Iterator[int]:

@@ -46,7 +46,7 @@ class TableShard(TensorSubclass, trainable=True):
 
     def like(self, local: Tensor) -> TableShard:
         """Returns other data for the same rows, such as one number for each row."""
-        return TableShard(local, start=self.start, rows=self.rows)
+        return type(self)(local, start=self.start, rows=self.rows)
 
     def rows_here(self) -> Tensor:
         """Returns the rows of this rank, detached; they share memory with the shard."""
@@ -89,21 +89,21 @@ class TableShard(TensorSubclass, trainable=True):
 
 
 # ---- sparse gradients ------------------------------------------------------------------------------------------
-# A gradient has the class of its parameter, with a sparse tensor inside. Optimizers for sparse gradients coalesce it,
+# A gradient may have a sparse tensor inside. Optimizers for sparse gradients coalesce it,
 # compute with plain sparse tensors of the whole size, which have entries in rows of this rank alone, and add these.
 
 
-@TableShard.implements(torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
+@TableShard.Cotangent.implements(torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
 def _(func: Any, x: TableShard) -> bool:
     return func(x._raw_local)
 
 
-@TableShard.implements(torch.Tensor.coalesce)
+@TableShard.Cotangent.implements(torch.Tensor.coalesce)
 def _(func: Any, x: TableShard) -> Tensor:
     return _moved(func(x._raw_local), x.start, x.shape)
 
 
-@TableShard.implements(torch.Tensor.sparse_mask)
+@TableShard.Cotangent.implements(torch.Tensor.sparse_mask)
 def _(func: Any, x: TableShard, mask: Tensor) -> Tensor:
     return _moved(func(x._raw_local, _moved(mask, -x.start, x._raw_local.shape)), x.start, x.shape)
 
@@ -125,7 +125,7 @@ def _moved(t: Tensor, by: int, size: Any) -> Tensor:
     )
 
 
-@TableShard.implements(aten.new_empty_strided.default)
+@TableShard.Cotangent.implements(aten.new_empty_strided.default)
 def _(func: Any, x: TableShard, size: Any, stride: Any, **options: Any) -> TableShard:
     """Makes what autograd copies a gradient to that it cannot keep."""
     if not x._raw_local.is_sparse:
@@ -137,9 +137,11 @@ def _(func: Any, x: TableShard, size: Any, stride: Any, **options: Any) -> Table
 # ---- norms -----------------------------------------------------------------------------------------------------
 
 
-@TableShard.implements(
-    torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm, foreach_norm
-)
+_NORMS = (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm, foreach_norm)
+
+
+@TableShard.implements(*_NORMS)
+@TableShard.Cotangent.implements(*_NORMS)
 def _(func: Any, *args: Any, **kwargs: Any) -> Any:
     raise DispatchError(
         f"{func.__name__} of a TableShard, such as clip_grad_norm_ asks for, would be that of this rank's rows alone, "

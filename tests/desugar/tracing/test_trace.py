@@ -450,7 +450,7 @@ def test_gradients_of_a_class_with_rules_for_arithmetic(fn, read):
     for call in (fn, desugar.compile(fn, backend="eager")):
         p = torch.nn.Parameter(torch.ones(3))
         out = read(call(Tripled(p * 1)))
-        out.backward(Tripled(torch.ones(3)) if isinstance(out, Tripled) else torch.ones(3))
+        out.backward(out.cotangent(torch.ones(3)) if isinstance(out, Tripled) else torch.ones(3))
         gradients.append(p.grad)
     assert type(gradients[0]) is type(gradients[1]) is Tensor and torch.equal(*gradients)
 

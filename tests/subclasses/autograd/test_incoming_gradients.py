@@ -1,4 +1,4 @@
-"""A gradient of the class is a cotangent, whoever made it: a caller, a hook, or an autograd function."""
+"""Gradients that a caller, a hook or an autograd function makes: cotangents; values in their place are refused."""
 
 from __future__ import annotations
 
@@ -69,25 +69,25 @@ def expected(scale=1.0):
 
 
 def by_grad(y, inners, Pair):
-    return torch.autograd.grad(y, inners, Pair(torch.ones(1), torch.ones(1)))
+    return torch.autograd.grad(y, inners, y.cotangent(torch.ones(1), torch.ones(1)))
 
 
 def by_a_list(y, inners, Pair):
-    return torch.autograd.grad([y], inners, grad_outputs=[Pair(torch.ones(1), torch.ones(1))])
+    return torch.autograd.grad([y], inners, grad_outputs=[y.cotangent(torch.ones(1), torch.ones(1))])
 
 
 def by_backward(y, inners, Pair):
-    y.backward(Pair(torch.ones(1), torch.ones(1)))
+    y.backward(y.cotangent(torch.ones(1), torch.ones(1)))
     return [t.grad for t in inners]
 
 
 def by_backward_of_several(y, inners, Pair):
-    torch.autograd.backward((y,), (Pair(torch.ones(1), torch.ones(1)),))
+    torch.autograd.backward((y,), (y.cotangent(torch.ones(1), torch.ones(1)),))
     return [t.grad for t in inners]
 
 
 def by_a_hook(y, inners, Pair):
-    handle = y.register_hook(lambda g: Pair(g.first.clamp(-1, 1), g.second.clamp(-1, 1)))
+    handle = y.register_hook(lambda g: g.cotangent(g.first.clamp(-1, 1), g.second.clamp(-1, 1)))
     first, second = y.unwrap()
     found = torch.autograd.grad(3 * (first.sum() + second.sum()), inners, retain_graph=True)
     handle.remove()
@@ -97,7 +97,7 @@ def by_a_hook(y, inners, Pair):
 
 
 def by_a_function(y, inners, Pair):
-    clamped = copy_whose_gradient_is(lambda g: Pair(g.first.clamp(-1, 1), g.second.clamp(-1, 1)))
+    clamped = copy_whose_gradient_is(lambda g: g.cotangent(g.first.clamp(-1, 1), g.second.clamp(-1, 1)))
     first, second = clamped(y).unwrap()
     return torch.autograd.grad(3 * (first.sum() + second.sum()), inners)
 
@@ -118,12 +118,88 @@ def test_a_hook_reads_a_cotangent(door):
     """What it scales are derivatives, and not the number that a value represents."""
     seen = []
 
+    Pair = pair_class("materialize")
+
     def give(y, inners, Pair):
-        y.register_hook(lambda g: (seen.append(g._layout.cotangent), g * 2)[1])
+        y.register_hook(lambda g: (seen.append(type(g)), g * 2)[1])
         return by_grad(y, inners, Pair)
 
-    torch.testing.assert_close(given_to(door, pair_class("materialize"), give), expected(2.0))
-    assert seen == [True]
+    torch.testing.assert_close(given_to(door, Pair, give), expected(2.0))
+    assert seen == [Pair.Cotangent]
+
+
+VALUES = {
+    "grad": lambda y, inners, v: torch.autograd.grad(y, inners, v),
+    "a list": lambda y, inners, v: torch.autograd.grad([y], inners, grad_outputs=[v]),
+    "backward": lambda y, inners, v: y.backward(v),
+    "backward of several": lambda y, inners, v: torch.autograd.backward((y,), (v,)),
+    "a hook": lambda y, inners, v: (y.register_hook(lambda g: v), by_grad(y, inners, type(y))),
+}
+
+
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("fallback", ["map", "views", "materialize"])
+@pytest.mark.parametrize("give", VALUES)
+@pytest.mark.parametrize("door", DOORS)
+def test_a_value_in_place_of_a_cotangent_is_refused(door, give, fallback):
+    def of_value(y, inners, Pair):
+        return VALUES[give](y, inners, Pair(torch.ones(1), torch.ones(1)))
+
+    with pytest.raises(
+        DispatchError, match=r"a Pair was given.*Write x\.cotangent\(first=\.\.\., second=\.\.\.\)"
+    ):
+        given_to(door, pair_class(fallback), of_value)
+
+
+def test_a_value_that_an_autograd_function_returns_is_refused_by_a_representation():
+    """Of a structure its inner tensors are taken for the derivatives."""
+    valued = copy_whose_gradient_is(lambda g: g._value_cls(torch.ones(1), torch.ones(1)))
+    for fallback in ("views", "materialize"):
+        inners = [torch.tensor([v], requires_grad=True) for v in (2.0, 5.0)]
+        first, second = valued(pair_class(fallback)(*inners).sinh()).unwrap()
+        if fallback == "views":
+            torch.testing.assert_close(torch.autograd.grad((first + second).sum(), inners), expected())
+        else:
+            with pytest.raises(DispatchError, match=r"Write x\.cotangent"):
+                (first + second).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda x: x.cotangent(torch.ones(1), second=torch.ones(2)),
+            ValueError,
+            r"second.*size \(1,\), got.*\(2,\)",
+        ),
+        (
+            lambda x: x.cotangent(third=torch.ones(1)),
+            TypeError,
+            r"third is no inner tensor; these are first, second",
+        ),
+        (lambda x: x.cotangent(torch.ones(1), first=torch.ones(1)), TypeError, r"first is given twice"),
+        (
+            lambda x: x.cotangent(*[torch.ones(1)] * 3),
+            TypeError,
+            r"at most 2 derivatives \(first, second\), got 3",
+        ),
+        (
+            lambda x: x.cotangent(2.0),
+            TypeError,
+            r"Pair\.cotangent: first: expected a tensor or None, got a float",
+        ),
+    ],
+)
+def test_what_a_cotangent_is_made_of_is_checked(call, error, message):
+    with pytest.raises(error, match=message):
+        call(pair_class("map")(torch.ones(1), torch.ones(1)))
+
+
+def test_a_derivative_that_is_not_given_is_zero():
+    Pair = pair_class("map")
+    for x in (Pair(torch.ones(2), torch.ones(3)), Pair(torch.ones(2), torch.ones(3)).cotangent()):
+        g = x.cotangent(second=torch.full((3,), 5.0))
+        assert type(g) is Pair.Cotangent and g.first.tolist() == [0, 0] and g.second.tolist() == [5, 5, 5]
 
 
 @pytest.mark.sweep(4)
@@ -132,7 +208,8 @@ def test_a_hook_reads_a_cotangent(door):
 @pytest.mark.parametrize("fallback", ["views", "materialize"])
 def test_two_of_them_are_added_by_inner_tensors(fallback, ruled, door):
     def give(results, inners, Pair):
-        gradients = [Pair(torch.tensor([v]), torch.tensor([v + 1])) for v in (1.0, 10.0)]
+        values = zip(results, (1.0, 10.0), strict=True)
+        gradients = [y.cotangent(torch.tensor([v]), torch.tensor([v + 1])) for y, v in values]
         return torch.autograd.grad(results, inners, gradients)
 
     found = given_to(door, pair_class(fallback, ruled=ruled), give, op=lambda x: [x.clone(), x.clone()])
@@ -155,7 +232,7 @@ def test_what_functions_return_is_added_by_inner_tensors():
 def test_the_gradient_of_a_leaf_grows_by_inner_tensors(ruled):
     x = pair_class("materialize", ruled=ruled)(torch.ones(1), torch.ones(1)).requires_grad_()
     for _ in range(3):
-        x.clone().backward(type(x)(torch.tensor([2.0]), torch.tensor([3.0])))
+        x.clone().backward(x.cotangent(torch.tensor([2.0]), torch.tensor([3.0])))
     assert (x.grad.first.item(), x.grad.second.item()) == (6, 9)
 
 
@@ -165,17 +242,9 @@ def test_a_gradient_stays_a_function_of_what_it_is_made_of():
     inners = [torch.tensor([v], requires_grad=True) for v in (2.0, 5.0)]
     weights = [torch.tensor([v], requires_grad=True) for v in (1.0, 1.0)]
     y = Pair(*inners).sinh()
-    found = torch.autograd.grad(y, inners, Pair(*weights), create_graph=True)
+    found = torch.autograd.grad(y, inners, y.cotangent(*weights), create_graph=True)
     (by_first, by_second) = torch.autograd.grad(found[0], weights)
     assert by_first.item() == 5 and by_second.item() == pytest.approx(torch.tensor(2.0).cos().item())
-
-
-def test_what_was_given_is_left_as_it_is():
-    Pair = pair_class("materialize")
-    given = Pair(torch.ones(1), torch.ones(1))
-    inners = [torch.tensor([v], requires_grad=True) for v in (2.0, 5.0)]
-    Pair(*inners).sinh().backward(given)
-    assert not given._layout.cotangent and torch.equal(given + 0, torch.ones(1))
 
 
 def test_a_sum_of_values_in_a_backward_is_one_of_values():
@@ -216,7 +285,7 @@ def test_a_hook_is_called_by_a_backward_inside_of_a_compiled_function(door):
 
     def step(first):
         x = Pair(first, first.detach() * 2)
-        x.register_hook(lambda g: Pair(g.first * 3, g.second))
+        x.register_hook(lambda g: g.cotangent(g.first * 3, g.second))
         x.unwrap("first").sum().backward()
         return first.grad
 
@@ -233,7 +302,7 @@ def test_a_hook_is_called_by_a_backward_inside_of_a_compiled_function(door):
 def test_a_gradient_that_was_assigned_is_added_to(fallback, ruled, door):
     Pair = pair_class(fallback, ruled=ruled)
     x = Pair(torch.tensor([2.0]), torch.tensor([3.0])).requires_grad_()
-    x.grad = Pair(torch.tensor([10.0]), torch.tensor([20.0]))
+    x.grad = x.cotangent(torch.tensor([10.0]), torch.tensor([20.0]))
     y = DOORS[door](lambda x: x.unwrap("first") * x.unwrap("second"))(x)
     y.sum().backward()
     assert [x.grad.first.item(), x.grad.second.item()] == [13, 22]
@@ -369,7 +438,8 @@ def test_a_gradient_of_the_class_at_an_inner_tensor_is_refused(door):
 
     leaves = [torch.rand(2, 3, requires_grad=True) for _ in range(2)]
     with pytest.raises(
-        Exception, match=r"gradient of its inner tensor \w+ is a Channels\. .*`x / Channels\(t, \.\.\.\)`"
+        Exception,
+        match=r"gradient of its inner tensor \w+ is a Channels\.Cotangent\. .*`x / Channels\(t, \.\.\.\)`",
     ):
         MODES[door](normed)(*leaves).sum().backward()
     found = MODES[door](advised)(*leaves)

@@ -61,7 +61,7 @@ def test_a_rule_that_returns_another_class_when_it_runs_again(name):
 BACKWARDS = {
     "by an inner tensor": lambda y, **how: y.unwrap("held").sum().backward(**how),
     "by the whole": lambda y, **how: y.materialize().sum().backward(**how),
-    "by a gradient of the class": lambda y, **how: y.backward(Halves(torch.ones(3)), **how),
+    "by a gradient of the class": lambda y, **how: y.backward(y.cotangent(torch.ones(3)), **how),
 }
 
 

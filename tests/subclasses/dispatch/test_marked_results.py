@@ -71,7 +71,7 @@ def test_a_rule_that_returns_an_operand_leaves_it_as_it_is():
     x.logs.sum().backward()
     value = Keeps(torch.zeros(2))
     assert x.grad._layout.cotangent
-    assert torch.atan2(x.grad, value).logs is value.logs and not value._layout.cotangent
+    assert aten.atan2.default(x.grad, value).logs is value.logs and not value._layout.cotangent
 
 
 @pytest.mark.parametrize("reduce", [torch.sum, torch.mean])

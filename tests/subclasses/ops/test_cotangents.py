@@ -182,4 +182,4 @@ def test_detect_anomaly_with_a_parameter():
     p = torch.nn.Parameter(LowRank(torch.randn(3, 2), torch.randn(2, 3)))
     with torch.autograd.set_detect_anomaly(True):
         (torch.ones(1, 3) @ p).sum().backward()
-    assert type(p.grad) is LowRank
+    assert type(p.grad) is LowRank.Cotangent

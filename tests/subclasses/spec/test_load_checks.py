@@ -292,7 +292,7 @@ def test_an_attribute_that_would_not_load_is_not_written():
 
 
 @way
-@pytest.mark.parametrize("mark", ["_is_param", "_gradient", "_of_parameter"])
+@pytest.mark.parametrize("mark", ["_is_param", "_of_parameter"])
 def test_marks_are_bools(mark, way):
     with pytest.raises(TypeError, match=rf"Pair\.{mark}: expected a bool"):
         load(FACTORIES["pair"](), way, extras={mark: "yes"})

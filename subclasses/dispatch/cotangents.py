@@ -1,0 +1,331 @@
+"""How ops run on cotangents: one inner tensor at a time, whatever the class represents.
+
+The sum of two cotangents is the sum of their inner tensors, while ``x + y`` of two values adds what they represent.
+Here are the ops of a vector space, and those by which autograd, optimizers, gradient clipping and checkpoints handle
+gradients. PyTorch's derivative formulas ask for others: a mapped class runs them on inner tensors, and another class by
+its rules for values. Anything else raises, since a cotangent represents no plain tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import OpOverload, is_tracing, nodes_ahead
+from subclasses.autograd.construct import Construct, Primal, as_gradient, is_differentiable
+from subclasses.autograd.cotangent_class import is_cotangent
+from subclasses.dispatch import sharding, structural
+from subclasses.dispatch.fallbacks import fallback_run
+from subclasses.dispatch.lists import run_lists
+from subclasses.dispatch.map_plan import can_emit
+from subclasses.dispatch.map_views import maps_as_view
+from subclasses.dispatch.per_inner import differentiable_names, joint_norm, remade, run_per_inner
+from subclasses.dispatch.structural import COPYING_OPS, with_marks
+from subclasses.dispatch.training import LIKE_OPS, MOVING_OPS, WRITING_OPS, takes_lists
+from subclasses.layout import are_alike, cotangent_layout
+from subclasses.ops.aliasing import argument, bump_versions
+from subclasses.ops.cotangents import (
+    ADDITIVE_OPS,
+    SCALING_OPS,
+    check_no_cotangents,
+    mixed_error,
+    with_engine_sums,
+)
+from subclasses.ops.detach import in_one_step
+from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.rules.registry import find_op_rule
+from subclasses.spec.values import POINT, PRIMAL, dynamic_ints, is_point, map_tensors, with_inners
+
+aten = torch.ops.aten
+
+Call = Callable[..., Any]
+
+_SUMS = frozenset(
+    {aten.sum.default, aten.sum.dim_IntList}
+)  # by which formulas reduce the gradient of a broadcast
+_OF_ANOMALY_CHECK = frozenset({aten.isnan.default, aten._is_any_true.default})
+
+
+def cotangent_run(
+    cot: Any,
+    op: OpOverload,
+    find_own: Callable[[Any], Call | None],
+    find_rule: Callable[[Any], Call | None],
+) -> tuple[bool, Call]:
+    """Returns whether an op keeps the structure of a cotangent, and its plan.
+
+    Args:
+        cot: The class of the cotangents.
+        op: The op.
+        find_own: Returns the plan by a rule of a class alone, if there is one.
+        find_rule: Returns the plan by a rule or decomposition of the class of values, if there is one.
+    """
+    value = cot._value_cls
+    other = functools.cache(functools.partial(_of_formula, cot, op, find_rule))
+    asked = lambda *args, **kwargs: other()(*args, **kwargs)  # noqa: E731 - resolved where it is called
+    if (own := find_own(cot)) is not None:
+        return False, own
+    if value.__spec__.fallback == "materialize" and find_op_rule(value, op) is None:
+        run = _on_rows(op, asked)
+        if run is not None:
+            return False, run
+    if (run := _of_gradients(value, op, asked)) is not None:
+        return False, run
+    is_ruled = find_op_rule(value, op) is not None and op is not aten.copy_.default
+    if (run := structural.find_structural(op)) is not None and not is_ruled:
+        return True, _structural(cot, op, run, asked)
+    if _is_arithmetic(value, op):
+        run = _arithmetic(value, op, asked)
+        if value.__spec__.fallback == "map" and not value._saves_inners:
+            mapped = _of_formula(cot, op, find_rule)
+            run = _moving(value, mapped, run) if op in MOVING_OPS else mapped
+        return False, with_engine_sums(value, run) if op is aten.add.Tensor else run
+    return False, asked
+
+
+def _is_arithmetic(value: Any, op: OpOverload) -> bool:
+    """Whether an op is one of a vector space, or for a trainable class one by which an optimizer may compute a step."""
+    if not value.__spec__.trainable:
+        return op in ADDITIVE_OPS or op in SCALING_OPS
+    tags = (*op.tags, *(functional_counterpart(op) or op).tags)
+    return torch.Tag.pointwise in tags or op in WRITING_OPS
+
+
+def _of_gradients(value: Any, op: OpOverload, asked: Call) -> Call | None:
+    """Returns the plan of an op that optimizers, clipping, autograd and anomaly mode call on gradients."""
+    if takes_lists(op):
+        return functools.partial(run_lists, op, asked)
+    if op in _OF_ANOMALY_CHECK:
+        return functools.partial(_anomaly, op)
+    if op is aten.linalg_vector_norm.default:
+        return _norm
+    if op in LIKE_OPS:
+        return functools.partial(_like, value, op)
+    if op in _SUMS and value.__spec__.fallback != "map":
+        return functools.partial(_sum, op, asked)
+    return None
+
+
+# ---- one function per kind of op ---------------------------------------------------------------------------
+
+
+def _on_rows(op: OpOverload, asked: Call) -> Call | None:
+    """Returns the plan of an op by which FSDP2, a checkpoint or a DTensor cuts and joins a cotangent by rows."""
+    if op is aten.view.default:
+        return functools.partial(sharding.same_size, asked)
+    if op is aten.slice.Tensor:
+        return sharding.narrow
+    if op is aten.new_zeros.default:
+        return sharding.new_zeros
+    answer = sharding.COLLECTIVES.get(op.name())
+    return None if answer is None else functools.partial(answer, asked)
+
+
+def _structural(cot: Any, op: OpOverload, run: Call, asked: Call) -> Call:
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if structural.preserves_structure(cot, op, args, kwargs):
+            return run(*args, **kwargs)
+        return asked(*args, **kwargs)
+
+    if op is aten.copy_.default:
+        return functools.partial(_copy, cot._value_cls, plan)
+    if op in COPYING_OPS:
+        marked = with_marks(cot, op, plan)
+        return in_one_step(cot, marked) if op is aten.detach.default else marked
+    return plan
+
+
+def _copy(value: Any, run: Call, x: Any, source: Any, *args: Any) -> Any:
+    """Copies between a value and a cotangent, as an optimizer does whose state is like a Parameter."""
+    both = isinstance(x, value) and isinstance(source, value)
+    if not both or x._layout is source._layout or not are_alike(x._layout, source._layout):
+        return run(x, source, *args)
+    results = run_per_inner(value, aten.copy_.default, x, (x, source, *args), {})
+    bump_versions(list(results.values()))
+    return x
+
+
+def _like(value: Any, op: OpOverload, x: Any, *args: Any, **kwargs: Any) -> Any:
+    return remade(x, run_per_inner(value, op, x, (x, *args), kwargs), x._layout)
+
+
+def _anomaly(op: OpOverload, x: Any) -> Any:
+    """Answers ``detect_anomaly``, which looks for NaNs: one answer for all inner tensors."""
+    asked = [t for t in _inners(x) if t is not None and (is_differentiable(t) or t.dtype is torch.bool)]
+    found = [op(t).any() for t in asked]
+    return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=x.device)
+
+
+def _norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    op = aten.linalg_vector_norm.default
+    if dim or keepdim:
+        check_no_cotangents(type(x)._value_cls, op, [x])
+    return joint_norm(x, run_per_inner(type(x)._value_cls, op, x, (x, ord), kwargs), ord)
+
+
+def _sum(op: OpOverload, asked: Call, x: Any, *args: Any, **kwargs: Any) -> Any:
+    inners = _inners(x)
+    if not all(t is None or t.shape == x.shape for t in inners):
+        return asked(x, *args, **kwargs)
+    return with_inners(x, [None if t is None else op(t, *args, **kwargs).to(t.dtype) for t in inners])
+
+
+def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
+    """Returns the plan of a pointwise op, and of one that fills: between cotangents, Parameters and numbers."""
+    facts = op_facts(op)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if op is aten.add.Tensor and not kwargs:
+            args = _wrap_plain(*args)
+        operands: list[Any] = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+        x = next(v for v in operands if is_cotangent(v))
+        target = argument(facts, args, kwargs, facts.written[0]) if facts.written else None
+        if not all(_fits(x, v, value) for v in operands) or not (target is None or isinstance(target, value)):
+            return asked(*args, **kwargs)
+        # Of a comparison with a mask, which is a cotangent of bools, the other operand has the inner tensors to run on.
+        x = next((v for v in operands if isinstance(v, value) and differentiable_names(v)), x)
+        results = run_per_inner(value, op, x, args, kwargs)
+        if target is not None:
+            bump_versions(list(results.values()))
+            return target
+        first = args[0]
+        if op in MOVING_OPS and isinstance(first, value) and not is_cotangent(first):
+            return remade(first, results, first._layout, POINT)
+        out = remade(x, results, cotangent_layout(x._layout))
+        primal = next((v.__dict__[PRIMAL] for v in operands if PRIMAL in v.__dict__), None)
+        if primal is not None:
+            out.__dict__[PRIMAL] = primal
+        return out
+
+    return plan
+
+
+def _moving(value: Any, mapped: Call, of_points: Call) -> Call:
+    """Returns the plan of an op of a mapped class whose result is where its first operand was, such as a Parameter."""
+
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        is_moved = isinstance(x, value) and not type(x)._is_cotangent and is_point(x)
+        return (of_points if is_moved else mapped)(x, *args, **kwargs)
+
+    return plan
+
+
+def _fits(x: Any, v: Any, value: Any) -> bool:
+    """Whether an operand beside a cotangent is one of the same metadata, a matching Parameter, or a number.
+
+    A trace does not know Parameters, and takes any value for one.
+    """
+    if not isinstance(v, value):
+        return v.dim() == 0
+    is_one = is_cotangent(v) or is_point(v) or is_tracing()
+    return is_one and are_alike(v._layout, x._layout) and dynamic_ints(v) == dynamic_ints(x)
+
+
+def _wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
+    """Converts the plain one of two cotangents of the same value to a cotangent of the class.
+
+    The autograd engine adds such a pair if a function reads inner tensors with ``unwrap`` and also uses the value as a
+    whole. Both stay unchanged if the sum has to be differentiable, or if the value's inner tensors are not known.
+    """
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or x.shape != y.shape:
+        return x, y
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
+        return x, y
+    primal = next((v.__dict__[PRIMAL] for v in (x, y) if PRIMAL in v.__dict__), None)
+    primal = primal or _primal_ahead(x if is_cotangent(x) else y)
+    if primal is None:
+        return x, y
+    found = [as_gradient(primal.layout.cls, v) for v in (x, y)]
+    one, other = (v if is_cotangent(v) else primal.wrap_cotangent(v) for v in found)
+    return one, other
+
+
+def _primal_ahead(cotangent: Any) -> Primal | None:
+    """Returns what a plain cotangent needs of the value to which a sum leads; that of AOTAutograd does not know it."""
+    if not type(cotangent)._saves_inners:
+        return None
+    ahead = nodes_ahead(cotangent.shape)
+    value: Any = _value_at(ahead[0]) if len(ahead) == 1 else None
+    is_it = (
+        isinstance(value, type(cotangent)._value_cls) and cotangent_layout(value._layout) is cotangent._layout
+    )
+    return Primal(value) if is_it else None
+
+
+def _value_at(node: Any) -> Any:
+    """Returns the value whose gradient a node takes: a leaf, or what was made of inner tensors."""
+    if type(node) is not Construct._backward_cls:
+        return getattr(node, "variable", None)
+    saved = node.saved_tensors
+    return node.layout.cls._wrap(node.layout, *saved, *node.dynamics) if saved else None
+
+
+def _inners(x: Any) -> list[Any]:
+    return [x.__dict__[name] for name in type(x).__spec__.attributes]
+
+
+# ---- ops of formulas ---------------------------------------------------------------------------------------
+
+
+def _of_formula(cot: Any, op: OpOverload, find_rule: Callable[[Any], Call | None]) -> Call:
+    """Returns the plan of an op that a formula of PyTorch's applies to cotangents and values."""
+    value, rule = cot._value_cls, find_rule(cot._value_cls)
+    is_derivative = op.overloadpacket.__name__.endswith("_backward")
+    is_asked = rule is not None and (
+        is_derivative or op_facts(op).viewed or structural.find_structural(op) is not None
+    )
+    if value.__spec__.fallback == "map" and not is_asked:
+        return _with_values_as_cotangents(cot, op)
+    if rule is None and value.__spec__.fallback == "views" and maps_as_view(value.__spec__, op):
+        return _with_values_as_cotangents(cot, op)
+    if op in ADDITIVE_OPS or (rule is None and op in SCALING_OPS):
+        return functools.partial(_refuse_mixed, value, op)
+    return fallback_run(value, op) if rule is None else _with_cotangents_of_rules(cot, rule)
+
+
+def _with_values_as_cotangents(cot: Any, op: OpOverload) -> Call:
+    """Returns the plan that maps an op over cotangents, and over values of the class beside them."""
+    value, spec, run = cot._value_cls, cot.__spec__, fallback_run(cot, op)
+    if can_emit(op):
+        return run
+    names = (*spec.attributes, *(f.name for f in spec.dynamics))
+    writes = bool(op_facts(op).written)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        originals: dict[int, Any] = {}
+
+        def convert(t: Any) -> Any:
+            if not isinstance(t, value) or type(t)._is_cotangent:
+                return t
+            new = cot._wrap(cotangent_layout(t._layout), *[t.__dict__[name] for name in names])
+            originals[id(new)] = new, t
+            return new
+
+        given = [map_tensors(a, convert) if isinstance(a, list | tuple) else convert(a) for a in args]
+        out = run(*given, **(map_tensors(kwargs, convert) if kwargs else kwargs))
+        return map_tensors(out, lambda t: originals[id(t)][1] if id(t) in originals else t) if writes else out
+
+    return plan
+
+
+def _with_cotangents_of_rules(cot: Any, run: Call) -> Call:
+    """Wraps a rule for values: what it computes from a cotangent is one, since a derivative is linear in it."""
+    value = cot._value_cls
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        def convert(t: Any) -> Any:
+            if not isinstance(t, value) or is_cotangent(t) or any(t is a for a in args):
+                return t
+            return with_inners(t, _inners(t), cotangent_layout(t._layout))
+
+        return map_tensors(run(*args, **kwargs), convert)
+
+    return plan
+
+
+def _refuse_mixed(value: Any, op: OpOverload, x: Any, other: Any = None, **kwargs: Any) -> Any:
+    raise mixed_error(value, op, x, other)

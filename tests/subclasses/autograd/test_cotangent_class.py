@@ -1,0 +1,168 @@
+"""``Cls.Cotangent``: what it is, what it survives, and which calls mix it with values."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import desugar
+from subclasses import DispatchError, TensorSubclass, inner, static
+from subclasses.ragged import JaggedTensor
+from tests.subclasses.subjects import LowRank
+
+aten = torch.ops.aten
+
+
+class Turn(TensorSubclass, fallback="map"):
+    """A complex number of modulus one, whose product is a rule."""
+
+    cosine: Tensor = inner()
+    sine: Tensor = inner()
+    unit: str = static(default="rad")
+
+
+@Turn.implements(aten.mul.Tensor)
+def _(func, x, y):
+    if not (isinstance(x, Turn) and isinstance(y, Turn)):
+        return NotImplemented
+    return Turn(x.cosine * y.cosine - x.sine * y.sine, x.cosine * y.sine + x.sine * y.cosine)
+
+
+class Heir(Turn):
+    """A class that inherits the fields and the rules."""
+
+
+def turn(cls=Turn, **metadata):
+    return cls(torch.tensor([3.0, 1.0]), torch.tensor([4.0, 0.0]), **metadata)
+
+
+def test_each_class_has_one_of_its_own():
+    assert Turn.Cotangent is Turn.Cotangent is Turn.Cotangent.Cotangent
+    assert issubclass(Turn.Cotangent, Turn) and Turn.Cotangent is not Turn
+    assert Heir.Cotangent is not Turn.Cotangent and issubclass(Heir.Cotangent, Heir)
+    assert JaggedTensor.Cotangent is JaggedTensor
+    assert Turn.Cotangent.__qualname__ == "Turn.Cotangent" and Turn.Cotangent.__module__ == __name__
+    assert "derivatives" in Turn.Cotangent.__doc__
+
+
+def test_it_has_the_metadata_of_its_value():
+    g = turn(unit="deg").cotangent(sine=torch.tensor([1.0, 2.0]))
+    assert type(g) is Turn.Cotangent and g.unit == "deg" and not g.requires_grad
+    assert g.cosine.tolist() == [0, 0] and g.sine.tolist() == [1, 2]
+    assert repr(g).startswith("Turn.Cotangent(")
+
+
+def saved(g):
+    file = io.BytesIO()
+    torch.save(g, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+COPIES = {
+    "save": saved,
+    "pickle": lambda g: pickle.loads(pickle.dumps(g)),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "clone": lambda g: g.clone(),
+    "detach": lambda g: g.detach(),
+    "float64": lambda g: g.double(),
+    "sum": lambda g: g + g - g,
+    "zeros": lambda g: g + torch.zeros_like(g),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("make", [turn, lambda: LowRank(torch.ones(3, 2), torch.ones(2, 4))])
+def test_a_copy_is_a_cotangent(make, how):
+    x = make()
+    g = x.cotangent(*[torch.randn(t.shape) for t in x.unwrap()])
+    new = COPIES[how](g)
+    assert type(new) is type(x).Cotangent
+    for t, expected in zip(new.unwrap(), g.unwrap(), strict=True):
+        torch.testing.assert_close(t, expected.to(t.dtype))
+
+
+def test_a_formula_combines_it_with_values_and_a_caller_does_not():
+    """The rule turns, and a product of inner tensors is what autograd multiplies by."""
+    x, other = turn().requires_grad_(), turn()
+    x.exp().backward(x.cotangent(torch.ones(2), torch.ones(2)))
+    torch.testing.assert_close(x.grad.cosine, x.detach().cosine.exp())
+    g = x.grad
+    for call in (
+        lambda: g * other,
+        lambda: other * g,
+        lambda: torch.add(other, g),
+        lambda: g.addcmul(g, other),
+    ):
+        with pytest.raises(DispatchError, match=r"a Turn\.Cotangent beside a Turn.*g\.unwrap\(\)"):
+            call()
+    assert (2 * g - g / 2).sine.tolist() == pytest.approx((1.5 * g.sine).tolist())
+
+
+class Pair(TensorSubclass, fallback="map"):
+    """Two tensors, without rules."""
+
+    cosine: Tensor = inner()
+    sine: Tensor = inner()
+
+
+@pytest.mark.parametrize(
+    ("leaf", "cls"), [(nn.Parameter, Turn), (nn.Parameter, Pair), (lambda x: x.requires_grad_(), Pair)]
+)
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_optimizer_steps_a_leaf_by_it(leaf, cls, foreach):
+    p = leaf(turn(cls))
+    plain = [t.clone().requires_grad_() for t in turn().unwrap()]
+    steps = [torch.optim.AdamW(ps, lr=0.1, foreach=foreach) for ps in ([p], plain)]
+    for _ in range(3):
+        (p.exp().unwrap("cosine").sum() + (p.unwrap("sine") ** 2).sum()).backward()
+        (plain[0].exp().sum() + (plain[1] ** 2).sum()).backward()
+        for optimizer in steps:
+            optimizer.step()
+            optimizer.zero_grad()
+    for t, expected in zip(p.detach().unwrap(), plain, strict=True):
+        torch.testing.assert_close(t, expected.detach())
+
+
+class Trained(LowRank, trainable=True):
+    """A class with a rule for a function, which is about values."""
+
+
+@Trained.implements(torch.add, torch.mul, torch.sqrt)
+def _(func, *args, **kwargs):
+    return func(*(x.materialize() if isinstance(x, Trained) else x for x in args), **kwargs)
+
+
+COMPILERS = {
+    "eager": lambda f: f,
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+    "backend": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
+}
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("door", COMPILERS)
+def test_a_compiled_step_of_adamw(door, foreach):
+    """Its products and roots are those of inner tensors, also where Dynamo inlines the rules."""
+    generator = torch.Generator().manual_seed(0)
+    factors = [torch.randn(4, 2, generator=generator), torch.randn(2, 4, generator=generator)]
+    p, plain = nn.Parameter(Trained(*factors)), [nn.Parameter(t.clone()) for t in factors]
+    inputs = torch.randn(5, 4, generator=generator)
+    steps = [torch.optim.AdamW(ps, lr=0.1, foreach=foreach) for ps in ([p], plain)]
+    step = COMPILERS[door](lambda: steps[0].step())
+    for _ in range(3):
+        F.linear(inputs, p.materialize()).square().sum().backward()
+        F.linear(inputs, plain[0] @ plain[1]).square().sum().backward()
+        step()
+        steps[1].step()
+        for optimizer in steps:
+            optimizer.zero_grad()
+    torch.testing.assert_close([p.left, p.right], [t.detach() for t in plain], atol=1e-5, rtol=1e-4)
