@@ -39,7 +39,7 @@ from desugar.tracing.run import from_functional
 from subclasses import TensorSubclass
 from subclasses.autograd.construct import Primal, as_cotangent, is_differentiable, wrap_cotangent
 from subclasses.handwritten import DTensorContext
-from subclasses.layout import cotangent_layout, intern_layout
+from subclasses.layout import Layout, cotangent_layout, intern_layout
 from subclasses.spec.values import PRIMAL
 
 
@@ -77,8 +77,12 @@ def mark_tangent(value: Value) -> Value:
         return value
     inner = tuple((name, mark_tangent(part)) for name, part in value.inner)
     layout = cotangent_layout(value.context)  # type: ignore[arg-type]
-    nested = tuple((name, part.context) for name, part in inner if isinstance(part, Wrapper))
-    layout = intern_layout(layout.cls, layout.statics, layout.present, nested or layout.nested)  # type: ignore[arg-type]
+    marked = {name: part.context for name, part in inner if isinstance(part, Wrapper)}
+    nested = tuple(
+        (name, found if isinstance(found := marked[name], Layout) else inside)
+        for name, inside in layout.nested
+    )
+    layout = intern_layout(layout.cls, layout.statics, layout.present, nested)
     return replace(value, cls=layout.cls, context=layout, inner=inner)
 
 

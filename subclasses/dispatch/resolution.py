@@ -132,7 +132,8 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
         return Plan(Step.HIGHER_ORDER, higher_order_run(cls, op))
     if cls._is_cotangent:
         is_structure, run = cotangent_run(cls, op, partial(_find_own, op), partial(_find_rule, op))
-        if op in WHOLE and cls.__spec__.fallback != "map":
+        cuts_rows = op is aten.slice.Tensor and cls.__spec__.fallback == "materialize"
+        if op in WHOLE and cls.__spec__.fallback != "map" and not cuts_rows:
             run = WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
         run = with_counted_writes(cls._value_cls, op, with_absent_gradients(op, run))
         return Plan(Step.STRUCTURE if is_structure else Step.COTANGENT, run)

@@ -139,7 +139,7 @@ def in_full(make: Callable[[], nn.Module], *, frozen: bool) -> Run:
         if world.rank == 0:
             yield [type(x["exp_avg"]).__name__ for x in states.values()]
         else:
-            yield ["Scaled"] * 2
+            yield ["Scaled.Cotangent"] * 2
 
     return run
 
