@@ -34,6 +34,7 @@ from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_ke
 from subclasses.spec.construction import check_class
 from subclasses.spec.fields import dynamic, inner, static
 from subclasses.spec.load_checks import check_by_constructor
+from subclasses.spec.traits import Traits
 from subclasses.spec.undeclared import check_undeclared
 
 RuleType = TypeVar("RuleType", bound=Callable[..., Any])
@@ -53,6 +54,8 @@ class TensorSubclass(Tensor):
         fallback: what an op without a rule does: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``.
         decompose: whether PyTorch's decompositions may be used, or the collection of ops that may be decomposed.
         trainable: whether an optimizer updates the inner tensors of an ``nn.Parameter``. Default: ``fallback="map"``.
+        kind: what a value is: ``"representation"``, one plain tensor that is stored in another way, or ``"structure"``,
+            its inner tensors, each with a gradient. Default: a representation with ``materialize``, unless mapped.
 
     The gradient of a Parameter of a trainable class is a cotangent of the class, and weight decay, clipping and
     averages act on each differentiable inner tensor. A step of an optimizer with a Parameter of any other class raises
@@ -62,9 +65,9 @@ class TensorSubclass(Tensor):
     __spec__: SubclassSpec
     __source__: str
     _layout: Layout
-    _saves_inners = False
+    _traits: Traits
     _instead = ""  # advice for users in the error for an op without a rule
-    _adds_inner_tensors = False  # whether its rules add cotangents as they are, so that these need no mark
+    _is_ragged = False  # whether a cotangent is a value, whose rules add inner tensors
     _is_cotangent = False
     _value_cls: Any  # the class of values, of a class of cotangents; any other class itself
     Cotangent: Any
@@ -111,6 +114,7 @@ class TensorSubclass(Tensor):
         fallback: Literal["error", "views", "materialize", "map"] | None = None,
         decompose: bool | Collection[Any] | None = None,
         trainable: bool | None = None,
+        kind: Literal["representation", "structure"] | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs and isinstance(super().__init_subclass__, BuiltinMethodType):  # object's takes no keywords
@@ -122,6 +126,7 @@ class TensorSubclass(Tensor):
             "fallback": fallback,
             "decompose": decompose,
             "trainable": trainable,
+            "kind": kind,
         }
         scope = names_around(sys._getframe(1))
         if not cls._is_cotangent:

@@ -124,7 +124,7 @@ def _has_plain_tangents(value: Wrapper, outputs: Outputs) -> bool:
     return (
         issubclass(value.cls, TensorSubclass)
         and not any(is_differentiable(outputs.items[slot]) for slot in slots_of(value))
-        and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
+        and value.cls._traits.is_representation  # type: ignore[attr-defined]
     )
 
 
@@ -174,7 +174,7 @@ def meets_plain_gradients(value: Value | None) -> bool:
     """
     if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
         return False
-    return value.cls._saves_inners and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
+    return value.cls._traits.pulls_back and value.cls._traits.is_representation  # type: ignore[attr-defined]
 
 
 def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:
@@ -185,7 +185,7 @@ def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:
         gradient: Its gradient; None if it has none.
     """
     cls: Any = type(leaf)
-    converts = issubclass(cls, TensorSubclass) and cls.__spec__.trainable and cls._saves_inners
+    converts = issubclass(cls, TensorSubclass) and cls._traits.trainable and cls._traits.pulls_back
     if gradient is None or not converts or not isinstance(gradient, private.FunctionalTensor):
         return gradient
     return as_cotangent(wrap_cotangent(leaf, gradient))

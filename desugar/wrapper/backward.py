@@ -288,7 +288,7 @@ class VariantEmitter:
 def _class_of_formulas(value: Value) -> Any:
     """Returns the class of values that PyTorch's formulas compute from plain gradients in place of cotangents."""
     cls: Any = value.cls if isinstance(value, Wrapper) else Tensor
-    is_one = issubclass(cls, TensorSubclass) and cls._is_cotangent and not cls.__spec__.stands_for_plain
+    is_one = issubclass(cls, TensorSubclass) and cls._is_cotangent and not cls._traits.is_representation
     return cls._value_cls if is_one else None
 
 

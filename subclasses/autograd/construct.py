@@ -83,13 +83,13 @@ class Construct(torch.autograd.Function):
         ctx.sizes = [t.shape if is_differentiable(t) else None for t in inners]  # type: ignore[union-attr]
         ctx.set_materialize_grads(False)
         cls = ctx.layout.cls
-        if cls._saves_inners and not cls.__spec__.has_materialize:
+        if cls._traits.pulls_back and not cls.__spec__.has_materialize:
             # Without `materialize`, pulling back does not use the contents; NaN shows where an author's method does.
             inners = [
                 t if size is None else t.new_full((), torch.nan).expand(size)
                 for t, size in zip(inners, ctx.sizes, strict=True)
             ]
-        ctx.save_for_backward(*(inners if cls._saves_inners else ()))
+        ctx.save_for_backward(*(inners if cls._traits.pulls_back else ()))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
@@ -105,9 +105,9 @@ class Construct(torch.autograd.Function):
         cotangent = as_gradient(cls._value_cls, cotangent)
         if isinstance(cotangent, cls._value_cls):
             grads = cotangent.unwrap()
-        elif cls.__spec__.fallback == "map" and not cls._saves_inners:
+        elif cls._traits.is_mapped and not cls._traits.pulls_back:
             grads = [cotangent for _ in ctx.sizes]
-        elif cls._saves_inners:
+        elif cls._traits.pulls_back:
             # An open wrapper: its inner tensors may require grad, which a double backward needs.
             primal = cls._wrap(ctx.layout, *ctx.saved_tensors, *ctx.dynamics)
             grads = wrap_cotangent(primal, cotangent, ctx.needs_input_grad[2:]).unwrap()
@@ -184,7 +184,7 @@ def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
     cls, held = type(x), [x.__dict__[n] for n in type(x).__spec__.attributes]
     parts = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
     cotangent = construct(cotangent_layout(x._layout), dynamic_ints(x), *parts)
-    if cls._saves_inners:
+    if cls._traits.pulls_back:
         cotangent.__dict__[PRIMAL] = Primal(x)
     return cotangent
 
@@ -230,7 +230,7 @@ class Unwrap(torch.autograd.Function):
         ctx.names, ctx.fixed, ctx.likes = names, tuple(fixed), likes
         # Converts a plain cotangent that is added to this one. Dynamo does not keep such an attribute of ctx.
         ctx.primal = None
-        if cls._saves_inners and not torch.compiler.is_dynamo_compiling():
+        if cls._traits.pulls_back and not torch.compiler.is_dynamo_compiling():
             ctx.primal = Primal(x)
 
     @staticmethod
@@ -405,9 +405,9 @@ def as_gradient(cls: Any, g: Any) -> Any:
     Raises:
         DispatchError: it is a value of a representation, which an author's function made.
     """
-    if not isinstance(g, cls) or type(g)._is_cotangent or cls._adds_inner_tensors:  # type: ignore[attr-defined]
+    if not isinstance(g, cls) or type(g)._is_cotangent or not cls._traits.has_cotangents:  # type: ignore[attr-defined]
         return g
-    if cls.__spec__.stands_for_plain:
+    if cls._traits.is_representation:
         raise errors.value_gradient_error(cls)
     return as_cotangent(g)
 

@@ -34,7 +34,7 @@ class CotangentClass:
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         cls = type(obj) if owner is None else owner
-        cls.Cotangent = cls if cls._is_cotangent or cls._adds_inner_tensors else _make(cls)
+        cls.Cotangent = cls if cls._is_cotangent or not cls._traits.has_cotangents else _make(cls)
         return cls.Cotangent
 
 

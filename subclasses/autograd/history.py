@@ -303,7 +303,7 @@ def _note(x: Any, made: Any, operands: Sequence[Any], is_rule: bool, is_view: bo
     keep_history(x, History(x, made, operands=operands, version=version, is_view=is_view))
     if in_recorded_rule():
         _read_at_once(x)
-    elif CALLING.made is not None and not type(x).__spec__.stands_for_plain and not is_view:
+    elif CALLING.made is not None and not type(x)._traits.is_representation and not is_view:
         CALLING.made.append(x)
 
 

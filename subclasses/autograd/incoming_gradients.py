@@ -57,7 +57,7 @@ def _check_fits(output: Any, gradient: Any) -> None:
     cls = type(output)
     if type(gradient) is not Tensor or not (isinstance(output, Tensor) and hasattr(cls, "__spec__")):
         return
-    if cls.__spec__.fallback != "map" and not cls._saves_inners:
+    if not cls._traits.is_mapped and not cls._traits.pulls_back:
         raise DispatchError(PLAIN_COTANGENT.format(cls=cls.__name__))
 
 

@@ -191,8 +191,8 @@ class MadeByRule(torch.autograd.Function):
         ctx.made, ctx.cls, ctx.count = made, type(x), len(sources)
         # PyTorch's formula would compute with the plain cotangent and values, which represent no plain tensors.
         ctx.replaces_formula = replaces = isinstance(made, Parts) and made.replaces_formula
-        is_wrapped = replaces or not ctx.cls.__spec__.stands_for_plain
-        is_known = ctx.cls._saves_inners and not isinstance(made, _Unknown)
+        is_wrapped = replaces or not ctx.cls._traits.is_representation
+        is_known = ctx.cls._traits.pulls_back and not isinstance(made, _Unknown)
         ctx.primal = Primal(x) if is_wrapped and is_known else None
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(x)

@@ -80,7 +80,7 @@ def cotangent_run(
         return True, _structural(cot, op, run, asked)
     if _is_arithmetic(value, op):
         run = _arithmetic(value, op, asked)
-        if value.__spec__.fallback == "map" and not value._saves_inners:
+        if value._traits.is_mapped and not value._traits.pulls_back:
             mapped = _of_formula(cot, op, find_rule)
             run = _moving(value, mapped, run) if op in MOVING_OPS else mapped
         return False, with_engine_sums(value, run) if op is aten.add.Tensor else run
@@ -89,7 +89,7 @@ def cotangent_run(
 
 def _is_arithmetic(value: Any, op: OpOverload) -> bool:
     """Whether an op is one of a vector space, or for a trainable class one by which an optimizer may compute a step."""
-    if not value.__spec__.trainable:
+    if not value._traits.trainable:
         return op in ADDITIVE_OPS or op in SCALING_OPS
     tags = (*op.tags, *(functional_counterpart(op) or op).tags)
     return torch.Tag.pointwise in tags or op in WRITING_OPS
@@ -105,7 +105,7 @@ def _of_gradients(value: Any, op: OpOverload, asked: Call) -> Call | None:
         return _norm
     if op in LIKE_OPS:
         return functools.partial(_like, value, op)
-    if op in _SUMS and value.__spec__.fallback != "map":
+    if op in _SUMS and not value._traits.is_mapped:
         return functools.partial(_sum, op, asked)
     return None
 
@@ -246,7 +246,7 @@ def _wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
 
 def _primal_ahead(cotangent: Any) -> Primal | None:
     """Returns what a plain cotangent needs of the value to which a sum leads; that of AOTAutograd does not know it."""
-    if not type(cotangent)._saves_inners:
+    if not type(cotangent)._traits.pulls_back:
         return None
     ahead = nodes_ahead(cotangent.shape)
     value: Any = _value_at(ahead[0]) if len(ahead) == 1 else None
@@ -278,7 +278,7 @@ def _of_formula(cot: Any, op: OpOverload, find_rule: Callable[[Any], Call | None
     is_asked = rule is not None and (
         is_derivative or op_facts(op).viewed or structural.find_structural(op) is not None
     )
-    if value.__spec__.fallback == "map" and not is_asked:
+    if value._traits.is_mapped and not is_asked:
         return _with_values_as_cotangents(cot, op)
     if rule is None and value.__spec__.fallback == "views" and maps_as_view(value.__spec__, op):
         return _with_values_as_cotangents(cot, op)

@@ -357,7 +357,7 @@ def _of_author(cls: Any, op: OpOverload, first: Any) -> str:
     instead = advice and f"; {advice}"
     if name in _OF_OPTIMIZERS and (not first or isinstance(first[0], cls | list | tuple)):
         instead += for_optimizers(cls)
-    if op is torch.ops.aten.ones_like.default and not cls.__spec__.stands_for_plain:
+    if op is torch.ops.aten.ones_like.default and not cls._traits.is_representation:
         instead += _OF_BACKWARD
     if whole := _whole_of(op):
         instead = f"; or for {whole}, of which it is a part: @{cls.__name__}.implements({whole}){instead}"

@@ -105,7 +105,7 @@ def _owner(call: Call, tensors: tuple[Tensor, ...]) -> Any:
     """Returns the trainable class that a row belongs to; None if the row runs as it is."""
     kind: Any = next((type(t) for t in tensors if _is_trainable(type(t))), None)
     cls = None if kind is None else kind._value_cls
-    if cls is None or cls.__spec__.fallback == "map":
+    if cls is None or cls._traits.is_mapped:
         return cls
     mine = [t for t in tensors if isinstance(t, cls)]
     written = [tensors[j] for j in call.written if isinstance(tensors[j], cls)]
@@ -118,7 +118,7 @@ def _owner(call: Call, tensors: tuple[Tensor, ...]) -> Any:
 
 
 def _is_trainable(cls: Any) -> bool:
-    return cls is not Tensor and hasattr(cls, "__spec__") and cls.__spec__.trainable
+    return cls is not Tensor and hasattr(cls, "__spec__") and cls._traits.trainable
 
 
 # ---- rows --------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def _split(call: Call, cls: Any, index: int, tensors: tuple[Tensor, ...]) -> lis
     if any(not isinstance(t := tensors[j], cls) and t.dim() for j in call.written):
         raise_writes_plain(call.op, cls)
     names: Iterable[str] = x._layout.present
-    if cls.__spec__.fallback == "map":
+    if cls._traits.is_mapped:
         for t in tensors:
             if isinstance(t, cls):
                 check_alike(call.op, x, t)
@@ -211,7 +211,7 @@ def _join(call: Call, cls: Any, tensors: tuple[Tensor, ...], results: dict[str, 
     name = call.op.overloadpacket.__name__
     if name == "_foreach_norm" and is_cotangent(x):
         return joint_norm(x, results, call.values[1] if call.values[1] is not None else 2)
-    if cls.__spec__.fallback == "map":
+    if cls._traits.is_mapped:
         return remade(x, results, x._layout)
     if name in _MOVING and isinstance(first, cls) and is_point(first):
         return remade(first, results, first._layout, POINT)

@@ -133,7 +133,7 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if cls._is_cotangent:
         is_structure, run = cotangent_run(cls, op, partial(_find_own, op), partial(_find_rule, op))
         cuts_rows = op is aten.slice.Tensor and cls.__spec__.fallback == "materialize"
-        if op in WHOLE and cls.__spec__.fallback != "map" and not cuts_rows:
+        if op in WHOLE and not cls._traits.is_mapped and not cuts_rows:
             run = WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
         run = with_counted_writes(cls._value_cls, op, with_absent_gradients(op, run))
         return Plan(Step.STRUCTURE if is_structure else Step.COTANGENT, run)
@@ -186,9 +186,9 @@ def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[
 
 def _gradient_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
     """Yields the stages for cotangents and for Parameters."""
-    if cls.__spec__.trainable:
+    if cls._traits.trainable:
         yield "training", partial(with_training, cls, op)
-    if op in _SUMS and not cls._adds_inner_tensors:
+    if op in _SUMS and cls._traits.has_cotangents:
         yield "engine sums", partial(with_engine_sums, cls)
     yield "absent gradients", partial(with_absent_gradients, op)
 
@@ -206,7 +206,7 @@ def _history_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str,
             is_rule=by_rules and not facts.written,
             is_view=bool(facts.viewed),
             is_random=torch.Tag.nondeterministic_seeded in op.tags and not facts.written,
-            derives_plain=is_rule and not (facts.written or cls.__spec__.stands_for_plain),
+            derives_plain=is_rule and not (facts.written or cls._traits.is_representation),
         ),
     )
 
@@ -223,7 +223,7 @@ def _formula_asks_rules(cls: Any, op: OpOverload) -> bool:
     The formula for a view does not compute with values, and that for a pointwise op only by pointwise ops and sums.
     """
     is_pointwise = torch.Tag.pointwise in (functional_counterpart(op) or op).tags
-    return not op_facts(op).viewed and (not is_pointwise or cls._saves_inners or _rules_gradients(cls))
+    return not op_facts(op).viewed and (not is_pointwise or cls._traits.pulls_back or _rules_gradients(cls))
 
 
 def _rules_gradients(cls: Any) -> bool:
@@ -268,7 +268,7 @@ def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
     refuse = () if _is_left_to_python(op) else (partial(check_refusal, cls, op, rule),)
     rule = with_numbers(rule, describe(rule))
     run: Call = with_lazy_bits(partial(with_results_of(cls, op, rule, *refuse), op))
-    return with_plain_gradients(cls, run) if cls.__spec__.stands_for_plain else run
+    return with_plain_gradients(cls, run) if cls._traits.is_representation else run
 
 
 def _is_left_to_python(op: OpOverload) -> bool:
@@ -437,11 +437,11 @@ def _leaves(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
     ]
     if not others or find_op_rule(cls, op) is not None:
         return False
-    if cls.__spec__.trainable and takes_lists(op):
+    if cls._traits.trainable and takes_lists(op):
         return False  # its plan leaves elements of other classes to them
     inside = {layout.cls for x in wrappers_in(cls, args) for _, layout in x._layout.nested}
     bases = [t for t in others if issubclass(cls, t)]
-    is_mapped = cls.__spec__.fallback == "map" and find_step(cls, op) in ("map", "structure")
+    is_mapped = cls._traits.is_mapped and find_step(cls, op) in ("map", "structure")
     if bases and is_mapped and not inside.issuperset(bases):
         raise DispatchError(
             f"{op} on {one_of(cls)} and {one_of(bases[0])}: an op is mapped over the inner tensors of values of one "

@@ -57,7 +57,7 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
             unevenly, or is not the same as its parts.
     """
     cls, rows = type(x), x.size(0)
-    if x.requires_grad and not cls.__spec__.trainable:
+    if x.requires_grad and not cls._traits.trainable:
         raise DispatchError(
             f"fully_shard of a Parameter that is {one_of(cls)} and requires grad: the gradients of inner tensors are "
             f"summed over the ranks, and its class is not one whose inner tensors are trained. Declare it with "
@@ -177,7 +177,7 @@ def _map_cut(x: Any, change: Callable[[Tensor], Tensor], keep: Callable[[Tensor]
 
     out = map_inners(x, replace)
     out.__dict__[PART] = True
-    if is_point(x) and type(x).__spec__.trainable:
+    if is_point(x) and type(x)._traits.trainable:
         out.__dict__[POINT] = True
     return out
 

@@ -204,7 +204,7 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
     if op is aten.as_strided.default:
         x, size, stride, *offset = args
         offset = offset[0] if offset else kwargs.get("storage_offset")
-        if cls.__spec__.fallback == "map":  # type: ignore[attr-defined]
+        if cls._traits.is_mapped:  # type: ignore[attr-defined]
             return False
         same = list(size) == list(x.size()) and list(stride) == list(x.stride())
         return same and offset in (None, x.storage_offset())
@@ -212,14 +212,14 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
         return list(args[1]) == list(args[0].size())
     if op is aten.new_empty_strided.default:
         x = args[0]
-        like = x._layout.cotangent or not cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
+        like = x._layout.cotangent or not cls._traits.is_representation  # type: ignore[attr-defined]
         if not like or tuple(args[1]) != tuple(x.shape):
             return False
     dtype = kwargs.get("dtype")
     if dtype is None or dtype == args[0].dtype:
         return True
     x, spec = args[0], cls.__spec__  # type: ignore[attr-defined]
-    if spec.stands_for_plain and not torch.can_cast(x.dtype, dtype):
+    if cls._traits.is_representation and not torch.can_cast(x.dtype, dtype):
         return False  # a product of truncated inner tensors is not the truncated product
     if spec.has_outer:
         return any(follows_dtype(x, f, t) for f in spec.inners if (t := x.__dict__[f.attribute]) is not None)
@@ -258,7 +258,7 @@ COPYING_OPS = frozenset(
 
 def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
     """Wraps a plan so that a copy of a point is a point; but not what autograd records as computed from it."""
-    trainable = cls.__spec__.trainable
+    trainable = cls._traits.trainable
 
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)

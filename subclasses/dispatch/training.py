@@ -70,7 +70,7 @@ def with_training(cls: Any, op: OpOverload, run: Call) -> Call:
         return _with_copies(cls, run)
     if op in LIKE_OPS:
         return _with_states(cls, op, run)
-    if cls.__spec__.fallback == "map" and not has_op_rules(cls):
+    if cls._traits.is_mapped and not has_op_rules(cls):
         return run  # acts on inner tensors anyway
     functional = functional_counterpart(op)
     is_step = functional is not None and torch.Tag.pointwise in functional.tags
@@ -100,7 +100,7 @@ def _with_steps(cls: Any, op: OpOverload, run: Call) -> Call:
 def _with_copies(cls: Any, run: Call) -> Call:
     """Wraps ``copy_`` of a plain tensor to a Parameter, which is refused with a way out."""
     op = aten.copy_.default
-    ruled, mapped = find_op_rule(cls, op) is not None, cls.__spec__.fallback == "map"
+    ruled, mapped = find_op_rule(cls, op) is not None, cls._traits.is_mapped
 
     def plan(x: Any, source: Any, *args: Any) -> Any:
         if not (ruled or mapped) and isinstance(x, cls) and is_point(x) and not isinstance(source, cls):

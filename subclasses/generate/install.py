@@ -38,6 +38,7 @@ from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.construction import checked_init, checked_new, serving_new
 from subclasses.spec.fields import MISSING
 from subclasses.spec.statics import check_statics, concrete
+from subclasses.spec.traits import traits_of
 from subclasses.spec.values import add_carriers, make_carrier
 
 _STATIC_METHODS = frozenset({"__new__", "__tensor_unflatten__", "_wrap"})
@@ -80,7 +81,7 @@ def install(cls: Any, root: type) -> None:
     if isinstance(cls.__repr__, types.FunctionType):
         skip_frames(cls.__repr__)  # print(x) breaks the graph, and then reads what only eager mode knows
     allow_loading(cls)
-    cls._saves_inners = spec.stands_for_plain or cls.wrap_cotangent is not root.wrap_cotangent  # type: ignore[attr-defined]
+    cls._traits = traits_of(cls, wraps=cls.wrap_cotangent is not root.wrap_cotangent)  # type: ignore[attr-defined]
     cls._refresh = functools.partial(
         _refresh, weakref.ref(cls), plan_table, function_table, unseen, made, root
     )
@@ -154,7 +155,7 @@ def _refresh(
         functions.update(view_functions)
     functions.update(with_ints(collect_function_rules(cls)))
     cls._has_function_rules = bool(functions)
-    cls._keeps_history = has_op_rules(cls) and not cls._adds_inner_tensors and not cls._is_cotangent
+    cls._keeps_history = has_op_rules(cls) and cls._traits.has_cotangents and not cls._is_cotangent
     name = "__torch_function__"
     if cls._is_cotangent:
         is_intercepted = cls._value_cls.__torch_function__ is not disabled_torch_function_impl

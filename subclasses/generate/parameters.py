@@ -47,9 +47,9 @@ def become_parameter(x: Any, value: bool) -> None:
     object.__setattr__(x, "_is_param", value)
     if not value or not _is_real(x):
         return
-    if not type(x).__spec__.trainable or x._layout.nested:
+    if not type(x)._traits.trainable or x._layout.nested:
         _watch_optimizers()
-    if type(x).__spec__.trainable:
+    if type(x)._traits.trainable:
         _mark_inner_points(x)
         _convert_gradients(x)
 
@@ -57,13 +57,13 @@ def become_parameter(x: Any, value: bool) -> None:
 def require_grad(x: Any, value: bool) -> None:
     """Implements ``x.requires_grad = value``."""
     object.__setattr__(x, "requires_grad", value)
-    if value and _has_cotangents(type(x)) and not torch.compiler.is_dynamo_compiling() and _is_real(x):
+    if (
+        value
+        and type(x)._traits.has_leaf_cotangents
+        and not torch.compiler.is_dynamo_compiling()
+        and _is_real(x)
+    ):
         _convert_gradients(x)
-
-
-def _has_cotangents(cls: Any) -> bool:
-    """Whether the gradient of a leaf of a class is a cotangent, and not a plain tensor or a value."""
-    return cls.Cotangent is not cls and (cls.__spec__.trainable or not cls.__spec__.stands_for_plain)
 
 
 def _is_real(x: Any) -> bool:
@@ -77,7 +77,7 @@ def _is_real(x: Any) -> bool:
 def _mark_inner_points(x: Any) -> None:
     """Marks the wrappers inside of a Parameter, which are aliases of its own: an optimizer moves them with it."""
     for _, inner in _nested(x):
-        if type(inner).__spec__.trainable:
+        if type(inner)._traits.trainable:
             inner.__dict__[POINT] = True
             _mark_inner_points(inner)
 
@@ -108,7 +108,7 @@ def _check_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 def _check_can_train(x: Any, where: str, is_inside: bool = False) -> None:
     """Raises DispatchError if no optimizer can update a Parameter, or a value inside of it."""
     cls = type(x)
-    if cls.__spec__.trainable:
+    if cls._traits.trainable:
         for name, inner in _nested(x):
             _check_can_train(inner, f"{where} with {one_of(type(inner))} as {field_name(name)}", True)
     elif why := _why_not(cls):
@@ -124,7 +124,7 @@ def _why_not(cls: Any) -> str:
         return "adding to what it materializes to would be lost"
     if step == "error":
         return "it has no rule for aten.add_.Tensor"
-    if "rule" in step and not cls._adds_inner_tensors and spec.fallback != "map" and not spec.has_materialize:
+    if "rule" in step and cls._traits.has_cotangents and spec.fallback != "map" and not spec.has_materialize:
         return "its rule is for values, not for a gradient, whose inner tensors are derivatives"
     return ""
 
@@ -185,7 +185,7 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
             return None
         inners = [held[n] for n in spec.attributes]
         value = cls._wrap(held["_layout"], *inners, *[held[f.name] for f in spec.dynamics])
-        if spec.fallback != "map" or cls._saves_inners:
+        if spec.fallback != "map" or cls._traits.pulls_back:
             return mark_gradient(wrap_cotangent(value, grad, [is_differentiable(t) for t in inners]), held)
         return mark_gradient(with_inners(value, [grad if is_differentiable(t) else t for t in inners]), held)
 

@@ -107,7 +107,7 @@ def _contiguous(gradient: Any) -> Any:
 def _wrap_cotangent(primal: Any, cotangent: Tensor) -> Any:
     """Converts a plain cotangent of a wrapper to its class, as the backward of a construction does."""
     cls = type(primal)
-    if cls.__spec__.fallback == "map" and not cls._saves_inners:
+    if cls._traits.is_mapped and not cls._traits.pulls_back:
         return map_inners(primal, lambda _, t: cotangent if is_differentiable(t) else t)
     with autograd_enabled():
         return as_cotangent(wrap_cotangent(primal, cotangent))

@@ -283,7 +283,7 @@ def resize_outer(written: Any, cls: Any) -> None:
 
 def for_optimizers(cls: Any) -> str:
     """Returns what to do where an optimizer writes to a value of a class."""
-    if cls.__spec__.trainable:
+    if cls._traits.trainable:
         return "; an optimizer, which writes so, is given torch.nn.Parameter(x), and not x"
     advice = (
         "an optimizer, which writes so, updates each inner tensor of a class declared with trainable=True"
@@ -303,7 +303,7 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
         raise DispatchError(
             f"{op}: cannot write {_describe(value)} into {_describe(target) if type(value) is cls else one_of(cls)}; "
             f"use the functional op"
-            f"{for_optimizers(cls) if op is torch.ops.aten.add_.Tensor and not cls.__spec__.trainable else ''}"
+            f"{for_optimizers(cls) if op is torch.ops.aten.add_.Tensor and not cls._traits.trainable else ''}"
         )
     spec = cls.__spec__
     named = [(n, target.__dict__[n], value.__dict__[n]) for n in spec.attributes]

@@ -111,7 +111,7 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
             "function writes to a value in place, and what it returned is read, compile it with desugar.compile: "
             "torch.compile takes each result for a use as a whole"
         )
-    elif cls.__spec__.trainable:
+    elif cls._traits.trainable:
         mend = (
             "A step of an optimizer takes Parameters, their gradients as a backward makes them, what torch.zeros_like "
             "gives for a Parameter, and numbers; make another value a Parameter first, as "
@@ -150,7 +150,7 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
                 mend += (
                     "; for a tensor like the one that a Parameter p represents, as zeros_like gives, call it on "
                     "p.materialize()"
-                    if cls.__spec__.trainable
+                    if cls._traits.trainable
                     else f", or, for an optimizer, declare {cls.__name__} with trainable=True"
                 )
         raise DispatchError(

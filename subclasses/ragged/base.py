@@ -93,7 +93,7 @@ class RaggedTensor:
         join_rows(func, parts), join_entries(parts): the rows of all parts; each row with the entries of all parts.
     """
 
-    _adds_inner_tensors = True
+    _is_ragged = True
 
     @property
     def merged(self: Any) -> bool:

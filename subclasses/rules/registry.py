@@ -157,7 +157,7 @@ def _register_implied(cls: Any, book: RuleBook, key: Any, rule: Rule) -> None:
             if _REFUSES in getattr(book.implied.get(twin), "__dict__", {}):
                 del book.implied[twin]
             book.implied.setdefault(twin, named)
-    for in_place in in_place_forms(key) if cls.__spec__.fallback == "map" else ():
+    for in_place in in_place_forms(key) if cls._traits.is_mapped else ():
         book.implied.setdefault(in_place, _refused_in_place(cls, key, in_place))
 
 

@@ -170,9 +170,9 @@ def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args,
     # What an op writes to is its result, and a rule for a composite op runs above autograd.
     if not (facts.written or is_composite(op)):
         # Rows combine by their lengths: the size of a ragged value is a bound.
-        is_sized = kinds == ("tensor",) and torch.Tag.pointwise in op.tags and not cls._adds_inner_tensors
+        is_sized = kinds == ("tensor",) and torch.Tag.pointwise in op.tags and cls._traits.has_cotangents
         finish = _broadcast_result(cls, op, rule) if is_sized else new_result
-        if (size_of_result := size_of(op)) is not None and not cls._adds_inner_tensors:
+        if (size_of_result := size_of(op)) is not None and cls._traits.has_cotangents:
             finish = _sized_result(cls, op, rule, size_of_result)
     if kinds == ("tensor",):
         return with_tensor(cls, op, rule, finish, refuse)

@@ -31,6 +31,7 @@ from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, 
 from subclasses.spec.names import check_field_name
 from subclasses.spec.shapes import Shape, parse_shape
 from subclasses.spec.statics import check_default
+from subclasses.spec.traits import check_kind, default_kind
 
 Fallback = Literal["error", "views", "materialize", "map"]
 FALLBACKS = ("error", "views", "materialize", "map")
@@ -97,6 +98,8 @@ class SubclassSpec:
     has_materialize: bool
     # Whether an optimizer may update the differentiable inner tensors of a Parameter as if they were the parameters.
     trainable: bool
+    # What a value is, one plain tensor or its inner tensors: "representation" or "structure".
+    kind: str
     # Names of all inner tensors in order of declaration, and of the attributes that hold the inner tensors themselves.
     inner_names: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
     attributes: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
@@ -114,11 +117,6 @@ class SubclassSpec:
         return self.outer_args is not None
 
     @property
-    def stands_for_plain(self) -> bool:
-        """Whether a value represents the plain tensor that it materializes to, so that adding is not per inner."""
-        return self.has_materialize and self.fallback != "map"
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Names of all fields: inner tensors, static metadata, dynamic ints."""
         return tuple(f.name for f in (*self.inners, *self.statics, *self.dynamics))
@@ -129,7 +127,7 @@ class SubclassSpec:
 # Attributes with a class's own fields and keywords, unresolved. Subclasses merge those of all their bases.
 OWN_FIELDS, OWN_KEYWORDS = "_own_fields", "_own_keywords"
 
-KEYWORDS = ("size_from", "dtype_from", "fallback", "decompose", "trainable")
+KEYWORDS = ("size_from", "dtype_from", "fallback", "decompose", "trainable", "kind")
 
 
 def raise_unknown_keywords(cls: type, unknown: Collection[str]) -> NoReturn:
@@ -260,6 +258,7 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
         raise SpecError(f"{cls.__name__} declares no inner tensor; write `values: Tensor = inner()`")
     size_from = keywords.get("size_from", inners[0].name)
     outer = inspect.getattr_static(cls, "outer")
+    fallback, has_materialize = keywords.get("fallback", "error"), _has_materialize(cls)
     return SubclassSpec(
         name=cls.__name__,
         inners=inners,
@@ -267,11 +266,12 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
         dynamics=tuple(f for kind, f in meta if kind == "dynamic"),
         size_from=size_from,
         dtype_from=keywords.get("dtype_from", size_from),
-        fallback=keywords.get("fallback", "error"),
+        fallback=fallback,
         decompose=_collect_decompose(cls, keywords.get("decompose", False)),
         outer_args=None if outer is _TENSOR_OUTER else _collect_outer_args(cls, outer, frozenset(fields)),
-        has_materialize=_has_materialize(cls),
-        trainable=keywords.get("trainable", keywords.get("fallback") == "map"),
+        has_materialize=has_materialize,
+        trainable=keywords.get("trainable", fallback == "map"),
+        kind=keywords.get("kind", default_kind(fallback, has_materialize)),
     )
 
 
@@ -346,6 +346,7 @@ def check_spec(cls: type, spec: SubclassSpec) -> None:
             f'{spec.name}: fallback="materialize" needs a method `materialize(self) -> Tensor` that returns '
             f"the plain tensor this stands for"
         )
+    check_kind(spec)
     _check_trainable(spec)
     for field in spec.statics:
         check_default(spec.name, field)

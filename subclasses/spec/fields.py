@@ -125,6 +125,8 @@ def show_spec(spec: Any) -> str:
     }
     if spec.trainable and spec.fallback != "map":
         keywords["trainable"] = "True"
+    if spec.kind == "structure" and spec.has_materialize and spec.fallback != "map":
+        keywords["kind"] = repr(spec.kind)
     head = ", ".join(f"{key}={value}" for key, value in keywords.items())
     lines = [f"class {spec.name}(TensorSubclass, {head}):", *(f"    {line}" for line in _lines(spec))]
     return "\n".join(lines)

@@ -35,7 +35,7 @@ _RELIED_ON = frozenset(
 _OF_CLASSES = frozenset(
     """Cotangent __source__ __spec__ cotangent implements unruled unwrap _dispatch _function _handwritten
     _has_function_rules _is_cotangent _keeps_history _layout _new _own_fields _own_keywords _recorded_attributes
-    _refresh _rulebook _saves_inners _serves_super _value_cls _wrap""".split()
+    _refresh _rulebook _serves_super _traits _value_cls _wrap""".split()
 )
 # Data attributes of Tensor on older releases.
 FORMER_ATTRIBUTES = frozenset({"names"})

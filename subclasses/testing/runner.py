@@ -122,7 +122,7 @@ def _of_mapped(s: Subject, promise: Promise) -> str:
     """The mend where ``reference=`` says something else of a mapped class than its plain cotangents mean."""
     if promise.name not in ("inner_gradients", "cotangents") or not (s.declared and s.has_reference):
         return ""
-    if s.cls.__spec__.fallback != "map" or s.cls._saves_inners or _has_slopes_of_one(s):
+    if not s.cls._traits.is_mapped or s.cls._traits.pulls_back or _has_slopes_of_one(s):
         return ""
     return (
         'with fallback="map", a plain cotangent of a value goes to each of its inner tensors, whatever reference= '

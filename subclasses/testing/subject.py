@@ -273,11 +273,7 @@ class Subject:
     @functools.cached_property
     def is_mapped(self) -> bool:
         """Whether a value stands for its inner tensors: under "map", without rules, and where all have one dtype."""
-        if (
-            not self.declared
-            or self.cls.__spec__.fallback != "map"
-            or self.options.get("reference") is not None
-        ):
+        if not self.declared or not self.cls._traits.is_mapped or self.options.get("reference") is not None:
             return False
         x = self.make()
         dtypes = {x.__dict__[name].dtype for name in x._layout.present}

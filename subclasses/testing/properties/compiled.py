@@ -213,7 +213,7 @@ def _gradient(s: Subject, function: Callable[[Any], Any], kind: str, compile: Co
 
 def _converts_cotangents(s: Subject, x: Any) -> bool:
     """Whether ``wrap_cotangent`` has an inner tensor to differentiate ``materialize`` by."""
-    can = s.cls.__spec__.stands_for_plain and any(map(is_differentiable, s.inners(x).values()))
+    can = s.cls._traits.is_representation and any(map(is_differentiable, s.inners(x).values()))
     return can and x.materialize().requires_grad
 
 

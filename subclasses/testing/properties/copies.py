@@ -162,7 +162,7 @@ def optimizer(s: Subject) -> None:
     if not works:
         check_equal(s, "a parameter after a refused SGD.step()", weight.detach(), before)
         return
-    trains_inners = s.declared and s.cls.__spec__.trainable
+    trains_inners = s.declared and s.cls._traits.trainable
     if type(grad) is not plain_type(weight.detach()) or not (s.has_reference or trains_inners):
         return
     parts = _differentiable_inners if trains_inners else Subject.reference

@@ -87,7 +87,7 @@ def own_memory(s: Subject, case: Case) -> None:
 
 def _writes(s: Subject) -> dict[str, Callable[[Any], Any]]:
     """The in-place ops, and what they need not do, as a rule for one may write to some of the inner tensors alone."""
-    if not (s.declared and s.cls.__spec__.trainable):
+    if not (s.declared and s.cls._traits.trainable):
         return WRITES
     return WRITES | {"a step of an optimizer on nn.Parameter(y)": lambda y: step(s, y)}
 

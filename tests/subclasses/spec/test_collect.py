@@ -45,7 +45,7 @@ def test_the_spec_says_what_was_declared():
         "materialize",
         False,
     )
-    assert spec.stands_for_plain and not spec.has_outer
+    assert spec.kind == "representation" and not spec.has_outer
 
 
 def test_a_spec_is_frozen():

@@ -1,0 +1,90 @@
+"""The kind of a class, and what follows from it: how ops are derived, what a gradient is, what an optimizer steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from subclasses.errors import SpecError
+
+
+class Kind(StrEnum):
+    """What a value is: one plain tensor that is stored in another way, its inner tensors, or rows."""
+
+    REPRESENTATION = "representation"
+    STRUCTURE = "structure"
+    RAGGED = "ragged"  # of the classes that ship with the library: a value whose cotangent is a value
+
+
+KINDS = (Kind.REPRESENTATION.value, Kind.STRUCTURE.value)  # those that authors declare
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What ops, autograd and optimizers ask of a class.
+
+    Attributes:
+        kind: What a value is.
+        is_mapped: Whether an op without a rule runs on each inner tensor.
+        trainable: Whether an optimizer steps the inner tensors of a Parameter.
+        pulls_back: Whether a plain gradient of the outer size is converted to a cotangent, by ``wrap_cotangent``, whose
+            default is the derivative of ``materialize``. A mapped class gives it to each inner tensor otherwise.
+    """
+
+    kind: Kind
+    is_mapped: bool
+    trainable: bool
+    pulls_back: bool
+
+    @property
+    def is_representation(self) -> bool:
+        """Whether a value is the plain tensor that it materializes to."""
+        return self.kind is Kind.REPRESENTATION
+
+    @property
+    def has_cotangents(self) -> bool:
+        """Whether the cotangents of the class have a class of their own."""
+        return self.kind is not Kind.RAGGED
+
+    @property
+    def has_leaf_cotangents(self) -> bool:
+        """Whether the gradient of a leaf is a cotangent, and not a plain tensor or a value."""
+        return self.has_cotangents and (self.trainable or not self.is_representation)
+
+
+def traits_of(cls: Any, *, wraps: bool) -> Traits:
+    """Returns the traits of a class with a declaration.
+
+    Args:
+        cls: The class.
+        wraps: Whether its author defines ``wrap_cotangent``.
+    """
+    spec = cls.__spec__
+    is_mapped = spec.fallback == "map"
+    kind = Kind.RAGGED if cls._is_ragged else Kind(spec.kind)
+    pulls_back = wraps or (spec.has_materialize and not is_mapped)
+    return Traits(kind, is_mapped, spec.trainable, pulls_back)
+
+
+def default_kind(fallback: Any, has_materialize: bool) -> str:
+    """Returns the kind of a class that does not say it."""
+    return KINDS[0] if has_materialize and fallback != "map" else KINDS[1]
+
+
+def check_kind(spec: Any) -> None:
+    """Raises SpecError unless the kind of a declaration is one that its fallback and its methods allow."""
+    if spec.kind not in KINDS:
+        raise SpecError(f"{spec.name}: expected kind in {KINDS}, got {spec.kind!r}")
+    if spec.kind == Kind.STRUCTURE:
+        return
+    if spec.fallback == "map":
+        raise SpecError(
+            f'{spec.name}: kind="representation" with fallback="map": an op runs on each inner tensor, so a value is '
+            f"its inner tensors; leave kind out"
+        )
+    if not spec.has_materialize:
+        raise SpecError(
+            f'{spec.name}: kind="representation" needs a method `materialize(self) -> Tensor` that returns the plain '
+            f"tensor which a value represents"
+        )

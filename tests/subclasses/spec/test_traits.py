@@ -1,0 +1,135 @@
+"""The kind of a class: what it is by default, what is refused, and which gradients follow from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import desugar
+from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from subclasses.ragged import JaggedTensor
+
+aten = torch.ops.aten
+
+
+def declare(**keywords):
+    """A class with a field, and with `materialize` where it is given."""
+    members = {"__annotations__": {"held": Tensor}, "held": inner(), "__doc__": "A class."}
+    if keywords.pop("materialize", False):
+        members["materialize"] = lambda self: self.held.exp()
+    return type(TensorSubclass)("Made", (TensorSubclass,), members, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kind", "leaf"),
+    [
+        ({}, "structure", True),
+        ({"fallback": "views"}, "structure", True),
+        ({"fallback": "map"}, "structure", True),
+        ({"fallback": "map", "materialize": True}, "structure", True),
+        ({"fallback": "materialize", "materialize": True}, "representation", False),
+        ({"fallback": "materialize", "materialize": True, "trainable": True}, "representation", True),
+        ({"materialize": True}, "representation", False),
+        ({"materialize": True, "kind": "structure"}, "structure", True),
+        ({"fallback": "materialize", "materialize": True, "kind": "structure"}, "structure", True),
+    ],
+)
+def test_the_kind_and_the_gradient_of_a_leaf(keywords, kind, leaf):
+    cls = declare(**keywords)
+    assert cls.__spec__.kind == cls._traits.kind == kind
+    assert cls._traits.has_leaf_cotangents is leaf
+    heir = type(cls)("Heir", (cls,), {"__doc__": "An heir."})
+    assert heir.__spec__.kind == kind
+
+
+def test_the_kind_of_a_shipped_class():
+    assert JaggedTensor._traits.kind == "ragged" and not JaggedTensor._traits.has_cotangents
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"kind": "number"}, r"Made: expected kind in \('representation', 'structure'\), got 'number'"),
+        (
+            {"kind": "representation", "fallback": "map"},
+            r'Made: kind="representation" with fallback="map".*leave kind',
+        ),
+        ({"kind": "representation"}, r"Made: kind=\"representation\" needs a method `materialize\(self\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_the_class_statement(keywords, message):
+    with pytest.raises(SpecError, match=message):
+        declare(**keywords)
+
+
+def test_a_declaration_shows_a_kind_that_is_not_the_default():
+    assert 'kind="structure"' in repr(declare(materialize=True, kind="structure").__spec__).replace("'", '"')
+    assert "kind" not in repr(declare(materialize=True).__spec__)
+
+
+class Log(TensorSubclass, fallback="materialize", kind="structure", trainable=True):
+    """Probabilities by their logarithms, which are what is trained."""
+
+    logs: Tensor = inner(differentiable=True)
+
+    def materialize(self):
+        return self.logs.exp()
+
+
+@Log.implements(aten.mul.Tensor)
+def _(func, x, y):
+    if not (isinstance(x, Log) and isinstance(y, Log)):
+        return NotImplemented
+    return Log(x.logs + y.logs)
+
+
+DOORS = {
+    "eager": lambda f: f,
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+    "backend": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
+}
+LOSSES = {
+    "by logarithms": (lambda x, y: (x * y).logs.sum() * 3, lambda a, b: (a + b).sum() * 3),
+    "as a whole": (lambda x, y: (x * y).materialize().sum(), lambda a, b: (a + b).exp().sum()),
+    "materialized": (
+        lambda x, y: ((x + 1).sin() * y.sqrt()).sum(),
+        lambda a, b: ((a.exp() + 1).sin() * b.exp().sqrt()).sum(),
+    ),
+    "one of them": (
+        lambda x, y: x.logs.square().sum() + 0 * y.logs.sum(),
+        lambda a, b: a.square().sum() + 0 * b.sum(),
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_a_structure_with_a_conversion(name, door):
+    """They are by the inner tensors, also where a plain tensor is what is computed with."""
+    fn, plain = LOSSES[name]
+    logs = [torch.tensor([0.5, -1.0, 0.25]), torch.tensor([0.1, 0.2, -0.3])]
+    leaves, separate = (
+        [Log(t.clone()).requires_grad_() for t in logs],
+        [t.clone().requires_grad_() for t in logs],
+    )
+    DOORS[door](fn)(*leaves).backward()
+    plain(*separate).backward()
+    for x, t in zip(leaves, separate, strict=True):
+        assert type(x.grad) is Log.Cotangent
+        torch.testing.assert_close(x.grad.logs, t.grad)
+
+
+def test_a_step_moves_the_logarithms():
+    p, t = nn.Parameter(Log(torch.tensor([0.5, -1.0]))), torch.tensor([0.5, -1.0], requires_grad=True)
+    for x, value in ((p, lambda: (p * p).logs), (t, lambda: 2 * t)):
+        optimizer = torch.optim.AdamW([x], lr=0.1)
+        value().square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(p.detach().logs, t.detach())
+
+
+def test_a_value_in_place_of_a_cotangent_of_a_structure():
+    with pytest.raises(DispatchError, match=r"Write x\.cotangent\(logs=\.\.\.\)"):
+        (Log(torch.ones(2, requires_grad=True)) * Log(torch.ones(2))).backward(Log(torch.ones(2)))
