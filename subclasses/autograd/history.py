@@ -370,12 +370,7 @@ def is_kept(operands: Sequence[Any], *, by_rule: bool) -> bool:
     else:
         if not (by_rule and any_requires_grad(*operands)):
             return False
-    return current_transform() is None and not any(map(_is_cotangent, operands))
-
-
-def _is_cotangent(t: Tensor) -> bool:
-    layout = t.__dict__.get("_layout")
-    return layout is not None and layout.cotangent
+    return current_transform() is None
 
 
 # ---- cotangents --------------------------------------------------------------------------------------------

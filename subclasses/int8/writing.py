@@ -28,7 +28,6 @@ def _(func: Any, x: Any, **kwargs: Any) -> Any:
 def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     """Changes the outer dtype to another floating point dtype; the numbers and their scales stay unchanged."""
     if dtype is not None and not dtype.is_floating_point:
-        check_no_cotangents(Int8Tensor, func, [x])
         return func(x.materialize(), dtype=dtype, **kwargs)
     return map_parts(x, lambda t: func(t, **kwargs), float_dtype=dtype or x.dtype, partial=False)
 
@@ -36,7 +35,6 @@ def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> 
 @Int8Tensor.implements(aten.empty_like.default)
 def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     if dtype is not None and not dtype.is_floating_point:
-        check_no_cotangents(Int8Tensor, func, [x])
         return func(x.materialize(), dtype=dtype, **kwargs)
     return map_parts(x, lambda t: func(t, **kwargs), float_dtype=dtype or x.dtype, partial=False)
 
@@ -50,7 +48,6 @@ def _(func: Any, x: Any, size: Any, *, dtype: torch.dtype | None = None, **kwarg
     """
     counts = _counts_for(size, x) if dtype in (None, x.dtype) else None
     if counts is None:
-        check_no_cotangents(Int8Tensor, func, [x])
         return func(x.materialize(), size, dtype=dtype, **kwargs)
     qdata = func(x.qdata, size, **kwargs)
     scale = func(x.scale, counts, **kwargs)
