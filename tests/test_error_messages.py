@@ -366,12 +366,6 @@ def copies_to_a_parameter():
     nn.Parameter(Factors(torch.ones(3))).detach().copy_(torch.ones(3))
 
 
-def step_by_a_gradient_of_the_class():
-    t = torch.ones(3, requires_grad=True)
-    (t * pair()).sum().unwrap("first").backward()
-    torch.optim.SGD([t], lr=0.1).step()
-
-
 # ---- DispatchError: an op -----------------------------------------------------------------------------------
 
 
@@ -407,10 +401,6 @@ DISPATCH = [
         ["aten._to_copy.default", "Fixed", "torch.float16", "float64", "`outer`", "@Fixed.implements"],
     ),
     (lambda: torch.ones(3).add_(pair()), ["aten.add_.Tensor", "Pair", "plain tensor"]),
-    (
-        step_by_a_gradient_of_the_class,
-        ["aten.add_.Tensor", "gradient of a plain tensor t", "Pair(t, t) in place of t"],
-    ),
     (lambda: nn.Conv1d(4, 2, 3)(rows()), ["conv1d", "[B, C, T]", "JaggedTensor", "x.transpose(1, 2)"]),
     (lambda: F.max_pool1d(rows().mT, 2, ceil_mode=True), ["max_pool1d", "ceil_mode=False", "JaggedTensor"]),
     (lambda: attend(add_zero_attn=True), ["multi_head_attention_forward", "add_zero_attn", "torch.cat"]),

@@ -19,6 +19,7 @@ from subclasses import strict_mode
 from subclasses._torch import OpOverload, in_backward, is_composed, is_composite, with_lazy_bits
 from subclasses._torch_distributed import is_work, joint_work
 from subclasses.autograd.history import CALLING
+from subclasses.autograd.plain_operands import sum_gradient
 from subclasses.autograd.python_functions import registering
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, check_size, raise_writes_plain
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
@@ -31,7 +32,7 @@ from subclasses.ops.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.ops.schema import op_facts, undeclared_writes
 from subclasses.ops.tangents import IN_FORWARD_MODE, is_of_tangents
 from subclasses.ops.write_checks import differ, is_tried_first, try_first
-from subclasses.spec.values import float_fields, with_inners
+from subclasses.spec.values import float_fields, tensors_in, with_inners
 
 Call = Callable[..., Any]
 
@@ -124,6 +125,8 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
     def plan(*args: Any, **kwargs: Any) -> Any:
         found = wrappers_in(cls, (args, kwargs))
         x = found[0]
+        for t in tensors_in(args, kwargs):
+            sum_gradient(t)
         if is_message:
             raise _message_error(cls, op)
         for other in found[1:]:

@@ -4,7 +4,11 @@ For an op and a class, the generated text determines which arguments are wrapper
 calls the op once for each name, and wraps the results. ``aten.mul.Tensor`` on a pair of ``a`` and ``b`` becomes::
     def mul_Tensor(self, other):
         _is_self = isinstance(self, _Cls)
+        if not _is_self:
+            _sum_gradient(self)
         _is_other = isinstance(other, _Cls)
+        if not _is_other:
+            _sum_gradient(other)
         _x = self if _is_self else other
         _layout = _x._layout
         if _is_other and (other._layout is not _layout):
@@ -25,6 +29,7 @@ from typing import Any, NoReturn
 import torch
 
 from subclasses._torch import OpOverload, cpp_callable, set_storage_of
+from subclasses.autograd.plain_operands import sum_gradient
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 from subclasses.errors import DispatchError, one_of
@@ -70,6 +75,7 @@ def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
         "_check_alike": check_alike,
     }
     supplied |= {"_raise_dtype": raise_dtype, "_raise_plain": raise_writes_plain, "_bump": bump_versions}
+    supplied |= {"_sum_gradient": sum_gradient}
     supplied |= {"_alias": _alias, "_differ": differ, "_try": try_first}
     supplied |= {"_with_nested": with_nested}
     made = build_functions(e.source, e.namespace | supplied, filename=f"<{spec.name} {op}>", owner=cls)
@@ -120,6 +126,8 @@ def _emit_find_wrappers(
         return
     for name in (first, *others):
         e.writeline(f"_is_{name} = isinstance({name}, _Cls)")
+        e.writeline(f"if not _is_{name}:")
+        e.writeline(f"    _sum_gradient({name})")
     is_one = "type({0}) is _Cotangent" if beside_values else "_is_{0}"
     chain = "".join(f"{n} if {is_one.format(n)} else " for n in (first, *others[:-1])) + others[-1]
     e.writeline(f"_x = {chain}")

@@ -40,7 +40,11 @@ def test_two_arguments_either_of_which_may_be_plain():
     assert text(Pair, aten.mul.Tensor) == (
         "def mul_Tensor(self, other):\n"
         "    _is_self = isinstance(self, _Cls)\n"
+        "    if not _is_self:\n"
+        "        _sum_gradient(self)\n"
         "    _is_other = isinstance(other, _Cls)\n"
+        "    if not _is_other:\n"
+        "        _sum_gradient(other)\n"
         "    _x = self if _is_self else other\n"
         "    _layout = _x._layout\n"
         "    if _is_other and (other._layout is not _layout):\n"

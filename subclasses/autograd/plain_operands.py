@@ -1,0 +1,44 @@
+"""Plain operands of mapped ops: the gradient is the sum of those by each inner tensor, a plain tensor.
+
+PyTorch's formula for a mapped op gives a plain operand a cotangent of the class, since the op ran once for each inner
+tensor. A hook of the operand makes it plain before it reaches a leaf, or what the operand was computed by.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import unserializable_hook
+
+from subclasses._torch import autograd_enabled, current_transform
+from subclasses.autograd.construct import as_cotangent, is_differentiable, unwrap
+
+# The attribute of a plain tensor with such a hook: the node whose gradient the hook gets, None for a leaf.
+_NODE = "_summed_by"
+_MISSING = object()
+
+
+def sum_gradient(t: Any) -> None:
+    """Lets the gradient of a plain operand of a mapped op be plain, where autograd records the op."""
+    if not (isinstance(t, Tensor) and t.requires_grad and torch.is_grad_enabled()):
+        return
+    if hasattr(type(t), "__spec__") or current_transform() is not None:
+        return
+    with autograd_enabled():  # the node of a view that was written to is made where it is asked for
+        node = t.grad_fn
+        if t.__dict__.get(_NODE, _MISSING) is not node:
+            t.__dict__[_NODE] = node
+            t.register_hook(_summed)
+
+
+@unserializable_hook
+def _summed(gradient: Any) -> Any:
+    cls: Any = type(gradient)
+    if not hasattr(cls, "__spec__") or not cls._traits.is_mapped:
+        return None
+    parts: list[Any] = [
+        t for t in unwrap(as_cotangent(gradient), cls.__spec__.attributes) if is_differentiable(t)
+    ]
+    return sum(parts[1:], start=parts[0])
