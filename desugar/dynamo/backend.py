@@ -214,4 +214,4 @@ def _stock_backend(inner: Any, mode: str | None, options: Mapping[str, Any]) -> 
 
 break_at_assignments(dynamo_backend)
 trace_properties(dynamo_backend)
-_torch_views.take_views_as_they_are(dynamo_backend)
+_torch_views.convert_by_inner_tensors(dynamo_backend)

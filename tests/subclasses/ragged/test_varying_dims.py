@@ -38,6 +38,10 @@ def rows(lengths):
     return JaggedTensor.from_tensors([torch.randn(n, 4) for n in lengths])
 
 
+def parts(y):
+    return y.unwrap() if isinstance(y, JaggedTensor) else (y,)
+
+
 def count_programs(door, fn, calls):
     """Runs calls through a door, compares with eager mode, and returns how many programs it took."""
     torch.compiler.reset()
@@ -49,7 +53,7 @@ def count_programs(door, fn, calls):
     for x in calls:
         got, want = compiled(x), fn(x)
         assert got.shape == want.shape
-        for inner, expected in zip(got.unwrap(), want.unwrap(), strict=True):
+        for inner, expected in zip(parts(got), parts(want), strict=True):
             torch.testing.assert_close(inner, expected)
     return len(graphs) if door == "stock" else len(compiled.programs)
 
@@ -112,3 +116,48 @@ def test_extent_of_a_slice():
     for extent, start, stop in itertools.product(range(5), bounds, bounds):
         part = slice(start, stop)
         assert extent_of_slice(extent, part) == len(range(extent)[part])
+
+
+# ---- a longest row of 1 ------------------------------------------------------------------------------------------
+
+SHORT = [(2, 5, 1), (1, 1, 1), (4, 3), (0, 1, 1, 0)]
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("first", range(len(SHORT)))
+@pytest.mark.parametrize(
+    "fn", [lambda x: x.sum(1), lambda x: x.mean(1), lambda x: x.softmax(1), lambda x: x.sin() * 2]
+)
+def test_one_program_for_a_longest_row_of_1(fn, first):
+    calls = [rows(lengths) for lengths in SHORT[first:] + SHORT[:first]]
+    assert count_programs("ours", fn, calls) == 1
+
+
+def test_features_with_a_longest_row_of_1_do_not_multiply_programs():
+    """Constants would make a program of each combination of features."""
+    torch.compiler.reset()
+    compiled = desugar.compile(lambda *xs: [x.sum(1) for x in xs], backend="eager")
+    for short in range(4):
+        xs = [rows((1, 1, 0) if n == short else (2, 3, 1)) for n in range(4)]
+        for got, x in zip(compiled(*xs), xs, strict=True):
+            torch.testing.assert_close(got, x.sum(1))
+    assert len(compiled.programs) == 1
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("first", range(len(SHORT)))
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.sum(1) * (3 if x.shape[1] > 1 else 5),
+        lambda x: x[:, :1].sum(1),
+        lambda x: x[:, 1:].sum(1),
+        lambda x: x.to_dense(0).squeeze(1),
+        lambda x: x + torch.ones(x.shape[1], 1),
+        lambda x: x * x.to_dense(1).sum(0),
+    ],
+)
+def test_an_op_that_compares_the_longest_row_with_1(fn, first):
+    """A guard separates the programs where the results differ."""
+    calls = [rows(lengths) for lengths in SHORT[first:] + SHORT[:first]]
+    assert count_programs("ours", fn, calls) <= 2
