@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import desugar
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.subclasses.ragged.both import LAYOUTS, make
 from tests.subclasses.ragged.judge import make_batch, stock
@@ -121,3 +122,22 @@ def test_a_beginning_is_never_misread(name, begin):
         assert "for certain" in str(error)  # noqa: PT017  refused or right
         return
     torch.testing.assert_close(rows_of(got), rows_of(VIEWS[name](x)))
+
+
+SIZED = {
+    "a copy, stock": (torch.compile, "aot_eager", lambda x, n: x[..., :n].clone()),
+    "a view, ours": (desugar.compile, "eager", lambda x, n: x[..., :n]),
+}
+
+
+@layouts
+@pytest.mark.parametrize("way", SIZED)
+def test_a_size_that_is_an_int_argument(way, layout):
+    """Stock raises IndexError for the view, also of PyTorch's own wrappers."""
+    door, backend, f = SIZED[way]
+    compiled = door(f, backend=backend)
+    for n in (2, 3, 1, 4):
+        x = make(layout).x.detach()
+        got, expected = compiled(x, n), f(x, n)
+        assert (type(got), got.shape, got.ragged_dim) == (type(expected), expected.shape, expected.ragged_dim)
+        torch.testing.assert_close(rows_of(got), rows_of(expected))
