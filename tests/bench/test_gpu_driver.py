@@ -66,23 +66,51 @@ def figures(lines):
     return [line.stage for line in lines if line.figure]
 
 
-@pytest.mark.slow
-def test_every_kind_of_failure_costs_its_stage_alone(run):
-    names = ["segfaults", "hangs", "says half", "talks", "exits", "hangs at its end", "works"]
-    lines = run(*names)
-    assert figures(lines) == [name for name in names if name != "exits"]
-    assert states(lines) == {
-        "segfaults": "crashed",
-        "hangs": "hung",
-        "says half": "done",
-        "talks": "done",
-        "exits": "crashed",
-        "hangs at its end": "done",
-        "works": "done",
-    }
-    why = {line.stage: line.error for line in lines if line.error}
-    assert why["segfaults"] == "ended by SIGSEGV" and why["exits"] == "ValueError: something is wrong"
-    assert why["hangs"] == "ended after 2 s, the limit"
+NAMES = ["segfaults", "hangs", "says half", "talks", "exits", "hangs at its end", "works"]
+# The stages, options of the driver, the states and errors of stages, and which of them have figures.
+RUNS = {
+    "every kind of failure costs its stage alone": (
+        NAMES,
+        {},
+        dict(zip(NAMES, "crashed hung done done crashed done done".split(), strict=True)),
+        {
+            "segfaults": "ended by SIGSEGV",
+            "hangs": "ended after 2 s, the limit",
+            "exits": "ValueError: something is wrong",
+        },
+        [name for name in NAMES if name != "exits"],
+    ),
+    "a crash costs the subject that made it": (
+        ["aborts"],
+        {"seconds": 20.0},
+        {"aborts": "done"},
+        {"aborts": "ended by SIGABRT"},
+        ["aborts"],
+    ),
+    "without time stages say so": (
+        ["works", "talks"],
+        {"budget": 0.0},
+        {"works": "not run", "talks": "not run"},
+        {"works": "no time was left", "talks": "no time was left"},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case.startswith("every") else ()) for case in RUNS]
+)
+def test_what_a_run_writes(run, case):
+    names, options, wanted, errors, measured = RUNS[case]
+    lines = run(*names, **options)
+    assert states(lines) == wanted and figures(lines) == measured
+    assert {line.stage: line.error for line in lines if line.error} == errors
+    assert all(line.subject == "bad" for line in lines if line.error == "ended by SIGABRT")
+
+
+def test_a_rehearsal_marks_its_lines_and_keeps_them_apart(run, tmp_path):
+    assert all(line.rehearsal for line in run("works", rehearsal=True))
+    assert {path.name for path in tmp_path.glob("*.jsonl")} == {"rehearsal.jsonl"}
 
 
 def test_children_of_a_stage_end_with_it(run):
@@ -90,12 +118,6 @@ def test_children_of_a_stage_end_with_it(run):
     time.sleep(0.2)
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "sleep 61" not in listed
-
-
-def test_a_crash_costs_the_subject_that_made_it(run):
-    lines = run("aborts", seconds=20.0)
-    assert [(line.subject, line.error) for line in lines if line.error] == [("bad", "ended by SIGABRT")]
-    assert figures(lines) == ["aborts"] and states(lines) == {"aborts": "done"}
 
 
 def test_a_second_run_goes_on_where_the_first_one_stopped(run, tmp_path):
@@ -110,17 +132,6 @@ def test_a_second_run_goes_on_where_the_first_one_stopped(run, tmp_path):
 def test_another_machine_starts_anew(run, tmp_path):
     (tmp_path / "lines.jsonl").write_text(Line("talks", state="done", machine="another").as_json() + "\n")
     assert figures(run("works", "talks")) == ["works", "talks"]
-
-
-def test_without_time_stages_say_so(run):
-    lines = run("works", "talks", budget=0.0)
-    assert states(lines) == {"works": "not run", "talks": "not run"}
-    assert {line.error for line in lines} == {"no time was left"}
-
-
-def test_a_rehearsal_marks_its_lines_and_keeps_them_apart(run, tmp_path):
-    assert all(line.rehearsal for line in run("works", rehearsal=True))
-    assert {path.name for path in tmp_path.glob("*.jsonl")} == {"rehearsal.jsonl"}
 
 
 def test_a_line_keeps_a_zero():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -61,12 +62,10 @@ def test_each_start_imports_before_what_its_like_imported_in_the_first_turn(proc
             ((name,),) = given
             found = int(name.removeprefix("module")) - 1
             assert first[found] == pair and found % 2 == n % 2  # cold ones are even
-
-
-def test_lazy_starts_import_where_they_need(processes):
-    starts.measure_starts(2, ["x * 2, training"], starts.ways_of("on"), lazy=True)
+    processes.clear()
+    starts.measure_starts(2, ["x * 2, training"], ways, lazy=True)
     assert len(processes) == (1 + 2) * 2 * 3
-    assert not any(given for *_, given in processes)
+    assert not any(given for *_, given in processes), "a lazy start imports where it needs to"
 
 
 def test_the_switch_is_set_for_the_rows_without_a_store_alone(processes, monkeypatch):
@@ -87,13 +86,12 @@ def test_rows(processes, store):
     assert len(rows) == 2 * len(starts.CLOCKS) * len(ways)
     for row in rows:
         is_wall = row.group.endswith("wall")
-        assert row.ratios["/ stock"] == (2 if is_wall and starts.OFF in row.name else 1)
+        is_stored = is_wall and row.name in (starts.DIRECT, starts.BACKEND)
+        wanted = {"/ stock": 2 if is_wall and starts.OFF in row.name else 1}
+        wanted |= {starts.WITHOUT: 0.5 if is_stored else 1} if store == "both" else {}
+        assert {name: row.ratios.get(name) for name in wanted} == wanted
+        assert (starts.WITHOUT in row.ratios) == (store == "both")
         assert row.ours == (row.name != starts.STOCK)
-        if store == "both":
-            is_stored = is_wall and row.name in (starts.DIRECT, starts.BACKEND)
-            assert row.ratios[starts.WITHOUT] == (0.5 if is_stored else 1)
-        else:
-            assert starts.WITHOUT not in row.ratios
 
 
 def test_goals(processes, tmp_path):
@@ -146,19 +144,14 @@ def test_cases_and_what_is_checked(case, monkeypatch):
         torch.set_num_threads(threads)
 
 
-def test_a_module_that_is_not_there_is_left_out():
-    one_start._import_all(["no.module.of.this.name", "colorsys"])
+def test_imports():
+    one_start._import_all(["no.module.of.this.name", "colorsys"])  # what is not there is left out
     assert "colorsys" in sys.modules
-
-
-def test_imports_are_measured_without_the_benchmarks_own():
-    command = (
+    code = (
         "import sys, bench.one_start; print([m for m in ('torch', 'desugar', 'numpy') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", command], cwd=starts.ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    run = functools.partial(subprocess.run, cwd=starts.ROOT, capture_output=True, text=True, check=True)
+    assert run([sys.executable, "-c", code]).stdout.strip() == "[]"  # they are measured without our own
 
 
 def test_the_name_of_a_way_says_whether_there_is_a_store():

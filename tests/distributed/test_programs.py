@@ -41,7 +41,7 @@ def activation(x, w):
     return (x @ w).relu() + 1
 
 
-def judge(compiled, mesh, n, grad, placement=ROWS):
+def judge(compiled, mesh, n, grad, placement):
     """One call, compared with eager mode."""
     x, w = placed(mesh, n, placement), distribute_tensor(torch.randn(8, 4), mesh, [Replicate()])
     sides = []
@@ -63,42 +63,48 @@ def judge(compiled, mesh, n, grad, placement=ROWS):
 with_and_without_gradients = pytest.mark.parametrize("grad", [False, True])
 
 
+def of_sizes(mesh):
+    return [(mesh, n, ROWS) for n in SIZES]
+
+
+def equal_meshes(mesh):
+    return [(mesh, 3, ROWS), *((init_device_mesh("cpu", (WORLD,)), 3, ROWS) for _ in range(2))]
+
+
+def other_meshes(mesh):
+    part = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))["b"]
+    return [(mesh, 3, ROWS), (part, 3, ROWS)]
+
+
+# `dynamic=`, the meshes, sizes and placements of calls, and how many programs there are after each.
+CALLS = {
+    "sizes": (None, of_sizes, [1, 2, 2, 2, 2]),
+    "sizes, dynamic": (True, of_sizes, [1] * 5),
+    "sizes, static": (False, of_sizes, [1, 2, 3, 4, 5]),
+    **{
+        f"placements, {placement}": (
+            None,
+            lambda mesh, placement=placement: [
+                (mesh, 3, lies) for lies in (ROWS, ROWS, placement, placement)
+            ],
+            [1, 1, 2, 2],
+        )
+        for placement in (Replicate(), Shard(1), Partial())
+    },
+    "equal meshes": (None, equal_meshes, [1, 1, 1]),
+    "other meshes": (None, other_meshes, [1, 2]),
+}
+
+
 @pytest.mark.sweep(4)
 @with_and_without_gradients
-@pytest.mark.parametrize(("dynamic", "programs"), [(None, 2), (True, 1), (False, len(SIZES))])
-def test_programs_of_five_sizes(mesh, grad, dynamic, programs):
+@pytest.mark.parametrize("case", CALLS)
+def test_programs_of_calls(mesh, grad, case):
+    dynamic, calls, counts = CALLS[case]
     compiled = desugar.compile(activation, backend="eager", dynamic=dynamic)
-    for n in SIZES:
-        judge(compiled, mesh, n, grad)
-    assert len(compiled.programs) == programs
-
-
-@pytest.mark.sweep(6)
-@with_and_without_gradients
-@pytest.mark.parametrize("placement", [Replicate(), Shard(1), Partial()])
-def test_another_placement_is_another_program(mesh, grad, placement):
-    compiled = desugar.compile(activation, backend="eager")
-    for number, lies in enumerate((ROWS, placement), start=1):
-        for _ in range(2):
-            judge(compiled, mesh, 3, grad, lies)
-        assert len(compiled.programs) == number
-
-
-@with_and_without_gradients
-def test_an_equal_mesh_is_no_other_program(mesh, grad):
-    compiled = desugar.compile(activation, backend="eager")
-    for _ in range(3):
-        judge(compiled, mesh, 3, grad)
-        mesh = init_device_mesh("cpu", (WORLD,))
-    assert len(compiled.programs) == 1
-
-
-@with_and_without_gradients
-def test_another_mesh_is_another_program(mesh, grad):
-    compiled = desugar.compile(activation, backend="eager")
-    for n, part in ((3, mesh), (3, init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))["b"])):
-        judge(compiled, part, n, grad)
-    assert len(compiled.programs) == 2
+    for (of_call, n, placement), count in zip(calls(mesh), counts, strict=True):
+        judge(compiled, of_call, n, grad, placement)
+        assert len(compiled.programs) == count
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -1,50 +1,54 @@
+import pytest
 import torch
 
 from bench.prediction.traffic import count_call, nbytes
 
 aten = torch.ops.aten
+X, A, B = torch.randn(10), torch.randn(4, 8), torch.randn(8, 16)
+EXPANDED = torch.randn(1, 8).expand(100, 8)
+INTS = torch.ones(32, 8, dtype=torch.int8)
+F32 = torch.float32
+OF_PRODUCT = {"reads": {F32: 4 * (4 * 8 + 8 * 16)}, "writes": {F32: 4 * 4 * 16}, "flops": 2 * 4 * 8 * 16}
 
 
-def counted(func, *args, **kwargs):
-    return count_call(func, args, kwargs, func(*args, **kwargs))
+# The op, its arguments, and what is counted.
+CALLS = {
+    "a product reads both operands and writes its result": (aten.mm.default, (A, B), {}, OF_PRODUCT),
+    "an out argument is written and not read": (aten.mm.out, (A, B), {"out": torch.empty(4, 16)}, OF_PRODUCT),
+    "an in-place op reads what it writes": (
+        aten.add_.Tensor,
+        (torch.randn(10), X),
+        {},
+        {"reads": {F32: 80}, "writes": {F32: 40}},
+    ),
+    "an expanded operand is read once": (
+        aten.mul.Tensor,
+        (EXPANDED, torch.randn(100, 8)),
+        {},
+        {"reads": {F32: 32 + 3200}},
+    ),
+    "an embedding reads the rows that it takes": (
+        aten.embedding.default,
+        (torch.randn(1000, 16), torch.arange(3)),
+        {},
+        {"reads": {F32: 3 * 16 * 4, torch.int64: 24}},
+    ),
+    "an operand twice is read once": (aten.mul.Tensor, (X, X), {}, {"reads": {F32: 40}}),
+    "integers are multiplied as often as floats": (
+        aten._int_mm.default,
+        (INTS, INTS.t()),
+        {},
+        {"flops": 2 * 32 * 8 * 32},
+    ),
+}
 
 
-def test_a_product_reads_both_operands_and_writes_its_result():
-    a, b = torch.randn(4, 8), torch.randn(8, 16)
-    found = counted(aten.mm.default, a, b)
-    assert found.reads == {torch.float32: 4 * (4 * 8 + 8 * 16)}
-    assert found.writes == {torch.float32: 4 * 4 * 16}
-    assert found.flops == 2 * 4 * 8 * 16
+@pytest.mark.parametrize("case", CALLS)
+def test_what_a_call_reads_writes_and_computes(case):
+    func, args, kwargs, expected = CALLS[case]
+    found = count_call(func, args, kwargs, func(*args, **kwargs))
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_an_out_argument_is_written_and_not_read():
-    a, b, out = torch.randn(4, 8), torch.randn(8, 16), torch.empty(4, 16)
-    assert counted(aten.mm.out, a, b, out=out) == count_call(aten.mm.out, (a, b), {"out": out}, out)
-    assert counted(aten.mm.out, a, b, out=out).reads == {torch.float32: 4 * (4 * 8 + 8 * 16)}
-
-
-def test_an_in_place_op_reads_what_it_writes():
-    x = torch.randn(10)
-    found = counted(aten.add_.Tensor, x, torch.randn(10))
-    assert (found.reads, found.writes) == ({torch.float32: 80}, {torch.float32: 40})
-
-
-def test_an_expanded_operand_is_read_once():
-    x = torch.randn(1, 8).expand(100, 8)
-    assert nbytes(x) == 32
-    assert counted(aten.mul.Tensor, x, torch.randn(100, 8)).reads == {torch.float32: 32 + 3200}
-
-
-def test_an_embedding_reads_the_rows_that_it_takes():
-    found = counted(aten.embedding.default, torch.randn(1000, 16), torch.arange(3))
-    assert found.reads == {torch.float32: 3 * 16 * 4, torch.int64: 24}
-
-
-def test_an_operand_twice_is_read_once():
-    x = torch.randn(10)
-    assert counted(aten.mul.Tensor, x, x).reads == {torch.float32: 40}
-
-
-def test_integers_are_multiplied_as_often_as_floats():
-    a = torch.ones(32, 8, dtype=torch.int8)
-    assert counted(aten._int_mm.default, a, a.t()).flops == 2 * 32 * 8 * 32
+def test_bytes_of_an_expanded_tensor():
+    assert nbytes(EXPANDED) == 32
