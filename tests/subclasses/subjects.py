@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -177,3 +177,47 @@ def assert_same(x: Any, y: Any) -> None:
     assert mine.keys() == theirs.keys()
     for name, t in mine.items():
         torch.testing.assert_close(t, theirs[name], equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# ---- classes from data -----------------------------------------------------------------------------------------
+
+
+def declare(
+    base: Any = TensorSubclass,
+    /,
+    *,
+    name: str = "Made",
+    rules: Mapping[Any, Callable[..., Any]] | None = None,
+    keywords: Mapping[str, Any] | None = None,
+    annotations: Mapping[str, Any] | None = None,
+    **body: Any,
+) -> Any:
+    """Runs a class statement: a field has the annotation that it needs, unless another is given.
+
+    A class that inherits no field and declares none has an inner tensor `held`. It is one of a module, which pickle
+    finds there, where `__module__` is given.
+    """
+    needed = {n: _ANNOTATIONS[type(value)](value) for n, value in body.items() if type(value) in _ANNOTATIONS}
+    needed |= annotations or {}
+    if base is TensorSubclass and annotations is None and not needed:
+        body, needed = {"held": inner()} | body, {"held": Tensor}
+    namespace = {
+        "__annotations__": needed,
+        "__module__": __name__,
+        "__qualname__": name if "__module__" in body else f"declare.<locals>.{name}",
+        "__doc__": "Made.",
+        **body,
+    }
+    cls: Any = type(TensorSubclass)(
+        name, base if isinstance(base, tuple) else (base,), namespace, **(keywords or {})
+    )
+    for key, rule in (rules or {}).items():
+        cls.implements(key)(rule)
+    return cls
+
+
+_ANNOTATIONS: dict[type, Callable[[Any], Any]] = {
+    type(inner()): lambda marker: Tensor | None if marker.optional else Tensor,
+    type(static()): lambda marker: Any,
+    type(dynamic()): lambda marker: int,
+}

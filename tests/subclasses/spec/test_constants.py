@@ -16,6 +16,7 @@ import desugar
 from subclasses import Outer, SpecError, TensorSubclass, constant, inner
 from subclasses._torch import fake_mode
 from subclasses.generate.compile_cache import fingerprint
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 
@@ -83,28 +84,21 @@ FUNCTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("compiler", [c for c in COMPILERS if c != "inductor"])
 def test_every_compile_path(compiler, name):
-    torch.compiler.reset()
     fn, expected = FUNCTIONS[name]
     compiled = COMPILERS[compiler](fn)
     for x in (coded(), coded()):
         torch.testing.assert_close(compiled(x), expected(x))
-    torch.compiler.reset()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_inductor(name):
-    torch.compiler.reset()
-    fn, expected = FUNCTIONS[name]
-    x = coded()
-    torch.testing.assert_close(COMPILERS["inductor"](fn)(x), expected(x))
-    torch.compiler.reset()
+    test_every_compile_path("inductor", name)
 
 
 @pytest.mark.parametrize("name", ["materialize", "rule above autograd"])
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "desugar"])
 def test_gradients(compiler, name):
-    torch.compiler.reset()
     fn, expected = FUNCTIONS[name]
     scale = torch.rand(4, 1, requires_grad=True)
     codes = torch.randint(0, 4, (4, 3), dtype=torch.uint8)
@@ -112,7 +106,6 @@ def test_gradients(compiler, name):
     leaf = scale.detach().requires_grad_()
     plainly = type("Plain", (), {"codes": codes, "scale": leaf})
     torch.testing.assert_close(got[0], torch.autograd.grad(expected(plainly).square().sum(), leaf)[0])
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -149,9 +142,7 @@ def test_values_without_data():
 
 
 def test_vmap_and_inference_mode_do_not_leak_into_later_calls():
-    class Fresh(Coded):
-        levels = constant([1.0, 2.0])
-
+    Fresh = declare(Coded, levels=constant([1.0, 2.0]))
     with torch.inference_mode():
         assert not Fresh.levels.on("cpu").is_inference()
     x = Fresh(torch.zeros(2, dtype=torch.uint8), torch.ones(2, requires_grad=True))
@@ -190,41 +181,48 @@ def test_what_it_is_made_from(values, dtype, expected):
     assert torch.equal(made, expected)
 
 
-def test_it_takes_no_tensor_whose_gradient_would_be_lost():
-    with pytest.raises(SpecError, match=r"does not require grad.*t\.detach\(\), or declare.*inner\(\)"):
-        constant(torch.tensor([0.1], requires_grad=True))
+TAKES = r"constant\(\) takes numbers, nested lists of them or a tensor with data"
+NO_TENSOR = (
+    r"Coded\.levels, read from the class, is no tensor and has no 'shape': Coded\.levels\.on\(device\) is"
+)
+REFUSED = {
+    "a tensor whose gradient would be lost": (
+        lambda: constant(torch.tensor([0.1], requires_grad=True)),
+        SpecError,
+        r"does not require grad.*t\.detach\(\), or declare.*inner\(\)",
+    ),
+    "text": (lambda: constant(["a"]), SpecError, TAKES),
+    "None": (lambda: constant(None), SpecError, TAKES),
+    "a tensor without data": (lambda: constant(torch.ones(2, device="meta")), SpecError, TAKES),
+    "rows of two lengths": (lambda: constant([[1], [1, 2]]), SpecError, TAKES),
+    "an assignment": (
+        lambda: setattr(coded(), "levels", torch.ones(4)),
+        AttributeError,
+        r"Coded\.levels is a constant of the class; declare an inner\(\)",
+    ),
+    "an attribute of a tensor, read from the class": (
+        lambda: Coded.levels.shape,
+        AttributeError,
+        NO_TENSOR,
+    ),
+    "another attribute, read from the class": (
+        lambda: Coded.levels.anything,
+        AttributeError,
+        "'Constant' object has no attribute 'anything'",
+    ),
+}
 
 
-@pytest.mark.parametrize("values", [["a"], None, torch.ones(2, device="meta"), [[1], [1, 2]]])
-def test_what_it_is_not_made_from(values):
-    with pytest.raises(
-        SpecError, match=r"constant\(\) takes numbers, nested lists of them or a tensor with data"
-    ):
-        constant(values)
-
-
-def test_it_is_not_assigned():
-    with pytest.raises(
-        AttributeError, match=r"Coded\.levels is a constant of the class; declare an inner\(\)"
-    ):
-        coded().levels = torch.ones(4)
-
-
-def test_reading_it_from_the_class_says_how_to_get_the_tensor():
-    words = (
-        r"Coded\.levels, read from the class, is no tensor and has no 'shape': Coded\.levels\.on\(device\) is"
-    )
-    with pytest.raises(AttributeError, match=words):
-        _ = Coded.levels.shape
-    with pytest.raises(AttributeError, match="'Constant' object has no attribute 'anything'"):
-        _ = Coded.levels.anything
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    call, error, words = REFUSED[case]
+    with pytest.raises(error, match=words):
+        call()
 
 
 def test_a_write_is_told_at_the_next_reading():
-    class Own(Coded, fallback="materialize"):
-        levels = constant([1.0, 2.0])
-
-    x = Own(torch.tensor([1], dtype=torch.uint8), torch.ones(1))
+    own = declare(Coded, name="Own", levels=constant([1.0, 2.0]))
+    x = own(torch.tensor([1], dtype=torch.uint8), torch.ones(1))
     x.levels.add_(1)
     with pytest.raises(
         RuntimeError, match=r"Own\.levels was written to, and is shared .* x\.levels\.clone\(\)"
@@ -234,16 +232,11 @@ def test_a_write_is_told_at_the_next_reading():
 
 
 def test_a_child_has_it_and_may_have_its_own():
-    class Same(Coded):
-        pass
-
-    class Other(Coded):
-        levels = constant([9.0] * 4)
-
+    same, other = declare(Coded), declare(Coded, levels=constant([9.0] * 4))
     x = coded()
-    assert torch.equal(Same(x.codes, x.scale).materialize(), x.materialize())
-    assert torch.equal(Other(x.codes, x.scale).materialize(), (9 * x.scale).expand(4, 3))
-    assert fingerprint(Other) != fingerprint(Same)
+    assert torch.equal(same(x.codes, x.scale).materialize(), x.materialize())
+    assert torch.equal(other(x.codes, x.scale).materialize(), (9 * x.scale).expand(4, 3))
+    assert fingerprint(other) != fingerprint(same)
 
 
 def test_copies_and_pickles():
@@ -253,12 +246,5 @@ def test_copies_and_pickles():
 
 
 def test_the_cache_of_compiled_programs_knows_its_values():
-    def declare(level):
-        class Made(TensorSubclass):
-            held: Tensor = inner()
-            levels = constant([level])
-
-        return Made
-
-    assert fingerprint(declare(1.0)) == fingerprint(declare(1.0))
-    assert fingerprint(declare(1.0)) != fingerprint(declare(2.0))
+    first, same, other = (fingerprint(declare(levels=constant([level]))) for level in (1.0, 1.0, 2.0))
+    assert first == same != other

@@ -22,7 +22,7 @@ from subclasses.int8 import Int8Tensor, from_plain, to_plain
 from subclasses.keyed import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from subclasses.serialize import rebuild
-from tests.subclasses.subjects import FACTORIES, Pair, assert_same
+from tests.subclasses.subjects import FACTORIES, Pair, assert_same, declare
 
 
 class Positive(TensorSubclass, fallback="map"):
@@ -59,23 +59,16 @@ def jagged():
     return JaggedTensor(torch.randn(6, 2), torch.tensor([0, 2, 3, 6]))
 
 
-def holes():
-    return JaggedTensor(torch.randn(6, 2), torch.tensor([0, 3, 6]), lengths=torch.tensor([1, 2]))
-
-
-def padded():
-    return PaddedTensor(torch.randn(3, 4), torch.tensor([4, 0, 2]), row_count=torch.tensor([3]))
-
-
-def keyed():
-    return KeyedJaggedTensor(("a", "b"), torch.arange(6), torch.tensor([1, 2, 0, 3]), weights=torch.rand(6))
-
-
-def int8():
-    return Int8Tensor.from_float(torch.randn(4, 6), symmetric=False)
-
-
-OURS = {"jagged": jagged, "holes": holes, "padded": padded, "keyed": keyed, "int8": int8}
+OURS = {
+    "jagged": jagged,
+    "holes": lambda: JaggedTensor(torch.randn(6, 2), torch.tensor([0, 3, 6]), lengths=torch.tensor([1, 2])),
+    "padded": lambda: PaddedTensor(torch.randn(3, 4), torch.tensor([4, 0, 2]), row_count=torch.tensor([3])),
+    "keyed": lambda: KeyedJaggedTensor(
+        ("a", "b"), torch.arange(6), torch.tensor([1, 2, 0, 3]), weights=torch.rand(6)
+    ),
+    "int8": lambda: Int8Tensor.from_float(torch.randn(4, 6), symmetric=False),
+}
+_, holes, padded, keyed, int8 = OURS.values()
 OTHERS = {"positive": lambda: Positive(torch.rand(3) + 1), "halved": lambda: Halved(torch.ones(3))}
 MADE = {**FACTORIES, **OURS, **OTHERS, "doubled": lambda: Doubled(torch.ones(3))}
 
@@ -226,29 +219,20 @@ def test_what_a_constructor_refuses(case, way):
         load(x, way, **{group: changed})
 
 
-@pytest.mark.parametrize("kind", ["jagged", "keyed"])
+BOUNDED = {
+    "jagged": lambda x, bound: JaggedTensor(x.values, x.offsets, max_length=bound),
+    "keyed": lambda x, bound: KeyedJaggedTensor(x.keys, x.values, x.lengths, max_length=bound),
+}
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
 def test_the_bound_that_a_constructor_refuses_too(kind):
-    x = OURS[kind]()
-    if kind == "jagged":
-
-        def make(bound):
-            return JaggedTensor(x.values, x.offsets, max_length=bound)
-    else:
-
-        def make(bound):
-            return KeyedJaggedTensor(x.keys, x.values, x.lengths, max_length=bound)
-
-    wide = make(5000)
+    make, x = BOUNDED[kind], OURS[kind]()
+    wide = make(x, 5000)
     assert_same(by_torch(wide), wide)
-    with pytest.raises(
-        ValueError, match=r"max_length: expected from 0.* to 1048576 for 6 entries, got 99999999"
-    ):
-        make(99_999_999)
-
-
-def test_a_length_beyond_the_table_counts_as_its_width_in_a_file_too():
-    x = PaddedTensor(torch.randn(2, 3), torch.tensor([7, 1]))
-    assert_same(by_torch(x), x)
+    words = r"max_length: expected from 0.* to 1048576 for 6 entries, got 99999999"
+    with pytest.raises(ValueError, match=words):
+        make(x, 99_999_999)
 
 
 # ---- attributes, flags, classes ----------------------------------------------------------------------------
@@ -277,50 +261,21 @@ HELD_BY_CLASSES = [
 ]
 
 
-@way
-@pytest.mark.parametrize("name", HELD_BY_CLASSES)
-def test_attributes_that_a_class_has(name, way):
-    with pytest.raises(ValueError, match=rf"JaggedTensor\.{name}"):
-        load(jagged(), way, extras={name: "replaced"})
+# Plain data in the class body, which a value may have otherwise, beside what it may not.
+Counted = declare(
+    name="Counted",
+    __module__=__name__,
+    count=0,
+    _hidden=0,
+    levels=constant([1.0]),
+    kind=dict,
+    width=property(lambda self: 1),
+    keywords={"fallback": "map"},
+)
 
 
-def test_an_attribute_that_would_not_load_is_not_written():
-    x = jagged()
-    x.to_dense = None
-    with pytest.raises(ValueError, match=r"JaggedTensor\.to_dense: is set on a value"):
-        pickle.dumps(x)
-
-
-@way
-@pytest.mark.parametrize("mark", ["_is_param", "_of_parameter"])
-def test_marks_are_bools(mark, way):
-    with pytest.raises(TypeError, match=rf"Pair\.{mark}: expected a bool"):
-        load(FACTORIES["pair"](), way, extras={mark: "yes"})
-
-
-class Counted(TensorSubclass, fallback="map"):
-    """Plain data in the class body, which a value may have otherwise, beside what it may not."""
-
-    held: Tensor = inner()
-    count = 0
-    _hidden = 0
-    levels = constant([1.0])
-    kind = dict
-    width = property(lambda self: 1)
-
-
-@way
-def test_attributes_of_a_user(way):
-    y = load(jagged(), way, extras={"note": ["any", 1]})
-    assert y.note == ["any", 1]
-    assert load(Counted(torch.ones(1)), way, extras={"count": 3}).count == 3
-
-
-@way
-@pytest.mark.parametrize("name", ["_hidden", "levels", "kind", "width"])
-def test_attributes_of_a_class_body(name, way):
-    with pytest.raises(ValueError, match=rf"Counted\.{name}"):
-        load(Counted(torch.ones(1)), way, extras={name: 3})
+def counted():
+    return Counted(torch.ones(1))
 
 
 FLAGS = {
@@ -336,37 +291,86 @@ FLAGS = {
 }
 
 
-@way
-@pytest.mark.parametrize("case", FLAGS)
-def test_flags(case, way):
-    with pytest.raises((TypeError, ValueError), match="JaggedTensor"):
-        load(jagged(), way, flags=FLAGS[case])
+def with_state(x, way):
+    return way(_File(type(x), reduced(x), state={"_layout": None}))
+
+
+NOT_DECLARED = [Tensor, nn.Parameter, dict, TensorSubclass, 3]
+# A file that says something else: how it is loaded, and words of the error.
+TAMPERED = {
+    **{
+        f"the attribute {name} of a class": (
+            lambda way, name=name: load(jagged(), way, extras={name: "replaced"}),
+            rf"JaggedTensor\.{name}",
+        )
+        for name in HELD_BY_CLASSES
+    },
+    **{
+        f"the attribute {name} of a class body": (
+            lambda way, name=name: load(counted(), way, extras={name: 3}),
+            rf"Counted\.{name}",
+        )
+        for name in ("_hidden", "levels", "kind", "width")
+    },
+    **{
+        f"the mark {mark} that is no bool": (
+            lambda way, mark=mark: load(FACTORIES["pair"](), way, extras={mark: "yes"}),
+            rf"Pair\.{mark}: expected a bool",
+        )
+        for mark in ("_is_param", "_gradient", "_of_parameter")
+    },
+    **{
+        f"flags: {case}": (lambda way, flags=flags: load(jagged(), way, flags=flags), "JaggedTensor")
+        for case, flags in FLAGS.items()
+    },
+    **{
+        f"{given!r} as {group}": (
+            lambda way, group=group, given=given: way(
+                _File(JaggedTensor, reduced(jagged()) | {group: given})
+            ),
+            r"JaggedTensor: expected the .* of a file by name",
+        )
+        for group in ("inners", "metadata", "flags", "extras")
+        for given in (None, [], "x", 3, {1: 2})
+    },
+    **{
+        f"{cls!r} as a class": (
+            lambda way, cls=cls: way(_File(cls, reduced(jagged()))),
+            "expected a class declared with TensorSubclass",
+        )
+        for cls in NOT_DECLARED
+    },
+    # The opcode that sets the state of an object would write to its attributes, past every check.
+    **{
+        f"a state after the making of {kind}": (
+            lambda way, make=make: with_state(make(), way),
+            rf"{type(make()).__name__}.__setstate__",
+        )
+        for kind, make in OURS.items()
+    },
+}
 
 
 @way
-@pytest.mark.parametrize("group", ["inners", "metadata", "flags", "extras"])
-@pytest.mark.parametrize("given", [None, [], "x", 3, {1: 2}], ids=repr)
-def test_arguments_of_other_types(group, given, way):
-    said = reduced(jagged()) | {group: given}
-    with pytest.raises(TypeError, match=r"JaggedTensor: expected the .* of a file by name"):
-        way(_File(JaggedTensor, said))
-
-
-@way
-@pytest.mark.parametrize("cls", [Tensor, nn.Parameter, dict, TensorSubclass, 3], ids=repr)
-def test_classes_that_are_not_declared(cls, way, monkeypatch):
+@pytest.mark.parametrize("case", TAMPERED)
+def test_what_no_file_may_say(case, way):
     torch.serialization.add_safe_globals([dict, TensorSubclass])
-    with pytest.raises(TypeError, match="expected a class declared with TensorSubclass"):
-        way(_File(cls, reduced(jagged())))
+    load_it, words = TAMPERED[case]
+    with pytest.raises((TypeError, ValueError), match=words):
+        load_it(way)
+
+
+def test_an_attribute_that_would_not_load_is_not_written():
+    x = jagged()
+    x.to_dense = None
+    with pytest.raises(ValueError, match=r"JaggedTensor\.to_dense: is set on a value"):
+        pickle.dumps(x)
 
 
 @way
-@pytest.mark.parametrize("kind", OURS)
-def test_a_state_after_the_making(kind, way):
-    """The opcode that sets the state of an object would write to its attributes, past every check."""
-    x = OURS[kind]()
-    with pytest.raises(TypeError, match=rf"{type(x).__name__}.__setstate__"):
-        way(_File(type(x), reduced(x), state={"_layout": None}))
+def test_attributes_of_a_user(way):
+    assert load(jagged(), way, extras={"note": ["any", 1]}).note == ["any", 1]
+    assert load(counted(), way, extras={"count": 3}).count == 3
 
 
 # ---- any field, any entry ----------------------------------------------------------------------------------
@@ -461,6 +465,15 @@ def _is_packed(x):
     return torch.equal(x.offsets, KeyedJaggedTensor(x.keys, x.values, x.lengths, max_length=9).offsets)
 
 
+def zipped(members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    buffer.seek(0)
+    return buffer
+
+
 @pytest.mark.slow
 def test_bytes_of_a_checkpoint_changed():
     """Each byte of a file's pickle, one at a time: an error, or a value that its own constructor accepts."""
@@ -475,7 +488,7 @@ def test_bytes_of_a_checkpoint_changed():
         text = bytearray(members[pickled])
         text[at] ^= 1 << chance.randrange(8)
         try:
-            y = torch.load(_zipped(members | {pickled: bytes(text)}), weights_only=True)
+            y = torch.load(zipped(members | {pickled: bytes(text)}), weights_only=True)
         except Exception:  # what a damaged pickle raises is up to torch  # noqa: BLE001
             continue
         if type(y) is JaggedTensor:
@@ -484,15 +497,6 @@ def test_bytes_of_a_checkpoint_changed():
             assert JaggedTensor(y.values, y.offsets, **parts).max_length <= y.max_length
             assert not any(hasattr(JaggedTensor, name) for name in set(y.__dict__) - {*x.__dict__})
     assert loaded
-
-
-def _zipped(members):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        for name, content in members.items():
-            file.writestr(name, content)
-    buffer.seek(0)
-    return buffer
 
 
 # ---- what still loads --------------------------------------------------------------------------------------
@@ -520,22 +524,15 @@ def test_constructors_that_take_something_else_than_the_fields(way):
 def test_values_that_ops_made():
     """Slices, merged dimensions, holes, transposed rows, selected keys, gradients."""
     x, p, k, w = jagged(), padded(), keyed(), int8()
-    made = [x[1:], x[:0], x.flatten(0, 1), x.transpose(1, 2), x.to_padded(), holes() * 2, x.sum(-1)]
-    made += [p[:, :2], p[1:], p.transpose(0, 1), p.to_jagged(), PaddedTensor.merge(x.to_padded())]
-    made += [
-        k.permute(["b"]),
-        *k.split([1, 1]),
-        k["b"],
-        k.compact(),
-        w[1:3],
-        w.t(),
-        w[:, :3],
-        w.view(2, 2, 6),
+    made = [
+        *(x[1:], x[:0], x.flatten(0, 1), x.transpose(1, 2), x.to_padded(), holes() * 2, x.sum(-1)),
+        *(p[:, :2], p[1:], p.transpose(0, 1), p.to_jagged(), PaddedTensor.merge(x.to_padded())),
+        *(k.permute(["b"]), *k.split([1, 1]), k["b"], k.compact()),
+        *(w[1:3], w.t(), w[:, :3], w.view(2, 2, 6)),
     ]
     y = jagged().requires_grad_()
     (y * 2).to_dense().sum().backward()
-    made += [y, y.grad]
-    for value in made:
+    for value in [*made, y, y.grad]:
         assert_same(by_torch(value), value)
 
 
@@ -554,32 +551,28 @@ PLAIN = {
     "no bool": ({"partial": "no"}, "partial"),
     "another activation": ({"activation": ["row"]}, "activation"),
 }
-
-
-@pytest.mark.parametrize("case", PLAIN)
-def test_descriptions_beside_safetensors(case):
-    changed, field = PLAIN[case]
-    tensors, metadata = to_plain({"w": int8()})
-    described = json.loads(metadata["int8_tensors"])
-    described["w"] |= changed
-    with pytest.raises((TypeError, ValueError), match=field):
-        from_plain(tensors, metadata | {"int8_tensors": json.dumps(described)})
-
-
 BAD_TEXT = ["", "{", "[]", '{"w": 3}', '{"w": {}}', '{"b": {"dtype": "float32"}}']
 
 
-@pytest.mark.parametrize("text", BAD_TEXT)
-def test_text_beside_safetensors_that_is_none_of_ours(text):
-    tensors, metadata = to_plain({"w": int8(), "b": torch.ones(2)})
-    with pytest.raises(ValueError, match="from_plain"):
-        from_plain(tensors, metadata | {"int8_tensors": text})
+def described(changed):
+    """The text beside safetensors, of which some entries are changed."""
+    text = json.loads(to_plain({"w": int8()})[1]["int8_tensors"])
+    return json.dumps({"w": text["w"] | changed})
 
 
-def test_a_tied_name_may_not_replace_a_tensor():
-    tensors, metadata = to_plain({"v": torch.zeros(2), "b": torch.ones(2)})
-    with pytest.raises(ValueError, match=r"from_plain: .*'b'"):
-        from_plain(tensors, metadata | {"tied_tensors": '{"b": "v"}'})
+BESIDE_SAFETENSORS = {
+    **{case: ({"int8_tensors": described(changed)}, field) for case, (changed, field) in PLAIN.items()},
+    **{f"the text {text!r}": ({"int8_tensors": text}, "from_plain") for text in BAD_TEXT},
+    "a tied name that replaces a tensor": ({"tied_tensors": '{"b": "v"}'}, r"from_plain: .*'b'"),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE_SAFETENSORS)
+def test_descriptions_beside_safetensors(case):
+    changed, words = BESIDE_SAFETENSORS[case]
+    tensors, metadata = to_plain({"w": int8(), "b": torch.ones(2), "v": torch.zeros(2)})
+    with pytest.raises((TypeError, ValueError), match=words):
+        from_plain(tensors, metadata | changed)
 
 
 def test_a_state_dict_of_tampered_weights():

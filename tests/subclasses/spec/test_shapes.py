@@ -12,6 +12,7 @@ from torch import Tensor
 import desugar
 from subclasses import SpecError, TensorSubclass, dynamic, inner, static
 from subclasses.spec.shapes import Shape, parse_shape
+from tests.subclasses.subjects import MODES, declare
 
 
 class Weight(TensorSubclass, fallback="map"):
@@ -19,24 +20,20 @@ class Weight(TensorSubclass, fallback="map"):
     scale: Tensor = inner(shape="out 1")
 
 
-class Full(TensorSubclass):
-    """Every part of the notation; the optional tensors share a name that no required one has."""
-
-    table: Tensor = inner(shape="... rows _")
-    first: Tensor | None = inner(optional=True, shape="extra")
-    second: Tensor | None = inner(optional=True, shape="rows extra")
-    third: Tensor | None = inner(optional=True, shape="extra 2 width")
-    mean: Tensor = inner(shape="")
-    square: Tensor | None = inner(optional=True, shape="side side")
-    any: Tensor | None = inner(optional=True, shape="...")
-    length: int = dynamic(default=0)
-    width: int = static(default=3)
-
-
-class Counted(TensorSubclass):
-    values: Tensor = inner(ndim=2)
-    offsets: Tensor = inner(shape="length")
-    length: int = dynamic()
+# Every part of the notation; the optional tensors share a name that no required one has.
+Full = declare(
+    name="Full",
+    table=inner(shape="... rows _"),
+    first=inner(optional=True, shape="extra"),
+    second=inner(optional=True, shape="rows extra"),
+    third=inner(optional=True, shape="extra 2 width"),
+    mean=inner(shape=""),
+    square=inner(optional=True, shape="side side"),
+    any=inner(optional=True, shape="..."),
+    length=dynamic(default=0),
+    width=static(default=3),
+)
+Counted = declare(name="Counted", values=inner(ndim=2), offsets=inner(shape="length"), length=dynamic())
 
 
 def weight(out=4, columns=3):
@@ -85,9 +82,7 @@ def test_the_notation(text, ndim, expected):
 )
 def test_bad_notation_is_refused_at_the_class_statement(text, ndim, words):
     with pytest.raises(SpecError, match=rf"^Bad\.x: .*{words}"):
-
-        class Bad(TensorSubclass):
-            x: Tensor = inner(shape=text, ndim=ndim)
+        declare(name="Bad", x=inner(shape=text, ndim=ndim))
 
 
 def test_the_spec_shows_the_declaration():
@@ -104,22 +99,6 @@ def test_the_spec_shows_the_declaration():
 
 
 # ---- construction ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("qdata", "scale", "words"),
-    [
-        ((4,), (4, 1), r"Weight\.qdata: expected shape \(out in\), 2 dims, got \(4\)"),
-        ((4, 3, 2), (4, 1), r"Weight\.qdata: .*2 dims, got \(4, 3, 2\)"),
-        ((4, 3), (5, 1), r"Weight\.scale: expected shape \(out 1\) with out=4 of 'qdata', got \(5, 1\)"),
-        ((4, 3), (4, 3), r"Weight\.scale: expected shape \(out 1\), got \(4, 3\)"),
-        ((4, 3), (), r"Weight\.scale: .*2 dims, got \(\)"),
-        ((0, 3), (1, 1), r"with out=0 of 'qdata', got \(1, 1\)"),
-    ],
-)
-def test_a_wrong_shape_names_the_field_and_what_bound_the_name(qdata, scale, words):
-    with pytest.raises(ValueError, match=words):
-        Weight(torch.zeros(qdata), torch.zeros(scale))
 
 
 def test_right_shapes():
@@ -152,31 +131,83 @@ def test_what_fits(sizes):
     assert full(**sizes).width == sizes.get("width", 3)
 
 
+# Names that the generated text uses.
+ODD = declare(
+    name="Odd",
+    shape_qdata=inner(shape="a"),
+    qdata=inner(shape="a b"),
+    check_shapes=inner(shape="b"),
+    len=inner(optional=True, shape="a"),
+)
+CHILD = declare(Weight, name="Child", scale=inner(shape="out in"))
+
+
 @pytest.mark.parametrize(
-    ("sizes", "words"),
+    ("make", "words"),
     [
-        ({"table": (7,)}, r"Full\.table: expected shape \(\.\.\. rows _\), at least 2 dims, got \(7\)"),
-        ({"mean": (1,)}, r"Full\.mean: expected shape \(\), 0 dims, got \(1\)"),
-        ({"second": (3, 6)}, r"Full\.second: .* with rows=2 of 'table', got \(3, 6\)"),
-        ({"first": (6,), "second": (2, 5)}, r"Full\.second: .* with extra=6 of 'first', got \(2, 5\)"),
-        ({"first": (6,), "third": (5, 2, 3)}, r"Full\.third: .* with extra=6 of 'first'"),
-        ({"second": (2, 6), "third": (5, 2, 3)}, r"Full\.third: .* with extra=6 of 'second'"),
-        ({"third": (6, 1, 3)}, r"Full\.third: expected shape \(extra 2 width\), got \(6, 1, 3\)"),
-        ({"third": (6, 2, 3), "width": 4}, r"Full\.third: .* with width=4 of metadata, got \(6, 2, 3\)"),
-        ({"square": (3, 2)}, r"Full\.square: .* with side=3 of 'square', got \(3, 2\)"),
+        (
+            lambda: Weight(torch.zeros((4,)), torch.zeros((4, 1))),
+            r"Weight\.qdata: expected shape \(out in\), 2 dims, got \(4\)",
+        ),
+        (
+            lambda: Weight(torch.zeros((4, 3, 2)), torch.zeros((4, 1))),
+            r"Weight\.qdata: .*2 dims, got \(4, 3, 2\)",
+        ),
+        (
+            lambda: Weight(torch.zeros((4, 3)), torch.zeros((5, 1))),
+            r"Weight\.scale: expected shape \(out 1\) with out=4 of 'qdata', got \(5, 1\)",
+        ),
+        (
+            lambda: Weight(torch.zeros((4, 3)), torch.zeros((4, 3))),
+            r"Weight\.scale: expected shape \(out 1\), got \(4, 3\)",
+        ),
+        (lambda: Weight(torch.zeros((4, 3)), torch.zeros(())), r"Weight\.scale: .*2 dims, got \(\)"),
+        (lambda: Weight(torch.zeros((0, 3)), torch.zeros((1, 1))), r"with out=0 of 'qdata', got \(1, 1\)"),
+        (
+            lambda: full(table=(7,)),
+            r"Full\.table: expected shape \(\.\.\. rows _\), at least 2 dims, got \(7\)",
+        ),
+        (lambda: full(mean=(1,)), r"Full\.mean: expected shape \(\), 0 dims, got \(1\)"),
+        (lambda: full(second=(3, 6)), r"Full\.second: .* with rows=2 of 'table', got \(3, 6\)"),
+        (
+            lambda: full(first=(6,), second=(2, 5)),
+            r"Full\.second: .* with extra=6 of 'first', got \(2, 5\)",
+        ),
+        (lambda: full(first=(6,), third=(5, 2, 3)), r"Full\.third: .* with extra=6 of 'first'"),
+        (lambda: full(second=(2, 6), third=(5, 2, 3)), r"Full\.third: .* with extra=6 of 'second'"),
+        (
+            lambda: full(third=(6, 1, 3)),
+            r"Full\.third: expected shape \(extra 2 width\), got \(6, 1, 3\)",
+        ),
+        (
+            lambda: full(third=(6, 2, 3), width=4),
+            r"Full\.third: .* with width=4 of metadata, got \(6, 2, 3\)",
+        ),
+        (lambda: full(square=(3, 2)), r"Full\.square: .* with side=3 of 'square', got \(3, 2\)"),
+        (
+            lambda: Counted(torch.zeros(2, 3), torch.zeros(5), length=4),
+            r"Counted\.offsets: .* with length=4 of metadata, got \(5\)",
+        ),
+        (
+            lambda: Counted(torch.zeros(2), torch.zeros(5), length=5),
+            r"Counted\.values: expected shape \(_ _\), 2 dims, got \(2\)",
+        ),
+        (
+            lambda: ODD(*(torch.zeros(size) for size in ((2,), (2, 3), (3,), (3,)))),
+            r"Odd\.len: .* with a=2 of 'shape_qdata'",
+        ),
+        (lambda: CHILD(torch.zeros(2, 3), torch.zeros(2, 1)), r"Child\.scale: .* with in=3 of 'qdata'"),
     ],
 )
-def test_what_does_not_fit(sizes, words):
+def test_a_wrong_shape_names_the_field_and_what_bound_the_name(make, words):
     with pytest.raises(ValueError, match=words):
-        full(**sizes)
+        make()
 
 
-def test_a_dim_that_is_a_dynamic_int():
+def test_other_right_shapes():
     assert Counted(torch.zeros(2, 3), torch.zeros(5), length=5).length == 5
-    with pytest.raises(ValueError, match=r"Counted\.offsets: .* with length=4 of metadata, got \(5\)"):
-        Counted(torch.zeros(2, 3), torch.zeros(5), length=4)
-    with pytest.raises(ValueError, match=r"Counted\.values: expected shape \(_ _\), 2 dims, got \(2\)"):
-        Counted(torch.zeros(2), torch.zeros(5), length=5)
+    assert ODD(*(torch.zeros(size) for size in ((2,), (2, 3), (3,), (2,)))).check_shapes.shape == (3,)
+    assert CHILD(torch.zeros(2, 3), torch.zeros(2, 3)).scale.shape == (2, 3)
 
 
 def test_assigning_is_checked():
@@ -201,87 +232,47 @@ def test_values_that_are_not_constructed_are_not_checked():
 
 
 def test_a_class_that_declares_none_has_no_check():
-    class Plain(TensorSubclass):
-        qdata: Tensor = inner()
-
-    assert "shape" not in Plain.__source__
+    assert "shape" not in declare(qdata=inner()).__source__
     assert "check_shapes" in Weight.__source__
     assert "for " not in Weight.__source__.partition("def _wrap")[0]
-
-
-def test_fields_with_names_that_the_text_uses():
-    class Odd(TensorSubclass):
-        shape_qdata: Tensor = inner(shape="a")
-        qdata: Tensor = inner(shape="a b")
-        check_shapes: Tensor = inner(shape="b")
-        len: Tensor | None = inner(optional=True, shape="a")
-
-    made = Odd(torch.zeros(2), torch.zeros(2, 3), torch.zeros(3), torch.zeros(2))
-    assert made.check_shapes.shape == (3,)
-    with pytest.raises(ValueError, match=r"Odd\.len: .* with a=2 of 'shape_qdata'"):
-        Odd(torch.zeros(2), torch.zeros(2, 3), torch.zeros(3), torch.zeros(3))
-
-
-def test_a_child_may_declare_the_shape():
-    class Child(Weight):
-        scale: Tensor = inner(shape="out in")
-
-    assert Child(torch.zeros(2, 3), torch.zeros(2, 3)).scale.shape == (2, 3)
-    with pytest.raises(ValueError, match=r"Child\.scale: .* with in=3 of 'qdata'"):
-        Child(torch.zeros(2, 3), torch.zeros(2, 1))
 
 
 # ---- under a compiler --------------------------------------------------------------------------------------
 
 
-def make(qdata, scale):
-    return Weight(qdata * 2, scale) * 2
-
-
-def run(fn, out, columns):
-    y = fn(torch.ones(out, columns), torch.ones(out, 1))
-    assert y.qdata.tolist() == [[4.0] * columns] * out
-    assert y.scale.shape == (out, 1)
-
-
 @pytest.mark.parametrize("compiler", ["aot_eager", "eager", "desugar"])
 def test_sizes_stay_symbolic_and_the_graph_whole(compiler):
-    torch.compiler.reset()
     graphs = []
 
     def backend(graph, inputs):
         graphs.append(graph)
         return graph
 
-    if compiler == "desugar":
-        fn = desugar.compile(make, backend="eager")
-    else:
-        chosen = backend if compiler == "eager" else compiler
-        fn = torch.compile(make, backend=chosen, dynamic=True, fullgraph=True)
-    for sizes in ((4, 3), (5, 6), (7, 8)):
-        run(fn, *sizes)
+    def make(qdata, scale):
+        return Weight(qdata * 2, scale) * 2
+
+    fn = {
+        "desugar": lambda: desugar.compile(make, backend="eager"),
+        "eager": lambda: torch.compile(make, backend=backend, dynamic=True, fullgraph=True),
+        "aot_eager": lambda: torch.compile(make, backend="aot_eager", dynamic=True, fullgraph=True),
+    }[compiler]()
+    for out, columns in ((4, 3), (5, 6), (7, 8)):
+        y = fn(torch.ones(out, columns), torch.ones(out, 1))
+        assert y.qdata.tolist() == [[4.0] * columns] * out and y.scale.shape == (out, 1)
     assert compiler != "eager" or len(graphs) == 1
     with pytest.raises(Exception, match=r"Weight\.scale: expected shape \(out 1\)"):
         fn(torch.ones(4, 3), torch.ones(3, 1))
-    torch.compiler.reset()
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", "desugar"])
+@pytest.mark.parametrize("mode", ["stock", "desugar"])
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
-def test_a_size_that_depends_on_data_is_no_error(compiler):
-    torch.compiler.reset()
-
+def test_a_size_that_depends_on_data_is_no_error(mode):
     def fn(mask, row):
         kept, other = mask.nonzero(), (mask * 2).nonzero()
         return Weight(kept.float() * row, other.float()).qdata * 2
 
-    if compiler == "desugar":
-        compiled = desugar.compile(fn, backend="eager")
-    else:
-        compiled = torch.compile(fn, backend=compiler, fullgraph=True)
     mask, row = torch.tensor([1, 0, 1]), torch.ones(1, 3)
-    assert torch.equal(compiled(mask, row), fn(mask, row))
-    torch.compiler.reset()
+    assert torch.equal(MODES[mode](fn)(mask, row), fn(mask, row))
 
 
 def test_export_keeps_a_dim_dynamic():

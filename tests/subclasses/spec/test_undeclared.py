@@ -12,18 +12,12 @@ import torch
 from torch import Tensor
 
 from subclasses import SpecError, TensorSubclass, constant, dynamic, inner, static
-from tests.subclasses.subjects import Int8Weight, Pair
+from tests.subclasses.subjects import Int8Weight, Pair, declare as declare_any
 
 
-def declare(annotations: dict[str, Any], base: type = TensorSubclass, **body: Any) -> Any:
+def declare(annotations: dict[str, Any], base: Any = TensorSubclass, **body: Any) -> Any:
     """A class statement with one inner tensor, from data."""
-    namespace = {
-        "__annotations__": {"a": Tensor, **annotations},
-        "__module__": __name__,
-        "a": inner(),
-        **body,
-    }
-    return type(TensorSubclass)("Bad", (base,), namespace)
+    return declare_any(base, name="Bad", annotations=annotations, **{"a": inner(), **body})
 
 
 MISSING = object()
@@ -53,13 +47,6 @@ def test_an_annotated_name_without_a_marker_says_which_one(annotation, value, me
         declare({"x": annotation}, **body)
     for mend in mends:
         assert mend in str(caught.value)
-
-
-@pytest.mark.parametrize("negative", [-1, True])
-def test_dynamic_is_advised_where_its_default_is_allowed(negative):
-    with pytest.raises(SpecError, match="static") as caught:
-        declare({"x": int}, x=negative)
-    assert "dynamic" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -96,25 +83,6 @@ def test_a_tensor_in_the_class_body_is_to_be_a_constant(annotations, name):
     assert declare(annotations, **{name: constant(torch.ones(1))}).__spec__.names == ("a",)
 
 
-def test_a_taken_name_is_refused_before_a_marker_is_advised():
-    with pytest.raises(SpecError, match="choose another name, such as data_data"):
-        declare({"data": Tensor})
-
-
-@pytest.mark.parametrize("marker", [inner, static, dynamic])
-@pytest.mark.parametrize("annotations", [{}, {"x": int}])
-def test_a_marker_is_to_be_called(marker, annotations):
-    with pytest.raises(SpecError, match=re.escape(f"call it: `x = {marker.__name__}()`")):
-        declare(annotations, x=marker)
-
-
-def test_without_any_marker_the_annotation_is_named():
-    with pytest.raises(SpecError, match=re.escape("`x: Tensor = inner()`")):
-
-        class Bare(TensorSubclass):
-            x: Tensor
-
-
 # ---- names that are relied on ------------------------------------------------------------------------------
 
 
@@ -139,8 +107,6 @@ def test_a_method_that_torch_or_the_library_relies_on_is_not_replaced(name, valu
 
 
 def test_the_rule_that_takes_the_place_of_a_detach_is_called():
-    with pytest.raises(SpecError, match=r"@Bad\.implements\(torch\.ops\.aten\.detach\.default\)"):
-        declare({}, detach=lambda self: self.a)
     cls = declare({})
     cls.implements(torch.ops.aten.detach.default)(lambda func, x: cls(func(x.a) + 1))
     assert cls(torch.ones(2)).detach().a.tolist() == [2, 2]
@@ -183,85 +149,126 @@ def test_a_plain_value_does_not_replace_an_inherited_field(annotations):
     assert declare({"axis": int}, Int8Weight, axis=static(default=1)).__spec__.statics[0].default == 1
 
 
-def test_a_marker_of_a_base_that_is_not_declared_is_not_lost():
-    class Mixin:
-        extra: Tensor = inner()
-
-    with pytest.raises(SpecError, match=r"its base Mixin declares the field 'extra'.*TensorSubclass"):
-        type(TensorSubclass)("Bad", (Mixin, TensorSubclass), {"__annotations__": {"a": Tensor}, "a": inner()})
-
-
 # ---- special methods ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["__len__", "__iter__", "__getattr__"])
-def test_a_special_method_that_compiled_code_does_not_call(name):
-    with pytest.raises(SpecError, match=rf"Bad\.{name} is not called by compiled code, .*another name"):
-        declare({}, **{name: lambda self, *args: 3})
-    proposed = f"{name.strip('_')}_of_mine"
-    assert getattr(declare({}, **{proposed: lambda self: 3})(torch.ones(2)), proposed)() == 3
+def total(self):
+    return 0
 
 
-def test_the_check_of_a_dataclass():
-    with pytest.raises(SpecError, match=r"Bad\.__post_init__ is never called, .*super\(\).__new__\(cls"):
-        declare({}, __post_init__=lambda self: None)
+MIXIN = type("Mixin", (), {"__annotations__": {"extra": Tensor}, "extra": inner()})
+SPECIAL = ("__len__", "__iter__", "__getattr__")
+OPERATORS = ("__add__", "__rsub__", "__imul__", "__matmul__", "__neg__", "__lt__")
+REFUSED = {
+    "a taken name, before a marker is advised": (
+        lambda: declare({"data": Tensor}),
+        "choose another name, such as data_data",
+    ),
+    "a detach": (
+        lambda: declare({}, detach=lambda self: self.a),
+        r"@Bad\.implements\(torch\.ops\.aten\.detach\.default\)",
+    ),
+    **{
+        f"{marker.__name__} that is not called, {annotations}": (
+            lambda marker=marker, annotations=annotations: declare(annotations, x=marker),
+            re.escape(f"call it: `x = {marker.__name__}()`"),
+        )
+        for marker in (inner, static, dynamic)
+        for annotations in ({}, {"x": int})
+    },
+    "no marker at all": (
+        lambda: declare_any(name="Bare", annotations={"x": "Tensor"}),
+        re.escape("`x: Tensor = inner()`"),
+    ),
+    "a marker of a base that is not declared": (
+        lambda: declare({}, (MIXIN, TensorSubclass)),
+        r"its base Mixin declares the field 'extra'.*TensorSubclass",
+    ),
+    **{
+        name: (
+            lambda name=name: declare({}, **{name: lambda self, *args: 3}),
+            rf"Bad\.{name} is not called by compiled code, .*another name",
+        )
+        for name in SPECIAL
+    },
+    **{
+        name: (
+            lambda name=name: declare({}, **{name: lambda x, y: x}),
+            rf"Bad\.{name} is not called by .*@Bad\.implements\(torch\.[\w.]+\)",
+        )
+        for name in OPERATORS
+    },
+    "the check of a dataclass": (
+        lambda: declare({}, __post_init__=lambda self: None),
+        r"Bad\.__post_init__ is never called, .*super\(\).__new__\(cls",
+    ),
+    **{
+        f"a wrap_cotangent that autograd cannot call, {kind}": (
+            lambda wrap=wrap: declare({}, wrap_cotangent=wrap),
+            r"Bad\.wrap_cotangent is called on a value.*`def wrap_cotangent\(self, cot",
+        )
+        for kind, wrap in {
+            "static": staticmethod(lambda cotangent: cotangent),
+            "of the class": classmethod(lambda cls, c: c),
+            "without a cotangent": lambda self: self,
+            "a text": "a method",
+        }.items()
+    },
+    "a check of files that is no class method": (
+        lambda: declare({}, check_loaded=lambda self, **fields: None),
+        r"Bad\.check_loaded is asked before there is a value: write `@classmethod`",
+    ),
+    "a field of a dataclass": (
+        lambda: declare({"k": int}, k=dataclasses.field(default=1)),
+        re.escape("`k: int = static(default=1)`"),
+    ),
+    "a field of a dataclass without a default": (
+        lambda: declare({"k": int}, k=dataclasses.field()),
+        re.escape("`k: int = static()`"),
+    ),
+    **{
+        f"a field and a {name} of one name": (
+            lambda of=of: declare({"total": Tensor}, total=of(total)),
+            r"Bad\.total is annotated, as a field is, and a method or property",
+        )
+        for name, of in {
+            "method": lambda f: f,
+            "property": property,
+            "class method": classmethod,
+            "static method": staticmethod,
+        }.items()
+    },
+}
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [staticmethod(lambda cotangent: cotangent), classmethod(lambda cls, c: c), lambda self: self, "a method"],
-)
-def test_a_wrap_cotangent_that_autograd_cannot_call(wrap):
-    with pytest.raises(
-        SpecError, match=r"Bad\.wrap_cotangent is called on a value.*`def wrap_cotangent\(self, cot"
-    ):
-        declare({}, wrap_cotangent=wrap)
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_at_the_class_statement(case):
+    make, words = REFUSED[case]
+    with pytest.raises(SpecError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("negative", [-1, True])
+def test_dynamic_is_advised_where_its_default_is_allowed(negative):
+    with pytest.raises(SpecError, match="static") as caught:
+        declare({"x": int}, x=negative)
+    assert "dynamic" not in str(caught.value)
+
+
+def test_what_is_declared_in_place_of_what_is_refused():
+    for name in SPECIAL:
+        proposed = f"{name.strip('_')}_of_mine"
+        assert getattr(declare({}, **{proposed: lambda self: 3})(torch.ones(2)), proposed)() == 3
     declare({}, wrap_cotangent=lambda self, cotangent: cotangent)
-
-
-def test_a_check_of_files_that_is_no_class_method():
-    with pytest.raises(
-        SpecError, match=r"Bad\.check_loaded is asked before there is a value: write `@classmethod`"
-    ):
-        declare({}, check_loaded=lambda self, **fields: None)
     declare({}, check_loaded=classmethod(lambda cls, **fields: None))
 
 
-def test_a_field_of_a_dataclass():
-    with pytest.raises(SpecError, match=re.escape("`k: int = static(default=1)`")):
-        declare({"k": int}, k=dataclasses.field(default=1))
-    with pytest.raises(SpecError, match=re.escape("`k: int = static()`")):
-        declare({"k": int}, k=dataclasses.field())
-
-
-@pytest.mark.parametrize("name", ["__add__", "__rsub__", "__imul__", "__matmul__", "__neg__", "__lt__"])
-def test_operators_are_rules_and_no_methods(name):
-    with pytest.raises(
-        SpecError, match=rf"Held\.{name} is not called by .*@Held\.implements\(torch\.[\w.]+\)"
-    ):
-        type(TensorSubclass)("Held", (TensorSubclass,), {
-            "__module__": __name__, "__annotations__": {"held": Tensor}, "held": inner(), name: lambda x, y: x,
-        })  # fmt: skip
-
-
 def test_the_rule_that_is_advised_for_an_operator():
-    class Held(TensorSubclass):
-        held: Tensor = inner()
+    def add(func, x, y):
+        return cls(func(*(getattr(t, "held", t) for t in (x, y))))
 
-    @Held.implements(torch.ops.aten.add)
-    def _(func, x, y):
-        return Held(func(*(t.held if isinstance(t, Held) else t for t in (x, y))))
-
-    x, y = Held(torch.ones(2)), torch.ones(2)
+    cls = declare_any(rules={torch.ops.aten.add: add})
+    x, y = cls(torch.ones(2)), torch.ones(2)
     assert all(r.held.tolist() == [2.0, 2.0] for r in (x + y, y + x, torch.add(y, x), x + x, x + 1, 1 + x))
     x += y
     assert x.held.tolist() == [2.0, 2.0]
-
-
-@pytest.mark.parametrize("of", [lambda f: f, property, classmethod, staticmethod])
-def test_a_field_and_a_method_of_one_name(of):
-    def total(self):
-        return 0
-
-    with pytest.raises(SpecError, match=r"Bad\.total is annotated, as a field is, and a method or property"):
-        declare({"total": Tensor}, total=of(total))
