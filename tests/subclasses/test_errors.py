@@ -6,22 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError, inner
 from subclasses.int8 import Int8Tensor
 from subclasses.keyed import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
+from tests.subclasses.subjects import declare
 
 
 class Mine(JaggedTensor):
     """A class of an author, who inherits advice for users."""
 
 
-class Alone(TensorSubclass):
-    """A class of an author that gives no advice."""
-
-    entries: Tensor = inner()
+Alone = declare(name="Alone", entries=inner())  # of an author, without advice
 
 
 def rows() -> Any:

@@ -102,19 +102,41 @@ def test_a_compiler_fuses_the_masks_of_padded_rows(compiler, caplog):
     assert len(said(caplog, lambda: call(PADDED))) == (compiler == "eager")
 
 
-def test_rows_of_a_dtype_without_a_kernel(caplog):
-    rows = JaggedTensor(
-        torch.empty(10, 8, device="meta"), torch.empty(4, dtype=torch.int64, device="meta"), max_length=5
-    )
-    (line,) = said(caplog, lambda: attend(rows))
-    assert "torch.float32 rows on meta" in line
+def no_kernel_for_rows():
+    empty, offsets = torch.empty(10, 8, device="meta"), torch.empty(4, dtype=torch.int64, device="meta")
+    rows = JaggedTensor(empty, offsets, max_length=5)
+    return lambda: attend(rows)
 
 
-def test_a_dynamic_layer_with_groups(caplog):
+def dynamic_layer_with_groups():
     weight = quantized(nn.Linear(64, 8), Int8WeightOnlyConfig(PerGroup(32))).weight
     dynamic = type(weight)(weight.qdata, weight.scale, activation="row")
-    (line,) = said(caplog, lambda: F.linear(torch.randn(2, 64), dynamic))
-    assert "PerRow()" in line
+    return lambda: F.linear(torch.randn(2, 64), dynamic)
+
+
+def changing_module():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    compiled, x = desugar.compile(model, backend="eager"), torch.randn(2, 4)
+
+    def call():
+        for _ in range(12):
+            model.noted = object()
+            compiled(x)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (no_kernel_for_rows, "torch.float32 rows on meta"),
+        (dynamic_layer_with_groups, "PerRow()"),
+        (changing_module, "calls of Sequential check Dynamo's guards one by one"),
+    ],
+)
+def test_other_slow_paths_are_said_once(make, words, caplog):
+    (line,) = said(caplog, make())
+    assert words in line
 
 
 def test_kernels_that_were_not_built(caplog, monkeypatch):
@@ -129,19 +151,6 @@ def test_kernels_that_were_not_built(caplog, monkeypatch):
     assert lines == [
         "slow: int8 products run on PyTorch's kernels, for ours were not built; install a C++ compiler: no compiler"
     ]
-
-
-def test_a_module_that_changes_between_calls(caplog):
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
-    compiled, x = desugar.compile(model, backend="eager"), torch.randn(2, 4)
-
-    def call():
-        for _ in range(12):
-            model.noted = object()
-            compiled(x)
-
-    (line,) = said(caplog, call)
-    assert "calls of Sequential check Dynamo's guards one by one" in line
 
 
 def test_the_report_lists_slow_paths_again():
