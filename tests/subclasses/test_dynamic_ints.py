@@ -7,34 +7,28 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-import desugar
-from subclasses import Outer, TensorSubclass, dynamic, inner
-from tests.subclasses.subjects import Rows, Tagged, assert_same
+from subclasses import Outer, dynamic, inner
+from tests.subclasses.subjects import MODES, Rows, Tagged, assert_same, declare
 
 VALUES = (5, 7, 2, 30, 11)
 
 
-class Repeat(TensorSubclass):
-    """``count`` equal rows, with a rule of each kind."""
-
-    row: Tensor = inner()
-    count: int = dynamic()
-
-    @staticmethod
-    def outer(row: Tensor, count: int) -> Outer:
-        return Outer((count, *row.shape))
-
-
-@Repeat.implements(torch.Tag.pointwise)
-def _(func, *args, **kwargs):
+def of_rows(func, *args, **kwargs):
     x = next(a for a in args if isinstance(a, Repeat))
-    rows = [a.row if isinstance(a, Repeat) else a for a in args]
-    return Repeat(func(*rows, **kwargs), count=x.count)
+    return Repeat(func(*(getattr(a, "row", a) for a in args), **kwargs), count=x.count)
 
 
-@Repeat.implements(torch.sum)
-def _(func, x):
-    return x.unwrap("row").sum() * x.count
+# `count` equal rows, with a rule of each kind.
+Repeat = declare(
+    name="Repeat",
+    row=inner(),
+    count=dynamic(),
+    outer=staticmethod(lambda row, count: Outer((count, *row.shape))),
+    rules={
+        torch.Tag.pointwise: of_rows,
+        torch.sum: lambda func, x: x.unwrap("row").sum() * x.count,
+    },
+)
 
 
 def counted(fn, backend="aot_eager"):
@@ -69,20 +63,27 @@ def test_one_program_serves_every_value(backend):
     assert counter.frame_count == 1
 
 
-def test_one_program_where_the_outer_size_follows():
-    compiled, counter = counted(lambda x: (x * 2).sin() * x.size(0))
-    for n in VALUES:
-        x = Repeat(torch.randn(3), count=n)
-        assert_same(compiled(x), (x * 2).sin() * n)
-    assert counter.frame_count == 1
+# The function, the values of the int, and the programs that serve them; 0 and 1 may have programs of their own.
+SERVED = {
+    "the outer size follows": (lambda x: (x * 2).sin() * x.size(0), VALUES, {1}),
+    "a value that is read inside": (lambda x: (x * 2) * x.count, VALUES, {2}),
+    "zero": (lambda x: x * 2, (4, 0, 6), {1, 2}),
+    "one": (lambda x: x * 2, (4, 1, 6), {1, 2}),
+    "the result of one program in the next": (lambda x: x.sin(), VALUES, {1}),
+}
 
 
-def test_a_value_read_inside_takes_at_most_two_programs():
-    compiled, counter = counted(lambda x: (x * 2) * x.count)
-    for n in VALUES:
+@pytest.mark.parametrize("case", SERVED)
+def test_few_programs_serve_every_value(case):
+    fn, values, programs = SERVED[case]
+    compiled, counter = counted(fn)
+    for n in values:
         x = Repeat(torch.randn(3), count=n)
-        assert_same(compiled(x), (x * 2) * n)
-    assert counter.frame_count == 2
+        got, want = compiled(x), fn(x)
+        assert_same(got, want)
+        if "next" in case:
+            assert_same(compiled(got), fn(want))
+    assert counter.frame_count in programs
 
 
 def test_construction_inside_from_an_int():
@@ -96,15 +97,6 @@ def test_construction_inside_from_an_int():
         assert type(out.count) is int
         assert_same(out, fn(row, n))
     assert counter.frame_count == 2
-
-
-@pytest.mark.parametrize("n", [0, 1])
-def test_zero_and_one_may_have_programs_of_their_own(n):
-    compiled, counter = counted(lambda x: x * 2)
-    for count in (4, n, 6):
-        x = Repeat(torch.randn(3), count=count)
-        assert_same(compiled(x), x * 2)
-    assert counter.frame_count <= 2
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------
@@ -134,14 +126,6 @@ def test_a_wrapper_that_comes_back_has_a_wrapper_as_its_tangent():
             lambda x: torch.sum(compiled(x)),
             lambda leaf, n=n: Repeat(leaf, count=n),
         )
-    assert counter.frame_count == 1
-
-
-def test_what_one_program_returns_goes_into_the_next():
-    compiled, counter = counted(lambda x: x.sin())
-    for n in VALUES:
-        x = Repeat(torch.randn(3), count=n)
-        assert_same(compiled(compiled(x)), x.sin().sin())
     assert counter.frame_count == 1
 
 
@@ -177,30 +161,26 @@ def test_which_outer_dims_follow():
 # ---- writes between values of different ints -----------------------------------------------------------------
 
 
-class Stepped(TensorSubclass, fallback="map"):
-    live: Tensor = inner()
-    step: int = dynamic()
+Stepped = declare(name="Stepped", live=inner(), step=dynamic(), keywords={"fallback": "map"})
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("compile_with", [("desugar", "eager"), ("stock", "aot_eager")])
+@pytest.mark.parametrize("mode", ["desugar", "stock"])
 @pytest.mark.parametrize("write", [Tensor.copy_, Tensor.add_])
-def test_a_write_of_another_int_is_refused_by_a_program_too(write, compile_with):
+def test_a_write_of_another_int_is_refused_by_a_program_too(write, mode):
     """A program was made for values of equal ints; later ones had others, and were copied in silence."""
-    door, backend = compile_with
 
     def fn(x, y):
         write(y, x)
         return y * 1
 
-    compiled = (desugar.compile if door == "desugar" else torch.compile)(fn, backend=backend)
+    compiled = MODES[mode](fn)
     for step in (1, 3, 1, 7):
         x, y = Stepped(torch.ones(2), step=step), Stepped(torch.zeros(2), step=1)
         if step == 1:
             assert compiled(x, y).live.tolist() == y.live.tolist() == [1, 1]
             continue
-        with pytest.raises(Exception, match=r"another step: expected 1, got|with different metadata"):
-            fn(x, y)
-        with pytest.raises(Exception, match=r"another step: expected|with different metadata"):
-            compiled(x, y)
+        for run in (fn, compiled):
+            with pytest.raises(Exception, match=r"another step: expected 1, got|with different metadata"):
+                run(x, y)
         assert y.live.tolist() == [0, 0]

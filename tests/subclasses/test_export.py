@@ -15,12 +15,26 @@ from subclasses import DispatchError, Outer, TensorSubclass, export, inner, stat
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.export.outcomes import check_same, quiet, reload
-from tests.subclasses.subjects import FACTORIES
+from tests.subclasses.subjects import FACTORIES, declare
+
+Described = declare(
+    name="Described",
+    __module__=__name__,
+    raw=inner(),
+    what=static(default=None),
+    keywords={"fallback": "map"},
+)
 
 
-class Described(TensorSubclass, fallback="map"):
-    raw: Tensor = inner()
-    what: object = static(default=None)
+class Applied(nn.Module):
+    """A module that calls a function."""
+
+    def __init__(self, fn, weight=None):
+        super().__init__()
+        self.fn, self.weight = fn, weight
+
+    def forward(self, *args):
+        return self.fn(*args) if self.weight is None else self.fn(self.weight, *args)
 
 
 def rows(*lengths):
@@ -107,14 +121,13 @@ def test_values_that_share_their_rows_may_differ_later(strict):
 
 
 def test_an_argument_that_is_not_flattened():
-    class Summed(nn.Module):
-        def forward(self, x):
-            return (x * 2).sum(1)
+    def summed(x):
+        return (x * 2).sum(1)
 
     with quiet():
-        program = torch.export.export(Summed(), (rows(3, 1),)).module()
+        program = torch.export.export(Applied(summed), (rows(3, 1),)).module()
     x = rows(2, 5, 1)  # never flattened, and the guards of the program read its carrier
-    check_same(program(x), Summed()(x))
+    check_same(program(x), summed(x))
 
 
 # ---- files -------------------------------------------------------------------------------------------------
@@ -147,15 +160,10 @@ def test_a_file_of_ragged_and_quantized_values():
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_result_that_is_a_wrapper(strict):
-    class Made(nn.Module):
-        def forward(self, x):
-            return Described(x * 2)
-
     with quiet(), pytest.raises(DispatchError) as caught:
-        torch.export.export(Made(), (torch.ones(2),), strict=strict)
-    assert all(
-        word in str(caught.value) for word in ("a Described", "return its inner tensors", "Flattened(fn)")
-    )
+        torch.export.export(Applied(lambda x: Described(x * 2)), (torch.ones(2),), strict=strict)
+    words = ("a Described", "return its inner tensors", "Flattened(fn)")
+    assert all(word in str(caught.value) for word in words)
 
 
 def test_metadata_that_no_file_holds():
@@ -166,37 +174,42 @@ def test_metadata_that_no_file_holds():
         torch.export.save(program, io.BytesIO())
 
 
-def test_a_class_that_is_not_imported():
-    with pytest.raises(ValueError, match=r"takes or returns a elsewhere\.Gone, .* import it before"):
-        export._from_json(json.dumps(["elsewhere.Gone", ["raw"], []]))
+OF_DESCRIBED = f"{Described.__module__}.Described"
 
 
-@pytest.mark.parametrize("value", [{"dtype": "nn"}, {"other": 1}, [1]])
-def test_metadata_that_torch_export_did_not_write(value):
-    name = f"{Described.__module__}.Described"
-    with pytest.raises(ValueError, match=r"expected metadata that torch.export.save wrote, got "):
-        export._from_json(json.dumps([name, ["raw"], [value]]))
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (["elsewhere.Gone", ["raw"], []], r"takes or returns a elsewhere\.Gone, .* import it before"),
+        *(
+            ([OF_DESCRIBED, ["raw"], [value]], r"expected metadata that torch.export.save wrote, got ")
+            for value in ({"dtype": "nn"}, {"other": 1}, [1])
+        ),
+    ],
+)
+def test_a_file_that_names_what_is_not_there(written, words):
+    with pytest.raises(ValueError, match=words):
+        export._from_json(json.dumps(written))
 
 
 # ---- Parameters --------------------------------------------------------------------------------------------
 
 
-class Product(TensorSubclass, fallback="materialize", trainable=True):
-    left: Tensor = inner()
-    right: Tensor = inner(differentiable=True)
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0], right.shape[1]))
-
-    def materialize(self):
-        return self.left @ self.right
-
-
-@Product.implements(nn.functional.linear)
-def _(func, x, weight, bias=None):
+def by_factors(func, x, weight, bias=None):
     left, right = weight.unwrap()
     return func(func(x, right), left, bias)
+
+
+Product = declare(
+    name="Product",
+    __module__=__name__,
+    left=inner(),
+    right=inner(differentiable=True),
+    outer=staticmethod(lambda left, right: Outer((left.shape[0], right.shape[1]))),
+    materialize=lambda self: self.left @ self.right,
+    keywords={"fallback": "materialize", "trainable": True},
+    rules={nn.functional.linear: by_factors},
+)
 
 
 class Materialized(nn.Linear):
@@ -269,19 +282,10 @@ READS = {
 @pytest.mark.parametrize("kind", ["frozen", "trained", "argument"])
 @pytest.mark.parametrize("name", READS)
 def test_fields_are_read_of_values_that_the_function_makes(name, kind, strict):
-    class Module(nn.Module):
-        def __init__(self, weight=None):
-            super().__init__()
-            self.weight = weight
-
-        def forward(self, x, weight=None):
-            return READS[name](self.weight if weight is None else weight, x)
-
     value, x = Moving(torch.rand(2, 3), torch.rand(2, 3)), torch.rand(2, 3)
-    if kind == "argument":
-        module, args = Module(), (x, value)
-    else:
-        module, args = Module(nn.Parameter(value, requires_grad=kind == "trained")), (x,)
+    weight = nn.Parameter(value, requires_grad=kind == "trained")
+    module = Applied(READS[name], None if kind == "argument" else weight)
+    args = (value, x) if kind == "argument" else (x,)
     with quiet():
         program = torch.export.export(module, args, strict=strict)
     torch.testing.assert_close(program.module()(*args), module(*args))

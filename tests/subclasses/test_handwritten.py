@@ -12,12 +12,11 @@ from torch._library.opaque_object import register_opaque_type
 from torch._opaque_base import OpaqueBase
 
 from desugar.ir.values import take_apart
-from subclasses import TensorSubclass, inner
 from subclasses._torch import make_wrapper_subclass
 from subclasses.handwritten import OpaqueContext, flatten_handwritten, is_dtensor, unflatten
 from subclasses.layout import layout_of
 from tests.desugar.judge import WAYS
-from tests.subclasses.subjects import Pair
+from tests.subclasses.subjects import Pair, declare
 
 
 class Mesh(OpaqueBase):
@@ -62,8 +61,7 @@ class Meshed(Tensor):
         return cls(func(*plain, **(kwargs or {})), mesh)
 
 
-class Holder(TensorSubclass, fallback="map"):
-    held: Tensor = inner()
+Holder = declare(name="Holder", keywords={"fallback": "map"})
 
 
 def test_a_part_that_is_no_tensor_joins_the_context():

@@ -8,6 +8,7 @@ import gc
 import pickle
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -84,11 +85,8 @@ def test_threads_agree():
         barrier.wait()
         found.append(intern_layout(Pair, ("threads",), ("a", "b")))
 
-    threads = [threading.Thread(target=make) for _ in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: make(), range(8)))
     assert len(set(map(id, found))) == 1
 
 

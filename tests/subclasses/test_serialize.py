@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,16 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from subclasses import TensorSubclass, _torch, inner, static
-from tests.subclasses.subjects import FACTORIES, Pair, Scaled, assert_same, inners_of, make_int8, make_pair
+from tests.subclasses.subjects import (
+    FACTORIES,
+    Pair,
+    Scaled,
+    assert_same,
+    declare,
+    inners_of,
+    make_int8,
+    make_pair,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,29 +70,58 @@ def test_a_value_comes_back(kind, way):
     assert not {t.data_ptr() for t in mine.values()} & {t.data_ptr() for t in theirs.values()}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_flags_and_attributes_come_back(way):
+def noted():
     x = make_pair().requires_grad_()
     x.note = {"any": ["thing"]}
-    y = WAYS[way](x)
-    assert y.requires_grad and y.is_leaf and y.note == {"any": ["thing"]}
-    p = WAYS[way](nn.Parameter(make_pair()))
-    assert isinstance(p, nn.Parameter) and type(p) is Pair and p.requires_grad
+    return x
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_is_marked_dynamic_stays_so(way):
+def marked():
     x = make_pair()
     _torch.mark_dim_dynamic(x, 1)
     _torch.mark_dim_dynamic(x.a, 0)
-    y = WAYS[way](x)
-    assert _torch.dims_marked_dynamic(y) == [1]
-    assert (_torch.dims_marked_dynamic(y.a), _torch.dims_marked_dynamic(y.b)) == ([0], [])
+    return x
+
+
+def made_in_inference_mode():
+    with torch.inference_mode():
+        return make_pair()
+
+
+# A value, and facts of it that come back.
+FACTS = {
+    "flags and attributes": (noted, lambda y: (y.requires_grad, y.is_leaf, y.note)),
+    "a Parameter": (
+        lambda: nn.Parameter(make_pair()),
+        lambda y: (isinstance(y, nn.Parameter), type(y), y.requires_grad),
+    ),
+    "what is marked dynamic": (
+        marked,
+        lambda y: [_torch.dims_marked_dynamic(t) for t in (y, y.a, y.b)],
+    ),
+    "an enum as metadata": (lambda: Colored(torch.ones(2), color=Color.BLUE), lambda y: y.color),
+    "a value made in inference mode": (made_in_inference_mode, type),
+    "a view": (lambda: make_pair(4, 6)[1:, ::2], type),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_enum_as_metadata(way):
-    assert WAYS[way](Colored(torch.ones(2), color=Color.BLUE)).color is Color.BLUE
+@pytest.mark.parametrize("case", FACTS)
+def test_facts_of_a_value_come_back(case, way):
+    make, facts = FACTS[case]
+    x = make()
+    y = WAYS[way](x)
+    assert_same(y, x)
+    assert facts(y) == facts(x)
+
+
+def test_facts_are_those_that_were_set():
+    assert [FACTS[case][1](FACTS[case][0]()) for case in list(FACTS)[:4]] == [
+        (True, True, {"any": ["thing"]}),
+        (True, Pair, True),
+        [[1], [0], []],
+        Color.BLUE,
+    ]
 
 
 @pytest.mark.parametrize("way", [w for w in WAYS if not w.startswith("pickle")])  # pickle copies storages
@@ -95,38 +132,17 @@ def test_what_shares_memory_still_does(way):
     assert not x.b.any() and not y.any()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_inference_flag_and_views(way):
-    with torch.inference_mode():
-        x = make_pair()
-    assert_same(WAYS[way](x), x)
-    base = make_pair(4, 6)
-    assert_same(WAYS[way](base[1:, ::2]), base[1:, ::2])
-
-
-def test_deepcopy_of_one_value_twice_is_one_copy():
-    x = make_pair()
-    y, z = copy.deepcopy([x, x])
-    assert y is z is not x
-
-
-def test_deepcopy_takes_the_gradient_along():
+def test_copies_of_values():
     x = make_pair().requires_grad_()
     x.sum().backward()
-    y = copy.deepcopy(x)
+    y, z = copy.deepcopy([x, x])
+    assert y is z is not x
     assert_same(y.grad, x.grad)
     assert y.grad is not x.grad
-
-
-def test_only_leaves_are_deep_copied():
-    with pytest.raises(RuntimeError, match=r"Only a leaf can be deep-copied.*copy x.detach"):
-        copy.deepcopy(make_pair().requires_grad_() * 2)
-
-
-def test_a_shallow_copy_shares_its_inner_tensors():
-    x = make_pair()
     y = copy.copy(x)
     assert y is not x and y.a is x.a
+    with pytest.raises(RuntimeError, match=r"Only a leaf can be deep-copied.*copy x.detach"):
+        copy.deepcopy(x * 2)
 
 
 def test_a_field_with_a_default_may_be_added_later():
@@ -138,11 +154,8 @@ def test_a_field_with_a_default_may_be_added_later():
 
 
 def test_a_class_that_is_not_there_is_named_by_weights_only_loading():
-    class Local(TensorSubclass):
-        held: Tensor = inner()
-
     with pytest.raises((AttributeError, pickle.PicklingError), match="Local"):
-        pickle.dumps(Local(torch.ones(1)))
+        pickle.dumps(declare(name="Local")(torch.ones(1)))
 
 
 # ---- other processes ---------------------------------------------------------------------------------------
@@ -157,13 +170,7 @@ def _double_in_place(queue, answers):
 
 def declare_again(monkeypatch):
     """A class of one and the same name, as a notebook's cell declares it at each run."""
-    body = {
-        "held": inner(),
-        "__annotations__": {"held": Tensor},
-        "__module__": __name__,
-        "__qualname__": "Again",
-    }
-    cls = types.new_class("Again", (TensorSubclass,), {"fallback": "map"}, lambda names: names.update(body))
+    cls = declare(name="Again", __module__=__name__, keywords={"fallback": "map"})
     monkeypatch.setattr(sys.modules[__name__], "Again", cls, raising=False)
     return cls
 
@@ -297,15 +304,8 @@ def test_export(kind, strict):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_of_a_weight(strict):
-    class Linear(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(make_int8(), requires_grad=False)
-
-        def forward(self, x):
-            return nn.functional.linear(x, self.w)
-
-    module, x = Linear(), torch.randn(2, 3)
+    module, x = nn.Linear(3, 4, bias=False), torch.randn(2, 3)
+    module.weight = nn.Parameter(make_int8(), requires_grad=False)
     program = torch.export.export(module, (x,), strict=strict)
     torch.testing.assert_close(program.module()(x), module(x))
 
@@ -335,11 +335,8 @@ def test_the_device_and_back(kind):
 
 
 def test_an_inner_tensor_that_may_live_elsewhere_stays():
-    class Mixed(TensorSubclass):
-        a: Tensor = inner()
-        offsets: Tensor = inner(device="any", dtype=torch.int64)
-
-    y = Mixed(torch.ones(2), torch.arange(2)).to("meta")
+    mixed = declare(a=inner(), offsets=inner(device="any", dtype=torch.int64))
+    y = mixed(torch.ones(2), torch.arange(2)).to("meta")
     assert (y.a.device.type, y.offsets.device.type) == ("meta", "cpu")
 
 
@@ -350,10 +347,7 @@ def test_a_plain_gradient_of_a_leaf():
 
 
 def test_a_local_class_is_not_kept_alive_by_the_list_of_what_may_be_loaded():
-    class Local(TensorSubclass):
-        held: Tensor = inner()
-
-    assert Local not in torch.serialization.get_safe_globals()
+    assert declare() not in torch.serialization.get_safe_globals()
     assert Pair in torch.serialization.get_safe_globals()
 
 
