@@ -13,7 +13,7 @@ import torch
 
 from subclasses import TensorSubclass
 from subclasses.codegen.build import build_functions
-from tests.subclasses.subjects import Pair, make_pair
+from tests.subclasses.subjects import MODES, Pair, assert_same, make_pair
 
 SOURCE = """\
 def first(x):
@@ -36,16 +36,15 @@ def build(owner=None, filename="<subclasses Demo>"):
 
 
 def test_functions_and_their_source():
-    made = build()
+    namespace = {"helper": abs}
+    made = build_functions(SOURCE, namespace, filename="<n>")
+    assert namespace == {"helper": abs}
     assert set(made) == {"first", "second"}
     assert made["first"](-3) == 3
     assert made["first"].__source__ == "def first(x):\n    return helper(x)\n"
     assert inspect.getsource(made["second"]) == made["second"].__source__
-
-
-def test_traceback_shows_generated_lines():
     with pytest.raises(ValueError) as caught:
-        build()["second"](1)
+        made["second"](1)
     assert "raise ValueError(y)" in "".join(traceback.format_exception(caught.value))
 
 
@@ -68,12 +67,6 @@ def test_text_leaves_with_its_owner():
     assert filename not in linecache.cache
 
 
-def test_the_namespace_given_is_not_changed():
-    namespace = {"helper": abs}
-    build_functions(SOURCE, namespace, filename="<n>")
-    assert namespace == {"helper": abs}
-
-
 def loop_with_a_break(x):
     for _ in range(2):
         x = x * 2
@@ -87,18 +80,15 @@ def error_after_an_op(x):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo's, on the break
-@pytest.mark.parametrize("backend", ["aot_eager", "desugar"])
+@pytest.mark.parametrize("mode", ["stock", "inside"])
 @pytest.mark.parametrize("fn", [loop_with_a_break, error_after_an_op])
-def test_dynamo_compiles_no_generated_frame(fn, backend):
-    torch._dynamo.reset()
-    options = {"options": {"backend": "eager"}} if backend == "desugar" else {}
-    compiled, x = torch.compile(fn, backend=backend, **options), make_pair(2, 3)
+def test_dynamo_compiles_no_generated_frame(fn, mode):
+    compiled, x = MODES[mode](fn), make_pair(2, 3)
     if fn is error_after_an_op:
         with pytest.raises(KeyError):
             compiled(x)
-        return
-    got, expected = compiled(x), fn(x)
-    assert torch.equal(got.a, expected.a) and torch.equal(got.b, expected.b)
+    else:
+        assert_same(compiled(x), fn(x))
 
 
 def wrap_by_hand(x):
@@ -106,7 +96,6 @@ def wrap_by_hand(x):
 
 
 def test_dynamo_meets_the_constructor_itself():
-    torch._dynamo.reset()
     x = torch.ones(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Dynamo's, on the break

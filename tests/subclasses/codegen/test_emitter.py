@@ -13,17 +13,10 @@ def test_the_example_of_the_docstring():
     assert doctest.testmod(emitter).failed == 0
 
 
-def test_lines_and_indentation():
-    e = Emitter()
-    e.writeline("if a:")
-    with e.indent():
-        e.writeline("b\n\nc")
-    e.writeline("d")
-    assert e.source == "if a:\n    b\n\n    c\nd\n"
-
-
 def test_fresh_names_are_identifiers_and_unique():
     e = Emitter()
+    e.reserve("self")
+    assert e.bind(object(), "self") == "self_1"
     names = [e.fresh_name(hint) for hint in ("x", "x", "class", "len", "3d", "aten::mm", "")]
     assert names[:2] == ["x", "x_1"]
     assert all(name.isidentifier() for name in names)
@@ -37,13 +30,3 @@ def test_bind_gives_the_same_object_the_same_name():
     assert e.bind(first, "data") == e.bind(first, "other") == "data"
     assert e.bind(second, "data") == "data_1"
     assert e.namespace["data"] is first and e.namespace["data_1"] is second
-
-
-def test_reserved_names_are_kept():
-    e = Emitter()
-    e.reserve("self")
-    assert e.bind(object(), "self") == "self_1"
-
-
-def test_nothing_written_is_no_text():
-    assert Emitter().source == ""

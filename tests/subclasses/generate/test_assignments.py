@@ -9,6 +9,7 @@ from torch._dynamo.exc import Unsupported
 
 import desugar
 from subclasses import DispatchError, TensorSubclass, export, inner
+from tests.subclasses.subjects import declare
 
 WAYS = {
     "stock eager": lambda fn: torch.compile(fn, backend="eager"),
@@ -199,16 +200,13 @@ def test_export_of_a_flattened_argument(case):
 def test_the_advice_works():
     """What the error says: a write into the inner tensor is part of the program."""
 
-    class Written(Counted, fallback="map"):
-        def count_(self):
-            self.n.copy_(self.n + 1)
-            return self
+    def count_(self):
+        self.n.copy_(self.n + 1)
+        return self
 
-    def make():
-        return Written(torch.ones(2), torch.zeros(2))
-
-    got, want = make(), make()
-    program = torch.export.export(Module(Written.count_), (make(),)).module()
+    written = declare(Counted, count_=count_, keywords={"fallback": "map"})
+    got, want = (written(torch.ones(2), torch.zeros(2)) for _ in range(2))
+    program = torch.export.export(Module(count_), (written(torch.ones(2), torch.zeros(2)),)).module()
     for _ in range(2):
-        torch.testing.assert_close(program(got), Module(Written.count_)(want))
+        torch.testing.assert_close(program(got), Module(count_)(want))
         assert parts(got) == parts(want)

@@ -13,7 +13,17 @@ from torch import Tensor
 from subclasses import TensorSubclass, inner
 from subclasses.generate.attributes import StaticField
 from tests.subclasses import subjects
-from tests.subclasses.subjects import FACTORIES, Int8Weight, Optional, Pair, Rows, Shadow, Tagged, assert_same
+from tests.subclasses.subjects import (
+    FACTORIES,
+    Int8Weight,
+    Optional,
+    Pair,
+    Rows,
+    Shadow,
+    Tagged,
+    assert_same,
+    declare,
+)
 
 CLASSES = (
     Pair,
@@ -55,36 +65,44 @@ def test_the_text_is_straight_line(cls):
     assert not re.search(r"\b(getattr|hasattr|eval|exec|locals|globals)\(", cls.__source__)
 
 
-def test_a_pair_says_nothing_of_what_it_lacks():
-    text = Pair.__source__
-    for absent in ("carrier", "statics", "_outer_of", "raise_wrong_dtype", "is not None and", "size(0)"):
-        assert absent not in text
-    assert "a.__class__ is Tensor and b.__class__ is Tensor" in text
+UNFLATTEN = (
+    "def __tensor_unflatten__(_inner_tensors, _layout, _outer_size, _outer_stride):\n"
+    "    return _wrap(_layout, _inner_tensors['a'], _inner_tensors['b'])\n"
+)
+# The class, a method or the whole text, what it says, and what it does not say.
+TEXT = {
+    "what a pair lacks": (
+        Pair,
+        None,
+        ["a.__class__ is Tensor and b.__class__ is Tensor"],
+        ["carrier", "statics", "_outer_of", "raise_wrong_dtype", "is not None and", "size(0)"],
+    ),
+    "names of what is always there": (
+        Pair,
+        "__tensor_flatten__",
+        ["return ['a', 'b'], _dict[\"_layout\"]"],
+        [],
+    ),
+    "names of what may be absent": (Optional, "__tensor_flatten__", ["_layout.present"], []),
+    "a dtype that is declared, and an inner tensor that cannot require grad": (
+        Int8Weight,
+        None,
+        ["if qdata.dtype is not int8:", "scale.requires_grad"],
+        ["qdata.requires_grad"],
+    ),
+    "a dtype that is not declared": (Int8Weight, "__new__", [], ["scale.dtype"]),
+}
 
 
-def test_unflatten_is_one_call():
-    assert source_of(Pair, "__tensor_unflatten__") == (
-        "def __tensor_unflatten__(_inner_tensors, _layout, _outer_size, _outer_stride):\n"
-        "    return _wrap(_layout, _inner_tensors['a'], _inner_tensors['b'])\n"
-    )
+@pytest.mark.parametrize("case", TEXT)
+def test_the_text_says_what_is_declared_alone(case):
+    cls, name, present, absent = TEXT[case]
+    text = cls.__source__ if name is None else source_of(cls, name)
+    assert all(words in text for words in present) and not [words for words in absent if words in text]
 
 
-def test_flatten_names_what_is_always_there():
-    assert "return ['a', 'b'], _dict[\"_layout\"]" in source_of(Pair, "__tensor_flatten__")
-    assert "_layout.present" in source_of(Optional, "__tensor_flatten__")
-
-
-def test_dtype_is_checked_where_declared():
-    assert "if qdata.dtype is not int8:" in Int8Weight.__source__
-    assert "scale.dtype" not in source_of(Int8Weight, "__new__")
-
-
-def test_inner_tensors_that_cannot_require_grad_are_not_asked():
-    assert "qdata.requires_grad" not in Int8Weight.__source__
-    assert "scale.requires_grad" in Int8Weight.__source__
-
-
-def test_carriers_only_with_dynamic_ints():
+def test_unflatten_is_one_call_and_carriers_are_made_only_with_dynamic_ints():
+    assert source_of(Pair, "__tensor_unflatten__") == UNFLATTEN
     assert [c for c in CLASSES if "carrier" in c.__source__] == [Rows, Tagged]
 
 
@@ -115,11 +133,8 @@ def test_repr_is_the_call_that_makes_the_value(kind):
         assert repr(x.requires_grad_()).endswith(", requires_grad=True)")
 
 
-def test_repr_of_a_result_names_its_grad_fn():
+def test_repr_evaluates_back_and_names_a_grad_fn():
     assert "grad_fn=<MulBackward0>" in repr(subjects.make_pair().requires_grad_() * 2)
-
-
-def test_repr_evaluates_back():
     x = Tagged(torch.tensor([1.0, 2.0]), tag="t", length=3)
     assert_same(eval(repr(x), {"Tagged": Tagged, "tensor": torch.tensor}), x)
 
@@ -129,42 +144,19 @@ def test_outer_facts():
     assert (x.shape, x.stride(), x.dtype) == ((3, 4), (1, 3), torch.bfloat16)
     r = Rows(torch.ones(4), count=3)
     assert (r.shape, r.stride(), r.dtype) == ((3, 4), (4, 1), torch.float32)
-
-
-def test_metadata_is_read_from_the_layout():
     x = Tagged(torch.ones(2), tag="t", mode=4)
     assert (x.tag, x.mode, x.length) == ("t", 4, 0)
     assert isinstance(vars(Tagged)["tag"], StaticField)
 
 
-def test_a_method_of_the_class_body_wins():
-    class Own(TensorSubclass):
-        a: Tensor = inner()
-
-        def __repr__(self):
-            return "mine"
-
-        def __metadata_guard__(cls, saved, now):
-            return True
-
-    class Child(Own):
-        b: Tensor = inner()
-
-    x = Child(torch.ones(1), torch.ones(1))
-    assert repr(x) == repr(Own(torch.ones(1))) == "mine"
-    assert Child.__metadata_guard__ is Own.__metadata_guard__
-    assert "def __repr__" in Own.__source__
-
-
-def test_a_method_of_a_mixin_wins():
-    class Loud:
-        def __repr__(self):
-            return "LOUD"
-
-    class Own(Loud, TensorSubclass):
-        a: Tensor = inner()
-
-    assert repr(Own(torch.ones(1))) == "LOUD"
+def test_a_method_of_the_class_body_or_of_a_mixin_wins():
+    own = declare(__repr__=lambda self: "mine", __metadata_guard__=lambda cls, saved, now: True)
+    child = declare(own, b=inner())
+    assert repr(child(torch.ones(1), torch.ones(1))) == repr(own(torch.ones(1))) == "mine"
+    assert child.__metadata_guard__ is own.__metadata_guard__
+    assert "def __repr__" in own.__source__
+    loud = type("Loud", (), {"__repr__": lambda self: "LOUD"})
+    assert repr(declare((loud, TensorSubclass), a=inner())(torch.ones(1))) == "LOUD"
 
 
 def test_a_constructor_of_ones_own():

@@ -8,10 +8,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.two_tensor import TwoTensor
 
-from subclasses import DispatchError, Outer, TensorSubclass, inner
-from tests.subclasses.subjects import FACTORIES, LowRank, Pair, Scaled, assert_same, make_int8, make_pair
+from subclasses import DispatchError, Outer, inner
+from tests.subclasses.subjects import (
+    FACTORIES,
+    LowRank,
+    Scaled,
+    assert_same,
+    declare,
+    make_int8,
+    make_pair,
+)
 
 aten = torch.ops.aten
 
@@ -34,17 +43,17 @@ def test_shards_are_put_together(ranks):
     assert len(inner_tensors) == 2 and all(a is b for a, b in zip(inner_tensors, outputs, strict=True))
 
 
-def test_a_scale_of_each_row_is_gathered_and_one_of_the_whole_stays():
-    x = make_int8(size=(4, 3))
-    parts = [type(x)(x.qdata[i : i + 2], x.scale[i : i + 2]) for i in (0, 2)]
-    (whole, inner_tensors), _ = gather(parts, x.shape)
+@pytest.mark.parametrize(
+    ("x", "rows", "count"),
+    [
+        (make_int8(size=(4, 3)), lambda x, i: (x.qdata[i : i + 2], x.scale[i : i + 2]), 2),
+        (Scaled(torch.randn(4, 3), torch.tensor(2.0)), lambda x, i: (x.data_[i : i + 2], x.factor), 1),
+    ],
+)
+def test_a_scale_of_each_row_is_gathered_and_one_of_the_whole_stays(x, rows, count):
+    (whole, inner_tensors), _ = gather([type(x)(*rows(x, i)) for i in (0, 2)], x.shape)
     assert_same(whole, x)
-    assert len(inner_tensors) == 2
-    y = Scaled(torch.randn(4, 3), torch.tensor(2.0))
-    parts = [Scaled(y.data_[i : i + 2], y.factor) for i in (0, 2)]
-    (whole, inner_tensors), _ = gather(parts, y.shape)
-    assert_same(whole, y)
-    assert len(inner_tensors) == 1
+    assert len(inner_tensors) == count
 
 
 @pytest.mark.parametrize("kind", [k for k in FACTORIES if not k.startswith("nested") and k != "rows"])
@@ -77,8 +86,6 @@ def test_a_second_gather_fills_the_same_parameter():
 
 @pytest.fixture
 def one_process(tmp_path):
-    if not dist.is_available():
-        pytest.skip("needs torch.distributed")
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -104,49 +111,6 @@ class Layer(nn.Module):
         return (self.w * x).sin()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
-def test_fully_shard_calls_them(one_process, monkeypatch):
-    from torch.distributed.fsdp import fully_shard
-
-    called = []
-    for name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
-        monkeypatch.setattr(Pair, name, spy(called, name, getattr(Pair, name)))
-    module = Layer(make_pair(4, 3))
-    w = module.w.detach().clone()
-    fully_shard(module, mesh=dist.init_device_mesh("cpu", (1,)))
-    assert type(module.w.to_local()) is Pair
-    for _ in range(3):
-        assert_same(module(torch.arange(3.0)).detach(), (w * torch.arange(3.0)).sin())
-        module.reshard()
-        with torch.no_grad():
-            module.w.to_local().mul_(2)
-            w.mul_(2)
-    assert called.count("fsdp_pre_all_gather") == called.count("fsdp_post_all_gather") == 3
-
-
-def _run_shard(rank, store, results):
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    torch.manual_seed(0)
-    module = Layer(make_pair(4, 3))
-    fully_shard(module, mesh=dist.init_device_mesh("cpu", (2,)))
-    assert module.w.to_local().shape == (2, 3)
-    outs = [module(torch.arange(3.0)) for _ in range(2)]
-    torch.save([{"a": out.a.clone(), "b": out.b.clone()} for out in outs], f"{results}/{rank}")
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_ranks_see_the_whole(tmp_path):
-    torch.multiprocessing.spawn(_run_shard, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
-    torch.manual_seed(0)
-    expected = Layer(make_pair(4, 3))(torch.arange(3.0))
-    for rank in (0, 1):
-        for out in torch.load(tmp_path / str(rank)):
-            torch.testing.assert_close(out, {"a": expected.a, "b": expected.b})
-
-
 def spy(called, name, method):
     def hook(self, mesh, outer_size, outer_stride, module, mp_policy):
         called.append(name)
@@ -162,72 +126,77 @@ def spy(called, name, method):
 # ---- classes that materialize ------------------------------------------------------------------------------
 
 
-class Frozen(LowRank, trainable=False):
-    pass
-
-
-class Reversed(TensorSubclass, fallback="materialize"):
-    """Its rows are not those of its inner tensor."""
-
-    data_: Tensor = inner()
-
-    def materialize(self):
-        return self.data_.flip(0)
+Frozen = declare(LowRank, name="Frozen", keywords={"trainable": False})
+# Its rows are not those of its inner tensor.
+Reversed = declare(
+    name="Reversed",
+    data_=inner(),
+    materialize=lambda self: self.data_.flip(0),
+    keywords={"fallback": "materialize"},
+)
 
 
 def low_rank(rows=4, rank=2):
     return Frozen(torch.randn(rows, rank), torch.randn(rank, 6))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
-@pytest.mark.parametrize("make", [low_rank, lambda: Scaled(torch.randn(4, 3), torch.tensor(2.0)), make_int8])
-def test_a_class_that_materializes_stays_one(make, one_process, monkeypatch):
-    from torch.distributed.fsdp import fully_shard
+def twice_in_place(local):
+    with torch.no_grad():
+        local.mul_(2)
 
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
+@pytest.mark.parametrize(
+    ("make", "plain", "step"),
+    [
+        (lambda: make_pair(4, 3), lambda w: w.detach().clone(), twice_in_place),
+        (low_rank, lambda w: w.materialize(), None),
+        (lambda: Scaled(torch.randn(4, 3), torch.tensor(2.0)), lambda w: w.materialize(), None),
+        (make_int8, lambda w: w.materialize(), None),
+    ],
+)
+def test_fully_shard_calls_them_and_a_class_stays_one(make, plain, step, one_process, monkeypatch):
     w, called = make(), []
-    cls = type(w)
     for name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
-        monkeypatch.setattr(cls, name, spy(called, name, getattr(cls, name)))
-    module, plain = Layer(w), w.materialize()
+        monkeypatch.setattr(type(w), name, spy(called, name, getattr(type(w), name)))
+    module, expected = Layer(w), plain(w)
     fully_shard(module, mesh=dist.init_device_mesh("cpu", (1,)))
-    assert type(module.w._local_tensor) is cls  # to_local() takes a view, which materializes
+    local = module.w._local_tensor  # to_local() takes a view, which materializes
+    assert type(local) is type(w)
     for n in range(3):
-        x = torch.randn(plain.shape[1])
-        torch.testing.assert_close(module(x), (plain * x).sin())
+        x = torch.randn(expected.shape[1])
+        assert_same(module(x).detach(), (expected * x).sin())
         module.reshard()
         assert len(called) == 2 * (n + 1)
+        if step:
+            step(local)
+            step(expected)
 
 
-class Turned(TensorSubclass, fallback="materialize"):
-    """Stored by columns."""
-
-    data_: Tensor = inner()
-
-    @staticmethod
-    def outer(data_):
-        return Outer((data_.shape[1], data_.shape[0]))
-
-    def materialize(self):
-        return self.data_.T.contiguous()
+# Stored by columns.
+Turned = declare(
+    name="Turned",
+    data_=inner(),
+    outer=staticmethod(lambda data_: Outer((data_.shape[1], data_.shape[0]))),
+    materialize=lambda self: self.data_.T.contiguous(),
+    keywords={"fallback": "materialize"},
+)
 
 
-class Adding(TensorSubclass, fallback="materialize"):
-    """An optimizer may update it by a rule."""
-
-    data_: Tensor = inner()
-
-    def materialize(self):
-        return self.data_ * 2
-
-
-@Adding.implements(aten.add_.Tensor)
-def _(func, x, y, alpha=1):
+def add_(func, x, y, alpha=1):
     x.data_.add_(y / 2, alpha=alpha)
     return x
 
 
-class Holding(TensorSubclass, fallback="map"):
-    held: Tensor = inner()
+# An optimizer may update it by a rule.
+Adding = declare(
+    name="Adding",
+    data_=inner(),
+    materialize=lambda self: self.data_ * 2,
+    keywords={"fallback": "materialize"},
+    rules={aten.add_.Tensor: add_},
+)
+Holding = declare(name="Holding", keywords={"fallback": "map"})
 
 
 REFUSED = {
@@ -265,18 +234,16 @@ class Between(nn.Module):
 
 def state_of(module):
     """All that a module and its parts hold: each object and what is in each of its dictionaries."""
-    held = {}
-    for name, part in module.named_modules():
-        held[name] = type(part), {key: dict(v) if isinstance(v, dict) else v for key, v in vars(part).items()}
-    return held
+    return {
+        name: (type(part), {key: dict(v) if isinstance(v, dict) else v for key, v in vars(part).items()})
+        for name, part in module.named_modules()
+    }
 
 
 @pytest.mark.parametrize("group", [False, True])
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_cut_is_refused_by_fully_shard(case, group, two_fake_ranks):
     """The model is as it was: it runs, and is sharded without the Parameter."""
-    from torch.distributed.fsdp import fully_shard
-
     make, words = REFUSED[case]
     w = make() if case.startswith("trained") else nn.Parameter(make(), requires_grad=False)
     model, x = Between(w), torch.randn(2, 3)
@@ -292,15 +259,8 @@ def test_what_cannot_be_cut_is_refused_by_fully_shard(case, group, two_fake_rank
 
 
 def test_rules_of_ones_own_cut(two_fake_ranks):
-    from torch.distributed.fsdp import fully_shard
-
-    class Own(Reversed):
-        pass
-
-    @Own.implements(aten.split.Tensor)
-    def _(func, x, size, dim=0):
-        return [Own(t) for t in func(x.data_.flip(0), size)]
-
+    split = lambda func, x, size, dim=0: [Own(t) for t in func(x.data_.flip(0), size)]  # noqa: E731
+    Own = declare(Reversed, rules={aten.split.Tensor: split})
     module = Layer(Own(torch.arange(8.0).view(4, 2)))
     fully_shard(module, mesh=dist.init_device_mesh("cpu", (2,)))
     local = module.w._local_tensor
@@ -314,10 +274,5 @@ def test_outside_of_fully_shard_nothing_is_cut():
 
 
 def test_hooks_of_ones_own_win():
-    class Own(TensorSubclass):
-        held: Tensor = inner()
-
-        def fsdp_pre_all_gather(self, mesh):
-            return (), "mine"
-
-    assert Own(torch.ones(2)).fsdp_pre_all_gather(None) == ((), "mine")
+    own = declare(fsdp_pre_all_gather=lambda self, mesh: ((), "mine"))
+    assert own(torch.ones(2)).fsdp_pre_all_gather(None) == ((), "mine")

@@ -2,72 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 import desugar
-from subclasses import Outer, TensorSubclass, dynamic, inner
+from subclasses import Outer, dynamic, inner
+from tests.subclasses.subjects import declare
 
 
-class Upright(TensorSubclass, fallback="materialize"):
-    """Rows of ``top`` above rows of ``bottom``: the outer size is a sum of two sizes."""
-
-    top: Tensor = inner(ndim=2)
-    bottom: Tensor = inner(ndim=2)
-
-    @staticmethod
-    def outer(top, bottom):
-        return Outer((top.shape[0] + bottom.shape[0], top.shape[1]))
-
-    def materialize(self) -> Tensor:
-        return torch.cat([self.top, self.bottom])
+def of_two(name: str, outer: Callable[..., Outer], materialize: Callable[[Any], Tensor]) -> Any:
+    """A class of two inner tensors that materializes."""
+    return declare(
+        name=name,
+        top=inner(ndim=2),
+        bottom=inner(ndim=2),
+        outer=staticmethod(outer),
+        materialize=materialize,
+        keywords={"fallback": "materialize"},
+    )
 
 
-class Product(TensorSubclass, fallback="materialize"):
-    """A Kronecker product: both outer sizes are products of two sizes."""
-
-    left: Tensor = inner(ndim=2)
-    right: Tensor = inner(ndim=2)
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0] * right.shape[0], left.shape[1] * right.shape[1]))
-
-    def materialize(self) -> Tensor:
-        return torch.einsum("ij,kl->ikjl", self.left, self.right).reshape(
-            self.shape
-        )  # torch.kron asks for ints
-
-
-class Longer(TensorSubclass, fallback="materialize"):
-    """Rows followed by ``more`` rows of zeros: the outer size is that of a size and a dynamic int."""
-
-    rows: Tensor = inner(ndim=2)
-    more: int = dynamic()
-
-    @staticmethod
-    def outer(rows, more):
-        return Outer((rows.shape[0] + more, rows.shape[1]))
-
-    def materialize(self) -> Tensor:
-        return torch.cat([self.rows, self.rows.new_zeros(self.more, self.rows.shape[1])])
-
-
-class Flipped(TensorSubclass, fallback="materialize"):
-    """The transpose of an upright value, whose strides are those of its transpose."""
-
-    top: Tensor = inner(ndim=2)
-    bottom: Tensor = inner(ndim=2)
-
-    @staticmethod
-    def outer(top, bottom):
-        rows, columns = top.shape[0] + bottom.shape[0], top.shape[1]
-        return Outer((columns, rows), (1, columns))
-
-    def materialize(self) -> Tensor:
-        return torch.cat([self.top, self.bottom]).t()
+# Rows of `top` above rows of `bottom`: the outer size is a sum of two sizes.
+Upright = of_two(
+    "Upright",
+    lambda top, bottom: Outer((top.shape[0] + bottom.shape[0], top.shape[1])),
+    lambda self: torch.cat([self.top, self.bottom]),
+)
+# A Kronecker product: both outer sizes are products of two sizes. torch.kron asks for ints.
+Product = of_two(
+    "Product",
+    lambda top, bottom: Outer((top.shape[0] * bottom.shape[0], top.shape[1] * bottom.shape[1])),
+    lambda self: torch.einsum("ij,kl->ikjl", self.top, self.bottom).reshape(self.shape),
+)
+# The transpose of an upright value, whose strides are those of its transpose.
+Flipped = of_two(
+    "Flipped",
+    lambda top, bottom: Outer((top.shape[1], top.shape[0] + bottom.shape[0]), (1, top.shape[1])),
+    lambda self: torch.cat([self.top, self.bottom]).t(),
+)
+# Rows followed by `more` rows of zeros: the outer size is that of a size and a dynamic int.
+Longer = declare(
+    name="Longer",
+    rows=inner(ndim=2),
+    more=dynamic(),
+    outer=staticmethod(lambda rows, more: Outer((rows.shape[0] + more, rows.shape[1]))),
+    materialize=lambda self: torch.cat([self.rows, self.rows.new_zeros(self.more, self.rows.shape[1])]),
+    keywords={"fallback": "materialize"},
+)
 
 
 @pytest.fixture(params=["desugar", "door", "stock"])

@@ -9,20 +9,18 @@ import torch
 from torch import Tensor
 
 from subclasses import Outer, SpecError, TensorSubclass, arithmetic, inner, static
-from tests.subclasses.subjects import MODES
+from tests.subclasses.subjects import MODES, declare
 
 aten = torch.ops.aten
 
 COMPILERS = {name: door for name, door in MODES.items() if name != "eager"}
 
 
-class Base(TensorSubclass, fallback="map"):
-    held: Tensor = inner()
-
-
-@Base.implements(aten.sin.default)
-def _(func, x):
+def plus_one(func, x):
     return type(x)(x.held + 1, **({"tag": x.tag} if isinstance(x, Counting) else {}))
+
+
+Base = declare(keywords={"fallback": "map"}, rules={aten.sin.default: plus_one})
 
 
 class Counting(Base):
@@ -70,12 +68,17 @@ def test_the_wrapped_dispatch_is_called():
 # ---- __torch_function__ --------------------------------------------------------------------------------------
 
 
-class Traced(TensorSubclass, fallback="materialize"):
+class Plain(TensorSubclass, fallback="materialize"):
+    """Has no rule until a class that inherits from it calls ``super().__torch_function__``."""
+
     held: Tensor = inner()
-    met: ClassVar[list[str]] = []
 
     def materialize(self):
         return self.held * 2
+
+
+class Traced(Plain):
+    met: ClassVar[list[str]] = []
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -87,27 +90,14 @@ class TracedChild(Traced):
     pass
 
 
-class Plain(TensorSubclass, fallback="materialize"):
-    """Has no rule until a class that inherits from it calls ``super().__torch_function__``."""
-
-    held: Tensor = inner()
-
-    def materialize(self):
-        return self.held * 2
-
-
 class TracedOfPlain(Plain):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def _trace(func, x):
-    return x.unwrap("held").trace() + 100
-
-
 for _cls in (Traced, TracedOfPlain):
-    _cls.implements(torch.trace)(_trace)
+    _cls.implements(torch.trace)(lambda func, x: x.unwrap("held").trace() + 100)
 
 
 @pytest.mark.sweep(2)
@@ -130,9 +120,6 @@ def test_an_own_torch_function_is_called_and_may_pass_on_none():
     assert torch.trace(x).item() == 102 and x.shape == (2, 2)
     assert Traced.met == ["trace", "__get__"]
     assert repr(x).startswith("Traced(held=")
-
-
-def test_an_attribute_alone_is_read_through_an_own_torch_function():
     assert COMPILERS["desugar"](lambda x: x.requires_grad)(Traced(torch.ones(2))) is False
 
 
@@ -145,9 +132,12 @@ class Silent(TensorSubclass, fallback="map"):
             return func(*args, **(kwargs or {}))
 
 
-class Disabled(TensorSubclass, fallback="map"):
-    held: Tensor = inner()
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+Disabled = declare(
+    name="Disabled",
+    held=inner(),
+    __torch_function__=torch._C._disabled_torch_function_impl,
+    keywords={"fallback": "map"},
+)
 
 
 @pytest.mark.parametrize("cls", [Silent, type("Child", (Silent,), {}), Disabled])
@@ -161,26 +151,25 @@ def test_a_rule_that_an_own_torch_function_never_asks_for_is_refused(cls, key):
     assert not cls._has_function_rules
 
 
-def test_a_rule_that_an_own_torch_dispatch_never_asks_for_is_refused():
-    class Runs(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
+class Runs(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
 
-        @classmethod
-        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-            return func(*(a.held if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*(a.held if isinstance(a, cls) else a for a in args), **(kwargs or {}))
 
-    for key in (aten.cos.default, aten.cos, torch.Tag.pointwise, arithmetic):
-        with pytest.raises(
-            SpecError, match=r"Runs defines __torch_dispatch__ .*`return super\(\)\.__torch_dispatch__"
-        ):
-            Runs.implements(key)(lambda func, *args: args[0])
-    Runs.implements(torch.trace)(lambda func, x: x.unwrap("held").trace() + 1)
-    assert torch.trace(Runs(torch.ones(2, 2))).item() == 3
+
+@pytest.mark.parametrize("key", [aten.cos.default, aten.cos, torch.Tag.pointwise, arithmetic])
+def test_a_rule_that_an_own_torch_dispatch_never_asks_for_is_refused(key):
+    words = r"Runs defines __torch_dispatch__ .*`return super\(\)\.__torch_dispatch__"
+    with pytest.raises(SpecError, match=words):
+        Runs.implements(key)(lambda func, *args: args[0])
+    cls = declare(Runs, rules={torch.trace: lambda func, x: x.unwrap("held").trace() + 1})
+    assert torch.trace(cls(torch.ones(2, 2))).item() == 3
 
 
 def test_a_rule_for_an_op_needs_no_torch_function():
-    cls = type("Made", (Silent,), {})
-    cls.implements(aten.cos.default)(lambda func, x: cls(x.held + 5))
+    cls = declare(Silent, rules={aten.cos.default: lambda func, x: cls(x.held + 5)})
     assert cls(torch.ones(2)).cos().held.tolist() == [6, 6]
 
 
@@ -189,30 +178,23 @@ def test_a_hook_that_is_no_classmethod_is_refused(name):
     def hook(self, func, types, args=(), kwargs=None): ...
 
     mixin = type("Mixin", (), {name: hook})
-    for bases, body in (((TensorSubclass,), {name: hook}), ((mixin, TensorSubclass), {})):
-        with pytest.raises(
-            SpecError, match=rf"Bad\.{name} is a plain method.*`@classmethod` above `def {name}"
-        ):
-            type(TensorSubclass)("Bad", bases, {"__annotations__": {"a": Tensor}, "a": inner(), **body})
+    words = rf"Bad\.{name} is a plain method.*`@classmethod` above `def {name}"
+    for bases, body in ((TensorSubclass, {name: hook}), ((mixin, TensorSubclass), {})):
+        with pytest.raises(SpecError, match=words):
+            declare(bases, name="Bad", a=inner(), **body)
 
 
 # ---- outer sizes and joining rules ---------------------------------------------------------------------------
 
 
-class Ragged(TensorSubclass):
-    """Its outer size is known from what is in a tensor alone."""
-
-    numbers: Tensor = inner()
-    lengths: Tensor = inner(dtype=torch.int64)
-
-    @staticmethod
-    def outer(numbers, lengths):
-        return Outer((lengths.shape[0], int(lengths.max())))
-
-
-@Ragged.implements(aten.mul.Tensor)
-def _(func, x, y):
-    return Ragged(func(x.numbers, y), x.lengths)
+# Its outer size is known from the numbers in a tensor alone.
+Ragged = declare(
+    name="Ragged",
+    numbers=inner(),
+    lengths=inner(dtype=torch.int64),
+    outer=staticmethod(lambda numbers, lengths: Outer((lengths.shape[0], int(lengths.max())))),
+    rules={aten.mul.Tensor: lambda func, x, y: type(x)(func(x.numbers, y), x.lengths)},
+)
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -226,14 +208,11 @@ def test_an_outer_size_that_is_read_from_a_tensor(compiler):
         COMPILERS[compiler](lambda x: x * 2)(x)
 
 
-class Viewed(TensorSubclass, fallback="views"):
-    held: Tensor = inner()
-
-
-@Viewed.implements(aten.cat)
-@Viewed.implements(aten.stack)
-def _(func, tensors, dim=0):
+def join(func, tensors, dim=0):
     return Viewed(func([t.held for t in tensors], dim))
+
+
+Viewed = declare(name="Viewed", keywords={"fallback": "views"}, rules={aten.cat: join, aten.stack: join})
 
 
 @pytest.mark.parametrize("part", [lambda x: x.split(2)[0], lambda x: list(x)[1]])
@@ -255,30 +234,22 @@ def test_an_attribute_error_of_a_rule_stays_as_it_is():
     )
 
 
+class Wrong(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_dispatch__(cls, func, types, args, kwargs)
+
+
 @pytest.mark.parametrize("call", [lambda x: x == x, lambda x: x != x, lambda x: x * 2, lambda x: 2 - x])
 def test_a_type_error_of_an_own_dispatch_is_no_answer_to_an_operator(call):
-    class Wrong(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
-        @classmethod
-        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-            return super().__torch_dispatch__(cls, func, types, args, kwargs)
-
-    with pytest.raises(
-        RuntimeError, match=r"Wrong\.__torch_dispatch__, called for aten\.\w+.*positional arguments but"
-    ):
+    words = r"Wrong\.__torch_dispatch__, called for aten\.\w+.*positional arguments but"
+    with pytest.raises(RuntimeError, match=words):
         call(Wrong(torch.ones(2)))
 
 
 def test_an_operator_that_an_own_dispatch_leaves_to_python():
-    class Left(TensorSubclass):
-        held: Tensor = inner()
-
-        @classmethod
-        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-            if func is torch.ops.aten.add.Tensor:
-                return NotImplemented
-            return super().__torch_dispatch__(func, types, args, kwargs)
-
+    cls = declare(__torch_dispatch__=classmethod(lambda cls, *args, **kwargs: NotImplemented))
     with pytest.raises(TypeError, match="unsupported operand"):
-        Left(torch.ones(2)) + torch.ones(2)
+        cls(torch.ones(2)) + torch.ones(2)

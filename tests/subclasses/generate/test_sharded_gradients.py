@@ -8,31 +8,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from subclasses import DispatchError, TensorSubclass, inner
 from subclasses.dispatch.sharding import rows_of
 from subclasses.generate.sharded_gradients import pack, unpack
-from tests.subclasses.subjects import LowRank, Pair, assert_same
+from tests.subclasses.subjects import LowRank, Pair, assert_same, declare
 
-
-class Gain(TensorSubclass, fallback="materialize", trainable=True):
-    base: Tensor = inner()
-    gain: Tensor = inner()
-
-    def materialize(self):
-        return self.base * self.gain
-
-
-class Sum(TensorSubclass, fallback="map"):
-    """Holds a class whose inner tensors are no rows, all of them."""
-
-    one: Tensor = inner()
-    other: Tensor = inner()
-
-
-class Masked(TensorSubclass, fallback="map"):
-    values: Tensor = inner()
-    mask: Tensor = inner(dtype=torch.bool)
+Gain = declare(
+    name="Gain",
+    base=inner(),
+    gain=inner(),
+    materialize=lambda self: self.base * self.gain,
+    keywords={"fallback": "materialize", "trainable": True},
+)
+# Holds a class whose inner tensors are no rows, all of them.
+Sum = declare(name="Sum", one=inner(), other=inner(), keywords={"fallback": "map"})
+Masked = declare(name="Masked", values=inner(), mask=inner(dtype=torch.bool), keywords={"fallback": "map"})
 
 
 MAKE = {
@@ -64,9 +56,7 @@ def test_each_rank_gets_the_sum_of_its_part(kind, ranks):
     gradients = [gradient_of(x, seed) for seed in range(ranks)]
     total = sum(pack(x, g, ranks) for g in gradients)
     assert type(total) is Tensor and total.size(0) == ranks
-    expected = gradients[0].clone()
-    for g in gradients[1:]:
-        expected += g
+    expected = sum(gradients[1:], start=gradients[0].clone())
     rows = x.size(0) // ranks
     for rank in range(ranks):
         start, stop = rank * rows, (rank + 1) * rows
@@ -133,8 +123,6 @@ class Columns(TensorSubclass, fallback="materialize", trainable=True):
 
 
 def test_views_in_materialize_are_the_authors(one_process):
-    from torch.distributed.fsdp import fully_shard
-
     w = Columns(Gain(torch.randn(4, 3), torch.randn(())))
     plain = w.materialize()
     module = Layer(w)
@@ -145,8 +133,6 @@ def test_views_in_materialize_are_the_authors(one_process):
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
 def test_gradients_are_added_to_those_that_are_there_and_hooks_run(one_process):
-    from torch.distributed.fsdp import fully_shard
-
     plain = Layer(LowRank(torch.randn(4, 2), torch.randn(2, 5)))
     module = Layer(plain.w.detach().clone())
     fully_shard(module, mesh=dist.init_device_mesh("cpu", (1,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import pickle
@@ -13,32 +14,43 @@ from torch import Tensor, nn
 
 import desugar
 from subclasses import TensorSubclass, inner, static
+from tests.subclasses.subjects import MODES, declare
 
 aten = torch.ops.aten
 
 
-class Marked(TensorSubclass, fallback="map"):
-    held: Tensor = inner()
-    count = 0
+Marked = declare(name="Marked", __module__=__name__, count=0, keywords={"fallback": "map"})
 
 
-def fresh():
-    class Box(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner()
-        known: int = static(default=0)
-        width = 1
+def fresh(base=TensorSubclass, **body):
+    """A class of its own, which materializes."""
 
-        def materialize(self):
-            return self.held * getattr(self, "offset", 1)
+    def materialize(self):
+        return self.held * getattr(self, "offset", 1)
 
-    return Box
+    body = {"materialize": materialize} | body
+    return declare(
+        base,
+        name="Box",
+        held=inner(),
+        known=static(default=0),
+        width=1,
+        keywords={"fallback": "materialize"},
+        **body,
+    )
+
+
+@contextlib.contextmanager
+def no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
 
 
 @pytest.mark.parametrize("name", ["note", "is_hf_initialized", "_no_weight_decay", "main_grad", "count"])
 def test_marks_are_kept_without_a_word(name):
     x = Marked(torch.ones(2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warning():
         setattr(x, name, True)
         parameter = nn.Parameter(Marked(torch.ones(2)))
         setattr(parameter, name, True)
@@ -48,27 +60,19 @@ def test_marks_are_kept_without_a_word(name):
     assert not getattr(x * 2, name, False)
 
 
-@pytest.mark.parametrize(
-    "compiler",
-    [
-        lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True),
-        lambda fn: desugar.compile(fn, backend="eager"),
-    ],
-    ids=["aot_eager", "desugar"],
-)
-def test_a_compiled_function_sees_what_it_reads_itself(compiler):
+@pytest.mark.parametrize("mode", ["stock", "desugar"])
+def test_a_compiled_function_sees_what_it_reads_itself(mode):
     def fn(x):
         y = x * x.note
         y.note = 3
         return y
 
     x = Marked(torch.ones(2))
-    compiled = compiler(fn)
+    compiled = MODES[mode](fn)
     for note in (5, 7):
         x.note = note
         out = compiled(x)
         assert (out.held.tolist(), out.note) == ([note, note], 3)
-    torch.compiler.reset()
 
 
 RULES = {
@@ -93,8 +97,7 @@ def test_an_attribute_that_a_rule_reads_warns_once(key, rule):
     ) as seen:
         x.note = 1
     assert seen[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warning():
         x.note = 2
         x.other = 3
         Box(torch.ones(2)).note = 3
@@ -117,15 +120,13 @@ def test_what_is_warned_of_is_lost_in_compiled_code():
         x.offset = 5
     assert (x + 0).tolist() == [5, 5]
     assert torch.compile(lambda x: x + 0, backend="aot_eager")(x).tolist() == [1, 1]
-    torch.compiler.reset()
 
 
 def test_fields_and_attributes_of_tensor_are_no_matter():
     Box = fresh()
     Box.implements(aten.cos.default)(lambda func, x: x.held * x.known if x.grad is None else x)
     x = Box(torch.ones(2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warning():
         x.grad = None
         x.requires_grad = True
         x.held = torch.zeros(2)
@@ -137,17 +138,11 @@ def _gained(x):
     return x.held * x.gain
 
 
-class Mixin:
-    gain = 1
-
-    @property
-    def scaled(self):
-        return self.held * self.gain
-
-    def by_name(self):
-        return self.held * self.__dict__.get("gain", 1)
-
-
+MIXIN = {
+    "scaled": property(lambda self: self.held * self.gain),
+    "by_name": lambda self: self.held * self.__dict__.get("gain", 1),
+    "gain": 1,
+}
 INDIRECTLY = {
     "a property": lambda self: self.scaled,
     "a method": lambda self: self.by_name(),
@@ -159,40 +154,33 @@ INDIRECTLY = {
 
 @pytest.mark.parametrize("how", INDIRECTLY)
 def test_an_attribute_that_materialize_reads_by_what_it_calls(how):
-    class Box(Mixin, TensorSubclass, fallback="materialize"):
-        held: Tensor = inner()
-        _gain = 1
-        materialize = INDIRECTLY[how]
-
+    mixin = type("Mixin", (), MIXIN)
+    x = fresh((mixin, TensorSubclass), materialize=INDIRECTLY[how], _gain=1)(torch.ones(2))
     name = "_gain" if how == "an underscore" else "gain"
-    x = Box(torch.ones(2))
     with pytest.warns(UserWarning, match=rf"Box\.{name} is no field, and .* reads an attribute of this name"):
         setattr(x, name, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warning():
         x.other = x._other = 3
 
 
 def test_what_a_method_reads_that_a_compiled_function_calls():
-    class Box(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-        gain = 1
+    def scaled(self):
+        return self.held * self.gain
 
-        def scaled(self):
-            return self.held * self.gain
-
-        def __repr__(self):
-            return f"Box of {self.label}"
-
-    x = Box(torch.ones(2))
+    box = declare(
+        name="Box",
+        held=inner(),
+        gain=1,
+        scaled=scaled,
+        __repr__=lambda self: f"Box of {self.label}",
+        keywords={"fallback": "map"},
+    )
+    x = box(torch.ones(2))
     with pytest.warns(UserWarning, match=r"Box\.gain is no field, and .*scaled .* reads"):
         x.gain = 5
-    assert desugar.compile(lambda x: x.scaled(), backend="eager")(x).tolist() == [
-        1,
-        1,
-    ]  # the reason of the warning
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    found = desugar.compile(lambda x: x.scaled(), backend="eager")(x)
+    assert found.tolist() == [1, 1]  # the reason of the warning
+    with no_warning():
         x.label = "x"
 
 
@@ -231,13 +219,8 @@ def test_what_is_advised_for_a_tensor_is_no_metadata(value, mend):
 
 
 def test_the_inner_tensor_that_a_cached_tensor_becomes():
-    class Cached(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner()
-        cache: Tensor = inner()
-
-        def materialize(self):
-            return self.held * self.cache
-
-    x = Cached(torch.ones(2), torch.full((2,), 3.0))
+    x = fresh(cache=inner(), materialize=lambda self: self.held * self.cache)(
+        torch.ones(2), torch.full((2,), 3.0)
+    )
     for run in (torch.cos, torch.compile(torch.cos, backend="aot_eager")):
         assert torch.equal(run(x), torch.full((2,), 3.0).cos())
