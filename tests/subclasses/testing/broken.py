@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,78 +14,38 @@ from tests.subclasses.testing.byhand import Tagged, unwrapped, values
 aten = torch.ops.aten
 
 
+class Computes(Tagged):
+    """Computes something else in place of some ops."""
+
+    instead: ClassVar[dict[Any, Any]] = {}
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        return cls.instead.get(func, func)(*args, **kwargs)
+
+
+class RunsAbove(Tagged):
+    """Runs something else in place of some functions, above autograd."""
+
+    instead: ClassVar[dict[Any, Any]] = {}
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return cls.instead.get(func, func)(*args, **(kwargs or {}))
+
+
+class Unflattens(Tagged):
+    """Makes something else of the parts."""
+
+    unflatten: ClassVar[Any] = None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inners, context, size, stride):
+        return cls.wrap(*cls.unflatten(inners["data_"], context))
+
+
 # ---- structure ---------------------------------------------------------------------------------------------
-
-
-class ForgetsTag(Tagged):
-    """The tag is neither an inner tensor nor in the context."""
-
-    def materialize(self):
-        return self.data_ if self.tag == "t" else -self.data_
-
-    def __tensor_flatten__(self):
-        return ["data_"], None
-
-    @classmethod
-    def __tensor_unflatten__(cls, inners, tag, size, stride):
-        return cls.wrap(inners["data_"], "lost")
-
-
-class NamesNoTensor(Tagged):
-    """Flatten names an attribute that is no tensor."""
-
-    def __tensor_flatten__(self):
-        return ["data_", "tag"], self.tag
-
-
-class CopiesOnUnflatten(Tagged):
-    """Unflatten makes copies."""
-
-    @classmethod
-    def __tensor_unflatten__(cls, inners, tag, size, stride):
-        return cls.wrap(inners["data_"].clone(), tag)
-
-
-class LosesStride(Tagged):
-    """Unflatten assumes a contiguous tensor."""
-
-    @classmethod
-    def __tensor_unflatten__(cls, inners, tag, size, stride):
-        contiguous = torch.empty(size, device="meta").stride()
-        return cls.wrap(inners["data_"], tag, strides=contiguous)
-
-
-class ObjectContext(Tagged):
-    """The context is an object that equals nothing but itself."""
-
-    def __tensor_flatten__(self):
-        return ["data_"], [object(), self.tag]
-
-    @classmethod
-    def __tensor_unflatten__(cls, inners, context, size, stride):
-        return cls.wrap(inners["data_"], context[1])
-
-
-class TensorContext(Tagged):
-    """A tensor rides in the context."""
-
-    def __tensor_flatten__(self):
-        return ["data_"], (self.tag, self.data_.amax())
-
-    @classmethod
-    def __tensor_unflatten__(cls, inners, context, size, stride):
-        return cls.wrap(inners["data_"], context[0])
-
-
-class SizeInContext(Tagged):
-    """The outer size rides in the context."""
-
-    def __tensor_flatten__(self):
-        return ["data_"], (self.tag, tuple(self.data_.shape))
-
-    @classmethod
-    def __tensor_unflatten__(cls, inners, context, size, stride):
-        return cls.wrap(inners["data_"].view(context[1]), context[0])
 
 
 class LiesAboutDtype(Tagged):
@@ -105,22 +66,7 @@ class LooksAtData(Tagged):
         return super().wrap(data_, tag, **outside)
 
 
-class PrintsData(Tagged):
-    """``repr`` looks at a number."""
-
-    def __repr__(self, *, tensor_contents=None):
-        return f"Tagged(first={self.data_.flatten()[0].item():.2f})"
-
-
 # ---- ops ---------------------------------------------------------------------------------------------------
-
-
-class WrongScale(Tagged):
-    """Division multiplies."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return (aten.mul.Tensor if func is aten.div.Tensor else func)(*args, **kwargs)
 
 
 class RaisesTypeErrors(Tagged):
@@ -143,14 +89,6 @@ class KnowsNoComposite(Tagged):
         return func(*args, **kwargs)
 
 
-class WrongRareOp(Tagged):
-    """An op that few people call is wrong."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return func(*args, **kwargs) + 1 if func is aten.erfinv.default else func(*args, **kwargs)
-
-
 class DrawsAgain(torch.autograd.Function):
     """Dropout whose backward draws another mask."""
 
@@ -161,17 +99,6 @@ class DrawsAgain(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * (torch.rand(grad.shape) < 0.5)
-
-
-class TwoMasks(Tagged):
-    """The forward and the backward of dropout disagree."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is F.dropout:
-                return DrawsAgain.apply(args[0])
-            return func(*args, **(kwargs or {}))
 
 
 class LooksAtGradMode(Tagged):
@@ -201,18 +128,6 @@ class AssumesFloat32(Tagged):
     def compute(cls, func, args, kwargs):
         if func is aten.mm.default and args[0].is_floating_point():
             args = [args[0], args[1].float()]
-        return func(*args, **kwargs)
-
-
-class OwnGenerator(Tagged):
-    """Random ops draw from a generator of the class."""
-
-    generator = torch.Generator().manual_seed(0)
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.rand_like.default:
-            return torch.rand(args[0].shape, generator=cls.generator)
         return func(*args, **kwargs)
 
 
@@ -248,37 +163,14 @@ class TakesStrangers(Tagged):
 # ---- views and writing -------------------------------------------------------------------------------------
 
 
-def wrapped(cls, args, out):
-    return cls(out, values(cls, args)[0].tag) if isinstance(out, Tensor) else out
-
-
 class NoAliasing(Tagged):
     """A view gets a storage of its own."""
 
     @classmethod
     def run(cls, func, args, kwargs):
         if func in (aten.view.default, aten.slice.Tensor, aten.transpose.int):
-            return wrapped(cls, args, func(*unwrapped(cls, args), **kwargs))
+            return cls(func(*unwrapped(cls, args), **kwargs), values(cls, args)[0].tag)
         return super().run(func, args, kwargs)
-
-
-class CopiesForViews(Tagged):
-    """What claims to be a view holds a copy."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = func(*args, **kwargs)
-        return out.clone() if func is aten.slice.Tensor else out
-
-
-class LosesWrites(Tagged):
-    """An in-place op writes to a copy."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.add_.Tensor:
-            return args[0] + args[1]
-        return func(*args, **kwargs)
 
 
 class RefusesTooLate(Tagged):
@@ -327,26 +219,7 @@ class IgnoresVersions(torch.autograd.Function):
         return grad * 2 * ctx.x
 
 
-class Stale(Tagged):
-    """``x * x`` runs above autograd and keeps ``x`` unsaved."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is Tensor.mul and args[0] is args[1]:
-                return IgnoresVersions.apply(args[0])
-            return func(*args, **(kwargs or {}))
-
-
-# ---- copies ------------------------------------------------------------------------------------------------
-
-
-class ClonesItself(Tagged):
-    """``clone`` gives an alias."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return args[0].detach() if func is aten.clone.default else func(*args, **kwargs)
+# ---- copies and gradients ----------------------------------------------------------------------------------
 
 
 class DetachesToPlain(Tagged):
@@ -354,66 +227,7 @@ class DetachesToPlain(Tagged):
 
     @classmethod
     def run(cls, func, args, kwargs):
-        if func is aten.detach.default:
-            return args[0].data_.detach()
-        return super().run(func, args, kwargs)
-
-
-class SharesOnDeepcopy(Tagged):
-    """``deepcopy`` shares the inner tensor."""
-
-    def __deepcopy__(self, memo):
-        return memo.setdefault(id(self), type(self)(self.data_, self.tag).requires_grad_(self.requires_grad))
-
-
-class PicklesNoTag(Tagged):
-    """Pickling loses the metadata."""
-
-    def __reduce_ex__(self, protocol):
-        return type(self), (self.data_, "lost")
-
-
-class IgnoresDtype(Tagged):
-    """``.to(dtype)`` changes nothing, silently."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return func(*args, **({} if func is aten._to_copy.default else kwargs))
-
-
-class LoadsNothing(Tagged):
-    """``copy_`` does nothing, so ``load_state_dict`` loads nothing."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return args[0] if func is aten.copy_.default else func(*args, **kwargs)
-
-
-class StepsBackwards(Tagged):
-    """``add_`` forgets its ``alpha``, with which an optimizer says how far to go."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return func(*args, **({} if func is aten.add_.Tensor else kwargs))
-
-
-# ---- gradients ---------------------------------------------------------------------------------------------
-
-
-class HoldsGrad(Tagged):
-    """An inner tensor that requires grad is kept as it is."""
-
-    @staticmethod
-    def __new__(cls, data_, tag="t"):
-        return cls.wrap(data_, tag)
-
-
-class DropsGrad(Tagged):
-    """An inner tensor that requires grad is detached, silently."""
-
-    @staticmethod
-    def __new__(cls, data_, tag="t"):
-        return cls.wrap(data_.detach().resolve_neg(), tag)
+        return args[0].data_.detach() if func is aten.detach.default else super().run(func, args, kwargs)
 
 
 class WrongBackward(torch.autograd.Function):
@@ -429,28 +243,6 @@ class WrongBackward(torch.autograd.Function):
         return None, 2 * grad.t() @ ctx.saved_tensors[0]
 
 
-class WrongGradient(Tagged):
-    """A rule above autograd with a wrong gradient."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is F.linear and isinstance(args[1], cls) and args[1].requires_grad:
-                return WrongBackward.apply(args[0], args[1])
-            return func(*args, **(kwargs or {}))
-
-
-class NoGradient(Tagged):
-    """A rule above autograd that reads the raw inner tensor: its result does not require grad."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is Tensor.exp:
-                return cls(args[0].data_.exp(), args[0].tag)
-            return func(*args, **(kwargs or {}))
-
-
 class WritesCotangent(torch.autograd.Function):
     """A backward that writes into the cotangent that it was given."""
 
@@ -461,17 +253,6 @@ class WritesCotangent(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad.mul_(1.5)
-
-
-class ChangesCotangent(Tagged):
-    """``sigmoid`` whose backward writes into the caller's gradient."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is Tensor.neg:
-                return WritesCotangent.apply(args[0])
-            return func(*args, **(kwargs or {}))
 
 
 # ---- compilers ---------------------------------------------------------------------------------------------
@@ -487,16 +268,6 @@ class CountsCalls(Tagged):
         if func is aten.exp.default:
             cls.calls += 1
             return func(*args) * (1 if torch.is_inference_mode_enabled() or type(args[0]) is Tensor else 2)
-        return func(*args, **kwargs)
-
-
-class FixesSizes(Tagged):
-    """A rule turns a size into a Python int, so that each size is a program of its own."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.neg.default:
-            return args[0] * torch.full((int(args[0].shape[0]), 1), -1.0)
         return func(*args, **kwargs)
 
 
@@ -539,3 +310,167 @@ class WantsPlainInside(Tagged):
         if any(type(a) is not Tensor and isinstance(a, Tensor) for a in args):
             raise AssertionError("expected a plain tensor inside")
         return func(*args, **kwargs)
+
+
+# ---- all of them, with the promise that each breaks ----------------------------------------------------------
+
+
+def made(name: str, base: type, **body: Any) -> type:
+    return type(name, (base,), {"__module__": __name__, **body})
+
+
+def computes(name: str, instead: dict[Any, Any]) -> type:
+    return made(name, Computes, instead=instead)
+
+
+def linear_with_wrong_gradient(x: Tensor, w: Tensor, *more: Any, **options: Any) -> Tensor:
+    if isinstance(w, Tagged) and w.requires_grad:
+        return WrongBackward.apply(x, w)
+    return F.linear(x, w, *more, **options)
+
+
+# The tag is neither an inner tensor nor in the context.
+ForgetsTag = made(
+    "ForgetsTag",
+    Unflattens,
+    unflatten=staticmethod(lambda data_, context: (data_, "lost")),
+    materialize=lambda self: self.data_ if self.tag == "t" else -self.data_,
+    __tensor_flatten__=lambda self: (["data_"], None),
+)
+# `copy_` does nothing, so `load_state_dict` loads nothing.
+LoadsNothing = computes("LoadsNothing", {aten.copy_.default: lambda x, *args: x})
+# The outer size rides in the context.
+SizeInContext = made(
+    "SizeInContext",
+    Unflattens,
+    unflatten=staticmethod(lambda data_, context: (data_.view(context[1]), context[0])),
+    __tensor_flatten__=lambda self: (["data_"], (self.tag, tuple(self.data_.shape))),
+)
+# Pickling loses the metadata.
+PicklesNoTag = made(
+    "PicklesNoTag", Tagged, __reduce_ex__=lambda self, protocol: (type(self), (self.data_, "lost"))
+)
+GENERATOR = torch.Generator().manual_seed(0)
+
+WRONG = {
+    ForgetsTag: "round_trip",
+    # Flatten names an attribute that is no tensor.
+    made("NamesNoTensor", Tagged, __tensor_flatten__=lambda self: (["data_", "tag"], self.tag)): "flatten",
+    made(
+        "CopiesOnUnflatten",
+        Unflattens,
+        unflatten=staticmethod(lambda data_, tag: (data_.clone(), tag)),
+    ): "round_trip",
+    # Unflatten assumes a contiguous tensor.
+    made(
+        "LosesStride",
+        Tagged,
+        __tensor_unflatten__=classmethod(
+            lambda cls, inners, tag, size, stride: cls.wrap(
+                inners["data_"], tag, strides=torch.empty(size, device="meta").stride()
+            )
+        ),
+    ): "round_trip",
+    # The context is an object that equals nothing but itself.
+    made(
+        "ObjectContext",
+        Unflattens,
+        unflatten=staticmethod(lambda data_, context: (data_, context[1])),
+        __tensor_flatten__=lambda self: (["data_"], [object(), self.tag]),
+    ): "metadata",
+    # A tensor rides in the context.
+    made(
+        "TensorContext",
+        Unflattens,
+        unflatten=staticmethod(lambda data_, context: (data_, context[0])),
+        __tensor_flatten__=lambda self: (["data_"], (self.tag, self.data_.amax())),
+    ): "metadata",
+    SizeInContext: "sizes",
+    LiesAboutDtype: "outside",
+    LooksAtData: "without_data",
+    # `repr` looks at a number.
+    made(
+        "PrintsData",
+        Tagged,
+        __repr__=lambda self, **_: f"Tagged(first={self.data_.flatten()[0].item():.2f})",
+    ): "printing",
+    # Division multiplies.
+    computes("WrongScale", {aten.div.Tensor: aten.mul.Tensor}): "values",
+    RaisesTypeErrors: "values",
+    KnowsNoComposite: "inference_mode",
+    LooksAtGradMode: "grad_mode",
+    SharesScratch: "threads",
+    AssumesFloat32: "autocast",
+    # Random ops draw from a generator of the class.
+    computes(
+        "OwnGenerator",
+        {aten.rand_like.default: lambda x, **_: torch.rand(x.shape, generator=GENERATOR)},
+    ): "randomness",
+    SameMask: "randomness",
+    KeepsLazyBits: "lazy_bits",
+    TakesStrangers: "strangers",
+    NoAliasing: "views",
+    # A result that claims to be a view holds a copy.
+    computes("CopiesForViews", {aten.slice.Tensor: lambda *args: aten.slice.Tensor(*args).clone()}): "views",
+    # An in-place op writes to a copy.
+    computes("LosesWrites", {aten.add_.Tensor: lambda x, y, **_: x + y}): "mutation",
+    RefusesTooLate: "mutation",
+    WritesThroughCopies: "mutation_of_views",
+    IgnoresMetadataMutation: "metadata_mutation",
+    # `x * x` runs above autograd and keeps `x` unsaved.
+    made(
+        "Stale",
+        RunsAbove,
+        instead={Tensor.mul: lambda x, y: IgnoresVersions.apply(x) if x is y else x * y},
+    ): "stale_gradients",
+    # `clone` gives an alias.
+    computes("ClonesItself", {aten.clone.default: lambda x, **_: x.detach()}): "clone_and_detach",
+    DetachesToPlain: "parameter",
+    # `deepcopy` shares the inner tensor.
+    made(
+        "SharesOnDeepcopy",
+        Tagged,
+        __deepcopy__=lambda self, memo: memo.setdefault(
+            id(self), type(self)(self.data_, self.tag).requires_grad_(self.requires_grad)
+        ),
+    ): "deepcopy",
+    PicklesNoTag: "serialization",
+    # `.to(dtype)` changes nothing, silently.
+    computes("IgnoresDtype", {aten._to_copy.default: lambda x, **_: aten._to_copy.default(x)}): "conversion",
+    LoadsNothing: "parameter",
+    # `add_` forgets its `alpha`, with which an optimizer says how far to go.
+    computes("StepsBackwards", {aten.add_.Tensor: lambda x, y, **_: aten.add_.Tensor(x, y)}): "optimizer",
+    # The forward and the backward of dropout disagree.
+    made(
+        "TwoMasks", RunsAbove, instead={F.dropout: lambda x, *_, **__: DrawsAgain.apply(x)}
+    ): "random_backward",
+    # An op that few people call is wrong.
+    computes("WrongRareOp", {aten.erfinv.default: lambda x: aten.erfinv.default(x) + 1}): "op_infos_agree",
+    # An inner tensor that requires grad is kept as it is.
+    made(
+        "HoldsGrad", Tagged, __new__=lambda cls, data_, tag="t": cls.wrap(data_, tag)
+    ): "inner_requires_grad",
+    # An inner tensor that requires grad is detached, silently.
+    made(
+        "DropsGrad",
+        Tagged,
+        __new__=lambda cls, data_, tag="t": cls.wrap(data_.detach().resolve_neg(), tag),
+    ): "inner_requires_grad",
+    # A rule above autograd with a wrong gradient.
+    made("WrongGradient", RunsAbove, instead={F.linear: linear_with_wrong_gradient}): "gradients",
+    # A rule above autograd that reads the raw inner tensor: its result does not require grad.
+    made("NoGradient", RunsAbove, instead={Tensor.exp: lambda x: type(x)(x.data_.exp(), x.tag)}): "gradients",
+    # The backward of `neg` writes into the caller's gradient.
+    made("ChangesCotangent", RunsAbove, instead={Tensor.neg: WritesCotangent.apply}): "cotangents",
+    WantsPlainInside: "nested_inside",
+}
+WRONG_COMPILED = {
+    # A rule turns a size into a Python int, so that each size is a program of its own.
+    computes(
+        "FixesSizes",
+        {aten.neg.default: lambda x: x * torch.full((int(x.shape[0]), 1), -1.0)},
+    ): "dynamic_shapes",
+    SaysNoOffset: "compiled_offsets",
+    CountsCalls: "compiled_values",
+    GuardsNothing: "metadata_guard",
+}

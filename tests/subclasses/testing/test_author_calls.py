@@ -8,7 +8,8 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner
 from subclasses.testing import examine
-from subclasses.testing.runner import PROMISES
+from tests.subclasses.subjects import declare
+from tests.subclasses.testing.faults import of_tensors, outcome, ruled
 
 POINTS = torch.rand(3, 2, 4)
 
@@ -36,33 +37,20 @@ def detached(x, points):
     return x.unwrap("matrix").detach() @ points + x.unwrap("offset").unsqueeze(-1)
 
 
-def outcome(make, promise, **options):
-    others = {p.name for p in PROMISES} - {promise, "readable"}
-    report = examine(make, paths={}, skip=others, **options)
-    return next(o for o in report.outcomes if o.promise.name == promise)
-
-
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("product", [right, raw, detached])
 def test_gradients_of_a_call_that_no_tensor_of_the_size_takes(product):
-    cls = type("Ruled", (Affine,), {"__doc__": "One rule."})
-    cls.implements(torch.matmul)(lambda func, x, points: product(x, points))
-    found = outcome(
-        lambda: cls(torch.randn(3, 2, 2), torch.randn(3, 2)),
-        "inner_gradients",
-        ops={torch.matmul: lambda x: (x, POINTS)},
-    )
+    cls = ruled(Affine, {torch.matmul: lambda func, x, points: product(x, points)})
+    ops = {torch.matmul: lambda x: (x, POINTS)}
+    found = outcome(of_tensors(cls, (3, 2, 2), (3, 2)), "inner_gradients", ops=ops)
     assert found.state == ("kept" if product is right else "broken"), found
     assert product is right or "matmul" in found.detail
 
 
-class Counts(TensorSubclass, fallback="views"):
-    held: Tensor = inner()
-
-
-@Counts.implements(torch.quantile)
-def _(func, x, level):
-    return func(x.unwrap("held"), level)
+Counts = declare(
+    keywords={"fallback": "views"},
+    rules={torch.quantile: lambda func, x, level: func(x.unwrap("held"), level)},
+)
 
 
 def level_of(x):
@@ -79,11 +67,7 @@ def test_arguments_that_read_fields(arguments, reference):
 
 
 def test_arguments_that_cannot_be_made():
-    found = outcome(
-        lambda: Counts(torch.rand(3, 5)),
-        "values",
-        ops={torch.quantile: lambda x: (x, x.held.absent)},
-        reference=lambda x: x.held,
-    )
+    ops = {torch.quantile: lambda x: (x, x.held.absent)}
+    found = outcome(lambda: Counts(torch.rand(3, 5)), "values", ops=ops, reference=lambda x: x.held)
     assert found.state == "broken" and "quantile raised AttributeError" in found.detail
     assert "<lambda>" not in found.mend

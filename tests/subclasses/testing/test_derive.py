@@ -15,6 +15,7 @@ from subclasses.testing.errors import Skipped
 from subclasses.testing.subject import Subject
 from tests.subclasses.testing import broken
 from tests.subclasses.testing.byhand import Tagged
+from tests.subclasses.testing.faults import of_tensors
 
 
 class Sign(enum.Enum):
@@ -58,28 +59,9 @@ def test_sizes_are_derived_where_the_reference_grows_with_them():
     assert [g.shape for g in grown] == [(8, 6), (12, 6)]
     assert grown[0].scale.shape == (8, 1) and s.context(grown[0]) == s.context(x)
     assert s.derived == {"sizes": "2 and 3 times its inner tensors, concatenated"}
-    assert [s.make(f).shape[0] for f in derive.sizes(Subject(lambda: Tagged(torch.ones(2, 9)), {}))] == [
-        10,
-        12,
-    ]
-
-
-def test_sizes_of_the_author_come_first():
-    assert derive.sizes(Subject(scaled, {"sizes": [scaled]})) == [scaled]
-
-
-@pytest.mark.parametrize(
-    "factory",
-    [
-        lambda: broken.SizeInContext(torch.randn(4, 6)),  # another size, another context
-        lambda: Totals(torch.randn(4, 6)),
-        lambda: Tagged(torch.tensor(1.0)),
-        lambda: Tagged(torch.ones(0, 3)),
-    ],
-)
-def test_sizes_that_the_reference_does_not_bear_out_are_not_derived(factory):
-    with pytest.raises(Skipped, match="pass sizes="):
-        derive.sizes(Subject(factory, {}))
+    s = Subject(lambda: Tagged(torch.ones(2, 9)), {})
+    assert [s.make(f).shape[0] for f in derive.sizes(s)] == [10, 12]
+    assert derive.sizes(Subject(scaled, {"sizes": [scaled]})) == [scaled]  # those of the author come first
 
 
 @pytest.mark.slow
@@ -92,11 +74,6 @@ def test_variants_are_derived_for_each_static_field_that_can_have_another_value(
         (False, Sign.PLUS, "exact", None),
     ]
     assert s.derived == {"variants": "negate=True, sign=<Sign.MINUS: -1>, note=None"}
-
-
-def test_variants_of_a_class_written_by_hand_are_not_derived():
-    with pytest.raises(Skipped, match="pass variants="):
-        derive.variants(Subject(lambda: Tagged(torch.randn(4, 6)), {}))
 
 
 class Quantized(Scaled):
@@ -120,10 +97,21 @@ def test_wrap_is_derived_from_one_inner_tensor_or_a_factory_function():
     assert s.derived["wrap"].startswith("Quantized.from_float")
 
 
-def test_wrap_is_not_derived_where_a_value_stands_for_something_else():
-    for factory in (scaled, lambda: Totals(torch.randn(4, 6))):
-        with pytest.raises(Skipped, match="pass wrap="):
-            derive.wrap(Subject(factory, {}))
+@pytest.mark.parametrize(
+    ("option", "factory"),
+    [
+        ("sizes", of_tensors(broken.SizeInContext, (4, 6))),  # another size, another context
+        ("sizes", of_tensors(Totals, (4, 6))),
+        ("sizes", lambda: Tagged(torch.tensor(1.0))),
+        ("sizes", lambda: Tagged(torch.ones(0, 3))),
+        ("variants", of_tensors(Tagged, (4, 6))),
+        ("wrap", scaled),  # a value stands for something else
+        ("wrap", of_tensors(Totals, (4, 6))),
+    ],
+)
+def test_what_the_reference_does_not_bear_out_is_not_derived(option, factory):
+    with pytest.raises(Skipped, match=f"pass {option}="):
+        getattr(derive, option)(Subject(factory, {}))
 
 
 @pytest.mark.slow

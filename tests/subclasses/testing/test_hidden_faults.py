@@ -12,15 +12,13 @@ from torch import Tensor
 import subclasses
 from subclasses import Outer, TensorSubclass, inner, static
 from subclasses.testing import examine
-from subclasses.testing.runner import PROMISES
+from tests.subclasses.testing.faults import check_found, check_kept, of_tensors, only, outcome, plain, ruled
 
 aten = torch.ops.aten
 
 
-def outcome(make, promise, **options):
-    others = {p.name for p in PROMISES} - {promise, "readable"}
-    report = examine(make, paths={}, skip=others, **options)
-    return next(o for o in report.outcomes if o.promise.name == promise)
+def unwrapped(x):
+    return x.unwrap("held")
 
 
 # ---- gradients that are no slopes ----------------------------------------------------------------------------
@@ -33,41 +31,35 @@ class Mapped(TensorSubclass, fallback="map"):
 
 
 def mapped(key, rule):
-    cls = type("Ruled", (Mapped,), {"__doc__": "One rule."}, fallback="map")
-    cls.implements(key)(rule)
+    cls = ruled(Mapped, {key: rule}, fallback="map")
     return lambda: cls(torch.rand(4, 6))
 
 
 @pytest.mark.slow
 def test_the_row_of_a_padding_index_has_no_gradient_by_decision():
-    found = outcome(mapped(aten.exp, lambda func, x: type(x)(func(x.held))), "inner_gradients")
-    assert found.state == "kept", found
-    found = outcome(mapped(aten.exp, lambda func, x: type(x)(func(x.held.detach()))), "inner_gradients")
-    assert found.state == "broken" and "x.exp()" in found.detail
+    check_kept(mapped(aten.exp, lambda func, x: type(x)(func(x.held))), "inner_gradients")
+    wrong = mapped(aten.exp, lambda func, x: type(x)(func(x.held.detach())))
+    check_found(wrong, "inner_gradients", ["x.exp()"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reference", [None, lambda x: x.unwrap("held")])
+@pytest.mark.parametrize("reference", [None, unwrapped])
 def test_a_rule_for_reductions_that_detaches_is_no_refusal(reference):
     def detached(func, x, dim, keepdim, **keywords):
         return func(x.held.detach(), dim, keepdim=keepdim, **keywords)
 
-    def right(func, x, dim, keepdim, **keywords):
-        return func(x.held, dim, keepdim=keepdim, **keywords)
-
-    found = outcome(mapped(subclasses.reductions, detached), "inner_gradients", reference=reference)
-    assert found.state == "broken" and "x.sum() is refused: the slope" in found.detail
-    assert "detached (" in found.mend and "computes its result without derivatives" in found.mend
-    found = outcome(mapped(subclasses.reductions, right), "inner_gradients", reference=reference)
-    assert found.state == "kept", found
+    words = ["x.sum() is refused: the slope", "detached (", "computes its result without derivatives"]
+    check_found(mapped(subclasses.reductions, detached), "inner_gradients", words, reference=reference)
+    right = mapped(
+        subclasses.reductions,
+        lambda func, x, dim, keepdim, **keywords: func(x.held, dim, keepdim=keepdim, **keywords),
+    )
+    check_kept(right, "inner_gradients", reference=reference)
 
 
 def test_what_has_no_slope_may_refuse_its_gradient():
-    def rounded(func, x, *args, **keywords):
-        return func(x.held.detach().round(), *args, **keywords)
-
-    make = mapped(aten.cumsum, rounded)
-    found = outcome(make, "inner_gradients", reference=lambda x: x.unwrap("held"))
+    make = mapped(aten.cumsum, lambda func, x, *args, **more: func(x.held.detach().round(), *args, **more))
+    found = outcome(make, "inner_gradients", reference=unwrapped)
     assert found.state == "kept", found
     assert any("its derivative is asked for" in line for line in found.refused)
 
@@ -94,17 +86,13 @@ def heir(make_rows):
 @pytest.mark.slow
 def test_an_inherited_rule_that_makes_the_base_is_told_so():
     make = heir(lambda base, x: base)
-    found = outcome(make, "views")
-    assert found.state == "broken" and "x[:1] gives a Base, a base of Heir, and not a Heir" in found.detail
-    assert "copy" not in found.detail
-    assert "rows (" in found.mend and "write type(x)(...) in place of Base(...)" in found.mend
-    assert outcome(make, "mutation_of_views").state == "kept"  # the write arrives
+    words = ["gives a Base, a base of Heir", "rows (", "write type(x)(...) in place of Base(...)"]
+    check_found(make, "views", ["x[:1] gives a Base, a base of Heir, and not a Heir", *words])
+    assert "copy" not in outcome(make, "views").detail
+    check_kept(make, "mutation_of_views")  # the write arrives
     for promise in ("values", "nested_inside"):  # with and without what the value stands for
-        found = outcome(make, promise, reference=lambda x: x.held)
-        assert found.state == "broken" and "gives a Base, a base of Heir" in found.detail
-        assert "rows (" in found.mend and "write type(x)(...) in place of Base(...)" in found.mend
-    for promise in ("views", "mutation_of_views"):
-        assert outcome(heir(lambda base, x: type(x)), promise).state == "kept"
+        check_found(make, promise, words, reference=lambda x: x.held)
+    check_kept(heir(lambda base, x: type(x)), "views", "mutation_of_views")
 
 
 # ---- products with a vector ----------------------------------------------------------------------------------
@@ -123,57 +111,40 @@ class Diagonal(TensorSubclass, fallback="materialize"):
         return torch.diag(self.entries)
 
 
-def diagonal(key, rule):
-    cls = type("Ruled", (Diagonal,), {"__doc__": "One rule."}, fallback="materialize")
-    cls.implements(key)(functools.partial(rule, cls))
-    return lambda: cls(torch.rand(4))
+def for_vectors(side, combine):
+    """A rule of its own for a plain vector beside a value, which is the operand of a number."""
 
-
-def left_of_vector(combine):
-    def rule(cls, func, x, y):
-        if isinstance(x, cls) and not isinstance(y, cls) and y.ndim == 1:
-            return combine(x.unwrap("entries"), y)
-        return cls.unruled(func, x, y)
-
-    return rule
-
-
-def right_of_vector(combine):
-    def rule(cls, func, x, y):
-        if isinstance(y, cls) and not isinstance(x, cls) and x.ndim == 1:
-            return combine(x, y.unwrap("entries"))
-        return cls.unruled(func, x, y)
-
-    return rule
-
-
-def linear(combine):
-    def rule(cls, func, x, weight, bias=None):
-        if isinstance(weight, cls) and not isinstance(x, cls) and x.ndim == 1:
-            return combine(x, weight.unwrap("entries"))
-        return cls.unruled(func, x, weight, bias)
+    def rule(cls, func, *operands):
+        value, vector = operands[side], operands[1 - side]
+        if isinstance(value, cls) and not isinstance(vector, cls) and vector.ndim == 1:
+            return combine(value.unwrap("entries"), vector)
+        return cls.unruled(func, *operands)
 
     return rule
 
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize(
-    ("key", "rule", "call"),
+    ("key", "side", "call"),
     [
-        (torch.matmul, left_of_vector, "x @ vector"),
-        (torch.matmul, right_of_vector, "vector @ x"),
-        (torch.mv, left_of_vector, "torch.mv(x, vector)"),
-        (F.linear, linear, "F.linear(vector, x)"),
+        (torch.matmul, 0, "x @ vector"),
+        (torch.matmul, 1, "vector @ x"),
+        (torch.mv, 0, "torch.mv(x, vector)"),
+        (F.linear, 1, "F.linear(vector, x)"),
     ],
 )
-def test_a_rule_that_is_wrong_for_a_vector(key, rule, call):
-    found = outcome(diagonal(key, rule(torch.add)), "values")
-    assert found.state == "broken" and f"{call} is not what its reference gives" in found.detail
-    assert "correct what the rule gives for such operands" in found.mend
-    found = outcome(diagonal(key, rule(torch.mul)), "values")
-    assert found.state == "kept", found
-    found = outcome(diagonal(key, rule(torch.mul)), "rules_tried")
-    assert found.state == "kept", found
+def test_a_rule_that_is_wrong_for_a_vector(key, side, call):
+    def made(combine):
+        cls = ruled(Diagonal, {})
+        cls.implements(key)(functools.partial(for_vectors(side, combine), cls))
+        return of_tensors(cls, (4,))
+
+    words = [
+        f"{call} is not what its reference gives",
+        "correct what the rule gives for such operands",
+    ]
+    check_found(made(torch.add), "values", words)
+    check_kept(made(torch.mul), "values", "rules_tried")
 
 
 # ---- inner tensors that the reference does not show ----------------------------------------------------------
@@ -190,20 +161,15 @@ class Series(TensorSubclass, fallback="materialize"):
         return self.held
 
 
-def series(**rules):
-    cls = type("Ruled", (Series,), {"__doc__": "Some rules."}, fallback="materialize")
-    for name, rule in rules.items():
-        cls.implements(getattr(aten, name))(rule)
+def series(base=Series, **rules):
+    cls = ruled(base, {getattr(aten, name): rule for name, rule in rules.items()})
     return lambda: cls(torch.randn(4, 6), torch.arange(4), torch.rand(3))
-
-
-def numbers(t):
-    return t.held if isinstance(t, Series) else t
 
 
 def times_two(func, x, y):
     first = x if isinstance(x, Series) else y
-    return type(first)(func(numbers(x), numbers(y)), first.times, first.label)
+    other = y if first is x else x
+    return type(first)(func(first.held, getattr(other, "held", other)), first.times, first.label)
 
 
 def negative(func, x):
@@ -219,25 +185,19 @@ def negative_without_label(func, x):
 
 
 def test_an_optional_inner_tensor_that_a_rule_drops():
-    found = outcome(series(neg=negative_without_label), "kept_inners")
-    assert found.state == "broken" and found.detail.startswith("-x loses label")
-    assert "negative_without_label (" in found.mend and "type(x)(..., white=x.white)" in found.mend
-    assert outcome(series(neg=negative), "kept_inners").state == "kept"
+    words = ["broken: -x loses label", "negative_without_label (", "type(x)(..., white=x.white)"]
+    check_found(series(neg=negative_without_label), "kept_inners", words)
+    check_kept(series(neg=negative), "kept_inners")
 
 
 @pytest.mark.slow
 def test_integers_that_one_rule_changes_and_another_keeps():
-    found = outcome(series(neg=negative_at_zero, mul=times_two), "kept_inners")
-    assert found.state == "broken" and found.detail.startswith("-x changes times, which x * 2 keeps")
-    assert "negative_at_zero (" in found.mend
-    assert outcome(series(neg=negative, mul=times_two), "kept_inners").state == "kept"
+    wrong = series(neg=negative_at_zero, mul=times_two)
+    check_found(wrong, "kept_inners", ["broken: -x changes times, which x * 2 keeps", "negative_at_zero ("])
+    check_kept(wrong, "own_memory")  # the rule that shares them is not blamed
+    check_kept(series(neg=negative, mul=times_two), "kept_inners")
     # where no op keeps them, they may be a count of ops
-    assert outcome(series(neg=negative_at_zero), "kept_inners").state == "kept"
-
-
-@pytest.mark.slow
-def test_a_rule_that_shares_integers_is_not_blamed_for_another_that_changes_them():
-    assert outcome(series(neg=negative_at_zero, mul=times_two), "own_memory").state == "kept"
+    check_kept(series(neg=negative_at_zero), "kept_inners")
 
 
 class Codes(Series, fallback="materialize"):
@@ -247,20 +207,14 @@ class Codes(Series, fallback="materialize"):
         return self.held * self.times[:, None]
 
 
-@Codes.implements(aten.neg)
-def _(func, x):
-    return Codes(x.held, func(x.times), x.label)
-
-
-@Codes.implements(aten.mul)
-def _(func, x, y):
+def coded_times(func, x, y):
     first, other = (x, y) if isinstance(x, Codes) else (y, x)
-    other = other.materialize() if isinstance(other, Codes) else other
-    return Codes(func(first.held, other), first.times, first.label)
+    return type(first)(func(first.held, plain(other)), first.times, first.label)
 
 
 def test_integers_that_the_reference_shows_may_change():
-    assert outcome(lambda: Codes(torch.randn(4, 6), torch.arange(4)), "kept_inners").state == "kept"
+    rules = {"neg": lambda func, x: type(x)(x.held, func(x.times), x.label), "mul": coded_times}
+    check_kept(series(Codes, **rules), "kept_inners")
 
 
 # ---- metadata that the reference does not show ---------------------------------------------------------------
@@ -280,21 +234,20 @@ def _(func, x, y, alpha=1):
     return Length(func(x.number, y.number, alpha=alpha), unit=x.unit)
 
 
+def length(cls=Length, unit="m"):
+    return lambda: cls(torch.rand(4, 6), unit=unit)
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_metres_and_kilometres_need_a_reference_that_tells_them_apart(order):
-    units = ("m", "km")[::order]
-    make = lambda: Length(torch.rand(4, 6), unit=units[0])  # noqa: E731
-    variants = [lambda: Length(torch.rand(4, 6), unit=units[1])]
+    one, other = ("m", "km")[::order]
+    make, variants = length(unit=one), [length(unit=other)]
     found = outcome(make, "mixed_metadata", variants=variants)
     assert found.state == "skipped"
-    assert found.detail.startswith(f"pass reference=, which tells values with unit='{units[1]}' from others")
-    found = outcome(
-        make,
-        "mixed_metadata",
-        variants=variants,
-        reference=lambda x: x.unwrap("number") * {"m": 1, "km": 1000}[x.unit],
-    )
-    assert found.state == "broken" and f"x + y, y with unit='{units[1]}'" in found.detail
+    assert found.detail.startswith(f"pass reference=, which tells values with unit='{other}' from others")
+    reference = lambda x: x.unwrap("number") * {"m": 1, "km": 1000}[x.unit]  # noqa: E731
+    words = [f"x + y, y with unit='{other}'"]
+    check_found(make, "mixed_metadata", words, variants=variants, reference=reference)
 
 
 class Area(Length, fallback="materialize"):
@@ -315,12 +268,7 @@ def _(func, x, y, alpha=1):
 
 
 def test_units_that_are_multiplied_or_refused_need_no_reference():
-    found = outcome(
-        lambda: Area(torch.rand(4, 6)),
-        "mixed_metadata",
-        variants=[lambda: Area(torch.rand(4, 6), unit="km")],
-    )
-    assert found.state == "kept", found
+    check_kept(length(Area), "mixed_metadata", variants=[length(Area, "km")])
 
 
 # ---- results that are kept -----------------------------------------------------------------------------------
@@ -342,11 +290,13 @@ def by_id():
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [functools.lru_cache(cached), by_id()])
 def test_a_rule_that_keeps_its_result(rule):
-    found = outcome(mapped(aten.exp, rule), "fresh_results")
-    assert found.state == "broken"
-    assert found.detail.startswith("x.exp(), called again after a write to inner tensors of x: held")
-    assert f"{rule.__qualname__} (" in found.mend and "Leave the cache out" in found.mend
-    assert outcome(mapped(aten.exp, cached), "fresh_results").state == "kept"
+    words = [
+        "broken: x.exp(), called again after a write to inner tensors of x: held",
+        f"{rule.__qualname__} (",
+        "Leave the cache out",
+    ]
+    check_found(mapped(aten.exp, rule), "fresh_results", words)
+    check_kept(mapped(aten.exp, cached), "fresh_results")
 
 
 def test_results_are_asked_for_anew_without_a_write_to_what_the_factory_holds():
@@ -368,29 +318,21 @@ class Turned(TensorSubclass, fallback="materialize"):
 
 @pytest.mark.slow
 def test_a_property_is_called_and_named_by_its_name():
-    cls = type("Ruled", (Turned,), {"__doc__": "Two rules."}, fallback="materialize")
-    cls.implements(Tensor.T.__get__)(lambda func, x: x.unwrap("held") * 2)
-    cls.implements(Tensor.is_sparse.__get__)(lambda func, x: False)
-    make = lambda: cls(torch.randn(4, 6))  # noqa: E731
-    found = outcome(make, "values")
-    assert found.state == "broken" and found.detail.startswith("x.T has shape [4, 6]")
-    found = outcome(make, "rules_tried")
-    assert "not called: Tensor.is_sparse;" in found.detail
-    found = outcome(make, "values", ops={Tensor.T.__get__: lambda x: (x,)})
-    assert found.detail.startswith("Tensor.T has shape [4, 6]")
+    rules = {
+        Tensor.T.__get__: lambda func, x: x.unwrap("held") * 2,
+        Tensor.is_sparse.__get__: lambda func, x: False,
+    }
+    make = of_tensors(ruled(Turned, rules), (4, 6))
+    check_found(make, "values", ["broken: x.T has shape [4, 6]"])
+    assert "not called: Tensor.is_sparse;" in outcome(make, "rules_tried").detail
+    check_found(make, "values", ["broken: Tensor.T has shape [4, 6]"], ops={Tensor.T.__get__: lambda x: (x,)})
 
 
-def test_a_field_is_shown_by_its_name():
-    others = {p.name for p in PROMISES} - {"op_infos_agree", "readable"}
-    report = examine(lambda: Turned(torch.randn(4, 6)), paths={}, skip=others)
+def test_fields_and_inner_tensors_are_shown_by_their_names():
+    report = examine(of_tensors(Turned, (4, 6)), paths={}, skip=only("op_infos_agree"))
     assert "wrap= from Turned(held)" in str(report)
-
-
-def test_an_inner_tensor_in_a_message_is_shown_by_its_name():
-    cls = type("Ruled", (Turned,), {"__doc__": "One rule."}, fallback="materialize")
-    cls.implements(aten.abs)(lambda func, x: cls(x.held.abs_()))
-    found = outcome(lambda: cls(torch.randn(4, 6)), "arguments")
-    assert found.detail.startswith("x.abs() changed x: held: ")
+    cls = ruled(Turned, {aten.abs: lambda func, x: type(x)(x.held.abs_())})
+    check_found(of_tensors(cls, (4, 6)), "arguments", ["broken: x.abs() changed x: held: "])
 
 
 # ---- embeddings, and sizes that change late --------------------------------------------------------------------
@@ -410,35 +352,28 @@ class Shared(TensorSubclass, fallback="materialize"):
         return self.rows[self.index]
 
 
-def embedding(cls, index_of):
-    made = type("Ruled", (cls,), {"__doc__": "One rule."}, fallback="materialize")
-
-    @made.implements(F.embedding)
-    def rule(func, ids, x, *rest, **keywords):
-        return func(index_of(ids, x), x.unwrap("rows"), *rest, **keywords)
-
-    return lambda: made(torch.randn(6, 4), torch.tensor([0, 2, 1, 2, 0, 1]))
-
-
 @pytest.mark.slow
 def test_an_embedding_that_forgets_the_index_is_found():
     """Row 0 of the value is row 0 of the table."""
-    found = outcome(embedding(Shared, lambda ids, x: ids), "values")
-    assert found.state == "broken" and "F.embedding(i, x)" in found.detail and "rule (" in found.mend
-    found = outcome(embedding(Shared, lambda ids, x: x.index[ids]), "values")
-    assert found.state == "kept", found
+
+    def embedding(index_of):
+        def rule(func, ids, x, *rest, **keywords):
+            return func(index_of(ids, x), x.unwrap("rows"), *rest, **keywords)
+
+        cls = ruled(Shared, {F.embedding: rule})
+        return lambda: cls(torch.randn(6, 4), torch.tensor([0, 2, 1, 2, 0, 1]))
+
+    check_found(embedding(lambda ids, x: ids), "values", ["F.embedding(i, x)", "rule ("])
+    check_kept(embedding(lambda ids, x: x.index[ids]), "values")
 
 
 @pytest.mark.slow
 def test_an_inner_size_that_changes_in_the_last_of_sizes_makes_a_new_program():
-    def make(k=3, n=6):
-        return Shared(torch.randn(k, 4), torch.randint(k, (n,)))
-
-    report = examine(
-        make,
-        sizes=[lambda: make(3, 7), lambda: make(5, 9)],
-        skip={p.name for p in PROMISES} - {"dynamic_shapes"},
+    first, *sizes = (
+        functools.partial(lambda k, n: Shared(torch.randn(k, 4), torch.randint(k, (n,))), *size)
+        for size in ((3, 6), (3, 7), (5, 9))
     )
+    report = examine(first, sizes=sizes, skip=only("dynamic_shapes"))
     assert not report.broken, report.details()
 
 
@@ -472,16 +407,12 @@ def mirrored(forgets):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("forgets", "call"), [("cat", "torch.cat([x, x])"), ("flip", "x.flip(-1)")])
+@pytest.mark.parametrize(
+    ("forgets", "call"), [("cat", "torch.cat([x, x])"), ("flip", "x.flip(-1)"), (None, None)]
+)
 def test_metadata_that_one_rule_forgets_is_found_by_a_derived_variant(forgets, call):
-    cls = mirrored(forgets)
-    report = examine(lambda: cls(torch.randn(3, 4)), paths={})
-    assert f"{call} with negative=True" in report.details()
-    assert "other_metadata" in report.broken
-
-
-@pytest.mark.slow
-def test_a_class_that_forgets_none_is_kept_with_a_derived_variant():
-    cls = mirrored(None)
-    report = examine(lambda: cls(torch.randn(3, 4)), paths={})
-    assert not report.broken and "variants= from negative=True" in str(report)
+    report = examine(of_tensors(mirrored(forgets), (3, 4)), paths={})
+    if forgets:
+        assert f"{call} with negative=True" in report.details() and "other_metadata" in report.broken
+    else:
+        assert not report.broken and "variants= from negative=True" in str(report)

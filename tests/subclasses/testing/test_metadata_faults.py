@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subclasses import TensorSubclass, dynamic, inner, static
 from subclasses.testing import examine
-from subclasses.testing.runner import PROMISES
+from tests.subclasses.testing.faults import check_found, check_kept, of_tensors, outcome, ruled
 
 aten = torch.ops.aten
 
@@ -26,56 +26,36 @@ class Length(TensorSubclass, fallback="materialize"):
         return self.number * self.unit
 
 
-def with_rule(key, rule):
-    cls = type("Ruled", (Length,), {"__doc__": "One more rule."})
-    cls.implements(key)(rule)
-    return cls
-
-
-def outcome(cls, promise, **options):
-    others = {p.name for p in PROMISES} - {promise}
-    options.setdefault("variants", [functools.partial(make, cls, unit=1000.0)])
-    report = examine(functools.partial(make, cls), paths={}, skip=others, **options)
-    return next(o for o in report.outcomes if o.promise.name == promise)
-
-
 def make(cls, **metadata):
     return cls(torch.randn(4, 6), **metadata)
+
+
+def variants_of(cls, **metadata):
+    return [functools.partial(make, cls, **(metadata or {"unit": 1000.0}))]
 
 
 def without_unit(func, x):
     return type(x)(func(x.number))
 
 
-def with_unit(func, x):
-    return type(x)(func(x.number), unit=x.unit)
+def adding(converts, refuses=False):
+    def add(func, x, y, alpha=1):
+        if not (isinstance(x, Length) and isinstance(y, Length)):
+            return NotImplemented
+        if refuses and x.unit != y.unit:
+            raise ValueError("lengths of one unit can be added")
+        return type(x)(x.number + alpha * y.number * (y.unit / x.unit if converts else 1), unit=x.unit)
+
+    return add
 
 
-def adding_numbers(func, x, y, alpha=1):
-    if not (isinstance(x, Length) and isinstance(y, Length)):
-        return NotImplemented
-    return type(x)(x.number + alpha * y.number, unit=x.unit)
+def joining(converts):
+    def join(func, tensors, dim=0):
+        unit = tensors[0].unit
+        numbers = [t.number * (t.unit / unit if converts else 1) for t in tensors]
+        return type(tensors[0])(func(numbers, dim), unit=unit)
 
-
-def converting(func, x, y, alpha=1):
-    if not (isinstance(x, Length) and isinstance(y, Length)):
-        return NotImplemented
-    return type(x)(x.number + alpha * y.number * (y.unit / x.unit), unit=x.unit)
-
-
-def refusing(func, x, y, alpha=1):
-    if not (isinstance(x, Length) and isinstance(y, Length)) or x.unit != y.unit:
-        raise ValueError("lengths of one unit can be added")
-    return adding_numbers(func, x, y, alpha)
-
-
-def joining_numbers(func, tensors, dim=0):
-    return type(tensors[0])(func([t.number for t in tensors], dim), unit=tensors[0].unit)
-
-
-def joining(func, tensors, dim=0):
-    unit = tensors[0].unit
-    return type(tensors[0])(func([t.number * (t.unit / unit) for t in tensors], dim), unit=unit)
+    return join
 
 
 # The promise, what the rule is for, the wrong rule, right ones, words of the report.
@@ -84,21 +64,21 @@ FAULTS = {
         "other_metadata",
         aten.abs.default,
         without_unit,
-        [with_unit],
+        [lambda func, x: type(x)(func(x.number), unit=x.unit)],
         ["x.abs() with unit=1000.0 is not what its reference gives", "none of which it may take for granted"],
     ),
     "numbers of two units added": (
         "mixed_metadata",
         aten.add.Tensor,
-        adding_numbers,
-        [converting, refusing],
+        adding(converts=False),
+        [adding(converts=True), adding(converts=False, refuses=True)],
         ["x + y, y with unit=1000.0 is not what", "convert one of them where they differ, or refuse the op"],
     ),
     "numbers of two units joined": (
         "mixed_metadata",
         aten.cat.default,
-        joining_numbers,
-        [joining],
+        joining(converts=False),
+        [joining(converts=True)],
         ["torch.cat([x, y]), y with unit=1000.0"],
     ),
 }
@@ -108,15 +88,16 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_metadata_taken_for_granted_is_found(fault):
     promise, key, wrong, right, words = FAULTS[fault]
-    found = outcome(with_rule(key, wrong), promise)
-    assert found.state == "broken"
-    assert all(word in str(found) for word in words), str(found)
+    cls = ruled(Length, {key: wrong})
+    check_found(functools.partial(make, cls), promise, words, variants=variants_of(cls))
     for rule in right:
-        assert outcome(with_rule(key, rule), promise).state == "kept"
+        cls = ruled(Length, {key: rule})
+        check_kept(functools.partial(make, cls), promise, variants=variants_of(cls))
 
 
 def test_without_variants_nothing_is_tried():
-    found = outcome(with_rule(aten.abs.default, without_unit), "other_metadata", variants=[])
+    cls = ruled(Length, {aten.abs.default: without_unit})
+    found = outcome(functools.partial(make, cls), "other_metadata", variants=[])
     assert found.state == "skipped" and "pass variants=" in found.detail
 
 
@@ -128,15 +109,11 @@ class Signed(Length):
 
 
 @pytest.mark.slow
-def test_a_variant_that_is_not_right_is_named_where_it_is_not_taken():
-    """It may be that its metadata do not fit the inner tensors, or that a rule is wrong."""
-    cls = type("Ruled", (Signed,), {"__doc__": "One more rule."})
-    cls.implements(aten.abs.default)(
-        lambda func, x: type(x)(func(x.number), unit=x.unit, negative=x.negative)
-    )
-    found = outcome(cls, "other_metadata", variants=[])
-    assert found.state == "skipped"
-    assert "negative=True was not tried: x.abs() is not what its reference gives" in found.detail
+def test_a_rule_that_is_wrong_for_a_derived_variant_is_found():
+    rule = lambda func, x: type(x)(func(x.number), unit=x.unit, negative=x.negative)  # noqa: E731
+    cls = ruled(Signed, {aten.abs.default: rule})
+    words = ["x.abs() with negative=True is not what its reference gives"]
+    check_found(functools.partial(make, cls), "other_metadata", words, variants=[])
 
 
 class Timed(TensorSubclass, fallback="map"):
@@ -146,26 +123,22 @@ class Timed(TensorSubclass, fallback="map"):
 
 @pytest.mark.slow
 def test_a_field_that_hides_a_method_is_no_fault_of_the_class():
-    report = examine(lambda: Timed(torch.randn(4, 6), torch.randn(4, 6)), paths={})
+    report = examine(of_tensors(Timed), paths={})
     assert report.broken == [], report.details()
 
 
 @pytest.mark.slow
 def test_a_default_in_place_of_an_operands_metadata_is_found_where_the_reference_does_not_tell():
-    cls = type("Ruled", (Length,), {"__doc__": "One more rule."})
-    cls.implements(aten.abs.default)(without_unit)
-    found, right = (
-        outcome(
-            c,
-            "kept_metadata",
-            reference=lambda x: x.number,
-            variants=[functools.partial(make, c, unit=1000.0, digits=5)],
-        )
-        for c in (cls, Length)
-    )
-    assert found.state == "broken" and right.state == "kept"
-    assert "x.abs() has the default unit=1.0, not 1000.0, digits=3, not 5" in found.detail
-    assert "pass each field on" in found.mend
+    def options(cls):
+        return {"reference": lambda x: x.number, "variants": variants_of(cls, unit=1000.0, digits=5)}
+
+    cls = ruled(Length, {aten.abs.default: without_unit})
+    words = ["x.abs() has the default unit=1.0, not 1000.0, digits=3, not 5", "pass each field on"]
+    check_found(functools.partial(make, cls), "kept_metadata", words, **options(cls))
+    check_kept(functools.partial(make, Length), "kept_metadata", **options(Length))
+
+
+# ---- what materialize() keeps ----------------------------------------------------------------------------------
 
 
 class Cached(Length):
@@ -177,9 +150,8 @@ class Cached(Length):
 
 @pytest.mark.slow
 def test_what_materialize_keeps_is_found():
-    found = outcome(Cached, "fresh_values")
-    assert found.state == "broken" and "stale after a step of an optimizer" in found.mend
-    assert outcome(Length, "fresh_values").state == "kept"
+    check_found(functools.partial(make, Cached), "fresh_values", ["stale after a step of an optimizer"])
+    check_kept(functools.partial(make, Length), "fresh_values")
 
 
 class Labels(TensorSubclass, fallback="materialize", dtype_from="like"):
@@ -188,28 +160,6 @@ class Labels(TensorSubclass, fallback="materialize", dtype_from="like"):
     labels: Tensor = inner(dtype=torch.int64)
     like: Tensor = inner()
 
-    def materialize(self):
-        return self.labels.to(self.dtype)
-
-
-class KeepsOnValue(Labels):
-    def materialize(self):
-        if "whole" not in self.__dict__:
-            self.__dict__["whole"] = super().materialize()
-        return self.__dict__["whole"]
-
-
-class CachedProperty(Labels):
-    @functools.cached_property
-    def whole(self):
-        return self.labels.to(self.dtype)
-
-    def materialize(self):
-        return self.whole.clone()
-
-
-class CachedMethod(Labels):
-    @functools.lru_cache  # noqa: B019
     def whole(self):
         return self.labels.to(self.dtype)
 
@@ -217,21 +167,22 @@ class CachedMethod(Labels):
         return self.whole().clone()
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("cls", [KeepsOnValue, CachedProperty, CachedMethod])
-def test_what_is_kept_of_integers_is_found(cls):
-    def found(cls):
-        factory = lambda: cls(torch.randint(9, (4, 6)), torch.zeros(4, 6))  # noqa: E731
-        others = {p.name for p in PROMISES} - {"fresh_values"}
-        (outcome,) = (
-            o for o in examine(factory, paths={}, skip=others).outcomes if o.promise.name not in others
-        )
-        return outcome
+class KeepsOnValue(Labels):
+    def materialize(self):
+        return self.__dict__.setdefault("kept", self.whole())
 
-    wrong = found(cls)
-    assert wrong.state == "broken" and "x.materialize() after a copy_ to each inner tensor" in wrong.detail
-    assert "cached_property or lru_cache" in wrong.mend
-    assert found(Labels).state == "kept"
+
+class CachedMethod(Labels):
+    whole = functools.lru_cache(Labels.whole)
+
+
+class CachedProperty(Labels):
+    @functools.cached_property
+    def kept(self):
+        return self.whole()
+
+    def materialize(self):
+        return self.kept.clone()
 
 
 class KeepsUntilWritten(Labels):
@@ -244,9 +195,20 @@ class KeepsUntilWritten(Labels):
         return kept[1].clone()
 
 
-@pytest.mark.slow
-def test_what_is_kept_over_an_assignment_is_found():
-    factory = lambda: KeepsUntilWritten(torch.randint(9, (4, 6)), torch.zeros(4, 6))  # noqa: E731
-    others = {p.name for p in PROMISES} - {"fresh_values"}
-    (found,) = examine(factory, paths={}, skip=others).of("broken")
-    assert "x.materialize() after an assignment of each field" in found.detail
+COPY = ["x.materialize() after a copy_ to each inner tensor", "cached_property or lru_cache"]
+KEPT = {
+    KeepsOnValue: COPY,
+    CachedProperty: COPY,
+    CachedMethod: COPY,
+    KeepsUntilWritten: ["x.materialize() after an assignment of each field"],
+}
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("cls", KEPT)
+def test_what_is_kept_of_integers_is_found(cls):
+    def factory(cls):
+        return lambda: cls(torch.randint(9, (4, 6)), torch.zeros(4, 6))
+
+    check_found(factory(cls), "fresh_values", KEPT[cls])
+    check_kept(factory(Labels), "fresh_values")

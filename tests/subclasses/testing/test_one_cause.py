@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner
-from subclasses.testing import examine
-from subclasses.testing.runner import PROMISES
 from tests.subclasses.subjects import LowRank
-
-
-def examined(make, *promises, **options):
-    others = {p.name for p in PROMISES} - {*promises, "readable"}
-    return {o.promise.name: o for o in examine(make, paths={}, skip=others, **options).outcomes}
-
+from tests.subclasses.testing.faults import check_found, check_kept, of_tensors, outcomes, ruled
 
 # ---- integers alone ------------------------------------------------------------------------------------------
 
@@ -37,11 +28,9 @@ def matrix(x):
     return F.one_hot(x.places, len(x.places)).float()
 
 
-def permutation(**rules):
-    cls = type("Permutation", (Permutation,), {"__doc__": "With rules."})
-    for key, rule in rules.items():
-        cls.implements(functools.reduce(getattr, key.split("_", 1), torch))(rule)
-    return lambda: cls(torch.tensor([1, 0, 2, 3, 4]))
+def permutation(places, key, rule):
+    cls = ruled(Permutation, {key: rule})
+    return lambda: cls(torch.tensor(places))
 
 
 def product(func, a, b):
@@ -53,18 +42,18 @@ def product(func, a, b):
 
 
 def test_a_value_of_integers_has_no_gradient_to_lose():
-    make = permutation(matmul=product)
-    found = examined(make, "values", "gradients", "two_value_gradients", reference=matrix)
+    make, names = permutation([1, 0, 2, 3, 4], torch.matmul, product), ("gradients", "two_value_gradients")
+    found = outcomes(make, "values", *names, reference=matrix)
     assert found["values"].state == "kept"
-    for name in ("gradients", "two_value_gradients"):
+    for name in names:
         assert (found[name].state, found[name].detail) == ("skipped", "no inner tensor is differentiable")
 
 
 # ---- rules for functions of torch.linalg ---------------------------------------------------------------------
 
 INVERSES = {
-    "right": lambda func, x: type(x)(x.places.argsort()),
-    "wrong": lambda func, x: type(x)(x.places.flip(0)),
+    "kept": lambda func, x: type(x)(x.places.argsort()),
+    "broken": lambda func, x: type(x)(x.places.flip(0)),
 }
 
 
@@ -74,11 +63,9 @@ INVERSES = {
     "key", [torch.linalg.inv, torch.ops.aten.linalg_inv, torch.ops.aten.linalg_inv.default], ids=str
 )
 def test_a_rule_for_a_function_of_linalg_is_called(key, inverse):
-    cls = type("Inverted", (Permutation,), {"__doc__": "With a rule."})
-    cls.implements(key)(INVERSES[inverse])
-    found = examined(lambda: cls(torch.tensor([2, 0, 1, 4, 3])), "values", "rules_tried", reference=matrix)
-    assert found["values"].state == {"right": "kept", "wrong": "broken"}[inverse]
-    assert found["rules_tried"].state == "kept"
+    make = permutation([2, 0, 1, 4, 3], key, INVERSES[inverse])
+    found = outcomes(make, "values", "rules_tried", reference=matrix)
+    assert (found["values"].state, found["rules_tried"].state) == (inverse, "kept")
 
 
 # ---- options that a rule drops -------------------------------------------------------------------------------
@@ -117,24 +104,19 @@ def hands_on(func, ids, w, *args, **kwargs):
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("rule", [drops, does_not_read, uses, hands_on])
 def test_an_option_that_a_rule_does_not_use_is_named(rule):
-    cls = type("Ruled", (Scaled,), {"__doc__": "With a rule."})
-    cls.implements(F.embedding)(rule)
+    cls = ruled(Scaled, {F.embedding: rule})
     make = lambda: cls(torch.randint(1, 9, (4, 6), dtype=torch.int8), torch.rand(4, 1))  # noqa: E731
-    found = examined(make, "inner_gradients")["inner_gradients"]
     if rule in (uses, hands_on):
-        assert found.state == "kept", found
+        check_kept(make, "inner_gradients")
     else:
-        assert found.state == "broken"
-        assert f"{rule.__name__} (" in found.mend and "does not use padding_idx=" in found.mend
+        check_found(make, "inner_gradients", [f"{rule.__name__} (", "does not use padding_idx="])
 
 
 # ---- wrong values --------------------------------------------------------------------------------------------
 
 
-def ruled(key, rule):
-    cls = type("Ruled", (LowRank,), {"__doc__": "With a rule."})
-    cls.implements(key)(rule)
-    return lambda: cls(torch.randn(4, 2), torch.randn(2, 5))
+def low_rank(key, rule):
+    return of_tensors(ruled(LowRank, {key: rule}), (4, 2), (2, 5))
 
 
 OF_RIGHT_VALUES = (
@@ -149,22 +131,20 @@ OF_RIGHT_VALUES = (
 
 @pytest.mark.slow
 def test_a_call_with_wrong_values_is_told_once():
-    def without_bias(func, x, w, bias=None):
-        return func(x, w.unwrap("left") @ w.unwrap("right"))
-
-    found = examined(ruled(F.linear, without_bias), "values", *OF_RIGHT_VALUES)
+    make = low_rank(F.linear, lambda func, x, w, bias=None: func(x, w.unwrap("left") @ w.unwrap("right")))
+    found = outcomes(make, "values", *OF_RIGHT_VALUES)
     assert found["values"].state == "broken" and "F.linear(plain, x, bias)" in found["values"].detail
     assert [name for name in OF_RIGHT_VALUES if found[name].state == "broken"] == []
 
 
-def test_a_promise_whose_calls_all_have_wrong_values_is_not_kept():
-    class Doubled(TensorSubclass):
-        held: Tensor = inner(differentiable=True)
+class Held(TensorSubclass):
+    held: Tensor = inner(differentiable=True)
 
-    Doubled.implements(torch.exp)(lambda func, x: Doubled(x.unwrap("held") * 2))
-    found = examined(
-        lambda: Doubled(torch.randn(4, 6)), "values", "autocast", "gradients", reference=lambda x: x.held
-    )
+
+def test_a_promise_whose_calls_all_have_wrong_values_is_not_kept():
+    cls = ruled(Held, {torch.exp: lambda func, x: type(x)(x.unwrap("held") * 2)})
+    promises = ("values", "autocast", "gradients")
+    found = outcomes(of_tensors(cls, (4, 6)), *promises, reference=lambda x: x.held)
     assert found["values"].state == "broken"
     assert found["gradients"].state in ("skipped", "kept")
 
@@ -177,8 +157,7 @@ def test_a_product_is_tried_from_both_sides(place, told):
             return LowRank.unruled(func, *operands)
         return type(value)(value.unwrap("left") * 2, value.unwrap("right"))
 
-    found = examined(ruled(torch.mul, scales), "values")["values"]
-    assert found.state == "broken" and told in found.detail
+    check_found(low_rank(torch.mul, scales), "values", [told])
 
 
 # ---- memory of a trainable class -----------------------------------------------------------------------------
@@ -192,23 +171,24 @@ def test_a_result_that_an_optimizer_would_change_with_its_operand(shares):
             return NotImplemented
         return type(x)(x.left * y, x.right if shares else x.right.clone())
 
-    found = examined(ruled(torch.ops.aten.mul, scaled), "own_memory")["own_memory"]
-    assert found.state == ("broken" if shares else "kept")
+    make = low_rank(torch.ops.aten.mul, scaled)
     if shares:
-        assert "a step of an optimizer on nn.Parameter(y) changed x: right" in found.detail
-        assert "scaled (" in found.mend and "return x.right.clone()" in found.mend
+        told = "a step of an optimizer on nn.Parameter(y) changed x: right"
+        check_found(make, "own_memory", [told, "scaled (", "return x.right.clone()"])
+    else:
+        check_kept(make, "own_memory")
+
+
+class Positive(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held * 1
 
 
 @pytest.mark.parametrize(
     ("key", "copy"), [(torch.abs, 'x.unwrap("held").clone()'), (torch.ops.aten.abs, "x.held.clone()")]
 )
 def test_the_copy_that_is_advised_keeps_the_gradient(key, copy):
-    class Positive(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner()
-
-        def materialize(self):
-            return self.held * 1
-
-    Positive.implements(key)(lambda func, x: x.unwrap("held"))
-    mend = examined(lambda: Positive(torch.rand(4, 6)), "own_memory")["own_memory"].mend
-    assert mend.endswith(f"return {copy}")
+    make = of_tensors(ruled(Positive, {key: lambda func, x: x.unwrap("held")}), (4, 6))
+    assert outcomes(make, "own_memory")["own_memory"].mend.endswith(f"return {copy}")

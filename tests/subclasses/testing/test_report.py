@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import version
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,19 +17,18 @@ from subclasses import TensorSubclass, inner
 from subclasses.testing import examine, suite
 from subclasses.testing.property import Outcome, Promise
 from subclasses.testing.report import LINES, WIDTH, Report
-from tests.subclasses.testing.byhand import Tagged
+from tests.subclasses.testing.broken import Computes
+from tests.subclasses.testing.faults import of_tensors, ruled
 
 aten = torch.ops.aten
 ROOT = Path(__file__).parents[3]
 
 
-def fits(report):
+def assert_fits(report):
+    """One screen, and all outcomes in the details."""
     lines = str(report).splitlines()
-    return len(lines) <= LINES == 24 and max(map(len, lines)) <= WIDTH == 110
-
-
-def holds_all(report):
-    return all(o.detail in report.details() and o.mend in report.details() for o in report.outcomes)
+    assert len(lines) <= LINES == 24 and max(map(len, lines)) <= WIDTH == 110
+    assert all(o.detail in report.details() and o.mend in report.details() for o in report.outcomes)
 
 
 # ---- what is compared --------------------------------------------------------------------------------------
@@ -41,22 +41,16 @@ class Mixed(TensorSubclass, size_from="wide", fallback="map"):
     wide: Tensor = inner()
 
 
-class Ruled(TensorSubclass, fallback="map"):
-    """Intervals, whose ends change places."""
-
+class Interval(TensorSubclass, fallback="map"):
     low: Tensor = inner()
     high: Tensor = inner()
 
 
-@Ruled.implements(aten.neg)
-def _(func, x):
-    return Ruled(func(x.high), func(x.low))
-
-
 @pytest.mark.slow
 def test_a_mapped_class_whose_ops_are_not_those_on_each_inner_tensor_needs_a_reference():
+    turned = ruled(Interval, {aten.neg: lambda func, x: type(x)(func(x.high), func(x.low))}, fallback="map")
     for make in (
-        lambda: Ruled(torch.zeros(4, 6), torch.ones(4, 6)),
+        lambda: turned(torch.zeros(4, 6), torch.ones(4, 6)),
         lambda: Mixed(torch.ones(4, 6).bfloat16(), torch.ones(4, 6)),
     ):
         report = examine(make, paths={}, skip={"values", "inner_gradients", "cotangents"})
@@ -71,9 +65,9 @@ def test_a_mapped_class_whose_ops_are_not_those_on_each_inner_tensor_needs_a_ref
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("options", [{}, {"reference": lambda x: (x.a, x.b)}], ids=["bare", "reference"])
 def test_two_tensor_fits_one_screen(options):
-    report = examine(lambda: TwoTensor(torch.randn(4, 6), torch.randn(4, 6)), paths={}, **options)
+    report = examine(of_tensors(TwoTensor), paths={}, **options)
     text = str(report)
-    assert fits(report) and holds_all(report)
+    assert_fits(report)
     assert ("NO RESULT WAS COMPARED" in text.splitlines()[1]) is not bool(options)
     assert all(name in text for name in report.broken)
     assert "mend: in __torch_dispatch__, `return NotImplemented` if types holds a class" in text
@@ -84,11 +78,15 @@ def test_two_tensor_fits_one_screen(options):
 def test_a_class_that_cannot_be_flattened_is_told_what_it_lacks_and_what_works():
     report = examine(lambda: MaskedTensor(torch.randn(4, 6), torch.rand(4, 6) > 0.5))
     text = str(report)
-    assert fits(report) and holds_all(report)
-    assert "NO RESULT WAS COMPARED" in text and "such as reference=lambda x: x.get_data()" in text
-    assert "NOTHING WAS COMPILED OR TAKEN APART: MaskedTensor is not a traceable wrapper subclass" in text
-    assert "MaskedTensor has no __tensor_flatten__ and no __tensor_unflatten__" in text
-    assert "its attributes hold the tensors _masked_data, _masked_mask" in text
+    assert_fits(report)
+    for words in (
+        "NO RESULT WAS COMPARED",
+        "such as reference=lambda x: x.get_data()",
+        "NOTHING WAS COMPILED OR TAKEN APART: MaskedTensor is not a traceable wrapper subclass",
+        "MaskedTensor has no __tensor_flatten__ and no __tensor_unflatten__",
+        "its attributes hold the tensors _masked_data, _masked_mask",
+    ):
+        assert words in text
     kept = {o.promise.name for o in report.of("kept")}
     assert {"printing", "clone_and_detach", "deepcopy", "conversion"} <= kept
 
@@ -102,7 +100,7 @@ def test_torchaos_int8_tensor_fits_one_screen(options):
     quantization.quantize_(linear, quantization.Int8WeightOnlyConfig(version=2))
     weight = linear.weight.detach()
     report = examine(lambda: weight.clone(), paths={}, **options)
-    assert fits(report) and holds_all(report)
+    assert_fits(report)
     assert options or "such as reference=lambda x: x.dequantize()" in str(report)
     assert "- metadata, nested_outside" in str(report)
     if options and version("torchao") == "0.18.0":  # of which the page tells
@@ -138,7 +136,7 @@ def test_promises_that_one_cause_breaks_are_one_entry():
 def test_many_causes_still_fit_and_all_are_named():
     many = tuple(outcome(f"p{i}", "broken", "long " * 90, f"mend {i} " * 90) for i in range(30))
     report = Report("X", many)
-    assert fits(report) and holds_all(report)
+    assert_fits(report)
     assert "- and p10, p11, p12" in str(report)
 
 
@@ -156,37 +154,32 @@ def test_what_was_not_tried_is_grouped_by_the_option_to_pass():
 # ---- refusals ----------------------------------------------------------------------------------------------
 
 
-class Refusing(Tagged):
+def raises(error):
+    def raising(*args):
+        raise error
+
+    return raising
+
+
+class Refusing(Computes):
     """Raises on purpose."""
 
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.exp.default:
-            raise TypeError("exp of a Refusing is not supported")
-        return func(*args, **kwargs)
+    instead: ClassVar = {aten.exp.default: raises(TypeError("exp of a Refusing is not supported"))}
 
 
-class Accident(Tagged):
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return func(*args, **kwargs) + None if func is aten.exp.default else func(*args, **kwargs)
+class Accident(Computes):
+    instead: ClassVar = {aten.exp.default: lambda x: x + None}
 
 
-class InsideTorch(Tagged):
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return torch.ones(2) @ torch.ones(3) if func is aten.exp.default else func(*args, **kwargs)
+class InsideTorch(Computes):
+    instead: ClassVar = {aten.exp.default: lambda x: torch.ones(2) @ torch.ones(3)}
 
 
-class Silent(Tagged):
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.exp.default:
-            raise ValueError
-        return func(*args, **kwargs)
+class Silent(Computes):
+    instead: ClassVar = {aten.exp.default: raises(ValueError)}
 
 
-class Asserts(Tagged):
+class Asserts(Computes):
     @classmethod
     def compute(cls, func, args, kwargs):
         assert func is not aten.exp.default, "no exp"

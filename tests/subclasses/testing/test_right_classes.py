@@ -1,4 +1,4 @@
-"""Classes that are right, of kinds that the kit has to know: they keep every promise."""
+"""Classes of kinds that the kit has to know: right ones keep every promise, and mapped ones that are wrong do not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner, static
 from subclasses.testing import PATHS, examine
-from subclasses.testing.runner import PROMISES
+from tests.subclasses.subjects import Pair, declare
+from tests.subclasses.testing.faults import check_kept, outcomes
 
 
 class OneHot(TensorSubclass, fallback="materialize"):
@@ -38,10 +39,8 @@ def test_a_class_of_integers_alone_keeps_all_promises():
 
 @pytest.mark.slow
 def test_compiled_gradients_of_a_class_of_integers_alone():
-    others = {p.name for p in PROMISES} - {"compiled_gradients"}
     paths = {name: compile for name, compile in PATHS.items() if name == "torch.compile"}
-    report = examine(make_one_hot, paths=paths, skip=others)
-    assert [o.promise.name for o in report.of("kept")] == ["compiled_gradients"], report.details()
+    check_kept(make_one_hot, "compiled_gradients", paths=paths)
 
 
 # ---- constructors that take other arguments than the fields --------------------------------------------------
@@ -93,28 +92,103 @@ def test_with_the_constructor_all_promises_are_tried():
 # ---- a class around another one, whose rows are ordinary tensors -----------------------------------------------
 
 
-class Rows(TensorSubclass):
-    rows: Tensor = inner()
-
-
-@Rows.implements(torch.ops.aten.select.int)
-def _(func, x, dim, index):
-    return func(x.rows, dim, index)
-
-
-@Rows.implements(torch.ops.aten.mul)
 def times(func, x, y):
     return Rows(x.rows * y)
 
 
-class Box(TensorSubclass, fallback="map"):
-    first: Tensor = inner()
-    second: Tensor = inner()
+Rows = declare(
+    name="Rows",
+    rows=inner(),
+    rules={
+        torch.ops.aten.select.int: lambda func, x, dim, index: func(x.rows, dim, index),
+        torch.ops.aten.mul: times,
+    },
+)
 
 
 @pytest.mark.slow
 def test_rows_of_a_class_around_another_are_views():
     """And the rule that fails is that of the class inside, of which the advice speaks."""
-    report = examine(lambda: Box(Rows(torch.randn(4, 3)), Rows(torch.randn(4, 3))), paths={})
+    report = examine(lambda: Pair(Rows(torch.randn(4, 3)), Rows(torch.randn(4, 3))), paths={})
     assert report.broken == ["stale_gradients", "optimizer"]  # x * x: the rule takes plain factors alone
     assert all("isinstance(operand, Rows)" in found.mend for found in report.of("broken"))
+
+
+# ---- classes that run each op on each inner tensor, where that is not what their values mean ------------------
+
+
+class Mean(TensorSubclass, fallback="map"):
+    """Twice the total and twice the count are the same mean."""
+
+    total: Tensor = inner()
+    count: Tensor = inner()
+
+    def materialize(self):
+        return self.total / self.count
+
+
+class MeanOfRows(Mean):
+    def materialize(self):
+        return self.total / self.count[:, None]
+
+
+class MaterializedMean(Mean, fallback="materialize"):
+    pass
+
+
+class First(TensorSubclass, fallback="map"):
+    """Numbers and notes on them, which take the same ops."""
+
+    numbers: Tensor = inner()
+    notes: Tensor = inner()
+
+    def materialize(self):
+        return self.numbers.clone()
+
+
+def make(cls):
+    return cls(torch.rand(4, 6), torch.rand(4, 6) + 1)
+
+
+@pytest.mark.slow
+def test_a_materialize_that_the_map_contradicts_is_found():
+    (found,) = examine(lambda: make(Mean), paths={}).of("broken")
+    assert found.promise.name == "mapped_values"
+    assert "materialize() of x * 2 is not what the op gives of x.materialize()" in found.detail
+    assert 'use fallback="materialize"' in found.mend and "skip={'mapped_values'}" in found.mend
+
+
+@pytest.mark.slow
+def test_a_materialize_that_agrees_with_the_map_keeps_all_promises():
+    for cls in (First, MaterializedMean):
+        report = examine(lambda cls=cls: make(cls), paths={})
+        assert report.broken == [], report.details()
+
+
+def test_the_reference_of_the_author_decides():
+    reference = lambda x: (x.total, x.count)  # noqa: E731
+    found = outcomes(lambda: make(Mean), "values", "mapped_values", reference=reference)
+    assert not [o for o in found.values() if o.state == "broken"]
+
+
+@pytest.mark.slow
+def test_an_inner_tensor_of_another_size_is_one_entry():
+    report = examine(lambda: MeanOfRows(torch.rand(4, 6), torch.rand(4) + 1), paths={})
+    assert {"outside", "values", "views", "random_backward"} <= {*report.broken}
+    assert len({o.mend for o in report.of("broken")}) == 1
+    (entry,) = [line for line in str(report).splitlines() if line.startswith("- ")]
+    assert "count has size [4], the value [4, 6]" in entry
+    assert '  mend: fallback="map" runs each op on each inner tensor' in str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reference", "fits"), [(lambda x: x.numbers, False), (lambda x: x.numbers + x.notes, True)]
+)
+def test_a_reference_that_plain_cotangents_contradict(reference, fits):
+    """Each inner tensor gets a plain cotangent."""
+    report = examine(lambda: First(torch.randn(4, 6), torch.randn(4, 6)), reference=reference, paths={})
+    broken = {o.promise.name: o.mend for o in report.of("broken")}
+    told = [mend for mend in broken.values() if "whatever reference= makes of them" in mend]
+    assert bool(told) is not fits
+    assert all("define wrap_cotangent" in mend and "look at" not in mend for mend in told)

@@ -17,13 +17,13 @@ from subclasses import TensorSubclass, inner
 from subclasses.testing import ConformanceError, check, examine, named, suite, sweep
 from tests.subclasses.testing import broken
 from tests.subclasses.testing.byhand import Tagged
+from tests.subclasses.testing.faults import of_tensors, outcomes, ruled
 
 aten = torch.ops.aten
 QUICK = {"paths": {}, "construct": Tagged}
 
 
-def make():
-    return Tagged(torch.randn(4, 6))
+make = of_tensors(Tagged, (4, 6))
 
 
 class Refuses(TensorSubclass):
@@ -41,14 +41,10 @@ class Ruled(TensorSubclass):
         return self.held
 
 
-@Ruled.implements(F.normalize)
-def _(func, x):
-    return func(x.unwrap("held"))
+Ruled.implements(F.normalize)(lambda func, x: func(x.unwrap("held")))
+Ruled.implements(aten.roll.default)(lambda func, x, shifts, dims=(): Ruled(func(x.held, shifts, dims)))
 
-
-@Ruled.implements(aten.roll.default)
-def _(func, x, shifts, dims=()):
-    return Ruled(func(x.held, shifts, dims))
+no_aliasing = of_tensors(broken.NoAliasing, (4, 6))
 
 
 # ---- reports -----------------------------------------------------------------------------------------------
@@ -57,12 +53,14 @@ def _(func, x, shifts, dims=()):
 @pytest.mark.slow
 def test_a_failure_says_which_promise_is_broken_and_how_to_mend_it():
     with pytest.raises(ConformanceError) as caught:
-        check(lambda: broken.NoAliasing(torch.randn(4, 6)), paths={})
-    text = str(caught.value)
-    assert "NoAliasing keeps" in text
-    assert "views: A view shares memory with the value that it is a view of" in text
-    assert "broken: x.view(-1) has a storage of its own" in text
-    assert "mend: end __torch_dispatch__ with" in text
+        check(no_aliasing, paths={})
+    for words in (
+        "NoAliasing keeps",
+        "views: A view shares memory with the value that it is a view of",
+        "broken: x.view(-1) has a storage of its own",
+        "mend: end __torch_dispatch__ with",
+    ):
+        assert words in str(caught.value)
     assert caught.value.report.broken == ["views"]
 
 
@@ -77,8 +75,8 @@ def test_an_error_of_the_class_is_the_cause_of_a_failure():
 
 @pytest.mark.slow
 def test_clean_refusals_break_nothing_and_are_told():
-    report = check(lambda: Refuses(torch.randn(4, 6)), reference=lambda x: x.held, paths={})
-    values = next(o for o in report.outcomes if o.promise.name == "values")
+    report = check(of_tensors(Refuses, (4, 6)), reference=lambda x: x.held, paths={})
+    (values,) = (o for o in report.outcomes if o.promise.name == "values")
     assert values.state == "kept"
     assert any("x.sum(): Refuses has no rule for aten.sum.default" in line for line in values.refused)
 
@@ -97,18 +95,9 @@ def test_nothing_random_or_global_is_left_behind():
 # ---- options -----------------------------------------------------------------------------------------------
 
 
-def test_wrong_arguments_are_refused_at_once():
-    with pytest.raises(TypeError, match=r"traceable wrapper subclass.*got Tensor"):
-        check(lambda: torch.ones(2))
-    with pytest.raises(TypeError, match="no option refrence; they are atol"):
-        check(make, refrence=lambda x: x)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unknown promises veiws; they are readable"):
-        check(make, skip={"veiws"})
-
-
 @pytest.mark.slow
 def test_a_promise_can_be_skipped():
-    report = examine(lambda: broken.NoAliasing(torch.randn(4, 6)), skip={"views"}, paths={})
+    report = examine(no_aliasing, skip={"views"}, paths={})
     assert report.broken == []
     assert "left out by skip=" in str(report)
 
@@ -116,67 +105,51 @@ def test_a_promise_can_be_skipped():
 @pytest.mark.slow
 def test_rules_that_were_not_tried_are_named_and_ops_tries_them():
     def outcome(**options):
-        report = examine(lambda: Ruled(torch.randn(4, 6)), paths={}, **options)
-        return next(o for o in report.outcomes if o.promise.name == "rules_tried")
+        return outcomes(of_tensors(Ruled, (4, 6)), "rules_tried", skip=set(), **options)["rules_tried"]
 
     assert outcome().detail.startswith("not called: aten.roll.default, normalize")
     ops = {F.normalize: lambda x: (x,), torch.roll: lambda x: (x, 1)}
     assert outcome(ops=ops).state == "kept"
 
 
+class Written(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held * 1
+
+
+def write(func, x, y):
+    func(x.held, y)
+    return x
+
+
 @pytest.mark.slow
 def test_ops_that_write_are_compiled_on_values_of_their_own():
-    class Written(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner()
-
-        def materialize(self):
-            return self.held * 1
-
-    @Written.implements(aten.add_.Tensor, aten.mul_.Tensor)
-    def write(func, x, y):
-        func(x.held, y)
-        return x
-
     paths = {"torch.compile": lambda fn: torch.compile(fn, backend="eager", fullgraph=True)}
     ops = {op: lambda x: (x, torch.full((4, 6), 2.0)) for op in (aten.add_.Tensor, aten.mul_.Tensor)}
-    report = examine(lambda: Written(torch.ones(4, 6)), ops=ops, paths=paths)
+    cls = ruled(Written, dict.fromkeys(ops, write))
+    report = examine(lambda: cls(torch.ones(4, 6)), ops=ops, paths=paths)
     assert {"compiled_values", "rules_tried"} <= {o.promise.name for o in report.of("kept")}
 
 
 @pytest.mark.slow
 def test_a_rule_with_raw_inner_tensors_loses_gradients_and_is_caught():
-    class Raw(TensorSubclass):
-        held: Tensor = inner()
-
-        def materialize(self):
-            return self.held
-
-    @Raw.implements(F.cosine_similarity)
-    def _(func, x, y):
-        return func(x.held, y)
-
-    report = examine(
-        lambda: Raw(torch.randn(4, 6)), paths={}, ops={F.cosine_similarity: lambda x: (x, torch.ones(4, 6))}
-    )
+    raw = ruled(Refuses, {F.cosine_similarity: lambda func, x, y: func(x.held, y)})
+    options = {"reference": lambda x: x.unwrap("held"), "paths": {}}
+    ops = {F.cosine_similarity: lambda x: (x, torch.ones(4, 6))}
+    report = examine(of_tensors(raw, (4, 6)), ops=ops, **options)
     assert {"gradients", "inner_gradients"} <= set(report.broken)
     assert "cosine_similarity does not require grad" in str(report)
 
 
 @pytest.mark.slow
-def test_a_tolerance_lets_a_coarse_rule_pass():
-    class Coarse(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner()
-
-        def materialize(self):
-            return self.held
-
-    @Coarse.implements(aten.erf.default)
-    def _(func, x):
-        return func(x.held) * 1.001
-
+@pytest.mark.parametrize(("tolerance", "broken"), [({}, True), ({"rtol": 0.01}, False)])
+def test_a_tolerance_lets_a_coarse_rule_pass(tolerance, broken):
+    coarse = ruled(Written, {aten.erf.default: lambda func, x: func(x.held) * 1.001})
     options = {"ops": {torch.erf: lambda x: (x,)}, "paths": {}, "skip": {"lazy_bits", "inference_mode"}}
-    assert "values" in examine(lambda: Coarse(torch.randn(4, 6)), **options).broken
-    assert "values" not in examine(lambda: Coarse(torch.randn(4, 6)), rtol=0.01, **options).broken
+    report = examine(of_tensors(coarse, (4, 6)), **options, **tolerance)
+    assert ("values" in report.broken) == broken
 
 
 @pytest.mark.slow
@@ -187,14 +160,11 @@ def test_a_compiler_that_is_not_installed_is_left_out():
 
 @pytest.mark.slow
 def test_a_compiler_that_computes_something_else_is_caught():
-    def off_by_one(function):
-        def compiled(*args):
-            result = function(*args)
-            return [leaf + 1 for leaf in result] if isinstance(result, list) else result
+    def plus_one(result):
+        return [leaf + 1 for leaf in result] if isinstance(result, list) else result
 
-        return compiled
-
-    report = examine(make, paths={"off": off_by_one}, construct=Tagged)
+    paths = {"off": lambda function: lambda *args: plus_one(function(*args))}
+    report = examine(make, paths=paths, construct=Tagged)
     assert report.broken == ["compiled_values", "dynamic_shapes"]
     assert "all ops at once under off is not what eager mode gives" in str(report)
 
@@ -209,7 +179,7 @@ def test_the_suite_has_one_test_for_each_promise():
     methods = {name for name in dir(TestTagged) if name.startswith("test_")}
     assert {"test_round_trip", "test_views", "test_inner_gradients", "test_compiled_values"} <= methods
     assert len(methods) == len(examine(make, **QUICK).outcomes)
-    failing = suite(lambda: broken.NoAliasing(torch.randn(4, 6)), paths={})()
+    failing = suite(no_aliasing, paths={})()
     with pytest.raises(ConformanceError, match="views: A view shares memory"):
         failing.test_views()
     failing.test_round_trip()
@@ -220,19 +190,18 @@ def test_the_suite_has_one_test_for_each_promise():
 @pytest.mark.slow
 def test_importing_the_kit_imports_no_test_library():
     others = ("pytest", "expecttest", "hypothesis")
-    code = f"import sys, subclasses.testing; print([m for m in {others} if m in sys.modules])"
+    code = (
+        "import sys, subclasses; print('subclasses.testing' in sys.modules); "
+        f"import subclasses.testing; print([m for m in {others} if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-    code = "import sys, subclasses; print('subclasses.testing' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.split() == ["False", "[]"]
 
 
 # ---- PyTorch's own -----------------------------------------------------------------------------------------
 
 
-def make_two():
-    return TwoTensor(torch.randn(4, 6), torch.randn(4, 6))
+make_two = of_tensors(TwoTensor)
 
 
 @pytest.mark.slow
@@ -272,15 +241,19 @@ def test_the_kit_runs_on_torchaos_int8_tensor():
 @pytest.mark.parametrize(
     ("factory", "options", "words"),
     [
+        (lambda: torch.ones(2), {}, r"traceable wrapper subclass.*got Tensor"),
+        (make, {"refrence": lambda x: x}, "no option refrence; they are atol"),
+        (make, {"skip": {"veiws"}}, "unknown promises veiws; they are readable"),
         (Tagged(torch.ones(2)), {}, r"takes a factory.*check\(lambda: Tagged\(...\)\), got a Tagged"),
         (Tagged, {}, r"takes a factory.*got a Tagged"),
         (3, {}, r"takes a factory.*got an? int"),
-        (lambda: Tagged(torch.ones(2)), {"sizes": lambda: 3}, "sizes= takes a list of factories"),
-        (lambda: Tagged(torch.ones(2)), {"variants": [5]}, "variants= takes a list of factories"),
-        (lambda: Tagged(torch.ones(2)), {"wrap": 5}, "wrap= takes a function, got 5"),
-        (lambda: Tagged(torch.ones(2)), {"ops": {torch.add: 1}}, "ops= takes a function from a value"),
+        (make, {"sizes": lambda: 3}, "sizes= takes a list of factories"),
+        (make, {"variants": [5]}, "variants= takes a list of factories"),
+        (make, {"wrap": 5}, "wrap= takes a function, got 5"),
+        (make, {"ops": {torch.add: 1}}, "ops= takes a function from a value"),
     ],
 )
 def test_wrong_arguments_are_not_faults_of_the_class(factory, options, words):
-    with pytest.raises(TypeError, match=words):
-        examine(factory, **options)
+    for examiner in (examine, check):
+        with pytest.raises(TypeError, match=words):
+            examiner(factory, **options)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner
-from subclasses.testing import examine
-from subclasses.testing.runner import PROMISES
+from tests.subclasses.subjects import Pair
+from tests.subclasses.testing.faults import check_found, check_kept, of_tensors, outcome, plain, ruled
 
 aten = torch.ops.aten
 
@@ -23,28 +23,12 @@ class Halves(TensorSubclass, fallback="materialize"):
         return self.whole + self.rest
 
 
-def plain(t):
-    return t.materialize() if isinstance(t, TensorSubclass) else t
-
-
 def is_value(x):
     return isinstance(x, Halves)
 
 
 def with_rule(key, rule):
-    cls = type("Ruled", (Halves,), {"__doc__": "One more rule."})
-    cls.implements(key)(rule)
-    return cls
-
-
-def make(cls, rows=4):
-    return cls(torch.randn(rows, 4), torch.randn(rows, 4))
-
-
-def outcome(cls, promise, factory=None, **options):
-    others = {p.name for p in PROMISES} - {promise}
-    report = examine(factory or (lambda: make(cls)), paths={}, skip=others, **options)
-    return next(o for o in report.outcomes if o.promise.name == promise)
+    return of_tensors(ruled(Halves, {key: rule}), (4, 4), (4, 4))
 
 
 # ---- rules, each wrong in one way and right ------------------------------------------------------------------
@@ -145,41 +129,27 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_rule_that_takes_one_operand_for_another_is_found(fault):
     key, wrong, right, words = FAULTS[fault]
-    found = outcome(with_rule(key, wrong), "two_values")
-    assert found.state == "broken"
-    assert all(word in str(found) for word in words), str(found)
-    assert outcome(with_rule(key, right), "two_values").state == "kept"
+    check_found(with_rule(key, wrong), "two_values", words)
+    check_kept(with_rule(key, right), "two_values")
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("key", [torch.mul, torch.matmul, torch.hypot])
 def test_a_rule_that_loses_the_gradient_of_the_right_operand_is_found(key):
-    found = outcome(with_rule(key, reading_raw), "two_value_gradients")
-    assert found.state == "broken"
-    assert "by y is lost" in found.detail and "reads the raw .whole" in found.mend
-    assert outcome(with_rule(key, comparing(lambda x, y: y)), "two_value_gradients").state == "kept"
+    check_found(with_rule(key, reading_raw), "two_value_gradients", ["by y is lost", "reads the raw .whole"])
+    check_kept(with_rule(key, comparing(lambda x, y: y)), "two_value_gradients")
 
 
 # ---- the second value ----------------------------------------------------------------------------------------
 
 
-def fixed(cls):
-    return cls(torch.arange(16.0).view(4, 4), torch.ones(4, 4))
-
-
-def with_one_rest(cls):
-    return cls(torch.randn(4, 4), torch.ones(4, 4))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("factory", [fixed, with_one_rest])
-def test_a_factory_that_gives_the_same_inner_tensors_is_changed(factory):
-    key, wrong, right, words = FAULTS["a field of the left operand twice"]
-    cls = with_rule(key, wrong)
-    found = outcome(cls, "two_values", lambda: factory(cls))
-    assert found.state == "broken" and words[0] in found.detail
-    cls = with_rule(key, right)
-    assert outcome(cls, "two_values", lambda: factory(cls)).state == "kept"
+@pytest.mark.parametrize("whole", [lambda: torch.arange(16.0).view(4, 4), lambda: torch.randn(4, 4)])
+def test_a_factory_that_gives_the_same_inner_tensors_is_changed(whole):
+    key, *rules, words = FAULTS["a field of the left operand twice"]
+    wrong, right = (ruled(Halves, {key: rule}) for rule in rules)
+    check_found(lambda: wrong(whole(), torch.ones(4, 4)), "two_values", words[:1])
+    check_kept(lambda: right(whole(), torch.ones(4, 4)), "two_values")
 
 
 class Classes(TensorSubclass, fallback="materialize", dtype_from="scale", size_from="index"):
@@ -193,8 +163,7 @@ class Classes(TensorSubclass, fallback="materialize", dtype_from="scale", size_f
 
 
 def test_without_a_second_value_the_promise_is_not_tried():
-    factory = lambda: Classes(torch.zeros(4, 4, dtype=torch.int64), torch.ones(()))  # noqa: E731
-    found = outcome(Classes, "two_values", factory)
+    found = outcome(lambda: Classes(torch.zeros(4, 4, dtype=torch.int64), torch.ones(())), "two_values")
     assert found.state == "skipped" and "let it draw random numbers" in found.detail
 
 
@@ -203,17 +172,12 @@ def test_ops_that_a_class_refuses_break_no_promise():
     def refusing(func, *args, **kwargs):
         raise DispatchError("no sums of two of these")
 
-    assert outcome(with_rule(aten.add, refusing), "two_values").state == "kept"
+    check_kept(with_rule(aten.add, refusing), "two_values")
 
 
 @pytest.mark.slow
 def test_each_inner_tensor_of_a_mapped_class_is_compared():
-    class Pair(TensorSubclass, fallback="map"):
-        a: Tensor = inner()
-        b: Tensor = inner()
-
-    assert outcome(Pair, "two_values", lambda: make(Pair)).state == "kept"
-    assert outcome(Pair, "two_value_gradients", lambda: make(Pair)).state == "kept"
+    check_kept(of_tensors(Pair), "two_values", "two_value_gradients")
 
 
 # ---- integers that the factory gives equal -------------------------------------------------------------------
@@ -249,8 +213,7 @@ def adding_runs(looks, refuses):
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(("looks", "refuses"), [(False, False), (True, True), (True, False)])
 def test_other_integers_of_the_right_operand(looks, refuses):
-    cls = type("RunsWithAdd", (Runs,), {"__doc__": "One more rule."})
-    cls.implements(aten.add.Tensor)(adding_runs(looks, refuses))
-    made = outcome(cls, "two_values", lambda: cls(torch.randn(4), torch.tensor([2, 1, 3, 2]), total=8))
+    cls = ruled(Runs, {aten.add.Tensor: adding_runs(looks, refuses)})
+    made = outcome(lambda: cls(torch.randn(4), torch.tensor([2, 1, 3, 2]), total=8), "two_values")
     assert (made.state == "kept") == looks
     assert looks or "x + y, where y holds other integers" in made.detail

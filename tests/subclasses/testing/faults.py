@@ -1,0 +1,58 @@
+"""Planted faults: classes with rules, and what the kit says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from subclasses import TensorSubclass
+from subclasses.testing import examine
+from subclasses.testing.property import Outcome
+from subclasses.testing.runner import PROMISES
+from tests.subclasses.subjects import declare
+
+Factory = Callable[[], Any]
+
+
+def plain(t: Any) -> Any:
+    """Returns the plain tensor for which an operand stands."""
+    return t.materialize() if isinstance(t, TensorSubclass) else t
+
+
+def ruled(base: type, rules: Mapping[Any, Callable[..., Any]], **keywords: Any) -> Any:
+    """Returns a class that inherits from another, and has rules of its own."""
+    return declare(base, name="Ruled", rules=rules, keywords=keywords)
+
+
+def only(*promises: str) -> set[str]:
+    """Returns the promises to skip, so that only some are tried."""
+    return {p.name for p in PROMISES} - {*promises, "readable"}
+
+
+def outcomes(make: Factory, *promises: str, **options: Any) -> dict[str, Outcome]:
+    """Returns the outcomes of some promises by name; nothing is compiled, unless `paths` says otherwise."""
+    report = examine(make, **{"paths": {}, "skip": only(*promises)} | options)
+    return {o.promise.name: o for o in report.outcomes}
+
+
+def outcome(make: Factory, promise: str, **options: Any) -> Outcome:
+    return outcomes(make, promise, **options)[promise]
+
+
+def check_found(make: Factory, promise: str, words: list[str], **options: Any) -> None:
+    """Checks that a promise is broken, and that the outcome holds some words."""
+    found = outcome(make, promise, **options)
+    assert found.state == "broken", found
+    assert all(word in str(found) for word in words), str(found)
+
+
+def check_kept(make: Factory, *promises: str, **options: Any) -> None:
+    found = outcomes(make, *promises, **options)
+    assert all(found[promise].state == "kept" for promise in promises), found
+
+
+def of_tensors(cls: Any, *sizes: tuple[int, ...]) -> Factory:
+    """Returns a factory of values with random inner tensors, of one size twice unless told otherwise."""
+    return lambda: cls(*(torch.randn(size) for size in sizes or ((4, 6), (4, 6))))
