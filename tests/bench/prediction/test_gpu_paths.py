@@ -15,11 +15,11 @@ from bench.prediction.predicting import EAGER, OURS
 from desugar.api import capture
 from desugar.backends.choose import choose_backend
 from examples._language_model import LanguageModel, jagged
-from subclasses import TensorSubclass, inner
 from subclasses.int8 import Int8Tensor
 from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from subclasses.ragged import PaddedTensor
 from tests.bench.prediction.needs import cuda_build
+from tests.subclasses.subjects import Pair
 
 pytestmark = cuda_build
 ROOT = Path(__file__).parents[3]
@@ -219,11 +219,6 @@ def test_a_padded_step_is_one_recordable_program_for_every_length_of_a_bucket():
 
 
 # ---- wrappers ---------------------------------------------------------------------------------------------------
-
-
-class Pair(TensorSubclass, fallback="map"):
-    a: torch.Tensor = inner()
-    b: torch.Tensor = inner()
 
 
 def train(*args):

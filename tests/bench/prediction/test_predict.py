@@ -6,8 +6,8 @@ from torch import nn
 from bench.prediction import DEVICES, fake_device, predict
 from bench.prediction.fake import move
 from bench.prediction.predicting import EAGER, OURS, STOCK
-from subclasses import TensorSubclass, inner
 from tests.bench.prediction.needs import cuda_build
+from tests.subclasses.subjects import Pair
 
 pytestmark = cuda_build
 
@@ -122,11 +122,6 @@ def test_a_function_that_cannot_be_captured_has_an_error():
 
     for way in predict(breaks, (torch.randn(3),)).ways:
         assert way.error and not way.stages
-
-
-class Pair(TensorSubclass, fallback="map"):
-    a: torch.Tensor = inner()
-    b: torch.Tensor = inner()
 
 
 def test_a_wrapper_is_desugared():

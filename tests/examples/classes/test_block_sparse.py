@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import desugar
-from classes import block_sparse as example
 from classes.block_sparse import BlockSparse
 from subclasses import strict
 from subclasses.testing import suite
+from tests.examples.classes.checks import check_gradients, check_refused, check_unchanged
 
 X = torch.linspace(-1, 1, 18).view(3, 6)
 ROW, COLUMN = [0, 1, 1], [1, 0, 2]
@@ -48,8 +48,7 @@ def test_values_and_gradients(way, size):
 
     got = way(layer)(*leaves)
     expected = F.linear(leaves[0], whole(leaves[1], w.row, w.column, w.grid), leaves[2]).tanh()
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), leaves) for y in (got, expected)))
+    check_gradients(got, expected, leaves)
 
 
 def test_the_matrix():
@@ -93,25 +92,8 @@ def test_no_blocks():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match=r"need \[n, height, width\], \[n\], \[n\]"):
-        BlockSparse(
-            torch.ones(2, 2, 2),
-            torch.zeros(3, dtype=torch.int64),
-            torch.zeros(2, dtype=torch.int64),
-            grid=(1, 1),
-        )
+    blocks, two, three = torch.ones(2, 2, 2), torch.zeros(2).long(), torch.zeros(3).long()
+    words = r"need \[n, height, width\], \[n\], \[n\]"
+    check_refused(lambda: BlockSparse(blocks, three, two, grid=(1, 1)), error=ValueError, match=words)
     w = make()
-    before = w.blocks.clone()
-    for refused in (lambda: w.mul_(2), lambda: w.__isub__(w), lambda: w.copy_(torch.zeros(4, 6))):
-        with pytest.raises(NotImplementedError):
-            refused()
-    assert torch.equal(w.blocks, before)
-
-
-def test_the_script(capsys):
-    example.main()
-    out = capsys.readouterr().out
-    assert (
-        "64 of 64 blocks: 262144 bytes, error of a product 0.0%" in out
-        and " 8 of 64 blocks:  32768 bytes" in out
-    )
+    check_unchanged([w.blocks], lambda: w.mul_(2), lambda: w.__isub__(w), lambda: w.copy_(torch.zeros(4, 6)))

@@ -11,6 +11,7 @@ from classes import int4_kernel as example
 from classes.int4_kernel import KernelInt4Weight
 from subclasses import DispatchError, strict
 from subclasses.testing import suite
+from tests.examples.classes.checks import check_gradients, check_refused, check_unchanged
 
 X = torch.linspace(-1, 1, 24).view(3, 8)
 
@@ -45,8 +46,7 @@ def test_values_and_gradients(way, size):
 
     got = way(layer)(*leaves)
     expected = F.linear(leaves[0], numbers * leaves[1].repeat_interleave(4, 1), leaves[2]).tanh()
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), leaves) for y in (got, expected)))
+    check_gradients(got, expected, leaves)
 
 
 def test_the_matrix_is_that_of_the_nearest_numbers():
@@ -82,26 +82,13 @@ def test_no_rows_and_zeros():
 
 
 def test_what_is_refused():
-    for group in (3, 16):
-        with pytest.raises(ValueError, match="an even group that divides the row"):
-            make(group=group)
-    with pytest.raises(ValueError, match=r"numbers of size \[4, 2, 2\] with scales of size \[4, 3\]"):
-        KernelInt4Weight(make().packed, torch.ones(4, 3))
+    group = "an even group that divides the row"
+    check_refused(lambda: make(group=3), lambda: make(group=16), error=ValueError, match=group)
+    words = r"numbers of size \[4, 2, 2\] with scales of size \[4, 3\]"
+    check_refused(lambda: KernelInt4Weight(make().packed, torch.ones(4, 3)), error=ValueError, match=words)
     w = make()
-    before = w.packed.clone(), w.scale.clone()
-    for refused in (lambda: w.mul_(2), lambda: w.__isub__(1), lambda: w.copy_(torch.zeros(4, 8))):
-        with pytest.raises(DispatchError):
-            refused()
-    assert torch.equal(w.packed, before[0]) and torch.equal(w.scale, before[1])
-
-
-def test_an_input_of_another_length_is_an_error():
-    for size in ((3, 7), (4, 6)):  # the second has as many numbers as three rows
-        with pytest.raises(RuntimeError, match="unflatten"):
-            F.linear(torch.ones(size), make())
-
-
-def test_the_script(capsys):
-    example.main()
-    out = capsys.readouterr().out
-    assert "torch.ops.gallery.int4_linear.default" in out and "error beside float32" in out
+    writes = lambda: w.mul_(2), lambda: w.__isub__(1), lambda: w.copy_(torch.zeros(4, 8))
+    check_unchanged([w.packed, w.scale], *writes, error=DispatchError)
+    # An input of another length; the second has as many numbers as three rows.
+    wrong = lambda: F.linear(torch.ones(3, 7), w), lambda: F.linear(torch.ones(4, 6), w)
+    check_refused(*wrong, error=RuntimeError, match="unflatten")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from by_hand.log_probability import LogProbability as ByHand
-from classes import log_probability as example
 from classes.log_probability import LogProbability
 from subclasses.testing import suite
+from tests.examples.classes.checks import check_gradients, check_unchanged
 
 aten = torch.ops.aten
 
@@ -50,9 +50,7 @@ def test_values_and_gradients(cls, way):
     logs = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     got = way(formula)(*map(cls, logs)).values
     expected = formula(*(log.exp() for log in logs)).log()
-    torch.testing.assert_close(got, expected)
-    gradients = [torch.autograd.grad(value, logs) for value in (got, expected)]
-    torch.testing.assert_close(*gradients)
+    check_gradients(got, expected, logs, lambda value: value)
 
 
 @pytest.mark.sweep(2)
@@ -115,26 +113,35 @@ def test_no_entries_and_one(cls):
         assert x.sum((), keepdim=True).shape == shape
 
 
-def test_what_is_refused(cls):
+REFUSED = {
+    "a negative number": (ValueError, "cannot represent the negative number -1", [lambda x, y: x * -1]),
+    "plain tensors": (
+        NotImplementedError,
+        r"pass LogProbability\(tensor.log\(\)\)",
+        [lambda x, y: x * torch.ones(6), lambda x, y: torch.ones(6) * x, lambda x, y: x + torch.ones(6)],
+    ),
+    "integers": (
+        NotImplementedError,
+        r"floating-point logarithms, not torch\.int64",
+        [lambda x, y: type(x)(torch.ones(2, dtype=torch.int64))],
+    ),
+    "a conversion to them": (NotImplementedError, r"no rule for aten\._to_copy", [lambda x, y: x.long()]),
+    "ops without a rule": (
+        NotImplementedError,
+        "LogProbability has no rule for aten",
+        [
+            lambda x, y: x - y,
+            lambda x, y: x.sub_(y),
+            lambda x, y: x.mul_(y),
+            lambda x, y: x.exp(),
+            lambda x, y: -x,
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(cls, case):
     x, y = make(cls), make(cls)
-    before = x.values.clone()
-    with pytest.raises(ValueError, match="cannot represent the negative number -1"):
-        x * -1
-    for refused in (lambda: x * torch.ones(6), lambda: torch.ones(6) * x, lambda: x + torch.ones(6)):
-        with pytest.raises(NotImplementedError, match=r"pass LogProbability\(tensor.log\(\)\)"):
-            refused()
-    with pytest.raises(NotImplementedError, match=r"floating-point logarithms, not torch\.int64"):
-        cls(torch.ones(2, dtype=torch.int64))
-    with pytest.raises(NotImplementedError, match=r"no rule for aten\._to_copy"):
-        x.long()
-    for refused in (lambda: x - y, lambda: x.sub_(y), lambda: x.mul_(y), lambda: x.exp(), lambda: -x):
-        with pytest.raises(NotImplementedError, match="LogProbability has no rule for aten"):
-            refused()
-    assert torch.equal(x.values, before)
-
-
-@pytest.mark.slow
-def test_the_script(capsys):
-    example.main()
-    out = capsys.readouterr().out
-    assert "log-likelihood -24" in out and "as a probability 0.0e+00" in out
+    error, match, calls = REFUSED[case]
+    check_unchanged([x.values], *(partial(call, x, y) for call in calls), error=error, match=match)

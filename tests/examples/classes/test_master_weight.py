@@ -11,6 +11,7 @@ from classes import master_weight as example
 from classes.master_weight import Linear, MasterWeight
 from subclasses import DispatchError, strict
 from subclasses.testing import suite
+from tests.examples.classes.checks import check_refused, check_unchanged
 
 aten = torch.ops.aten
 X = torch.linspace(-1, 1, 18).view(3, 6)
@@ -87,15 +88,12 @@ def test_no_rows_and_one():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match=r"expected dtype torch\.float32"):
-        MasterWeight(torch.ones(2, 2).half())
+    words = r"expected dtype torch\.float32"
+    check_refused(lambda: MasterWeight(torch.ones(2, 2).half()), error=ValueError, match=words)
     w = make()
-    before = w.master.clone()
-    for refused in (lambda: w.mul_(2), lambda: w.__isub__(w), lambda: w.copy_(torch.zeros(4, 6))):
-        with pytest.raises(DispatchError):
-            refused()
-    assert torch.equal(w.master, before)
-    assert torch.equal(2 / w - w, 2 / before.bfloat16() - before.bfloat16())
+    writes = lambda: w.mul_(2), lambda: w.__isub__(w), lambda: w.copy_(torch.zeros(4, 6))
+    check_unchanged([w.master], *writes, error=DispatchError)
+    assert torch.equal(2 / w - w, 2 / w.master.bfloat16() - w.master.bfloat16())
 
 
 def test_the_script(capsys):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from classes import named as example
 from classes.named import Named
 from subclasses import DispatchError
 from subclasses.testing import suite
+from tests.examples.classes.checks import check_gradients, check_unchanged
 
 UNARY = (torch.exp, torch.neg, torch.abs, torch.relu, torch.tanh, torch.square, torch.reciprocal)
 BINARY = (
@@ -62,10 +64,7 @@ def test_values_and_gradients(way):
     aligned = x[:, :, None] * y.T - 2 / z.exp()
     expected = aligned.sum(1).amax(0) + (1 - y).mean() * x[0, 1:3].sum()
     assert got.dims == ("c",)
-    torch.testing.assert_close(got.values, expected)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(v.square().sum(), (x, y, z)) for v in (got.values, expected))
-    )
+    check_gradients(got.values, expected, (x, y, z))
 
 
 def test_the_order_of_operands_does_not_matter():
@@ -118,31 +117,39 @@ def test_conversions_keep_the_names(dtype):
         assert y.dtype == y.values.dtype == dtype and set(y.dims) <= {"a", "b"}
 
 
-def test_what_is_refused():
-    for values, dims in (
-        (torch.ones(2, 2), ("a",)),
-        (torch.ones(2, 2), ("a", "a")),
-        (torch.ones(()), ("a",)),
-    ):
-        with pytest.raises(ValueError, match="need as many different names"):
-            Named(values, dims=dims)
-    x = make()
-    before = x.values.clone()
-    with pytest.raises(ValueError, match=r"no dimension c among \('a', 'b'\)"):
-        x.sum("c")
-    with pytest.raises(RuntimeError, match="must match"):
-        x + make(5)
-    with pytest.raises(RuntimeError):
-        x.order("a")
-    for refused in (lambda: x + torch.ones(6), lambda: torch.ones(4, 6) * x):
-        with pytest.raises(NotImplementedError, match="have no names"):
-            refused()
-    for refused in (lambda: x.mul_(2), lambda: x.__isub__(x), lambda: x[0], lambda: x.T, lambda: x.cumsum(0)):
-        with pytest.raises(DispatchError, match="Named has no rule for aten"):
-            refused()
-    assert torch.equal(x.values, before)
+REFUSED = {
+    "other numbers of names": (
+        ValueError,
+        "need as many different names",
+        [
+            lambda x: Named(torch.ones(2, 2), dims=("a",)),
+            lambda x: Named(torch.ones(2, 2), dims=("a", "a")),
+            lambda x: Named(torch.ones(()), dims=("a",)),
+        ],
+    ),
+    "a name that is not there": (ValueError, r"no dimension c among \('a', 'b'\)", [lambda x: x.sum("c")]),
+    "another size": (RuntimeError, "must match", [lambda x: x + make(5)]),
+    "an order of some": (RuntimeError, None, [lambda x: x.order("a")]),
+    "plain tensors": (
+        NotImplementedError,
+        "have no names",
+        [lambda x: x + torch.ones(6), lambda x: torch.ones(4, 6) * x],
+    ),
+    "ops without a rule": (
+        DispatchError,
+        "Named has no rule for aten",
+        [
+            lambda x: x.mul_(2),
+            lambda x: x.__isub__(x),
+            lambda x: x[0],
+            lambda x: x.T,
+            lambda x: x.cumsum(0),
+        ],
+    ),
+}
 
 
-def test_the_script(capsys):
-    example.main()
-    assert "dims ('day', 'product'), variances tensor([1.0000" in capsys.readouterr().out
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    x, (error, match, calls) = make(), REFUSED[case]
+    check_unchanged([x.values], *(partial(call, x) for call in calls), error=error, match=match)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from by_hand.quaternion import Quaternion as ByHand
-from classes import quaternion as example
 from classes.quaternion import Quaternion
 from subclasses.testing import suite
+from tests.examples.classes.checks import check_gradients, check_refused, check_unchanged
 
 aten = torch.ops.aten
 
@@ -76,10 +76,8 @@ def test_values_and_gradients(cls, way):
     x, y = (torch.randn(4, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     r = torch.randn(6, dtype=torch.float64, requires_grad=True)
     got, expected = way(formula)(cls(x), cls(y), r).parts, reference(x, y, r)
-    torch.testing.assert_close(got, expected)
     weights = torch.randn_like(expected)
-    gradients = [torch.autograd.grad((value * weights).sum(), (x, y, r)) for value in (got, expected)]
-    torch.testing.assert_close(*gradients)
+    check_gradients(got, expected, (x, y, r), lambda value: (value * weights).sum())
 
 
 @pytest.mark.sweep(6)
@@ -91,10 +89,7 @@ def test_a_rotation_turns_vectors_about_its_axis(cls, way):
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     along = axis * (axis * v).sum(-1, keepdim=True)  # Rodrigues' formula
     expected = (v - along) * cos + torch.linalg.cross(axis, v) * sin + along
-    torch.testing.assert_close(turned, expected)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(t.prod(1).sum(), (angle, v)) for t in (turned, expected))
-    )
+    check_gradients(turned, expected, (angle, v), lambda t: t.prod(1).sum())
 
 
 def test_a_rotation_is_a_product_with_the_conjugate(cls):
@@ -139,11 +134,13 @@ def test_sizes_and_dtypes(cls, size, dtype):
 
 
 def test_what_is_refused(cls):
+    words = r"parts of size \[..., 4\], not \[3\]"
+    check_refused(lambda: cls(torch.ones(3)), error=ValueError, match=words)
+    words = "parts are not next to one another"
+    check_refused(lambda: cls(torch.randn(4, 6).t()).as_strided((2,), (1,)), match=words)
     x = make(cls)
-    before = x.parts.clone()
-    with pytest.raises(ValueError, match=r"parts of size \[..., 4\], not \[3\]"):
-        cls(torch.ones(3))
-    for refused in (
+    check_unchanged(
+        [x.parts],
         lambda: x + 1,
         lambda: 1 - x,
         lambda: x.add_(1),
@@ -157,14 +154,4 @@ def test_what_is_refused(cls):
         lambda: x.copy_(torch.zeros(4, 6)),
         lambda: torch.ones(4, 6).add_(x),
         lambda: torch.mul(x, x, out=x),
-    ):
-        with pytest.raises(NotImplementedError):
-            refused()
-    with pytest.raises(NotImplementedError, match="parts are not next to one another"):
-        cls(torch.randn(4, 6).t()).as_strided((2,), (1,))
-    assert torch.equal(x.parts, before)
-
-
-def test_the_script(capsys):
-    example.main()
-    assert "found with an error of 0.000" in capsys.readouterr().out
+    )

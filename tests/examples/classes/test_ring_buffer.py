@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 
 import desugar
-from classes import ring_buffer as example
 from classes.ring_buffer import RingBuffer
 from subclasses import DispatchError
 from subclasses.testing import suite
+from tests.examples.classes.checks import check_gradients, check_refused, check_unchanged
 
 
 def make(capacity=4, count=9):
@@ -61,16 +62,14 @@ def test_gradients(way):
     got = way(function)(storage, entries)
     expected = torch.stack([storage[0], entries[0], entries[1]])
     assert torch.equal(got, expected)
-    gradients = [torch.autograd.grad(v.pow(3).sum(), (storage, entries)) for v in (got, expected)]
-    torch.testing.assert_close(*gradients)
+    check_gradients(got, expected, (storage, entries), lambda v: v.pow(3).sum())
 
 
 def test_a_gradient_is_never_lost_in_silence():
     entry = torch.randn(6, requires_grad=True)
     learned = RingBuffer(torch.randn(4, 6, requires_grad=True), count=1)
-    for refused in (lambda: make().append_(entry), lambda: learned.append_(entry.detach())):
-        with pytest.raises(RuntimeError, match="append_ takes no gradients; use append"):
-            refused()
+    calls = lambda: make().append_(entry), lambda: learned.append_(entry.detach())
+    check_refused(*calls, error=RuntimeError, match="append_ takes no gradients; use append")
     with torch.no_grad():
         assert learned.detach().append_(torch.zeros(6)).count == 2
 
@@ -93,20 +92,9 @@ def test_conversions_and_copies_keep_the_position(dtype):
 
 
 def test_what_is_refused():
-    for size in ((), (0,), (0, 3)):
-        with pytest.raises(ValueError, match="needs a capacity of 1 or more"):
-            RingBuffer(torch.zeros(size))
-    buffer = make()
-    before = buffer.storage.clone()
-    with pytest.raises(RuntimeError, match="expand"):
-        buffer.append(torch.ones(2, 6))
-    for refused in (lambda: buffer + 1, lambda: buffer.mul_(2), lambda: buffer[0], lambda: buffer.sum()):
-        with pytest.raises(DispatchError, match="RingBuffer has no rule for aten"):
-            refused()
-    assert torch.equal(buffer.storage, before)
-
-
-def test_the_script(capsys):
-    example.main()
-    out = capsys.readouterr().out
-    assert "held [96.0, 97.0, 98.0, 99.0], mean 97.5" in out
+    empty = (partial(RingBuffer, torch.zeros(size)) for size in ((), (0,), (0, 3)))
+    check_refused(*empty, error=ValueError, match="needs a capacity of 1 or more")
+    x = make()
+    check_unchanged([x.storage], lambda: x.append(torch.ones(2, 6)), error=RuntimeError, match="expand")
+    ops = lambda: x + 1, lambda: x.mul_(2), lambda: x[0], lambda: x.sum()
+    check_unchanged([x.storage], *ops, error=DispatchError, match="RingBuffer has no rule for aten")
