@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 import package_ragged_lm as example
+from tests.examples.command import run_command
 
 
 @pytest.mark.slow
 def test_a_process_without_the_model_says_and_learns_the_same():
-    app = typer.Typer()
-    app.command()(example.main)
-    made = CliRunner().invoke(app, ["--quick", "--steps", "5"])
+    made = run_command(example.main, "--quick", "--steps", "5")
     assert made.exit_code == 0, made.output
     assert "without the model's source" in made.output
 
@@ -24,8 +21,6 @@ def test_a_difference_is_a_failure(monkeypatch):
     wrong = {"rows": [], "losses": [0.0] * 4, "seconds": 0.0, "has": []}
     monkeypatch.setattr(example, "save_packages", lambda *_: None)
     monkeypatch.setattr(example, "run_client", lambda *_: wrong)
-    app = typer.Typer()
-    app.command()(example.main)
-    made = CliRunner().invoke(app, ["--quick", "--steps", "1"])
+    made = run_command(example.main, "--quick", "--steps", "1")
     assert made.exit_code != 0
     assert "The packages went wrong" in made.output

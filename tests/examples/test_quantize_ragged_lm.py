@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import quantize_ragged_lm as example
 from _language_model import LanguageModel, draw_batches, read_lines
 from subclasses.int8 import weight_bytes
+from tests.examples.command import check_exits, run_command
 
 
 @pytest.mark.slow
 def test_by_itself():
-    app = typer.Typer()
-    app.command()(example.main)
-    result = CliRunner().invoke(app, ["--quick", "--steps", "2"], env={"COLUMNS": "120"})
+    result = run_command(example.main, "--quick", "--steps", "2")
     assert result.exit_code == 0, result.output
-    for name in example.CONFIGS:
-        assert name in result.stdout
+    assert all(name in result.stdout for name in example.CONFIGS)
 
 
 @pytest.fixture
@@ -31,9 +27,8 @@ def model():
 def test_a_model_that_got_worse_fails(model, monkeypatch, capsys):
     monkeypatch.setattr(example, "WORST_LOSS", -0.5)
     monkeypatch.setattr(example, "ROUNDS", 1)
-    with pytest.raises(typer.Exit):
-        example.compare_quantized(model, next(draw_batches(read_lines(48), 16, 0)), "eager")
-    assert "worse" in capsys.readouterr().err
+    batch = next(draw_batches(read_lines(48), 16, 0))
+    check_exits(capsys, "worse", example.compare_quantized, model, batch, "eager")
 
 
 def test_the_model_itself_stays_as_it_is(model):

@@ -6,13 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import desugar
 import serve_llm as example
 from _llama import Llama, Request, answer_alone, make_requests
 from subclasses.testing import suite
+from tests.examples.command import check_exits, run_command
 
 SLOTS = 2
 
@@ -44,15 +43,9 @@ def make_server(model):
     return example.Server(model, SLOTS, partial(desugar.compile, backend="eager", dynamic=False))
 
 
-def run(*options):
-    app = typer.Typer()
-    app.command()(example.main)
-    return CliRunner().invoke(app, options, env={"COLUMNS": "120"})
-
-
 @pytest.mark.slow
 def test_by_itself():
-    result = run("--quick", "--layers=1", "--slots=2")
+    result = run_command(example.main, "--quick", "--layers=1", "--slots=2")
     assert result.exit_code == 0, result.output
     assert "prompts in tables of 32 and 64 places" in result.stdout
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines()]
@@ -68,7 +61,8 @@ def test_which_weights(weight_only, monkeypatch):
     asked = []
     monkeypatch.setattr(example, "compare", lambda model, kinds, *_: asked.extend(kinds))
     monkeypatch.setattr(example, "make_requests", lambda *_: [])
-    assert run("--quick", "--slots=2", *["--weight-only"] * weight_only).exit_code == 0
+    options = ["--quick", "--slots=2", *["--weight-only"] * weight_only]
+    assert run_command(example.main, *options).exit_code == 0
     assert asked == ["float32", "int8 weights" if weight_only else "int8 weights, activations"]
     assert set(example.TIES) == set(example.CONFIGS)
 
@@ -133,18 +127,16 @@ def test_an_answer_that_is_not_its_own_fails(model, requests, monkeypatch, capsy
 
     monkeypatch.setattr(example, "RUNS", 1)
     monkeypatch.setattr(example.KVCache, "attend_next", attend_to_everything)
-    with pytest.raises(typer.Exit) as stopped:
-        example.compare(model, ["float32"], requests, SLOTS, "eager")
-    assert stopped.value.exit_code == 1 and "not that of its request alone" in capsys.readouterr().err
+    words = "not that of its request alone"
+    check_exits(capsys, words, example.compare, model, ["float32"], requests, SLOTS, "eager")
 
 
 @pytest.mark.slow
 def test_too_many_programs_fail(model, requests, monkeypatch, capsys):
     monkeypatch.setattr(example, "RUNS", 1)
     monkeypatch.setattr(example, "PROGRAMS", 2)
-    with pytest.raises(typer.Exit):
-        example.compare(model, ["float32"], requests, SLOTS, "eager")
-    assert "too many programs" in capsys.readouterr().err
+    words = "too many programs"
+    check_exits(capsys, words, example.compare, model, ["float32"], requests, SLOTS, "eager")
 
 
 def test_where_two_answers_part():
@@ -157,5 +149,5 @@ def test_where_two_answers_part():
 
 @pytest.mark.parametrize("option", ["--width=100", "--width=0", "--slots=0", "--layers=0"])
 def test_wrong_options(option):
-    result = run(option)
+    result = run_command(example.main, option)
     assert result.exit_code == 2 and f"Invalid value for '{option.partition('=')[0]}'" in result.output

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import train_ragged_lm as example
 from _report import Result, check_agreement
+from tests.examples.command import check_exits, run_command
 
 WAYS = [
     "dense, eager",
@@ -22,18 +21,14 @@ WAYS = [
 @pytest.fixture
 def run(tmp_path):
     """Runs the demo in its quick form; the picture goes to `tmp_path`."""
-    app = typer.Typer()
-    app.command()(example.main)
     options = ["--quick", "--steps", "4", "--batch", "6", "--out", str(tmp_path / "demo.png")]
-    return lambda: CliRunner().invoke(app, options, env={"COLUMNS": "120"})
+    return lambda: run_command(example.main, *options)
 
 
 def table_rows(text: str) -> dict[str, list[str]]:
     """The cells of each row of the printed table, by the name of the way."""
-    rows = [
-        [cell.strip() for cell in line.strip("│ ").split("│")] for line in text.splitlines() if "│" in line
-    ]
-    return {row[0]: row[1:] for row in rows}
+    lines = (line.strip("│ ").split("│") for line in text.splitlines() if "│" in line)
+    return {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
 
 
 def wrong_targets(rows):
@@ -90,10 +85,7 @@ def test_agreement_is_up_to_rounding(capsys):
     reference = make_result("a", [4.0, 3.0])
     check_agreement([reference, make_result("b", [4.0, 3.000002])])
     for wrong in (3.001, float("nan")):
-        with pytest.raises(typer.Exit) as stopped:
-            check_agreement([reference, make_result("b", [4.0, wrong])])
-        assert stopped.value.exit_code == 1
-        assert "at step 1" in capsys.readouterr().err
+        check_exits(capsys, "at step 1", check_agreement, [reference, make_result("b", [4.0, wrong])])
 
 
 @pytest.mark.slow

@@ -1,0 +1,25 @@
+"""Runs an example as its command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+
+def run_command(main: Callable[..., Any], *options: str) -> Result:
+    """Runs the command in this process, on a wide screen."""
+    app = typer.Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, options, env={"COLUMNS": "120"})
+
+
+def check_exits(capsys: pytest.CaptureFixture[str], words: str, call: Callable[..., Any], *args: Any) -> None:
+    """Checks that a call ends the command with a failure, and what it writes."""
+    with pytest.raises(typer.Exit) as stopped:
+        call(*args)
+    assert stopped.value.exit_code == 1 and words in capsys.readouterr().err
