@@ -98,6 +98,7 @@ def times(func, x, y):
 
 Rows = declare(
     name="Rows",
+    __module__=__name__,
     rows=inner(),
     rules={
         torch.ops.aten.select.int: lambda func, x, dim, index: func(x.rows, dim, index),

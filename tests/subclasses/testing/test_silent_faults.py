@@ -342,7 +342,7 @@ def without_bias(func, x, w, bias=None):
     ("key", "rule", "call"),
     [
         (aten.mul.Tensor, squaring_each, "x * x is not"),
-        (aten.sum, without_keepdim, r"x.sum(-1, keepdim=True) has shape [4]"),
+        (aten.sum, without_keepdim, "for [-1], True, where the result has size (4, 1)"),
         (F.linear, without_bias, "F.linear(plain, x, bias) is not"),
     ],
 )
