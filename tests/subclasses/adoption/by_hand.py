@@ -10,6 +10,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+import subclasses
+
 
 @dataclass
 class Settings:
@@ -154,4 +156,7 @@ def counting():
     return Counting, lambda **other: Counting(torch.ones(2, 3))
 
 
-MAKERS = (tagged, optional, with_settings, with_object, with_sizes)
+def adopted(kind, **options):
+    """One of the classes above, adopted, and the function that makes a value of it."""
+    cls, make = globals()[kind]()
+    return subclasses.adopt(cls, **options), make

@@ -102,34 +102,40 @@ def test_it_gives_what_the_class_gave_after_every_change(kind):
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_equal_metadata_is_one_object_and_hashable(kind):
-    cls, make = getattr(by_hand, kind)()
-    subclasses.adopt(cls)
+    _, make = by_hand.adopted(kind)
     (_, one), (_, other) = make().__tensor_flatten__(), make().__tensor_flatten__()
-    assert one is other
-    assert isinstance(hash(one), int)
-    assert isinstance(one, ConstantDict | ConstantList)
+    assert one is other and isinstance(hash(one), int) and isinstance(one, ConstantDict | ConstantList)
+
+
+def context_of(x):
+    """The metadata."""
+    return x.__tensor_flatten__()[1]
+
+
+def made(flatten, **attributes):
+    """An adopted class with this method."""
+    own = {
+        "__tensor_flatten__": flatten,
+        "__tensor_unflatten__": classmethod(lambda cls, held, context, size, stride: cls(held["raw"])),
+    }
+    return subclasses.adopt(type("Made", (by_hand.Base,), own | attributes))
 
 
 def test_the_names_belong_to_the_metadata():
-    cls, make = by_hand.optional()
-    subclasses.adopt(cls)
+    _, make = by_hand.adopted("optional")
     names, context = make().__tensor_flatten__()
     more, other = make(scale=torch.ones(2)).__tensor_flatten__()
     assert (names, more) == (["raw"], ["raw", "scale"])
-    assert context == other
-    assert context is not other
+    assert context == other and context is not other
 
 
 def test_values_of_one_type_and_another_are_told_apart():
-    cls, make = by_hand.tagged()
-    subclasses.adopt(cls)
-    contexts = [make(flag=flag).__tensor_flatten__()[1] for flag in (1, True, 1.0)]
-    assert [type(c["flag"]) for c in contexts] == [int, bool, float]
+    _, make = by_hand.adopted("tagged")
+    assert [type(context_of(make(flag=flag))["flag"]) for flag in (1, True, 1.0)] == [int, bool, float]
 
 
 def test_the_own_method_is_not_called_for_what_is_known():
-    cls, make = by_hand.optional()
-    subclasses.adopt(cls)
+    cls, make = by_hand.adopted("optional")
     values = [make(), make(scale=torch.ones(2)), make(kind="b")]
     for x in values * 2:
         x.__tensor_flatten__()
@@ -139,59 +145,43 @@ def test_the_own_method_is_not_called_for_what_is_known():
 
     getattr(cls, ADOPTED).flatten = unused
     for x in (*values, make(), make(scale=torch.zeros(9))):
-        assert x.__tensor_flatten__()[1] == {"kind": x.kind}
+        assert context_of(x) == {"kind": x.kind}
     with pytest.raises(AssertionError, match="own method"):
         make(kind="c").__tensor_flatten__()
 
 
 def test_the_text_reads_what_the_method_reads():
-    cls, make = by_hand.optional()
-    subclasses.adopt(cls)
+    cls, make = by_hand.adopted("optional")
     make().__tensor_flatten__()
-    assert (
-        "_dict['scale'].__class__, _dict['kind'].__class__, _dict['kind']"
-        in cls.__tensor_flatten__.__source__
-    )
+    text = "_dict['scale'].__class__, _dict['kind'].__class__, _dict['kind']"
+    assert text in cls.__tensor_flatten__.__source__
 
 
-def test_what_is_not_proved_is_asked_each_time():
-    for kind in ("with_object", "with_sizes", "counting"):
-        cls, make = getattr(by_hand, kind)()
-        subclasses.adopt(cls)
-        x = make()
-        for _ in range(10):
-            x.__tensor_flatten__()
-        assert not getattr(cls, ADOPTED).table, kind
-    first, second = x.__tensor_flatten__()[1], x.__tensor_flatten__()[1]
-    assert second["number"] == first["number"] + 1
+@pytest.mark.parametrize("kind", ["with_object", "with_sizes", "counting"])
+def test_what_is_not_proved_is_asked_each_time(kind):
+    cls, make = by_hand.adopted(kind)
+    x = make()
+    first, *_, ninth, last = [context_of(x) for _ in range(10)]
+    assert not getattr(cls, ADOPTED).table
+    assert kind != "counting" or (last["number"] == ninth["number"] + 1 == first["number"] + 9)
 
 
 def test_many_values_of_metadata_do_not_pile_up():
-    cls, make = by_hand.tagged()
-    subclasses.adopt(cls)
+    cls, make = by_hand.adopted("tagged")
     for number in range(2000):
-        assert make(axes=[number]).__tensor_flatten__()[1]["axes"] == [number]
+        assert context_of(make(axes=[number]))["axes"] == [number]
     adoption = getattr(cls, ADOPTED)
-    assert len(adoption.table) <= 512
-    assert len(adoption.contexts) <= 512
+    assert len(adoption.table) <= 512 and len(adoption.contexts) <= 512
 
 
 def test_dtype_is_read_from_the_tensor():
-    class Typed(by_hand.Base):
-        def __tensor_flatten__(self):
-            return ["raw"], {"dtype": self.dtype, "shape": self.shape}
-
-        @classmethod
-        def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
-            return cls(inner_tensors["raw"])
-
-    subclasses.adopt(Typed)
-    x, y = Typed(torch.ones(2)), Typed(torch.ones(3, dtype=torch.float16))
-    assert x.__tensor_flatten__()[1] == {"dtype": torch.float32, "shape": (2,)}
-    assert y.__tensor_flatten__()[1] == {"dtype": torch.float16, "shape": (3,)}
-    assert getattr(Typed, ADOPTED).reads["dtype"].how is How.PROPERTY
+    cls = made(lambda self: (["raw"], {"dtype": self.dtype, "shape": self.shape}))
+    x, y = cls(torch.ones(2)), cls(torch.ones(3, dtype=torch.float16))
+    assert context_of(x) == {"dtype": torch.float32, "shape": (2,)}
+    assert context_of(y) == {"dtype": torch.float16, "shape": (3,)}
+    assert getattr(cls, ADOPTED).reads["dtype"].how is How.PROPERTY
     torch.utils.swap_tensors(x, y)
-    assert x.__tensor_flatten__()[1]["dtype"] is torch.float16
+    assert context_of(x)["dtype"] is torch.float16
 
 
 LEVEL = 1
@@ -203,44 +193,21 @@ def level_of(x):
 
 
 def test_state_of_a_module_is_read_each_time(monkeypatch):
-    class Direct(by_hand.Base):
-        def __tensor_flatten__(self):
-            return ["raw"], {"level": LEVEL}
-
-    class ByHelper(by_hand.Base):
-        def __tensor_flatten__(self):
-            return ["raw"], {"level": level_of(self)}
-
-    class ByProperty(by_hand.Base):
-        def __tensor_flatten__(self):
-            return ["raw"], {"level": self.level}
-
-        @property
-        def level(self):
-            return level_of(self)
-
     cell = [1]
-
-    class ByClosure(by_hand.Base):
-        def __tensor_flatten__(self):
-            return ["raw"], {"level": cell[0]}
-
-    class ByClassMethod(by_hand.Base):
-        def __tensor_flatten__(self):
-            return ["raw"], {"level": self.level()}
-
-        @classmethod
-        def level(cls):
-            return LEVEL
-
-    classes = [Direct, ByHelper, ByProperty, ByClosure, ByClassMethod]
-    values = [subclasses.adopt(cls)(torch.ones(2)) for cls in classes]
+    classes = [
+        made(lambda self: (["raw"], {"level": LEVEL})),
+        made(lambda self: (["raw"], {"level": level_of(self)})),
+        made(lambda self: (["raw"], {"level": self.level}), level=property(level_of)),
+        made(lambda self: (["raw"], {"level": cell[0]})),
+        made(lambda self: (["raw"], {"level": self.level()}), level=classmethod(lambda cls: LEVEL)),
+    ]
+    values = [cls(torch.ones(2)) for cls in classes]
     for _ in range(3):
-        assert [x.__tensor_flatten__()[1]["level"] for x in values] == [1] * 5
+        assert [context_of(x)["level"] for x in values] == [1] * 5
     monkeypatch.setitem(globals(), "LEVEL", 2)
-    SETTINGS["level"] = cell[0] = 2
-    assert [x.__tensor_flatten__()[1]["level"] for x in values] == [2] * 5
-    SETTINGS["level"] = 1
+    monkeypatch.setitem(SETTINGS, "level", 2)
+    cell[0] = 2
+    assert [context_of(x)["level"] for x in values] == [2] * 5
 
 
 # ---- ways of writing the method ------------------------------------------------------------------------------
@@ -267,46 +234,33 @@ def test_helpers_properties_and_super_are_followed():
     subclasses.adopt(Child)
     x = Child(torch.ones(2), kind="a", _more=1)
     for _ in range(2):
-        assert x.__tensor_flatten__()[1] == {"kind": "a", "more": 1, "static": 4}
+        assert context_of(x) == {"kind": "a", "more": 1, "static": 4}
     x._more = 2
-    assert x.__tensor_flatten__()[1]["more"] == 2
+    assert context_of(x)["more"] == 2
     assert set(getattr(Child, ADOPTED).reads) >= {"kind", "_more"}
 
 
 def test_an_attribute_of_some_values_and_the_class_of_others():
-    class Default(by_hand.Base):
-        level = 1
-
-        def __tensor_flatten__(self):
-            return ["raw"], {"level": self.level}
-
-    subclasses.adopt(Default)
-    plain_one, own_one = Default(torch.ones(2)), Default(torch.ones(2), level=7)
+    cls = made(lambda self: (["raw"], {"level": self.level}), level=1)
+    plain_one, own_one = cls(torch.ones(2)), cls(torch.ones(2), level=7)
     for _ in range(2):
-        assert [x.__tensor_flatten__()[1]["level"] for x in (plain_one, own_one)] == [1, 7]
+        assert [context_of(x)["level"] for x in (plain_one, own_one)] == [1, 7]
     plain_one.level = 3
-    assert plain_one.__tensor_flatten__()[1]["level"] == 3
-    Default.level = 5
-    assert Default(torch.ones(2)).__tensor_flatten__()[1]["level"] == 5
+    assert context_of(plain_one)["level"] == 3
+    cls.level = 5
+    assert context_of(cls(torch.ones(2)))["level"] == 5
 
 
 def test_a_constant_of_the_class_may_be_replaced():
-    class Named(by_hand.Base):
-        fields = ("kind",)
-
-        def __tensor_flatten__(self):
-            return ["raw"], {name: getattr(self, name) for name in self.fields}
-
-    subclasses.adopt(Named)
-    x = Named(torch.ones(2), kind="a", other="b")
-    assert x.__tensor_flatten__()[1] == {"kind": "a"}
-    Named.fields = ("other",)
-    assert x.__tensor_flatten__()[1] == {"other": "b"}
+    cls = made(lambda self: (["raw"], {name: getattr(self, name) for name in self.fields}), fields=("kind",))
+    x = cls(torch.ones(2), kind="a", other="b")
+    assert context_of(x) == {"kind": "a"}
+    cls.fields = ("other",)
+    assert context_of(x) == {"other": "b"}
 
 
 def test_an_error_of_the_own_method_goes_through():
-    cls, make = by_hand.tagged()
-    subclasses.adopt(cls)
+    _, make = by_hand.adopted("tagged")
     x = make()
     x.__tensor_flatten__()
     del x.__dict__["flag"]
@@ -315,8 +269,7 @@ def test_an_error_of_the_own_method_goes_through():
 
 
 def test_a_class_that_inherits_uses_its_own_attributes():
-    cls, make = by_hand.optional()
-    subclasses.adopt(cls)
+    cls, make = by_hand.adopted("optional")
 
     class Child(cls):
         def __tensor_flatten__(self):
@@ -329,54 +282,50 @@ def test_a_class_that_inherits_uses_its_own_attributes():
     for _ in range(2):
         assert child.__tensor_flatten__() == (["raw"], {"kind": "a", "child": True})
         assert make().__tensor_flatten__() == (["raw"], {"kind": "a"})
-    assert child.__tensor_flatten__()[1] is child.__tensor_flatten__()[1]
+    assert context_of(child) is context_of(child)
 
 
 def test_unflatten_makes_the_class_that_inherits():
-    cls, _ = by_hand.tagged()
-    subclasses.adopt(cls)
-
-    class Child(cls):
-        pass
-
-    child = Child(torch.ones(2), axes=[0], factor=1.0, flag=None)
-    _, context = child.__tensor_flatten__()
-    back = Child.__tensor_unflatten__({"raw": child.raw}, context, child.size(), child.stride())
-    assert type(back) is Child
+    cls, _ = by_hand.adopted("tagged")
+    child = type("Child", (cls,), {})(torch.ones(2), axes=[0], factor=1.0, flag=None)
+    back = type(child).__tensor_unflatten__(
+        {"raw": child.raw}, context_of(child), child.size(), child.stride()
+    )
+    assert type(back) is type(child)
 
 
 # ---- constants ----------------------------------------------------------------------------------------------
 
 
-def test_metadata_is_constant_and_values_get_copies():
-    cls, make = by_hand.tagged()
-    subclasses.adopt(cls)
+def test_values_get_copies_of_metadata():
+    cls, make = by_hand.adopted("tagged")
     x = make()
-    _, context = x.__tensor_flatten__()
-    with pytest.raises(TypeError, match="constant"):
-        context["flag"] = False
-    with pytest.raises(TypeError, match="constant"):
-        context.update(flag=False)
-    back = cls.__tensor_unflatten__({"raw": x.raw}, context, x.size(), x.stride())
+    back = cls.__tensor_unflatten__({"raw": x.raw}, context_of(x), x.size(), x.stride())
     back.axes.append(9)
-    assert x.axes == [0, 1]
-    assert x.__tensor_flatten__()[1]["axes"] == [0, 1]
-    assert back.__tensor_flatten__()[1]["axes"] == [0, 1, 9]
+    assert x.axes == context_of(x)["axes"] == [0, 1]
+    assert context_of(back)["axes"] == [0, 1, 9]
+    own = copy.copy(context_of(by_hand.adopted("with_object")[1]()))
+    assert type(own) is list and own == [2.0]
 
 
-def test_a_list_is_constant():
-    cls, make = by_hand.with_object()
-    subclasses.adopt(cls)
-    context = make().__tensor_flatten__()[1]
-    for change in (lambda: context.append(1), lambda: context.sort(), lambda: context.__iadd__([1])):
-        with pytest.raises(TypeError, match="constant"):
-            change()
-    assert copy.copy(context) == [2.0]
-    assert type(copy.copy(context)) is list
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("tagged", lambda context: context.__setitem__("flag", False)),
+        ("tagged", lambda context: context.update(flag=False)),
+        ("with_object", lambda context: context.append(1)),
+        ("with_object", lambda context: context.sort()),
+        ("with_object", lambda context: context.__iadd__([1])),
+    ],
+)
+def test_metadata_is_constant(kind, change):
+    _, make = by_hand.adopted(kind)
+    with pytest.raises(TypeError, match="constant"):
+        change(context_of(make()))
 
 
 def test_copies_and_pickles_of_metadata_are_the_same_object():
-    context = Picklable(torch.ones(2), level=3).__tensor_flatten__()[1]
+    context = context_of(Picklable(torch.ones(2), level=3))
     assert copy.deepcopy(context) is context
     assert pickle.loads(pickle.dumps(context)) is context
     assert intern_context(Tensor, ("raw",), {"level": 3}) == {"level": 3}
@@ -393,25 +342,22 @@ def test_values_are_pickled_and_copied_as_before():
     x = Picklable(torch.ones(2), level=[3])
     x.__tensor_flatten__()
     for back in (pickle.loads(pickle.dumps(x)), copy.copy(x)):
-        assert type(back) is Picklable
+        assert type(back) is Picklable and set(back.__dict__) == {"raw", "level"}
         assert (back.level, back.raw.tolist()) == ([3], [1.0, 1.0])
-        assert set(back.__dict__) == {"raw", "level"}
 
 
 # ---- threads ------------------------------------------------------------------------------------------------
 
 
 def test_threads_that_learn_at_once_agree():
-    cls, make = by_hand.tagged()
-    subclasses.adopt(cls)
+    _, make = by_hand.adopted("tagged")
     start = threading.Barrier(8)
 
     def flatten(number):
         start.wait()
-        return [make(axes=[n], flag=n if n % 2 else str(n)).__tensor_flatten__()[1] for n in range(200)]
+        return [context_of(make(axes=[n], flag=n if n % 2 else str(n))) for n in range(200)]
 
     with ThreadPoolExecutor(8) as pool:
         first, *others = pool.map(flatten, range(8))
     assert [c["axes"] for c in first] == [[n] for n in range(200)]
-    for other in others:
-        assert other == first
+    assert all(other == first for other in others)

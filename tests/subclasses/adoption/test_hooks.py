@@ -47,6 +47,8 @@ def work(x):
 
 
 def facts(x, own):
+    if type(x) is Tensor:
+        return x.tolist()
     names, context = own(x)
     return type(x), names, plain(context), [getattr(x, name).tolist() for name in names]
 
@@ -64,29 +66,35 @@ def test_metadata_that_changes_between_calls(kind, door):
             assert facts(compiled(x), own) == facts(work(x), own)
 
 
-def test_what_stands_for_one_is_not_true(door):
-    cls, make = by_hand.tagged()
+def read_scale(x):
+    return x.raw.sum() if x.scale is None else x.scale.sum()
+
+
+# The kind, the function, and the values of its calls, by their arguments.
+CALLS = {
+    "equal to one": ("tagged", work, [{"flag": flag} for flag in (1, True, 1.0, 1)]),
+    "an inner tensor under equal metadata": (
+        "optional",
+        read_scale,
+        [{"scale": scale} for scale in (None, torch.full((3,), 5.0), None)],
+    ),
+    "sizes in the metadata": ("with_sizes", work, [{"raw": torch.ones(n, 3)} for n in (2, 3, 4, 5, 1, 0)]),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_values_that_change_between_calls(case, door):
+    kind, function, calls = CALLS[case]
+    cls, make = getattr(by_hand, kind)()
+    own = cls.__tensor_flatten__
     subclasses.adopt(cls)
-    compiled = door(work)
-    for flag in (1, True, 1.0, 1):
-        assert type(compiled(make(flag=flag)).flag) is type(flag)
-
-
-def test_an_inner_tensor_that_comes_under_equal_metadata(door):
-    cls, make = by_hand.optional()
-    subclasses.adopt(cls)
-
-    def read(x):
-        return x.raw.sum() if x.scale is None else x.scale.sum()
-
-    compiled = door(read)
-    for scale in (None, torch.full((3,), 5.0), None):
-        assert compiled(make(scale=scale)).item() == read(make(scale=scale)).item()
+    compiled = door(function)
+    for other in calls:
+        assert facts(compiled(make(**other)), own) == facts(function(make(**other)), own)
 
 
 def test_equal_metadata_is_no_reason_to_compile_again():
-    cls, make = by_hand.tagged()
-    subclasses.adopt(cls)
+    _, make = by_hand.adopted("tagged")
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(work, backend=counter)
     for axes in ([0, 1], [1, 0], [0, 1], [1, 0]):
@@ -99,45 +107,28 @@ def test_programs_compiled_before_still_serve_and_still_guard(door):
     compiled = door(work)
     compiled(make())
     subclasses.adopt(cls)
-    assert compiled(make()).axes == [0, 1]
-    assert compiled(make(axes=[1])).axes == [1]
-    assert compiled(make()).axes == [0, 1]
+    for other in ({}, {"axes": [1]}, {}):
+        assert compiled(make(**other)).axes == make(**other).axes
 
 
 def test_results_do_not_share_metadata_that_can_change(door):
-    cls, make = by_hand.tagged()
-    subclasses.adopt(cls)
+    _, make = by_hand.adopted("tagged")
     compiled = door(work)
     compiled(make()).axes.append(7)
     assert compiled(make()).axes == [0, 1]
 
 
 def test_gradients_are_those_of_eager_mode(door):
-    cls, make = by_hand.tagged()
-    subclasses.adopt(cls)
+    _, make = by_hand.adopted("tagged")
     one, other = make().requires_grad_(), make().requires_grad_()
-    y = door(work)(one)
-    y.backward(work(one).detach() * 3)
-    expected = work(other)
+    y, expected = door(work)(one), work(other)
+    y.backward(expected.detach() * 3)
     expected.backward(expected.detach() * 3)
     assert one.grad.raw.tolist() == other.grad.raw.tolist()
     assert (one.grad.axes, one.grad.flag) == (other.grad.axes, other.grad.flag)
 
 
-@pytest.mark.sweep(3)
-def test_sizes_in_the_metadata_that_change(door):
-    cls, make = by_hand.with_sizes()
-    subclasses.adopt(cls)
-    compiled = door(work)
-    for rows in (2, 3, 4, 5, 1, 0):
-        x = make(raw=torch.ones(rows, 3))
-        assert compiled(x).raw.tolist() == work(x).raw.tolist()
-
-
 def test_it_may_be_an_inner_tensor_of_another(door):
-    class Box(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
     cls, make = by_hand.tagged()
     with pytest.raises(TypeError, match="unhashable"):
         door(work)(Box(make()))
@@ -148,10 +139,8 @@ def test_it_may_be_an_inner_tensor_of_another(door):
 
 
 def test_names_have_no_guard_of_their_own():
-    cls, make = by_hand.tagged()
-    subclasses.adopt(cls)
-    x, calls = make(), []
-    compiled = desugar.compile(work, backend="eager")
+    cls, make = by_hand.adopted("tagged")
+    x, calls, compiled = make(), [], desugar.compile(work, backend="eager")
     compiled(x)
     compiled(x)
     made = cls.__tensor_flatten__
@@ -177,17 +166,16 @@ def test_a_gradient_becomes_plain_where_a_plain_one_was_traced():
     assert torch.equal(x.grad, torch.full((3,), 10.0))
 
 
-def test_the_conversion_may_be_given():
-    cls, make = by_hand.optional()
-    subclasses.adopt(cls, to_plain=lambda x: x.raw + 1)
-    assert torch.equal(make().__coerce_same_metadata_as_tangent__(None, Tensor), torch.full((2, 3), 2.0))
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    # By default: the dequantize of every tensor is no conversion.
+    [({}, None), ({"to_plain": lambda x: x.raw + 1}, torch.full((2, 3), 2.0))],
+)
+def test_the_conversion_may_be_given(options, expected):
+    _, make = by_hand.adopted("optional", **options)
+    found = make().__coerce_same_metadata_as_tangent__(None, Tensor)
+    assert found is expected or torch.equal(found, expected)
     assert make().__coerce_same_metadata_as_tangent__({"kind": "b"}) is None
-
-
-def test_the_dequantize_of_every_tensor_is_no_conversion():
-    cls, make = by_hand.optional()
-    subclasses.adopt(cls)
-    assert make().__coerce_same_metadata_as_tangent__(None, Tensor) is None
 
 
 # ---- own hooks stay ------------------------------------------------------------------------------------------
@@ -215,24 +203,12 @@ def test_hooks_of_the_class_stay():
     assert compiled(x).raw.tolist() == [3.0, 3.0]
 
 
-def test_adopting_twice_changes_nothing():
-    cls, _ = by_hand.tagged()
-    subclasses.adopt(cls)
+@pytest.mark.parametrize("options", [{}, {"to_plain": Tensor.detach}])
+def test_adopting_twice_changes_nothing(options):
+    cls, _ = by_hand.adopted("tagged", **options)
     before = dict(vars(cls))
-    assert subclasses.adopt(cls) is cls
+    assert subclasses.adopt(cls) is subclasses.adopt(cls, **options) is cls
     assert dict(vars(cls)) == before
-
-
-def test_adopting_again_with_another_conversion_is_refused():
-    cls, _ = by_hand.tagged()
-    subclasses.adopt(cls, to_plain=cls.detach)
-    assert subclasses.adopt(cls) is subclasses.adopt(cls, to_plain=cls.detach) is cls
-    with pytest.raises(subclasses.SpecError, match=r"adopted already, with to_plain=.*adopt it once"):
-        subclasses.adopt(cls, to_plain=cls.clone)
-    other, _ = by_hand.optional()
-    subclasses.adopt(other)
-    with pytest.raises(subclasses.SpecError, match="adopted already, without to_plain="):
-        subclasses.adopt(other, to_plain=other.clone)
 
 
 def test_it_is_a_decorator():
@@ -254,50 +230,48 @@ def test_a_class_of_constants_keeps_its_method():
     assert Two(torch.ones(2), torch.ones(2))._stable_hash_for_caching()
 
 
+class Box(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+
+
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "options", "words"),
     [
-        (Tensor, ["Tensor has no __tensor_flatten__ and no __tensor_unflatten__", "declare"]),
-        (torch.nn.Module, ["expected a class derived from torch.Tensor, got Module"]),
-        (torch.ones(2), ["expected a class", "got a Tensor"]),
-        (torch.masked.MaskedTensor, ["MaskedTensor has no __tensor_flatten__"]),
+        (lambda: Tensor, {}, "Tensor has no __tensor_flatten__ and no __tensor_unflatten__.*declare"),
+        (lambda: torch.nn.Module, {}, "expected a class derived from torch.Tensor, got Module"),
+        (lambda: torch.ones(2), {}, "expected a class.*got a Tensor"),
+        (lambda: torch.masked.MaskedTensor, {}, "MaskedTensor has no __tensor_flatten__"),
+        (lambda: Box, {}, "declared with TensorSubclass and has all hooks"),
+        (
+            lambda: by_hand.tagged()[0],
+            {"to_plain": "dequantize"},
+            r"to_plain= takes a function.*got 'dequantize'",
+        ),
+        (
+            lambda: by_hand.adopted("tagged", to_plain=Tensor.detach)[0],
+            {"to_plain": Tensor.clone},
+            r"adopted already, with to_plain=.*adopt it once",
+        ),
+        (
+            lambda: by_hand.adopted("optional")[0],
+            {"to_plain": Tensor.clone},
+            "adopted already, without to_plain=",
+        ),
     ],
 )
-def test_what_cannot_be_adopted_is_refused(given, words):
-    with pytest.raises(subclasses.SpecError) as error:
-        subclasses.adopt(given)
-    for word in words:
-        assert word in str(error.value)
-
-
-def test_a_conversion_by_name_is_refused():
-    cls, _ = by_hand.tagged()
-    with pytest.raises(subclasses.SpecError, match=r"to_plain= takes a function.*got 'dequantize'"):
-        subclasses.adopt(cls, to_plain="dequantize")  # type: ignore[arg-type]
-
-
-def test_a_declared_class_is_refused():
-    class Box(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
-    with pytest.raises(subclasses.SpecError, match="declared with TensorSubclass and has all hooks"):
-        subclasses.adopt(Box)
+def test_what_cannot_be_adopted_is_refused(given, options, words):
+    with pytest.raises(subclasses.SpecError, match=f"(?s){words}"):
+        subclasses.adopt(given(), **options)
 
 
 # ---- keys of compiled programs -------------------------------------------------------------------------------
 
 
 def test_keys_follow_metadata_and_class():
-    keys = []
-    for kind in ("tagged", "optional", "with_settings"):
-        cls, make = getattr(by_hand, kind)()
-        subclasses.adopt(cls)
-        keys += [make()._stable_hash_for_caching(), make()._stable_hash_for_caching()]
-    assert keys[::2] == keys[1::2]
-    assert len(set(keys)) == 3
-    cls, make = by_hand.with_settings()
-    subclasses.adopt(cls)
-    assert make(settings=Settings(4, ["b"]))._stable_hash_for_caching() not in keys
+    makers = [by_hand.adopted(kind)[1] for kind in ("tagged", "optional", "with_settings")]
+    one, other = ([make()._stable_hash_for_caching() for make in makers] for _ in range(2))
+    assert one == other and len(set(one)) == 3
+    assert makers[2](settings=Settings(4, ["b"]))._stable_hash_for_caching() not in one
 
 
 def _rules_of(path, text):
@@ -404,11 +378,8 @@ def test_a_second_process_runs_the_code_that_the_class_has_now(how, tmp_path):
 
     assert run("t") == ["4.0", "0"]
     assert run("t") == ["4.0", "1"]  # the same code: the stored program serves
-    changed = run("t @ t")
-    if how == "adopt":
-        assert changed == ["16.0", "0"]
-    else:  # what PyTorch does by itself; once it is right, `adopt` is needed no longer for this
-        assert changed == ["4.0", "1"]
+    # What PyTorch does by itself is wrong; once it is right, `adopt` is needed no longer for this.
+    assert run("t @ t") == (["16.0", "0"] if how == "adopt" else ["4.0", "1"])
 
 
 # ---- loading -------------------------------------------------------------------------------------------------
@@ -468,15 +439,15 @@ def test_classes_of_others_break_fewer_promises(made, mended):
     if made is INT8:
         pytest.importorskip("torchao")
     code = ADOPT.format(made=made)
-    found = []
-    for text in (code.replace("subclasses.adopt(type(make()))", ""), code):
+
+    def broken(text):
         done = subprocess.run(
             [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=True
         )
-        found.append(set(json.loads(done.stdout.splitlines()[-1])))
-    before, after = found
-    assert before - after == mended
-    assert after <= before
+        return set(json.loads(done.stdout.splitlines()[-1]))
+
+    before, after = broken(code.replace("subclasses.adopt(type(make()))", "")), broken(code)
+    assert before - after == mended and after <= before
 
 
 def test_torchaos_int8_computes_alike():
