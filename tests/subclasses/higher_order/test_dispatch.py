@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from subclasses import DispatchError, TensorSubclass, dynamic, inner
+from subclasses import DispatchError, TensorSubclass, inner
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.subclasses.subjects import (
@@ -38,8 +39,15 @@ WAYS = ["eager", "aot_eager"]
 
 
 def ready(fn: Callable[..., Any], way: str) -> Callable[..., Any]:
-    """A function for eager mode, or compiled."""
+    """A function for eager mode, compiled, or traced at its call."""
+    if way == "make_fx":
+        return lambda *args: make_fx(fn)(*args)
     return fn if way == "eager" else torch.compile(fn, backend=way, fullgraph=True)
+
+
+def cond_of(true_fn: Callable[..., Any], false_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a predicate and operands."""
+    return lambda pred, *operands: torch.cond(pred, true_fn, false_fn, operands)
 
 
 # ---- the judge ---------------------------------------------------------------------------------------------
@@ -159,22 +167,11 @@ def test_a_class_that_maps(kind, grad, way):
 @pytest.mark.sweep(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
-@pytest.mark.parametrize("case", CASES)
-def test_a_class_that_materializes(case, grad, way):
-    check_cond(CASES[case], with_scalar(FACTORIES["int8 with zero"], grad), way)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
-def test_a_class_without_rules(grad, way):
-    check_cond(CASES["copies"], with_scalar(FACTORIES["hostile"], grad), way)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["tagged", "int8"])
-def test_inductor(kind):
-    check_cond(CASES["mixed"], with_scalar(FACTORIES[kind], True), "inductor")
+@pytest.mark.parametrize(
+    ("case", "kind"), [*((case, "int8 with zero") for case in CASES), ("copies", "hostile")]
+)
+def test_a_class_that_does_not_map(case, kind, grad, way):
+    check_cond(CASES[case], with_scalar(FACTORIES[kind], grad), way)
 
 
 # ---- cond: what goes in and comes out ----------------------------------------------------------------------
@@ -219,6 +216,14 @@ SHAPES = {
         lambda c, x, y: c(lambda x, y: x * 2, lambda x, y: x * y, (x, y)),
         lambda grad: pairs_of(grad, 2),
     ),
+    "different dynamic ints": (
+        lambda c, x: c(
+            lambda x: Tagged(x.unwrap("held") * 2, tag="t", length=x.length),
+            lambda x: Tagged(x.unwrap("held") * 3, tag="t", length=5),
+            (x,),
+        ),
+        lambda grad: lambda: (Tagged(torch.randn(3), tag="t", length=7).requires_grad_(grad),),
+    ),
 }
 
 
@@ -235,40 +240,25 @@ def test_operands_and_results(shape, grad, way):
 def test_gradients_of_different_classes_become_one(way):
     """The true branch has a gradient of the weight's class, the false one a plain gradient; a graph gives the first."""
     x, w = torch.randn(2, 4), Int8Tensor.from_float(torch.randn(8, 4)).requires_grad_()
-    call = ready(
-        lambda pred, x, w: torch.cond(pred, F.linear, lambda x, w: x @ (w * 1.0).t(), (x, w)),
-        way,
-    )
+    call = ready(cond_of(F.linear, lambda x, w: x @ (w * 1.0).t()), way)
     (expected,) = torch.autograd.grad(F.linear(x, w).sum(), w)
     for pred in (True, False):
         (found,) = torch.autograd.grad(call(torch.tensor(pred), x, w).sum(), w)
         if way == "eager" and not pred:
             assert type(found) is Tensor
             found = w.wrap_cotangent(found)
-        assert_close_scales(found, expected)
-
-
-def assert_close_scales(found, expected):
-    assert type(found) is type(expected) is Int8Tensor.Cotangent
-    torch.testing.assert_close(found.scale, expected.scale)
+        assert type(found) is type(expected) is Int8Tensor
+        torch.testing.assert_close(found.scale, expected.scale)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_shared_inner_tensors_stay_shared(way):
-    t = torch.randn(3)
-    x, y = Pair(t, t * 2), Pair(t, t * 3)
-    found = ready(lambda pred, x, y: torch.cond(pred, lambda x, y: x + y, lambda x, y: x * y, (x, y)), way)(
-        torch.tensor(True), x, y
-    )
-    assert_same(found, Pair(t * 2, t * 5))
-    # The scale is new, the data the operand's, in both branches.
-    w = make_int8()
-    found = ready(
-        lambda pred, w: torch.cond(
-            pred, lambda w: Int8Weight(w.qdata, w.scale * 2), lambda w: Int8Weight(w.qdata, w.scale * 3), (w,)
-        ),
-        way,
-    )(torch.tensor(False), w)
+    """Two operands share one; the scale of the result is new and its data the operand's, in both branches."""
+    t, w = torch.randn(3), make_int8()
+    call = ready(cond_of(lambda x, y: x + y, lambda x, y: x * y), way)
+    assert_same(call(torch.tensor(True), Pair(t, t * 2), Pair(t, t * 3)), Pair(t * 2, t * 5))
+    rescaled = cond_of(lambda w: Int8Weight(w.qdata, w.scale * 2), lambda w: Int8Weight(w.qdata, w.scale * 3))
+    found = ready(rescaled, way)(torch.tensor(False), w)
     assert found.qdata is w.qdata and found.scale.equal(w.scale * 3)
 
 
@@ -276,25 +266,20 @@ def test_shared_inner_tensors_stay_shared(way):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
 def test_without_gradients(mode, way):
-    x, fn = (
-        make_pair(3).requires_grad_(),
-        lambda pred, x: torch.cond(pred, lambda x: x * 2, lambda x: x * 3, (x,)),
-    )
+    x = make_pair(3).requires_grad_()
     with mode():
-        found = ready(fn, way)(torch.tensor(True), x)
+        found = ready(cond_of(lambda x: x * 2, lambda x: x * 3), way)(torch.tensor(True), x)
         assert not found.requires_grad and found.is_inference() == (mode is torch.inference_mode)
         assert_same(found, x * 2)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_branches_that_write(way):
-    def fn(pred, x):
-        return torch.cond(pred, lambda x: x.mul_(2), lambda x: x.add_(1), (x,))
-
     x = make_pair(3)
     expected = x.clone() * 2
     with torch.no_grad():
-        assert_same(ready(fn, way)(torch.tensor(True), x), expected)
+        found = ready(cond_of(lambda x: x.mul_(2), lambda x: x.add_(1)), way)(torch.tensor(True), x)
+    assert_same(found, expected)
     assert_same(x, expected)
 
 
@@ -306,40 +291,27 @@ def test_predicates(way):
 
     for size in (3, 6):
         x = make_pair(size)
-        dynamic = fn if way == "eager" else torch.compile(fn, backend=way, fullgraph=True, dynamic=True)
-        assert_same(dynamic(x), x * 2 if size > 4 else x * 3)
+        resized = fn if way == "eager" else torch.compile(fn, backend=way, fullgraph=True, dynamic=True)
+        assert_same(resized(x), x * 2 if size > 4 else x * 3)
         assert_same(ready(fn, way)(x, torch.tensor([False])), x * 3)
 
 
-def test_one_program_serves_all_sizes_and_dynamic_ints():
+ROWS = ([2, 1, 3], [4, 2], [5, 1, 1, 2])
+ONE_PROGRAM = {
+    "dynamic ints": lambda: [Tagged(torch.randn(3, 4), tag="t", length=n) for n in (3, 6, 9)],
+    "lengths": lambda: [JaggedTensor.from_tensors([torch.randn(n, 4) for n in rows]) for rows in ROWS],
+}
+
+
+@pytest.mark.parametrize("values", ["dynamic ints", pytest.param("lengths", marks=pytest.mark.slow)])
+def test_one_program_serves_all(values):
     counter = CompileCounterWithBackend("aot_eager")
-    call = torch.compile(
-        lambda pred, x: torch.cond(pred, lambda x: x * 2, lambda x: x.sin(), (x,)),
-        backend=counter,
-        fullgraph=True,
-    )
-    for length in (3, 6, 9):
-        x = Tagged(torch.randn(3, 4), tag="t", length=length)
-        assert_same(call(torch.tensor(True), x), x * 2)
+    call = torch.compile(cond_of(lambda x: x * 2, lambda x: x.softmax(1)), backend=counter, fullgraph=True)
+    for x in ONE_PROGRAM[values]():
+        found = call(torch.tensor(False), x)
+        assert_same(found, x.softmax(1))
+        assert not isinstance(x, JaggedTensor) or found.offsets is x.offsets
     assert counter.frame_count == 1
-
-
-class Span(TensorSubclass, fallback="map"):
-    data_: Tensor = inner()
-    length: int = dynamic()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_branches_may_give_different_dynamic_ints(way):
-    call = ready(
-        lambda pred, x: torch.cond(
-            pred, lambda x: Span(x.data_ * 2, length=x.length), lambda x: Span(x.data_ * 3, length=5), (x,)
-        ),
-        way,
-    )
-    x = Span(torch.randn(3), length=7)
-    assert_same(call(torch.tensor(True), x), Span(x.data_ * 2, length=7))
-    assert_same(call(torch.tensor(False), x), Span(x.data_ * 3, length=5))
 
 
 def second_derivative(y, x):
@@ -389,26 +361,35 @@ def test_ragged(make, grad, way):
     check_cond(ragged_cases, lambda: (make(grad), torch.randn(4).requires_grad_(grad)), way)
 
 
-@pytest.mark.parametrize("make", [jagged, pytest.param(padded, marks=pytest.mark.slow)])
-def test_ragged_inductor(make):
-    case = lambda c, x, t: c(lambda x: x.softmax(1) * t, lambda x: x.relu() + t, (x,)) + x  # noqa: E731
-    check_cond(case, lambda: (make(True), torch.randn(4).requires_grad_()), "inductor")
+# ---- with kernels ------------------------------------------------------------------------------------------
+
+
+def cond_and_more(c, x, t):
+    return c(lambda x: x.softmax(1) * t, lambda x: x.relu() + t, (x,)) + x
+
+
+def with_row(make):
+    return lambda: (make(True), torch.randn(4).requires_grad_())
+
+
+INDUCTOR = {
+    "cond, tagged": (check_cond, CASES["mixed"], with_scalar(FACTORIES["tagged"], True)),
+    "cond, int8": (check_cond, CASES["mixed"], with_scalar(FACTORIES["int8"], True)),
+    "cond, padded": (check_cond, cond_and_more, with_row(padded)),
+    "loop, jagged": (check_loop, lambda loop, x: LOOPS["three times"](loop, x), lambda: (jagged(True),)),
+    "loop, pair": (check_loop, lambda loop, x: LOOPS["three times"](loop, x), pairs_of(True)),
+}
 
 
 @pytest.mark.slow
-def test_one_program_serves_all_lengths():
-    counter = CompileCounterWithBackend("aot_eager")
-    call = torch.compile(
-        lambda pred, x: torch.cond(pred, lambda x: x * 2, lambda x: x.softmax(1), (x,)),
-        backend=counter,
-        fullgraph=True,
-    )
-    for lengths in ([2, 1, 3], [4, 2], [5, 1, 1, 2]):
-        x = JaggedTensor.from_tensors([torch.randn(n, 4) for n in lengths])
-        found = call(torch.tensor(False), x)
-        assert_same(found, x.softmax(1))
-        assert found.offsets is x.offsets
-    assert counter.frame_count == 1
+@pytest.mark.parametrize("case", INDUCTOR)
+def test_inductor(case):
+    check, fn, make = INDUCTOR[case]
+    check(fn, make, "inductor")
+
+
+def test_ragged_inductor():
+    check_cond(cond_and_more, with_row(jagged), "inductor")
 
 
 @pytest.mark.sweep(2)
@@ -468,35 +449,25 @@ def test_ragged_loop(make, grad, way):
     check_loop(fn, lambda: (make(grad),), way)
 
 
-@pytest.mark.parametrize(
-    "make", [jagged, lambda grad: make_pair(3).requires_grad_(grad)], ids=["jagged", "pair"]
-)
-@pytest.mark.slow
-def test_loop_inductor(make):
-    check_loop(LOOPS["three times"], lambda: (make(True),), "inductor")
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_loop_over_plain_tensors_that_reads_a_wrapper(way):
-    """The carried tensor requires no grad, what is read does: PyTorch's own derivative forgets iterations here."""
-
-    def fn(loop, x):
-        return loop(
+OTHER_LOOPS = {
+    # The carried tensor requires no grad, what is read does: PyTorch's own derivative forgets iterations here.
+    "plain, that reads a wrapper": (
+        lambda loop, x: loop(
             lambda i, t: i < 3, lambda i, t: (i + 1, t * x.unwrap("a")), (torch.tensor(0), torch.ones(3))
-        )[1]
-
-    check_loop(fn, pairs_of(True), way)
+        )[1],
+        pairs_of(True),
+    ),
+    "an int": (
+        lambda loop, x: math.prod(loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (0, x))),
+        pairs_of(False),
+    ),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_loop_with_an_int(way):
-    def fn(x):
-        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (0, x))
-
-    x = make_pair(3)
-    number, found = ready(fn, way)(x)
-    assert number == 3
-    assert_same(found, x * 8)
+@pytest.mark.parametrize("case", OTHER_LOOPS)
+def test_other_loops(case, way):
+    check_loop(*OTHER_LOOPS[case], way)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -538,88 +509,109 @@ def message_of(call, *args):
     """What is raised, by us or by Dynamo in whose hands it was raised, on one line."""
     with pytest.raises((TypeError, DispatchError, RuntimeError)) as caught:
         call(*args)
-    return re.sub(r"\s+", " ", str(caught.value))
+    return re.sub(r"\s+", " ", str(caught.value)).replace("\\", "")
 
 
 PAIR = "Pair(a=float32[3], b=float32[3])"
-DIFFERENT = {
+DIFFERENT = "the branches of torch.cond give different results: true_fn gives"
+NO_BOOL = "a bool or a plain bool tensor of one element"
+# A function of a predicate and an operand; how the operand is made; the ways; the error.
+REFUSED = {
     "class": (
-        lambda x: x * 2,
-        lambda x: x.unwrap("a") * 2,
-        f"true_fn gives ({PAIR}), false_fn gives (float32[3])",
+        cond_of(lambda x: x * 2, lambda x: x.unwrap("a") * 2),
+        make_pair,
+        WAYS,
+        f"{DIFFERENT} ({PAIR}), false_fn gives (float32[3]); return the same structure, classes and metadata from both",
     ),
     "static": (
-        lambda x: Tagged(x.unwrap("a") * 2, tag="s", length=2),
-        lambda x: Tagged(x.unwrap("a") * 2, tag="t", length=2),
-        "true_fn gives (Tagged(held=float32[3], tag='s', mode=0, length=2)), "
+        cond_of(
+            lambda x: Tagged(x.unwrap("a") * 2, tag="s", length=2),
+            lambda x: Tagged(x.unwrap("a") * 2, tag="t", length=2),
+        ),
+        make_pair,
+        WAYS,
+        f"{DIFFERENT} (Tagged(held=float32[3], tag='s', mode=0, length=2)), "
         "false_fn gives (Tagged(held=float32[3], tag='t', mode=0, length=2))",
     ),
     "optional": (
-        lambda x: Optional(x.unwrap("a") * 2),
-        lambda x: Optional(x.unwrap("a") * 2, x.unwrap("b") * 2),
-        "true_fn gives (Optional(base=float32[3], extra=None)), "
+        cond_of(
+            lambda x: Optional(x.unwrap("a") * 2), lambda x: Optional(x.unwrap("a") * 2, x.unwrap("b") * 2)
+        ),
+        make_pair,
+        WAYS,
+        f"{DIFFERENT} (Optional(base=float32[3], extra=None)), "
         "false_fn gives (Optional(base=float32[3], extra=float32[3]))",
+    ),
+    "structure": (
+        lambda pred, a: cond_op(pred, lambda x: (x * 2, x), lambda x: (x * 2,), (Pair(a, a * 2),)),
+        torch.randn,
+        ["make_fx"],
+        f"{DIFFERENT} ({PAIR}, {PAIR}), false_fn gives ({PAIR})",
+    ),
+    "a predicate that is a wrapper": (
+        lambda _, x: cond_of(lambda x: x * 2, lambda x: x * 3)(x.sum() > 0, x),
+        make_pair,
+        WAYS,
+        f"expected {NO_BOOL} as the predicate, got a Pair",
+    ),
+    "a condition of a loop that is a wrapper": (
+        lambda _, a: loop_op(lambda x: x.sum() < 3, lambda x: (x * 2,), (Pair(a, a * 2),), ()),
+        torch.randn,
+        ["make_fx"],
+        f"expected cond_fn to return {NO_BOOL}, got a Pair",
+    ),
+    "a body that changes the class": (
+        lambda _, x: times(3, lambda x: x.unwrap("a") * 1)(while_loop, x),
+        make_pair,
+        WAYS,
+        f"the body of while_loop is given (int64[], {PAIR}) and returns (int64[], float32[3])",
+    ),
+    "a branch that returns its operand": (
+        cond_of(lambda x: x, lambda x: x * 2),
+        make_pair,
+        WAYS,
+        "do not support aliasing",
+    ),
+    "no rule": (
+        cond_of(torch.sin, torch.cos),
+        lambda n: Hostile(torch.randn(n)),
+        WAYS,
+        "Hostile has no rule for aten.sin",
+    ),
+    "by hand": (
+        cond_of(torch.sin, torch.cos),
+        lambda n: TwoTensor(torch.ones(n), torch.ones(n)),
+        [*WAYS, "desugar"],
+        "a TwoTensor, a wrapper class written by hand; declare the class",
+    ),
+    "a loop, by hand": (
+        lambda _, x: times(3, lambda x: x * 2)(while_loop, x),
+        lambda n: TwoTensor(torch.ones(n), torch.ones(n)),
+        [*WAYS, "desugar"],
+        "a TwoTensor, a wrapper class written by hand; declare the class",
     ),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_branches_that_differ(what, way):
-    true_fn, false_fn, text = DIFFERENT[what]
-    call = ready(lambda pred, x: torch.cond(pred, true_fn, false_fn, (x,)), way)
-    message = message_of(call, torch.tensor(True), make_pair(3)).replace("\\", "")
-    assert f"the branches of torch.cond give different results: {text}" in message
-    assert "return the same structure, classes and metadata from both" in message
+@pytest.mark.parametrize(("case", "way"), [(case, way) for case in REFUSED for way in REFUSED[case][2]])
+def test_refused(case, way):
+    fn, make, _, text = REFUSED[case]
+    assert text in message_of(ready(fn, way), torch.tensor(True), make(3))
 
 
-def test_branches_that_differ_in_structure():
-    def fn(pred, a):
-        return cond_op(pred, lambda x: (x * 2, x), lambda x: (x * 2,), (Pair(a, a * 2),))
-
-    text = message_of(make_fx(fn), torch.tensor(True), torch.randn(3))
-    assert f"true_fn gives ({PAIR}, {PAIR}), false_fn gives ({PAIR})" in text
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_conditions_that_are_wrappers(way):
-    call = ready(lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,)), way)
-    text = "expected a bool or a plain bool tensor of one element as the predicate, got a Pair"
-    assert text in message_of(call, make_pair(3))
-    loop = lambda a: loop_op(lambda x: x.sum() < 3, lambda x: (x * 2,), (Pair(a, a * 2),), ())  # noqa: E731
-    text = "expected cond_fn to return a bool or a plain bool tensor of one element, got a Pair"
-    assert text in message_of(make_fx(loop), torch.randn(3))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_body_that_changes_the_class(way):
-    call = ready(lambda x: times(3, lambda x: x.unwrap("a") * 1)(while_loop, x), way)
-    text = message_of(call, make_pair(3))
-    assert f"the body of while_loop is given (int64[], {PAIR}) and returns (int64[], float32[3])" in text
-
-
-def test_random_numbers_in_what_is_differentiated():
-    x = make_pair(3).requires_grad_()
-    branch = ready(
-        lambda pred, x: torch.cond(pred, lambda x: F.dropout(x), lambda x: x * 2, (x,)), "aot_eager"
-    )
-    body = ready(lambda x: times(3, lambda x: F.dropout(x))(while_loop, x), "aot_eager")
-    for call, args in ((branch, (torch.tensor(True), x)), (body, (x,))):
-        assert "draws random numbers" in message_of(call, *args)
-        with torch.no_grad():
-            call(*args)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_what_pytorch_refuses_stays_refused(way):
-    """A branch that returns its operand; a class with no rule for what a branch does; classes written by hand."""
-    pred = torch.tensor(True)
-    itself = ready(lambda pred, x: torch.cond(pred, lambda x: x, lambda x: x * 2, (x,)), way)
-    assert "do not support aliasing" in message_of(itself, pred, make_pair(3))
-    sine = ready(lambda pred, x: torch.cond(pred, torch.sin, torch.cos, (x,)), way)
-    assert "Hostile has no rule for aten.sin" in message_of(sine, pred, Hostile(torch.randn(3)))
-    by_hand = TwoTensor(torch.ones(3), torch.ones(3))
-    assert "a TwoTensor, a wrapper class written by hand" in message_of(sine, pred, by_hand)
+@pytest.mark.parametrize(
+    "call",
+    [
+        cond_of(lambda x: F.dropout(x), lambda x: x * 2),
+        lambda _, x: times(3, lambda x: F.dropout(x))(while_loop, x),
+    ],
+    ids=["cond", "while_loop"],
+)
+def test_random_numbers_in_what_is_differentiated(call):
+    compiled, args = ready(call, "aot_eager"), (torch.tensor(True), make_pair(3).requires_grad_())
+    assert "draws random numbers" in message_of(compiled, *args)
+    with torch.no_grad():
+        compiled(*args)
 
 
 def test_other_higher_order_ops():
@@ -659,21 +651,3 @@ def test_the_plan_is_kept_like_that_of_any_op():
     assert cond_op not in plans
     cond_op(torch.tensor(True), torch.sin, torch.cos, (Kept(torch.ones(1)),))
     assert cond_op in plans
-
-
-def cond_by_hand(x):
-    return torch.cond(torch.tensor(True), torch.sin, torch.cos, (x,))
-
-
-def loop_by_hand(x):
-    return while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (torch.tensor(0), x))[1]
-
-
-@pytest.mark.parametrize("fn", [cond_by_hand, loop_by_hand])
-@pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
-def test_an_op_on_a_class_written_by_hand_says_what_to_do(fn, door):
-    torch.compiler.reset()
-    options = {"eager": None, "stock": "aot_eager", "desugar": "desugar"}
-    call = fn if options[door] is None else torch.compile(fn, backend=options[door])
-    with pytest.raises(Exception, match="a TwoTensor, a wrapper class written by hand; declare the class"):
-        call(TwoTensor(torch.ones(3), torch.ones(3)))
