@@ -21,6 +21,7 @@ from subclasses.int8 import (
     quantize_,
     weight_bytes,
 )
+from tests.subclasses.int8.models import int8_names, quantized, sqnr
 
 
 def make_model():
@@ -57,18 +58,16 @@ def test_a_filter_sees_modules_and_names():
 
 
 def test_a_configuration_for_each_layer():
-    model = make_model()
     by_name = {
         "3": Int8WeightOnlyConfig(PerGroup(8), symmetric=False),
         "re:[03]": Int8WeightOnlyConfig(PerTensor()),
         "_default": Int8DynamicActivationInt8WeightConfig(),
     }
-    quantize_(model, FqnToConfig(by_name))
+    model = quantized(make_model(), FqnToConfig(by_name))
     assert kinds(model) == [True, True, False, True]
     assert [model[i].weight.block_size for i in (0, 1, 3)] == [(10, 16), (1, 16), (1, 8)]
     assert [model[i].weight.activation for i in (0, 1, 3)] == [None, "row", None]
-    left = make_model()
-    quantize_(left, FqnToConfig({"1": None, "_default": Int8WeightOnlyConfig()}))
+    left = quantized(make_model(), FqnToConfig({"1": None, "_default": Int8WeightOnlyConfig()}))
     assert kinds(left) == [False, False, False, True]
 
 
@@ -96,8 +95,8 @@ def test_a_configuration_for_each_parameter():
     experts, x = model["experts"], torch.randn(2, 4)
     expected = experts(x)
     quantize_(model, FqnToConfig(by_name))
-    quantized = (experts.up, experts.down, experts.gate, experts.out.weight)
-    assert [w.block_size for w in quantized] == [(1, 1, 2), (1, 1, 8), (1, 4), (1, 4)]
+    weights = (experts.up, experts.down, experts.gate, experts.out.weight)
+    assert [w.block_size for w in weights] == [(1, 1, 2), (1, 1, 8), (1, 4), (1, 4)]
     assert experts.out.weight.activation is None
     assert sqnr(expected, experts(x)) > 25
     left = nn.ModuleDict({"experts": Experts()})
@@ -109,8 +108,7 @@ def test_an_expression_that_matches_all_takes_parameters_of_floats():
     model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2))
     x, expected = torch.randn(5, 4), copy.deepcopy(model)
     quantize_(model, FqnToConfig({"1": None, "re:1[.].*": None, "re:.*": Int8WeightOnlyConfig()}))
-    found = {name for name, p in model.named_parameters() if type(p.data) is Int8Tensor}
-    assert found == {"0.weight", "2.weight", "2.bias"}
+    assert int8_names(model) == {"0.weight", "2.weight", "2.bias"}
     assert sqnr(expected(x), model(x)) > 25
     quantize_(expected, FqnToConfig({"re:.*": Int8WeightOnlyConfig()}))
     assert type(expected[1].weight.data) is Int8Tensor
@@ -118,21 +116,18 @@ def test_an_expression_that_matches_all_takes_parameters_of_floats():
 
 
 @pytest.mark.slow
-def test_attention_keeps_its_output_layer_as_in_torchao():
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    x, expected = torch.randn(2, 5, 16), None
-    for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
-        quantized = copy.deepcopy(layer)
-        quantize_(quantized, config)
-        assert type(quantized.self_attn.out_proj.weight.data) is torch.Tensor
-        assert type(quantized.linear1.weight.data) is Int8Tensor
-        expected = layer(x)
-        assert sqnr(expected, quantized(x)) > 35
-        with torch.no_grad():
-            assert sqnr(expected, quantized(x)) > 35
-        compiled = torch.compile(quantized, backend="aot_eager", fullgraph=True)
-        with torch.inference_mode():
-            assert sqnr(expected, compiled(x)) > 35
+@pytest.mark.parametrize("config", [Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()])
+def test_attention_keeps_its_output_layer_as_in_torchao(config):
+    layer, x = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval(), torch.randn(2, 5, 16)
+    expected, model = layer(x), quantized(copy.deepcopy(layer), config)
+    assert type(model.self_attn.out_proj.weight.data) is torch.Tensor
+    assert type(model.linear1.weight.data) is Int8Tensor
+    assert sqnr(expected, model(x)) > 35
+    with torch.no_grad():
+        assert sqnr(expected, model(x)) > 35
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.inference_mode():
+        assert sqnr(expected, compiled(x)) > 35
 
 
 def test_matrices_that_stay_floats_are_logged_once(caplog):
@@ -150,20 +145,13 @@ def test_matrices_that_stay_floats_are_logged_once(caplog):
     assert all(type(p.data) is Int8Tensor for p in model.parameters() if p.dim() == 2)
 
 
-def test_names_in_a_compiled_model_are_those_of_the_model():
-    for compile_ in (torch.compile, desugar.compile):
-        model = make_model()
-        quantize_(compile_(model), FqnToConfig({"3": Int8WeightOnlyConfig()}))
-        assert kinds(model) == [False, False, False, True]
-        inside = nn.Sequential(compile_(model))
-        quantize_(inside, Int8WeightOnlyConfig(), lambda m, name: name == "0.1")
-        assert kinds(model) == [False, True, False, True]
-
-
-def test_a_list_of_granularities_is_taken():
-    layer = nn.Linear(16, 8)
-    quantize_(layer, Int8DynamicActivationInt8WeightConfig([PerTensor(), PerRow()]))
-    assert (layer.weight.activation, layer.weight.block_size) == ("tensor", (1, 16))
+@pytest.mark.parametrize("compile_", [torch.compile, desugar.compile])
+def test_names_in_a_compiled_model_are_those_of_the_model(compile_):
+    model = make_model()
+    quantize_(compile_(model), FqnToConfig({"3": Int8WeightOnlyConfig()}))
+    assert kinds(model) == [False, False, False, True]
+    quantize_(nn.Sequential(compile_(model)), Int8WeightOnlyConfig(), lambda m, name: name == "0.1")
+    assert kinds(model) == [False, True, False, True]
 
 
 @pytest.mark.parametrize("normalize", [parametrizations.weight_norm, parametrizations.orthogonal])
@@ -185,16 +173,19 @@ def test_a_shared_weight_stays_shared():
     assert model[0].weight is model[1].weight and kinds(model) == [True, True]
 
 
-def test_granularities():
-    for config, block_size in (
-        (Int8WeightOnlyConfig(), (1, 16)),
-        (Int8WeightOnlyConfig(PerTensor()), (8, 16)),
-        (Int8WeightOnlyConfig(PerGroup(4)), (1, 4)),
-        (Int8DynamicActivationInt8WeightConfig((PerRow(), PerTensor())), (8, 16)),
-    ):
-        layer = nn.Linear(16, 8)
-        quantize_(layer, config)
-        assert layer.weight.block_size == block_size
+@pytest.mark.parametrize(
+    ("config", "block_size", "activation"),
+    [
+        (Int8WeightOnlyConfig(), (1, 16), None),
+        (Int8WeightOnlyConfig(PerTensor()), (8, 16), None),
+        (Int8WeightOnlyConfig(PerGroup(4)), (1, 4), None),
+        (Int8DynamicActivationInt8WeightConfig((PerRow(), PerTensor())), (8, 16), "row"),
+        (Int8DynamicActivationInt8WeightConfig([PerTensor(), PerRow()]), (1, 16), "tensor"),
+    ],
+)
+def test_granularities(config, block_size, activation):
+    weight = quantized(nn.Linear(16, 8), config).weight
+    assert (weight.block_size, weight.activation) == (block_size, activation)
 
 
 def test_bytes():
@@ -246,10 +237,6 @@ def test_a_wrong_call_changes_nothing(run, error, says):
 # ---- beside torchao ----------------------------------------------------------------------------------------
 
 
-def sqnr(expected, got):
-    return float(20 * torch.log10(expected.norm() / (expected - got).norm()).detach())
-
-
 def pairs(quantization):
     """Ours and theirs, of one meaning."""
     asymmetric = quantization.MappingType.ASYMMETRIC
@@ -294,8 +281,8 @@ def test_no_less_accurate_than_torchao(pair, dtype):
         x = torch.randn(256, 256, dtype=dtype)
         expected = copy.deepcopy(model).double()(x.double())
         for name, quantize, config in (("ours", quantize_, ours), ("theirs", quantization.quantize_, theirs)):
-            quantized = copy.deepcopy(model)
-            quantize(quantized, config)
-            quality[name] += sqnr(expected, quantized(x).double()) / 4
+            other = copy.deepcopy(model)
+            quantize(other, config)
+            quality[name] += sqnr(expected, other(x).double()) / 4
     # In decibel; two ways to round the same numbers differ by a few hundredths.
     assert quality["ours"] > quality["theirs"] - 0.05 and quality["ours"] > 25, quality

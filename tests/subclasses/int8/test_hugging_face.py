@@ -11,13 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from subclasses.int8 import (
-    FqnToConfig,
-    Int8DynamicActivationInt8WeightConfig,
-    Int8Tensor,
-    Int8WeightOnlyConfig,
-    quantize_,
-)
+from subclasses.int8 import FqnToConfig, Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
+from tests.subclasses.int8.models import int8_names, quantized
 
 transformers = pytest.importorskip("transformers", reason="needs the extra `models`")
 
@@ -29,13 +24,12 @@ TOKENS = torch.tensor([[3, 4, 5], [6, 7, 8]])
 def make(tied=False, config=Int8WeightOnlyConfig(), choose=None):  # noqa: B008 - frozen
     torch.manual_seed(0)
     sizes = transformers.LlamaConfig(**SIZES, **HEADS, tie_word_embeddings=tied)
-    model = transformers.LlamaForCausalLM(sizes).eval()
-    quantize_(model, config, choose)
-    return model
+    return quantized(transformers.LlamaForCausalLM(sizes).eval(), config, choose)
 
 
-def int8_names(model):
-    return {name for name, p in model.named_parameters() if isinstance(p.data, Int8Tensor)}
+def through_a_file(model, folder, **options):
+    model.save_pretrained(folder)
+    return type(model).from_pretrained(folder, **options)
 
 
 def assert_same(other, model):
@@ -60,14 +54,12 @@ def test_weights_stay_int8(config, shards, tmp_path):
     for cls in (type(model), transformers.AutoModelForCausalLM):
         other = cls.from_pretrained(tmp_path / "first")
         assert_same(other, model)
-    other.save_pretrained(tmp_path / "second")
-    assert_same(type(model).from_pretrained(tmp_path / "second"), model)
+    assert_same(through_a_file(other, tmp_path / "second"), model)
 
 
 def test_another_dtype(tmp_path):
     model = make()
-    model.save_pretrained(tmp_path)
-    other = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    other = through_a_file(model, tmp_path, dtype=torch.bfloat16)
     assert_same(other, model.to(torch.bfloat16))
     weight = other.lm_head.weight.data
     assert (weight.dtype, weight.scale.dtype) == (torch.bfloat16, torch.float32)
@@ -79,8 +71,7 @@ def test_a_tied_embedding(both, tmp_path):
     taken = nn.Linear | nn.Embedding if both else nn.Linear
     model = make(tied=True, choose=lambda module, _: isinstance(module, taken))
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
-    model.save_pretrained(tmp_path)
-    other = type(model).from_pretrained(tmp_path)
+    other = through_a_file(model, tmp_path)
     assert_same(other, model)
     assert is_tied == both == (other.lm_head.weight is other.model.embed_tokens.weight)
 
@@ -88,15 +79,13 @@ def test_a_tied_embedding(both, tmp_path):
 def test_layers_that_the_user_tied(tmp_path):
     model = make()
     model.model.layers[0].mlp.up_proj.weight = model.model.layers[0].mlp.gate_proj.weight
-    model.save_pretrained(tmp_path)
-    other = type(model).from_pretrained(tmp_path)
+    other = through_a_file(model, tmp_path)
     assert_same(other, model)
     assert other.model.layers[0].mlp.up_proj.weight is other.model.layers[0].mlp.gate_proj.weight
 
 
 def test_nothing_is_reported_missing(tmp_path):
-    make(tied=True).save_pretrained(tmp_path)
-    _, found = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    _, found = through_a_file(make(tied=True), tmp_path, output_loading_info=True)
     assert not found["missing_keys"] and not found["unexpected_keys"]
 
 
@@ -111,18 +100,7 @@ def test_the_block_on_the_page_runs(tmp_path, monkeypatch):
 
 def test_a_copy_of_a_quantized_model_is_saved_too(tmp_path):
     model = make()
-    copy.deepcopy(model).save_pretrained(tmp_path)
-    assert_same(type(model).from_pretrained(tmp_path), model)
-
-
-def test_floats_are_not_quantized_while_loading(tmp_path):
-    from subclasses.int8.hugging_face import Int8QuantizationConfig
-
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **HEADS)).save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"without quantization_config, then call subclasses\.int8\.quantize_"
-    ):
-        transformers.LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=Int8QuantizationConfig())
+    assert_same(through_a_file(copy.deepcopy(model), tmp_path), model)
 
 
 def test_a_model_without_int8_weights_is_not_marked():

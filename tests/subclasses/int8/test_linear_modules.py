@@ -7,21 +7,12 @@ import torch
 from torch import nn
 
 import desugar
-from subclasses.int8 import (
-    FqnToConfig,
-    Int8DynamicActivationInt8WeightConfig,
-    Int8Tensor,
-    Int8WeightOnlyConfig,
-    PerGroup,
-    quantize_,
-)
+from subclasses.int8 import FqnToConfig, Int8WeightOnlyConfig, quantize_
 from subclasses.strict_mode import strict
+from tests.subclasses.int8 import models
+from tests.subclasses.int8.models import int8_names, quantized
 
-CONFIGS = {
-    "rows": Int8WeightOnlyConfig(),
-    "groups": Int8WeightOnlyConfig(PerGroup(4), symmetric=False),
-    "dynamic": Int8DynamicActivationInt8WeightConfig(act_mapping_type="asymmetric"),
-}
+CONFIGS = {name: config for name, config in models.CONFIGS.items() if name != "tensor"}
 
 
 class Adapted(nn.Module):
@@ -38,32 +29,25 @@ class Adapted(nn.Module):
         return self.base_layer(x) + self.lora_B(self.lora_A["default"](x))
 
 
-def quantized_names(model):
-    return {name for name, p in model.named_parameters() if isinstance(p.data, Int8Tensor)}
-
-
 @pytest.mark.parametrize(
     "config", [Int8WeightOnlyConfig(), FqnToConfig({"_default": Int8WeightOnlyConfig()})]
 )
 def test_adapters_stay_floats_and_train(config):
-    model = nn.Sequential(Adapted(), nn.Linear(8, 2))
-    quantize_(model, config)
-    assert quantized_names(model) == {"0.base_layer.weight", "1.weight"}
+    model = quantized(nn.Sequential(Adapted(), nn.Linear(8, 2)), config)
+    assert int8_names(model) == {"0.base_layer.weight", "1.weight"}
     model(torch.randn(3, 8)).sum().backward()
     assert model[0].lora_A["default"].weight.grad is not None
 
 
 def test_adapters_are_quantized_if_chosen():
-    model = Adapted()
-    quantize_(model, Int8WeightOnlyConfig(), lambda _, name: name.startswith("lora_A."))
-    assert quantized_names(model) == {"lora_A.default.weight"}
+    model = quantized(Adapted(), choose=lambda _, name: name.startswith("lora_A."))
+    assert int8_names(model) == {"lora_A.default.weight"}
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_addmm_is_a_linear_layer_with_the_weight_transposed(config):
-    layer = nn.Linear(16, 8)
-    quantize_(layer, CONFIGS[config])
+    layer = quantized(nn.Linear(16, 8), CONFIGS[config])
     weight, bias, x = layer.weight.t(), layer.bias, torch.randn(3, 16, requires_grad=True)
     with strict():
         got = torch.addmm(bias, x, weight)
@@ -100,14 +84,12 @@ def test_conv1d_of_transformers(config):
 def test_two_linear_layers_that_share_a_weight():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].weight = model[0].weight
-    quantize_(model, Int8WeightOnlyConfig())
-    assert model[0].weight is model[1].weight
+    assert quantized(model)[0].weight is model[1].weight
 
 
 def test_frozen_weights():
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)).requires_grad_(False)
-    quantize_(model, Int8WeightOnlyConfig())
-    assert quantized_names(model) == {"0.weight", "1.weight"}
+    model = quantized(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)).requires_grad_(False))
+    assert int8_names(model) == {"0.weight", "1.weight"}
     assert not any(p.requires_grad for p in model.parameters())
 
 
@@ -122,8 +104,8 @@ def test_a_model_on_meta_takes_the_weights_of_a_quantized_one(config, assign):
         other = make()
     for each in (model, other):
         quantize_(each, CONFIGS[config])
-    assert other[0].weight.device.type == "meta" and quantized_names(other) == quantized_names(model)
+    assert other[0].weight.device.type == "meta" and int8_names(other) == int8_names(model)
     if not assign:
         other.to_empty(device="cpu")
     other.load_state_dict(model.state_dict(), assign=assign)
-    assert quantized_names(other) == quantized_names(model) and torch.equal(other(x), model(x))
+    assert int8_names(other) == int8_names(model) and torch.equal(other(x), model(x))

@@ -8,29 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from subclasses.int8 import (
-    Int8DynamicActivationInt8WeightConfig,
-    Int8Tensor,
-    Int8WeightOnlyConfig,
-    PerGroup,
-    PerTensor,
-    from_plain,
-    quantize_,
-    to_plain,
-)
+from subclasses.int8 import Int8Tensor, from_plain, to_plain
+from tests.subclasses.int8.models import CONFIGS, quantized
 
-CONFIGS = {
-    "rows": Int8WeightOnlyConfig(),
-    "tensor": Int8WeightOnlyConfig(PerTensor()),
-    "groups": Int8WeightOnlyConfig(PerGroup(4), symmetric=False),
-    "dynamic": Int8DynamicActivationInt8WeightConfig(act_mapping_type="asymmetric"),
-}
+
+def floats(dtype=torch.bfloat16):
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).to(dtype)
 
 
 def make_model(config, dtype=torch.float32):
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).to(dtype)
-    quantize_(model, config)
-    return model
+    return quantized(floats(dtype), config)
 
 
 def assert_same(model, other, dtype=torch.float32):
@@ -54,7 +41,7 @@ def test_torch_save(config):
     model, file = make_model(CONFIGS[config], torch.bfloat16), io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
-    other = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).bfloat16()
+    other = floats()
     other.load_state_dict(torch.load(file, weights_only=True), assign=True)
     assert_same(model, other, torch.bfloat16)
 
@@ -69,7 +56,7 @@ def test_safetensors(config, tmp_path):
     save_file(tensors, path, metadata)
     with safetensors.safe_open(path, "pt") as file:
         metadata = file.metadata()
-    other = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).bfloat16()
+    other = floats()
     state = from_plain(load_file(path), metadata)
     assert set(state) == set(model.state_dict())
     other.load_state_dict(state, assign=True)
@@ -86,8 +73,7 @@ def test_tied_weights_are_written_once(tmp_path):
         model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 10, bias=False))
         model.append(nn.Linear(10, 10)).append(model[3])
         model[2].weight = model[0].weight
-        quantize_(model, CONFIGS["rows"], lambda m, name: name in ("0", "1", "2"))
-        return model
+        return quantized(model, choose=lambda m, name: name in ("0", "1", "2"))
 
     model, other, path = make(0), make(1), str(tmp_path / "model.safetensors")
     state = model.state_dict()
@@ -104,15 +90,27 @@ def test_tied_weights_are_written_once(tmp_path):
     assert other[0].weight.qdata.data_ptr() == other[2].weight.qdata.data_ptr()
 
 
-def test_wrong_files():
-    state = make_model(CONFIGS["rows"]).state_dict()
-    tensors, metadata = to_plain(state)
-    with pytest.raises(ValueError, match="int8_tensors"):
-        from_plain(tensors, None)
-    with pytest.raises(ValueError, match=r"0\.weight\.qdata or 0\.weight\.scale is missing"):
-        from_plain({k: v for k, v in tensors.items() if k != "0.weight.scale"}, metadata)
-    with pytest.raises(ValueError, match=r"named 0\.weight\.qdata already"):
-        to_plain({**state, "0.weight.qdata": torch.zeros(1)})
+STATE = make_model(CONFIGS["rows"]).state_dict()
+TENSORS, METADATA = to_plain(STATE)
+
+
+@pytest.mark.parametrize(
+    ("convert", "text"),
+    [
+        (lambda: from_plain(TENSORS, None), "int8_tensors"),
+        (
+            lambda: from_plain({k: v for k, v in TENSORS.items() if k != "0.weight.scale"}, METADATA),
+            r"0\.weight\.qdata or 0\.weight\.scale is missing",
+        ),
+        (
+            lambda: to_plain({**STATE, "0.weight.qdata": torch.zeros(1)}),
+            r"named 0\.weight\.qdata already",
+        ),
+    ],
+)
+def test_wrong_files(convert, text):
+    with pytest.raises(ValueError, match=text):
+        convert()
 
 
 def test_module_to():

@@ -15,23 +15,10 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from subclasses import DispatchError, TensorSubclass, inner
-from subclasses.int8 import (
-    Int8DynamicActivationInt8WeightConfig,
-    Int8Tensor,
-    Int8WeightOnlyConfig,
-    PerGroup,
-    PerTensor,
-    quantize_,
-)
+from subclasses.int8 import Int8Tensor
+from tests.subclasses.int8.models import CONFIGS, quantized
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
-
-CONFIGS = {
-    "rows": Int8WeightOnlyConfig(),
-    "tensor": Int8WeightOnlyConfig(PerTensor()),
-    "groups": Int8WeightOnlyConfig(PerGroup(4), symmetric=False),
-    "dynamic": Int8DynamicActivationInt8WeightConfig(act_mapping_type="asymmetric"),
-}
 
 
 def on_ranks(run):
@@ -55,15 +42,8 @@ def run_and_leave(rank, start, *args):
     os._exit(0)
 
 
-def in_two_processes(start, tmp_path):
-    """Processes of their own: one forked after a backward may not run another where there is CUDA."""
-    mp.start_processes(run_and_leave, (start, 2, tmp_path / "store"), nprocs=2, start_method="spawn")
-
-
-def quantized(config, *sizes):
-    model = nn.Sequential(*(nn.Linear(*pair) for pair in itertools.pairwise(sizes)))
-    quantize_(model, config)
-    return model
+def layers(config, *sizes):
+    return quantized(nn.Sequential(*(nn.Linear(*pair) for pair in itertools.pairwise(sizes))), config)
 
 
 # ---- hooks of FSDP2 ----------------------------------------------------------------------------------------
@@ -118,7 +98,7 @@ def shard_and_compare(mesh):
     for config in CONFIGS.values():
         for rows in (32, 33, 1):
             torch.manual_seed(0)
-            model = quantized(config, 16, rows, 8) if rows % 4 == 0 else quantized(config, 16, rows)
+            model = layers(config, 16, rows, 8) if rows % 4 == 0 else layers(config, 16, rows)
             x, sharded = torch.randn(3, 16), copy.deepcopy(model)
             for layer in (*sharded, sharded):
                 fully_shard(layer, mesh=mesh)
@@ -133,16 +113,6 @@ def shard_and_compare(mesh):
                 torch.testing.assert_close(sharded[0].bias.grad.full_tensor(), model[0].bias.grad)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_fully_shard_in_one_process(tmp_path):
-    shard_and_compare(0, 1, tmp_path / "store")
-
-
-@pytest.mark.slow
-def test_fully_shard_in_two_processes(tmp_path):
-    in_two_processes(shard_and_compare, tmp_path)
-
-
 @on_ranks
 def save_and_load(mesh):
     """Full and sharded state dicts hold int8 weights, and load."""
@@ -155,7 +125,7 @@ def save_and_load(mesh):
 
     def make(config, rows, seed):
         torch.manual_seed(seed)
-        whole = quantized(config, 16, rows)
+        whole = layers(config, 16, rows)
         sharded = copy.deepcopy(whole)
         fully_shard(sharded[0], mesh=mesh)
         return whole, fully_shard(sharded, mesh=mesh)
@@ -173,16 +143,6 @@ def save_and_load(mesh):
                 torch.testing.assert_close(model(x), expected)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_distributed_state_dicts_in_one_process(tmp_path):
-    save_and_load(0, 1, tmp_path / "store")
-
-
-@pytest.mark.slow
-def test_distributed_state_dicts_in_two_processes(tmp_path):
-    in_two_processes(save_and_load, tmp_path)
-
-
 # ---- tensor parallelism ------------------------------------------------------------------------------------
 
 
@@ -195,7 +155,7 @@ def cut_by_device(mesh):
     rank, n = mesh.get_local_rank(), 32 // mesh.size()
     for config in (CONFIGS["rows"], CONFIGS["tensor"], CONFIGS["groups"]):
         torch.manual_seed(0)
-        model, x = quantized(config, 16, 32, 16), torch.randn(4, 16)
+        model, x = layers(config, 16, 32, 16), torch.randn(4, 16)
         expected, mine = model(x), slice(rank * n, (rank + 1) * n)
         plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
         for options in ({}, {"src_data_rank": None}):  # sent by the first rank, or cut by each
@@ -211,11 +171,6 @@ def cut_by_device(mesh):
         x = DTensor.from_local(x, mesh, [Replicate()])
         for run in (lambda t: t, lambda t: torch.compile(t, backend="aot_eager")):
             torch.testing.assert_close(run(down)(run(up)(x)).full_tensor(), expected)
-
-
-@pytest.mark.slow
-def test_tensor_parallel_in_two_processes(tmp_path):
-    in_two_processes(cut_by_device, tmp_path)
 
 
 # ---- collectives -------------------------------------------------------------------------------------------
@@ -259,11 +214,19 @@ def send(mesh):
         dist.broadcast(Halved(torch.ones(2)), 0)
 
 
+# ---- in processes ------------------------------------------------------------------------------------------
+
+ALONE = {"fully_shard": shard_and_compare, "state dicts": save_and_load, "collectives": send}
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_collectives_in_one_process(tmp_path):
-    send(0, 1, tmp_path / "store")
+@pytest.mark.parametrize("start", ALONE.values(), ids=ALONE)
+def test_in_one_process(start, tmp_path):
+    start(0, 1, tmp_path / "store")
 
 
 @pytest.mark.slow
-def test_collectives_in_two_processes(tmp_path):
-    in_two_processes(send, tmp_path)
+@pytest.mark.parametrize("start", [*ALONE.values(), cut_by_device], ids=[*ALONE, "tensor parallelism"])
+def test_in_two_processes(start, tmp_path):
+    """Processes of their own: one forked after a backward may not run another where there is CUDA."""
+    mp.start_processes(run_and_leave, (start, 2, tmp_path / "store"), nprocs=2, start_method="spawn")

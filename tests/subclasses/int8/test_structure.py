@@ -74,10 +74,13 @@ def test_entries_keep_their_values(block_size, symmetric, move):
         (lambda t: t[:, :, ::3], (1, 1, 4)),
         (lambda t: t.flatten(), (2, 3, 8)),
         (lambda t: t.view(4, 16, 3), (1, 1, 4)),
+        (lambda t: t.as_strided((5, 5), (1, 1)), (2, 3, 8)),
+        (lambda t: t.as_strided((192,), (1,)), (2, 3, 8)),
+        (lambda t: t.as_strided((2, 2), (3, 1)), (2, 3, 8)),
     ],
 )
 def test_a_cut_through_blocks_is_refused(cut, block_size):
-    with pytest.raises(DispatchError, match=r"dequantize\(\)"):
+    with pytest.raises(DispatchError, match="block"):
         cut(make(block_size))
 
 
@@ -166,7 +169,6 @@ def test_views_of_a_slice_that_torch_compile_remakes(begin, name):
     """Some releases add the beginning of an argument twice: what may be either of two views is refused."""
     view = {"slice": lambda t: t[1:3], "t": lambda t: t.t(), "unsqueeze": lambda t: t[None]}[name]
     x = make(size=(8, 4))[begin : 8 - begin]
-    torch.compiler.reset()
     compiled = torch.compile(view, backend="aot_eager", fullgraph=True)
     if structure.COUNTS_TWICE and (begin, name) == (1, "slice"):
         with pytest.raises(DispatchError, match="either of two views"):
@@ -186,12 +188,6 @@ def test_as_strided_finds_the_view(view):
     assert torch.equal(again.dequantize(), v.dequantize()) and again.stride() == v.stride()
 
 
-def test_as_strided_that_is_no_view_of_blocks():
-    for size, stride in (((5, 5), (1, 1)), ((192,), (1,)), ((2, 2), (3, 1))):
-        with pytest.raises(DispatchError, match="block"):
-            make((2, 3, 8)).as_strided(size, stride)
-
-
 def test_a_clone_shares_nothing():
     x = make()
     before = x.dequantize()
@@ -208,23 +204,28 @@ def test_copy_of_coarser_blocks_is_exact():
     assert torch.equal(x.dequantize(), source.dequantize())
 
 
-def refusals():
-    row, group = make(), make((1, 1, 4))
-    return {
-        "floats": (row, torch.randn(SIZE)),
-        "finer blocks": (row, group),
-        "a zero point": (row, make(symmetric=False)),
-        "another size": (row, make(size=(4, 6, 4))),
-        "part of a block": (row[:, :, :4], make(size=(4, 6, 4))),
-    }
+REFUSED = {
+    "copy of floats": lambda x: x.copy_(torch.randn(SIZE)),
+    "copy of finer blocks": lambda x: x.copy_(make((1, 1, 4))),
+    "copy of a zero point": lambda x: x.copy_(make(symmetric=False)),
+    "copy of another size": lambda x: x.copy_(make(size=(4, 6, 4))),
+    "copy to a part of a block": lambda x: x[:, :, :4].copy_(make(size=(4, 6, 4))),
+    "add_": lambda x: x.add_(1),
+    "zero_": lambda x: x.zero_(),
+    "mul_ of a view": lambda x: x[0].mul_(2),
+    "x[0] = 1": lambda x: x.__setitem__(0, 1.0),
+}
 
 
-@pytest.mark.parametrize("what", refusals())
-def test_a_copy_that_would_round_is_refused_and_changes_nothing(what):
-    x, source = refusals()[what]
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_write_that_would_round_is_refused_and_changes_nothing(name):
+    x = make()
     before = x.dequantize()
-    with pytest.raises((DispatchError, RuntimeError), match="copy_"):
-        x.copy_(source)
+    error, words = (
+        ((DispatchError, RuntimeError), "copy_") if "copy" in name else (DispatchError, "Int8Tensor")
+    )
+    with pytest.raises(error, match=words):
+        REFUSED[name](x)
     assert torch.equal(x.dequantize(), before)
 
 
@@ -235,15 +236,6 @@ def test_the_same_scale_may_be_written_to_a_part_of_a_block():
     part.copy_(part.clone())
     part.copy_(Int8Tensor(torch.zeros_like(part.qdata), part.scale.clone()))
     assert not x[:, :, :4].dequantize().any() and torch.equal(x[:, :, 4:].dequantize(), kept)
-
-
-def test_writing_in_place_is_refused():
-    x = make()
-    before = x.dequantize()
-    for write in (lambda: x.add_(1), lambda: x.zero_(), lambda: x[0].mul_(2), lambda: x.__setitem__(0, 1.0)):
-        with pytest.raises(DispatchError):
-            write()
-    assert torch.equal(x.dequantize(), before)
 
 
 def test_to_a_plain_tensor():

@@ -61,11 +61,11 @@ def test_what_is_not_finite_spoils_its_block_alone(wrong, symmetric):
     torch.testing.assert_close(got[::2], w[::2], atol=0.1, rtol=0)
 
 
-def test_constants_and_zeros():
-    for value in (0.0, 1.0, -3.0):
-        for symmetric in (True, False):
-            x = Int8Tensor.from_float(torch.full((2, 4), value), symmetric=symmetric)
-            torch.testing.assert_close(x.dequantize(), torch.full((2, 4), value), rtol=0.005, atol=0)
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.0])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_constants_and_zeros(value, symmetric):
+    x = Int8Tensor.from_float(torch.full((2, 4), value), symmetric=symmetric)
+    torch.testing.assert_close(x.dequantize(), torch.full((2, 4), value), rtol=0.005, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -115,13 +115,9 @@ Q, S = torch.zeros(4, 6, dtype=torch.int8), torch.ones(4, 1)
         (lambda: Int8Tensor.from_float(torch.tensor(1.0)), ValueError, "one dimension"),
         (lambda: Int8Tensor.from_float(torch.ones(4, 6), block_size=(1, 4)), ValueError, "does not divide"),
         (lambda: Int8Tensor.from_float(torch.ones(4, 6), block_size=(1, 0)), ValueError, "does not divide"),
+        (lambda: Int8Tensor.from_float(torch.randn(4))[0], DispatchError, "one dimension"),
     ],
 )
 def test_refused(make, error, says):
     with pytest.raises(error, match=says):
         make()
-
-
-def test_a_number_of_no_dimension_is_refused():
-    with pytest.raises(DispatchError, match="one dimension"):
-        Int8Tensor.from_float(torch.randn(4))[0]

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import desugar
-from subclasses.int8 import Int8DynamicActivationInt8WeightConfig, Int8Tensor, Int8WeightOnlyConfig, quantize_
+from subclasses.int8 import Int8DynamicActivationInt8WeightConfig, Int8Tensor, Int8WeightOnlyConfig
 from subclasses.int8.matmul import cpu_kernels, integers, kernels
+from tests.subclasses.int8.models import integers as random_integers, quantized
 
 CONFIGS = {
     "weights": Int8WeightOnlyConfig(),
@@ -30,10 +31,6 @@ CONFIGS = {
 def processor(request, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "has_avx2_alone", lambda: "AVX2" in request.param)
     monkeypatch.setattr(integers, "is_without_vnni", lambda: request.param != "AVX2 and VNNI")
-
-
-def random_integers(*size):
-    return torch.randint(-128, 128, size, dtype=torch.int8)
 
 
 @pytest.mark.sweep(2)
@@ -62,8 +59,7 @@ def test_the_op_is_one_for_pytorch():
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("compiler", ["torch.compile", "desugar.compile"])
 def test_layers(compiler, config, dtype, rows, processor):
-    layer = nn.Linear(64, 32, dtype=dtype).requires_grad_(False)
-    quantize_(layer, CONFIGS[config])
+    layer = quantized(nn.Linear(64, 32, dtype=dtype).requires_grad_(False), CONFIGS[config])
     compiled = {"torch.compile": torch.compile, "desugar.compile": desugar.compile}[compiler](
         copy.deepcopy(layer), backend="inductor"
     )
@@ -94,8 +90,9 @@ def test_a_weight_at_another_place_in_memory(activation, processor):
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_one_row_is_no_sum_that_a_compiler_fuses(dtype, symmetric, monkeypatch):
     """A compiler would convert the numbers one at a time; the op runs the kernel of eager mode."""
-    layer = nn.Linear(256, 256, dtype=dtype).requires_grad_(False)
-    quantize_(layer, Int8WeightOnlyConfig(symmetric=symmetric))
+    layer = quantized(
+        nn.Linear(256, 256, dtype=dtype).requires_grad_(False), Int8WeightOnlyConfig(symmetric=symmetric)
+    )
     for alone in (True, False):
         monkeypatch.setattr(cpu_kernels, "has_avx2_alone", lambda alone=alone: alone)
         with torch.no_grad():
@@ -106,8 +103,7 @@ def test_one_row_is_no_sum_that_a_compiler_fuses(dtype, symmetric, monkeypatch):
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch's _int_mm
 @pytest.mark.parametrize("config", ["dynamic", "dynamic asymmetric"])
 def test_a_batch_of_inputs_under_vmap(config, processor):
-    layer = nn.Linear(16, 8).requires_grad_(False)
-    quantize_(layer, CONFIGS[config])
+    layer = quantized(nn.Linear(16, 8).requires_grad_(False), CONFIGS[config])
     x = torch.randn(5, 3, 16)
     torch.testing.assert_close(torch.vmap(layer)(x), torch.stack([layer(one) for one in x]))
 

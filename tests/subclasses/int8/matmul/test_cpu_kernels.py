@@ -10,7 +10,9 @@ import sys
 import pytest
 import torch
 
-from subclasses.int8.matmul import cpu_kernels, integers, products
+from subclasses.int8.matmul import cpu_kernels, products
+from subclasses.int8.matmul.integers import integer_product
+from tests.subclasses.int8.models import integers
 
 pytestmark = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in cpu_kernels.FLAGS,
@@ -18,10 +20,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 SIZES = [(32, 32), (64, 96), (160, 64), (96, 416)]
-
-
-def random_integers(*size):
-    return torch.randint(-128, 128, size, dtype=torch.int8)
 
 
 # ---- values ------------------------------------------------------------------------------------------------
@@ -35,7 +33,7 @@ def dtypes():
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 16, 33, 70])
 def test_products_of_floats(rows, height, width, dtypes):
-    q = random_integers(height, width)
+    q = integers(height, width)
     for dtype in dtypes:
         x, g = torch.randn(rows, width).to(dtype), torch.randn(rows, height).to(dtype)
         got, expected = cpu_kernels.times_rows(x, q), x.double() @ q.double().t()
@@ -48,9 +46,9 @@ def test_products_of_floats(rows, height, width, dtypes):
 @pytest.mark.parametrize(("height", "width"), [(1, 64), (7, 192), (100, 512)])
 def test_products_of_integers_are_exact(rows, height, width):
     for x, q in (
-        (random_integers(rows, width), random_integers(height, width)),
-        (random_integers(rows, width).fill_(-128), random_integers(height, width).fill_(-128)),
-        (random_integers(rows, width).fill_(127), random_integers(height, width).fill_(-128)),
+        (integers(rows, width), integers(height, width)),
+        (integers(rows, width).fill_(-128), integers(height, width).fill_(-128)),
+        (integers(rows, width).fill_(127), integers(height, width).fill_(-128)),
     ):
         assert torch.equal(cpu_kernels.integers_times_rows(x, q), x.int() @ q.int().t())
 
@@ -75,7 +73,7 @@ def test_threads_share_the_work(monkeypatch):
     monkeypatch.setattr(cpu_kernels, "WORK", 1)
     threads, (x, q, g) = (
         torch.get_num_threads(),
-        (torch.randn(5, 96), random_integers(160, 96), torch.randn(5, 160)),
+        (torch.randn(5, 96), integers(160, 96), torch.randn(5, 160)),
     )
     try:
         for n in (1, 2, 3):
@@ -120,13 +118,13 @@ def test_without_a_compiler_pytorchs_kernels_multiply(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_values_without_the_library(dtype, without_library):
     for rows in (1, 16, 40):
-        x, q, scale = torch.randn(rows, 64).to(dtype), random_integers(96, 64), torch.rand(96, 1)
+        x, q, scale = torch.randn(rows, 64).to(dtype), integers(96, 64), torch.rand(96, 1)
         for scale_or_none in (None, scale):
             got = products.int8_product(x / 64, q, scale_or_none, None).double()
             expected = (x / 64).double() @ (q.double() * (1 if scale_or_none is None else scale)).t()
             assert (got - expected).norm() < 6 * torch.finfo(dtype).eps * expected.norm()
-    a, b = random_integers(3, 64), random_integers(32, 64)
-    assert torch.equal(integers.integer_product(a, b), a.int() @ b.int().t())
+    a, b = integers(3, 64), integers(32, 64)
+    assert torch.equal(integer_product(a, b), a.int() @ b.int().t())
 
 
 @pytest.mark.slow
@@ -167,7 +165,7 @@ def has_tiles(request, monkeypatch):
 
 
 def test_which_kernel_is_chosen(has_tiles):
-    q, scale, groups = random_integers(64, 128), torch.rand(64, 1), torch.rand(64, 4)
+    q, scale, groups = integers(64, 128), torch.rand(64, 1), torch.rand(64, 4)
     x = torch.randn(4, 128)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         whole = has_tiles and dtype is torch.float32
@@ -175,15 +173,15 @@ def test_which_kernel_is_chosen(has_tiles):
         assert chosen(x.to(dtype), q) == chosen(x.to(dtype), q, scale) == "_by_rows"
         assert chosen(torch.randn(4, 64).to(dtype), q.t()) == "_by_columns"
         assert chosen(x.to(dtype), q, groups) == rest
-        assert chosen(x.to(dtype), q, scale, random_integers(64, 1)) == "_by_rows"
-        assert chosen(torch.randn(4, 64).to(dtype), q.t(), scale.t(), random_integers(1, 64)) == "_by_columns"
-        assert chosen(x.to(dtype), q, groups, random_integers(64, 4)) == rest
+        assert chosen(x.to(dtype), q, scale, integers(64, 1)) == "_by_rows"
+        assert chosen(torch.randn(4, 64).to(dtype), q.t(), scale.t(), integers(1, 64)) == "_by_columns"
+        assert chosen(x.to(dtype), q, groups, integers(64, 4)) == rest
         assert chosen(x[:, :100].to(dtype), q[:, :100]) == rest
     assert chosen(x.double(), q) == "_in_parts"
 
 
 def test_rows_of_which_the_converted_matrix_pays(has_tiles):
-    small, large = random_integers(256, 256), random_integers(1024, 1056)
+    small, large = integers(256, 256), integers(1024, 1056)
     own = "_at_once" if has_tiles else "_by_rows"
     assert chosen(torch.randn(24, 256), small) == "_by_rows" and chosen(torch.randn(49, 256), small) == own
     assert chosen(torch.randn(300, 1056), large) == "_by_rows"
@@ -194,7 +192,7 @@ def test_rows_of_which_the_converted_matrix_pays(has_tiles):
 
 def test_many_rows_of_bfloat16(monkeypatch):
     monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
-    q, x = random_integers(64, 128), torch.randn(300, 128).bfloat16()
+    q, x = integers(64, 128), torch.randn(300, 128).bfloat16()
     monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: True)
     assert chosen(x[:32], q) == "_by_rows" and chosen(x, q) == "_at_once"
     monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: False)
@@ -203,11 +201,11 @@ def test_many_rows_of_bfloat16(monkeypatch):
 
 def test_few_rows_of_bfloat16_without_the_library(without_library, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
-    q, x = random_integers(64, 128), torch.randn(17, 128).bfloat16()
+    q, x = integers(64, 128), torch.randn(17, 128).bfloat16()
     assert chosen(x[:16], q) == "_packed" and chosen(x, q) == "_at_once"
     assert chosen(x.double(), q) == "_in_parts"
 
 
 def test_other_dtypes_are_refused():
     with pytest.raises(TypeError, match=r"expected floats of 16, 32 or 64 bits, got torch\.int32"):
-        products.int8_product(torch.ones(2, 32, dtype=torch.int32), random_integers(32, 32), None, None)
+        products.int8_product(torch.ones(2, 32, dtype=torch.int32), integers(32, 32), None, None)

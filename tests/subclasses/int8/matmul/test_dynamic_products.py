@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import desugar
-from subclasses.int8 import Int8DynamicActivationInt8WeightConfig, Int8Tensor, quantize_
+from subclasses.int8 import Int8Tensor
 from subclasses.int8.matmul import cpu_kernels, dynamic_products, integers, kernels
+from tests.subclasses.int8.models import DYNAMIC, quantized
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LIBRARY = pytest.mark.skipif(cpu_kernels.library() is None, reason="needs a C++ compiler and AVX2")
@@ -163,8 +164,7 @@ def test_a_batch_of_inputs_and_a_batch_of_weights():
 @pytest.mark.parametrize("door", [desugar.compile, lambda fn, **o: torch.compile(fn, backend="aot_eager")])
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_a_compiled_layer_is_eagers_for_any_batch(door, dtype):
-    layer = nn.Linear(64, 48, dtype=dtype).requires_grad_(False)
-    quantize_(layer, Int8DynamicActivationInt8WeightConfig())
+    layer = quantized(nn.Linear(64, 48, dtype=dtype).requires_grad_(False), DYNAMIC)
     assert isinstance(layer.weight, Int8Tensor)
     compiled = door(copy.deepcopy(layer), backend="eager")
     for rows in (1, 2, 8, 9, 33):
@@ -176,8 +176,7 @@ def test_a_compiled_layer_is_eagers_for_any_batch(door, dtype):
 
 @LIBRARY
 def test_a_program_has_one_op_for_the_product():
-    layer = nn.Linear(64, 48).requires_grad_(False)
-    quantize_(layer, Int8DynamicActivationInt8WeightConfig())
+    layer = quantized(nn.Linear(64, 48).requires_grad_(False), DYNAMIC)
     compiled = desugar.compile(layer, backend="eager")
     compiled(torch.randn(3, 64))
     names = [str(node.target) for node in compiled.programs[0].joint.graph.nodes]
@@ -189,8 +188,7 @@ def test_a_program_has_one_op_for_the_product():
 @pytest.mark.parametrize("learned", [False, True])
 def test_gradients_are_straight_through(learned):
     """Of the input, and of the scale at the quantized input."""
-    layer = nn.Linear(64, 48, bias=False)
-    quantize_(layer, Int8DynamicActivationInt8WeightConfig())
+    layer = quantized(nn.Linear(64, 48, bias=False), DYNAMIC)
     x = torch.randn(4, 64, requires_grad=True)
     qdata, scale, _ = layer.weight.detach().unwrap()
     scale = scale.clone().requires_grad_(learned)

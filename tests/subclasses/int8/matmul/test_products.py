@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import desugar
 import subclasses
@@ -17,9 +18,9 @@ from subclasses.int8 import (
     Int8WeightOnlyConfig,
     PerGroup,
     affine,
-    quantize_,
 )
 from subclasses.int8.matmul import cpu_kernels, products
+from tests.subclasses.int8.models import integers, quantized
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 COUNTS = [None, (1, 1), (64, 1), (64, 4), (8, 1), (1, 8), (1, 96), (16, 96)]
@@ -39,10 +40,6 @@ CONFIGS = {
 def as_an_op(monkeypatch):
     """Has the op take small matrices too, which are multiplied in the graph otherwise."""
     monkeypatch.setattr(products, "SMALL", 0)
-
-
-def integers(*size):
-    return torch.randint(-128, 128, size, dtype=torch.int8)
 
 
 LAYOUTS = {
@@ -141,8 +138,7 @@ def test_a_batch_of_inputs_and_a_batch_of_weights():
 
 @pytest.mark.parametrize("config", [name for name in CONFIGS if "dynamic" not in name])
 def test_a_tangent_flows_without_grad_mode(config):
-    layer, x, t = nn.Linear(32, 64), torch.randn(3, 32), torch.randn(3, 32)
-    quantize_(layer, CONFIGS[config])
+    layer, x, t = quantized(nn.Linear(32, 64), CONFIGS[config]), torch.randn(3, 32), torch.randn(3, 32)
     with torch.no_grad():
         got = torch.func.jvp(layer, (x,), (t,))[1]
     torch.testing.assert_close(got, t @ layer.weight.dequantize().t(), atol=1e-4, rtol=1e-4)
@@ -151,8 +147,7 @@ def test_a_tangent_flows_without_grad_mode(config):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_gradient_of_the_input(dtype, config):
-    layer = nn.Linear(64, 96, dtype=dtype).requires_grad_(False)
-    quantize_(layer, CONFIGS[config])
+    layer = quantized(nn.Linear(64, 96, dtype=dtype).requires_grad_(False), CONFIGS[config])
     x, g = torch.randn(5, 64).to(dtype).requires_grad_(), torch.randn(5, 96).to(dtype)
     (got,) = torch.autograd.grad(layer(x), x, g)
     assert_near(got, g.double() @ layer.weight.dequantize(torch.float64), x)
@@ -172,8 +167,7 @@ COMPILERS = {
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_of_inductor(compiler, config, dtype):
-    layer = nn.Linear(64, 32, dtype=dtype).requires_grad_(False)
-    quantize_(layer, CONFIGS[config])
+    layer = quantized(nn.Linear(64, 32, dtype=dtype).requires_grad_(False), CONFIGS[config])
     compiled = COMPILERS[compiler](layer, "inductor")
     most = 1e-5 if dtype is torch.float32 else 2e-2  # eager mode rounds the scale of an input in bfloat16
     with torch.no_grad(), subclasses.strict():
@@ -192,8 +186,7 @@ def test_kernels_of_inductor(compiler, config, dtype):
 @pytest.mark.parametrize("config", ["weights", "asymmetric groups"])
 def test_few_products_are_a_sum_that_a_compiler_fuses(config):
     """The limit is 2**14 products: eight rows of 64 by 32 numbers. A symbolic number of rows may exceed it."""
-    layer = nn.Linear(64, 32).requires_grad_(False)
-    quantize_(layer, CONFIGS[config])
+    layer = quantized(nn.Linear(64, 32).requires_grad_(False), CONFIGS[config])
     for size, dynamic, fuses in [
         ((8, 64), False, True),
         ((2, 4, 64), False, True),
@@ -218,8 +211,7 @@ def test_few_products_are_a_sum_that_a_compiler_fuses(config):
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["weights", "dynamic"])
 def test_kernels_of_inductor_for_a_weight_of_one_row(config):
-    layer = nn.Linear(64, 1).requires_grad_(False)
-    quantize_(layer, CONFIGS[config])
+    layer = quantized(nn.Linear(64, 1).requires_grad_(False), CONFIGS[config])
     compiled = torch.compile(lambda x: layer(x * 2))
     with torch.no_grad():
         for rows in (1, 3):
@@ -227,41 +219,21 @@ def test_kernels_of_inductor_for_a_weight_of_one_row(config):
             torch.testing.assert_close(compiled(x), layer(x * 2))
 
 
-class Counter:
-    """A backend of torch.compile that counts its programs."""
-
-    def __init__(self):
-        self.programs = 0
-
-    def __call__(self, graph, inputs):
-        self.programs += 1
-        return graph.forward
-
-
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("grad", [False, True])
-def test_ever_new_batches_have_one_program(config, grad):
-    layer = nn.Linear(64, 32).requires_grad_(False)
-    quantize_(layer, CONFIGS[config])
-    counter = Counter()
-    compiled = torch.compile(copy.deepcopy(layer), backend=counter, dynamic=True)
-    for rows in (2, 3, 16, 17, 40, 300):
-        x = torch.randn(rows, 64, requires_grad=grad)
-        torch.testing.assert_close(compiled(x), layer(x))
-    assert counter.programs == 1
-
-
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("config", CONFIGS)
-def test_ever_new_batches_are_not_retraced(config):
-    layer = nn.Linear(64, 32).requires_grad_(False)
-    quantize_(layer, CONFIGS[config])
-    compiled = desugar.compile(copy.deepcopy(layer), backend="eager")
+@pytest.mark.parametrize("door", ["stock", "desugar"])
+def test_ever_new_batches_have_one_program(config, grad, door):
+    layer, counter = quantized(nn.Linear(64, 32).requires_grad_(False), CONFIGS[config]), CompileCounter()
+    other = copy.deepcopy(layer)
+    compiled = desugar.compile(other, backend="eager")
+    if door == "stock":
+        compiled = torch.compile(other, backend=counter, dynamic=True)
     with torch._dynamo.config.patch(recompile_limit=3, fail_on_recompile_limit_hit=True):
-        for rows in (1, 2, 3, 16, 17, 40, 300):
-            x = torch.randn(rows, 64)
+        for rows in (2, 3, 16, 17, 40, 300) if door == "stock" else (1, 2, 3, 16, 17, 40, 300):
+            x = torch.randn(rows, 64, requires_grad=grad)
             torch.testing.assert_close(compiled(x), layer(x))
+    assert counter.frame_count == (door == "stock")
 
 
 def test_a_slice_of_a_weight_and_a_transposed_one():
