@@ -32,6 +32,7 @@ class Batch:
     lengths: Tensor | None
     ragged_dim: int
     max_length: int
+    batch_dim: int = 0
 
     @property
     def x(self) -> JaggedTensor:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.subclasses.ragged.both import LAYOUTS, LENGTHS, judge_rows, make
-from tests.subclasses.ragged.judge import desugared, eager, make_batch
+from subclasses.ragged import PaddedTensor
+from tests.subclasses.ragged.both import LAYOUTS, check_parts, judge_rows, make, random, row_dim
+from tests.subclasses.ragged.judge import WAYS, desugared, eager, make_batch
+from tests.subclasses.ragged.padded_judge import PLACES, make_table
 
 ways = pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
+all_ways = pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
@@ -39,21 +42,22 @@ def test_a_list_of_nothing_is_skipped(layout, way, dim):
 @ways
 @layouts
 def test_dense_entries_beside_each_row(layout, way):
-    first = torch.randn(4, dtype=torch.float64, requires_grad=True)
-    many = torch.randn(4, 2, 4, dtype=torch.float64, requires_grad=True)
     judge_rows(
         layout,
         lambda x, first, many: torch.cat([first.expand(4, 1, 4), x, many], 1),
         lambda row, i, first, many: torch.cat([first[None], row, many[i]]),
-        [first, many],
+        [random(4), random(4, 2, 4)],
         way=way,
     )
 
 
+@pytest.mark.sweep(2)
+@ways
 @layouts
-def test_dense_rows_after_rows(layout):
-    batch, dense = make(layout), torch.randn(2, 6, 4, dtype=torch.float64)
-    torch.testing.assert_close(torch.cat([dense, batch.x]).to_tensors(), [*dense, *batch.rows])
+def test_dense_rows_before_and_after_rows(layout, way):
+    batch, dense = make(layout), random(2, 6, 4)
+    got = way(lambda x, p: torch.cat([p, x, p]) * 1)(batch.x, dense)
+    check_parts(batch, got, [*dense, *batch.rows, *dense], [dense])
 
 
 @pytest.mark.sweep(2)
@@ -62,11 +66,7 @@ def test_dense_rows_after_rows(layout):
 def test_rows_after_rows(layout, way):
     batch = make(layout)
     got = way(lambda x: torch.cat([x, x[1:, :2] * 2]))(batch.x)
-    expected = [*batch.rows, *(row[:2] * 2 for row in batch.rows[1:])]
-    torch.testing.assert_close(got.to_tensors(), expected)
-    cotangents = [torch.randn_like(row) for row in expected]
-    grads = [torch.autograd.grad(rows, batch.leaf, cotangents)[0] for rows in (got.to_tensors(), expected)]
-    torch.testing.assert_close(*grads)
+    check_parts(batch, got, [*batch.rows, *(row[:2] * 2 for row in batch.rows[1:])])
 
 
 @layouts
@@ -77,13 +77,38 @@ def test_features(layout):
     )
 
 
-def test_ragged_dim_2():
-    batch = make_batch("ragged dim 2")
-    assert [row.shape[1] for row in batch.rows] == LENGTHS
-    parts = torch.cat([batch.x, batch.x * 2], 2).to_tensors()
-    torch.testing.assert_close(parts, [torch.cat([row, row * 2], 1) for row in batch.rows])
-    parts = torch.cat([batch.x, batch.x * 2], 0).to_tensors()
-    torch.testing.assert_close(parts, [*batch.rows, *(row * 2 for row in batch.rows)])
+@pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
+def test_dense_features_before_features(way):
+    judge_rows(
+        "padded",
+        lambda x, p: torch.cat([p, x], 2),
+        lambda row, i, p: torch.cat([p[i, : len(row)], row], 1),
+        [random(4, 7, 2)],
+        way=way,
+    )
+
+
+elsewhere = pytest.mark.parametrize("layout", [*PLACES, "ragged dim 2"])
+
+
+@pytest.mark.sweep(8)
+@elsewhere
+@all_ways
+def test_entries_elsewhere(layout, way):
+    a, b = make(layout), make(layout, [1, 0, 0, 6], width=6)
+    place = row_dim(a)
+    got = way(lambda x, y: torch.cat([x, y, x * 2], a.ragged_dim) * 1)(a.x, b.x)
+    pairs = zip(a.rows, b.rows, strict=True)
+    check_parts(a, got, [torch.cat([p, q, p * 2], place) for p, q in pairs], [b.leaf])
+
+
+@pytest.mark.sweep(6)
+@elsewhere
+@all_ways
+def test_rows_elsewhere(layout, way):
+    a, b = make(layout), make(layout, [1, 0], width=9)
+    got = way(lambda x, y: torch.cat([x, y], a.batch_dim) * 1)(a.x, b.x)
+    check_parts(a, got, [*a.rows, *b.rows], [b.leaf])
 
 
 def test_batches_without_rows():
@@ -106,3 +131,29 @@ def test_what_is_refused(layout):
     ):
         with pytest.raises(NotImplementedError, match=r"do not join|into a new one|as many dimensions"):
             refused()
+
+
+# ---- growing ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("places", PLACES)
+@all_ways
+def test_append(places, way):
+    table = make_table(places)
+    b, r, place = table.batch_dim, table.ragged_dim, row_dim(table)
+    new = random(*(n for d, n in enumerate(table.leaf.shape) if d != r))
+    got = way(lambda x, new: x.append(new) * 1)(table.x, new)
+    pairs = zip(table.rows, new.unbind(b - (r < b)), strict=True)
+    expected = [torch.cat([row, one.unsqueeze(place)], place) for row, one in pairs]
+    check_parts(table, got, expected, [new])
+
+
+def test_append_needs_room():
+    x = PaddedTensor.from_tensors([torch.arange(3), torch.arange(1)])
+    with pytest.raises(RuntimeError, match="fills the table"):
+        x.append(torch.tensor([7, 7]))
+    with pytest.raises(ValueError, match=r"one entry for each row, of shape \(2,\)"):
+        x.append(torch.tensor([7]))
+    wider = x.to_padded(multiple=4, at_least=4)
+    assert [row.tolist() for row in wider.append(torch.tensor([7, 8])).to_tensors()] == [[0, 1, 2, 7], [0, 8]]

@@ -1,254 +1,127 @@
-"""Layers and matrix products, with a loop over the rows as judge, the gradients of parameters included."""
+"""Layers, products and losses, on both layouts, with a loop over the rows as judge; gradients of parameters too."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor
-from tests.subclasses.ragged.judge import LAYOUTS, WAYS, check_parts, check_rows, eager, make_batch
+from tests.subclasses.ragged.both import LAYOUTS, LENGTHS, check_parts, hold, judge_rows, make, random
+from tests.subclasses.ragged.judge import WAYS, eager, make_batch
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+ways = pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 
 LAYERS = {
-    "linear": (lambda x, w, b: F.linear(x, w, b), [(3, 4), (3,)]),
-    "linear without bias": (lambda x, w: F.linear(x, w), [(3, 4)]),
+    "linear": (F.linear, [(3, 4), (3,)]),
+    "linear without bias": (F.linear, [(3, 4)]),
+    "linear of one feature": (F.linear, [(4,)]),
     "matmul": (lambda x, w: x @ w, [(4, 3)]),
+    "matmul with a vector": (lambda x, w: x @ w, [(4,)]),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b), [(4,), (4,)]),
+    "layer_norm without weights": (lambda x: F.layer_norm(x, (4,)), []),
     "rms_norm": (lambda x, w: F.rms_norm(x, (4,), w, 1e-6), [(4,)]),
+    "rms_norm without weights": (lambda x: F.rms_norm(x, (4,)), []),
     "softmax": (lambda x, w: F.softmax(x * w, -1), [(4,)]),
     "normalize": (lambda x, w: F.normalize(x * w, dim=-1), [(4,)]),
     "prelu-like": (lambda x, w: torch.where(x > 0, x, x * w), [(4,)]),
 }
 
 
-def parameters_of(shapes) -> list[Tensor]:
-    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-
-
-@pytest.mark.sweep(45)
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-@pytest.mark.parametrize("layout", ["back to back", "holes", "not contiguous"])
+@pytest.mark.sweep(60)
+@ways
+@pytest.mark.parametrize("layout", [*LAYOUTS, "not contiguous", "[T, B]"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer, layout, way):
     f, shapes = LAYERS[layer]
-    check_rows(make_batch(layout), way(f), lambda row, _, *p: f(row, *p), parameters_of(shapes))
+    judge_rows(layout, f, lambda row, _, *p: f(row, *p), [random(*shape) for shape in shapes], way=way)
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-@pytest.mark.parametrize("layout", ["back to back", "holes"])
-def test_embedding(layout, way):
-    batch = make_batch(layout, entry=(), dtype=torch.int64)
-    if batch.lengths is not None:
-        batch.leaf[3] = -7  # belongs to no row
-    (weight,) = parameters_of([(9, 3)])
-    check_rows(batch, way(F.embedding), lambda row, _, w: F.embedding(row, w), [weight])
+@pytest.mark.sweep(6)
+@ways
+@layouts
+@pytest.mark.parametrize("padding_idx", [None, 0])
+def test_embedding(padding_idx, layout, way):
+    batch, weight = make(layout, entry=()), random(6, 3)
+    rows = [torch.randint(0, 6, (n,)) for n in LENGTHS]
+    got = way(lambda x, w: F.embedding(x, w, padding_idx))(hold(layout, rows), weight)
+    check_parts(batch, got, [F.embedding(row, weight, padding_idx) for row in rows], [weight])
 
 
 def test_modules():
     layer = nn.Sequential(
         nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.0), nn.Linear(8, 2)
     ).double()
-    check_rows(
-        make_batch("holes"), lambda x, *_: layer(x), lambda row, *_: layer(row), list(layer.parameters())
-    )
+    judge_rows("holes", lambda x, *_: layer(x), lambda row, *_: layer(row), list(layer.parameters()))
 
 
-def test_dropout():
-    batch = make_batch(lengths=[400, 200])
-    x = batch.x
-    got = F.dropout(x, 0.25)
-    kept = got.values != 0
+@layouts
+def test_dropout(layout):
+    batch = make(layout, [400, 200])
+    got, rows = F.dropout(batch.x, 0.25), torch.cat(batch.rows)
+    mine = torch.cat(got.to_tensors())
+    kept = mine != 0
     assert 0.6 < kept.double().mean() < 0.9
-    torch.testing.assert_close(got.values[kept], batch.leaf[kept] / 0.75)
-    assert F.dropout(x, 0.25, training=False).values.equal(batch.leaf)
+    torch.testing.assert_close(mine[kept], rows[kept] / 0.75)
+    (grad,) = torch.autograd.grad(mine.sum(), batch.leaf)
+    torch.testing.assert_close(grad[~batch.leaf.isnan()], kept.flatten() / 0.75, check_dtype=False)
+    assert not grad.isnan().any()
+    judge_rows(layout, lambda x: F.dropout(x, 0.25, training=False), lambda row, _: row)
 
 
 # ---- products --------------------------------------------------------------------------------------------------
 
-# (of a ragged [B, T, 4] and a dense operand, of a row and the dense one's part), by the operand's shape.
+# Of a ragged value and a dense operand, of a row and its part of the dense one, by the shapes of operand and entry.
 PRODUCTS = {
-    "one for each row": (lambda x, w: x @ w, lambda r, i, w: r @ w[i], (4, 4, 3)),
-    "dense first": (lambda x, w: w @ x.mT, lambda r, i, w: w @ r.mT, (3, 4)),
+    "one for each row": (lambda x, w: x @ w, lambda r, i, w: r @ w[i], (4, 4, 3), (4,)),
+    "bmm": (torch.bmm, lambda r, i, w: r @ w[i], (4, 4, 3), (4,)),
+    "dense first": (lambda x, w: w @ x.mT, lambda r, i, w: w @ r.mT, (3, 4), (4,)),
     "dense first, one for each row": (
         lambda x, w: torch.bmm(w, x.mT),
         lambda r, i, w: w[i] @ r.mT,
         (4, 3, 4),
+        (4,),
     ),
-    "a row with itself": (lambda x, w: x.mT @ (x * w), lambda r, i, w: r.mT @ (r * w), (4,)),
+    "matrices": (lambda x, w: x @ w, lambda r, i, w: r @ w, (4, 5), (3, 4)),
+    "heads": (
+        lambda x, w: x.transpose(1, 2) @ w,
+        lambda r, i, w: r.transpose(0, 1) @ w[i],
+        (4, 2, 3, 5),
+        (2, 3),
+    ),
+    "heads with a vector": (
+        lambda x, w: torch.matmul(x.transpose(1, 2), w),
+        lambda r, i, w: r.transpose(0, 1) @ w,
+        (4,),
+        (2, 4),
+    ),
+    "a row with itself": (lambda x, w: x.mT @ (x * w), lambda r, i, w: r.mT @ (r * w), (4,), (4,)),
+    "entries with themselves": (
+        lambda x, w: x @ (x * w).mT.tanh(),
+        lambda r, i, w: r @ (r * w).mT.tanh(),
+        (4,),
+        (2, 4),
+    ),
 }
 
 
 @pytest.mark.sweep(24)
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-@pytest.mark.parametrize("layout", ["back to back", "holes"])
+@ways
+@layouts
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_products(product, layout, way):
-    on_ragged, on_row, shape = PRODUCTS[product]
-    check_rows(make_batch(layout), way(on_ragged), on_row, parameters_of([shape]))
+    on_ragged, on_row, shape, entry = PRODUCTS[product]
+    judge_rows(layout, on_ragged, on_row, [random(*shape)], entry=entry, way=way)
 
 
-def test_products_with_heads():
-    batch = make_batch("holes", entry=(2, 3))
-    check_rows(
-        batch,
-        lambda x, w: x.transpose(1, 2) @ w,
-        lambda r, i, w: r.transpose(0, 1) @ w[i],
-        parameters_of([(4, 2, 3, 5)]),
-    )
-
-
-@pytest.mark.parametrize(
-    "f", [lambda x: x @ x.mT, lambda x: x @ torch.randn(4, 4, 2, 3), lambda x: x.mT @ torch.randn(4, 5, 2)]
-)
-def test_products_that_have_no_ragged_result(f):
-    with pytest.raises(DispatchError, match="matmul"):
-        f(make_batch(dtype=torch.float32).x)
-
-
-@pytest.mark.parametrize(
-    "f",
-    [
-        lambda x: F.linear(x.mT, torch.randn(3, 5)),
-        lambda x: F.layer_norm(x, (5, 4)),
-        lambda x: F.linear(x, x),
-    ],
-)
-def test_layers_along_the_rows_are_refused(f):
-    with pytest.raises(DispatchError, match="ragged"):
-        f(make_batch(dtype=torch.float32).x)
-
-
-# ---- along the rows --------------------------------------------------------------------------------------------
-
-ALONG = {
-    "softmax": (lambda x, d: x.softmax(d)),
-    "log_softmax": (lambda x, d: F.log_softmax(x, d)),
-    "cumsum": (lambda x, d: x.cumsum(d)),
-    "cumprod": (lambda x, d: torch.cumprod(x, dim=d)),
-    "logcumsumexp": (lambda x, d: x.logcumsumexp(d)),
-    "cummax": (lambda x, d: x.cummax(d)[0]),
-    "sort": (lambda x, d: x.sort(d)[0]),
-    "sort descending": (lambda x, d: x.sort(d, descending=True)[0]),
-    "argsort": (lambda x, d: x.argsort(d)),
-}
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("f", ALONG)
-def test_along_a_dimension(f, dim, layout):
-    check_rows(make_batch(layout), lambda x: ALONG[f](x, dim), lambda row, _: ALONG[f](row, dim - 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS[1:], ids=lambda w: w.__name__)
-def test_along_a_dimension_in_graphs(way):
-    check_rows(
-        make_batch("holes"),
-        way(lambda x: x.softmax(1).cumsum(1).log_softmax(2)),
-        lambda row, _: row.softmax(0).cumsum(0).log_softmax(1),
-    )
-
-
-# ---- losses ----------------------------------------------------------------------------------------------------
-
-LOSSES = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits, F.kl_div]
-
-
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-@pytest.mark.parametrize("layout", ["back to back", "holes"])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
-@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
-def test_losses(loss, reduction, layout, way):
-    if way is not eager and (reduction == "sum" or loss not in LOSSES[:1]):
-        pytest.skip("the same as the others")
-    batch = make_batch(layout)
-
-    def run(t):
-        return loss(t, t.sigmoid().detach(), reduction=reduction)
-
-    if reduction == "none":
-        check_rows(batch, way(run), lambda row, _: run(row))
-    else:
-        check_parts(batch, [way(run)(batch.x)], [run(torch.cat(batch.rows))])
-
-
-@pytest.mark.parametrize("dense", [(5, 4), (4, 1, 4), (4, 5, 4)], ids=str)
-def test_a_dense_target(dense):
-    batch, target = make_batch("holes"), torch.randn(dense, dtype=torch.float64)
-    expected = target.expand(4, 5, 4)
-    rows = [(row, expected[i, : len(row)]) for i, row in enumerate(batch.rows)]
-    got = F.mse_loss(batch.x, target)
-    check_parts(batch, [got], [F.mse_loss(torch.cat([r for r, _ in rows]), torch.cat([t for _, t in rows]))])
-
-
-@pytest.mark.sweep(30)
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-@pytest.mark.parametrize("layout", ["back to back", "holes"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"reduction": "sum"},
-        {"label_smoothing": 0.1},
-        {"ignore_index": 2},
-        {"weight": torch.rand(4).double()},
-    ],
-    ids=lambda options: " ".join(options) or "plain",
-)
-def test_cross_entropy(options, layout, way):
-    batch = make_batch(layout)
-    classes = make_batch(layout, entry=(), dtype=torch.int64)
-    classes.leaf.remainder_(4)
-    if classes.lengths is not None:
-        classes.leaf[3] = 99  # belongs to no row
-    target = JaggedTensor(classes.leaf, batch.offsets, lengths=batch.lengths, max_length=5)
-
-    def expected():
-        return F.cross_entropy(torch.cat(batch.rows), torch.cat(classes.rows), **options)
-
-    merged = way(lambda x, t: F.cross_entropy(x.flatten(0, 1), t.flatten(0, 1), **options))
-    check_parts(batch, [merged(batch.x, target)], [expected()])
-    if way is eager:
-        check_parts(batch, [F.cross_entropy(batch.x.transpose(1, 2), target, **options)], [expected()])
-
-
-def test_cross_entropy_of_each_entry():
-    batch = make_batch("holes")
-    target = torch.zeros_like(batch.x.detach()[..., 0]).long()
-    got = F.cross_entropy(batch.x.transpose(1, 2), target, reduction="none")
-    check_parts(
-        batch,
-        got.to_tensors(),
-        [F.cross_entropy(r, torch.zeros(len(r)).long(), reduction="none") for r in batch.rows],
-    )
-
-
-def test_cross_entropy_with_probabilities():
-    batch = make_batch("holes")
-    got = F.cross_entropy(batch.x.flatten(0, 1), batch.x.detach().softmax(-1).flatten(0, 1))
-    rows = torch.cat(batch.rows)
-    check_parts(batch, [got], [F.cross_entropy(rows, rows.detach().softmax(-1))])
-
-
-@pytest.mark.parametrize(
-    "f",
-    [
-        lambda x: F.cross_entropy(x, x),
-        lambda x: F.cross_entropy(x.flatten(0, 1), x),
-        lambda x: F.cross_entropy(torch.randn(9, 4), x.flatten(0, 1)),
-        lambda x: F.mse_loss(x, x.flatten(0, 1)),
-    ],
-)
-def test_losses_of_what_does_not_fit(f):
-    with pytest.raises(DispatchError, match="JaggedTensor"):
-        f(make_batch().x)
+@ways
+def test_a_product_with_a_table_of_features_first(way):
+    judge_rows("[B, D, T]", lambda x, w: w.mT @ x, lambda row, _, w: w.mT @ row, [random(4, 5)], way=way)
 
 
 def test_products_of_rows_with_other_upper_bounds():
@@ -258,3 +131,123 @@ def test_products_of_rows_with_other_upper_bounds():
     for first, second in ((x, y), (y.transpose(2, 3), x.transpose(2, 3))):
         expected = [p @ q for p, q in zip(first.to_tensors(), second.to_tensors(), strict=True)]
         torch.testing.assert_close((first @ second).to_tensors(), expected)
+
+
+@pytest.mark.parametrize(
+    ("f", "words"),
+    [
+        (lambda x: x @ x.mT, "matmul"),
+        (lambda x: x @ torch.randn(4, 4, 2, 3), "matmul"),
+        (lambda x: x.mT @ torch.randn(4, 5, 2), "matmul"),
+        (lambda x: F.linear(x.mT, torch.randn(3, 5)), "ragged"),
+        (lambda x: F.layer_norm(x, (5, 4)), "ragged"),
+        (lambda x: F.linear(x, x), "ragged"),
+        (lambda x: F.cross_entropy(x, x), "JaggedTensor"),
+        (lambda x: F.cross_entropy(x.flatten(0, 1), x), "JaggedTensor"),
+        (lambda x: F.cross_entropy(torch.randn(9, 4), x.flatten(0, 1)), "JaggedTensor"),
+        (lambda x: F.mse_loss(x, x.flatten(0, 1)), "JaggedTensor"),
+    ],
+)
+def test_what_does_not_fit_is_refused(f, words):
+    with pytest.raises(DispatchError, match=words):
+        f(make_batch(dtype=torch.float32).x)
+
+
+def test_a_dense_operand_makes_no_new_rows():
+    x, wider = make("padded", [3]).x, torch.ones(5, 4, 2, dtype=torch.float64)
+    for op in (lambda: x @ wider, lambda: x.like_dense(torch.ones(5, 7, 4)), lambda: x * wider[:, :1, :1]):
+        with pytest.raises(ValueError, match="Padded"):
+            op()
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------
+
+LOSSES = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits, F.kl_div]
+REDUCTIONS = ["none", "sum", "mean"]
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize(
+    ("loss", "reduction", "way"),
+    [
+        *((*pair, eager) for pair in itertools.product(LOSSES, REDUCTIONS)),
+        *((F.mse_loss, *pair) for pair in itertools.product(["none", "mean"], WAYS[1:])),
+    ],
+)
+@pytest.mark.parametrize("dense", [False, True], ids=["ragged target", "dense target"])
+@layouts
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
+def test_losses(layout, dense, loss, reduction, way):
+    batch = make(layout)
+    p = torch.rand(batch.x.shape, dtype=torch.float64)
+    p.requires_grad_(dense and loss is not F.binary_cross_entropy_with_logits)
+
+    def run(x, p):
+        return loss(x, p if dense else x.detach().like_dense(p), reduction=reduction)
+
+    targets = [p[i, : len(row)] for i, row in enumerate(batch.rows)]
+    if reduction == "none":
+        pairs = zip(batch.rows, targets, strict=True)
+        check_parts(batch, way(run)(batch.x, p), [loss(*pair, reduction="none") for pair in pairs], [p])
+    else:
+        expected = loss(torch.cat(batch.rows), torch.cat(targets), reduction=reduction)
+        check_parts(batch, [way(run)(batch.x, p)], [expected], [p])
+
+
+@pytest.mark.parametrize("dense", [(5, 4), (4, 1, 4)], ids=str)
+def test_a_dense_target_that_broadcasts(dense):
+    batch, target = make("holes"), torch.randn(dense, dtype=torch.float64)
+    targets = [target.expand(4, 5, 4)[i, : len(row)] for i, row in enumerate(batch.rows)]
+    expected = F.mse_loss(torch.cat(batch.rows), torch.cat(targets))
+    check_parts(batch, [F.mse_loss(batch.x, target)], [expected])
+
+
+FORMS = {
+    "transposed": lambda t: t.transpose(1, 2) if t.dim() == 3 else t,
+    "merged": lambda t: t.flatten(0, 1),
+    "merged by view": lambda t: t.view(-1, *t.shape[2:]),
+}
+OPTIONS = [{}, {"label_smoothing": 0.1}, {"ignore_index": 2}, {"weight": torch.rand(4).double()}]
+
+
+def nll_loss(logits, target, **options):
+    return F.nll_loss(logits.log_softmax(1), target, **options)
+
+
+@pytest.mark.sweep(60)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(
+    ("loss", "options", "probabilities"),
+    [
+        *(
+            (F.cross_entropy, o, p)
+            for o in OPTIONS
+            for p in (False, True)
+            if not p or "ignore_index" not in o
+        ),
+        *((nll_loss, o, False) for o in OPTIONS if "label_smoothing" not in o),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", FORMS)
+@ways
+@layouts
+def test_losses_of_classes(layout, way, form, loss, options, probabilities, reduction):  # noqa: PLR0913
+    batch, f = make(layout), FORMS[form]
+    rows = [
+        torch.rand(n, 4, dtype=torch.float64) if probabilities else torch.randint(0, 4, (n,)) for n in LENGTHS
+    ]
+    got = way(lambda x, y: loss(f(x), f(y), reduction=reduction, **options))(batch.x, hold(layout, rows))
+    if reduction == "none":
+        pairs = zip(batch.rows, rows, strict=True)
+        check_parts(batch, got, [loss(*pair, reduction="none", **options) for pair in pairs])
+    else:
+        expected = loss(torch.cat(batch.rows), torch.cat(rows), reduction=reduction, **options)
+        check_parts(batch, [got], [expected])
+
+
+def test_cross_entropy_beside_merged_dense_targets():
+    batch, targets = make("padded"), torch.randint(4, (4, 7))
+    rows = [targets[i, : len(row)] for i, row in enumerate(batch.rows)]
+    got = F.cross_entropy(batch.x.view(-1, 4), targets.flatten())
+    check_parts(batch, [got], [F.cross_entropy(torch.cat(batch.rows), torch.cat(rows))])

@@ -8,15 +8,12 @@ import torch.nn.functional as F
 
 from subclasses import DispatchError
 from subclasses.ragged import PaddedTensor
+from tests.subclasses.ragged import both
+from tests.subclasses.ragged.both import make, random
 from tests.subclasses.ragged.judge import stock
-from tests.subclasses.ragged.padded_judge import WAYS, check_padded, check_parts, make_table
+from tests.subclasses.ragged.padded_judge import WAYS, check_padded, make_table
 
 ways = pytest.mark.parametrize("way", [*WAYS, stock], ids=lambda w: w.__name__)
-
-
-def random(*shape):
-    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
-
 
 # ---- merging and unmerging -------------------------------------------------------------------------------------
 
@@ -80,14 +77,15 @@ MERGED_OPS = {  # of [N, 6], and of all entries as one plain tensor
 }
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(12)
+@pytest.mark.parametrize("layout", ["holes", "padded"])
 @pytest.mark.parametrize("name", MERGED_OPS)
 @ways
-def test_merged_entries_are_counted(name, way):
+def test_merged_entries_are_counted(name, layout, way):
     on_merged, on_entries = MERGED_OPS[name]
-    table = make_table(entry=(6,))
-    got = way(lambda x: on_merged(x.flatten(0, 1)))(table.x)
-    check_parts(table, [got], [on_entries(torch.cat(table.rows))])
+    batch = make(layout, entry=(6,))
+    got = way(lambda x: on_merged(x.flatten(0, 1)))(batch.x)
+    both.check_parts(batch, [got], [on_entries(torch.cat(batch.rows))])
 
 
 @pytest.mark.sweep(3)
@@ -103,27 +101,6 @@ def test_layers_of_merged_entries(way):
         return F.layer_norm(F.gelu(F.linear(row, w, b) + row @ w.mT), (5,), g, b)
 
     check_padded(make_table(entry=(6,)), run, judge, [w, b, g], way)
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-@ways
-def test_the_usual_loss(reduction, way):
-    table = make_table(entry=(6,))
-    rows = [torch.randint(6, (len(row),)) for row in table.rows]
-    y = PaddedTensor.from_tensors(rows, multiple=7)
-    y = table.x.detach().with_padded(y.to_dense(fill=10**9))
-    f = way(lambda x, y: F.cross_entropy(x.view(-1, 6), y.view(-1), reduction=reduction))
-    expected = F.cross_entropy(torch.cat(table.rows), torch.cat(rows), reduction=reduction)
-    got = f(table.x, y)
-    if reduction == "none":
-        expected = [F.cross_entropy(r, t, reduction="none") for r, t in zip(table.rows, rows, strict=True)]
-        check_parts(table, got, expected)
-    else:
-        check_parts(table, [got], [expected])
-    dense = y.to_dense().flatten()
-    if reduction == "mean":
-        torch.testing.assert_close(F.cross_entropy(table.x.view(-1, 6), dense), got)
 
 
 def test_other_rows_do_not_mix():
@@ -212,12 +189,9 @@ def test_what_divides_by_the_batch():
 
 def test_a_padded_batch_converts_and_cuts():
     rows, x = padded_batch()
-    torch.testing.assert_close(x.to_tensors(), rows)
-    torch.testing.assert_close(list(x), rows)
-    torch.testing.assert_close(x.to_jagged().to_tensors(), rows)
-    torch.testing.assert_close(x[1:].to_tensors(), rows[1:])
-    torch.testing.assert_close(x[:2].to_tensors(), rows[:2])
-    torch.testing.assert_close(x.flatten(0, 1).to_tensors(), rows)
+    for same in (x.to_tensors(), list(x), x.to_jagged().to_tensors(), x.flatten(0, 1).to_tensors()):
+        torch.testing.assert_close(same, rows)
+    torch.testing.assert_close([x[1:].to_tensors(), x[:2].to_tensors()], [rows[1:], rows[:2]])
     assert x[3:].to_tensors() == [] and x.to(torch.float32).row_count is x.row_count
     longer = x.append(torch.ones(4, 6, dtype=torch.float64))
     assert longer.row_lengths().tolist() == [4, 3, 6, 0]

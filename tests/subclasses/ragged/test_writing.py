@@ -1,17 +1,19 @@
-"""Writing into jagged rows, and what index tensors pick from them, with a loop over the rows as judge."""
+"""Writing into rows, on both layouts, with a loop over the rows as judge."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+import desugar
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.judge import check_rows, desugared, eager, make_batch, stock
+from tests.subclasses.ragged.both import LAYOUTS, judge_rows, make, random
+from tests.subclasses.ragged.judge import WAYS, desugared, eager, make_batch
 
 LENGTHS = [3, 2, 5, 1]
-layouts = pytest.mark.parametrize("layout", ["back to back", "holes"])
-ways = pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+classes = pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
 ALL = slice(None)
 
 NUMBER = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
@@ -25,120 +27,165 @@ CASES = {
     "listed rows": (([2, 0],), ENTRY, lambda i, v: (ALL, v) if i in (0, 2) else None),
     "the first entries": ((ALL, 0), EACH, lambda i, v: (0, v[i])),
     "the last entries": ((ALL, -1), EACH, lambda i, v: (-1, v[i])),
+    "the same last entries": ((ALL, -1), ENTRY, lambda i, v: (-1, v)),
+    "a row's last": ((1, -1), ENTRY, lambda i, v: (-1, v) if i == 1 else None),
     "from the second on": ((ALL, slice(1, None)), ENTRY, lambda i, v: (slice(1, None), v)),
+    "between": ((ALL, slice(1, 3)), NUMBER, lambda i, v: (slice(1, 3), v)),
     "the last two": ((ALL, slice(-2, None)), NUMBER, lambda i, v: (slice(-2, None), v)),
     "listed places": ((ALL, [0, -1]), NUMBER, lambda i, v: ([0, -1], v)),
     "a feature": ((..., 1), NUMBER, lambda i, v: ((ALL, 1), v)),
     "features": ((..., slice(1, 3)), ENTRY, lambda i, v: ((ALL, slice(1, 3)), v[1:3])),
     "listed features": ((..., [0, 2]), NUMBER, lambda i, v: ((ALL, [0, 2]), v)),
     "all": ((ALL,), ENTRY, lambda i, v: (ALL, v)),
-    "pairs": ((torch.tensor([0, 2]), torch.tensor([1, 4])), EACH, None),
+    "pairs": (
+        (torch.tensor([0, 2]), torch.tensor([1, 4])),
+        EACH,
+        lambda i, v: {0: (1, v[0]), 2: (4, v[1])}.get(i),
+    ),
+    "the same pairs": (
+        (torch.tensor([0, 1]), torch.tensor([2, -1])),
+        ENTRY,
+        lambda i, v: {0: (2, v), 1: (-1, v)}.get(i),
+    ),
+}
+SHOWN = {"features": lambda v: v[1:3], "pairs": lambda v: v[:2]}
+# The size of what is read depends on the data; a table refuses what is not at one place of all rows.
+LEFT_OUT = {
+    ("a row", desugared),
+    ("listed rows", desugared),
+    ("the last two", "padded"),
+    ("listed places", "padded"),
 }
 
 
-@pytest.mark.sweep(42)
-@ways
-@layouts
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.sweep(30)
+@pytest.mark.parametrize(
+    ("name", "layout", "way"),
+    [
+        (name, layout, way)
+        for name in CASES
+        for layout in LAYOUTS
+        for way in ([eager, desugared] if layout != "padded" else WAYS)
+        if not LEFT_OUT & {(name, layout), (name, way)}
+    ],
+)
 def test_by_index(name, layout, way):
     index, value, on_row = CASES[name]
-    if way is desugared and name in ("a row", "listed rows"):
-        pytest.skip("the size of what is read depends on the data")
-    shown = {"features": lambda v: v[1:3], "pairs": lambda v: v[:2]}.get(name, lambda v: v)
 
     def write(x, v):
         y = x * 1
-        y[index] = shown(v)
+        y[index] = SHOWN.get(name, lambda v: v)(v)
         return y
 
     def write_row(row, i, v):
         y = row * 1
-        where = {0: (1, v[0]), 2: (4, v[1])}.get(i) if name == "pairs" else on_row(i, v)
-        if where is not None:
+        if (where := on_row(i, v)) is not None:
             y[where[0]] = where[1]
         return y
 
-    check_rows(make_batch(layout, LENGTHS), way(write), write_row, [value])
+    judge_rows(layout, write, write_row, [value], LENGTHS, way=way)
 
 
 MASKS = {
-    "elements": (lambda t: t > 0, NUMBER),
-    "entries": (lambda t: t.sum(-1) > 0, NUMBER),
-    "entries by an entry": (lambda t: t.sum(-1) > 0, ENTRY),
+    "elements": (lambda t: t > 0, lambda t, v: v, NUMBER),
+    "entries": (lambda t: t.sum(-1) > 0, lambda t, v: v, NUMBER),
+    "entries by an entry": (lambda t: t.sum(-1) > 0, lambda t, v: v, ENTRY),
+    "elements by what was picked": (lambda t: t > 0, lambda t, v: t[t > 0] * 2, NUMBER),
+    "entries by what was picked": (lambda t: t.sum(-1) > 0, lambda t, v: t[t.sum(-1) > 0] * v, NUMBER),
 }
 
 
-@layouts
-@pytest.mark.parametrize("name", MASKS)
-def test_by_mask(name, layout):
-    mask, value = MASKS[name]
-
-    def write(t, *rest):
-        y = t * 1
-        y[mask(t.detach())] = rest[-1]
-        return y
-
-    check_rows(make_batch(layout, LENGTHS), write, write, [value])
-
-
-@layouts
-def test_what_a_mask_picked_is_put_back(layout):
-    def double(t, *_):
-        y = t * 1
-        y[t > 0] = t[t > 0] * 2
-        return y
-
-    check_rows(make_batch(layout, LENGTHS), double, double)
+# A table takes a number, or what the mask picks from whole entries.
+OF_TABLES = ("elements", "entries", "entries by what was picked")
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("way", [eager, desugared, stock], ids=lambda w: w.__name__)
+@pytest.mark.parametrize(
+    ("name", "layout", "way"),
+    [
+        *((name, layout, eager) for name in MASKS for layout in LAYOUTS[:2]),
+        *((name, "padded", way) for name in OF_TABLES for way in WAYS),
+    ],
+)
+def test_by_mask(name, layout, way):
+    mask, written, value = MASKS[name]
+
+    def write(t, *rest):
+        y = t * 1
+        y[mask(t.detach())] = written(t, rest[-1])
+        return y
+
+    judge_rows(layout, write, write, [value], LENGTHS, way=way)
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 def test_a_number_by_mask_in_a_graph(way):
     def clear(x):
         y = x * 1
         y[y > 0] = 0
         return y
 
-    check_rows(make_batch("holes", LENGTHS), way(clear), lambda row, _: torch.where(row > 0, 0, row))
+    judge_rows("holes", clear, lambda row, _: torch.where(row > 0, 0, row), lengths=LENGTHS, way=way)
 
 
-@layouts
-def test_index_put(layout):
-    rows, places = torch.tensor([0, 2, 2]), torch.tensor([1, 4, 4])
-    for accumulate in (False, True):
-        batch = make_batch(layout, LENGTHS)
-        got = torch.index_put(batch.x, (rows, places), NUMBER, accumulate)
-        expected = [row.clone() for row in batch.rows]
-        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
-            with torch.no_grad():
-                expected[row][place] = NUMBER + (expected[row][place] if accumulate else 0)
-        torch.testing.assert_close([t.detach() for t in got.to_tensors()], [t.detach() for t in expected])
-        leaf = batch.x.detach()
-        assert leaf.index_put_((rows, places), NUMBER.detach(), accumulate) is leaf
-        torch.testing.assert_close(leaf.to_tensors(), [t.detach() for t in expected])
+WRITES = {  # of a table and a value, and what it does to each row
+    "rows like them": (lambda x, v: x.__setitem__(ALL, x.clone() * v), lambda r, i, v: r.copy_(r.clone() * v)),
+    "a part of them": (lambda x, v: x.__setitem__((ALL, slice(1, None)), x.clone()[:, 1:] * v),
+                       lambda r, i, v: r[1:].copy_(r.clone()[1:] * v)),
+    "through a slice": (lambda x, v: x[:, 1:3].mul_(2), lambda r, i, v: r[1:3].mul_(2)),
+    "through rows": (lambda x, v: x[1:].mul_(v), lambda r, i, v: r.mul_(v) if i else r),
+    "through a feature": (lambda x, v: x[..., 1].mul_(2), lambda r, i, v: r[:, 1].mul_(2)),
+    "through merged rows": (lambda x, v: x.view(-1, 4).mul_(v), lambda r, i, v: r.mul_(v)),
+    "through parts": (lambda x, v: x.split(2)[1].mul_(v), lambda r, i, v: r.mul_(v) if i == 2 else r),
+    "added to a slice": (lambda x, v: x[:, 1:].__iadd__(1), lambda r, i, v: r[1:].add_(1)),
+    "index_put": (lambda x, v: x.index_put_((torch.tensor([0, 1]), torch.tensor([2, -1])), v),
+                  lambda r, i, v: r[2 if i == 0 else -1].copy_(v) if i < 2 else r),
+    "added": (lambda x, v: x.index_put_((torch.tensor([1, 1]), torch.tensor([2, 2])), v, accumulate=True),
+              lambda r, i, v: r[2].add_(2 * v) if i == 1 else r),
+}  # fmt: skip
+
+
+@pytest.mark.sweep(10)
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+def test_writes(name, way):
+    on_padded, on_row = WRITES[name]
+
+    def written(t, write, *rest):
+        t = t * 1
+        write(t, *rest)
+        return t
+
+    judge_rows(
+        "padded",
+        lambda x, v: written(x, on_padded, v),
+        lambda row, i, v: written(row, on_row, i, v),
+        [random(4)],
+        [3, 7, 1],
+        way=way,
+    )
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("layout", ["back to back", "holes"])
+def test_index_put(layout, accumulate):
+    index = torch.tensor([0, 2, 2]), torch.tensor([1, 4, 4])
+    batch, value = make(layout, LENGTHS), NUMBER.detach()
+    got = torch.index_put(batch.x, index, NUMBER, accumulate).detach()
+    expected = [row.detach().clone() for row in batch.rows]
+    for row, place in zip(*(i.tolist() for i in index), strict=True):
+        expected[row][place] = value + (expected[row][place] if accumulate else 0)
+    torch.testing.assert_close(got.to_tensors(), expected)
+    leaf = batch.x.detach()
+    assert leaf.index_put_(index, value, accumulate) is leaf
+    torch.testing.assert_close(leaf.to_tensors(), expected)
 
 
 def test_values_elsewhere_stay():
-    batch = make_batch("holes", LENGTHS)
-    x = batch.x.detach()
+    x = make_batch("holes", LENGTHS).x.detach()
     x[:, :] = 0
     assert x.values.isnan().any() and not any(row.any() for row in x.to_tensors())
-
-
-def test_what_does_not_fit_changes_nothing():
-    x = make_batch(lengths=LENGTHS).x.detach()
-    before, rows = x.values.clone(), x.clone()
-    with pytest.raises(ValueError, match=r"got lengths \[2, 5, 1\] and \[3, 2, 5\]"):
-        x[1:] = rows[:3]
-    with pytest.raises(NotImplementedError, match="expected a dense value for this index"):
-        x[:, 0] = rows
-    with pytest.raises(IndexError, match=r"out of bounds for rows \[1, 3\]"):
-        x[:, 2] = 0
-    with pytest.raises(NotImplementedError, match="cannot write a JaggedTensor"):
-        torch.zeros(4, 5, 4, dtype=torch.float64)[:] = x
-    with pytest.raises(RuntimeError, match="too short"):
-        x[torch.tensor([1]), torch.tensor([2])] = 0
-    assert torch.equal(x.values, before)
 
 
 def test_an_optimizer_that_writes_by_mask():
@@ -151,87 +198,46 @@ def test_an_optimizer_that_writes_by_mask():
     assert type(x.grad) is JaggedTensor
 
 
-# ---- picking ---------------------------------------------------------------------------------------------------
+# ---- refused ---------------------------------------------------------------------------------------------------
 
-PICKS = {
-    "topk": (lambda x: x.topk(2, 1).values, lambda row: row.topk(min(2, len(row)), 0).values),
-    "topk of features": (lambda x: x.topk(2).values, lambda row: row.topk(2).values),
-    "smallest": (
-        lambda x: x.topk(3, 1, False).values,
-        lambda row: row.topk(min(3, len(row)), 0, False).values,
-    ),
-    "gather": (lambda x: x.gather(1, x.argsort(1)), lambda row: row.sort(0).values),
-    "gather features": (lambda x: x.gather(2, x.argsort(-1)), lambda row: row.sort(-1).values),
-    "take_along_dim": (lambda x: torch.take_along_dim(x, x.argsort(1), 1), lambda row: row.sort(0).values),
-    "index_select": (
-        lambda x: x.index_select(-1, torch.tensor([2, 0])),
-        lambda row: row.index_select(-1, torch.tensor([2, 0])),
-    ),
-    "features": (lambda x: x[..., [0, -1]], lambda row: row[:, [0, -1]]),
-    "places": (lambda x: x[:, [0, -1]], lambda row: row[[0, -1]]),
-}
-
-
-def test_take_along_dim_needs_a_dim():
-    x = JaggedTensor.from_tensors([torch.randn(2, 3), torch.randn(4, 3)])
-    torch.testing.assert_close(
-        torch.take_along_dim(x, indices=x.argsort(1), dim=1).values, x.sort(1).values.values
-    )
-    with pytest.raises(
-        DispatchError, match="take_along_dim: without dim= it takes entries of the flattened tensor"
-    ):
-        torch.take_along_dim(x, x.argsort(1))
-
-
-@pytest.mark.sweep(40)
-@ways
-@layouts
-@pytest.mark.parametrize("name", PICKS)
-def test_picking(name, layout, way):
-    on_ragged, on_row = PICKS[name]
-    check_rows(make_batch(layout, LENGTHS), way(on_ragged), lambda row, _: on_row(row))
+PLAIN = torch.zeros(4, 5, 4, dtype=torch.float64)
+REFUSED = {
+    "rows of others": ("back to back", lambda x: x.__setitem__(slice(1, None), x[:3]),
+                       ValueError, r"got lengths \[2, 5, 1\] and \[3, 2, 5\]"),
+    "rows at a place": ("back to back", lambda x: x.__setitem__((ALL, 0), x.clone()),
+                        NotImplementedError, "expected a dense value for this index"),
+    "a place too far": ("back to back", lambda x: x.__setitem__((ALL, 2), 0),
+                        IndexError, r"out of bounds for rows \[1, 3\]"),
+    "rows into a plain tensor": ("back to back", lambda x: PLAIN.__setitem__(ALL, x),
+                                 NotImplementedError, "cannot write a JaggedTensor"),
+    "an entry too far": ("back to back", lambda x: x.__setitem__((torch.tensor([1]), torch.tensor([2])), 0),
+                         RuntimeError, "too short"),
+    **{name: ("padded", f, (DispatchError, ValueError, IndexError), r"[Pp]added|lengths|x\[mask\]") for name, f in {
+        "the last two": lambda x: x.__setitem__((ALL, slice(-2, None)), 1.0),
+        "listed places": lambda x: x.__setitem__((ALL, [0, 1]), 1.0),
+        "a value of another size": lambda x: x.__setitem__(x > 0, torch.ones(3)),
+        "a mask of other rows": lambda x: x.__setitem__(x[:, :2] > 0, 1.0),
+        "a part by all": lambda x: x.__setitem__((ALL, slice(None, 2)), x),
+        "merged entries": lambda x: x.flatten(0, 1).__setitem__(slice(1, 2), 1.0),
+        "a table into a plain tensor": lambda x: PLAIN.__setitem__(ALL, x),
+        "a mask of a plain tensor": lambda x: PLAIN[x > 0],
+        "a plain mask": lambda x: x[PLAIN > 0],
+        "a dimension too many": lambda x: x[:, :, :, 1],
+        "a merged entry": lambda x: x.flatten(0, 1)[2],
+        "backwards": lambda x: x[:, ::-1],
+        "splits of other sizes": lambda x: x.split([2, 3], 1),
+    }.items()},
+}  # fmt: skip
 
 
-@layouts
-def test_ragged_dim_2(layout):
-    batch = make_batch("ragged dim 2", LENGTHS)
-    check_rows(batch, lambda x: x.gather(2, x.argsort(2)), lambda row, _: row.sort(1).values)
-    check_rows(batch, lambda x: x.topk(2, 2).values, lambda row, _: row.topk(min(2, row.shape[1]), 1).values)
-
-
-def test_pairs_and_numbers():
-    batch = make_batch("holes", LENGTHS)
-    found = batch.x[torch.tensor([0, 2]), torch.tensor([-1, 4])]
-    torch.testing.assert_close(found, torch.stack([batch.rows[0][-1], batch.rows[2][4]]))
-    torch.testing.assert_close(batch.x[:, torch.tensor(-1)], torch.stack([row[-1] for row in batch.rows]))
-    for refused in (
-        lambda: batch.x[:, torch.tensor([True, False])],
-        lambda: batch.x[..., [[0, 1]]],
-        lambda: batch.x[None],
-        lambda: batch.x.topk(1, 0),
-        lambda: batch.x.gather(0, batch.x.argsort(1)),
-        lambda: batch.x.gather(1, torch.zeros(4, 1, 4, dtype=torch.int64)),
-    ):
-        with pytest.raises(NotImplementedError):
-            refused()
-    with pytest.raises(RuntimeError, match="lies beyond its row"):
-        batch.x.gather(1, batch.x.argsort(1) + 1)
-
-
-def test_several_index_tensors():
-    batch = make_batch("holes", LENGTHS, entry=(4, 3))
-    some, more = torch.tensor([0, 3]), torch.tensor([2, 1])
-    check_rows(batch, lambda x: x[:, :, some, more], lambda row, _: row[:, some, more])
-    found = batch.x[some, torch.tensor([-1, 0]), more]
-    torch.testing.assert_close(found, torch.stack([batch.rows[0][-1][2], batch.rows[3][0][1]]))
-    turned = make_batch("ragged dim 2", LENGTHS, entry=(4, 3))
-    check_rows(turned, lambda x: x[:, [0, 1]].index_select(3, more), lambda row, _: row[[0, 1]][..., more])
-    wanted = torch.stack([turned.rows[0][2, 0, 2], turned.rows[3][1, 0, 1]])
-    torch.testing.assert_close(turned.x[some, more, torch.tensor([0, -1]), more], wanted)
-    with pytest.raises(NotImplementedError, match="follow each other"):
-        turned.x[some, :, torch.tensor([0, -1])]
-    with pytest.raises(NotImplementedError, match="features that follow each other"):
-        turned.x[:, some, :, more]
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_changes_nothing(name):
+    layout, write, error, words = REFUSED[name]
+    x = make(layout, LENGTHS, width=5).x.detach()
+    before = x.to_dense()
+    with pytest.raises(error, match=words):
+        write(x)
+    assert torch.equal(x.to_dense(), before) and not PLAIN.any()
 
 
 # ---- numbers as tensors, beside index tensors ------------------------------------------------------------------
@@ -269,7 +275,7 @@ def short_rows():
     return [torch.randn(n, 4, dtype=torch.float64) for n in SHORT]
 
 
-@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+@classes
 @pytest.mark.parametrize("write", [written_by_put, written_in_place, added, written_by_index])
 @pytest.mark.parametrize("name", PICKED)
 def test_numbers_that_are_tensors(name, write, cls):
@@ -291,7 +297,7 @@ def test_numbers_that_are_tensors(name, write, cls):
     torch.testing.assert_close(write(x, index, value).to_tensors(), expected)
 
 
-@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+@classes
 @pytest.mark.parametrize("write", [written_by_put, written_in_place, added, written_by_index])
 @pytest.mark.parametrize("row", [torch.tensor(1), torch.tensor([1])], ids=["number", "index tensor"])
 @pytest.mark.parametrize("place", [1, 2, -2])
@@ -317,26 +323,67 @@ CROSSED = {
 }
 
 
-@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+@classes
 @pytest.mark.parametrize("name", CROSSED)
 def test_features_of_each_row(name, cls):
     """What is written is what the same index reads."""
     index, of_row = CROSSED[name]
-    rows, x = short_rows(), cls.from_tensors(short_rows())
-    x = cls.from_tensors(rows)
-    value = torch.randn((), dtype=torch.float64, requires_grad=True)
-    y = x.clone()
-    y[index] = value
+    rows = short_rows()
+    x, value = cls.from_tensors(rows), torch.randn((), dtype=torch.float64, requires_grad=True)
     picked = range(3) if index[0] == ALL else [index[0]] if index[0] == 2 else index[0]
-    expected = [row.clone() for row in rows]
+
+    def written(t, value):
+        t = t.clone()
+        t[index] = value
+        return t
+
+    filled, doubled = ([row.clone() for row in rows] for _ in range(2))
     for i in picked:
-        expected[i][of_row] = value.detach()
-    torch.testing.assert_close([row.detach() for row in y.to_tensors()], expected)
-    y.sum().backward()
-    assert value.grad == sum(expected[i][of_row].numel() for i in picked)
-    z = x.clone()
-    z[index] = x[index] * 2
-    doubled = [row.clone() for row in rows]
-    for i in picked:
+        filled[i][of_row] = value.detach()
         doubled[i][of_row] *= 2
-    torch.testing.assert_close(z.to_tensors(), doubled)
+    y = written(x, value)
+    torch.testing.assert_close([row.detach() for row in y.to_tensors()], filled)
+    torch.testing.assert_close(written(x, x[index] * 2).to_tensors(), doubled)
+    y.sum().backward()
+    assert value.grad == sum(filled[i][of_row].numel() for i in picked)
+
+
+# ---- a row by its own length -----------------------------------------------------------------------------------
+
+ROW_BY_ROW = {
+    "the row itself": lambda x, i: x.__setitem__(i, x[i] * 2),
+    "after an ellipsis": lambda x, i: x.__setitem__((i, ...), x[i] * 2),
+    "some features": lambda x, i: x.__setitem__((i, slice(None), slice(1, 3)), x[i][:, 1:3] * 2),
+    "one feature": lambda x, i: x.__setitem__((i, slice(None), 1), x[i][:, 1] * 2),
+    "a number": lambda x, i: x.__setitem__(i, 7.0),
+}
+
+
+@pytest.mark.sweep(10)
+@pytest.mark.parametrize("door", [lambda f: f, lambda f: desugar.compile(f, backend="eager")])
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_a_row_is_written_by_what_reading_it_gives(name, door):
+    rows = [torch.rand(n, 4) for n in (2, 0, 3, 1)]
+    x = PaddedTensor.from_tensors([row.clone() for row in rows])
+    jagged = JaggedTensor.from_tensors(rows)
+    write = door(lambda x: [ROW_BY_ROW[name](x, i) for i in (0, 1, 2, -1)] and x * 1)
+    written = write(x)
+    for i in range(4):
+        ROW_BY_ROW[name](jagged, i)
+    for out in (x, written):
+        assert all(map(torch.equal, out.unbind(), jagged.unbind()))
+
+
+def test_a_row_along_the_second_dimension_is_written_too():
+    x = PaddedTensor.from_tensors([torch.ones(2, 3), torch.ones(1, 3)]).transpose(0, 1)
+    x[:, 0] = x[:, 0] * 5
+    assert x[:, 0].tolist() == [[5, 5, 5], [5, 5, 5]] and x[:, 1].tolist() == [[1, 1, 1]]
+
+
+def test_a_row_of_another_length_is_not_written():
+    x = PaddedTensor.from_tensors([torch.ones(2), torch.ones(4)])
+    with pytest.raises(
+        ValueError, match="expected the 2 entries of the row, or the 4 places of the table, got 3"
+    ):
+        x[0] = torch.zeros(3)
+    assert x[0].tolist() == [1, 1]
