@@ -46,25 +46,32 @@ def looked_up_by_loop(x, tables):
     }
 
 
-def check_gradients(module, run, by_loop, x, sparse=False):
-    """Equal values, and equal gradients of the tables and of the weights."""
+def check_gradients(module, run, by_loop, x, sparse=False, dtype=torch.int64):
+    """Equal values, and equal gradients of the tables and of the weights; ``run`` gets ids of another dtype."""
     found = []
-    for f in (run, by_loop):
+    for f, ids in ((run, dtype), (by_loop, torch.int64)):
         module.zero_grad()
         leaf = None if x.weights is None else x.weights.detach().clone().requires_grad_()
-        y = KeyedJaggedTensor(x.keys, x.values, x.lengths, weights=leaf)
-        out = f(y)
+        out = f(KeyedJaggedTensor(x.keys, x.values.to(ids), x.lengths.to(ids), weights=leaf))
         sum(((o + 1) ** 2).sum() for o in out.values()).backward()
         grads = [t.weight.grad for t in module.tables.values()]
-        if f is run:
-            assert all(g is None or g.is_sparse is sparse for g in grads)
+        assert f is by_loop or all(g is None or g.is_sparse is sparse for g in grads)
         dense = [
             torch.zeros_like(t.weight) if g is None else g.to_dense()
             for t, g in zip(module.tables.values(), grads, strict=True)
         ]
         found.append([*out.values(), *dense, *([] if leaf is None else [leaf.grad])])
-    for got, expected in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*found)
+
+
+def bags(widths=WIDTHS, **options):
+    torch.manual_seed(0)
+    return EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, d, **options) for k, d in widths.items()})
+
+
+def tables(widths, **options):
+    torch.manual_seed(0)
+    return EmbeddingCollection({k: nn.Embedding(IDS, d, **options) for k, d in widths.items()})
 
 
 # ---- pooled ----------------------------------------------------------------------------------------------------
@@ -100,11 +107,7 @@ def _by_bag(module):
 @pytest.mark.parametrize("kind", KINDS)
 def test_pooled(kind, form, way):
     mode, weighted, options = KINDS[kind]
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    module = EmbeddingBagCollection(
-        {k: nn.EmbeddingBag(IDS, d, mode=mode, **options) for k, d in WIDTHS.items()}
-    )
+    module = bags(mode=mode, **options)
     run = WAYS[way](form(module))
 
     def by_loop(x):
@@ -119,11 +122,12 @@ def test_pooled(kind, form, way):
         check_gradients(module, run, by_loop, batch(lengths, weighted=weighted), options.get("sparse", False))
     if way == "desugar.compile":
         assert len(run.programs) <= 2  # one row in the batch has a program of its own
+    x = batch([1, 2, 0, 3], weighted=weighted)
+    check_gradients(module, run, by_loop, x, options.get("sparse", False), torch.int32)
 
 
 def test_sparse_gradients_by_inductor():
-    options = {"mode": "mean", "sparse": True}
-    module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, **options) for k in "ab"})
+    module = bags({"a": 3, "b": 3}, mode="mean", sparse=True)
     head = nn.Linear(6, 1)
     run = torch.compile(lambda x: {"a": head(torch.cat(list(module(x).values()), 1))}, fullgraph=True)
 
@@ -163,7 +167,7 @@ def test_a_jagged_tensor_without_holes():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype):
-    module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="sum", dtype=dtype) for k in "ab"})
+    module = bags(mode="sum", dtype=dtype)
     x = batch([1, 2, 0, 3])
     got, compiled = module(x), WAYS["desugar.compile"](module)(x)
     for key, expected in pooled_by_loop(x, module.tables, "sum").items():
@@ -171,40 +175,16 @@ def test_other_dtypes(dtype):
         torch.testing.assert_close(compiled[key], expected)
 
 
-@pytest.mark.sweep(36)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_of_32_bits(kind, way):
-    mode, weighted, options = KINDS[kind]
-    torch.compiler.reset()
-    module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode=mode, **options) for k in "ab"})
-    unpooled = EmbeddingCollection({k: nn.Embedding(IDS, 3, **options) for k in "ab"})
-    for tables, pool in ((module, lambda f: f), (unpooled, lambda f: f.sum(1))):
-        x = batch([1, 2, 0, 3], weighted=weighted)
-        weights = None if x.weights is None else x.weights.detach().requires_grad_()
-        y = KeyedJaggedTensor(x.keys, x.values.int(), x.lengths.int(), weights=weights)
-        found = []
-        for run, ids in ((tables, x), (WAYS[way](tables), y)):
-            tables.zero_grad()
-            pooled = [pool(f) for f in run(ids).values()]
-            sum(p.square().sum() for p in pooled).backward()
-            found.append([*pooled, *(t.weight.grad.to_dense() for t in tables.tables.values())])
-        torch.testing.assert_close(*found)
-
-
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize("lengths", [[], [0, 0], [0, 0, 0, 0]], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_to_look_up(lengths, way):
-    torch.compiler.reset()
-    pooled = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="max") for k in "ab"})
-    looked_up = EmbeddingCollection({k: nn.Embedding(IDS, 3) for k in "ab"})
-    x = batch(lengths)
-    count = len(lengths) // 2
+    pooled, looked_up = bags(mode="max"), tables({"a": 3, "b": 3})
+    x, nothing = batch(lengths), torch.zeros(len(lengths) // 2, 3)
     found = WAYS[way](lambda x: pooled(x)["a"])(x)
-    assert found.equal(torch.zeros(count, 3))
+    assert found.equal(nothing)
     found.sum().backward()
-    assert WAYS[way](lambda x: looked_up(x)["b"].sum(1))(x).equal(torch.zeros(count, 3))
+    assert WAYS[way](lambda x: looked_up(x)["b"].sum(1))(x).equal(nothing)
 
 
 # ---- entry by entry --------------------------------------------------------------------------------------------
@@ -215,20 +195,19 @@ def test_nothing_to_look_up(lengths, way):
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"sparse": True}], ids=str)
 @pytest.mark.parametrize("widths", [(3, 3), (3, 4)], ids=str)
 def test_entry_by_entry(widths, options, way):
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    module = EmbeddingCollection(
-        {k: nn.Embedding(IDS, d, **options) for k, d in zip("ab", widths, strict=True)}
-    )
+    module = tables(dict(zip("ab", widths, strict=True)), **options)
     run = WAYS[way](lambda x: {k: v.sum(1) for k, v in module(x).items()})
     for lengths in LENGTHS if way != "behind Dynamo" else LENGTHS[:3]:
         x = batch(lengths)
-        check_gradients(module, run, lambda x: looked_up_by_loop(x, module.tables), x, "sparse" in options)
+        for dtype in (torch.int64, torch.int32) if lengths is LENGTHS[0] else (torch.int64,):
+            check_gradients(
+                module, run, lambda x: looked_up_by_loop(x, module.tables), x, "sparse" in options, dtype
+            )
 
 
 @pytest.mark.slow
 def test_other_orders_of_keys_share_the_values():
-    module = EmbeddingCollection({k: nn.Embedding(IDS, 3) for k in "abc"})
+    module = tables(dict.fromkeys("abc", 3))
     x = batch([1, 2, 0, 3, 4, 1], "abc")
     expected = looked_up_by_loop(x, module.tables)
     for keys in ("ca", "b", "cba"):
@@ -260,14 +239,26 @@ def test_max_norm_writes_outside_of_a_graph_and_breaks_one():
         desugar.compile(bag, backend="eager", fullgraph=True)(x)
 
 
-def test_refused_arguments():
-    bag, x = nn.EmbeddingBag(IDS, 3, mode="mean"), batch([1, 2, 0, 3], weighted=True)
-    with pytest.raises(DispatchError, match="go with mode='sum', got mode='mean'"):
-        bag(x["a"], per_sample_weights=x.feature_weights("a"))
-    with pytest.raises(DispatchError, match="no offsets"):
-        bag(x["a"], torch.tensor([0]))
-    total = nn.EmbeddingBag(IDS, 3, mode="sum")
-    with pytest.raises(ValueError, match="rows of other lengths, or that lie elsewhere"):
-        total(x["a"], per_sample_weights=x.feature_weights("b"))
-    with pytest.raises(ValueError, match="got a Tensor of size"):
-        total(x["a"], per_sample_weights=torch.ones(6))
+MEAN, SUM = (nn.EmbeddingBag(IDS, 3, mode=mode) for mode in ("mean", "sum"))
+
+
+@pytest.mark.parametrize(
+    ("look_up", "error", "text"),
+    [
+        (
+            lambda x: MEAN(x["a"], per_sample_weights=x.feature_weights("a")),
+            DispatchError,
+            "go with mode='sum', got mode='mean'",
+        ),
+        (lambda x: MEAN(x["a"], torch.tensor([0])), DispatchError, "no offsets"),
+        (
+            lambda x: SUM(x["a"], per_sample_weights=x.feature_weights("b")),
+            ValueError,
+            "rows of other lengths, or that lie elsewhere",
+        ),
+        (lambda x: SUM(x["a"], per_sample_weights=torch.ones(6)), ValueError, "got a Tensor of size"),
+    ],
+)
+def test_refused_arguments(look_up, error, text):
+    with pytest.raises(error, match=text):
+        look_up(batch([1, 2, 0, 3], weighted=True))

@@ -140,17 +140,16 @@ def found_in(result):
 @pytest.mark.parametrize("name", WRITING)
 def test_a_graph_breaks_where_a_lookup_writes(name):
     make, ids = WRITING[name]
-    module = make()
-    other, x = copy.deepcopy(module), ids()
+    module, x = make(), ids()
+    other = copy.deepcopy(module)
     compiled = torch.compile(other, backend="aot_eager")
     for _ in range(2):
         expected, got = found_in(module(x)), found_in(compiled(x))
         assert all(map(torch.equal, expected, got))
-        sum(t.sum() for t in expected).backward()
-        sum(t.sum() for t in got).backward()
+        for parts in (expected, got):
+            sum(t.sum() for t in parts).backward()
     for p, q in zip(module.parameters(), other.parameters(), strict=True):
-        assert torch.equal(p, q)
-        assert torch.equal(p.grad, q.grad)
+        assert torch.equal(p, q) and torch.equal(p.grad, q.grad)
 
 
 @pytest.mark.sweep(3)

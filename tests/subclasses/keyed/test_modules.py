@@ -35,7 +35,6 @@ def test_one_table_for_two_keys():
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
 @pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
 def test_one_sparse_table_for_two_keys(kind, way):
-    torch.compiler.reset()
     options = {"mode": "sum"} if kind is EmbeddingBagCollection else {}
     shared = kind.kind(IDS, 3, sparse=True, **options)
     module = kind({"a": shared, "b": shared})
@@ -54,7 +53,6 @@ def test_one_sparse_table_for_two_keys(kind, way):
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
 def test_a_sparse_table_may_be_looked_up_twice(way):
-    torch.compiler.reset()
     module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="sum", sparse=True) for k in "ab"})
     batches = batch([1, 2, 0, 3]), batch([2, 2, 1, 1])
 

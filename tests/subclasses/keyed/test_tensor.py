@@ -146,7 +146,6 @@ COMPILED = {
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_as_in_eager_mode(name, way):
-    torch.compiler.reset()
     compiled = WAYS[way](COMPILED[name])
     for lengths in LENGTHS[:4]:
         x = batch(lengths)
@@ -168,7 +167,6 @@ class _Batches(torch.utils.data.Dataset):
 @pytest.mark.parametrize("way", ["desugar.compile", "behind Dynamo"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_workers_run_one_program(way, workers):
-    torch.compiler.reset()
     score = COMPILED["features"]
     compiled = WAYS["desugar.compile"](score)
     frames = CompileCounter()
@@ -191,7 +189,6 @@ def test_what_comes_back_is_keyed():
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_gaps_between_rows_are_refused_in_graphs_too(way):
-    torch.compiler.reset()
     run = WAYS[way](lambda x: KeyedJaggedTensor.from_jagged({"c": x})["c"].sum(1))
     offsets, values = torch.tensor([0, 3, 6]), torch.arange(6)
     whole = JaggedTensor(values, offsets, lengths=torch.tensor([3, 3]), max_length=3)
@@ -203,7 +200,6 @@ def test_gaps_between_rows_are_refused_in_graphs_too(way):
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_weights_of_other_rows_are_refused_in_graphs_too(way):
-    torch.compiler.reset()
     bag, x = torch.nn.EmbeddingBag(9, 3, mode="sum"), batch([1, 2, 0, 3], weighted=True)
     run = WAYS[way](lambda x, w: bag(x, per_sample_weights=w))
     weights = x.feature_weights("a")

@@ -35,29 +35,36 @@ def bags():
     return EmbeddingBagCollection({key: nn.EmbeddingBag(IDS, 3, mode="sum") for key in "ab"})
 
 
-def test_a_mesh_of_other_ranks():
-    text = (
-        f"{NAME}: expected a mesh that this process is part of, got .*; call it only on the ranks of the mesh"
-    )
-    with fake_ranks(2), pytest.raises(ValueError, match=text):
-        shard(bags(), DeviceMesh("cpu", [1]))
-
-
-def test_tables_on_another_device_than_the_mesh():
-    text = (
-        f"{NAME}: expected the table of 'a' on meta, the device of the mesh, got cpu; "
-        f"move the collection there first, by collection.to"
-    )
-    with fake_ranks(1), pytest.raises(ValueError, match=text):
-        shard(bags(), DeviceMesh("meta", [0]))
-
-
-def test_ids_on_another_device_than_the_mesh():
+def ids_elsewhere():
     values, lengths = (torch.ones(2, dtype=torch.int64, device="meta") for _ in range(2))
-    ids = KeyedJaggedTensor(["a", "b"], values, lengths, max_length=1)
-    text = f"{NAME}: expected ids on cpu, the device of the mesh, got meta; move them there by ids.to"
-    with fake_ranks(1) as mesh, pytest.raises(ValueError, match=text):
-        shard(bags(), mesh)(ids)
+    return KeyedJaggedTensor(["a", "b"], values, lengths, max_length=1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "run", "text"),
+    [
+        (
+            2,
+            lambda mesh: shard(bags(), DeviceMesh("cpu", [1])),
+            "expected a mesh that this process is part of, got .*; call it only on the ranks of the mesh",
+        ),
+        (
+            1,
+            lambda mesh: shard(bags(), DeviceMesh("meta", [0])),
+            "expected the table of 'a' on meta, the device of the mesh, got cpu; "
+            "move the collection there first, by collection.to",
+        ),
+        (
+            1,
+            lambda mesh: shard(bags(), mesh)(ids_elsewhere()),
+            "expected ids on cpu, the device of the mesh, got meta; move them there by ids.to",
+        ),
+    ],
+    ids=["a mesh of other ranks", "tables elsewhere", "ids elsewhere"],
+)
+def test_devices_and_ranks(ranks, run, text):
+    with fake_ranks(ranks) as mesh, pytest.raises(ValueError, match=f"{NAME}: {text}"):
+        run(mesh)
 
 
 def test_weights_of_another_dtype_than_the_tables():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -54,37 +57,36 @@ def compare(mesh, plan, parts, make):
 
 
 def lookups_are_those_of_one_process(mesh):
-    for mode in MODES:
-        for plan in PLANS:
-            for lengths in LENGTHS:
-                compare(mesh, plan, batches(lengths), lambda mode=mode: make_collection(mode))
+    for mode, plan, lengths in itertools.product(MODES, PLANS, LENGTHS):
+        compare(mesh, plan, batches(lengths), partial(make_collection, mode))
 
 
 def weights_get_gradients(mesh):
-    for sparse in (False, True):
-        for plan in PLANS:
-            for lengths in LENGTHS:
-                parts = batches(lengths, weighted=True)
-                compare(mesh, plan, parts, lambda sparse=sparse: make_collection("sum", sparse=sparse))
+    for sparse, plan, lengths in itertools.product((False, True), PLANS, LENGTHS):
+        compare(mesh, plan, batches(lengths, weighted=True), partial(make_collection, "sum", sparse=sparse))
+
+
+OPTIONS = (
+    {"padding_idx": 0},
+    {"padding_idx": -1},
+    {"scale_grad_by_freq": True},
+    {"sparse": True},
+    {"sparse": True, "padding_idx": 0},
+    {"dtype": torch.float64},
+)
+
+
+def has_gradient(mode, options):
+    """PyTorch has none of sparse maxima; its bags divide by the frequency of another id, on the CPU."""
+    return not (
+        (mode == "max" and "sparse" in options) or (mode != "none" and "scale_grad_by_freq" in options)
+    )
 
 
 def options_of_tables_are_kept(mesh):
-    for options in (
-        {"padding_idx": 0},
-        {"padding_idx": -1},
-        {"scale_grad_by_freq": True},
-        {"sparse": True},
-        {"sparse": True, "padding_idx": 0},
-        {"dtype": torch.float64},
-    ):
-        for mode in MODES:
-            if mode == "max" and "sparse" in options:
-                continue  # not of PyTorch either
-            if mode != "none" and "scale_grad_by_freq" in options:
-                continue  # PyTorch's bags divide by the frequency of another id, on the CPU
-            for plan in ("both", "rows"):
-                parts = batches("rows of all lengths")
-                compare(mesh, plan, parts, lambda mode=mode, o=options: make_collection(mode, **o))
+    for options, mode, plan in itertools.product(OPTIONS, MODES, ("both", "rows")):
+        if has_gradient(mode, options):
+            compare(mesh, plan, batches("rows of all lengths"), partial(make_collection, mode, **options))
 
 
 def ids_may_be_int32_on_some_ranks(mesh):
@@ -93,13 +95,13 @@ def ids_may_be_int32_on_some_ranks(mesh):
         parts = [
             KeyedJaggedTensor(KEYS, p.values.to(t), p.lengths) for p, t in zip(long, dtypes, strict=True)
         ]
-        compare(mesh, "both", parts, lambda: make_collection("mean"))
+        compare(mesh, "both", parts, partial(make_collection, "mean"))
 
 
 def keys_may_be_a_selection(mesh):
     for mode in MODES:
         parts = [part.permute(["e", "b", "a"]) for part in batches("rows of all lengths")]
-        compare(mesh, "both", parts, lambda mode=mode: make_collection(mode))
+        compare(mesh, "both", parts, partial(make_collection, mode))
 
 
 def tables_may_have_several_dtypes(mesh):
@@ -194,22 +196,21 @@ SPARSE = {
 
 def training_is_that_of_one_process(mesh):
     rank = mesh.get_local_rank()
-    for sparse, optimizers in ((False, DENSE), (True, SPARSE)):
-        for make_optimizer in optimizers.values():
-            whole = make_collection("sum", sparse=sparse)
-            sharded = shard(whole, mesh, make_plan("both"))
-            one, two = make_optimizer([*whole.parameters()]), make_optimizer([*sharded.parameters()])
-            for lengths in ("rows of all lengths", "no ids on one rank", "one row"):
-                parts = batches(lengths)
-                for optimizer in (one, two):
-                    optimizer.zero_grad()
+    optimizers = [(False, make) for make in DENSE.values()] + [(True, make) for make in SPARSE.values()]
+    for sparse, make_optimizer in optimizers:
+        whole = make_collection("sum", sparse=sparse)
+        sharded = shard(whole, mesh, make_plan("both"))
+        one, two = make_optimizer([*whole.parameters()]), make_optimizer([*sharded.parameters()])
+        for lengths in ("rows of all lengths", "no ids on one rank", "one row"):
+            parts = batches(lengths)
+            for optimizer in (one, two):
+                optimizer.zero_grad()
+            for _ in range(2):  # gradients accumulate
                 joint_loss(whole, parts).backward()
                 loss_of(sharded(parts[rank]), rank).backward()
-                loss_of(sharded(parts[rank]), rank).backward()  # gradients accumulate
-                joint_loss(whole, parts).backward()
-                one.step()
-                two.step()
-            assert_same_rows(sharded, whole)
+            one.step()
+            two.step()
+        assert_same_rows(sharded, whole)
 
 
 class Model(nn.Module):
@@ -299,7 +300,9 @@ def bad_batches_are_refused_on_all_ranks(mesh):
         shard(make_collection("sum"), mesh, make_plan(("both", "rows")[rank]))(good)
     with pytest.raises(ValueError, match="gradients enabled"), torch.set_grad_enabled(rank == 0):
         sharded(good)
-    compare(mesh, "both", batches("one row"), lambda: make_collection("sum"))  # all ranks are where they were
+    compare(
+        mesh, "both", batches("one row"), partial(make_collection, "sum")
+    )  # all ranks are where they were
 
 
 CASES = [
