@@ -35,7 +35,6 @@ DOORS = {
 
 @pytest.fixture(params=DOORS)
 def door(request):
-    torch.compiler.reset()
     return DOORS[request.param]
 
 
@@ -378,7 +377,7 @@ def test_a_second_process_runs_the_code_that_the_class_has_now(how, tmp_path):
 
     assert run("t") == ["4.0", "0"]
     assert run("t") == ["4.0", "1"]  # the same code: the stored program serves
-    # What PyTorch does by itself is wrong; once it is right, `adopt` is needed no longer for this.
+    # Without `adopt`, PyTorch runs the old code; once it does not, `adopt` is needed no longer for this.
     assert run("t @ t") == (["16.0", "0"] if how == "adopt" else ["4.0", "1"])
 
 
