@@ -1,7 +1,7 @@
 """A loop over the rows as the judge of what a ragged tensor computes.
 
 A `Batch` has one leaf, the values, of which both the ragged tensor and the plain rows are functions; what lies between
-rows is NaN, so that anything which reads it shows. `check_rows` compares results row by row, and then the gradients of
+rows is NaN, so that anything which reads it shows. `check_parts` compares results row by row, and then the gradients of
 the leaf and of all dense parameters under one random cotangent.
 """
 
@@ -107,21 +107,6 @@ def desugared(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 WAYS = [eager, stock, desugared]
-
-
-def check_rows(
-    batch: Batch,
-    on_ragged: Callable[..., Any],
-    on_row: Callable[..., Any],
-    parameters: Sequence[Tensor] = (),
-    **tolerance,
-) -> Any:
-    """Judges ``on_ragged(x, *parameters)`` by ``on_row(row, number, *parameters)`` for each row."""
-    got = on_ragged(batch.x, *parameters)
-    expected = [on_row(row, i, *parameters) for i, row in enumerate(batch.rows)]
-    parts = got.to_tensors() if isinstance(got, JaggedTensor) else list(got)
-    check_parts(batch, parts, expected, parameters, **tolerance)
-    return got
 
 
 def check_parts(

@@ -1,12 +1,12 @@
 """Poisoned tables, and a loop over the rows as the judge of what a padded tensor computes.
 
 The padding of every table is NaN (or an index out of range), and the cotangent of a ragged result is NaN there too.
-`check_padded` compares values, then the gradients of the table's leaf (zero in the padding) and of dense parameters.
+`check_parts` compares values, then the gradients of the table's leaf (zero in the padding) and of dense parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from subclasses.ragged import PaddedTensor
-from tests.subclasses.ragged.judge import desugared, eager
 
 PLACES = {"[B, T]": (0, 1), "[T, B]": (1, 0), "[B, D, T]": (0, 2), "[D, B, T]": (1, 2)}
-WAYS = [eager, desugared]
 LENGTHS = [3, 0, 5, 1]
 
 
@@ -64,20 +62,6 @@ def make_table(
         row[n:] = float("nan")
     table = table.movedim((0, 1), (batch_dim, ragged_dim)).contiguous()
     return Table(table.requires_grad_(), torch.tensor(lengths), batch_dim, ragged_dim)
-
-
-def check_padded(
-    table: Table,
-    on_padded: Callable[..., Any],
-    on_row: Callable[..., Any],
-    parameters: Sequence[Tensor] = (),
-    way: Callable[..., Any] = eager,
-) -> Any:
-    """Judges ``on_padded(x, *parameters)`` by ``on_row(row, number, *parameters)`` for each row."""
-    got = way(on_padded)(table.x, *parameters)
-    expected = [on_row(row, i, *parameters) for i, row in enumerate(table.rows)]
-    check_parts(table, got, expected, parameters)
-    return got
 
 
 def check_parts(table: Table, got: Any, expected: list[Tensor], parameters: Sequence[Tensor] = ()) -> None:

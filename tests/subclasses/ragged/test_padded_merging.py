@@ -8,12 +8,11 @@ import torch.nn.functional as F
 
 from subclasses import DispatchError
 from subclasses.ragged import PaddedTensor
-from tests.subclasses.ragged import both
-from tests.subclasses.ragged.both import make, random
-from tests.subclasses.ragged.judge import stock
-from tests.subclasses.ragged.padded_judge import WAYS, check_padded, make_table
+from tests.subclasses.ragged.both import check_parts, judge_rows, make, random
+from tests.subclasses.ragged.judge import WAYS
+from tests.subclasses.ragged.padded_judge import make_table
 
-ways = pytest.mark.parametrize("way", [*WAYS, stock], ids=lambda w: w.__name__)
+ways = pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 
 # ---- merging and unmerging -------------------------------------------------------------------------------------
 
@@ -34,10 +33,9 @@ MERGES = {  # of [4, 7, 6], and back
 @ways
 def test_it_unmerges_to_the_same_rows(name, way):
     merge, unmerge = MERGES[name]
-    table = make_table(entry=(6,))
-    x = table.x.detach()
+    x = make_table(entry=(6,)).x.detach()
     assert merge(x).merged and merge(x).lengths is x.lengths and unmerge(merge(x)).shape == x.shape
-    check_padded(table, lambda x: unmerge(merge(x).tanh()), lambda row, _: row.tanh(), way=way)
+    judge_rows("padded", lambda x: unmerge(merge(x).tanh()), lambda row, _: row.tanh(), entry=(6,), way=way)
 
 
 def test_a_merged_view_is_a_view():
@@ -53,12 +51,13 @@ def test_a_merged_view_is_a_view():
 )
 def test_small_extents(shape):
     b, t, d = shape
-    table = make_table(lengths=[t] * b, width=t, entry=(d,)) if b else None
-    x = table.x if table else PaddedTensor(torch.ones(shape), torch.zeros(0, dtype=torch.int64))
+    x = PaddedTensor(torch.ones(shape), torch.full((b,), t))
     m = x.flatten(0, 1)
     assert m.merged and m.shape == (b * t, d) and m.unflatten(0, (b, t)).shape == shape
-    if table:
-        check_padded(table, lambda x: x.flatten(0, 1) * 2, lambda row, _: row * 2)
+    if b:
+        judge_rows(
+            "padded", lambda x: x.flatten(0, 1) * 2, lambda row, _: row * 2, (), [t] * b, (d,), width=t
+        )
 
 
 MERGED_OPS = {  # of [N, 6], and of all entries as one plain tensor
@@ -85,7 +84,7 @@ def test_merged_entries_are_counted(name, layout, way):
     on_merged, on_entries = MERGED_OPS[name]
     batch = make(layout, entry=(6,))
     got = way(lambda x: on_merged(x.flatten(0, 1)))(batch.x)
-    both.check_parts(batch, [got], [on_entries(torch.cat(batch.rows))])
+    check_parts(batch, [got], [on_entries(torch.cat(batch.rows))])
 
 
 @pytest.mark.sweep(3)
@@ -100,7 +99,7 @@ def test_layers_of_merged_entries(way):
     def judge(row, _, w, b, g):
         return F.layer_norm(F.gelu(F.linear(row, w, b) + row @ w.mT), (5,), g, b)
 
-    check_padded(make_table(entry=(6,)), run, judge, [w, b, g], way)
+    judge_rows("padded", run, judge, [w, b, g], entry=(6,), way=way)
 
 
 def test_other_rows_do_not_mix():
