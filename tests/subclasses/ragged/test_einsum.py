@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subclasses.ragged import PaddedTensor
-from tests.subclasses.ragged.both import LAYOUTS, LENGTHS, judge_rows, make, pair_of
+from tests.subclasses.ragged.both import LAYOUTS, LENGTHS, judge_rows, make, pair_of, random
 from tests.subclasses.ragged.judge import desugared, eager, stock
 
 W = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
@@ -58,24 +57,27 @@ def test_with_itself(equation, layout):
     )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_with_dense_operands_that_know_rows_or_places(layout):
-    width = make(layout).x.shape[1]
-    per_row = torch.randn(len(LENGTHS), 4, dtype=torch.float64, requires_grad=True)
-    judge_rows(layout, lambda x, t: torch.einsum("btd,bd->bt", x, t), lambda row, i, t: row @ t[i], [per_row])
-    place = torch.randn(width, dtype=torch.float64, requires_grad=True)
-    judge_rows(
-        layout, lambda x, t: torch.einsum("btd,t->bd", x, t), lambda row, _, t: t[: len(row)] @ row, [place]
-    )
+def each_place_and_row(width):
+    """One number for each; NaN where a row has no entry."""
     each = torch.randn(width, len(LENGTHS), dtype=torch.float64)
-    for i, n in enumerate(LENGTHS):
-        each[n:, i] = float("nan")  # where a row has no entry
-    judge_rows(
-        layout, lambda x: torch.einsum("btd,tb->btd", x, each), lambda row, i: row * each[: len(row), i, None]
-    )
-    judge_rows(
-        layout, lambda x: torch.einsum("btd,tb->bd", x, each), lambda row, i: each[: len(row), i] @ row
-    )
+    exists = torch.arange(width)[:, None] < torch.tensor(LENGTHS)
+    return torch.where(exists, each, torch.nan)
+
+
+DENSE = {
+    "btd,bd->bt": (lambda width: random(len(LENGTHS), 4), lambda row, i, t: row @ t[i]),
+    "btd,t->bd": (lambda width: random(width), lambda row, i, t: t[: len(row)] @ row),
+    "btd,tb->btd": (each_place_and_row, lambda row, i, t: row * t[: len(row), i, None]),
+    "btd,tb->bd": (each_place_and_row, lambda row, i, t: t[: len(row), i] @ row),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("equation", DENSE)
+def test_with_dense_operands_that_know_rows_or_places(equation, layout):
+    make_dense, of_row = DENSE[equation]
+    dense = make_dense(make(layout).x.shape[1])
+    judge_rows(layout, lambda x, t: torch.einsum(equation, x, t), of_row, [dense])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -114,19 +116,44 @@ def test_rows_that_lie_elsewhere(layout):
     torch.testing.assert_close(torch.einsum("btd,btd->bt", x, y).to_tensors(), expected)
 
 
+REFUSED = {
+    "two ragged dimensions": (
+        lambda x, layout: torch.einsum("btd,bsd->bts", x, x),
+        NotImplementedError,
+        r"two ragged dimensions; use F\.scaled_dot",
+    ),
+    "two letters for the rows": (
+        lambda x, layout: torch.einsum("btd,ctd->bc", x, x),
+        NotImplementedError,
+        "one letter for the rows of all ragged operands",
+    ),
+    "an operand too few": (
+        lambda x, layout: torch.einsum("btd,de->bte", x),
+        ValueError,
+        "names 2 operands, got 1",
+    ),
+    "a letter too few": (
+        lambda x, layout: torch.einsum("bt->b", x),
+        ValueError,
+        "'bt' in 'bt->b' stands for a tensor",
+    ),
+    "other lengths": (
+        lambda x, layout: torch.einsum("btd,btd->bt", x, make(layout, [2, 2, 2, 2]).x),
+        ValueError,
+        "got lengths|other lengths",
+    ),
+}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_refused(layout):
-    x = make(layout).x
-    with pytest.raises(NotImplementedError, match=r"two ragged dimensions; use F\.scaled_dot"):
-        torch.einsum("btd,bsd->bts", x, x)
-    with pytest.raises(NotImplementedError, match="one letter for the rows of all ragged operands"):
-        torch.einsum("btd,ctd->bc", x, x)
-    with pytest.raises(ValueError, match="names 2 operands, got 1"):
-        torch.einsum("btd,de->bte", x)
-    with pytest.raises(ValueError, match="'bt' in 'bt->b' stands for a tensor"):
-        torch.einsum("bt->b", x)
-    with pytest.raises(ValueError, match=r"got lengths|other lengths"):
-        torch.einsum("btd,btd->bt", x, make(layout, [2, 2, 2, 2]).x)
-    if type(x) is not PaddedTensor:
-        with pytest.raises(NotImplementedError, match="put their letter first"):
-            torch.einsum("btd->tbd", x)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name, layout):
+    f, error, text = REFUSED[name]
+    with pytest.raises(error, match=text):
+        f(make(layout).x, layout)
+
+
+@pytest.mark.parametrize("layout", ["back to back", "holes"])
+def test_rows_of_jagged_tensors_come_first(layout):
+    with pytest.raises(NotImplementedError, match="put their letter first"):
+        torch.einsum("btd->tbd", make(layout).x)

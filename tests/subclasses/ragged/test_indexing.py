@@ -1,4 +1,4 @@
-"""What an index, a mask or a cut picks, on both layouts, with a loop over the rows as judge."""
+"""Indices, masks and cuts, on both layouts, with a loop over the rows as judge."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import torch
 
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged import judge, padded_judge
+from tests.subclasses.ragged import judge
+from tests.subclasses.ragged.both import judge_rows
 from tests.subclasses.ragged.judge import stock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
@@ -16,14 +17,6 @@ LENGTHS = [3, 5, 1]
 COUNTING = ["mean", "var", "std"]
 OTHERS = ["sum", "prod", "amax", "amin", "logsumexp", "argmax", "argmin"]
 ALONG = ["softmax", "log_softmax", "softmin", "cumsum", "cumprod"]
-
-
-def judged(layout, on_ragged, on_row, way):
-    """One function on one layout, forward and backward."""
-    if layout == "padded":
-        padded_judge.check_padded(padded_judge.make_table(lengths=LENGTHS), on_ragged, on_row, way=way)
-    else:
-        judge.check_rows(judge.make_batch(layout, lengths=LENGTHS), way(on_ragged), on_row)
 
 
 def all_entries(x):
@@ -39,12 +32,15 @@ def test_what_counts(name, layout, way):
     if way is stock and layout == "padded":
         pytest.skip("judged by the other ways")
     f = getattr(torch.masked, name)
-    judged(layout, lambda x: f(x, 1, mask=all_entries(x)), lambda row, _: f(row, 0), way)
-    judged(
+    judge_rows(
+        layout, lambda x: f(x, 1, mask=all_entries(x)), lambda row, _: f(row, 0), lengths=LENGTHS, way=way
+    )
+    judge_rows(
         layout,
         lambda x: f(x, (1, 2), keepdim=True, mask=all_entries(x))[:, 0],
         lambda row, _: f(row, (0, 1), keepdim=True)[0],
-        way,
+        lengths=LENGTHS,
+        way=way,
     )
 
 
@@ -75,15 +71,13 @@ def test_the_layout_can_be_asked_for(cls, way):
 @pytest.mark.parametrize("name", [*COUNTING, *OTHERS])
 def test_with_a_mask(name, layout):
     f = getattr(torch.masked, name)
-    if name.startswith("arg"):
-        judged(
-            layout,
-            lambda x: f(x.detach(), -2, mask=x > 0),
-            lambda row, _: f(row.detach(), 0, mask=row > 0),
-            judge.eager,
-        )
-    else:
-        judged(layout, lambda x: f(x, -2, mask=x > 0), lambda row, _: f(row, 0, mask=row > 0), judge.eager)
+    given = (lambda t: t.detach()) if name.startswith("arg") else (lambda t: t)
+    judge_rows(
+        layout,
+        lambda x: f(given(x), -2, mask=x > 0),
+        lambda row, _: f(given(row), 0, mask=row > 0),
+        lengths=LENGTHS,
+    )
 
 
 @pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
@@ -91,17 +85,17 @@ def test_with_a_mask(name, layout):
 def test_a_dense_mask_joined_with_that_of_the_entries(name, layout):
     f, width = getattr(torch.masked, name), 7 if layout == "padded" else 5
     mask = (torch.arange(3 * width * 4).view(3, width, 4) * 7 % 5) > 0
-    judged(
+    judge_rows(
         layout,
         lambda x: f(x, 1, mask=all_entries(x) & mask),
         lambda row, i: f(row, 0, mask=mask[i, : len(row)]),
-        judge.eager,
+        lengths=LENGTHS,
     )
-    judged(
+    judge_rows(
         layout,
         lambda x: f(x, 1, mask=all_entries(x) & mask[:1, :, :1]),
         lambda row, i: f(row, 0, mask=mask[0, : len(row), :1]),
-        judge.eager,
+        lengths=LENGTHS,
     )
 
 
@@ -109,7 +103,7 @@ def test_a_dense_mask_joined_with_that_of_the_entries(name, layout):
 @pytest.mark.parametrize("name", ALONG)
 def test_along(name, layout):
     f = getattr(torch.masked, name)
-    judged(layout, lambda x: f(x, 1), lambda row, _: f(row, 0), judge.eager)
+    judge_rows(layout, lambda x: f(x, 1), lambda row, _: f(row, 0), lengths=LENGTHS)
 
 
 @pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.subclasses.ragged.both import LAYOUTS, judge_rows, make
+from tests.subclasses.ragged.both import LAYOUTS, hold, judge_rows, make
 from tests.subclasses.ragged.judge import desugared, eager, stock
 
 LENGTHS = [3, 2, 5, 4]
@@ -88,21 +88,31 @@ def test_half_precision(layout):
     torch.testing.assert_close(got.to_tensors(), expected)
 
 
+TURN = r"transpose\(1, 2\)|each row of which is a bag"
+REFUSED = {
+    "group_norm": (lambda x, layout: F.group_norm(x, 1), NotImplementedError, TURN),
+    "batch_norm": (lambda x, layout: F.batch_norm(x, None, None, training=True), NotImplementedError, TURN),
+    "instance_norm": (lambda x, layout: F.instance_norm(x), NotImplementedError, TURN),
+    "embedding_bag": (
+        lambda x, layout: F.embedding_bag(x.long(), torch.ones(3, 2)),
+        NotImplementedError,
+        TURN,
+    ),
+    "groups": (lambda x, layout: F.group_norm(x.transpose(1, 2), 3), RuntimeError, "do not make 3 groups"),
+    "statistics": (
+        lambda x, layout: F.instance_norm(x.transpose(1, 2), torch.zeros(4), torch.ones(4)),
+        NotImplementedError,
+        "their own mean",
+    ),
+}
+
+
 @layouts
-def test_what_is_refused(layout):
-    x = make(layout, LENGTHS).x
-    for refused in (
-        lambda: F.group_norm(x, 1),
-        lambda: F.batch_norm(x, None, None, training=True),
-        lambda: F.instance_norm(x),
-        lambda: F.embedding_bag(x.long(), torch.ones(3, 2)),
-    ):
-        with pytest.raises(NotImplementedError, match=r"transpose\(1, 2\)|each row of which is a bag"):
-            refused()
-    with pytest.raises(RuntimeError, match="do not make 3 groups"):
-        F.group_norm(x.transpose(1, 2), 3)
-    with pytest.raises(NotImplementedError, match="their own mean"):
-        F.instance_norm(x.transpose(1, 2), torch.zeros(4), torch.ones(4))
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name, layout):
+    f, error, text = REFUSED[name]
+    with pytest.raises(error, match=text):
+        f(make(layout, LENGTHS).x, layout)
 
 
 # ---- bags ------------------------------------------------------------------------------------------------------
@@ -121,7 +131,7 @@ def test_embedding_bag(layout, mode, padding_idx, way):
         torch.tensor([8, 8]),
         torch.tensor([2, 0, 5]),
     ]
-    x = _indices(layout, rows)
+    x = hold(layout, rows)
 
     def bags(x, table, offsets=None):
         return F.embedding_bag(x, table, offsets, mode=mode, padding_idx=padding_idx)
@@ -137,7 +147,7 @@ def test_embedding_bag(layout, mode, padding_idx, way):
 def test_weights_of_samples(layout):
     table = torch.randn(9, 3, dtype=torch.float64, requires_grad=True)
     rows = [torch.tensor([1, 2, 2]), torch.tensor([8, 8])]
-    x = _indices(layout, rows)
+    x = hold(layout, rows)
     weights = x.double() * 0.5 + 1
     got = F.embedding_bag(x, table, mode="sum", per_sample_weights=weights)
     expected = [
@@ -147,14 +157,3 @@ def test_weights_of_samples(layout):
     torch.testing.assert_close(list(got), expected)
     with pytest.raises(NotImplementedError, match="go with mode='sum'"):
         F.embedding_bag(x, table, mode="mean", per_sample_weights=weights)
-
-
-def _indices(layout, rows):
-    """Rows of indices; what does not exist is out of range."""
-    batch = make(layout, [len(row) for row in rows], entry=())
-    x = batch.x.detach()
-    stored = torch.full(batch.leaf.shape, 10**9)
-    made = x.with_padded(stored) if layout == "padded" else x.with_values(stored)
-    for mine, row in zip(made.to_tensors(), rows, strict=True):
-        mine.copy_(row)
-    return made

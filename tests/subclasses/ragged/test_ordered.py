@@ -91,16 +91,26 @@ def test_indices_and_keepdim(layout):
     assert batch.x.quantile(0.5, 1, keepdim=True).shape == (4, 1, 4)
 
 
+REFUSED = {  # of rows of which one is empty
+    "a median of nothing": (lambda x, layout: x.median(1), (IndexError, RuntimeError), "no entries"),
+    "k beyond a row": (
+        lambda x, layout: make(layout, LENGTHS).x.kthvalue(2, 1),
+        RuntimeError,
+        "fewer than k=2",
+    ),
+    "k of 0": (lambda x, layout: x.kthvalue(0, 1), IndexError, "k of at least 1"),
+    "several quantiles": (
+        lambda x, layout: x.quantile(torch.tensor([0.1, 0.2], dtype=torch.float64), 1),
+        NotImplementedError,
+        "expected one q and a dim",
+    ),
+    "no quantile": (lambda x, layout: x.quantile(2.0, 1), RuntimeError, "between 0 and 1"),
+}
+
+
 @layouts
-def test_what_is_refused(layout):
-    x = make(layout).x  # a row is empty
-    with pytest.raises((IndexError, RuntimeError), match="no entries"):
-        x.median(1)
-    with pytest.raises(RuntimeError, match="fewer than k=2"):
-        make(layout, LENGTHS).x.kthvalue(2, 1)
-    with pytest.raises(IndexError, match="k of at least 1"):
-        x.kthvalue(0, 1)
-    with pytest.raises(NotImplementedError, match="expected one q and a dim"):
-        x.quantile(torch.tensor([0.1, 0.2], dtype=torch.float64), 1)
-    with pytest.raises(RuntimeError, match="between 0 and 1"):
-        x.quantile(2.0, 1)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name, layout):
+    f, error, text = REFUSED[name]
+    with pytest.raises(error, match=text):
+        f(make(layout).x, layout)

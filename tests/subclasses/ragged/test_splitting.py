@@ -32,45 +32,43 @@ def test_of_rows(where, layout, way):
 
 
 @layouts
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-def test_chunks_of_rows(chunks, layout):
-    for i in range(chunks):
-
-        def chunk(row, _, i=i):
-            size = -(-len(row) // chunks)
-            return row[size * i : size * (i + 1)]
-
-        judge_rows(layout, lambda x, i=i: x.chunk(chunks, 1)[i], chunk, lengths=LENGTHS)
-
-
-@layouts
+@pytest.mark.parametrize("name", ["tensor_split", "vsplit"])
 @pytest.mark.parametrize("where", [1, 2, 3, 7, [1, 3], [-1]], ids=str)
-def test_of_the_batch(where, layout):
+def test_of_the_batch(where, name, layout):
     batch = make(layout, LENGTHS)
-    got = [part.to_tensors() for part in batch.x.tensor_split(where)]
+    if name == "vsplit" and isinstance(where, int) and where > 1:
+        where = [where]  # as many rows for each
+    got = [part.to_tensors() for part in getattr(batch.x, name)(where)]
     numbers = [part.tolist() for part in torch.arange(5).tensor_split(where)]
     torch.testing.assert_close(got, [[batch.rows[n] for n in part] for part in numbers])
 
 
-@layouts
-def test_of_features_and_by_other_names(layout):
-    judge_rows(layout, lambda x: x.tensor_split(3, -1)[0], lambda row, _: row.tensor_split(3, -1)[0])
-    judge_rows(layout, lambda x: x.hsplit([2])[1], lambda row, _: row[2:])
-    judge_rows(layout, lambda x: x.dsplit(2)[1], lambda row, _: row[:, 2:])
-    batch = make(layout, LENGTHS)
-    torch.testing.assert_close(batch.x.vsplit([2])[1].to_tensors(), batch.rows[2:])
+OTHER_NAMES = {
+    "features": (lambda x: x.tensor_split(3, -1)[0], lambda row: row.tensor_split(3, -1)[0]),
+    "hsplit": (lambda x: x.hsplit([2])[1], lambda row: row[2:]),
+    "dsplit": (lambda x: x.dsplit(2)[1], lambda row: row[:, 2:]),
+}
 
 
 @layouts
-def test_what_is_refused(layout):
-    x = make(layout).x
-    with pytest.raises(NotImplementedError, match="merged dimensions"):
-        x.flatten(0, 1).tensor_split(2)
-    with pytest.raises(IndexError, match="has no dimension 3"):
-        x.tensor_split(2, 3)
-    with pytest.raises(RuntimeError, match="1 section or more"):
-        x.tensor_split(0, 1)
-    with pytest.raises(RuntimeError, match="at least 1 chunk"):
-        x.chunk(0, 1)
-    with pytest.raises(RuntimeError, match="no multiple of 3"):
-        x.dsplit(3)
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_of_features_and_by_other_names(name, layout):
+    on_ragged, on_row = OTHER_NAMES[name]
+    judge_rows(layout, on_ragged, lambda row, _: on_row(row))
+
+
+REFUSED = {
+    "merged": (lambda x, layout: x.flatten(0, 1).tensor_split(2), NotImplementedError, "merged dimensions"),
+    "no such dimension": (lambda x, layout: x.tensor_split(2, 3), IndexError, "has no dimension 3"),
+    "no section": (lambda x, layout: x.tensor_split(0, 1), RuntimeError, "1 section or more"),
+    "no chunk": (lambda x, layout: x.chunk(0, 1), RuntimeError, "at least 1 chunk"),
+    "a remainder": (lambda x, layout: x.dsplit(3), RuntimeError, "no multiple of 3"),
+}
+
+
+@layouts
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name, layout):
+    f, error, text = REFUSED[name]
+    with pytest.raises(error, match=text):
+        f(make(layout).x, layout)

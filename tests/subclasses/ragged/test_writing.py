@@ -95,7 +95,7 @@ MASKS = {
 }
 
 
-# A table takes a number, or what the mask picks from whole entries.
+# A table takes a number, or the entries that the mask picks.
 OF_TABLES = ("elements", "entries", "entries by what was picked")
 
 
