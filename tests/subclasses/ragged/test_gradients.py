@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.subclasses.ragged.both import row_dim
 from tests.subclasses.ragged.judge import desugared, eager, stock
 from tests.subclasses.ragged.padded_judge import PLACES, make_table
 
@@ -115,30 +116,42 @@ def test_a_second_derivative(cls):
 # ---- given by a hook -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of_leaf", [True, False], ids=["leaf", "result"])
-@cases
-def test_what_a_hook_returns(cls, of_leaf):
-    def hooked(hook):
-        x = leaf_of(cls)
-        y = x * 2
-        handle = (x if of_leaf else y).register_hook(hook)
-        return x, y, handle
+def hooked(cls, of_leaf, hook):
+    x = leaf_of(cls)
+    y = x * 2
+    return x, y, (x if of_leaf else y).register_hook(hook)
 
-    for wrong in (cls.from_tensors(TWOS), torch.ones(3)):
-        x, y, handle = hooked(lambda g, wrong=wrong: wrong)
-        with pytest.raises(ValueError, match=r"a hook: a gradient and its value"):
-            y.sum().backward(retain_graph=True)
-        assert x.grad is None
-        handle.remove()
-        y.sum().backward()
-        assert rows_of(x.grad) == [[2, 2, 2], [2], [2, 2]]
-    for right in (lambda g: g * 3, lambda g: cls.from_tensors([row * 3 for row in g.to_tensors()])):
-        x, y, _ = hooked(right)
-        y.sum().backward()
-        assert rows_of(x.grad) == [[6, 6, 6], [6], [6, 6]]
-    x, y, _ = hooked(lambda g: None)
+
+hooks = pytest.mark.parametrize("of_leaf", [True, False], ids=["leaf", "result"])
+
+
+@hooks
+@cases
+@pytest.mark.parametrize("wrong", [lambda cls: cls.from_tensors(TWOS), lambda cls: torch.ones(3)])
+def test_what_a_hook_may_not_return(cls, of_leaf, wrong):
+    x, y, handle = hooked(cls, of_leaf, lambda g: wrong(cls))
+    with pytest.raises(ValueError, match=r"a hook: a gradient and its value"):
+        y.sum().backward(retain_graph=True)
+    assert x.grad is None
+    handle.remove()
     y.sum().backward()
     assert rows_of(x.grad) == [[2, 2, 2], [2], [2, 2]]
+
+
+@hooks
+@cases
+@pytest.mark.parametrize(
+    ("hook", "n"),
+    [
+        (lambda g: g * 3, 6),
+        (lambda g: type(g).from_tensors([row * 3 for row in g.to_tensors()]), 6),
+        (lambda g: None, 2),
+    ],
+)
+def test_what_a_hook_returns(cls, of_leaf, hook, n):
+    x, y, _ = hooked(cls, of_leaf, hook)
+    y.sum().backward()
+    assert rows_of(x.grad) == [[n, n, n], [n], [n, n]]
 
 
 # ---- leaves ----------------------------------------------------------------------------------------------------
@@ -183,17 +196,10 @@ def test_slices_of_other_layouts(places):
     x = table.x.detach().requires_grad_()
     x[(*[slice(None)] * table.ragged_dim, slice(1, 3))].square().sum().backward()
     assert (x.grad.ragged_dim, x.grad.batch_dim) == (x.ragged_dim, x.batch_dim)
-    torch.testing.assert_close(
-        x.grad.to_tensors(),
-        [torch.where(_between(row, table, 1, 3), 2 * row, 0).detach() for row in table.rows],
-    )
-
-
-def _between(row, table, first, last):
-    """Where a row has the places from ``first`` up to ``last``."""
-    dim = table.ragged_dim - (table.batch_dim < table.ragged_dim)
-    steps = torch.arange(row.shape[dim]).view([-1 if d == dim else 1 for d in range(row.dim())])
-    return (steps >= first) & (steps < last)
+    rows = [row.detach().requires_grad_() for row in table.rows]
+    place = row_dim(table)
+    sum(row[(*[slice(None)] * place, slice(1, 3))].square().sum() for row in rows).backward()
+    torch.testing.assert_close(x.grad.to_tensors(), [row.grad for row in rows])
 
 
 def test_a_slice_that_was_written_to():
