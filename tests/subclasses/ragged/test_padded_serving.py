@@ -74,7 +74,6 @@ def test_with_symbolic_widths_they_are_fewer(model):
 @pytest.mark.parametrize("backend", ["desugar", "aot_eager"])
 @torch.no_grad()
 def test_64_lengths_are_4_programs_behind_dynamo(model, backend):
-    torch._dynamo.reset()
     options = {"options": {"backend": "eager"}} if backend == "desugar" else {}
     counter = CompileCounterWithBackend(functools.partial(lookup_backend(backend), **options))
     run(torch.compile(lambda t: decode_step(model, t), fullgraph=True, dynamic=False, backend=counter), model)
@@ -152,7 +151,6 @@ def test_64_lengths_record_4_graphs(model):
     """A bucket's first step compiles, its second records; every other replays."""
     from torch._inductor.cudagraph_trees import get_container
 
-    torch.compiler.reset()
     model = model.float().cuda()
     step = desugar.compile(functools.partial(decode_step, model), dynamic=False, mode="reduce-overhead")
 

@@ -25,11 +25,6 @@ VIEWS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.compiler.reset()
-
-
 def rows_of(x):
     return [row.detach() for row in x.to_tensors()]
 

@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 import desugar
 from subclasses._torch import dims_marked_dynamic
@@ -44,18 +45,15 @@ def parts(y):
 
 def count_programs(door, fn, calls):
     """Runs calls through a door, compares with eager mode, and returns how many programs it took."""
-    torch.compiler.reset()
-    graphs = []
-    if door == "stock":
-        compiled = torch.compile(fn, backend=lambda gm, _: [gm, graphs.append(gm)][0])
-    else:
-        compiled = desugar.compile(fn, backend="eager")
+    counter = CompileCounter()
+    stock = door == "stock"
+    compiled = torch.compile(fn, backend=counter) if stock else desugar.compile(fn, backend="eager")
     for x in calls:
         got, want = compiled(x), fn(x)
         assert got.shape == want.shape
         for inner, expected in zip(parts(got), parts(want), strict=True):
             torch.testing.assert_close(inner, expected)
-    return len(graphs) if door == "stock" else len(compiled.programs)
+    return counter.frame_count if stock else len(compiled.programs)
 
 
 @pytest.mark.sweep(24)

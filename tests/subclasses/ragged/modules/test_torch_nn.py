@@ -69,7 +69,6 @@ COMPILED = {
     "name", [pytest.param(name, marks=[] if name in COMPILED else pytest.mark.slow) for name in CASES]
 )
 def test_compiled(name, kind, door):
-    torch.compiler.reset()
     judge(CASES[name], kind, DOORS[door])
 
 
@@ -112,69 +111,60 @@ def test_ever_new_lengths_make_one_program():
 
 
 @kinds
-def test_keys_of_other_lengths(kind):
+@pytest.mark.parametrize("average", [True, False])
+def test_weights_of_keys_of_other_lengths(kind, average):
     module = nn.MultiheadAttention(DIM, 2, batch_first=True).double()
     queries, keys = rows_of((2, 4, 1)), rows_of((3, 1, 5))
-    got, weights = module(KINDS[kind](queries), KINDS[kind](keys), KINDS[kind](keys))
+    x, y = KINDS[kind](queries), KINDS[kind](keys)
+    got, weights = module(x, y, y, average_attn_weights=average)
     assert weights.shape[0] == 3
     for number, (q, k) in enumerate(zip(queries, keys, strict=True)):
-        out, each = module(q.unsqueeze(0), k.unsqueeze(0), k.unsqueeze(0))
+        out, each = module(q[None], k[None], k[None], average_attn_weights=average)
         torch.testing.assert_close(got.to_tensors()[number], out[0])
-        torch.testing.assert_close(weights[number, : len(q), : len(k)], each[0])
-        assert not weights[number, len(q) :].any()
-        assert not weights[number, :, len(k) :].any()
+        torch.testing.assert_close(weights[number, ..., : len(q), : len(k)], each[0])
+        assert not weights[number, ..., len(q) :, :].any() and not weights[number, ..., len(k) :].any()
 
 
-@kinds
-def test_weights_of_each_head(kind):
-    module = nn.MultiheadAttention(DIM, 2, batch_first=True).double()
-    rows = rows_of()
-    x = KINDS[kind](rows)
-    _, weights = module(x, x, x, average_attn_weights=False)
-    for number, row in enumerate(rows):
-        _, each = module(*[row.unsqueeze(0)] * 3, average_attn_weights=False)
-        torch.testing.assert_close(weights[number, :, : len(row), : len(row)], each[0])
+# How a mask is made for rows up to a length, and the part of it for one row.
+MASKS = {
+    "bool": ("attn_mask", lambda t: torch.ones(t, t, dtype=torch.bool).triu(1), lambda m, b, n: m[:n, :n]),
+    "float": ("attn_mask", lambda t: torch.randn(t, t, dtype=torch.float64), lambda m, b, n: m[:n, :n]),
+    "each head": (
+        "attn_mask",
+        lambda t: torch.randn(8, t, t, dtype=torch.float64),
+        lambda m, b, n: m[2 * b : 2 * b + 2, :n, :n],
+    ),
+    "keys": (
+        "key_padding_mask",
+        lambda t: torch.arange(t).expand(4, -1) == 1,
+        lambda m, b, n: m[b : b + 1, :n],
+    ),
+}
 
 
 @pytest.mark.sweep(2)
 @kinds
 @pytest.mark.parametrize("with_weights", [False, True])
-@pytest.mark.parametrize("mask", ["bool", "float", "each head", "keys"])
+@pytest.mark.parametrize("mask", MASKS)
 def test_masks(kind, mask, with_weights):
-    torch.manual_seed(0)
     module = nn.MultiheadAttention(DIM, 2, batch_first=True).double()
-    rows = rows_of()
-    x, size = KINDS[kind](rows), (KINDS[kind](rows).shape[1],) * 2
-    future = torch.ones(size, dtype=torch.bool).triu(1)
-    given = {
-        "bool": {"attn_mask": future},
-        "float": {"attn_mask": torch.randn(size, dtype=torch.float64)},
-        "each head": {"attn_mask": torch.randn(2 * len(rows), *size, dtype=torch.float64)},
-        "keys": {"key_padding_mask": torch.arange(size[0]).expand(len(rows), -1) == 1},
-    }[mask]
-    got, _ = module(x, x, x, need_weights=with_weights, **given)
-    for number, row in enumerate(rows):
-        n = len(row)
-        own = {
-            "bool": lambda m, n=n: m[:n, :n],
-            "float": lambda m, n=n: m[:n, :n],
-            "each head": lambda m, n=n, b=number: m[2 * b : 2 * b + 2, :n, :n],
-            "keys": lambda m, n=n, b=number: m[b : b + 1, :n],
-        }[mask]
-        alone = {name: own(m) for name, m in given.items()}
-        out, _ = module(*[row.unsqueeze(0)] * 3, need_weights=with_weights, **alone)
-        torch.testing.assert_close(got.to_tensors()[number], out[0])
+    rows, (name, make, part) = rows_of(), MASKS[mask]
+    x = KINDS[kind](rows)
+    given = make(x.shape[1])
+    got, _ = module(x, x, x, need_weights=with_weights, **{name: given})
+    expected = [
+        module(*[row[None]] * 3, need_weights=with_weights, **{name: part(given, b, len(row))})[0][0]
+        for b, row in enumerate(rows)
+    ]
+    torch.testing.assert_close(got.to_tensors(), expected)
 
 
-def test_dropout_in_training_drops():
-    torch.manual_seed(0)
-    module = nn.MultiheadAttention(DIM, 2, dropout=0.5, batch_first=True).double()
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_in_training_drops(training):
+    module = nn.MultiheadAttention(DIM, 2, dropout=0.5, batch_first=True).double().train(training)
     x = JaggedTensor.from_tensors(rows_of())
     one, other = (module(x, x, x, need_weights=False)[0].values for _ in range(2))
-    assert not torch.equal(one, other)
-    module.eval()
-    one, other = (module(x, x, x, need_weights=False)[0].values for _ in range(2))
-    assert torch.equal(one, other)
+    assert torch.equal(one, other) != training
 
 
 def test_rows_second_are_padded_or_time_major():
@@ -197,27 +187,6 @@ def test_time_major_goes_back_and_says_so():
         swapped + 1
     (gradient,) = torch.autograd.grad(swapped.swapaxes(0, 1).values.sum(), x)
     assert torch.equal(gradient.values, torch.ones_like(gradient.values))
-
-
-@pytest.mark.parametrize("option", [{"add_bias_kv": True}, {"add_zero_attn": True}])
-def test_keys_that_a_module_adds_are_refused(option):
-    module = nn.MultiheadAttention(DIM, 2, batch_first=True, **option).double()
-    x = JaggedTensor.from_tensors(rows_of())
-    with pytest.raises(DispatchError, match=r"append them by torch\.cat"):
-        module(x, x, x)
-
-
-def test_dense_keys_are_refused():
-    module = nn.MultiheadAttention(DIM, 2, batch_first=True).double()
-    dense = torch.randn(4, 7, DIM, dtype=torch.float64)
-    with pytest.raises(DispatchError, match="expected query, key and value of rows"):
-        module(JaggedTensor.from_tensors(rows_of()), dense, dense)
-
-
-def test_scores_by_hand_name_the_function():
-    x = JaggedTensor.from_tensors(rows_of())
-    with pytest.raises(DispatchError, match="scaled_dot_product_attention"):
-        (x @ x.mT).softmax(-1) @ x
 
 
 # ---- recurrences ---------------------------------------------------------------------------------------------
@@ -265,24 +234,6 @@ def test_states_are_differentiable():
     torch.testing.assert_close(list(got), expected)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_padded_rows_second(name):
-    module = RECURRENT[name](DIM, 6).double()
-    rows = rows_of()
-    out, _ = module(KINDS["padded"](rows).transpose(0, 1))
-    expected = [module(row.unsqueeze(1))[0].squeeze(1) for row in rows]
-    torch.testing.assert_close(out.transpose(0, 1).to_tensors(), expected)
-
-
-def test_a_recurrence_in_one_graph_is_refused():
-    module = nn.GRU(DIM, 6, batch_first=True).double()
-    with torch._dynamo.config.patch(allow_rnn=True):
-        torch.compiler.reset()
-        compiled = desugar.compile(lambda x: module(x)[0], backend="eager", fullgraph=True)
-        with pytest.raises(Exception, match="lengths of the rows on the host"):
-            compiled(JaggedTensor.from_tensors(rows_of()))
-
-
 # ---- convolutions and pools ----------------------------------------------------------------------------------
 
 
@@ -295,27 +246,21 @@ def test_rows_shorter_than_the_kernel_have_no_result(kind):
     torch.testing.assert_close(got[0], channels_first(module, rows[0].unsqueeze(0))[0])
 
 
+POOLS = {
+    "max pool": lambda x: nn.functional.max_pool1d(x, 3, 2, 1, return_indices=True),
+    "adaptive": lambda x: nn.functional.adaptive_max_pool1d(x, 2, return_indices=True),
+}
+
+
 @kinds
-def test_places_of_the_greatest_are_those_in_the_row(kind):
+@pytest.mark.parametrize("pool", POOLS.values(), ids=POOLS)
+def test_places_of_the_greatest_are_those_in_the_row(kind, pool):
     rows = rows_of()
-    x = KINDS[kind](rows).transpose(1, 2)
-    values, places = nn.functional.max_pool1d(x, 3, 2, 1, return_indices=True)
-    for number, row in enumerate(rows):
-        expected = nn.functional.max_pool1d(row.mT.unsqueeze(0), 3, 2, 1, return_indices=True)
-        torch.testing.assert_close(values.to_tensors()[number], expected[0][0])
-        assert torch.equal(places.to_tensors()[number], expected[1][0])
-    values, places = nn.functional.adaptive_max_pool1d(x, 2, return_indices=True)
-    for number, row in enumerate(rows):
-        expected = nn.functional.adaptive_max_pool1d(row.mT.unsqueeze(0), 2, return_indices=True)
-        torch.testing.assert_close(values[number], expected[0][0])
-        assert torch.equal(places[number], expected[1][0])
-
-
-@kinds
-def test_an_empty_row_has_no_part(kind):
-    x = KINDS[kind](rows_of((3, 0, 5))).transpose(1, 2)
-    with pytest.raises((IndexError, RuntimeError), match=r"no entries|is empty"):
-        nn.AdaptiveAvgPool1d(2)(x)
+    expected = [pool(row.mT.unsqueeze(0)) for row in rows]
+    for part, found in enumerate(pool(KINDS[kind](rows).transpose(1, 2))):
+        torch.testing.assert_close(
+            list(found) if type(found) is Tensor else found.to_tensors(), [e[part][0] for e in expected]
+        )
 
 
 def test_same_padding_keeps_the_rows():
@@ -325,22 +270,32 @@ def test_same_padding_keeps_the_rows():
     assert torch.equal((y + y).row_lengths(), x.row_lengths())
 
 
-@pytest.mark.parametrize(
-    ("run", "words"),
-    [
-        (lambda x: nn.Conv1d(DIM, 6, 3).double()(x), r"x\.transpose\(1, 2\)"),
-        (lambda x: nn.MaxPool1d(2, ceil_mode=True)(x.transpose(1, 2)), "ceil_mode=False"),
-        (lambda x: nn.AvgPool1d(2, ceil_mode=True)(x.transpose(1, 2)), "ceil_mode=False"),
-        (
-            lambda x: nn.Conv1d(DIM, 6, 3, padding=1, padding_mode="circular").double()(x.transpose(1, 2)),
-            "circular",
-        ),
-    ],
-)
-def test_what_is_refused(run, words):
-    for kind in ("jagged", "padded"):
-        with pytest.raises(DispatchError, match=words):
-            run(KINDS[kind](rows_of()))
+def attend_once(x, y, **options):
+    return nn.MultiheadAttention(DIM, 2, batch_first=True, **options).double()(x, y, y)
+
+
+REFUSED = {
+    "a bias of keys": (lambda x: attend_once(x, x, add_bias_kv=True), r"append them by torch\.cat"),
+    "keys of zeros": (lambda x: attend_once(x, x, add_zero_attn=True), r"append them by torch\.cat"),
+    "dense keys": (lambda x: attend_once(x, x.to_dense()), "expected query, key and value of rows"),
+    "scores by hand": (lambda x: (x @ x.mT).softmax(-1) @ x, "scaled_dot_product_attention"),
+    "channels last": (lambda x: nn.Conv1d(DIM, 6, 3).double()(x), r"x\.transpose\(1, 2\)"),
+    "max pool, ceil": (lambda x: nn.MaxPool1d(2, ceil_mode=True)(x.mT), "ceil_mode=False"),
+    "mean pool, ceil": (lambda x: nn.AvgPool1d(2, ceil_mode=True)(x.mT), "ceil_mode=False"),
+    "circular": (
+        lambda x: nn.Conv1d(DIM, 6, 3, padding=1, padding_mode="circular").double()(x.mT),
+        "circular",
+    ),
+    "parts of an empty row": (lambda x: nn.AdaptiveAvgPool1d(2)(x[:, :0].mT), r"no entries|is empty"),
+}
+
+
+@kinds
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name, kind):
+    run, words = REFUSED[name]
+    with pytest.raises((DispatchError, IndexError, RuntimeError), match=words):
+        run(KINDS[kind](rows_of()))
 
 
 # ---- the pages -----------------------------------------------------------------------------------------------
