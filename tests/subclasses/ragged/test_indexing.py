@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -137,16 +139,21 @@ def test_topk_of_short_rows(layout, way, largest):
     )
 
 
-@pytest.mark.parametrize("layout", ["back to back", "holes", *PLACES])
-@pytest.mark.parametrize("chunks", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    ("layout", "chunks"),
+    [
+        *itertools.product(["back to back", "holes"], [1, 2, 3]),
+        *itertools.product(PLACES, [1, 2, 3, 7]),
+    ],
+)
 def test_chunks(layout, chunks):
     """Each row's own chunks; a row that has fewer gives empty ones."""
     batch = make(layout, [5, 7, 0, 1, 4])
     place = row_dim(batch)
-    for number, got in enumerate(batch.x.chunk(chunks, batch.ragged_dim)):
+    for number in range(chunks):
         of_rows = [row.chunk(chunks, place) for row in batch.rows]
         parts = [c[number] if number < len(c) else c[0].narrow(place, 0, 0) for c in of_rows]
-        check_parts(batch, got, parts)
+        check_parts(batch, batch.x.chunk(chunks, batch.ragged_dim)[number], parts)
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.data())
