@@ -5,16 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import desugar
 from desugar import SignatureError
-from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.desugar.packages.test_inference import Block, rows
+from tests.desugar.packages.test_inference import Block, int8_block, rows
+from tests.desugar.packages.test_training import assert_same_gradients
+
+
+def run(*arguments):
+    """Runs Python in a process of its own."""
+    command = [sys.executable, *map(str, arguments)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +30,7 @@ def saved(tmp_path_factory):
     """An int8 model of rows, saved with machine code."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    place, model = tmp_path_factory.mktemp("native") / "rows.pt2", Block(32)
-    quantize_(model, Int8WeightOnlyConfig())
+    place, model = tmp_path_factory.mktemp("native") / "rows.pt2", int8_block()
     desugar.save(place, model, desugar.call(rows(3, 5, 2, width=32)))
     return place, model
 
@@ -56,14 +63,7 @@ def test_in_a_process_without_the_model(saved, tmp_path):
         assert not wrong, wrong
         torch.testing.assert_close(got.values, expected)
     """
-    files = str(place), str(tmp_path / "expected.pt")
-    made = subprocess.run(
-        [sys.executable, "-I", "-c", textwrap.dedent(code), *files],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
+    run("-I", "-c", textwrap.dedent(code), place, tmp_path / "expected.pt")
 
 
 def test_another_layout_is_named(saved):
@@ -75,8 +75,6 @@ def test_another_layout_is_named(saved):
 
 
 def test_several_threads(saved):
-    from concurrent.futures import ThreadPoolExecutor
-
     place, model = saved
     package = desugar.load(place)
     given = [rows(n, 3, width=32) for n in range(1, 9)]
@@ -100,12 +98,7 @@ def test_training(tmp_path):
     package = desugar.load(place, state={"model": model})
     for lengths in [(3, 5, 2), (7,), (0, 4)]:
         for loss in (lambda r: r[0], lambda r: r[1].values.square().sum() + r[0]):
-            x, found = rows(*lengths), []
-            for one in (package, fn):
-                model.zero_grad()
-                loss(one(x)).backward()
-                found.append([parameter.grad.clone() for parameter in model.parameters()])
-            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+            assert_same_gradients(package, fn, model.parameters(), (rows(*lengths),), loss, atol=1e-4)
 
 
 class Attention(torch.nn.Module):
@@ -145,10 +138,4 @@ def test_attention_and_lookups_are_served_without_dynamo(tmp_path):
         torch.testing.assert_close(got[0], expected[0])
         torch.testing.assert_close(got[1], expected[1])
     """
-    made = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
+    run("-c", textwrap.dedent(code), tmp_path)

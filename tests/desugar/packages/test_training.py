@@ -16,23 +16,20 @@ from tests.desugar.packages.test_inference import Block, rows
 
 
 def gradients(fn, leaves, args, loss):
-    """Returns the gradients of the leaves, and the results."""
+    """Returns the gradients of the leaves, and what is said of the gradients of the results."""
     for leaf in leaves:
         leaf.grad = None
     results = fn(*args)
     loss(results).backward()
-    return [None if leaf.grad is None else leaf.grad.clone() for leaf in leaves], results
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+    return [leaf.grad for leaf in leaves], [(leaf.requires_grad, leaf.is_leaf) for leaf in tensors]
 
 
-def assert_same_gradients(package, fn, module, args, loss):
-    got, result = gradients(package, list(module.parameters()), args, loss)
-    want, expected = gradients(fn, list(module.parameters()), args, loss)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    for one, other in zip(
-        *(torch.utils._pytree.tree_leaves(tree) for tree in (result, expected)), strict=True
-    ):
-        if isinstance(one, torch.Tensor):
-            assert one.requires_grad == other.requires_grad and one.is_leaf == other.is_leaf
+def assert_same_gradients(package, fn, leaves, args, loss, *, atol=1e-5):
+    leaves = list(leaves)
+    (got, said), (want, expected) = (gradients(one, leaves, args, loss) for one in (package, fn))
+    assert said == expected
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=atol)
 
 
 def test_training_goes_on_with_the_same_losses(pack):
@@ -73,16 +70,19 @@ def test_gradients_of_some_results(pack, arriving):
         y = model(x)
         return y.sum(), y * 2, x.shape[0]
 
-    package = pack(
-        fn,
-        desugar.call(torch.randn(5, 8)),
-        training=True,
-        dynamic=True,
-        state={"model": model},
-        weights=False,
-    )
+    options = {"training": True, "dynamic": True, "state": {"model": model}, "weights": False}
+    package = pack(fn, desugar.call(torch.randn(5, 8)), **options)
     for n in (5, 1, 9):
-        assert_same_gradients(package, fn, model, (torch.randn(n, 8),), LOSSES[arriving])
+        assert_same_gradients(package, fn, model.parameters(), (torch.randn(n, 8),), LOSSES[arriving])
+
+
+def test_gradients_of_two_of_three_results(pack):
+    def fn(x, y, z):
+        return x * y, x + 1, z * 2
+
+    leaves = [torch.randn(3, requires_grad=True) for _ in range(3)]
+    package = pack(fn, desugar.call(*leaves), training=True)
+    assert_same_gradients(package, fn, leaves, leaves, lambda r: r[0].sum() + r[1].sum())
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_rows_of_other_lengths(pack):
     ]
     for lengths in [(3, 5, 2), (7,), (0, 4)]:
         for loss in losses:
-            assert_same_gradients(package, fn, model, (rows(*lengths),), loss)
+            assert_same_gradients(package, fn, model.parameters(), (rows(*lengths),), loss)
 
 
 def test_arguments_that_require_grad(pack):

@@ -28,7 +28,6 @@ OF_ROWS = {
     "column": lambda r: r.values[:, 0],
     "t": lambda r: r.values.t(),
     "flat": lambda r: r.values.view(-1),
-    "offsets": lambda r: r.offsets[0],
 }
 
 
@@ -43,28 +42,25 @@ def check_view(package, fn, x, base):
         assert not want.any() and got._version == base._version
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("name", OF_TENSORS)
-def test_of_an_argument_whose_sizes_change(pack, name):
-    package = pack(OF_TENSORS[name], desugar.call(torch.randn(4, 3)), dynamic=True)
-    for size in ((4, 3), (6, 5), (3, 3)):
-        x = torch.randn(size)
-        check_view(package, OF_TENSORS[name], x, x)
-
-
-@pytest.mark.parametrize("size", [(0, 1), (1, 1), (1, 5), (7, 0)])
-def test_of_sizes_0_and_1(pack, size):
-    package = pack(OF_TENSORS["t"], desugar.call(torch.randn(4, 3)), dynamic=True)
-    x = torch.randn(size)
-    check_view(package, OF_TENSORS["t"], x, x)
+SIZES = (4, 3), (6, 5), (3, 3)
+ROWS = (3, 1), (2, 0, 5), (1,)
+VIEWS = {
+    **{name: (fn, torch.randn, SIZES, lambda x: x) for name, fn in OF_TENSORS.items()},
+    "no rows or one": (OF_TENSORS["t"], torch.randn, ((4, 3), (0, 1), (1, 1), (1, 5), (7, 0)), lambda x: x),
+    **{f"rows: {name}": (fn, rows, ROWS, lambda r: r.values) for name, fn in OF_ROWS.items()},
+    "rows: offsets": (lambda r: r.offsets[0], rows, ROWS, lambda r: r.offsets),
+}
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("name", OF_ROWS)
-def test_of_a_tensor_inside_of_an_argument(pack, name):
-    package = pack(OF_ROWS[name], desugar.call(rows(3, 1)))
-    for r in (rows(3, 1), rows(2, 0, 5), rows(1)):
-        check_view(package, OF_ROWS[name], r, r.offsets if name == "offsets" else r.values)
+@pytest.mark.parametrize("name", VIEWS)
+def test_of_an_argument_or_a_tensor_inside_of_it(pack, name):
+    fn, make, sizes, base_of = VIEWS[name]
+    dynamic = True if make is torch.randn else None
+    package = pack(fn, desugar.call(make(*sizes[0])), dynamic=dynamic)
+    for size in sizes:
+        x = make(*size)
+        check_view(package, fn, x, base_of(x))
 
 
 def test_of_another_result(pack):
