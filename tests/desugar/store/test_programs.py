@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch.compiler._cache import CacheArtifactManager
 
 import desugar
 import subclasses
@@ -21,6 +22,7 @@ from desugar.recording.listeners import listen
 from desugar.store import files, keys
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor
+from tests.desugar.judge import judge, tensors_of
 
 
 def compiled_again(fn, **options):
@@ -33,21 +35,57 @@ def double(x):
     return x * 2
 
 
-def trained(fn, *args):
-    """Runs a function forward and backward; returns its result and the gradients."""
-    args = [a.detach().clone().requires_grad_() if a.is_floating_point() else a for a in args]
-    result = fn(*args)
-    result.sum().backward()
-    return [result.detach(), *(a.grad for a in args if a.requires_grad)]
-
-
 # ------------------------------------------------------------------------------------------------- found again
 
 
-def test_a_program_is_traced_once(traced):
-    x = torch.randn(3)
+def views(x, y):
+    z = x.sin() + y
+    return x.view(2, 3), z, z.t(), y[0], x.detach()
+
+
+def writes(x, y):
+    x.add_(y)
+    return x * 2
+
+
+def int8_layer():
+    layer = nn.Linear(8, 8)
+    layer.weight = nn.Parameter(Int8Tensor.from_float(layer.weight.detach()), requires_grad=False)
+    return layer
+
+
+def jagged():
+    return JaggedTensor(torch.randn(6, 4), torch.tensor([0, 2, 2, 6]))
+
+
+FOUND = {
+    "a function": (lambda: double, lambda: (torch.randn(3),)),
+    "a subclass": (lambda: lambda x: torch.nn.functional.relu(x) * 2, lambda: (jagged(),)),
+    "a parameter that is a subclass": (int8_layer, lambda: (torch.randn(2, 8),)),
+    "a write into an argument": (lambda: writes, lambda: (torch.ones(3), torch.ones(3))),
+    "views": (lambda: views, lambda: (torch.randn(3, 2), torch.randn(3, 2))),
+    "views, with gradients": (
+        lambda: views,
+        lambda: (torch.randn(3, 2, requires_grad=True), torch.randn(3, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_program_is_traced_once(traced, name):
+    make_fn, make_args = FOUND[name]
+    fn = make_fn()
     for _ in range(3):
-        assert torch.equal(compiled_again(double)(x), x * 2)
+        compiled = judge(fn, make_args, compiled_again(fn))
+        got, expected = tensors_of(compiled(*make_args())), tensors_of(fn(*make_args()))
+        assert [t._is_view() for t in got] == [t._is_view() for t in expected]
+    assert len(traced) == 1
+
+
+def test_an_inner_tensor_of_a_result_is_the_one_of_the_argument(traced):
+    for _ in range(2):
+        x = jagged()
+        assert compiled_again(double)(x).offsets is x.offsets
     assert len(traced) == 1
 
 
@@ -55,72 +93,11 @@ def test_a_training_program_and_its_backwards_are_found(traced, folder):
     def fn(x, y):
         return x.sin() * y, y.exp()
 
-    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
-    for which in ((0, 1), (0,), (1,), (0, 1), (0,), (1,)):
-        results, expected = compiled_again(fn)(x, y), fn(x, y)
-        got = torch.autograd.grad(sum(results[n].sum() for n in which), (x, y), allow_unused=True)
-        wanted = torch.autograd.grad(sum(expected[n].sum() for n in which), (x, y), allow_unused=True)
-        for one, other in zip(got, wanted, strict=True):
-            assert (one is None and other is None) or torch.allclose(one, other)
+    for kept in ((0, 1), (0,), (1,)) * 2:
+        make_args = lambda: (torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True))  # noqa: E731
+        judge(fn, make_args, compiled_again(fn), missing={0, 1} - {*kept})
     assert len(traced) == 1
     assert len(list(folder.glob("*/*/*"))) == 4  # the program, and three backwards
-
-
-def test_subclasses_come_back_whole(traced):
-    def fn(x):
-        return torch.nn.functional.relu(x) * 2
-
-    x = JaggedTensor(torch.randn(6, 4), torch.tensor([0, 2, 2, 6]))
-    expected = fn(x)
-    for _ in range(2):
-        got = compiled_again(fn)(x)
-        assert type(got) is JaggedTensor and torch.equal(got.values, expected.values)
-        assert got.offsets is x.offsets and got.max_length == expected.max_length
-    assert len(traced) == 1
-
-
-def test_parameters_that_are_subclasses(traced):
-    layer = nn.Linear(8, 8)
-    layer.weight = nn.Parameter(Int8Tensor.from_float(layer.weight.detach()), requires_grad=False)
-    x, expected = torch.randn(2, 8), None
-    for _ in range(2):
-        torch.compiler.reset()
-        got = desugar.compile(layer, backend="eager")(x)
-        expected = layer(x)
-        assert torch.allclose(got, expected)
-    assert len(traced) == 1
-
-
-def test_writes_into_arguments(traced):
-    def fn(x, y):
-        x.add_(y)
-        return x * 2
-
-    for _ in range(2):
-        x, y = torch.ones(3), torch.ones(3)
-        assert compiled_again(fn)(x, y).tolist() == [4.0] * 3 and x.tolist() == [2.0] * 3
-    assert len(traced) == 1
-
-
-def test_views_of_arguments_and_results(traced):
-    def fn(x, y):
-        z = x.sin() + y
-        return x.view(2, 3), z, z.t(), y[0], x.detach()
-
-    for needs_grad in (False, True):
-        for _ in range(2):
-            x, y = torch.randn(3, 2, requires_grad=needs_grad), torch.randn(3, 2)
-            results, expected = compiled_again(fn)(x, y), fn(x, y)
-            for got, wanted, base in zip(results, expected, (x, None, results[1], y, x), strict=True):
-                assert torch.equal(got, wanted) and got.requires_grad == wanted.requires_grad
-                assert got._is_view() == wanted._is_view()
-                assert base is None or got.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
-            if needs_grad:
-                (sum(r.sum() for r in results[:3])).backward()
-                grad, x.grad = x.grad, None
-                (sum(r.sum() for r in expected[:3])).backward()
-                assert torch.allclose(grad, x.grad)
-    assert len(traced) == 2  # one that needs gradients, one that does not
 
 
 def test_the_graphs_are_read_when_they_are_asked_for(traced):
@@ -130,7 +107,7 @@ def test_the_graphs_are_read_when_they_are_asked_for(traced):
     texts = []
     for _ in range(2):
         compiled = compiled_again(fn)
-        trained(compiled, torch.randn(3))
+        compiled(torch.randn(3, requires_grad=True)).backward()
         (program,) = compiled.programs
         texts.append([graph.code for graph in (program.joint, program.forward, program.backward)])
         texts[-1].append(program.source)
@@ -240,10 +217,26 @@ def test_default_dtype_and_grad_of_arguments_are_part_of_the_key(traced):
     assert len(traced) == 3
 
 
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Returns a function that imports a text, as if it was in a file before this process began."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def load(name, text):
+        sys.modules.pop(name, None)
+        path = tmp_path / f"{name}.py"
+        path.write_text(textwrap.dedent(text))
+        os.utime(path, (1e9, 1e9))
+        return __import__(name)
+
+    return load
+
+
 SOURCE = """
     import torch
     from subclasses import TensorSubclass, inner
-    import {helper}
+    import helper_of_class
 
     FACTOR = {factor}
 
@@ -252,36 +245,24 @@ SOURCE = """
 
     @Scaled.implements(torch.ops.aten.mul.Tensor)
     def mul(func, x, other):
-        return Scaled({helper}.scale(x.value * other) * FACTOR + {added})
+        return Scaled(helper_of_class.scale(x.value * other) * FACTOR + {added})
 """
 
 
-def load_module(folder, name, helper, *, times=2, factor=3, added=0):
-    """Writes a module with a class, and one with a function that its rule calls; imports both anew."""
-    for module in (name, helper):
-        sys.modules.pop(module, None)
-    (folder / f"{helper}.py").write_text(f"def scale(t):\n    return t * {times}\n")
-    (folder / f"{name}.py").write_text(
-        textwrap.dedent(SOURCE.format(helper=helper, factor=factor, added=added))
-    )
-    for module in (name, helper):  # as if they had been written before this process began
-        os.utime(folder / f"{module}.py", (1e9, 1e9))
-    sys.dont_write_bytecode = True
-    return __import__(name)
+def load_class(load, *, times=2, factor=3, added=0):
+    """Imports anew a module with a class, and one with a function that its rule calls."""
+    load("helper_of_class", f"def scale(t):\n    return t * {times}\n")
+    return load("scaled_class", SOURCE.format(factor=factor, added=added))
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "change", [{"added": 1}, {"times": 5}, {"factor": 7}], ids=["rule", "helper", "global"]
 )
-def test_an_edited_rule_never_runs_the_old_program(traced, tmp_path, monkeypatch, change):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+def test_an_edited_rule_never_runs_the_old_program(traced, load, change):
     for options, traces in (({}, 1), ({}, 1), (change, 2), ({}, 2)):
-        module = load_module(tmp_path, "scaled_class", "scaled_helper", **options)
-        x = module.Scaled(torch.ones(3))
-        expected = double(x).value
-        assert torch.equal(compiled_again(double)(x).value, expected)
+        x = load_class(load, **options).Scaled(torch.ones(3))
+        assert torch.equal(compiled_again(double)(x).value, double(x).value)
         assert len(traced) == traces, options
 
 
@@ -300,53 +281,41 @@ OP = """
 """
 
 
-def test_a_custom_op_is_not_stored(traced, tmp_path, monkeypatch, caplog):
+def test_a_custom_op_is_not_stored(traced, load, caplog):
     """Its derivative is Python code that runs while the graph is traced, and that nothing leads to."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    caplog.set_level(logging.INFO, "desugar")
     for derivative in (2, 5):
-        sys.modules.pop("scaled_op", None)
-        (tmp_path / "scaled_op.py").write_text(textwrap.dedent(OP.format(derivative=derivative)))
-        module = __import__("scaled_op")
+        module = load("scaled_op", OP.format(derivative=derivative))
         x = torch.ones(3, requires_grad=True)
-        with caplog.at_level(logging.INFO, "desugar"):
-            compiled_again(lambda x, op=module.scaled: op(x) + 1)(x).sum().backward()
+        compiled_again(lambda x, op=module.scaled: op(x) + 1)(x).sum().backward()
         assert x.grad.tolist() == [derivative] * 3
     assert "it calls the op store_tests::scaled" in caplog.text
 
 
 def test_a_policy_of_checkpointing_is_not_stored(traced, caplog):
     checkpoint = torch.utils.checkpoint
-    saved = [torch.ops.aten.sin.default]
+    caplog.set_level(logging.INFO, "desugar")
 
     def policy(ctx, op, *args, **kwargs):
-        return (
-            checkpoint.CheckpointPolicy.MUST_SAVE
-            if op in saved
-            else checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
-        )
+        choices = checkpoint.CheckpointPolicy
+        return choices.MUST_SAVE if op is torch.ops.aten.sin.default else choices.PREFER_RECOMPUTE
 
     def fn(x):
         contexts = functools.partial(checkpoint.create_selective_checkpoint_contexts, policy)
         return checkpoint.checkpoint(lambda x: x.sin().cos(), x, use_reentrant=False, context_fn=contexts)
 
-    with caplog.at_level(logging.INFO, "desugar"):
-        for _ in range(2):
-            x = torch.ones(3, requires_grad=True)
-            compiled_again(fn)(x).sum().backward()
+    for _ in range(2):
+        compiled_again(fn)(torch.ones(3, requires_grad=True)).sum().backward()
     assert len(traced) == 2 and "what checkpointing saves" in caplog.text
 
 
-def test_a_file_that_was_edited_while_the_process_runs(traced, tmp_path, monkeypatch):
+def test_a_file_that_was_edited_while_the_process_runs(traced, load, tmp_path):
     """What counts is the code in memory; the next process has that of the file."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    module = load_module(tmp_path, "late_class", "late_helper")
-    x, expected = module.Scaled(torch.ones(3)), 2 * 2 * 3
-    (tmp_path / "late_helper.py").write_text("def scale(t):\n    return t * 5\n")
-    os.utime(tmp_path / "late_helper.py", (1e9, 1e9))
-    assert compiled_again(double)(x).value.tolist() == [expected] * 3
-    module = load_module(tmp_path, "late_class", "late_helper", times=5)
+    module, path = load_class(load), tmp_path / "helper_of_class.py"
+    path.write_text("def scale(t):\n    return t * 5\n")
+    os.utime(path, (1e9, 1e9))
+    assert compiled_again(double)(module.Scaled(torch.ones(3))).value.tolist() == [2 * 2 * 3] * 3
+    module = load_class(load, times=5)
     assert compiled_again(double)(module.Scaled(torch.ones(3))).value.tolist() == [5 * 2 * 3] * 3
     assert len(traced) == 2
 
@@ -376,21 +345,16 @@ WITH_FUNCTIONS = """
 @pytest.mark.parametrize(
     "change", [{}, {"divisor": 4}, {"factor": 7}, {"part": 3}, {"offset": float("inf")}], ids=str
 )
-def test_a_class_with_rules_for_functions(traced, tmp_path, monkeypatch, caplog, change):
+def test_a_class_with_rules_for_functions(traced, load, caplog, change):
     caplog.set_level(logging.INFO, "desugar")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def fn(x):
         return torch.relu(x) + torch.sigmoid(x) + x
 
     original = {"divisor": 2, "factor": 3, "part": 2, "offset": 0.5}
     for options in (original, original, original | change):
-        sys.modules.pop("looked_class", None)
         text = WITH_FUNCTIONS.format(**options).replace("[inf,", "[float('inf'),")
-        (tmp_path / "looked_class.py").write_text(textwrap.dedent(text))
-        os.utime(tmp_path / "looked_class.py", (1e9, 1e9))
-        x = __import__("looked_class").Looked(torch.ones(3))
+        x = load("looked_class", text).Looked(torch.ones(3))
         torch.testing.assert_close(compiled_again(fn)(x), fn(x))
     assert len(traced) == (2 if change else 1), caplog.text
 
@@ -407,15 +371,11 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_rules_that_cannot_be_followed_are_not_stored(traced, tmp_path, monkeypatch, caplog, kind):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    module = load_module(tmp_path, "open_class", "open_helper")
-    sys.modules.pop("open_helper")
-    (tmp_path / "open_helper.py").write_text(UNKNOWN[kind])
-    module.open_helper = __import__("open_helper")
-    with caplog.at_level(logging.INFO, "desugar"):
-        compiled_again(double)(module.Scaled(torch.ones(3)))
+def test_rules_that_cannot_be_followed_are_not_stored(traced, load, caplog, kind):
+    caplog.set_level(logging.INFO, "desugar")
+    module = load_class(load)
+    module.helper_of_class = load("helper_of_class", UNKNOWN[kind])
+    compiled_again(double)(module.Scaled(torch.ones(3)))
     assert "not stored: " in caplog.text and not files.folder().exists()
 
 
@@ -436,14 +396,10 @@ def test_rules_that_cannot_be_followed_are_not_stored(traced, tmp_path, monkeypa
     ],
     ids=["default", "keyword default", "partial", "set", "closure"],
 )
-def test_what_a_helper_holds_is_part_of_the_key(traced, tmp_path, monkeypatch, before, after):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    module = load_module(tmp_path, "held_class", "held_helper")
+def test_what_a_helper_holds_is_part_of_the_key(traced, load, before, after):
+    module = load_class(load)
     for text, times in ((before, 2), (before, 2), (after, 5)):
-        sys.modules.pop("held_helper")
-        (tmp_path / "held_helper.py").write_text(text)
-        module.held_helper = __import__("held_helper")
+        module.helper_of_class = load("helper_of_class", text)
         assert compiled_again(double)(module.Scaled(torch.ones(3))).value.tolist() == [times * 2 * 3] * 3
     assert len(traced) == 2
 
@@ -480,13 +436,10 @@ def local_class():
     ids=["a class without a name", "cond", "sizes that depend on data"],
 )
 def test_what_is_not_stored_is_traced_again(traced, caplog, fn, make):
-    with (
-        caplog.at_level(logging.INFO, "desugar"),
-        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
-    ):
+    caplog.set_level(logging.INFO, "desugar")
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         for _ in range(2):
-            x = make()
-            got, expected = compiled_again(fn)(x), fn(x)
+            got, expected = compiled_again(fn)(make()), fn(make())
             assert torch.equal(getattr(got, "value", got), getattr(expected, "value", expected))
     assert len(traced) == 2 and "not stored" in caplog.text
 
@@ -521,29 +474,26 @@ def the_file(folder, ending=".program"):
     return path
 
 
+def damages(whole):
+    yield from (b"", whole[:-1], whole + b"x")
+    yield from (
+        whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :]
+        for place in range(0, len(whole), 997)
+    )
+
+
 def test_a_damaged_file_is_ignored(traced, folder, caplog):
-    x = torch.randn(3, requires_grad=True)
-    compiled_again(double)(x).sum().backward()
+    compiled_again(double)(torch.randn(3, requires_grad=True)).sum().backward()
     for path in (the_file(folder), the_file(folder, ".1")):
         whole = path.read_bytes()
-        for damaged in (
-            b"",
-            whole[:-1],
-            whole + b"x",
-            *(flipped(whole, n) for n in range(0, len(whole), 997)),
-        ):
+        for damaged in damages(whole):
             path.write_bytes(damaged)
             caplog.clear()
-            x.grad = None
+            x = torch.randn(3, requires_grad=True)
             compiled_again(double)(x).sum().backward()
-            assert x.grad.tolist() == [2.0] * 3
-            assert "damaged" in caplog.text
+            assert x.grad.tolist() == [2.0] * 3 and "damaged" in caplog.text
             assert path.read_bytes() != damaged or path.name.endswith(".1")
         path.write_bytes(whole)
-
-
-def flipped(content, place):
-    return content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :]
 
 
 @pytest.mark.parametrize("content", [b"", pickle.dumps(3), pickle.dumps({}), pickle.dumps({"guards": b"?"})])
@@ -580,17 +530,15 @@ def test_a_backward_belongs_to_one_file_of_its_program(traced, folder):
 
 
 def test_artifacts_carry_programs(traced, folder):
-    from torch.compiler._cache import CacheArtifactManager
-
     x = torch.randn(3, requires_grad=True)
     with CacheArtifactManager.with_fresh_cache():
         compiled_again(double)(x).sum().backward()
         artifacts, info = torch.compiler.save_cache_artifacts()
     assert len(info.desugar_program_artifacts) == 2
-    before = {path.relative_to(folder): path.read_bytes() for path in folder.glob("*/*/*")}
-    for path in folder.glob("*/*/*"):
+    before = {path: path.read_bytes() for path in folder.glob("*/*/*")}
+    for path in before:
         path.unlink()
     torch.compiler.load_cache_artifacts(artifacts)
-    assert {path.relative_to(folder): path.read_bytes() for path in folder.glob("*/*/*")} == before
+    assert {path: path.read_bytes() for path in folder.glob("*/*/*")} == before
     compiled_again(double)(x).sum().backward()
     assert len(traced) == 1
