@@ -64,28 +64,33 @@ DOORS = {
     "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
     "desugar.compile": lambda fn: desugar.compile(fn, backend="eager", strict=True),
 }
-CHANGED = r"has been modified by an inplace operation"
+WRITES = {
+    "to what lies in an argument": (torch.mul, lambda x, y, out: y.a.mul_(2)),
+    "to an argument": (torch.mul, lambda x, y, out: y.add_(1)),
+    "to what lies in a result": (lambda x, y: x.exp(), lambda x, y, out: out.b.mul_(2)),
+}
 
 
 @pytest.mark.parametrize("cls", [TwoTensor, Pair])
 @pytest.mark.parametrize("door", DOORS)
-def test_a_write_to_what_lies_in_an_argument_is_refused(cls, door):
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_to_what_is_saved_is_refused(name, door, cls):
+    fn, write = WRITES[name]
     x, y = make(cls, 2, 3, grad=True), make(cls, 2, 3)
-    out = DOORS[door](lambda x, y: (x * y).sum())(x, y)
+    out = DOORS[door](fn)(x, y)
     with torch.no_grad():
-        y.a.mul_(2)
-    with pytest.raises(RuntimeError, match=CHANGED):
+        write(x, y, out)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
         backward(out)
 
 
-@pytest.mark.parametrize("cls", [TwoTensor, Pair])
 @pytest.mark.parametrize("door", DOORS)
-def test_a_write_to_what_lies_in_a_result_is_refused(cls, door):
-    x = make(cls, 2, 3, grad=True)
-    out = DOORS[door](lambda x: x.exp())(x)
+def test_a_write_to_a_plain_argument_that_is_saved_is_refused(door):
+    w = torch.ones(3, requires_grad=True)
+    out = DOORS[door](torch.mul)(make(TwoTensor, 3, grad=True), w)
     with torch.no_grad():
-        out.b.mul_(2)
-    with pytest.raises(RuntimeError, match=CHANGED):
+        w.add_(1)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
         backward(out)
 
 
@@ -159,40 +164,41 @@ def test_leaves_that_get_a_gradient():
     assert len(differentiable_leaves(program.variants.traced)) == 2 and len(program.inputs) == 3
 
 
-@pytest.mark.parametrize("size_and_order", [((2, 3), (0, 1)), ((3,), (0,)), ((), ())])
-def test_stride_order(size_and_order):
-    size, order = size_and_order
-    assert stride_order(torch.ones(size)) == order
-    assert stride_order(torch.ones(2, 3).t()) == (1, 0)
-    assert stride_order(torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)) == (0, 2, 3, 1)
+@pytest.mark.parametrize(
+    ("value", "order"),
+    [
+        (torch.ones(2, 3), (0, 1)),
+        (torch.ones(3), (0,)),
+        (torch.ones(()), ()),
+        (torch.ones(2, 3).t(), (1, 0)),
+        (torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), (0, 2, 3, 1)),
+    ],
+)
+def test_stride_order(value, order):
+    assert stride_order(value) == order
 
 
-def test_a_dense_gradient_is_not_permuted():
+def test_strides_of_gradients():
+    """A dense gradient is not permuted; a transposed result wants a transposed gradient."""
     _, text = program_of(lambda x: x * 2, make(Pair, 2, 3, grad=True))
     assert "restride" not in text and text.count(".contiguous()") == 2
-
-
-def test_a_transposed_result_wants_a_transposed_gradient():
-    def fn(x):
-        return x.t().sin()
-
-    _, text = program_of(fn, torch.randn(2, 3, requires_grad=True))
+    _, text = program_of(lambda x: x.t().sin(), torch.randn(2, 3, requires_grad=True))
     assert "restride(" in text and "(1, 0)" in text
-    judge(fn, lambda: (make(TwoTensor, 2, 3, grad=True),))
+    judge(lambda x: x.t().sin(), lambda: (make(TwoTensor, 2, 3, grad=True),))
 
 
-def test_the_gradient_of_a_single_result_needs_no_size():
-    program, _ = program_of(lambda x: x.sin(), make(Pair, 3, grad=True))
-    assert program.variants.emitted.plan.sizes == []
-
-
-def test_sizes_are_kept_where_a_gradient_may_be_missing():
-    compiled = desugar.compile(lambda x: (x.sin(), x * 2), backend="eager", dynamic=True)
+@pytest.mark.parametrize(
+    ("fn", "dynamic", "kept"),
+    [
+        (lambda x: x.sin(), True, 0),  # the gradient of a single result needs no size
+        (lambda x: (x.sin(), x * 2), True, 4),
+        (lambda x: (x.sin(), x * 2), False, 0),  # sizes are in the text
+    ],
+)
+def test_sizes_are_kept_where_a_gradient_may_be_missing(fn, dynamic, kept):
+    compiled = desugar.compile(fn, backend="eager", dynamic=dynamic)
     compiled(make(Pair, 3, grad=True))
-    (program,) = compiled.programs
-    assert len(program.variants.emitted.plan.sizes) == len(program.variants.traced.tangent_items)
-    static = desugar.trace(lambda x: (x.sin(), x * 2), make(Pair, 3, grad=True))
-    assert static.variants.emitted.plan.sizes == []  # they are in the text
+    assert len(compiled.programs[0].variants.emitted.plan.sizes) == kept
 
 
 def test_what_has_no_gradient_is_shared_with_the_result():
@@ -205,12 +211,9 @@ def test_what_has_no_gradient_is_shared_with_the_result():
     (want,) = torch.autograd.grad(x.clone(), x, tangent)
     assert_same_values([got], [want])
     (program,) = compiled.programs
-    assert isinstance(program.outputs[0], Wrapper)
-    assert program.variants.emitted.plan.companions == [
-        f"{program.variants.emitted.plan.companions[0].split('.')[0]}.qdata"
-    ]
-    assert len(program.variants.traced.tangent_items) == 1
-    assert "equal(" in program.variants.sources[0]
+    (companion,) = program.variants.emitted.plan.companions
+    assert isinstance(program.outputs[0], Wrapper) and companion.endswith(".qdata")
+    assert len(program.variants.traced.tangent_items) == 1 and "equal(" in program.variants.sources[0]
 
 
 @pytest.mark.sweep(2)

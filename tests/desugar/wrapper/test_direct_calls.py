@@ -35,24 +35,24 @@ def graphs_called(monkeypatch):
     return count
 
 
-@pytest.mark.slow
-def test_the_first_call_alone_is_inductors(monkeypatch, pair):
-    count, compiled = graphs_called(monkeypatch), desugar.compile(double)
-    with torch.no_grad():
-        for _ in range(3):
-            result = compiled(pair)
-    assert count == [1]
-    torch.testing.assert_close(result.a, pair.a * 2)
-
-
-@pytest.mark.slow
-def test_forward_and_backward(monkeypatch, pair):
-    count, compiled, x = graphs_called(monkeypatch), desugar.compile(lambda x: x.sin()), pair.requires_grad_()
+@pytest.mark.parametrize(
+    ("door", "needs_grad", "expected"),
+    [
+        pytest.param(desugar.compile, False, 1, marks=pytest.mark.slow),
+        pytest.param(desugar.compile, True, 2, marks=pytest.mark.slow),
+        (lambda fn: torch.compile(fn, backend="desugar"), False, 3),
+    ],
+    ids=["the first call alone", "forward and backward", "torch.compile"],
+)
+def test_calls_that_are_inductors(monkeypatch, pair, door, needs_grad, expected):
+    count, compiled, x = graphs_called(monkeypatch), door(torch.sin), pair.requires_grad_(needs_grad)
     for _ in range(3):
         y = compiled(x)
-        (grad,) = torch.autograd.grad(y, x, y.detach())
-    assert count == [2]
-    torch.testing.assert_close(grad.a, (x.a.sin() * x.a.cos()).detach())
+        torch.testing.assert_close(y.a, x.a.sin())
+        if needs_grad:
+            (grad,) = torch.autograd.grad(y, x, y.detach())
+            torch.testing.assert_close(grad.a, (x.a.sin() * x.a.cos()).detach())
+    assert count == [expected]
 
 
 def test_under_a_profiler_every_call_is_inductors(monkeypatch, pair):
@@ -63,13 +63,6 @@ def test_under_a_profiler_every_call_is_inductors(monkeypatch, pair):
     compiled(pair)
     assert count == [3]
     assert sum("Call CompiledFxGraph" in event.name for event in prof.events()) == 2
-
-
-def test_graphs_of_torch_compile_are_called_by_inductors_own_call(monkeypatch, pair):
-    count, compiled = graphs_called(monkeypatch), torch.compile(double, backend="desugar")
-    for _ in range(3):
-        compiled(pair)
-    assert count == [3]
 
 
 @pytest.mark.slow
