@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
@@ -30,12 +31,17 @@ def collector():
     return Collector()
 
 
-def collect(collector, *calls, **options):
-    compiled = desugar.compile(layer, **{"backend": "eager"} | options)
+def collect(collector, *calls, way=None):
+    """Programs that calls of `layer` make; a call is a tuple of arguments, or a function of what was compiled."""
+    compiled = way or desugar.compile(layer, backend="eager")
     with collector.collecting():
-        for args in calls:
-            compiled(*args)
+        for call in calls:
+            call(compiled) if callable(call) else compiled(*call)
     return collector.report("test").programs
+
+
+def behind_dynamo():
+    return torch.compile(layer, backend="desugar", options={"backend": "eager"})
 
 
 def test_calls_are_counted_and_timed(collector):
@@ -77,11 +83,8 @@ def test_a_failed_guard_is_data(text, name, expected, got):
 
 
 def test_a_recompile_behind_dynamo_names_the_guard_that_failed(collector):
-    compiled = torch.compile(layer, backend="desugar", options={"backend": "eager"})
-    with collector.collecting():
-        for w in (make_weight(), make_weight(axis=1)):
-            compiled(make_x(), w)
-    assert collector.report("test").programs[1].failed == ("w.axis: expected 0, got 1",)
+    calls = [(make_x(), w) for w in (make_weight(), make_weight(axis=1))]
+    assert collect(collector, *calls, way=behind_dynamo())[1].failed == ("w.axis: expected 0, got 1",)
 
 
 def test_guards_are_those_of_the_call_and_fail_when_that_says_so(collector):
@@ -94,13 +97,9 @@ def test_guards_are_those_of_the_call_and_fail_when_that_says_so(collector):
 
 
 def test_another_mode_is_named(collector):
-    x, w = make_x(), make_weight()
-    compiled = desugar.compile(layer, backend="eager")
-    with collector.collecting():
-        compiled(x, w)
-        with torch.no_grad():
-            compiled(x, w)
-    assert collector.report("test").programs[1].failed == ("gradients: expected on, got off",)
+    args = make_x(), make_weight()
+    second = collect(collector, args, lambda compiled: torch.no_grad()(compiled)(*args))[1]
+    assert second.failed == ("gradients: expected on, got off",)
 
 
 def test_results_are_those_of_an_unwatched_run(collector):
@@ -118,12 +117,8 @@ def test_results_are_those_of_an_unwatched_run(collector):
 
 
 def test_fallbacks_are_counted_by_line_traced_and_eager(collector):
-    x, w = make_x(), make_weight()
-    compiled = desugar.compile(layer, backend="eager")
-    with collector.collecting():
-        compiled(x, w)
-        for _ in range(3):
-            w + 1
+    w = make_weight()
+    collect(collector, (make_x(), w), *[lambda _: w + 1] * 3)
     found = {(m.traced, m.op, m.count) for m in collector.report("test").materialized}
     assert found == {(True, "aten.mul.Tensor", 1), (False, "aten.add.Tensor", 3)}
 
@@ -159,19 +154,13 @@ def test_what_cannot_be_described_does_not_end_the_script(collector, monkeypatch
 @pytest.mark.slow
 def test_programs_that_are_gone_keep_their_count(collector):
     collect(collector, (make_x(), make_weight()))
-    import gc
-
     gc.collect()
     assert collector.report("test").programs[0].calls == 1
 
 
 def test_programs_behind_dynamo_are_collected(collector):
-    x, w = make_x(), make_weight()
-    compiled = torch.compile(layer, backend="desugar", options={"backend": "eager"})
-    with collector.collecting():
-        compiled(x, w).sum().backward()
-        compiled(x, w)
-    (program,) = collector.report("test").programs
+    args = make_x(), make_weight()
+    (program,) = collect(collector, lambda f: f(*args).sum().backward(), args, way=behind_dynamo())
     assert program.name == "layer" and program.calls == 2 and program.reason == "a graph of torch.compile"
     (source,) = program.sources
     assert source.lines[0] == "def layer(x, w):"

@@ -53,17 +53,23 @@ def test_the_same_run_differs_in_times_alone(folder, before):
     assert text.endswith("2 of 2 programs in both are the same, apart from times\n")
 
 
+def changed(path, target, change):
+    """Writes a report anew, with a change of its data."""
+    data = json.loads(path.read_text())
+    change(data["programs"])
+    target.write_text(json.dumps(data))
+    return target
+
+
 def test_addresses_in_dynamos_names_do_not_count(folder, before):
-    paths = []
-    for number, kept in enumerate(
-        ("_139918512325792_c4.Tensor", "_139643903919024_c5.Tensor", "_kept_by_me.Tensor")
-    ):
-        data = json.loads(before.read_text())
-        data["programs"][0]["guards"].append(
-            {**data["programs"][0]["guards"][0], "text": f"a.Tensor is {kept}"}
-        )
-        paths.append(folder / f"address{number}.json")
-        paths[-1].write_text(json.dumps(data))
+    def with_guard(kept):
+        def change(programs):
+            programs[0]["guards"].append(programs[0]["guards"][0] | {"text": f"a.Tensor is {kept}"})
+
+        return changed(before, folder / f"{kept}.json", change)
+
+    names = "_139918512325792_c4.Tensor", "_139643903919024_c5.Tensor", "_kept_by_me.Tensor"
+    paths = [with_guard(name) for name in names]
     assert not compared(*paths[:2]).differs
     assert compared(*paths[1:]).differs
 
@@ -119,12 +125,15 @@ def test_an_explanation_is_a_report_of_one_program(folder):
 
 
 def test_times_say_by_how_much(folder, before):
-    data = json.loads(before.read_text())
-    for program in data["programs"]:
-        program["cost"] |= {"call": program["cost"]["call"] * 3}
-        program["worth"] = {"ways": [["eager", 1.0], ["torch.compile", None]], "verdict": "3 calls: right"}
-    path = folder / "slower.json"
-    path.write_text(json.dumps(data))
+    def slower(programs):
+        for program in programs:
+            program["cost"]["call"] *= 3
+            program["worth"] = {
+                "ways": [["eager", 1.0], ["torch.compile", None]],
+                "verdict": "3 calls: right",
+            }
+
+    path = changed(before, folder / "slower.json", slower)
     text = render_diff(compared(before, path))
     assert "3 times slower" in text and "a call made again, eager: not measured -> 1 s" in text
     assert "3 times faster" in render_diff(compared(path, before))
@@ -136,11 +145,14 @@ def test_what_other_ways_do_is_told_without_figures(folder, before):
         "2 calls compared; torch.compile: right; desugar.compile: rounding (call 2 of 2: x[3]: 3, expected 2 (off))",
         "2 calls compared; torch.compile: error (ValueError: no); desugar.compile: right; 2 programs together",
     ]
-    paths = [folder / f"said-{n}.json" for n in range(3)]
-    for text, path in zip(said, paths, strict=True):
-        data = json.loads(before.read_text())
-        data["programs"][0]["worth"] = {"ways": [["eager", 1.0]], "verdict": text}
-        path.write_text(json.dumps(data))
+    paths = [
+        changed(
+            before,
+            folder / f"said-{number}.json",
+            lambda programs, text=text: programs[0].update(worth={"ways": [["eager", 1.0]], "verdict": text}),
+        )
+        for number, text in enumerate(said)
+    ]
     assert not compared(*paths[:2]).differs and not compared(before, paths[0]).differs
     text = render_diff(compared(*paths[1:]))
     assert (

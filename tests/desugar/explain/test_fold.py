@@ -97,11 +97,10 @@ def test_the_text_shows_the_first_of_each_run(explanation):
 
 def test_unfolded_text_shows_all(explanation):
     text, program = explanation.text(folded=False), explanation.program
-    for n in range(LAYERS):
-        assert f"\nself.layers[{n}].up.weight: Tensor" in text
-    assert all(graph.text.rstrip() in text for graph in program.graphs)
-    assert program.wrapper.rstrip() in text and "the first of them" not in text
-    assert all(guard.text in text for guard in program.guards)
+    shown = [f"\nself.layers[{n}].up.weight: Tensor" for n in range(LAYERS)]
+    shown += [graph.text.rstrip() for graph in program.graphs] + [program.wrapper.rstrip()]
+    shown += [guard.text for guard in program.guards]
+    assert not [part for part in shown if part not in text] and "the first of them" not in text
     assert len(render_text(program).splitlines()) < len(text.splitlines()) / 3
 
 
@@ -166,7 +165,14 @@ def test_names_are_joined(names, joined):
     assert join_names(names) == joined
 
 
-def test_a_run_is_named_by_the_first_index_that_differs():
-    assert span(["x", "m[0].a[1].w"], ["x", "m[7].a[1].w"]) == "m[0] … m[7]"
-    assert span(["m[1].a[0].w"], ["m[1].a[5].w"]) == "m[1].a[0] … m[1].a[5]"
-    assert span(["x"], ["x"]) == span([], []) == ""
+@pytest.mark.parametrize(
+    ("first", "last", "name"),
+    [
+        (["x", "m[0].a[1].w"], ["x", "m[7].a[1].w"], "m[0] … m[7]"),
+        (["m[1].a[0].w"], ["m[1].a[5].w"], "m[1].a[0] … m[1].a[5]"),
+        (["x"], ["x"], ""),
+        ([], [], ""),
+    ],
+)
+def test_a_run_is_named_by_the_first_index_that_differs(first, last, name):
+    assert span(first, last) == name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -42,18 +43,13 @@ def read_artifacts(folder):
     """(compile id, name, text) of the artifacts of ours: a line of JSON, and the indented payload below it."""
     (file,) = folder.glob("*.log")
     found, lines = [], file.read_text().splitlines()
-    for number, line in enumerate(lines):
-        if not line.startswith("V") or '"desugar_' not in line:
-            continue
-        record = json.loads(line[line.index("{") :])
-        payload = []
-        for following in lines[number + 1 :]:
-            if not following.startswith("\t"):
-                break
-            payload.append(following[1:])
-        found.append(
-            ((record["frame_id"], record["frame_compile_id"]), record["artifact"]["name"], "\n".join(payload))
-        )
+    for number, line in enumerate(lines, 1):
+        if line.startswith("V") and '"desugar_' in line:
+            record = json.loads(line[line.index("{") :])
+            payload = itertools.takewhile(lambda text: text.startswith("\t"), lines[number:])
+            text = "\n".join(one[1:] for one in payload)
+            numbers = record["frame_id"], record["frame_compile_id"]
+            found.append((numbers, record["artifact"]["name"], text))
     return found
 
 

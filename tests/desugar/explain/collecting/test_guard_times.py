@@ -54,27 +54,27 @@ def test_the_slowest_name_comes_first_and_has_its_time(explained):
     assert text[1].startswith(folds.guards[0].texts[0]) and text[1].endswith(" µs]")
 
 
+def collected(*calls, budget=None):
+    """The programs of a report, and the result of the last call."""
+    collector, compiled = Collector(), desugar.compile(Deep(), backend="eager")
+    collector._budget.left = collector._budget.left if budget is None else budget
+    with collector.collecting():
+        results = [compiled(x) for x in calls]
+    return collector.report("test").programs, results[-1]
+
+
 @pytest.mark.slow
 def test_a_report_has_the_times_of_each_program_and_leaves_the_hook_as_it_was():
     hook = sys.modules["torch._dynamo.guards"].guard_manager_testing_hook_fn
-    collector, compiled = Collector(), desugar.compile(Deep(), backend="eager")
-    with collector.collecting():
-        compiled(torch.ones(2, 4))
-        compiled(torch.ones(2, 4).double().float().requires_grad_())
-    programs = collector.report("test").programs
-    assert len(programs) == 2
-    assert all(len(program.guard_times.parts) > 4 for program in programs)
+    programs, _ = collected(torch.ones(2, 4), torch.ones(2, 4, requires_grad=True))
+    assert len(programs) == 2 and all(len(program.guard_times.parts) > 4 for program in programs)
     assert programs[0].to_dict()["guard_times"]["parts"][0][1] >= 0
     assert sys.modules["torch._dynamo.guards"].guard_manager_testing_hook_fn is hook
 
 
 @pytest.mark.slow
 def test_timing_ends_with_its_budget():
-    collector, compiled = Collector(), desugar.compile(Deep(), backend="eager")
-    collector._budget.left = 0.0
-    with collector.collecting():
-        compiled(torch.ones(2, 4))
-    (program,) = collector.report("test").programs
+    ((program,), _) = collected(torch.ones(2, 4), budget=0.0)
     assert program.guard_times is None
     assert "not timed; names with the most of them first" in render_text(program)
 
@@ -85,10 +85,8 @@ def test_an_error_while_timing_does_not_end_the_users_call(monkeypatch, caplog):
         raise ValueError("no clock")
 
     monkeypatch.setattr(sys.modules["desugar.explain.collector"], "time_taken_guards", fails)
-    collector, compiled = Collector(), desugar.compile(Deep(), backend="eager")
-    with caplog.at_level(logging.WARNING, "desugar"), collector.collecting():
-        result = compiled(torch.ones(2, 4))
-    assert result.shape == (2, 4)
+    caplog.set_level(logging.WARNING, "desugar")
+    assert collected(torch.ones(2, 4))[1].shape == (2, 4)
     assert "the guards of Deep were not timed: ValueError: no clock" in caplog.text
 
 
