@@ -91,16 +91,17 @@ def test_an_attribute_that_a_property_reads_may_change(door):
         assert compiled(x).equal(fn(x))
 
 
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ends = nn.Parameter(ends(), requires_grad=False)
+
+    def forward(self, x):
+        return x * self.ends.width
+
+
 @EVERY_DOOR
 def test_of_a_parameter(door):
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.ends = nn.Parameter(ends(), requires_grad=False)
-
-        def forward(self, x):
-            return x * self.ends.width
-
     module = Scale()
     compiled = door(module)
     for factor in (1, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import subprocess
 import sys
@@ -62,22 +63,18 @@ def test_no_graph_is_handed_on(cls, caplog):
     assert quiet(caplog) == []
 
 
-def test_with_inductor():
-    compiled = torch.compile(lambda x, w: (x * w).sin(), backend="desugar")
-    judge(
-        lambda x, w: (x * w).sin(),
-        lambda: (make(Pair, 2, 6, grad=True), torch.randn(6, requires_grad=True)),
-        compiled,
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{"mode": "max-autotune-no-cudagraphs"}, {"options": {"epilogue_fusion": False}}]
+    "options",
+    [
+        {},
+        pytest.param({"mode": "max-autotune-no-cudagraphs"}, marks=pytest.mark.slow),
+        pytest.param({"options": {"epilogue_fusion": False}}, marks=pytest.mark.slow),
+    ],
 )
-def test_mode_and_options_are_inductors(options):
-    compiled = torch.compile(lambda x: (x * 2).sin(), backend="desugar", **options)
-    judge(lambda x: (x * 2).sin(), lambda: (make(Pair, 3),), compiled)
+def test_with_inductor(options):
+    fn = lambda x, w: (x * w).sin()  # noqa: E731
+    make_args = lambda: (make(Pair, 2, 6, grad=True), torch.randn(6, requires_grad=True))  # noqa: E731
+    judge(fn, make_args, torch.compile(fn, backend="desugar", **options))
 
 
 def test_a_callable_as_inner_backend():
@@ -95,23 +92,81 @@ def test_a_callable_as_inner_backend():
 # ---- what Dynamo does ----------------------------------------------------------------------------------------
 
 
-def test_graph_breaks():
-    def fn(x):
-        y = x * 2
-        torch._dynamo.graph_break()
-        return y.sin()
-
-    compiled = torch.compile(fn, backend="desugar", options={"backend": "eager"})
-    judge(fn, lambda: (make(TwoTensor, 3, grad=True),), compiled, calls=2)
+def with_breaks(fn, **options):
+    """Captures no sizes that depend on data."""
+    return torch.compile(fn, backend="desugar", options={"backend": "eager"}, **options)
 
 
-def test_recompiles():
-    def fn(x, n):
-        return x * n
+def breaks(x):
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y.sin()
 
-    compiled = by_dynamo(fn)
-    for n in (1, 2, 1):
-        judge(fn, lambda n=n: (make(Pair, 3, grad=True), n), compiled)
+
+def two(*tensors):
+    return tuple(TwoTensor(a, b).requires_grad_() for a, b in tensors)
+
+
+def crossed():
+    a, b = torch.randn(3), torch.randn(3)
+    return two((a, b), (b, a))
+
+
+def shared():
+    a, b = torch.zeros(3), torch.zeros(3)
+    return TwoTensor(a, b), TwoTensor(a, b)
+
+
+def apart(grad=False):
+    return make(TwoTensor, 3, grad=grad), make(TwoTensor, 3, grad=grad)
+
+
+def with_sum(x):
+    return x * 2, x.sum()
+
+
+def sizes():
+    return [lambda n=n: (make(TwoTensor, n, n + 2, grad=True),) for n in (4, 5, 6)]
+
+
+CALLS = {
+    "graph breaks": (breaks, with_breaks, [lambda: (make(TwoTensor, 3, grad=True),)] * 2),
+    "recompiles": (
+        lambda x, n: x * n,
+        by_dynamo,
+        [lambda n=n: (make(Pair, 3, grad=True), n) for n in (1, 2, 1)],
+    ),
+    "a dynamic int": (
+        lambda x: x * 2,
+        by_dynamo,
+        [lambda: (Labeled(torch.randn(3), count=3).requires_grad_(),)],
+    ),
+    **{
+        f"dynamic={dynamic}": (with_sum, functools.partial(by_dynamo, dynamic=dynamic), sizes())
+        for dynamic in (True, False, None)
+    },
+    "one argument twice": (torch.mul, by_dynamo, [lambda: (make(TwoTensor, 3, grad=True),) * 2]),
+    "shared inner tensors": (torch.mul, by_dynamo, [crossed, lambda: apart(grad=True)]),
+    # Stock is known to be wrong for these, so they are not left to it.
+    "an inner tensor is written": (
+        lambda x, y: (x.a.add_(1), x * 2)[1],
+        by_dynamo,
+        [shared, apart, shared],
+    ),
+    "a wrapper that shares is written": (
+        lambda x, y: (x.add_(1), y * 2)[1],
+        by_dynamo,
+        [shared, apart, shared],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name):
+    fn, way, calls = CALLS[name]
+    compiled = way(fn)
+    for make_args in calls:
+        judge(fn, make_args, compiled)
 
 
 def test_a_module_with_parameters():
@@ -124,43 +179,12 @@ def test_a_module_with_parameters():
     assert type(grads[0]) is TwoTensor
 
 
-def test_modes_around():
-    for around in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)):
-        torch.compiler.reset()
-        judge(
-            lambda x, w: x @ w,
-            lambda: (make(Pair, 3, 3, grad=True), torch.randn(3, 3)),
-            way=by_dynamo,
-            around=around,
-        )
-
-
-def test_dynamic_int():
-    judge(lambda x: x * 2, lambda: (Labeled(torch.randn(3), count=3).requires_grad_(),), way=by_dynamo)
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("dynamic", [True, False, None])
-def test_dynamic(dynamic):
-    compiled = by_dynamo(lambda x: (x * 2, x.sum()), dynamic=dynamic)
-    for n in (4, 5, 6):
-        judge(lambda x: (x * 2, x.sum()), lambda n=n: (make(TwoTensor, n, n + 2, grad=True),), compiled)
-
-
-def test_one_argument_twice():
-    judge(lambda x, y: x * y, lambda: (make(TwoTensor, 3, grad=True),) * 2, way=by_dynamo)
-
-
-def test_shared_inner_tensors():
-    def make_args():
-        a, b = torch.randn(3), torch.randn(3)
-        return TwoTensor(a, b).requires_grad_(), TwoTensor(b, a).requires_grad_()
-
-    compiled = by_dynamo(lambda x, y: x * y)
-    judge(lambda x, y: x * y, make_args, compiled)
-    judge(
-        lambda x, y: x * y, lambda: (make(TwoTensor, 3, grad=True), make(TwoTensor, 3, grad=True)), compiled
-    )
+@pytest.mark.parametrize(
+    "around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)]
+)
+def test_modes_around(around):
+    make_args = lambda: (make(Pair, 3, 3, grad=True), torch.randn(3, 3))  # noqa: E731
+    judge(torch.matmul, make_args, way=by_dynamo, around=around)
 
 
 # ---- what goes to AOTAutograd, and what does not -------------------------------------------------------------
@@ -190,21 +214,6 @@ def test_the_reason_is_logged_where_aotautograd_takes_over(caplog):
     assert torch.equal(out.values(), x.values() * 2)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [lambda x, y: (x.a.add_(1), x * 2)[1], lambda x, y: (x.add_(1), y * 2)[1]],
-    ids=["an inner tensor", "a wrapper that shares"],
-)
-def test_known_wrong_is_not_left_to_stock(fn):
-    def shared():
-        a, b = torch.zeros(3), torch.zeros(3)
-        return TwoTensor(a, b), TwoTensor(a, b)
-
-    compiled = by_dynamo(fn)
-    for make_args in (shared, lambda: (make(TwoTensor, 3), make(TwoTensor, 3)), shared):
-        judge(fn, make_args, compiled)
-
-
 class Edges(TensorSubclass, fallback="views", dtype_from="weight"):
     source: Tensor = inner(dtype=torch.int64)
     weight: Tensor = inner(differentiable=True)
@@ -220,12 +229,6 @@ def _(func, x, index, values, accumulate=False):
 def replace(x, mask, values):
     x[mask] = values
     return x
-
-
-def with_breaks(fn):
-    return torch.compile(
-        fn, backend="desugar", options={"backend": "eager"}
-    )  # captures no sizes that depend on data
 
 
 @pytest.mark.slow

@@ -25,17 +25,19 @@ def entry_of(compiled):
     return calls
 
 
-def is_direct(compiled, *args, **kwargs):
-    """Whether a call goes straight to its program."""
-    calls, slow = entry_of(compiled), []
-    scope = calls.function.__globals__
+def direct(compiled, *args, **kwargs):
+    """Calls, and returns the result and whether the call went straight to its program."""
+    scope, slow = entry_of(compiled).function.__globals__, []
     original = scope["compile_or_call"]
     scope["compile_or_call"] = lambda *a, **k: slow.append(1) or original(*a, **k)
     try:
-        compiled(*args, **kwargs)
+        return compiled(*args, **kwargs), not slow
     finally:
         scope["compile_or_call"] = original
-    return not slow
+
+
+def is_direct(compiled, *args, **kwargs):
+    return direct(compiled, *args, **kwargs)[1]
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------
@@ -49,6 +51,10 @@ def none():
     return torch.ones(2) * 2
 
 
+def named_as_the_entry(frame, fn, code, eval_frame, entry, self):
+    return frame * fn + code * eval_frame - entry + self
+
+
 CALLS = [
     (many, (2,), {"d": 1}),
     (many, (2, 3, 4, 5, 6), {"d": 1, "e": 2, "z": 3}),
@@ -56,6 +62,7 @@ CALLS = [
     (none, (), {}),
     (lambda *xs: xs[0] + len(xs), (1, 2), {}),
     (lambda **kw: kw["x"] * 2 + len(kw), (), {"x": 1, "y": 2}),
+    (named_as_the_entry, tuple(range(6)), {}),
 ]
 
 
@@ -90,16 +97,6 @@ def test_defaults_are_those_of_the_moment():
     assert compiled(x)[0] == fn(x)[0] == 12
 
 
-def test_names_that_the_entry_uses_itself():
-    def fn(frame, fn, code, eval_frame, entry, self):
-        return frame * fn + code * eval_frame - entry + self
-
-    compiled, args = by_pass(fn), [torch.full((2,), float(n)) for n in range(6)]
-    for _ in range(2):
-        assert torch.equal(compiled(*args), fn(*args))
-    assert is_direct(compiled, *args)
-
-
 # ---- what is compiled ----------------------------------------------------------------------------------------
 
 
@@ -123,14 +120,20 @@ def test_a_bound_method_sees_its_object_change():
     assert is_direct(compiled, x)
 
 
-def test_what_has_no_frame_of_its_own():
-    x, scaler = torch.ones(2), Scaler(2)
-    for fn in (torch.sin, scaler, torch.nn.functional.relu, nn.Linear(2, 2).forward):
-        compiled = by_pass(fn)
-        for _ in range(2):
-            torch.testing.assert_close(compiled(x), fn(x))
-    compiled = by_pass(lambda x: (x * n for n in (1, 2)))
-    assert [part[0] for part in compiled(x)] == [1, 2]
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.sin,
+        Scaler(2),
+        torch.nn.functional.relu,
+        nn.Linear(2, 2).forward,
+        lambda x: (x * n for n in (1, 2)),
+    ],
+)
+def test_what_has_no_frame_of_its_own(fn):
+    compiled, x = by_pass(fn), torch.ones(2)
+    for _ in range(2):
+        torch.testing.assert_close([*compiled(x)], [*fn(x)])
 
 
 def test_a_decorated_method():
@@ -155,32 +158,39 @@ def double(x):
     return x * 2
 
 
-@pytest.mark.parametrize("way", ["reset", "stance", "disable", "code", "mode", "profiler"])
+@contextlib.contextmanager
+def after(change, undo=lambda: None):
+    change()
+    try:
+        yield
+    finally:
+        undo()
+
+
+def set_code(code):
+    double.__code__ = code
+
+
+CODE = double.__code__
+AROUND = {
+    "reset": lambda: after(torch.compiler.reset),
+    "stance": lambda: torch.compiler.set_stance("force_eager"),
+    "code": lambda: after(lambda: set_code((lambda x: x * 3).__code__), lambda: set_code(CODE)),
+    "mode": lambda: torch.utils.flop_counter.FlopCounterMode(display=False),
+    "profiler": lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+    "disable": lambda: torch._dynamo.config.patch(disable=True),
+}
+
+
+@pytest.mark.parametrize("way", AROUND)
 def test_what_a_call_asks_besides_the_guards(way):
     compiled, x = by_pass(double), torch.ones(2)
     compiled(x)
     assert is_direct(compiled, x)
-    code = double.__code__
-    around = contextlib.nullcontext()
-    if way == "reset":
-        torch.compiler.reset()
-    elif way == "stance":
-        around = torch.compiler.set_stance("force_eager")
-    elif way == "code":
-        double.__code__ = (lambda x: x * 3).__code__
-    elif way == "mode":
-        around = torch.utils.flop_counter.FlopCounterMode(display=False)
-    elif way == "profiler":
-        around = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    elif way == "disable":
-        around = torch._dynamo.config.patch(disable=True)
-    try:
-        with around:
-            expected = double(x)
-            assert way == "disable" or not is_direct(compiled, x)
-            assert torch.equal(compiled(x), expected)
-    finally:
-        double.__code__ = code
+    with AROUND[way]():
+        expected = double(x)
+        assert way == "disable" or not is_direct(compiled, x)
+        assert torch.equal(compiled(x), expected)
     assert torch.equal(compiled(x), double(x))
 
 

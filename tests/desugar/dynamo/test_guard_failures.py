@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import desugar
-from desugar.dynamo.guard_failures import Failure, in_words
+from desugar.dynamo.guard_failures import Failure, describe_modes, in_words
 from desugar.dynamo.source_values import UNKNOWN, find_value, short
 from desugar.recording.listeners import listen
 from subclasses import TensorSubclass, inner
@@ -139,45 +139,33 @@ def test_behind_dynamo_values_that_only_the_frame_knows_are_left_out(fn, first, 
     assert found == ["", says if IN_TEXT.search(says) else says.partition(", got ")[0]]
 
 
-def test_strides():
-    compiled = desugar.compile(twice, backend="eager", dynamic=False)
-    found = reasons_of(compiled, lambda f: f(ones(2, 3)), lambda f: f(ones(3, 2).t()))
-    assert found[1] == "x.stride(0): expected 3, got 1"
-
-
 # ------------------------------------------------------------------------------------------------------- sizes
 
 SMALL = "expected 2 <= x.size(0) <= 9, got x.size(0) = 40"
+ODD = "expected (x.size(0) % 4) != 0, got x.size(0) = 8"
 SIZES = [
-    (lambda x: x * 2 if x.shape[0] < 10 else x, ones(4), ones(40), SMALL),
+    (lambda x: x * 2 if x.shape[0] < 10 else x, (ones(4),), (ones(40),), SMALL),
+    (lambda x: x * 2 if x.shape[0] % 4 else x, (ones(5),), (ones(8),), ODD),
+    (twice, (ones(4),), (ones(1),), "expected 2 <= x.size(0), got x.size(0) = 1"),
+    (twice, (jagged(2, 3),), (jagged(2),), "expected 2 <= x.size(0), got x.size(0) = 1"),
     (
-        lambda x: x * 2 if x.shape[0] % 4 else x,
-        ones(5),
-        ones(8),
-        "expected (x.size(0) % 4) != 0, got x.size(0) = 8",
+        add,
+        (ones(4), ones(4)),
+        (ones(4), ones(1)),
+        "expected y.size(0) == x.size(0), got y.size(0) = 1, x.size(0) = 4",
     ),
-    (lambda x: x * 2, ones(4), ones(1), "expected 2 <= x.size(0), got x.size(0) = 1"),
-    (lambda x: x * 2, jagged(2, 3), jagged(2), "expected 2 <= x.size(0), got x.size(0) = 1"),
+    (lambda x, n: x * n if n < 5 else x, (X, 3), (X, 7), "expected n <= 4, got n = 7"),
 ]
+STRIDES = (twice, (ones(2, 3),), (ones(3, 2).t(),), "x.stride(0): expected 3, got 1")
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize(("fn", "first", "second", "says"), SIZES)
-def test_a_condition_on_sizes_is_said_with_what_came(fn, first, second, says):
-    compiled = desugar.compile(fn, backend="eager", dynamic=True)
-    assert reasons_of(compiled, lambda f: f(first), lambda f: f(second)) == ["", says]
-
-
-def test_a_condition_on_two_sizes_has_both():
-    compiled = desugar.compile(lambda x, y: x + y, backend="eager", dynamic=True)
-    found = reasons_of(compiled, lambda f: f(ones(4), ones(4)), lambda f: f(ones(4), ones(1)))
-    assert found[1] == "expected y.size(0) == x.size(0), got y.size(0) = 1, x.size(0) = 4"
-
-
-def test_an_int_that_is_a_symbol():
-    compiled = desugar.compile(lambda x, n: x * n if n < 5 else x, backend="eager", dynamic=True)
-    found = reasons_of(compiled, lambda f: f(X, 3), lambda f: f(X, 7))
-    assert found[1] == "expected n <= 4, got n = 7"
+@pytest.mark.parametrize(
+    ("fn", "first", "second", "says", "dynamic"), [*((*case, True) for case in SIZES), (*STRIDES, False)]
+)
+def test_a_condition_on_sizes_is_said_with_what_came(fn, first, second, says, dynamic):
+    compiled = desugar.compile(fn, backend="eager", dynamic=dynamic)
+    assert reasons_of(compiled, lambda f: f(*first), lambda f: f(*second)) == ["", says]
 
 
 # ------------------------------------------------------------------------------- what is no argument of the call
@@ -322,18 +310,27 @@ def test_modes_are_named(mode, says):
     assert reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(X), call) == ["", says]
 
 
-def test_tensors_of_inference_mode():
+def made_in_inference_mode():
     with torch.inference_mode():
-        x = ones(2)
-    found = reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(ones(2)), lambda f: f(x))
-    assert found[1] == "x: expected an ordinary tensor, got a tensor made in inference mode"
+        return ones(2)
 
 
-def test_marked_dimensions():
-    x = ones(4)
+def marked():
+    x = ones(2)
     torch._dynamo.maybe_mark_dynamic(x, 0)
-    found = reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(ones(4)), lambda f: f(x))
-    assert found[1] == "a tensor has marked dimensions, and had none"
+    return x
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (made_in_inference_mode, "x: expected an ordinary tensor, got a tensor made in inference mode"),
+        (marked, "a tensor has marked dimensions, and had none"),
+    ],
+)
+def test_tensors_of_other_kinds(make, says):
+    found = reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(ones(2)), lambda f: f(make()))
+    assert found == ["", says]
 
 
 # --------------------------------------------------------------------------------------------------- and else
@@ -375,12 +372,17 @@ def test_an_error_in_a_users_class_does_not_end_a_compilation():
     assert found[1].startswith("o: expected None, got <Odd instance at")
 
 
-def test_a_value_that_cannot_be_read_is_left_out():
-    assert find_value("x.y", {"x": Odd()}, {}) is UNKNOWN
-    assert find_value("x.y[0]['k'].size()[1]", {"x": SimpleNamespace(y=[{"k": ones(2, 3)}])}, {}) == 3
-    assert find_value("G['k'][1]", {}, {"k": "ab"}) == "b" and find_value("k()", {"k": 1}, {}) is UNKNOWN
-    assert in_words("x.y == 3", Failure(frame={"x": Odd()})) == "x.y: expected 3"
-    assert in_words("len(x) == 3", Failure(frame={"x": 5})) == "len(x): expected 3"
+@pytest.mark.parametrize(
+    ("name", "frame", "globals_", "value"),
+    [
+        ("x.y", {"x": Odd()}, {}, UNKNOWN),
+        ("x.y[0]['k'].size()[1]", {"x": SimpleNamespace(y=[{"k": ones(2, 3)}])}, {}, 3),
+        ("G['k'][1]", {}, {"k": "ab"}, "b"),
+        ("k()", {"k": 1}, {}, UNKNOWN),
+    ],
+)
+def test_a_value_is_found_by_its_name(name, frame, globals_, value):
+    assert find_value(name, frame, globals_) == value
 
 
 @pytest.mark.parametrize(
@@ -393,6 +395,8 @@ def test_a_value_that_cannot_be_read_is_left_out():
         ),
         ("set.__contains__(L['s'], 'a')", "'a' in s: expected True, got False"),
         ("o == 'a < b'", "o: expected 'a < b', got 'c'"),
+        ("odd.y == 3", "odd.y: expected 3"),  # a value that cannot be read is left out
+        ("len(n) == 3", "len(n): expected 3"),
         (
             "Cache line invalidated because L['x'] got deallocated",
             "Cache line invalidated because x got deallocated",
@@ -410,9 +414,42 @@ def test_a_value_that_cannot_be_read_is_left_out():
     ],
 )
 def test_texts_of_dynamos(reason, says):
-    assert in_words(reason, Failure(frame={"o": "c"})) == says
+    assert in_words(reason, Failure(frame={"o": "c", "odd": Odd(), "n": 5})) == says
 
 
 def test_values_are_short():
     assert short(X) == "a Tensor" and short(int) == "int" and short(twice) == "twice"
     assert len(short("x" * 200)) == 80 and len(short([*range(10**6)])) < 80
+
+
+# ------------------------------------------------------------------------------------------------------- modes
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ("grad_mode ", "gradients: expected off, got on"),
+        ("autocast(cpu)_enabled ", "autocast on cpu: expected on, got off"),
+        ("autocast(cpu)_dtype ", "dtype of autocast on cpu: expected another value, got bfloat16"),
+        ("default_dtype ", "default dtype: expected another value, got float32"),
+        ("a_mode_of_the_future ", "another mode: a_mode_of_the_future"),
+        (
+            "grad_mode deterministic_algorithms ",
+            "gradients: expected off, got on; deterministic algorithms: expected on, got off",
+        ),
+    ],
+)
+def test_the_present_value_is_read_and_a_switch_was_the_other_way(names, says):
+    assert describe_modes(names) == says
+
+
+def test_a_call_under_another_default_dtype_says_so():
+    def call(f):
+        torch.set_default_dtype(torch.float64)
+        try:
+            f(X)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    found = reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(X), call)
+    assert found == ["", "default dtype: expected another value, got float64"]

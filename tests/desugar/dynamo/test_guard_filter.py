@@ -24,27 +24,25 @@ class Own(TensorSubclass, fallback="map"):
         return True
 
 
-def guards_of(compiled, fn):
+def fn(x):
+    return x * 2
+
+
+def guards_of(fn):
     (entry,) = private.cache_entries(fn.__code__)
     return str(entry.guard_manager)
 
 
 @pytest.mark.parametrize("cls", [Pair, TwoTensor])
 def test_classes_without_metadata(cls):
-    def fn(x):
-        return x * 2
-
     desugar.compile(fn, backend="eager")(x := make(cls, 2))
     assert has_fixed_metadata(x) and has_fixed_names(x)
-    text = guards_of(None, fn)
+    text = guards_of(fn)
     assert "__tensor_flatten__" not in text and "___check_metadata" not in text
     assert "TYPE_MATCH: ___check_type_id(L['x']" in text and "check_tensor(L['x'].a" in text
 
 
 def test_metadata_that_may_change_keeps_its_guard():
-    def fn(x):
-        return x * 2
-
     compiled = desugar.compile(fn, backend="eager")
     for unit in ("m", "s", "m"):
         assert compiled(Unit(torch.ones(2), unit=unit)).unit == unit
@@ -58,9 +56,6 @@ def test_what_an_author_has_written_keeps_its_guards():
 
 
 def test_a_wrapper_inside_of_another():
-    def fn(x):
-        return x * 2
-
     compiled = desugar.compile(fn, backend="eager")
     flat, nested = Pair(torch.ones(2), torch.ones(2)), Pair(torch.ones(2), make(Pair, 2))
     assert has_fixed_metadata(flat) and not has_fixed_metadata(nested)

@@ -17,7 +17,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import desugar
-from tests.desugar.dynamo.test_module_guards import direct, noted
+from tests.desugar.dynamo.test_entry import entry_of
+from tests.desugar.dynamo.test_module_guards import assert_follows, doubled, noted, warm
 
 RANKS = 2
 
@@ -50,10 +51,6 @@ def parallel(mesh: DeviceMesh) -> MLP:
 
 def scaled(module, args, out, factor=1.0, *, by=None):
     return out * factor * (1.0 if by is None else by)
-
-
-def doubled(module, args, out):
-    return out * 2
 
 
 def hook_with_cell(factor):
@@ -95,37 +92,8 @@ def shifted_more(out):
     return out + 5.0
 
 
-def set_partial(net, hooks):
-    hooks["partial"].__setstate__((scaled, (), {"factor": 5.0}, {}))
-
-
-def add_keyword(net, hooks):
-    hooks["partial"].keywords["by"] = 7.0
-
-
-def set_code(net, hooks):
-    hooks["plain"].__code__ = tripled.__code__
-
-
-def set_cell(net, hooks):
-    hooks["cell"].__closure__[0].cell_contents = 5.0
-
-
-def set_function_in_cell(net, hooks):
-    hooks["nested"].__closure__[0].cell_contents = shifted_more
-
-
-def set_code_of_function_in_cell(net, hooks):
-    hooks["nested"].__closure__[0].cell_contents.__code__ = shifted_more.__code__
-
-
-def set_items_in_cell(net, hooks):
-    hooks["nested"].__closure__[1].cell_contents = (9.0, "unused")
-
-
-def replace_hook(net, hooks):
-    table = net.down._forward_hooks
-    table[list(table)[-1]] = hook_with_cell(11.0)
+def set_cell(function, number, value):
+    function.__closure__[number].cell_contents = value
 
 
 def replace_parameter(net, hooks):
@@ -154,33 +122,31 @@ def replace_mesh(net, hooks):
     )
 
 
-def replace_local_tensor(net, hooks):
-    net.up.weight._local_tensor = torch.zeros(4, 4)
-
-
-def set_local_data(net, hooks):
-    net.up.weight._local_tensor.data = torch.zeros(4, 4).t()
-
-
 CHANGES = {
     "a hook more": lambda net, hooks: net.up.register_forward_hook(doubled),
     "a hook before, more": lambda net, hooks: net.up.register_forward_pre_hook(
         lambda m, args: (args[0] + 1,)
     ),
     "a hook less": lambda net, hooks: net.down._forward_hooks.popitem(),
-    "another hook": replace_hook,
-    "the code of a hook": set_code,
-    "a cell of a hook": set_cell,
-    "a function in a cell": set_function_in_cell,
-    "the code of a function in a cell": set_code_of_function_in_cell,
-    "a tuple in a cell": set_items_in_cell,
-    "a partial": set_partial,
-    "a keyword of a partial": add_keyword,
+    "another hook": lambda net, hooks: net.down._forward_hooks.update(
+        {max(net.down._forward_hooks): hook_with_cell(11.0)}
+    ),
+    "the code of a hook": lambda net, hooks: setattr(hooks["plain"], "__code__", tripled.__code__),
+    "a cell of a hook": lambda net, hooks: set_cell(hooks["cell"], 0, 5.0),
+    "a function in a cell": lambda net, hooks: set_cell(hooks["nested"], 0, shifted_more),
+    "the code of a function in a cell": lambda net, hooks: setattr(
+        hooks["nested"].__closure__[0].cell_contents, "__code__", shifted_more.__code__
+    ),
+    "a tuple in a cell": lambda net, hooks: set_cell(hooks["nested"], 1, (9.0, "unused")),
+    "a partial": lambda net, hooks: hooks["partial"].__setstate__((scaled, (), {"factor": 5.0}, {})),
+    "a keyword of a partial": lambda net, hooks: hooks["partial"].keywords.update(by=7.0),
     "a parameter": replace_parameter,
     "a placement": replace_placement,
     "a mesh": replace_mesh,
-    "a local tensor": replace_local_tensor,
-    "the data of a local tensor": set_local_data,
+    "a local tensor": lambda net, hooks: setattr(net.up.weight, "_local_tensor", torch.zeros(4, 4)),
+    "the data of a local tensor": lambda net, hooks: setattr(
+        net.up.weight._local_tensor, "data", torch.zeros(4, 4).t()
+    ),
     "gradients": lambda net, hooks: net.up.weight.requires_grad_(False),
 }
 
@@ -191,18 +157,11 @@ CHANGES = {
 def test_changes_are_noticed(mesh, name, grad):
     net, x = parallel(mesh), torch.randn(2, 4)
     hooks = add_hooks(net)
-    compiled = desugar.compile(net, backend="eager")
     with torch.set_grad_enabled(grad):
-        for _ in range(2):
-            torch.testing.assert_close(compiled(x), net(x))
-        assert direct(compiled, x)[1] and noted(compiled) is not None
+        compiled = warm(net, x)
         CHANGES[name](net, hooks)
         assert not noted(compiled).unchanged.holds()
-        for _ in range(3):
-            got, want = compiled(x), net(x)
-            torch.testing.assert_close(got, want)
-            assert got.requires_grad == want.requires_grad
-        assert direct(compiled, x)[1]
+        assert_follows(compiled, net, x)
 
 
 def set_in_place(holder, name, value):
@@ -224,22 +183,16 @@ IN_PLACE = {
 def test_what_dynamo_compares_is_compared(mesh, name):
     """Changes after which eager mode itself may fail: all of Dynamo's guards are asked, and do not hold."""
     net, x = parallel(mesh), torch.randn(2, 4)
-    compiled = desugar.compile(net, backend="eager")
-    for _ in range(2):
-        compiled(x)
-    (code,) = type(compiled)._desugar_calls._accepted
-    frame = type(compiled)._desugar_calls._frame((x,), {})
+    compiled = warm(net, x)
+    (code,), frame = entry_of(compiled)._accepted, entry_of(compiled)._frame((x,), {})
     assert code.check(frame) and code.module.hold()
     IN_PLACE[name](net)
     assert not code.check(frame) and not code.module.hold()
 
 
 def test_the_rest_has_no_guard_on_the_module_but_its_type(mesh):
-    net, x = parallel(mesh), torch.randn(2, 4)
-    compiled = desugar.compile(net, backend="eager")
-    compiled(x)
-    (code,) = type(compiled)._desugar_calls._accepted
-    text = str(torch._dynamo.guards.GuardManagerWrapper(code.module.split.rest))
+    compiled = warm(parallel(mesh), torch.randn(2, 4))
+    text = str(torch._dynamo.guards.GuardManagerWrapper(noted(compiled).split.rest))
     first, *rest = (
         line for line in text.splitlines() if "L['module']" in line and "GuardManager" not in line
     )
@@ -277,9 +230,7 @@ def test_an_attribute_of_a_base_class(monkeypatch):
     net, x = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), torch.randn(2, 4)
     for layer in net:
         layer.register_forward_hook(doubled)
-    compiled = desugar.compile(net, backend="eager")
-    for _ in range(2):
-        torch.testing.assert_close(compiled(x), net(x))
+    compiled = warm(net, x)
     found = noted(compiled)
     assert [(a.cls, a.name) for a in found.split.of_classes] == [(nn.Module, "_compiled_call_impl")]
     assert found.hold()

@@ -33,15 +33,8 @@ DOORS = pytest.mark.parametrize("door", [functools.partial(desugar.compile, back
 def test_calls_and_graphs_have_names(door):
     compiled, x = door(double), torch.ones(3)
     compiled(x)
-    assert names_of(lambda: compiled(x)) == ["desugar: double", "desugar graph: double, forward"]
-    assert (
-        names_of(lambda: [compiled(x), compiled(x)])
-        == [
-            "desugar: double",
-            "desugar graph: double, forward",
-        ]
-        * 2
-    )
+    names = ["desugar: double", "desugar graph: double, forward"]
+    assert names_of(lambda: [compiled(x), compiled(x)]) == names * 2
 
 
 @DOORS
@@ -87,8 +80,8 @@ def breaks(x):
 
 
 def test_modules_and_functions_that_break():
-    module, broken, x = (desugar.compile(f, backend="eager") for f in (Twice(), breaks)), None, torch.ones(3)
-    module, broken = module
+    module, broken = (desugar.compile(f, backend="eager") for f in (Twice(), breaks))
+    x = torch.ones(3)
     module(x), broken(x)
     assert names_of(lambda: module(x)) == ["desugar: Twice", "desugar graph: Twice, forward"]
     assert names_of(lambda: broken(x)) == ["desugar: breaks", *["desugar graph: breaks, forward"] * 2]

@@ -18,28 +18,32 @@ def specialized(fn):
 
 @pytest.mark.parametrize("cls", EVERY)
 def test_equal_calls_have_equal_facts(cls):
-    assert facts_of([make(cls, 2, 6), 3, "text"]) == facts_of([make(cls, 2, 6), 3, "text"])
-    wider, grad = facts_of([make(cls, 2, 8)]), facts_of([make(cls, 2, 6, grad=True)])
-    assert facts_of([make(cls, 2, 6)]).structure == wider.structure != grad.structure
-    assert facts_of([make(cls, 2, 6)]).extents != wider.extents
+    one, same, wider, grad = (
+        facts_of([make(cls, 2, size, grad=grad), 3, "text"])
+        for size, grad in ((6, False), (6, False), (8, False), (6, True))
+    )
+    assert one == same and one.structure == wider.structure != grad.structure
+    assert one.extents != wider.extents
 
 
-def test_shared_memory_is_a_fact():
-    a, b = torch.zeros(4), torch.zeros(4)
-    facts = [
-        facts_of([Pair(a, b), Pair(torch.zeros(4), torch.zeros(4))]),
-        facts_of([Pair(a, b), Pair(a, torch.zeros(4))]),
-        facts_of([Pair(a, b), Pair(b, a)]),
-        facts_of([a[:3], a[1:]]),
-        facts_of([a[:3], a[:3]]),
-        facts_of([a[:3], b[1:]]),
-    ]
-    assert len({fact.structure for fact in facts}) == len(facts)
-    assert offsets_of([a[2:], Pair(a[1:], b[3:])]) == (2, 1, 3)
+A, B = torch.zeros(4), torch.zeros(4)
+UNLIKE = [
+    [Pair(A, B), Pair(torch.zeros(4), torch.zeros(4))],
+    [Pair(A, B), Pair(A, torch.zeros(4))],
+    [Pair(A, B), Pair(B, A)],
+    [A[:3], A[1:]],
+    [A[:3], A[:3]],
+    [A[:3], B[1:]],
+    [0.0],
+    [-0.0],
+    [1],
+    [True],
+]
 
 
-def test_minus_zero_is_another_constant():
-    assert facts_of([0.0]) != facts_of([-0.0]) and facts_of([1]) != facts_of([True])
+def test_calls_that_differ_in_memory_or_constants_have_other_facts():
+    assert len({facts_of(leaves).structure for leaves in UNLIKE}) == len(UNLIKE)
+    assert offsets_of([A[2:], Pair(A[1:], B[3:])]) == (2, 1, 3)
 
 
 def test_other_sizes_make_one_more_program():
