@@ -29,23 +29,15 @@ def called(graph):
     return [node for node in graph.graph.nodes if node.op == "call_function"]
 
 
-def test_each_region_is_in_the_graph_once():
-    joint = desugar.trace(two, torch.randn(4, requires_grad=True)).joint
-    targets = [node.target for node in called(joint)]
+def test_each_region_is_in_the_graph_once_and_marked_but_for_random_nodes():
+    nodes = called(desugar.trace(two, torch.randn(4, requires_grad=True)).joint)
+    targets = [node.target for node in nodes]
     assert targets.count(aten.exp.default) == targets.count(aten.native_dropout.default) == 2
-
-
-def test_its_nodes_are_marked_but_for_random_ones():
-    joint = desugar.trace(two, torch.randn(4, requires_grad=True)).joint
-    marked = {node.target: node.meta.get("ac_graph_id") for node in called(joint) if "recompute" in node.meta}
-    assert {aten.sin.default, aten.exp.default} <= set(marked)
-    assert aten.native_dropout.default not in marked
-    regions = [node.meta["ac_graph_id"] for node in called(joint) if node.target is aten.exp.default]
-    assert regions[0] < regions[1]
-    outside = [
-        node for node in called(joint) if node.target is aten.cos.default and "recompute" not in node.meta
-    ]
-    assert outside  # the last op belongs to no region
+    marked = {node.target for node in nodes if "recompute" in node.meta}
+    assert {aten.sin.default, aten.exp.default} <= marked and aten.native_dropout.default not in marked
+    first, second = (node.meta["ac_graph_id"] for node in nodes if node.target is aten.exp.default)
+    assert first < second
+    assert any(n.target is aten.cos.default and "recompute" not in n.meta for n in nodes)  # the last op
 
 
 def test_it_is_computed_again_in_the_backward():
@@ -63,9 +55,16 @@ def products(x, w):
     return (x @ w).sin().exp() @ w
 
 
+def checkpointed(fn, **options):
+    return lambda *args: checkpoint(fn, *args, **{"use_reentrant": False} | options).cos()
+
+
+def selecting(policy):
+    return {"context_fn": functools.partial(create_selective_checkpoint_contexts, policy)}
+
+
 def selective(policy):
-    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
-    return lambda x, w: checkpoint(products, x, w, use_reentrant=False, context_fn=contexts).cos()
+    return checkpointed(products, **selecting(policy))
 
 
 def keeping(op):
@@ -101,66 +100,51 @@ def test_policies_inside(policy, cls):
     judge(selective(policy), arguments, calls=2)
 
 
-def test_a_policy_outside():
-    compiled = by_pass(products)
-    contexts = functools.partial(create_selective_checkpoint_contexts, keeping(aten.mm.default))
-
-    def around(function):
-        return lambda x, w: checkpoint(function, x, w, use_reentrant=False, context_fn=contexts).cos()
-
-    judge(
-        around(products),
-        lambda: (make(Pair, 3, 4, grad=True), torch.randn(4, 4, requires_grad=True)),
-        around(compiled),
-        calls=2,
-    )
+def one(size, cls=torch.Tensor):
+    return lambda: (make(cls, size, grad=True),)
 
 
-def test_random_numbers_under_a_policy_are_drawn_once():
-    contexts = functools.partial(create_selective_checkpoint_contexts, keeping(aten.exp.default))
-    fn = lambda x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)  # noqa: E731
-    judge(fn, lambda: (torch.randn(50, requires_grad=True),), calls=2)
+def of_products():
+    return make(Pair, 3, 4, grad=True), torch.randn(4, 4, requires_grad=True)
 
 
-def test_the_reentrant_kind():
-    fn = lambda x: checkpoint(block, x, use_reentrant=True).cos()  # noqa: E731
-    judge(fn, lambda: (torch.randn(4, requires_grad=True),), calls=2)
+JUDGED = {
+    "random numbers under a policy are drawn once": (
+        checkpointed(block, **selecting(keeping(aten.exp.default))),
+        by_pass,
+        one(50),
+    ),
+    "the reentrant kind": (checkpointed(block, use_reentrant=True), by_pass, one(4)),
+    "nested": (
+        checkpointed(lambda x: checkpointed(lambda x: x.sin() * x)(x).exp() * x),
+        by_pass,
+        one(4, Pair),
+    ),
+    "behind Dynamo": (lambda x: checkpointed(lambda x: x.sin() * x)(x).exp(), by_dynamo, one(4, Pair)),
+}
 
 
-def test_the_reentrant_kind_outside():
-    compiled = by_pass(torch.sin)
-    judge(
-        torch.sin,
-        lambda: (torch.randn(4, requires_grad=True),),
-        lambda x: checkpoint(compiled, x, use_reentrant=True),
-    )
+@pytest.mark.parametrize("name", JUDGED)
+def test_regions_inside(name):
+    fn, way, make_args = JUDGED[name]
+    judge(fn, make_args, way=way, calls=2)
 
 
-# ---- nested, and behind Dynamo -------------------------------------------------------------------------------
-
-
-def test_nested_regions():
-    def inner(x):
-        return checkpoint(lambda x: x.sin() * x, x, use_reentrant=False).exp()
-
-    def fn(x):
-        return checkpoint(inner, x, use_reentrant=False) * x
-
-    judge(fn, lambda: (make(Pair, 4, grad=True),), calls=2)
-
-
-def test_behind_dynamo():
-    def fn(x):
-        return checkpoint(lambda x: x.sin() * x, x, use_reentrant=False).exp()
-
-    judge(fn, lambda: (make(Pair, 4, grad=True),), way=by_dynamo)
+@pytest.mark.parametrize(
+    ("fn", "options", "make_args"),
+    [
+        (products, selecting(keeping(aten.mm.default)), of_products),
+        (torch.sin, {"use_reentrant": True}, one(4)),
+    ],
+)
+def test_a_region_outside(fn, options, make_args):
+    judge(checkpointed(fn, **options), make_args, checkpointed(by_pass(fn), **options), calls=2)
 
 
 def test_hooks_are_as_before_after_a_trace():
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t)
     seen: list[torch.Tensor] = []
     x = torch.randn(4, requires_grad=True)
     desugar.trace(two, x)
-    with hooks:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
         x.sin()
     assert len(seen) == 1

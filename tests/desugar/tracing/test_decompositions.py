@@ -33,29 +33,35 @@ def is_whole(request):
         yield request.param
 
 
+def assert_same_numbers(layer, compiled, run):
+    """Compares what `run` returns of a layer and of what was compiled, twice, with the same random numbers."""
+    state, sides = torch.get_rng_state(), []
+    for fn in (layer, compiled, compiled):
+        torch.set_rng_state(state)
+        sides.append(run(fn))
+    for side in sides[1:]:
+        torch.testing.assert_close(side, sides[0])
+    return sides[0]
+
+
 @pytest.mark.sweep(48)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(("bidirectional", "batch_first"), SETTINGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_between_layers(kind, bidirectional, batch_first, grad, is_whole):
     module = KINDS[kind](3, 4, 3, dropout=0.4, bidirectional=bidirectional, batch_first=batch_first)
-    x = torch.randn(2, 2, 3).requires_grad_(grad)
-    compiled, state = desugar.compile(module, backend="eager"), torch.get_rng_state()
-    sides = []
-    for fn in (module, compiled, compiled):
-        torch.set_rng_state(state)
+    compiled, x = desugar.compile(module, backend="eager"), torch.randn(2, 2, 3).requires_grad_(grad)
+
+    def run(fn):
         out, hidden = fn(x)
         loss = out.square().sum() + sum(h.sum() for h in (hidden if kind == "LSTM" else [hidden]))
-        inputs = [*module.parameters(), x] if grad else [*module.parameters()]
-        sides.append([out, *torch.autograd.grad(loss, inputs)])
-    for side in sides[1:]:
-        torch.testing.assert_close(side, sides[0])
+        return [out, *torch.autograd.grad(loss, [*module.parameters(), *([x] if grad else [])])]
+
+    (out, *_) = assert_same_numbers(module, compiled, run)
     torch.manual_seed(5)
-    assert not torch.equal(compiled(x)[0], sides[0][0]), "fresh masks at each call"
-    assert (
-        any("lstm" in str(p.joint.graph) or len(p.joint.graph.nodes) > 50 for p in compiled.programs)
-        == is_whole
-    )
+    assert not torch.equal(compiled(x)[0], out), "fresh masks at each call"
+    graphs = [p.joint.graph for p in compiled.programs]
+    assert any("lstm" in str(graph) or len(graph.nodes) > 50 for graph in graphs) == is_whole
     module.eval()
     torch.testing.assert_close(compiled(x)[0], module(x)[0])
 
@@ -65,14 +71,12 @@ def test_dropout_between_layers(kind, bidirectional, batch_first, grad, is_whole
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_sequences(kind, dropout, is_whole):
     rows, layer = [torch.randn(3, 3), torch.randn(2, 3)], KINDS[kind](3, 4, 2, dropout=dropout)
-    compiled, state = desugar.compile(layer, backend="eager"), torch.get_rng_state()
-    sides = []
-    for fn in (layer, compiled, compiled):
-        torch.set_rng_state(state)
+
+    def run(fn):
         out = fn(pack_sequence(rows))[0].data
-        sides.append([out, *torch.autograd.grad(out.square().sum(), [*layer.parameters()])])
-    for side in sides[1:]:
-        torch.testing.assert_close(side, sides[0])
+        return [out, *torch.autograd.grad(out.square().sum(), [*layer.parameters()])]
+
+    assert_same_numbers(layer, desugar.compile(layer, backend="eager"), run)
 
 
 def write_to_dropped(x):
@@ -99,10 +103,10 @@ def test_dropout_that_drops_nothing_gives_its_argument(name, cls, way):
     judge(NOTHING_DROPPED[name], lambda: (make(cls, 2, 3),), way=way)
 
 
-def test_a_probability_that_is_none_is_an_error():
-    for training in (True, False):
-        with pytest.raises(Exception, match="dropout probability"):  # in words of Dynamo's
-            by_pass(lambda x, training=training: F.dropout(x, 1.5, training))(torch.ones(3))
+@pytest.mark.parametrize("training", [True, False])
+def test_a_probability_that_is_none_is_an_error(training):
+    with pytest.raises(Exception, match="dropout probability"):  # in words of Dynamo's
+        by_pass(lambda x: F.dropout(x, 1.5, training))(torch.ones(3))
 
 
 @pytest.mark.sweep(6)

@@ -8,6 +8,7 @@ from torch import nn
 
 import desugar
 from tests.desugar.classes import Pair, make
+from tests.desugar.judge import judge
 
 VALUES = (1.5, 2.0, 3.5, -0.5, 7.0, 1.5)
 
@@ -53,27 +54,35 @@ def test_changing_float(backend, name, grad):
         assert len(compiled.programs) <= most * (1 if dtype is torch.float32 else 2)
 
 
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale = 1.5
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+WAYS = pytest.mark.parametrize("way", [desugar.compile, lambda fn: torch.compile(fn, backend="desugar")])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [desugar.compile, lambda fn: torch.compile(fn, backend="desugar")])
-def test_float_attribute_and_wrapper(way):
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            self.scale = 1.5
-
-        def forward(self, x):
-            return self.linear(x) * self.scale
-
-    model = Scaled()
+@WAYS
+def test_float_attribute(way):
+    model, x = Scaled(), torch.randn(2, 4)
     compiled = way(model)
-    pairs = way(lambda x, t: x * t + x)
-    for t in VALUES:
-        model.scale = t
-        x = torch.randn(2, 4)
+    for model.scale in VALUES:
         torch.testing.assert_close(compiled(x), model(x))
-        x = make(Pair, 3)
-        torch.testing.assert_close(pairs(x, t).unwrap(), (x * t + x).unwrap())
+
+
+@pytest.mark.slow
+@WAYS
+def test_float_and_wrapper(way):
+    fn = lambda x, t: x * t + x  # noqa: E731
+    compiled = way(fn)
+    for t in VALUES:
+        judge(fn, lambda t=t: (make(Pair, 3), t), compiled)
 
 
 @pytest.mark.slow

@@ -37,16 +37,42 @@ def scale_row(x: Tensor, i: Tensor) -> Tensor:
     return x * 2
 
 
-@pytest.mark.sweep(12)
+def square(grad=False):
+    return torch.randn(4, 4).requires_grad_(grad)
+
+
+def pair():
+    return make(Pair, 4, 4)
+
+
+NUMBERS = {
+    **{name: (fn, square, (1, 3, 0, 2)) for name, fn in INDEXED.items()},
+    **{
+        f"{name}, with a gradient": (fn, lambda: square(grad=True), (1, 3, 0, 2))
+        for name, fn in INDEXED.items()
+    },
+    "a row is set": (set_row, square, (1, 3, 0, -1)),
+    "a row is scaled": (scale_row, square, (1, 3, 0, -1)),
+    "a wrapper, select": (lambda x, i: x[i] * 2, pair, (1, 3, 0)),
+    "a wrapper, slice": (lambda x, i: x[:i] * 2, pair, (1, 3, 0)),
+    "a wrapper, a row is scaled": (scale_row, pair, (1, 3, 0)),
+    "a branch": (lambda x, i: x if i.item() > 2 else -x, square, (3, 1, 3)),
+    "an int": (lambda x, i: x * int(i), square, (3, 1, 3)),
+}
+
+
+def call_with(fn, make_x, numbers, compiled, dtype=None):
+    """Compares calls of one compiled function with ever new numbers."""
+    for number in numbers:
+        judge(fn, lambda i=number: (make_x(), torch.tensor(i, dtype=dtype)), compiled)
+
+
+@pytest.mark.sweep(5)
 @EVERY_DOOR
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("name", INDEXED)
-def test_numbers_of_tensors(name: str, grad: bool, door):
-    fn = INDEXED[name]
-    compiled = None
-    for i in (1, 3, 0, 2):
-        make_args = lambda i=i: (torch.randn(4, 4).requires_grad_(grad), torch.tensor(i))  # noqa: E731
-        compiled = judge(fn, make_args, compiled, way=door)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_tensors(name: str, door):
+    fn, make_x, numbers = NUMBERS[name]
+    call_with(fn, make_x, numbers, door(fn))
 
 
 @pytest.mark.sweep(3)
@@ -54,8 +80,7 @@ def test_numbers_of_tensors(name: str, grad: bool, door):
 def test_programs_for_numbers_of_tensors(name):
     """Dynamo guards the number in an index."""
     compiled = by_pass(INDEXED[name])
-    for i in (1, 3, 0, 2, 1):
-        judge(INDEXED[name], lambda i=i: (torch.randn(4, 4), torch.tensor(i)), compiled)
+    call_with(INDEXED[name], square, (1, 3, 0, 2, 1), compiled)
     assert len(compiled.programs) <= 4
 
 
@@ -68,38 +93,8 @@ def test_numbers_in_a_graph_make_no_more_programs_than_in_pytorch(name):
         for i in (1, 3, 0, 2, 1):
             stock(torch.randn(4, 4), torch.tensor(i))
         torch.compiler.reset()
-        for i in (1, 3, 0, 2, 1):
-            judge(INDEXED[name], lambda i=i: (torch.randn(4, 4), torch.tensor(i)), compiled)
+        call_with(INDEXED[name], square, (1, 3, 0, 2, 1), compiled)
     assert len(compiled.programs) <= counter.frame_count
-
-
-@pytest.mark.sweep(4)
-@EVERY_DOOR
-@pytest.mark.parametrize("fn", [set_row, scale_row])
-def test_writes(fn, door):
-    compiled = None
-    for i in (1, 3, 0, -1):
-        make_args = lambda i=i: (torch.randn(4, 4), torch.tensor(i))  # noqa: E731
-        compiled = judge(fn, make_args, compiled, way=door)
-
-
-@pytest.mark.sweep(3)
-@EVERY_DOOR
-@pytest.mark.parametrize("fn", [lambda x, i: x[i] * 2, lambda x, i: x[:i] * 2, scale_row])
-def test_a_wrapper(fn, door):
-    compiled = None
-    for i in (1, 3, 0):
-        make_args = lambda i=i: (make(Pair, 4, 4), torch.tensor(i))  # noqa: E731
-        compiled = judge(fn, make_args, compiled, way=door)
-
-
-@EVERY_DOOR
-@pytest.mark.parametrize("fn", [lambda x, i: x if i.item() > 2 else -x, lambda x, i: x * int(i)])
-def test_a_number_that_python_has_to_know(fn, door):
-    compiled = None
-    for i in (3, 1, 3):
-        make_args = lambda i=i: (torch.ones(2), torch.tensor(i))  # noqa: E731
-        compiled = judge(fn, make_args, compiled, way=door)
 
 
 @pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
@@ -119,7 +114,6 @@ def test_masks_of_bytes_are_refused_by_dynamo(cls, fn):
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 def test_masks_of_bytes_where_dynamo_does_not_look(cls, door):
     inside = torch.compiler.disable(lambda x, m: x[m])
-    compiled = None
-    for mask in ([1, 0, 2, 0], [1, 1, 1, 0]):
-        make_args = lambda mask=mask: (make(cls, 4, 4), torch.tensor(mask, dtype=torch.uint8))  # noqa: E731
-        compiled = judge(lambda x, m: inside(x, m) * 2, make_args, compiled, way=door)
+    fn = lambda x, m: inside(x, m) * 2  # noqa: E731
+    masks = [1, 0, 2, 0], [1, 1, 1, 0]
+    call_with(fn, lambda: make(cls, 4, 4), masks, door(fn), torch.uint8)
