@@ -229,7 +229,7 @@ MISSING = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", WAYS)
 @pytest.mark.parametrize(
     ("name", "dynamic"), [*((name, None) for name in MISSING), ("one of two inner tensors", True)]
