@@ -50,9 +50,6 @@ def draws(x):
     return nn.functional.dropout(x, 0.5) + torch.rand(3)
 
 
-draws_inputs = double_inputs
-
-
 def with_weight(x):
     return x @ WEIGHT
 
@@ -67,14 +64,8 @@ def breaks(x):
     return y + 1
 
 
-breaks_inputs = double_inputs
-
-
 def unlike_eager(x):
     return x + int(torch.compiler.is_compiling())
-
-
-unlike_eager_inputs = double_inputs
 
 
 def ends_when_compiled(x):
@@ -89,21 +80,16 @@ def end():
     os._exit(7)
 
 
-ends_when_compiled_inputs = double_inputs
-
-
 def raises(x):
     raise ValueError("odd")
-
-
-raises_inputs = double_inputs
 
 
 def hangs(x):
     time.sleep(60)
 
 
-hangs_inputs = double_inputs
+draws_inputs = breaks_inputs = unlike_eager_inputs = double_inputs
+ends_when_compiled_inputs = raises_inputs = hangs_inputs = double_inputs
 
 
 def nothing():
@@ -119,30 +105,22 @@ class Net(nn.Module):
         return self.linear(self.norm(x)).relu()
 
 
-Net_inputs = sizes_inputs
 net = Net()
-net_inputs = sizes_inputs
 
 
 def make_net():
     return Net()
 
 
-make_net_inputs = sizes_inputs
-
-
 def make_nothing():
     return 3
-
-
-make_nothing_inputs = sizes_inputs
 
 
 class Wide(nn.Linear):
     """Takes arguments to be made."""
 
 
-Wide_inputs = sizes_inputs
+Wide_inputs = Net_inputs = net_inputs = make_net_inputs = make_nothing_inputs = sizes_inputs
 
 if __name__ == "__main__":
 

@@ -45,13 +45,22 @@ def test_values_that_differ_are_wrong(want, got, says):
     assert found.text.startswith(says) and not found.is_rounding
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8])
-def test_equal_values_do_not_differ(dtype):
-    value = torch.arange(4).to(dtype)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            torch.arange(4).to(getattr(torch, dtype))
+            for dtype in "float32 float64 float16 bfloat16 int8".split()
+        ),
+        *(
+            torch.ones(0).to(getattr(torch, dtype))
+            for dtype in "float32 float64 float16 bfloat16 int8".split()
+        ),
+        torch.tensor([torch.nan, torch.inf, -torch.inf]),
+    ],
+)
+def test_equal_values_do_not_differ(value):
     assert list(differences_of_values("x", value, value.clone())) == []
-    assert list(differences_of_values("x", value[:0], value[:0])) == []
-    odd = torch.tensor([torch.nan, torch.inf, -torch.inf])
-    assert list(differences_of_values("x", odd, odd.clone())) == []
 
 
 def test_the_error_of_a_long_sum_is_rounding_and_a_larger_one_is_wrong():
@@ -98,47 +107,72 @@ def test_a_difference_is_named(want, got, says):
     assert any(says in text for text in texts(outcome(want), outcome(got)))
 
 
-def test_shared_memory_and_identity_are_compared():
-    x = torch.ones(2)
-    assert texts(outcome(x[:1], {"x": x}), outcome(torch.ones(1), {"x": x})) == [
-        "result shares memory with nothing, expected x"
-    ]
-    assert "result is the same object as nothing, expected x" in texts(
-        outcome(x, {"x": x}), outcome(torch.ones(2), {"x": x})
-    )
+X = torch.ones(2)
 
 
-def test_what_happened_to_arguments_and_state_is_compared():
-    want = outcome(None, {"x": torch.ones(2)})
-    assert texts(want, outcome(None, {"x": torch.zeros(2)})) == [
-        "x after the call[0]: 0, expected 1 (off by 1; the largest value is 1)"
-    ]
+def with_gradient(factor):
+    x = torch.ones(2, requires_grad=True)
+    if factor:
+        (x * factor).sum().backward()
+    return outcome(None, {"x": x})
+
+
+def with_state(count):
     state = {"count": torch.zeros(1)}
     before = copy_parts(state)
-    kept = outcome(None, {}, state, before)
-    state["count"].add_(1)
-    changed = outcome(None, {}, state, before)
-    assert texts(changed, kept) == ["count after the call: it was changed in eager mode alone"]
-    assert texts(kept, changed) == ["count after the call: it was changed in this way alone"]
+    state["count"].add_(count)
+    return outcome(None, {}, state, before)
 
 
-def test_gradients_are_compared():
-    def run(factor):
-        x = torch.ones(2, requires_grad=True)
-        if factor:
-            (x * factor).sum().backward()
-        return outcome(None, {"x": x})
+@pytest.mark.parametrize(
+    ("want", "got", "says"),
+    [
+        (
+            outcome(X[:1], {"x": X}),
+            outcome(torch.ones(1), {"x": X}),
+            ["result shares memory with nothing, expected x"],
+        ),
+        (
+            outcome(X, {"x": X}),
+            outcome(torch.ones(2), {"x": X}),
+            [
+                "result shares memory with nothing, expected x",
+                "result is the same object as nothing, expected x",
+            ],
+        ),
+        (
+            outcome(None, {"x": torch.ones(2)}),
+            outcome(None, {"x": torch.zeros(2)}),
+            ["x after the call[0]: 0, expected 1 (off by 1; the largest value is 1)"],
+        ),
+        (with_state(1), with_state(0), ["count after the call: it was changed in eager mode alone"]),
+        (with_state(0), with_state(1), ["count after the call: it was changed in this way alone"]),
+        (
+            with_gradient(1),
+            with_gradient(2),
+            ["the gradient of x[0]: 2, expected 1 (off by 1; the largest value is 1)"],
+        ),
+        (with_gradient(1), with_gradient(0), ["the gradient of x: the type is NoneType, expected Tensor"]),
+    ],
+)
+def test_memory_writes_and_gradients_are_compared(want, got, says):
+    assert sorted(texts(want, got)) == sorted(says)
 
-    assert texts(run(1), run(2)) == ["the gradient of x[0]: 2, expected 1 (off by 1; the largest value is 1)"]
-    assert texts(run(1), run(0)) == ["the gradient of x: the type is NoneType, expected Tensor"]
 
-
-def test_a_verdict_names_the_first_call_that_differs():
-    right, off = outcome(torch.tensor([1e3, 0.0])), outcome(torch.tensor([1e3, 0.01]))
-    assert judge([(right, right)] * 2).state == "right"
-    rounded = judge([(right, right), (right, off)])
-    assert (
-        rounded.state == "rounding" and rounded.agrees and rounded.detail.startswith("call 2 of 2: result[1]")
-    )
-    wrong = judge([(right, off), (right, outcome(None))])
-    assert wrong.state == "wrong" and not wrong.agrees and wrong.detail.startswith("call 2 of 2: ")
+@pytest.mark.parametrize(
+    ("second", "state", "says"),
+    [
+        ("right", "right", ""),
+        ("off", "rounding", "call 2 of 2: result[1]"),
+        ("other", "wrong", "call 2 of 2: "),
+    ],
+)
+def test_a_verdict_names_the_first_call_that_differs(second, state, says):
+    outcomes = {
+        "right": outcome(torch.tensor([1e3, 0.0])),
+        "off": outcome(torch.tensor([1e3, 0.01])),
+        "other": outcome(None),
+    }
+    first = outcomes["off" if second == "other" else "right"]  # rounding hides no error
+    found = judge([(outcomes["right"], first), (outcomes["right"], outcomes[second])])
+    assert found.state == state and found.detail.startswith(says) and found.agrees == (state != "wrong")

@@ -52,7 +52,6 @@ VIEWS = {
 }
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", VIEWS)
 def test_of_an_argument_or_a_tensor_inside_of_it(pack, name):
     fn, make, sizes, base_of = VIEWS[name]

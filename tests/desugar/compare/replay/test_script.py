@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -25,6 +27,9 @@ def reported(run):
     with collector.collecting():
         run()
     return calls.compare(collector.report("a script")).programs
+
+
+OURS = 'backend="desugar"'
 
 
 def compiled(fn):
@@ -65,28 +70,32 @@ def test_each_call_that_compiled_is_made_again_in_the_modes_that_it_had():
     assert all("desugar.compile: right" in program.worth.verdict for program in programs)
 
 
-@pytest.mark.slow
-def test_arguments_and_state_are_left_as_the_script_left_them(capsys):
-    net = nn.BatchNorm1d(3)
-    total, written = torch.zeros(3), []
+def behind(fn, **more):
+    return torch.compile(fn, backend="desugar", options={"backend": "eager"}, **more)
 
-    @compiled
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["a function", "a module"])
+def test_arguments_and_state_are_left_as_the_script_left_them(door):
+    net, total, written = nn.BatchNorm1d(3), torch.zeros(3), []
+
     def step(total, x):
         y = net(x)
         total.add_(y.detach().sum(0).abs() + 1)
         return y.sum()
 
+    call = partial(compiled(step), total) if door == "a function" else behind(net)
+
+    def state():
+        return [t.clone() for t in (total, net.running_mean, net.weight.grad, torch.get_rng_state())]
+
     def run():
-        step(total, torch.randn(5, 3)).backward()
-        written.append(
-            (total.clone(), net.running_mean.clone(), net.weight.grad.clone(), torch.get_rng_state())
-        )
+        call(torch.randn(5, 3)).sum().backward()
+        written.extend(state())
 
     (program,) = reported(run)
-    assert "desugar.compile: right" in program.worth.verdict
-    found = (total, net.running_mean, net.weight.grad, torch.get_rng_state())
-    assert all(map(torch.equal, found, written[0]))
-    assert net.num_batches_tracked == 1
+    assert f"{'desugar.compile' if door == 'a function' else OURS}: right" in program.worth.verdict
+    assert all(map(torch.equal, state(), written)) and net.num_batches_tracked == 1
 
 
 @pytest.mark.slow
@@ -112,42 +121,30 @@ def test_random_results_of_ones_own_are_not_compared():
     )
 
 
-def test_a_branch_between_graphs_is_made_again_and_a_print_is_not(capsys):
-    @compiled
-    def branch(x):
-        return x * 2 if x.sum() > 0 else x * 3
-
-    @compiled
-    def prints(x):
-        y = x * 2
-        print("between")
-        return y * 3
-
-    def run():
-        branch(torch.ones(2))
-        prints(torch.ones(2))
-
-    first, rest, *printing = reported(run)
-    assert "2 programs together" in first.worth.verdict
-    assert (
-        rest.worth is None
-        and rest.no_worth == "it belongs to the call of program 1, which is timed as a whole"
-    )
-    assert len(printing) == 2
-    for program in printing:
-        assert program.worth is None and 'print("between")' in program.no_worth
-    assert capsys.readouterr().out == "between\n"
+def branch(x):
+    return x * 2 if x.sum() > 0 else x * 3
 
 
-def test_a_break_before_the_first_graph_counts_too(capsys):
-    @compiled
-    def prints_first(x):
-        print("before")
-        return x * 3
+def prints_first(x):
+    print("before")
+    return x * 3
 
-    (program,) = reported(lambda: prints_first(torch.ones(2)))
-    assert program.worth is None and 'print("before")' in program.no_worth
-    assert capsys.readouterr().out == "before\n"
+
+def prints_between(x):
+    y = x * 2
+    print("between")
+    return y * 3
+
+
+@pytest.mark.parametrize("door", [compiled, pytest.param(behind, marks=pytest.mark.slow)])
+def test_a_branch_between_graphs_is_made_again_and_a_print_is_not(door, capsys):
+    functions = [door(fn) for fn in (branch, prints_first, prints_between)]
+    first, rest, *printing = reported(lambda: [fn(torch.ones(2)) for fn in functions])
+    assert "2 programs together" in first.worth.verdict and rest.worth is None
+    assert rest.no_worth == "it belongs to the call of program 1, which is timed as a whole"
+    for program, said in zip(printing, ("before", "between", "between"), strict=True):
+        assert program.worth is None and f'print("{said}")' in program.no_worth
+    assert capsys.readouterr().out == "before\nbetween\n"
 
 
 def test_what_cannot_be_made_again_says_why():
@@ -176,12 +173,17 @@ def test_what_cannot_be_made_again_says_why():
         own(base)
 
     reasons = [program.no_worth for program in reported(run)]
-    assert reasons[0].startswith(
-        "it was compiled outside of a call of what desugar.compile or torch.compile("
-    )
-    assert reasons[1] == "its arguments share memory, and copies of them would not"
-    assert reasons[2].startswith("made again after the script's end, it raised IndexError")
-    assert reasons[3] == "its backend is a function of the script's"
+    for reason, start in zip(
+        reasons,
+        (
+            "it was compiled outside of a call of what desugar.compile or torch.compile(",
+            "its arguments share memory, and copies of them would not",
+            "made again after the script's end, it raised IndexError",
+            "its backend is a function of the script's",
+        ),
+        strict=True,
+    ):
+        assert reason.startswith(start)
 
 
 def test_a_way_that_fails_or_differs_does_not_hide_the_others(monkeypatch):
@@ -220,7 +222,14 @@ def test_equal_calls_that_compile_again_are_told():
 
 
 @pytest.mark.slow
-def test_the_options_of_the_script_are_kept(monkeypatch):
+@pytest.mark.parametrize(
+    ("door", "options"),
+    [
+        (desugar.compile, {"dynamic": False, "options": {"epilogue_fusion": True}}),
+        (partial(torch.compile, backend="desugar"), {"mode": "max-autotune-no-cudagraphs"}),
+    ],
+)
+def test_the_options_of_the_script_are_kept(monkeypatch, door, options):
     asked, real = [], compiled_functions.compile_way
 
     def compile_way(way, fn, backend, **more):
@@ -228,19 +237,12 @@ def test_the_options_of_the_script_are_kept(monkeypatch):
         return real(way, fn, "eager")
 
     monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
-    fn = desugar.compile(lambda x: x * 2, dynamic=False, options={"epilogue_fusion": True})
+    fn = door(lambda x: x.sin() * 2, **options)
     reported(lambda: fn(torch.ones(2)))
-    assert asked == [("inductor", {"dynamic": False, "options": {"epilogue_fusion": True}})] * 3
+    assert asked == [("inductor", options)] * 3
 
 
 # ---- behind torch.compile -------------------------------------------------------------------------------------
-
-
-def behind(fn, **more):
-    return torch.compile(fn, backend="desugar", options={"backend": "eager"}, **more)
-
-
-OURS = 'backend="desugar"'
 
 
 class Doubler(nn.Module):
@@ -278,21 +280,6 @@ def test_calls_behind_torch_compile_are_made_again():
     assert torch.equal(net.weight.grad, torch.full((3,), 3.0)), "as the script left it"
 
 
-@pytest.mark.slow
-def test_a_compiled_modules_state_is_as_the_script_left_it():
-    net = nn.BatchNorm1d(3)
-    compiled_, written = behind(net), []
-
-    def run():
-        compiled_(torch.randn(5, 3)).sum().backward()
-        written.append([net.running_mean.clone(), net.weight.grad.clone(), torch.get_rng_state()])
-
-    (program,) = reported(run)
-    assert f"{OURS}: right" in program.worth.verdict
-    assert all(map(torch.equal, [net.running_mean, net.weight.grad, torch.get_rng_state()], written[0]))
-    assert net.num_batches_tracked == 1
-
-
 class Counting(nn.Module):
     """Each call changes a buffer; `act` and `step` are compiled where they are written, so that self is an argument."""
 
@@ -319,47 +306,25 @@ class Trainer:
         return self.net(x) + self.total
 
 
+def call_of(net, x):
+    return net(x)
+
+
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", ["a method", "an argument", "an argument of ours", "a trainer's method"])
 def test_modules_among_the_arguments_are_as_the_script_left_them(door):
     net = Counting()
     trainer = Trainer(net)
-
-    def call(net, x):
-        return net(x)
-
-    ways = {
-        "a method": lambda: net.act,
-        "an argument": lambda: lambda x: behind(call)(net, x),
-        "an argument of ours": lambda: lambda x: compiled(call)(net, x),
-        "a trainer's method": lambda: behind(trainer.step),
-    }
-    (program,) = reported(lambda: ways[door]()(torch.ones(3)).sum().backward())
+    call = {
+        "a method": net.act,
+        "an argument": lambda x: behind(call_of)(net, x),
+        "an argument of ours": lambda x: compiled(call_of)(net, x),
+        "a trainer's method": behind(trainer.step),
+    }[door]
+    (program,) = reported(lambda: call(torch.ones(3)).sum().backward())
     assert program.worth.verdict.count(": right") == 2, program.worth.verdict
     assert net.seen.tolist() == [1, 1, 1] and net.weight.grad.tolist() == [1, 1, 1]
     assert trainer.total.tolist() == [float(door == "a trainer's method")] * 3
-
-
-@pytest.mark.slow
-def test_broken_calls_behind_torch_compile(capsys):
-    @behind
-    def branch(x):
-        return x * 2 if x.sum() > 0 else x * 3
-
-    @behind
-    def prints(x):
-        print("before")
-        return x * 3
-
-    def run():
-        branch(torch.ones(2))
-        prints(torch.ones(2))
-
-    first, rest, printing = reported(run)
-    assert "2 programs together" in first.worth.verdict
-    assert rest.no_worth == "it belongs to the call of program 1, which is timed as a whole"
-    assert printing.worth is None and 'print("before")' in printing.no_worth
-    assert capsys.readouterr().out == "before\n"
 
 
 @pytest.mark.slow
@@ -374,17 +339,3 @@ def test_two_functions_behind_torch_compile_are_told_apart():
 
     programs = reported(run)
     assert len(programs) == 4 and all(f"{OURS}: right" in p.worth.verdict for p in programs)
-
-
-@pytest.mark.slow
-def test_a_mode_behind_torch_compile_is_kept(monkeypatch):
-    asked, real = [], compiled_functions.compile_way
-
-    def compile_way(way, fn, backend, **more):
-        asked.append((backend, more))
-        return real(way, fn, "eager")
-
-    monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
-    fn = torch.compile(lambda x: x.sin() * 2, backend="desugar", mode="max-autotune-no-cudagraphs")
-    reported(lambda: fn(torch.ones(2)))
-    assert asked == [("inductor", {"mode": "max-autotune-no-cudagraphs"})] * 3
