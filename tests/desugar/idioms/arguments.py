@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Pair, make
-from tests.desugar.idioms.running import idiom, raised
-from tests.desugar.judge import backward
+from tests.desugar.idioms.running import idiom, idioms_of_calls, raised, trained
 
 
 class Mode(enum.Enum):
@@ -48,6 +47,7 @@ class Stack(list):
 
 
 NO_FLAGS = Flags(0)
+INDICES = (slice(1), slice(1, 3), slice(None, None, 2), ..., 0, -1, (..., 1), None, (slice(2), None, 0))
 
 
 class Stats(NamedTuple):
@@ -64,88 +64,128 @@ class Output:
 # -------------------------------------------------------------------------------------------------- arguments
 
 
-@idiom
-def int_argument_changed_often(compile_):
-    fn, x = compile_(lambda x, n: (x * n + n % 3, n + 1)), make(TwoTensor, 2, 3)
-    for n in range(20):
-        yield fn(x, n)
+def integer_decides_a_branch(x, n):
+    if n > 5:
+        return x * n
+    return x[:, :n] if n % 2 else x + n
 
 
-@idiom
-def float_argument_changed_often(compile_):
-    fn, x = compile_(lambda x, rate: (x * rate, rate / 2)), make(TwoTensor, 2, 3)
-    for step in range(20):
-        yield fn(x, 1.0 / (step + 1))
-    for rate in (0.0, -0.0, math.inf, math.nan):
-        yield fn(x, rate)[0]
+def nested_containers(tree):
+    tree = {**tree, "n": len(tree)}
+    return [tree, (tree["x"][0] * 2, {"y": tree["x"][-1]}), None]
 
 
-@idiom
-def int_and_float_and_bool_arguments(compile_):
-    fn, x = compile_(lambda x, n: x * n if n else x), make(Pair, 2, 3)
-    for n in (1, 1.0, True, 0, 0.0, False, None, 2):
-        yield fn(x, n)
+def branches_on_sizes(x):
+    rows, cols = x.shape
+    y = x * 2 if rows > cols else x + rows
+    return y if rows % 2 else (y, f"{rows}x{cols}")
 
 
-@idiom
-def integer_decides_a_branch(compile_):
-    def fn(x, n):
-        if n > 5:
-            return x * n
-        return x[:, :n] if n % 2 else x + n
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 9)
-    for n in (1, 2, 7, 4, 5, 3, 9, 8):
-        yield fn(x, n)
-
-
-@idiom
-def string_argument(compile_):
-    def fn(x, mode, *, other="none"):
-        return {"sin": torch.sin, "cos": torch.cos}.get(mode, torch.neg)(x), f"{mode}-{other}".upper()
-
-    fn, x = compile_(fn), make(Pair, 2, 3)
-    for mode in ("sin", "cos", "tan"):
-        yield fn(x, mode), fn(x, mode, other=mode)
-
-
-@idiom
-def enum_argument(compile_):
-    def fn(x, mode, flags=NO_FLAGS):
-        y = x.sin() if mode is Mode.SINE else x.cos()
-        return (y * 2 if flags & Flags.DOUBLE else y), mode.value, flags | Flags.SHIFT
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for mode in (Mode.SINE, Mode.COSINE):
-        yield fn(x, mode), fn(x, mode, Flags.DOUBLE)
-
-
-@idiom
-def dtype_and_device_arguments(compile_):
-    def fn(x, dtype, device):
-        return x.to(dtype), torch.zeros(3, dtype=dtype, device=device), x.dtype == dtype, str(device)
-
-    fn = compile_(fn)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        yield fn(make(TwoTensor, 2, 3), dtype, torch.device("cpu")), fn(make(Pair, 2, 3), dtype, "cpu")
-
-
-@idiom
-def slices_and_indices(compile_):
-    fn, x = compile_(lambda x, index: x[index]), make(TwoTensor, 4, 3)
-    indices = [slice(1), slice(1, 3), slice(None, None, 2), ..., 0, -1, (..., 1), None, (slice(2), None, 0)]
-    for index in (*indices, torch.tensor([0, 2]), [0, 1]):
-        yield fn(x, index)
-
-
-@idiom
-def optional_tensor(compile_):
-    def fn(x, mask=None):
-        y = x + 1
-        return y if mask is None else y * mask
-
-    fn, x = compile_(fn), make(Pair, 2, 3)
-    yield fn(x), fn(x, torch.zeros(3)), fn(x, None), fn(x, mask=make(Pair, 2, 3))
+idioms_of_calls(
+    {
+        "int_argument_changed_often": (
+            lambda x, n: (x * n + n % 3, n + 1),
+            lambda fn, x: (fn(x, n) for n in range(20)),
+        ),
+        "float_argument_changed_often": (
+            lambda x, rate: (x * rate, rate / 2),
+            lambda fn, x: (fn(x, 1.0 / (step + 1)) for step in range(20)),
+        ),
+        "float_argument_without_an_inverse": (
+            lambda x, rate: (x * rate, rate / 2),
+            lambda fn, x: (fn(x, rate)[0] for rate in (1.0, 0.5, 0.0, -0.0, math.inf, math.nan)),
+        ),
+        "int_and_float_and_bool_arguments": (
+            lambda x, n: x * n if n else x,
+            lambda fn, x: (fn(x, n) for n in (1, 1.0, True, 0, 0.0, False, None, 2)),
+            Pair,
+        ),
+        "integer_decides_a_branch": (
+            integer_decides_a_branch,
+            lambda fn, x: (fn(x, n) for n in (1, 2, 7, 4, 5, 3, 9, 8)),
+            *(TwoTensor, 2, 9),
+        ),
+        "string_argument": (
+            lambda x, mode, *, other="none": (
+                {"sin": torch.sin, "cos": torch.cos}.get(mode, torch.neg)(x),
+                f"{mode}-{other}".upper(),
+            ),
+            lambda fn, x: ((fn(x, mode), fn(x, mode, other=mode)) for mode in ("sin", "cos", "tan")),
+            Pair,
+        ),
+        "enum_argument": (
+            lambda x, mode, flags=NO_FLAGS: (
+                (x.sin() if mode is Mode.SINE else x.cos()) * (2 if flags & Flags.DOUBLE else 1),
+                mode.value,
+                flags | Flags.SHIFT,
+            ),
+            lambda fn, x: ((fn(x, mode), fn(x, mode, Flags.DOUBLE)) for mode in Mode),
+        ),
+        "dtype_and_device_arguments": (
+            lambda x, dtype, device: (
+                x.to(dtype),
+                torch.zeros(3, dtype=dtype, device=device),
+                x.dtype == dtype,
+                str(device),
+            ),
+            lambda fn, x: (
+                (fn(x, dtype, torch.device("cpu")), fn(make(Pair, 2, 3), dtype, "cpu"))
+                for dtype in (torch.float32, torch.float64, torch.bfloat16)
+            ),
+        ),
+        "slices_and_indices": (
+            lambda x, index: x[index],
+            lambda fn, x: (fn(x, index) for index in (*INDICES, torch.tensor([0, 2]), [0, 1])),
+            *(TwoTensor, 4, 3),
+        ),
+        "optional_tensor": (
+            lambda x, mask=None: x + 1 if mask is None else (x + 1) * mask,
+            lambda fn, x: (fn(x), fn(x, torch.zeros(3)), fn(x, None), fn(x, mask=make(Pair, 2, 3))),
+            Pair,
+        ),
+        "varying_number_of_arguments": (
+            lambda x, *others, scale=1, **named: (
+                (x + sum(others)) * scale,
+                [(name, value * 2) for name, value in named.items()],
+            ),
+            lambda fn, x: (
+                (fn(x), fn(x, x), fn(x, x, 3, scale=2)),
+                (fn(x, a=x), fn(x, b=x, a=1), fn(x, a=1, b=x)),
+                fn(*[x] * 5, scale=3, c=x),
+            ),
+        ),
+        "positional_and_keyword": (
+            lambda x, /, y, *, z=2: x * y + z,
+            lambda fn, x: (fn(x, x), fn(x, y=x), fn(x, z=x, y=3), raised(fn, x), fn(x, 1)),
+            Pair,
+        ),
+        "nested_containers_in_and_out": (
+            nested_containers,
+            lambda fn, x: (fn({"x": (x, make(TwoTensor, 2, 3))[:n], "name": "a"}) for n in (1, 2)),
+        ),
+        "sizes_of_zero_and_one": (
+            lambda x: (x * 2, x.sum(0), x.shape[0], torch.cat([x, x])),
+            lambda fn, x: (trained(fn, make(TwoTensor, n, 3, grad=True)) for n in (3, 1, 0, 4, 1, 0, 5)),
+        ),
+        "number_of_dimensions": (
+            lambda x: (x.reshape(-1) if x.dim() > 2 else x * x.dim(), x.numel(), list(x.shape)),
+            lambda fn, x: (fn(make(Pair, *size)) for size in ((3,), (2, 3), (2, 2, 3), (5, 3))),
+        ),
+        "branches_on_sizes": (
+            branches_on_sizes,
+            lambda fn, x: (fn(make(TwoTensor, rows, 4)) for rows in (2, 3, 4, 5, 6, 3)),
+        ),
+        "one_tensor_twice": (
+            lambda a, b: (a is b, a * b),
+            lambda fn, x: [(fn(x, y), fn(x, x), fn(y, x)) for y in [make(TwoTensor, 2, 3)]],
+        ),
+        "strides_change": (
+            lambda x: (x * 2, x.stride(), x.is_contiguous()),
+            lambda fn, x: (fn(x), fn(x.t()), fn(make(TwoTensor, 8, 4)[::2])),
+            *(TwoTensor, 4, 4),
+        ),
+    }
+)
 
 
 @idiom
@@ -161,104 +201,51 @@ def tensor_default_argument(compile_):
     yield fn(x), fn(x, torch.full((3,), 2.0)), fn(x, shift=torch.ones(3))
 
 
-@idiom
-def varying_number_of_arguments(compile_):
-    def fn(x, *others, scale=1, **named):
-        total = x + sum(others)
-        return total * scale, [(name, value * 2) for name, value in named.items()]
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    yield fn(x), fn(x, x), fn(x, x, 3, scale=2)
-    yield fn(x, a=x), fn(x, b=x, a=1), fn(x, a=1, b=x)
-    yield fn(*[x] * 5, scale=3, c=x)
-
-
-@idiom
-def positional_and_keyword(compile_):
-    def fn(x, /, y, *, z=2):
-        return x * y + z
-
-    fn, x = compile_(fn), make(Pair, 2, 3)
-    yield fn(x, x), fn(x, y=x), fn(x, z=x, y=3)
-    yield raised(fn, x), fn(x, 1)
-
-
-@idiom
-def nested_containers_in_and_out(compile_):
-    def fn(tree):
-        tree = {**tree, "n": len(tree)}
-        return [tree, (tree["x"][0] * 2, {"y": tree["x"][-1]}), None]
-
-    fn = compile_(fn)
-    for n in (1, 2):
-        yield fn({"x": tuple(make(TwoTensor, 2, 3) for _ in range(n)), "name": "a"})
-
-
-@idiom
-def sizes_of_zero_and_one(compile_):
-    fn = compile_(lambda x: (x * 2, x.sum(0), x.shape[0], torch.cat([x, x])))
-    for rows in (3, 1, 0, 4, 1, 0, 5):
-        x = make(TwoTensor, rows, 3, grad=True)
-        out = fn(x)
-        backward(out)
-        yield out, x
-
-
-@idiom
-def number_of_dimensions(compile_):
-    fn = compile_(lambda x: (x.reshape(-1) if x.dim() > 2 else x * x.dim(), x.numel(), list(x.shape)))
-    for size in ((3,), (2, 3), (2, 2, 3), (5, 3)):
-        yield fn(make(Pair, *size))
-
-
-@idiom
-def branches_on_sizes(compile_):
-    def fn(x):
-        rows, cols = x.shape
-        y = x * 2 if rows > cols else x + rows
-        return y if rows % 2 else (y, f"{rows}x{cols}")
-
-    fn = compile_(fn)
-    for rows in (2, 3, 4, 5, 6, 3):
-        yield fn(make(TwoTensor, rows, 4))
-
-
-@idiom
-def one_tensor_twice(compile_):
-    fn, x, y = compile_(lambda a, b: (a is b, a * b)), make(TwoTensor, 2, 3), make(TwoTensor, 2, 3)
-    yield fn(x, y), fn(x, x), fn(y, x)
-
-
-@idiom
-def strides_change(compile_):
-    fn = compile_(lambda x: (x * 2, x.stride(), x.is_contiguous()))
-    yield fn(make(TwoTensor, 4, 4)), fn(make(TwoTensor, 4, 4).t()), fn(make(TwoTensor, 8, 4)[::2])
-
-
 # ---------------------------------------------------------------------------------------------------- results
 
 
-@idiom
-def results_of_every_type(compile_):
-    def fn(x, kind):
-        y = x * 2
-        match kind:
-            case "namedtuple":
-                return Stats(y, len(x))
-            case "dataclass":
-                return Output(y, kind)
-            case "size":
-                return x.size(), x.dtype, x.device
-            case "nested":
-                return {"a": [y, (kind, 1)], "b": {1: 2.5}}
-            case "slice":
-                return slice(0, len(x)), ..., Mode.SINE, range(len(x)), 1j
-            case "none":
-                return None
+def results_of_every_type(x, kind):
+    y = x * 2
+    return {
+        "namedtuple": Stats(y, len(x)),
+        "dataclass": Output(y, kind),
+        "size": (x.size(), x.dtype, x.device),
+        "nested": {"a": [y, (kind, 1)], "b": {1: 2.5}},
+        "slice": (slice(0, len(x)), ..., Mode.SINE, range(len(x)), 1j),
+        "none": None,
+    }[kind]
 
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for kind in ("namedtuple", "dataclass", "size", "nested", "slice", "none", "namedtuple"):
-        yield fn(x, kind)
+
+def closure(x, scale):
+    y = x * scale
+    return lambda z: z + y
+
+
+idioms_of_calls(
+    {
+        "results_of_every_type": (
+            results_of_every_type,
+            lambda fn, x: (
+                fn(x, kind)
+                for kind in ("namedtuple", "dataclass", "size", "nested", "slice", "none", "namedtuple")
+            ),
+        ),
+        "a_closure_returned": (closure, lambda fn, x: (fn(x, scale)(x) for scale in (1, 2, 3))),
+        "formatted_text": (
+            lambda x, name: (
+                x + 1,
+                f"{name}: {tuple(x.shape)} {x.dtype} {len(x):>3}",
+                "{:03d}".format(*x.shape),
+            ),
+            lambda fn, x: (fn(make(Pair, rows, 3), f"n{rows}") for rows in (2, 3, 4)),
+        ),
+        "formatted_float": (
+            lambda x, rate, notes: (notes.append(f"{rate:.1f}"), x * rate)[1],
+            lambda fn, x: ((fn(x, rate, notes), notes) for notes in [[]] for rate in (1.0, 2.0, 3.0)),
+            Pair,
+        ),
+    }
+)
 
 
 @idiom
@@ -284,94 +271,78 @@ def one_result_twice(compile_):
         yield out
 
 
-@idiom
-def a_closure_returned(compile_):
-    def fn(x, scale):
-        y = x * scale
-        return lambda z: z + y
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for scale in (1, 2, 3):
-        yield fn(x, scale)(x)
-
-
-@idiom
-def formatted_text(compile_):
-    fn = compile_(
-        lambda x, name: (x + 1, f"{name}: {tuple(x.shape)} {x.dtype} {len(x):>3}", "{:03d}".format(*x.shape))
-    )
-    for rows in (2, 3, 4):
-        yield fn(make(Pair, rows, 3), f"n{rows}")
-
-
-@idiom
-def formatted_float(compile_):
-    fn, x = compile_(lambda x, rate, notes: (notes.append(f"{rate:.1f}"), x * rate)[1]), make(Pair, 2, 3)
-    notes = []
-    for rate in (1.0, 2.0, 3.0):
-        yield fn(x, rate, notes), notes
-
-
 # ------------------------------------------------------------------------------------------ how it is called
 
 
-@idiom
-def keywords_collected(compile_):
-    def fn(x, /, *args, **kwargs):
-        kwargs["n"] = len(kwargs)
-        return x * len(args), kwargs, args
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    options = {"x": 1, "a": x}
-    yield fn(x, 1, 2, **options), options
-    yield fn(x, **options), options
-    yield fn(x, *[x, x], a=3)
+def keywords_collected(x, /, *args, **kwargs):
+    kwargs["n"] = len(kwargs)
+    return x * len(args), kwargs, args
 
 
-@idiom
-def wrong_arguments(compile_):
-    fn, x = compile_(lambda x, y=1, *, z=2: x * y + z), make(TwoTensor, 2, 3)
-    yield fn(x), raised(fn), raised(fn, x, 1, 2)
-    yield raised(fn, x, w=1), raised(fn, x, x=1), fn(x, z=1)
+def containers_of_other_classes(point, options, stack):
+    if "scale" in options:
+        stack.append(point.x * options.scale)
+    return Point(stack.top(), point.y), type(stack).__name__, options.get("shift")
 
 
-@idiom
-def containers_of_other_classes(compile_):
-    def fn(point, options, stack):
-        if "scale" in options:
-            stack.append(point.x * options.scale)
-        return Point(stack.top(), point.y), type(stack).__name__, options.get("shift")
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    yield fn(Point(x, x), Options(scale=2.0), Stack())
-    stack = Stack([x])
-    yield fn(Point(x, 1), Options(shift=2.0), stack), stack
-    yield fn(Point(x, 1), Options(scale=3.0), stack), stack
+def of_every_type(value):
+    if isinstance(value, (list, tuple)):
+        return [doubled(entry) for entry in value]
+    return {"value": doubled(value)}
 
 
-@idiom
-def argument_of_every_type(compile_):
-    def fn(value):
-        if isinstance(value, (list, tuple)):
-            return [fn_of(entry) for entry in value]
-        return {"value": fn_of(value)}
-
-    def fn_of(value):
-        return value * 2 if isinstance(value, (Tensor, int, float, str)) else value
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for value in (x, 1, 2.5, "a", None, [x, 1], (x,), [], b"a", 1j, torch.float32, {1}, range(2)):
-        yield fn(value)
+def doubled(value):
+    return value * 2 if isinstance(value, (Tensor, int, float, str)) else value
 
 
-@idiom
-def locals_deleted_and_reused(compile_):
-    def fn(x, y):
-        x = x * 2
-        del y
-        y = [x + 1 for x in (1, 2)]
-        return x, y, sorted(locals())
+def locals_deleted_and_reused(x, y):
+    x = x * 2
+    del y
+    y = [x + 1 for x in (1, 2)]
+    return x, y, sorted(locals())
 
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for n in (1, 2):
-        yield fn(x, n)
+
+idioms_of_calls(
+    {
+        "keywords_collected": (
+            keywords_collected,
+            lambda fn, x: [
+                (fn(x, 1, 2, **options), fn(x, **options), options, fn(x, *[x, x], a=3))
+                for options in [{"x": 1, "a": x}]
+            ],
+        ),
+        "wrong_arguments": (
+            lambda x, y=1, *, z=2: x * y + z,
+            lambda fn, x: (
+                (fn(x), raised(fn), raised(fn, x, 1, 2)),
+                (raised(fn, x, w=1), raised(fn, x, x=1), fn(x, z=1)),
+            ),
+        ),
+        "containers_of_other_classes": (
+            containers_of_other_classes,
+            lambda fn, x: (
+                (fn(Point(x, y), options, stack), stack)
+                for stack in [Stack()]
+                for y, options in (
+                    (x, Options(scale=2.0)),
+                    (1, Options(shift=2.0)),
+                    (1, Options(scale=3.0)),
+                )
+            ),
+        ),
+        "argument_of_every_type": (
+            of_every_type,
+            lambda fn, x: (
+                fn(value)
+                for value in (
+                    *(x, 1, 2.5, "a", None, [x, 1], (x,), []),
+                    *(b"a", 1j, torch.float32, {1}, range(2)),
+                )
+            ),
+        ),
+        "locals_deleted_and_reused": (
+            locals_deleted_and_reused,
+            lambda fn, x: (fn(x, n) for n in (1, 2)),
+        ),
+    }
+)

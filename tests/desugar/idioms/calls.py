@@ -13,7 +13,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Pair, make
-from tests.desugar.idioms.running import idiom, raised
+from tests.desugar.idioms.running import between, idiom, idioms_of_calls, raised
 
 ACTIVE: list = []
 
@@ -42,6 +42,45 @@ class Scaled:
 # ---------------------------------------------------------------------------------------------------- helpers
 
 
+def power(x, n):
+    return x if n == 0 else x * power(x, n - 1)
+
+
+def total(tree):
+    return sum(total(branch) for branch in tree) if isinstance(tree, list) else tree
+
+
+@functools.lru_cache
+def table(n):
+    return [step / n for step in range(n)]
+
+
+@functools.singledispatch
+def dispatched(x):
+    return x
+
+
+dispatched.register(TwoTensor, lambda x: x * 2)
+dispatched.register(int, lambda x: x + 1)
+
+idioms_of_calls(
+    {
+        "single_dispatch": (
+            lambda x: dispatched(x),
+            lambda fn, x: (fn(value) for value in (x, 3, make(Pair, 2, 3), 4, "text")),
+        ),
+        "recursion": (
+            lambda x, n, tree: (power(x, n), total(tree)),
+            lambda fn, x: (fn(x, n, tree) for n, tree in ((1, [x]), (3, [x, [x, x]]), (0, [[x], [x, [x]]]))),
+        ),
+        "cached_helper": (
+            lambda x: x * torch.tensor(table(x.shape[-1])),
+            lambda fn, x: (fn(make(TwoTensor, 2, width)) for width in (3, 4, 3, 5)),
+        ),
+    }
+)
+
+
 @idiom
 def partial_with_a_changed_keyword(compile_):
     part = functools.partial(lambda x, scale, shift=0: x * scale + shift, scale=2.0)
@@ -56,16 +95,9 @@ def partial_with_a_changed_keyword(compile_):
 @idiom
 def lambdas_in_a_list(compile_):
     steps = [lambda x: x * 2, torch.sin]
-
-    def fn(x):
-        return functools.reduce(lambda y, step: step(y), steps, x)
-
-    fn, x = compile_(fn), make(Pair, 2, 3)
-    yield fn(x)
-    steps.append(torch.neg)
-    yield fn(x)
-    steps[0] = operator.attrgetter("T")
-    yield fn(x)
+    fn, x = compile_(lambda x: functools.reduce(lambda y, step: step(y), steps, x)), make(Pair, 2, 3)
+    turn = operator.attrgetter("T")
+    return between(lambda: fn(x), lambda: steps.append(torch.neg), lambda: steps.__setitem__(0, turn))
 
 
 @idiom
@@ -77,11 +109,11 @@ def registry_of_functions(compile_):
 
     register("a")(lambda x: x * 2)
     fn, x = compile_(lambda x, name: registry[name](x) if name in registry else None), make(TwoTensor, 2, 3)
-    yield fn(x, "a"), fn(x, "b")
-    register("b")(torch.cos)
-    yield fn(x, "a"), fn(x, "b")
-    registry["a"] = torch.exp
-    yield fn(x, "a")
+    return between(
+        lambda: (fn(x, "a"), fn(x, "b")),
+        lambda: register("b")(torch.cos),
+        lambda: registry.update(a=torch.exp),
+    )
 
 
 @idiom
@@ -106,48 +138,10 @@ def decorated_helper(compile_):
 
 
 @idiom
-def single_dispatch(compile_):
-    @functools.singledispatch
-    def helper(x):
-        return x
-
-    helper.register(TwoTensor, lambda x: x * 2)
-    helper.register(int, lambda x: x + 1)
-    fn = compile_(lambda x: helper(x))
-    for value in (make(TwoTensor, 2, 3), 3, make(Pair, 2, 3), 4, "text"):
-        yield fn(value)
-
-
-@idiom
-def recursion(compile_):
-    def power(x, n):
-        return x if n == 0 else x * power(x, n - 1)
-
-    def total(tree):
-        return sum(total(branch) for branch in tree) if isinstance(tree, list) else tree
-
-    fn, x = compile_(lambda x, n, tree: (power(x, n), total(tree))), make(TwoTensor, 2, 3)
-    for n, tree in ((1, [x]), (3, [x, [x, x]]), (0, [[x], [x, [x]]])):
-        yield fn(x, n, tree)
-
-
-@idiom
-def cached_helper(compile_):
-    @functools.lru_cache
-    def table(n):
-        return [step / n for step in range(n)]
-
-    fn = compile_(lambda x: x * torch.tensor(table(x.shape[-1])))
-    for width in (3, 4, 3, 5):
-        yield fn(make(TwoTensor, 2, width))
-
-
-@idiom
 def compiled_calls_compiled(compile_):
     inner = compile_(lambda x, scale: x * scale)
     outer, x = compile_(lambda x, scale: inner(x, scale) + inner(x + 1, 2.0)), make(Pair, 2, 3)
-    for scale in (1.0, 2.0):
-        yield outer(x, scale), inner(x, scale)
+    return ((outer(x, scale), inner(x, scale)) for scale in (1.0, 2.0))
 
 
 @idiom
@@ -162,116 +156,126 @@ def decorated_method(compile_):
 
     one, two = Model(), Model()
     x, two.scale = make(TwoTensor, 2, 3), 3.0
-    for model in (one, two, one):
-        yield model.apply(x), model.apply(x, shift=1), vars(model)
+    return ((m.apply(x), m.apply(x, shift=1), vars(m)) for m in (one, two, one))
 
 
 # ------------------------------------------------------------------------------- exceptions, contexts, output
 
 
-@idiom
-def exception_for_some_inputs(compile_):
-    def fn(x, n):
-        if n < 0:
-            raise ValueError(f"n is {n}")
-        return x * n
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for n in (1, -1, 2, -2):
-        yield raised(fn, x, n)
+def raising_for_some(x, n):
+    if n < 0:
+        raise ValueError(f"n is {n}")
+    return x * n
 
 
-@idiom
-def exception_half_way(compile_):
-    def fn(x, state):
-        state["steps"] = state.get("steps", 0) + 1
-        state["x"].mul_(2)
-        if state["steps"] == 2:
-            raise UserError
-        state["steps"] += 10
-        return x * state["steps"]
-
-    fn, state = compile_(fn), {"x": make(TwoTensor, 2, 3)}
-    for _ in range(3):
-        with contextlib.suppress(UserError):
-            yield fn(make(TwoTensor, 2, 3), state)
-        yield state
+def failing_half_way(x, state):
+    state["steps"] = state.get("steps", 0) + 1
+    state["x"].mul_(2)
+    if state["steps"] == 2:
+        raise UserError
+    state["steps"] += 10
+    return x * state["steps"]
 
 
-@idiom
-def exception_caught_inside(compile_):
-    def fn(x, options):
-        notes = []
-        try:
-            scale = options["scale"]
-            if scale > 5:
-                raise UserError("too large")
-        except KeyError as error:
-            scale = 1
-            notes.append(error.args[0])
-        except UserError as error:
-            scale = 5
-            notes.append(str(error))
-        else:
-            notes.append("fine")
-        finally:
-            notes.append("done")
-        return x * scale, notes
-
-    fn, x = compile_(fn), make(Pair, 2, 3)
-    for options in ({}, {"scale": 2}, {"scale": 9}, {"scale": 3}):
-        yield fn(x, options)
-
-
-@idiom
-def exception_of_an_operator(compile_):
-    def fn(x, w):
-        try:
-            return x + w
-        except RuntimeError:
-            return x
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    yield fn(x, torch.ones(3)), fn(x, torch.ones(4)), fn(x, torch.ones(2, 1))
-
-
-@idiom
-def assertions(compile_):
-    def fn(x, n):
-        assert n > 0, f"got {n}"
-        assert x.shape[0] == 2
-        return x * n
-
-    fn, x = compile_(fn), make(Pair, 2, 3)
-    yield fn(x, 1)
+def catching(x, options):
+    notes = []
     try:
-        fn(x, 0)
-    except AssertionError as error:
-        yield str(error)
-    yield fn(x, 2)
+        scale = options["scale"]
+        if scale > 5:
+            raise UserError("too large")
+    except KeyError as error:
+        scale = 1
+        notes.append(error.args[0])
+    except UserError as error:
+        scale = 5
+        notes.append(str(error))
+    else:
+        notes.append("fine")
+    finally:
+        notes.append("done")
+    return x * scale, notes
 
 
-@idiom
-def users_context_manager(compile_):
-    def fn(x, factor):
-        with Scaled(factor) as entered:
-            y = x * Scaled.active
-        return y, entered.entered, Scaled.active
+def catching_an_operators(x, w):
+    try:
+        return x + w
+    except RuntimeError:
+        return x
 
-    fn = compile_(fn)
-    for factor in (2.0, 3.0, 5.0):
-        yield fn(make(TwoTensor, 2, 3), factor), Scaled.active
+
+def asserting(x, n):
+    assert n > 0, f"got {n}"
+    assert x.shape[0] == 2
+    return x * n
+
+
+def entering(x, factor):
+    with Scaled(factor) as entered:
+        y = x * Scaled.active
+    return y, entered.entered, Scaled.active
+
+
+def entering_an_argument(x, scope):
+    y = x + 1
+    with scope as entered:
+        y = y * Scaled.active
+    return y, entered.entered, Scaled.active
+
+
+def on_a_stack(x, grad):
+    x = x + 1
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.nullcontext())
+        if not grad:
+            stack.enter_context(torch.no_grad())
+        return x * 2
+
+
+def error_of(fn, *args):
+    """The result of a call, or the text of its error."""
+    try:
+        return fn(*args)
+    except (AssertionError, UserError) as error:
+        return str(error)
+
+
+idioms_of_calls(
+    {
+        "exception_for_some_inputs": (
+            raising_for_some,
+            lambda fn, x: (raised(fn, x, n) for n in (1, -1, 2, -2)),
+        ),
+        "exception_half_way": (
+            failing_half_way,
+            lambda fn, x: (
+                (error_of(fn, x, state), state) for state in [{"x": make(TwoTensor, 2, 3)}] for _ in range(3)
+            ),
+        ),
+        "exception_caught_inside": (
+            catching,
+            lambda fn, x: (fn(x, options) for options in ({}, {"scale": 2}, {"scale": 9}, {"scale": 3})),
+            Pair,
+        ),
+        "exception_of_an_operator": (
+            catching_an_operators,
+            lambda fn, x: tuple(fn(x, torch.ones(size)) for size in ((3,), (4,), (2, 1))),
+        ),
+        "assertions": (asserting, lambda fn, x: (error_of(fn, x, n) for n in (1, 0, 2)), Pair),
+        "users_context_manager": (
+            entering,
+            lambda fn, x: ((fn(x, factor), Scaled.active) for factor in (2.0, 3.0, 5.0)),
+        ),
+        "exit_stack": (
+            on_a_stack,
+            lambda fn, x: tuple(fn(x.requires_grad_(), grad) for grad in (True, False, True)),
+        ),
+    }
+)
 
 
 @idiom
 def context_manager_as_an_argument(compile_):
-    def fn(x, scope):
-        y = x + 1
-        with scope as entered:
-            y = y * Scaled.active
-        return y, entered.entered, Scaled.active
-
-    fn, scope = compile_(fn), Scaled(2.0)
+    fn, scope = compile_(entering_an_argument), Scaled(2.0)
     for scope.factor in (2.0, 2.0, 5.0):
         yield fn(make(TwoTensor, 2, 3), scope), scope.entered
 
@@ -291,24 +295,8 @@ def generator_context_manager(compile_):
             return x * one + two * len(ACTIVE)
 
     ACTIVE.clear()
-    fn = compile_(fn)
-    yield fn(make(TwoTensor, 2, 3)), ACTIVE
-    ACTIVE.append("outside")
-    yield fn(make(TwoTensor, 2, 3)), ACTIVE
-
-
-@idiom
-def exit_stack(compile_):
-    def fn(x, grad):
-        x = x + 1
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.nullcontext())
-            if not grad:
-                stack.enter_context(torch.no_grad())
-            return x * 2
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3, grad=True)
-    yield fn(x, True), fn(x, False), fn(x, True)
+    fn, x = compile_(fn), make(TwoTensor, 2, 3)
+    return between(lambda: (fn(x), ACTIVE), lambda: ACTIVE.append("outside"))
 
 
 @idiom
@@ -327,17 +315,10 @@ def printing(compile_):
 
 @idiom
 def logging_inside(compile_):
-    logger = logging.Logger("idioms")
-    text = io.StringIO()
+    logger, text = logging.Logger("idioms"), io.StringIO()
     logger.addHandler(logging.StreamHandler(text))
-
-    def fn(x, n):
-        logger.warning("n is %s", n)
-        return x * n
-
-    fn, x = compile_(fn), make(Pair, 2, 3)
-    for n in (1, 2, 2):
-        yield fn(x, n), text.getvalue()
+    fn, x = compile_(lambda x, n: (logger.warning("n is %s", n), x * n)[1]), make(Pair, 2, 3)
+    return ((fn(x, n), text.getvalue()) for n in (1, 2, 2))
 
 
 @idiom

@@ -7,13 +7,14 @@ import functools
 import gc
 import inspect
 import operator
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Pair, Tagged, make
-from tests.desugar.idioms.running import idiom, raised
+from tests.desugar.idioms.running import between, idiom, idioms_of_calls, raised, within
 from tests.desugar.judge import backward
 
 OFFSET = 1.0
@@ -36,49 +37,63 @@ class Derived(Base):
 # --------------------------------------------------------------------------------------------- what is compiled
 
 
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+def generating(x, n):
+    for step in range(n):
+        yield x * step
+
+
+idioms_of_calls(
+    {
+        "torch_function_compiled": (torch.sin, lambda fn, x: (fn(x), fn(make(Pair, 2, 3)))),
+        "functional_compiled": (torch.nn.functional.relu, lambda fn, x: fn(x)),
+        "method_of_tensors_compiled": (Tensor.cos, lambda fn, x: fn(x)),
+        "operator_compiled": (operator.add, lambda fn, x: fn(x, 1)),
+        "generator_function_compiled": (generating, lambda fn, x: (list(fn(x, n)) for n in (2, 3))),
+        "objects_made_for_each_call": (
+            lambda x, module: module(x) + module.scale,
+            lambda fn, x: (fn(x, Base(scale)) for scale in (1.0, 2.0, 2.0, 3.0)),
+        ),
+        "more_variants_than_the_limit": (
+            lambda x, name: (x * len(name), name),
+            lambda fn, x: (fn(x, "a" * n) for n in (*range(12), 0, 11)),
+        ),
+        "exception_then_again": (
+            lambda x, w: x.sin() @ w,
+            lambda fn, x: (fails(fn, x, torch.ones(rows, 2)) for rows in (3, 5, 3)),
+        ),
+    }
+)
+
+
+def fails(fn, *args):
+    """The result of a call, or whether it raises an error of PyTorch."""
+    try:
+        return fn(*args)
+    except RuntimeError:
+        return True
+
+
 @idiom
 def partial_compiled(compile_):
     part = functools.partial(lambda x, scale, shift=0: x * scale + shift, scale=2.0)
     fn, x = compile_(part), make(TwoTensor, 2, 3)
-    yield fn(x), fn(x, shift=1), fn(x, scale=3.0)
-    part.keywords["scale"] = 5.0
-    yield fn(x)
-
-
-@idiom
-def torch_function_compiled(compile_):
-    fn, x = compile_(torch.sin), make(TwoTensor, 2, 3)
-    yield fn(x), fn(make(Pair, 2, 3))
-    yield compile_(torch.nn.functional.relu)(x), compile_(Tensor.cos)(x), compile_(operator.add)(x, 1)
+    change = functools.partial(part.keywords.__setitem__, "scale", 5.0)
+    return between(lambda: (fn(x), fn(x, shift=1), fn(x, scale=3.0)), change)
 
 
 @idiom
 def callable_object_compiled(compile_):
-    class Scale:
-        def __init__(self, factor):
-            self.factor = factor
-
-        def __call__(self, x):
-            return x * self.factor
-
     scale, x = Scale(2.0), make(TwoTensor, 2, 3)
-    fn = compile_(scale.__call__)
-    yield fn(x)
-    scale.factor = 3.0
-    yield fn(x)
-    other = compile_(Scale(7.0).__call__)
-    yield other(x), fn(x)
-
-
-@idiom
-def generator_function_compiled(compile_):
-    def fn(x, n):
-        for step in range(n):
-            yield x * step
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for n in (2, 3):
-        yield list(fn(x, n))
+    fn, other = compile_(scale.__call__), compile_(Scale(7.0).__call__)
+    return between(lambda: (fn(x), other(x)), lambda: setattr(scale, "factor", 3.0))
 
 
 @idiom
@@ -87,25 +102,20 @@ def closures_of_one_code(compile_):
         return lambda x: x * scale
 
     fns, x = [compile_(factory(scale)) for scale in (1.0, 2.0, 3.0)], make(TwoTensor, 2, 3)
-    for _ in range(2):
-        yield [fn(x) for fn in fns]
+    return ([fn(x) for fn in fns] for _ in range(2))
 
 
 @idiom
 def methods_of_many_objects(compile_):
     models, x = [Base(float(scale)) for scale in range(4)], make(TwoTensor, 2, 3)
     fns = [compile_(model.forward) for model in models]
-    for _ in range(2):
-        yield [fn(x) for fn in fns]
-        models[1].scale += 10
+    return between(lambda: [fn(x) for fn in fns], lambda: setattr(models[1], "scale", 11.0))
 
 
 @idiom
 def many_modules_of_one_class(compile_):
-    models, x = [Base(float(scale)) for scale in range(10)], make(Pair, 2, 3)
-    fns = [compile_(model) for model in models]
-    for _ in range(2):
-        yield [fn(x) for fn in fns]
+    fns, x = [compile_(Base(float(scale))) for scale in range(10)], make(Pair, 2, 3)
+    return ([fn(x) for fn in fns] for _ in range(2))
 
 
 @idiom
@@ -124,8 +134,7 @@ def compiled_function_calls_itself(compile_):
         return x if n == 0 else fn(x, n - 1) * x
 
     fn = compile_(power)
-    for n in (0, 1, 3, 2):
-        yield fn(make(TwoTensor, 2, 3), n)
+    return (fn(make(TwoTensor, 2, 3), n) for n in (0, 1, 3, 2))
 
 
 @idiom
@@ -135,8 +144,7 @@ def disabled_helper_calls_back(compile_):
         return fn(x, n - 1) if n else x
 
     fn = compile_(lambda x, n: helper(x * 2, n) + 1)
-    for n in (0, 2, 1):
-        yield fn(make(TwoTensor, 2, 3), n)
+    return (fn(make(TwoTensor, 2, 3), n) for n in (0, 2, 1))
 
 
 @idiom
@@ -169,10 +177,11 @@ def compiled_module_copied(compile_):
     fn = compile_(module)
     yield fn(x)
     other = copy.deepcopy(fn)
-    module.scale = 5.0
-    yield fn(x), other(x)
-    other.scale = 7.0
-    yield fn(x), other(x)
+    yield from between(
+        lambda: (fn(x), other(x)),
+        lambda: setattr(module, "scale", 5.0),
+        lambda: setattr(other, "scale", 7.0),
+    )
 
 
 @idiom
@@ -196,13 +205,12 @@ def defaults_of_the_function_replaced(compile_):
         return x * scale + shift
 
     compiled, x = compile_(fn), make(TwoTensor, 2, 3)
-    yield compiled(x)
-    fn.__defaults__ = (3.0,)
-    yield compiled(x)
-    fn.__kwdefaults__ = {"shift": 5.0}
-    yield compiled(x)
-    fn.__defaults__ = None
-    yield raised(compiled, x), compiled(x, 4.0)
+    return between(
+        lambda: (raised(compiled, x), compiled(x, 4.0)),
+        lambda: setattr(fn, "__defaults__", (3.0,)),
+        lambda: setattr(fn, "__kwdefaults__", {"shift": 5.0}),
+        lambda: setattr(fn, "__defaults__", None),
+    )
 
 
 @idiom
@@ -211,34 +219,25 @@ def code_of_the_function_replaced(compile_):
         return x * 2
 
     compiled, x = compile_(fn), make(TwoTensor, 2, 3)
-    yield compiled(x)
-    fn.__code__ = (lambda x: x + 5).__code__
-    yield compiled(x)
+    return between(lambda: compiled(x), lambda: setattr(fn, "__code__", (lambda x: x + 5).__code__))
 
 
 @idiom
 def global_deleted(compile_):
-    global OFFSET
-    OFFSET = 1.0
+    globals()["OFFSET"] = 1.0
     fn, x = compile_(lambda x: x + OFFSET), make(TwoTensor, 2, 3)
-    yield fn(x)
-    del OFFSET
-    yield raised(fn, x)
-    OFFSET = 2.0
-    yield fn(x)
+    return between(
+        lambda: raised(fn, x),
+        lambda: globals().pop("OFFSET"),
+        lambda: globals().update(OFFSET=2.0),
+    )
 
 
 @idiom
 def builtin_shadowed(compile_):
     fn, x = compile_(lambda x: x * len(x)), make(TwoTensor, 2, 3)
-    yield fn(x)
-    globals()["len"] = lambda x: 10
-    try:
-        out = fn(x)
-    finally:
-        del globals()["len"]
-    yield out
-    yield fn(x)
+    shadowed = mock.patch(f"{__name__}.len", return_value=10, create=True)
+    return within(lambda: fn(x), None, shadowed, None)
 
 
 @idiom
@@ -253,13 +252,6 @@ def helper_defined_later(compile_):
     first = helper
     helper = lambda x: first(x) + 1  # noqa: E731
     yield fn(x)
-
-
-@idiom
-def objects_made_for_each_call(compile_):
-    fn, x = compile_(lambda x, module: module(x) + module.scale), make(TwoTensor, 2, 3)
-    for scale in (1.0, 2.0, 2.0, 3.0):
-        yield fn(x, Base(scale))
 
 
 @idiom
@@ -285,41 +277,17 @@ def reset_between_calls(compile_):
 
 @idiom
 def stances_between_calls(compile_):
-    fn, x, count = compile_(lambda x, n: x * n), make(TwoTensor, 2, 3), []
+    fn, x = compile_(lambda x, n: x * n), make(TwoTensor, 2, 3)
     yield fn(x, 1.5)
     for stance in ("force_eager", "default", "eager_on_recompile"):
         with torch.compiler.set_stance(stance):
             out = fn(x, 1.5), fn(make(Tagged, 2, 3), 2.5)
-        count.append(stance)
-        yield out, count
-
-
-@idiom
-def more_variants_than_the_limit(compile_):
-    fn, x = compile_(lambda x, name: (x * len(name), name)), make(TwoTensor, 2, 3)
-    for n in (*range(12), 0, 11):
-        yield fn(x, "a" * n)
+        yield out
 
 
 @idiom
 def profiler_around(compile_):
     fn, x = compile_(lambda x: x.sin()), make(TwoTensor, 2, 3)
-    yield fn(x)
-    with torch.autograd.profiler.profile() as profile:
-        out = fn(x)
-    yield out, sum(event.name == "aten::sin" for event in profile.function_events) > 0
-    yield fn(x)
-
-
-@idiom
-def exception_then_again(compile_):
-    def fn(x, w):
-        return x.sin() @ w
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    yield fn(x, torch.ones(3, 2))
-    try:
-        fn(x, torch.ones(5, 2))
-    except RuntimeError as error:
-        yield isinstance(error, RuntimeError)
-    yield fn(x, torch.ones(3, 2))
+    profile = torch.autograd.profiler.profile()
+    yield from within(lambda: fn(x), None, profile, None)
+    yield any(event.name == "aten::sin" for event in profile.function_events)

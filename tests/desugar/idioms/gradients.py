@@ -9,79 +9,107 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.desugar.classes import make
-from tests.desugar.idioms.running import idiom
+from tests.desugar.idioms.running import between, idiom, idioms_of_calls, trained
 from tests.desugar.judge import backward
 
 
-@idiom
-def requires_grad_toggled(compile_):
-    fn, x = compile_(lambda x: (x * x, x.requires_grad)), make(TwoTensor, 2, 3)
-    for flag in (False, True, False, True):
-        out = fn(x.requires_grad_(flag))
-        backward(out)
-        yield out, x
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.scale * 10, None
 
 
-@idiom
-def requires_grad_toggled_inside(compile_):
-    def fn(x):
-        y = (x * 2).detach().requires_grad_()
-        return y, y * 3
+def block(y):
+    return F.dropout(y.sin(), 0.5) * y
 
-    fn = compile_(fn)
-    for _ in range(2):
-        y, z = fn(make(TwoTensor, 2, 3))
-        backward(z)
-        yield y, z
+
+def toggling(x):
+    y = (x * 2).detach().requires_grad_()
+    return y, y * 3
+
+
+def grad_inside(x):
+    y = (x * x).sum()
+    (grad,) = torch.autograd.grad(y, x)
+    return grad * 2
+
+
+def backward_inside(x):
+    y = (x * x).sum()
+    y.backward()
+    return y.detach()
+
+
+def assigning_data(x, w):
+    w.data = w.data * 2
+    return x * w
+
+
+def detaching(x):
+    hidden, cell = (x * 2).chunk(2)
+    return hidden * cell, hidden.detach(), cell.detach()
+
+
+def hooking(x):
+    y = x * 2
+    y.register_hook(lambda grad: grad * 10)
+    return y.sin()
+
+
+def leaf(cls=TwoTensor):
+    return make(cls, 2, 3, grad=True)
+
+
+idioms_of_calls(
+    {
+        "requires_grad_toggled": (
+            lambda x: (x * x, x.requires_grad),
+            lambda fn, x: (trained(fn, x.requires_grad_(flag)) for flag in (False, True, False, True)),
+        ),
+        "requires_grad_toggled_inside": (toggling, lambda fn, x: (trained(fn, x) for _ in range(2))),
+        "gradient_computed_inside": (grad_inside, lambda fn, x: (fn(leaf(Tensor)) for _ in range(2))),
+        "backward_inside": (
+            backward_inside,
+            lambda fn, x: ((fn(x.requires_grad_()), x) for _ in range(2)),
+            Tensor,
+        ),
+        "data_assigned": (
+            assigning_data,
+            lambda fn, x: ((fn(x, w), w) for w in [nn.Parameter(torch.ones(3))] for _ in range(2)),
+        ),
+        "detached_parts": (detaching, lambda fn, x: (fn(make(cls, 2, 3)) for cls in (Tensor, TwoTensor))),
+        "tensor_hook_inside": (hooking, lambda fn, x: (trained(fn, leaf(Tensor))[1] for _ in range(2))),
+        "autograd_function": (
+            lambda x, scale: Twice.apply(x, scale) + 1,
+            lambda fn, x: (trained(fn, leaf(), scale) for scale in (2.0, 3.0)),
+        ),
+        "checkpoint_inside": (
+            lambda x, keep: block(x) if keep else checkpoint(block, x, use_reentrant=False),
+            lambda fn, x: (trained(fn, leaf(), keep) for keep in (False, True, False)),
+        ),
+        "checkpoint_around": (
+            lambda x, n: x.sin() * x * n,
+            lambda fn, x: (
+                trained(lambda *args: checkpoint(fn, *args, use_reentrant=False), leaf(), n) for n in (1, 2)
+            ),
+        ),
+    }
+)
 
 
 @idiom
 def gradient_read_inside(compile_):
-    def fn(x):
-        return x * 2 if x.grad is None else x * 2 - x.grad
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3, grad=True)
+    fn = compile_(lambda x: x * 2 if x.grad is None else x * 2 - x.grad)
+    x = leaf()
     for _ in range(3):
-        out = fn(x)
-        yield out
-        backward(out)
+        yield trained(fn, x)
     x.grad = None
     yield fn(x)
-
-
-@idiom
-def gradient_computed_inside(compile_):
-    def fn(x):
-        y = (x * x).sum()
-        (grad,) = torch.autograd.grad(y, x)
-        return grad * 2
-
-    fn = compile_(fn)
-    for _ in range(2):
-        yield fn(make(Tensor, 2, 3, grad=True))
-
-
-@idiom
-def backward_inside(compile_):
-    def fn(x):
-        y = (x * x).sum()
-        y.backward()
-        return y.detach()
-
-    fn, x = compile_(fn), make(Tensor, 2, 3, grad=True)
-    for _ in range(2):
-        yield fn(x), x
-
-
-@idiom
-def data_assigned(compile_):
-    def fn(x, w):
-        w.data = w.data * 2
-        return x * w
-
-    fn, w = compile_(fn), nn.Parameter(torch.ones(3))
-    for _ in range(2):
-        yield fn(make(TwoTensor, 2, 3), w), w
 
 
 @idiom
@@ -94,93 +122,17 @@ def detached_state(compile_):
         return h
 
     fn = compile_(fn)
-    for _ in range(3):
-        x = make(TwoTensor, 2, 3, grad=True)
-        out = fn(x)
-        backward(out)
-        yield out, state, x
-
-
-@idiom
-def detached_parts(compile_):
-    def fn(x):
-        hidden, cell = (x * 2).chunk(2)
-        return hidden * cell, hidden.detach(), cell.detach()
-
-    fn = compile_(fn)
-    for cls in (Tensor, TwoTensor):
-        yield fn(make(cls, 2, 3))
-
-
-@idiom
-def tensor_hook_inside(compile_):
-    def fn(x):
-        y = x * 2
-        y.register_hook(lambda grad: grad * 10)
-        return y.sin()
-
-    fn = compile_(fn)
-    for _ in range(2):
-        x = make(Tensor, 2, 3, grad=True)
-        backward(fn(x))
-        yield x
+    return ((*trained(fn, leaf()), state) for _ in range(3))
 
 
 @idiom
 def tensor_hook_of_an_argument(compile_):
-    fn, x, seen = compile_(lambda x: x.sin()), make(TwoTensor, 2, 3, grad=True), []
-    backward(fn(x))
-    yield x
-    handle = x.register_hook(lambda grad: (seen.append(1), grad * 3)[1])
-    backward(fn(x))
-    yield x, seen
-    handle.remove()
-    backward(fn(x))
-    yield x, seen
-
-
-@idiom
-def autograd_function(compile_):
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, scale):
-            ctx.scale = scale
-            return x * scale
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * ctx.scale * 10, None
-
-    fn = compile_(lambda x, scale: Twice.apply(x, scale) + 1)
-    for scale in (2.0, 3.0):
-        x = make(TwoTensor, 2, 3, grad=True)
-        out = fn(x, scale)
-        backward(out)
-        yield out, x
-
-
-@idiom
-def checkpoint_inside(compile_):
-    def fn(x, keep):
-        block = lambda y: F.dropout(y.sin(), 0.5) * y  # noqa: E731
-        return block(x) if keep else checkpoint(block, x, use_reentrant=False)
-
-    fn = compile_(fn)
-    for keep in (False, True, False):
-        x = make(TwoTensor, 2, 3, grad=True)
-        out = fn(x, keep)
-        backward(out)
-        yield out, x
-
-
-@idiom
-def checkpoint_around(compile_):
-    fn = compile_(lambda x, n: x.sin() * x * n)
-    for n in (1, 2):
-        x = make(TwoTensor, 2, 3, grad=True)
-        out = checkpoint(fn, x, n, use_reentrant=False)
-        backward(out)
-        yield out, x
+    fn, x, seen, handles = compile_(lambda x: x.sin()), leaf(), [], []
+    return between(
+        lambda: (trained(fn, x), seen),
+        lambda: handles.append(x.register_hook(lambda grad: (seen.append(1), grad * 3)[1])),
+        lambda: handles[0].remove(),
+    )
 
 
 @idiom

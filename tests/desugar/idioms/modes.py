@@ -13,69 +13,133 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.desugar.classes import Pair, Tagged, make
-from tests.desugar.idioms.running import idiom
-from tests.desugar.judge import backward
+from tests.desugar.idioms.running import between, idiom, idioms_of_calls, switched, trained, within
 
 # ------------------------------------------------------------------------------------------------------ modes
 
 
-@idiom
-def grad_modes_inside(compile_):
-    def fn(x, flag):
-        with torch.no_grad():
-            y = x * 2
-            with torch.enable_grad():
-                z = x * 3
-        with torch.set_grad_enabled(flag):
-            u = x * 4
-        return y, z, u, torch.is_grad_enabled()
+class Negated(TorchFunctionMode):
+    """Negates sines."""
 
-    fn, x = compile_(fn), make(TwoTensor, 2, 3, grad=True)
-    for flag in (True, False, True):
-        out = fn(x, flag)
-        backward(out)
-        yield out, x
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return -out if func is torch.sin else out
 
 
-@idiom
-def grad_modes_around(compile_):
-    fn, x = compile_(lambda x: (x * 2, torch.is_grad_enabled())), make(TwoTensor, 2, 3, grad=True)
-    yield fn(x)
+class Counting(TorchDispatchMode):
+    """Counts sines."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.sin.default
+        return func(*args, **(kwargs or {}))
+
+
+def grad_modes(x, flag):
     with torch.no_grad():
-        out = fn(x)
-    yield out
-    with torch.no_grad(), torch.enable_grad():
-        out = fn(x)
-    yield out
+        y = x * 2
+        with torch.enable_grad():
+            z = x * 3
+    with torch.set_grad_enabled(flag):
+        u = x * 4
+    return y, z, u, torch.is_grad_enabled()
+
+
+def leaving_grad_mode(x, flag):
+    torch.set_grad_enabled(flag)
+    return x * 2
+
+
+def inferring(x):
+    with torch.inference_mode():
+        y = x * 2
+    return y, x + 1
+
+
+def casting(x, w, inside):
+    y = x @ w
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+        return y, x @ w, torch.is_autocast_enabled("cpu")
+
+
+@torch.no_grad()
+def without_grad(x):
+    return x * 2
+
+
+def leaf():
+    return make(TwoTensor, 2, 3, grad=True)
+
+
+idioms_of_calls(
+    {
+        "grad_modes_inside": (
+            grad_modes,
+            lambda fn, x: (trained(fn, x.requires_grad_(), flag) for flag in (True, False, True)),
+        ),
+        "grad_modes_around": (
+            lambda x: (x * 2, torch.is_grad_enabled()),
+            lambda fn, x: within(
+                lambda: (fn(x.requires_grad_()), torch.enable_grad()(fn)(x)),
+                None,
+                torch.no_grad(),
+            ),
+        ),
+        "decorated_with_no_grad": (
+            lambda x: without_grad(x) + x,
+            lambda fn, x: (trained(fn, x.requires_grad_()) for _ in range(2)),
+        ),
+        "decorated_with_no_grad_compiled": (without_grad, lambda fn, x: fn(x.requires_grad_())),
+        "inference_mode_inside": (inferring, lambda fn, x: (fn(make(TwoTensor, 2, 3)) for _ in range(2))),
+        "autocast_around_and_inside": (
+            casting,
+            lambda fn, x: within(
+                lambda: (fn(x, torch.ones(3, 4), True), fn(x, torch.ones(3, 4), False)),
+                *(torch.autocast("cpu", dtype=torch.bfloat16, enabled=on) for on in (False, True, False)),
+            ),
+        ),
+        "default_dtype_changed": (
+            lambda x: (x * torch.ones(3), torch.tensor(1.5), torch.arange(3) / 2),
+            lambda fn, x: within(
+                lambda: fn(x), None, switched(torch.set_default_dtype, torch.float64, torch.float32), None
+            ),
+        ),
+        "default_device_changed": (
+            lambda x: (x * 2, torch.zeros(3)),
+            lambda fn, x: within(
+                lambda: [tuple(out.shape) if out.is_meta else out for out in fn(x)],
+                *(None, torch.device("meta"), switched(torch.set_default_device, "meta", None), None),
+            ),
+        ),
+        "deterministic_algorithms": (
+            lambda x: x * (2 if torch.are_deterministic_algorithms_enabled() else 3),
+            lambda fn, x: within(
+                lambda: fn(x), None, switched(torch.use_deterministic_algorithms, True, False), None
+            ),
+            Pair,
+        ),
+        "function_mode_around": (
+            lambda x: torch.sin(x) * 2,
+            lambda fn, x: within(lambda: fn(x), None, Negated(), None),
+        ),
+        "dispatch_mode_around": (
+            lambda x: torch.sin(x) * 2,
+            lambda fn, x: (
+                (out, mode.count) for mode in [Counting()] for out in within(lambda: fn(x), None, mode, None)
+            ),
+            Tensor,
+        ),
+    }
+)
 
 
 @idiom
 def grad_mode_left_switched(compile_):
-    def fn(x, flag):
-        torch.set_grad_enabled(flag)
-        return x * 2
-
-    fn, x, found = compile_(fn), make(TwoTensor, 2, 3, grad=True), []
-    try:
-        for flag in (False, True, False):
-            found.append((fn(x, flag), torch.is_grad_enabled()))
-    finally:
-        torch.set_grad_enabled(True)
+    fn, x = compile_(leaving_grad_mode), leaf()
+    with torch.enable_grad():  # which is on again afterwards
+        found = [(fn(x, flag), torch.is_grad_enabled()) for flag in (False, True, False)]
     yield found
-
-
-@idiom
-def decorated_with_no_grad(compile_):
-    @torch.no_grad()
-    def helper(x):
-        return x * 2
-
-    fn, x = compile_(lambda x: helper(x) + x), make(TwoTensor, 2, 3, grad=True)
-    for _ in range(2):
-        out = fn(x)
-        backward(out)
-        yield out, x
-    yield compile_(helper)(x)
 
 
 @idiom
@@ -89,163 +153,55 @@ def inference_mode_around_some_calls(compile_):
     yield fn(x), fn(y)
 
 
-@idiom
-def inference_mode_inside(compile_):
-    def fn(x):
-        with torch.inference_mode():
-            y = x * 2
-        return y, x + 1
-
-    fn = compile_(fn)
-    for _ in range(2):
-        yield fn(make(TwoTensor, 2, 3))
-
-
-@idiom
-def autocast_around_and_inside(compile_):
-    def fn(x, w, inside):
-        y = x @ w
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
-            return y, x @ w, torch.is_autocast_enabled("cpu")
-
-    fn, x, w = compile_(fn), make(TwoTensor, 2, 3), torch.ones(3, 4)
-    for around in (False, True, False):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around):
-            out = fn(x, w, True), fn(x, w, False)
-        yield out
-
-
-@idiom
-def default_dtype_changed(compile_):
-    fn, x = (
-        compile_(lambda x: (x * torch.ones(3), torch.tensor(1.5), torch.arange(3) / 2)),
-        make(TwoTensor, 2, 3),
-    )
-    yield fn(x)
-    torch.set_default_dtype(torch.float64)
-    try:
-        out = fn(x)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    yield out
-    yield fn(x)
-
-
-@idiom
-def default_device_changed(compile_):
-    fn, x = compile_(lambda x: (x * 2, torch.zeros(3))), make(TwoTensor, 2, 3)
-    yield fn(x)
-    with torch.device("meta"):
-        out = fn(x)[1]
-    yield out.device.type, tuple(out.shape)
-    torch.set_default_device("meta")
-    try:
-        out = fn(x)[1]
-    finally:
-        torch.set_default_device(None)
-    yield out.device.type, tuple(out.shape)
-    yield fn(x)
-
-
-@idiom
-def deterministic_algorithms(compile_):
-    fn, x = (
-        compile_(lambda x: x * (2 if torch.are_deterministic_algorithms_enabled() else 3)),
-        make(Pair, 2, 3),
-    )
-    yield fn(x)
-    torch.use_deterministic_algorithms(True)
-    try:
-        out = fn(x)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    yield out
-    yield fn(x)
-
-
-@idiom
-def function_mode_around(compile_):
-    class Negated(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            return -out if func is torch.sin else out
-
-    fn, x = compile_(lambda x: torch.sin(x) * 2), make(TwoTensor, 2, 3)
-    yield fn(x)
-    with Negated():
-        out = fn(x)
-    yield out
-    yield fn(x)
-
-
-@idiom
-def dispatch_mode_around(compile_):
-    class Counting(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            Counting.count += func is torch.ops.aten.sin.default
-            return func(*args, **(kwargs or {}))
-
-    fn, x = compile_(lambda x: torch.sin(x) * 2), make(Tensor, 2, 3)
-    yield fn(x)
-    with Counting():
-        out = fn(x)
-    yield out, Counting.count
-    yield fn(x)
-
-
 # -------------------------------------------------------------------------------------------------- transforms
 
 
-@idiom
-def vmap_around(compile_):
-    fn, x = compile_(lambda x, n: (x * n).sin()), make(Tensor, 4, 3)
-    for n in (2, 3):
-        yield fn(x, n), torch.vmap(fn, in_dims=(0, None))(x, n), fn(x, n)
+def grads_of_rows(x, squared):
+    return torch.vmap(torch.func.grad(lambda row: (row * row if squared else row.sin()).sum()))(x)
 
 
-@idiom
-def vmap_and_grad_inside(compile_):
-    def fn(x, squared):
-        return torch.vmap(torch.func.grad(lambda row: (row * row if squared else row.sin()).sum()))(x)
-
-    fn = compile_(fn)
-    for squared in (True, False, True):
-        yield fn(make(Tensor, 4, 3), squared)
-
-
-@idiom
-def varying_int_below_grad(compile_):
-    fn = compile_(lambda x, n: torch.func.grad(lambda x: x.sum() * n)(x))
-    for n in (2, 3):
-        yield fn(make(Tensor, 4, 3), n)
-
-
-@idiom
-def grad_around(compile_):
-    fn = compile_(lambda x: (x * x).sum())
-    for _ in range(2):
-        x = make(Tensor, 4, 3)
-        yield fn(x), torch.func.grad(fn)(x), torch.func.grad_and_value(fn)(x), fn(x)
-
-
-@idiom
-def jvp_around(compile_):
-    fn, x = compile_(lambda x: x.sin() * x), make(Tensor, 4, 3)
-    yield fn(x)
-    yield torch.func.jvp(fn, (x,), (torch.ones(4, 3),))
-    yield fn(x)
-
-
-@idiom
-def dual_tensors(compile_):
-    fn, x = compile_(lambda x: x.sin() * x), make(Tensor, 4, 3)
-    yield fn(x)
+def dual(fn, x):
     with fwad.dual_level():
-        out = tuple(fwad.unpack_dual(fn(fwad.make_dual(x, torch.ones(4, 3)))))
-    yield out
-    yield fn(x)
+        return tuple(fwad.unpack_dual(fn(fwad.make_dual(x, torch.ones(4, 3)))))
+
+
+MATRIX = Tensor, 4, 3
+idioms_of_calls(
+    {
+        "vmap_around": (
+            lambda x, n: (x * n).sin(),
+            lambda fn, x: ((fn(x, n), torch.vmap(fn, in_dims=(0, None))(x, n), fn(x, n)) for n in (2, 3)),
+            *MATRIX,
+        ),
+        "vmap_and_grad_inside": (
+            grads_of_rows,
+            lambda fn, x: (fn(make(*MATRIX), squared) for squared in (True, False, True)),
+        ),
+        "varying_int_below_grad": (
+            lambda x, n: torch.func.grad(lambda x: x.sum() * n)(x),
+            lambda fn, x: (fn(make(*MATRIX), n) for n in (2, 3)),
+        ),
+        "grad_around": (
+            lambda x: (x * x).sum(),
+            lambda fn, x: (
+                (fn(x), torch.func.grad(fn)(x), torch.func.grad_and_value(fn)(x), fn(x))
+                for x in (x, make(*MATRIX))
+            ),
+            *MATRIX,
+        ),
+        "jvp_around": (
+            lambda x: x.sin() * x,
+            lambda fn, x: (fn(x), torch.func.jvp(fn, (x,), (torch.ones(4, 3),)), fn(x)),
+            *MATRIX,
+        ),
+        "dual_tensors": (lambda x: x.sin() * x, lambda fn, x: (fn(x), dual(fn, x), fn(x)), *MATRIX),
+        "cond_inside": (
+            lambda x, flag: torch.cond(flag, lambda x: x.sin(), lambda x: x.cos(), (x,)),
+            lambda fn, x: (fn(x, torch.tensor(True)), fn(x, torch.tensor(False))),
+            Tensor,
+        ),
+    }
+)
 
 
 @idiom
@@ -257,16 +213,77 @@ def functional_call(compile_):
         yield fn(params, x), dict(linear.named_parameters())
 
 
-@idiom
-def cond_inside(compile_):
-    def fn(x, flag):
-        return torch.cond(flag, lambda x: x.sin(), lambda x: x.cos(), (x,))
-
-    fn, x = compile_(fn), make(Tensor, 2, 3)
-    yield fn(x, torch.tensor(True)), fn(x, torch.tensor(False))
-
-
 # ------------------------------------------------------------------------------------------------------ breaks
+
+
+@torch.compiler.disable
+def name_of_the_type(x):
+    return x, type(x).__name__
+
+
+def breaking(x, state):
+    y = x * 2
+    state["before"] = y
+    torch._dynamo.graph_break()
+    state["n"] = state.get("n", 0) + 1
+    return y + state["n"]
+
+
+def breaking_between_writes(x, y):
+    x.add_(1)
+    view = y[0]
+    torch._dynamo.graph_break()
+    view.mul_(2)
+    return x + y
+
+
+def breaking_in_a_loop(xs):
+    out = []
+    for n, x in enumerate(xs):
+        out.append(x * n)
+        torch._dynamo.graph_break()
+    return sum(out)
+
+
+def broken(x, n):
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y * n
+
+
+def breaking_in_a_context(x):
+    with torch.no_grad():
+        y = x * 2
+        torch._dynamo.graph_break()
+        z = y * x
+    return z + x
+
+
+idioms_of_calls(
+    {
+        "disabled_helper_last": (
+            lambda x: name_of_the_type(x * 2),
+            lambda fn, x: (fn(make(cls, 2, 3)) for cls in (TwoTensor, Pair, Tensor)),
+        ),
+        "explicit_break": (
+            breaking,
+            lambda fn, x: ((*trained(fn, leaf(), state), state) for state in [{}] for _ in range(3)),
+        ),
+        "break_with_writes": (
+            breaking_between_writes,
+            lambda fn, x: ((fn(x, y), x, y) for y in [make(TwoTensor, 2, 3)] for _ in range(2)),
+        ),
+        "break_in_a_loop": (
+            breaking_in_a_loop,
+            lambda fn, x: (fn([make(Tagged, 2, 3) for _ in range(n)]) for n in (2, 3)),
+        ),
+        "break_in_a_nested_function": (
+            lambda x, n: broken(broken(x, n) + 1, n) - 1,
+            lambda fn, x: (fn(make(TwoTensor, 2, 3), n) for n in (2, 3)),
+        ),
+        "break_in_a_context": (breaking_in_a_context, lambda fn, x: (trained(fn, leaf()) for _ in range(2))),
+    }
+)
 
 
 @idiom
@@ -279,109 +296,17 @@ def disabled_helper(compile_):
         return x * len(calls)
 
     fn, x = compile_(lambda x: helper(x * 2) + 1), make(TwoTensor, 2, 3)
-    for _ in range(3):
-        yield fn(x), calls
-
-
-@idiom
-def disabled_helper_last(compile_):
-    @torch.compiler.disable
-    def helper(x):
-        return x, type(x).__name__
-
-    fn = compile_(lambda x: helper(x * 2))
-    for cls in (TwoTensor, Pair, Tensor):
-        yield fn(make(cls, 2, 3))
-
-
-@idiom
-def explicit_break(compile_):
-    def fn(x, state):
-        y = x * 2
-        state["before"] = y
-        torch._dynamo.graph_break()
-        state["n"] = state.get("n", 0) + 1
-        return y + state["n"]
-
-    fn, state = compile_(fn), {}
-    for _ in range(3):
-        x = make(TwoTensor, 2, 3, grad=True)
-        out = fn(x, state)
-        backward(out)
-        yield out, state, x
-
-
-@idiom
-def break_with_writes(compile_):
-    def fn(x, y):
-        x.add_(1)
-        view = y[0]
-        torch._dynamo.graph_break()
-        view.mul_(2)
-        return x + y
-
-    fn, x, y = compile_(fn), make(TwoTensor, 2, 3), make(TwoTensor, 2, 3)
-    for _ in range(2):
-        yield fn(x, y), x, y
-
-
-@idiom
-def break_in_a_loop(compile_):
-    def fn(xs):
-        out = []
-        for n, x in enumerate(xs):
-            out.append(x * n)
-            torch._dynamo.graph_break()
-        return sum(out)
-
-    fn = compile_(fn)
-    for n in (2, 3):
-        yield fn([make(Tagged, 2, 3) for _ in range(n)])
-
-
-@idiom
-def break_in_a_nested_function(compile_):
-    def helper(x, n):
-        y = x.sin()
-        torch._dynamo.graph_break()
-        return y * n
-
-    fn = compile_(lambda x, n: helper(helper(x, n) + 1, n) - 1)
-    for n in (2, 3):
-        yield fn(make(TwoTensor, 2, 3), n)
-
-
-@idiom
-def break_in_a_context(compile_):
-    def fn(x):
-        with torch.no_grad():
-            y = x * 2
-            torch._dynamo.graph_break()
-            z = y * x
-        return z + x
-
-    fn = compile_(fn)
-    for _ in range(2):
-        x = make(TwoTensor, 2, 3, grad=True)
-        out = fn(x)
-        backward(out)
-        yield out, x
+    return ((fn(x), calls) for _ in range(3))
 
 
 @idiom
 def threads(compile_):
-    fn, found = compile_(lambda x, n: (x * n).sin()), {}
-
-    def work(n, x):
-        out = fn(x, n)
-        backward(out)
-        found[n] = out
-
+    fn = compile_(lambda x, n: (x * n).sin())
     for _ in range(2):
-        xs = [make(TwoTensor, 2, 3, grad=True) for _ in range(4)]
+        xs = [leaf() for _ in range(4)]
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(work, range(4), xs))
-        yield [found[n] for n in range(4)], xs
+            found = list(pool.map(trained, [fn] * 4, xs, range(4)))
+        yield found
 
 
 @idiom
@@ -389,8 +314,6 @@ def thread_locals(compile_):
     local = threading.local()
     local.scale = 2.0
     fn, x = compile_(lambda x: x * getattr(local, "scale", 1.0)), make(TwoTensor, 2, 3)
-    yield fn(x)
-    local.scale = 3.0
-    yield fn(x)
+    yield from between(lambda: fn(x), lambda: setattr(local, "scale", 3.0))
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(fn, x).result()

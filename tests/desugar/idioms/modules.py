@@ -8,8 +8,7 @@ from torch.nn.utils import parametrizations
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Int8Like, Pair, make
-from tests.desugar.idioms.running import idiom
-from tests.desugar.judge import backward
+from tests.desugar.idioms.running import between, idiom, trained
 
 
 class Block(nn.Module):
@@ -39,12 +38,32 @@ class Outer(nn.Module):
         return self.dropout(self.block(x)) + 1
 
 
+class Held(nn.Module):
+    """A module with given buffers and other attributes, and a forward that a subclass writes."""
+
+    def __init__(self, buffers=None, **attributes):
+        super().__init__()
+        for name, buffer in (buffers or {}).items():
+            self.register_buffer(name, buffer)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
 def wrapped(module):
     """The module with every parameter made of a TwoTensor."""
     for owner in module.modules():
         for name, value in list(owner.named_parameters(recurse=False)):
             setattr(owner, name, nn.Parameter(TwoTensor(value.detach().clone(), value.detach() + 1)))
     return module
+
+
+def settings(module, **values):
+    """Changes that each set one attribute of a module."""
+    return [lambda name=name, value=value: setattr(module, name, value) for name, value in values.items()]
+
+
+def buffers(module):
+    return dict(module.named_buffers())
 
 
 # --------------------------------------------------------------------------------------------------- attributes
@@ -54,32 +73,24 @@ def wrapped(module):
 def module_attributes_changed(compile_):
     block, x = Block(), make(TwoTensor, 2, 3)
     fn = compile_(block)
-    yield fn(x)
-    block.scale = 3.0
-    yield fn(x)
-    block.scale = 4
-    yield fn(x)
-    block.residual = True
-    yield fn(x)
-    block.mode = "cos"
-    yield fn(x)
-    block.inner = torch.neg
-    yield fn(x)
+    yield from between(
+        lambda: fn(x),
+        *settings(block, scale=3.0),
+        *settings(block, scale=4, residual=True, mode="cos", inner=torch.neg),
+    )
     block.inner = nn.Linear(3, 3)
-    yield fn(make(Tensor, 2, 3))
-    block.inner = None
-    yield fn(x)
+    yield from between(lambda: fn(make(Tensor, 2, 3)), *settings(block, inner=None))
 
 
 @idiom
 def attributes_of_nested_modules_changed(compile_):
     outer, x = wrapped(Outer()), make(TwoTensor, 2, 3)
     fn = compile_(outer)
-    yield fn(x)
-    outer.block.scale, outer.dropout.p = 5.0, 0.0
-    yield fn(x)
-    outer.block.mode = "cos"
-    yield fn(x)
+    return between(
+        lambda: fn(x),
+        lambda: (setattr(outer.block, "scale", 5.0), setattr(outer.dropout, "p", 0.0)),
+        *settings(outer.block, mode="cos"),
+    )
 
 
 @idiom
@@ -109,11 +120,7 @@ def epsilon_changed(compile_):
 def train_and_eval(compile_):
     outer, x = wrapped(Outer()), make(TwoTensor, 2, 3)
     fn = compile_(outer)
-    for train in (True, False, True):
-        outer.train(train)
-        yield fn(x), outer.training
-    outer.dropout.eval()
-    yield fn(x), outer.training
+    return between(lambda: (fn(x), outer.training), outer.train, outer.eval, outer.train, outer.dropout.eval)
 
 
 @idiom
@@ -128,61 +135,48 @@ def counter_in_forward(compile_):
             return self.last * self.rate
 
     module = Counting()
-    fn = compile_(module)
-    for _ in range(4):
-        yield fn(make(TwoTensor, 2, 3)), module.steps, module.rate, module.last
-    module.steps = 10
-    yield fn(make(TwoTensor, 2, 3)), module.steps
+    fn, nothing = compile_(module), [lambda: None] * 3
+    return between(
+        lambda: (fn(make(TwoTensor, 2, 3)), module.steps, module.rate, module.last),
+        *nothing,
+        *settings(module, steps=10),
+    )
 
 
 @idiom
 def list_on_a_module(compile_):
-    class Recording(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.seen, self.sizes = [], {}
-
+    class Recording(Held):
         def forward(self, x):
             self.seen.append(x * 2)
             self.sizes[len(self.seen)] = tuple(x.shape)
             return self.seen[-1] + len(self.seen)
 
-    module = Recording()
+    module = Recording(seen=[], sizes={})
     fn = compile_(module)
-    for rows in (2, 3, 4):
-        yield fn(make(Pair, rows, 3)), module.seen, module.sizes
+    return ((fn(make(Pair, rows, 3)), module.seen, module.sizes) for rows in (2, 3, 4))
 
 
 @idiom
 def lazy_buffer(compile_):
-    class Rotary(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("table", None, persistent=False)
-
+    class Rotary(Held):
         def forward(self, x):
             if self.table is None or len(self.table) < len(x):
                 self.table = torch.arange(float(len(x))).unsqueeze(1)
             return x * self.table[: len(x)]
 
-    module = Rotary()
+    module = Rotary({"table": None})
     fn = compile_(module)
-    for rows in (2, 2, 5, 3):
-        yield fn(make(TwoTensor, rows, 3)), dict(module.named_buffers())
+    return ((fn(make(TwoTensor, rows, 3)), buffers(module)) for rows in (2, 2, 5, 3))
 
 
 @idiom
 def cache_on_a_module(compile_):
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.keys = None
-
+    class Attention(Held):
         def forward(self, x):
             self.keys = x if self.keys is None else torch.cat([self.keys, x])
             return x @ self.keys.t()
 
-    module = Attention()
+    module = Attention(keys=None)
     fn = compile_(module)
     for rows in (3, 1, 1, 1):
         yield fn(make(TwoTensor, rows, 4)), module.keys
@@ -197,81 +191,65 @@ def cache_on_a_module(compile_):
 def running_mean(compile_):
     norm = nn.BatchNorm1d(3)
     fn = compile_(norm)
-    for train in (True, True, False, True):
-        norm.train(train)
-        yield fn(make(Tensor, 4, 3)), dict(norm.named_buffers())
-    norm.momentum = None
-    yield fn(make(Tensor, 4, 3)), dict(norm.named_buffers())
+    return between(
+        lambda: (fn(make(Tensor, 4, 3)), buffers(norm)),
+        *(norm.train, norm.eval, norm.train),
+        *settings(norm, momentum=None),
+    )
 
 
 @idiom
 def buffers_written(compile_):
-    class Average(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mean", make(TwoTensor, 3))
-            self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-
+    class Average(Held):
         def forward(self, x):
             self.count += 1
             self.mean.lerp_(x.mean(0), 0.5)
             return x - self.mean
 
-    module = Average()
+    module = Average({"mean": make(TwoTensor, 3), "count": torch.zeros((), dtype=torch.int64)})
     fn = compile_(module)
     for _ in range(3):
-        yield fn(make(TwoTensor, 4, 3)), dict(module.named_buffers())
+        yield fn(make(TwoTensor, 4, 3)), buffers(module)
     module.mean = torch.zeros(3)
     module.count.fill_(10)
-    yield fn(make(Tensor, 4, 3)), dict(module.named_buffers())
+    yield fn(make(Tensor, 4, 3)), buffers(module)
 
 
 @idiom
 def buffer_replaced_inside(compile_):
-    class Momentum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(3))
-
+    class Momentum(Held):
         def forward(self, x):
             self.mean = (self.mean + x.mean(0)) / 2
             return x - self.mean
 
-    module = Momentum()
+    module = Momentum({"mean": torch.zeros(3)})
     fn = compile_(module)
-    for _ in range(3):
-        yield fn(make(TwoTensor, 4, 3)), dict(module.named_buffers())
+    return ((fn(make(TwoTensor, 4, 3)), buffers(module)) for _ in range(3))
 
 
 @idiom
 def parameter_replaced(compile_):
     block, x = Block(), make(TwoTensor, 2, 3)
     fn = compile_(block)
-    yield fn(x)
-    block.weight = nn.Parameter(torch.ones(3))
-    yield fn(x)
-    block.weight = nn.Parameter(make(TwoTensor, 3))
-    out = fn(x)
-    backward(out)
-    yield out, block.weight
-    block.weight = nn.Parameter(torch.ones(2, 3), requires_grad=False)
-    yield fn(x), block.weight
+    return between(
+        lambda: (trained(fn, x), block.weight),
+        *settings(block, weight=nn.Parameter(torch.ones(3))),
+        *settings(block, weight=nn.Parameter(make(TwoTensor, 3))),
+        *settings(block, weight=nn.Parameter(torch.ones(2, 3), requires_grad=False)),
+    )
 
 
 @idiom
 def data_of_a_parameter_assigned(compile_):
     block, x = Block(), make(TwoTensor, 2, 3)
     fn = compile_(block)
-    yield fn(x)
-    block.weight.data = torch.ones(3)
-    yield fn(x)
-    block.weight.data.mul_(3)
-    yield fn(x)
-    with torch.no_grad():
-        block.weight.copy_(torch.arange(3.0))
-    yield fn(x)
-    block.weight.data = block.weight.data.double()
-    yield fn(x)
+    return between(
+        lambda: fn(x),
+        lambda: setattr(block.weight, "data", torch.ones(3)),
+        lambda: block.weight.data.mul_(3),
+        lambda: torch.no_grad()(block.weight.copy_)(torch.arange(3.0)),
+        lambda: setattr(block.weight, "data", block.weight.data.double()),
+    )
 
 
 @idiom
@@ -281,31 +259,27 @@ def parameter_frozen_and_thawed(compile_):
     for flag in (True, False, True):
         block.requires_grad_(flag)
         block.zero_grad()
-        out = fn(make(TwoTensor, 2, 3))
-        backward(out)
-        yield out, block.weight
+        yield trained(fn, make(TwoTensor, 2, 3)), block.weight
 
 
 @idiom
 def tied_parameters(compile_):
     pair = nn.ModuleList([wrapped(Block()), wrapped(Block())])
     fn, x = compile_(lambda x: pair[1](pair[0](x))), make(TwoTensor, 2, 3)
-    yield fn(x)
-    pair[1].weight = pair[0].weight
-    out = fn(x)
-    backward(out)
-    yield out, list(pair.parameters())
+    return between(
+        lambda: (trained(fn, x), list(pair.parameters())), *settings(pair[1], weight=pair[0].weight)
+    )
 
 
 @idiom
 def state_dict_loaded(compile_):
     block, x = wrapped(Block()), make(TwoTensor, 2, 3)
     fn = compile_(block)
-    yield fn(x)
-    block.load_state_dict(wrapped(Block()).state_dict())
-    yield fn(x)
-    block.load_state_dict(wrapped(Block()).state_dict(), assign=True)
-    yield fn(x), dict(block.named_parameters())
+    return between(
+        lambda: (fn(x), dict(block.named_parameters())),
+        lambda: block.load_state_dict(wrapped(Block()).state_dict()),
+        lambda: block.load_state_dict(wrapped(Block()).state_dict(), assign=True),
+    )
 
 
 @idiom
@@ -319,23 +293,19 @@ def dtype_of_a_module(compile_):
 
 @idiom
 def quantized_weight(compile_):
-    linear = nn.Linear(6, 4, bias=False)
-    linear.weight = nn.Parameter(make(Int8Like, 4, 6), requires_grad=False)
-    fn, x = compile_(linear), make(Tensor, 2, 6)
-    yield fn(x)
-    linear.weight = nn.Parameter(make(Int8Like, 4, 6), requires_grad=False)
-    yield fn(x)
-    linear.bias = nn.Parameter(torch.ones(4))
-    yield fn(x)
+    linear, x = nn.Linear(6, 4, bias=False), make(Tensor, 2, 6)
+    first, second = (nn.Parameter(make(Int8Like, 4, 6), requires_grad=False) for _ in range(2))
+    linear.weight = first
+    fn = compile_(linear)
+    return between(lambda: fn(x), *settings(linear, weight=second, bias=nn.Parameter(torch.ones(4))))
 
 
 @idiom
 def parametrized_weight(compile_):
     linear, x = parametrizations.weight_norm(nn.Linear(3, 3)), make(Tensor, 2, 3)
     fn = compile_(linear)
-    yield fn(x)
-    with torch.no_grad():
-        linear.parametrizations.weight.original0.mul_(2)
-    yield fn(x)
-    torch.nn.utils.parametrize.remove_parametrizations(linear, "weight")
-    yield fn(x)
+    return between(
+        lambda: fn(x),
+        lambda: torch.no_grad()(linear.parametrizations.weight.original0.mul_)(2),
+        lambda: torch.nn.utils.parametrize.remove_parametrizations(linear, "weight"),
+    )

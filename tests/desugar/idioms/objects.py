@@ -12,7 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from subclasses import TensorSubclass
 from tests.desugar.classes import Beside, Halves, Labeled, Nested, Pair, Tagged, make
-from tests.desugar.idioms.running import idiom
+from tests.desugar.idioms.running import between, idiom, idioms_of_calls
 
 
 @dataclasses.dataclass
@@ -87,277 +87,269 @@ class Vector:
         raise AttributeError(name)
 
 
-@idiom
-def attribute_of_an_argument(compile_):
-    fn, box, x = compile_(lambda x, box: x * box.scale), Box(), make(TwoTensor, 2, 3)
-    for box.scale in (1.0, 2.0, 3):
-        yield fn(x, box)
-    yield fn(x, Box(5.0))
+class Other(Box):
+    """A class that has another attribute of its own."""
+
+    factor = 7.0
 
 
-@idiom
-def counter_of_an_argument(compile_):
-    def fn(x, box):
-        box.calls += 1
-        box.last = x * box.calls
-        return box.last + 1
+class Lazy:
+    """Makes a mask when one is needed."""
 
-    fn, box = compile_(fn), Box()
-    for _ in range(4):
-        yield fn(make(Pair, 2, 3), box), vars(box)
+    mask = None
+
+    def __call__(self, x):
+        if self.mask is None or len(self.mask) < len(x):
+            self.mask = torch.arange(float(len(x))).unsqueeze(1)
+        return x * self.mask[: len(x)]
+
+
+# ------------------------------------------------------------------------------------- members and attributes
+
+
+def counting(x, box):
+    box.calls += 1
+    box.last = x * box.calls
+    return box.last + 1
+
+
+def setting_a_property(x, box):
+    box.doubled = box.doubled + 1
+    return x * box.doubled
+
+
+def by_name(x, box, name):
+    if not hasattr(box, name):
+        setattr(box, name, x)
+        return x * getattr(box, "missing", 2)
+    y = getattr(box, name) + x
+    delattr(box, name)
+    return y
+
+
+def filling_a_slot(x, slotted):
+    slotted.extra = x * slotted.scale
+    return slotted.extra + 1
+
+
+def of_a_dataclass(x, settings):
+    settings.names.append(x.dim())
+    other = dataclasses.replace(settings, scale=settings.scale + 1)
+    return x * settings.scale + other.scale
+
+
+def adding(x, y):
+    v = sum([Vector(x), Vector(y)], start=1)
+    return (v[0].data if v else v.data), len(v), v.times_3
+
+
+def copying(box, xs):
+    other, more = copy.copy(box), copy.copy(xs)
+    other.scale = 9.0
+    more.append(xs[0] * other.scale)
+    return more, other is box
+
+
+def copying_deeply(settings, x):
+    other = copy.deepcopy(settings)
+    other.names.append("inside")
+    return x * settings.scale, other
+
+
+idioms_of_calls(
+    {
+        "attribute_of_an_argument": (
+            lambda x, box: x * box.scale,
+            lambda fn, x: (fn(x, box) for box in [Box()] for box.scale in (1.0, 2.0, 3, 5.0)),
+        ),
+        "attribute_of_another_argument": (
+            lambda x, box: x * box.scale,
+            lambda fn, x: (fn(x, Box(scale)) for scale in (1.0, 5.0)),
+        ),
+        "counter_of_an_argument": (
+            counting,
+            lambda fn, x: ((fn(x, box), vars(box)) for box in [Box()] for _ in range(4)),
+            Pair,
+        ),
+        "static_method": (Box.static, lambda fn, x: fn(x), Pair),
+        "class_method": (Box.of_class, lambda fn, x: fn(x), Pair),
+        "inherited_class_method": (Other.of_class, lambda fn, x: fn(x), Pair),
+        "property_with_a_setter": (
+            setting_a_property,
+            lambda fn, x: ((fn(x, box), box.scale) for box in [Box()] for _ in range(3)),
+        ),
+        "attributes_by_name": (
+            by_name,
+            lambda fn, x: (
+                (fn(x, box, name), vars(box)) for box in [Box()] for name in ("a", "a", "b", "b", "a")
+            ),
+            Pair,
+        ),
+        "attributes_by_name_beside_another": (
+            by_name,
+            lambda fn, x: ((fn(x, box, "b"), vars(box)) for box in [Box()] for box.missing in (10, 11)),
+            Pair,
+        ),
+        "slots": (
+            filling_a_slot,
+            lambda fn, x: (
+                (fn(x, slotted), slotted.extra) for slotted in [Slotted(1.0)] for slotted.scale in (2.0, 4.0)
+            ),
+        ),
+        "dataclass_argument": (
+            of_a_dataclass,
+            lambda fn, x: (
+                (fn(x, settings), settings)
+                for one in [Settings()]
+                for settings, settings.scale in ((one, 2.0), (one, 3.0), (Settings(names=["a"]), 5.0))
+            ),
+            Pair,
+        ),
+        "operators_of_a_class": (
+            adding,
+            lambda fn, x: (fn(make(TwoTensor, n, 3), make(TwoTensor, n, 3)) for n in (2, 3, 4)),
+        ),
+        "object_made_inside": (
+            lambda x, scale: Box(scale) if scale > 2 else Vector(x * scale),
+            lambda fn, x: (vars(fn(x, scale)) for scale in (1.0, 3.0, 2.0)),
+            Pair,
+        ),
+        "copies_of_an_argument": (
+            copying,
+            lambda fn, x: ((fn(box, xs), box.scale, len(xs)) for box in [Box()] for xs in ([x], [x, x])),
+            Pair,
+        ),
+        "deep_copy_of_an_argument": (
+            copying_deeply,
+            lambda fn, x: (
+                (fn(settings, x), settings) for settings in [Settings()] for settings.scale in (1.0, 2.0)
+            ),
+        ),
+    }
+)
 
 
 @idiom
 def method_of_an_object(compile_):
     box, x = Box(), make(TwoTensor, 2, 3)
     fn = compile_(box.method)
-    yield fn(x), box.calls
-    box.scale = 3.0
-    yield fn(x), box.calls
-    Box.factor = 5.0
-    try:
-        yield fn(x), box.calls
-    finally:
-        Box.factor = 2.0
-    yield fn(x), box.calls
-
-
-@idiom
-def static_and_class_methods(compile_):
-    class Other(Box):
-        factor = 7.0
-
-    x = make(Pair, 2, 3)
-    for fn in (Box.static, Box.of_class, Other.of_class):
-        yield compile_(fn)(x)
+    return between(
+        lambda: (fn(x), box.calls),
+        lambda: setattr(box, "scale", 3.0),
+        lambda: setattr(Box, "factor", 5.0),
+        lambda: setattr(Box, "factor", 2.0),
+    )
 
 
 @idiom
 def callable_object(compile_):
     box, x = Box(), make(TwoTensor, 2, 3)
     fn = compile_(lambda x: box(x))
-    for _ in range(3):
-        yield fn(x), box.history
-
-
-@idiom
-def property_with_a_setter(compile_):
-    def fn(x, box):
-        box.doubled = box.doubled + 1
-        return x * box.doubled
-
-    fn, box = compile_(fn), Box()
-    for _ in range(3):
-        yield fn(make(TwoTensor, 2, 3), box), box.scale
-
-
-@idiom
-def attributes_by_name(compile_):
-    def fn(x, box, name):
-        if not hasattr(box, name):
-            setattr(box, name, x)
-            return x * getattr(box, "missing", 2)
-        y = getattr(box, name) + x
-        delattr(box, name)
-        return y
-
-    fn, box = compile_(fn), Box()
-    for name in ("a", "a", "b", "b", "a"):
-        yield fn(make(Pair, 2, 3), box, name), vars(box)
-    box.missing = 10
-    yield fn(make(Pair, 2, 3), box, "b"), vars(box)
-
-
-@idiom
-def slots(compile_):
-    def fn(x, slotted):
-        slotted.extra = x * slotted.scale
-        return slotted.extra + 1
-
-    fn, slotted = compile_(fn), Slotted(2.0)
-    yield fn(make(TwoTensor, 2, 3), slotted), slotted.extra
-    slotted.scale = 4.0
-    yield fn(make(TwoTensor, 2, 3), slotted), slotted.extra
-
-
-@idiom
-def dataclass_argument(compile_):
-    def fn(x, settings):
-        settings.names.append(x.dim())
-        other = dataclasses.replace(settings, scale=settings.scale + 1)
-        return x * settings.scale + other.scale
-
-    fn, settings, x = compile_(fn), Settings(), make(Pair, 2, 3)
-    yield fn(x, settings), settings
-    settings.scale = 3.0
-    yield fn(x, settings), settings
-    yield fn(x, Settings(5.0, ["a"])), settings
-
-
-@idiom
-def operators_of_a_class(compile_):
-    def fn(x, y):
-        v = sum([Vector(x), Vector(y)], start=1)
-        return (v[0].data if v else v.data), len(v), v.times_3
-
-    fn = compile_(fn)
-    for rows in (2, 3, 4):
-        yield fn(make(TwoTensor, rows, 3), make(TwoTensor, rows, 3))
-
-
-@idiom
-def object_made_inside(compile_):
-    fn = compile_(lambda x, scale: Box(scale) if scale > 2 else Vector(x * scale))
-    for scale in (1.0, 3.0, 2.0):
-        yield vars(fn(make(Pair, 2, 3), scale))
+    return ((fn(x), box.history) for _ in range(3))
 
 
 @idiom
 def cache_filled_by_the_first_call(compile_):
-    class Lazy:
-        mask = None
-
-        def __call__(self, x):
-            if self.mask is None or len(self.mask) < len(x):
-                self.mask = torch.arange(float(len(x))).unsqueeze(1)
-            return x * self.mask[: len(x)]
-
     lazy = Lazy()
     fn = compile_(lambda x: lazy(x))
-    for rows in (2, 2, 4, 3):
-        yield fn(make(TwoTensor, rows, 3)), lazy.mask
-
-
-@idiom
-def copies_of_an_argument(compile_):
-    def fn(box, xs):
-        other, more = copy.copy(box), copy.copy(xs)
-        other.scale = 9.0
-        more.append(xs[0] * other.scale)
-        return more, other is box
-
-    fn, box, xs = compile_(fn), Box(), [make(Pair, 2, 3)]
-    yield fn(box, xs), box.scale, len(xs)
-    xs.append(xs[0])
-    yield fn(box, xs), box.scale, len(xs)
-
-
-@idiom
-def deep_copy_of_an_argument(compile_):
-    def fn(settings, x):
-        other = copy.deepcopy(settings)
-        other.names.append("inside")
-        return x * settings.scale, other
-
-    fn, settings = compile_(fn), Settings()
-    for settings.scale in (1.0, 2.0):
-        yield fn(settings, make(TwoTensor, 2, 3)), settings
+    return ((fn(make(TwoTensor, rows, 3)), lazy.mask) for rows in (2, 2, 4, 3))
 
 
 @idiom
 def weak_reference(compile_):
-    fn, boxes, x = (
-        compile_(lambda x, ref: x if ref() is None else x * ref().scale),
-        [Box(2.0)],
-        make(Pair, 2, 3),
+    fn, boxes = compile_(lambda x, ref: x if ref() is None else x * ref().scale), [Box(2.0)]
+    ref, x = weakref.ref(boxes[0]), make(Pair, 2, 3)
+    return between(lambda: fn(x, ref), lambda: setattr(boxes[0], "scale", 3.0), boxes.clear)
+
+
+# ------------------------------------------------------------------------- attributes and metadata of tensors
+
+
+def tagging(x):
+    x.tag = getattr(x, "tag", 0) + 1
+    y = x * x.tag
+    y.origin = "inside"
+    return y
+
+
+def of_its_type(x):
+    kinds = (
+        type(x) is Tensor,
+        isinstance(x, TwoTensor),
+        isinstance(x, TensorSubclass),
+        issubclass(type(x), Tensor),
     )
-    ref = weakref.ref(boxes[0])
-    yield fn(x, ref)
-    boxes[0].scale = 3.0
-    yield fn(x, ref)
-    boxes.clear()
-    yield fn(x, ref)
+    if type(x) is Tensor:
+        return x * 2, kinds
+    return (x + 1 if isinstance(x, (Pair, Halves)) else x - 1), type(x).__name__
 
 
-@idiom
-def attribute_of_a_tensor(compile_):
-    def fn(x):
-        x.tag = getattr(x, "tag", 0) + 1
-        y = x * x.tag
-        y.origin = "inside"
-        return y
-
-    fn, x = compile_(fn), make(Tensor, 2, 3)
-    for _ in range(3):
-        y = fn(x)
-        yield y, x.tag, getattr(y, "origin", None)
-    x.tag = 10
-    yield fn(x), x.tag
+def matching(value):
+    match value:
+        case {"x": Tensor() as x, **rest}:
+            return x * len(rest)
+        case [first, *others] if others:
+            return first - len(others)
+        case Settings(scale=scale):
+            return scale
+        case int() | float():
+            return value + 1
+    return None
 
 
-@idiom
-def attribute_of_a_wrapper(compile_):
-    def fn(x):
-        return x * getattr(x, "importance", 2.0)
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    yield fn(x)
-    x.importance = 3.0
-    yield fn(x)
-    x.importance = 4.0
-    yield fn(x)
-    del x.importance
-    yield fn(x)
-
-
-@idiom
-def metadata_of_an_argument(compile_):
-    fn = compile_(lambda x: x * x.count if x.label == "x" else x + x.count)
-    one = make(Labeled, 2, 3)
-    for label, count in (("x", 3), ("y", 3), ("x", 4), ("x", 5), ("z", 3)):
-        yield fn(Labeled(one.data_, one.extra, label=label, count=count))
-    yield fn(Labeled(one.data_, label="x"))
-
-
-@idiom
-def metadata_changed_by_hand(compile_):
-    fn, x = compile_(lambda x: (x * 2, x.tag)), make(Tagged, 2, 3)
-    for x.tag in ("left", "right", "left", "other"):
-        yield fn(x)
-
-
-@idiom
-def inner_tensor_replaced_between_calls(compile_):
-    fn, x = compile_(lambda x: (x * 2, x.a + 1)), make(TwoTensor, 2, 3)
-    yield fn(x)
-    x.a = torch.ones(2, 3)
-    yield fn(x)
-    x.b.fill_(4)
-    yield fn(x)
-
-
-@idiom
-def type_checks(compile_):
-    def fn(x):
-        kinds = (
-            type(x) is Tensor,
-            isinstance(x, TwoTensor),
-            isinstance(x, TensorSubclass),
-            issubclass(type(x), Tensor),
-        )
-        if type(x) is Tensor:
-            return x * 2, kinds
-        return (x + 1 if isinstance(x, (Pair, Halves)) else x - 1), type(x).__name__
-
-    fn = compile_(fn)
-    for cls in (Tensor, TwoTensor, Pair, Halves, Tensor, Beside, Nested):
-        yield fn(make(cls, 2, 6))
-
-
-@idiom
-def match_statement(compile_):
-    def fn(value):
-        match value:
-            case {"x": Tensor() as x, **rest}:
-                return x * len(rest)
-            case [first, *others] if others:
-                return first - len(others)
-            case Settings(scale=scale):
-                return scale
-            case int() | float():
-                return value + 1
-        return None
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for value in ({"x": x}, {"x": x, "y": 1}, [x, x], [x], Settings(3.0), 4, 5.0, "text"):
-        yield fn(value)
+idioms_of_calls(
+    {
+        "attribute_of_a_tensor": (
+            tagging,
+            lambda fn, x: between(
+                lambda: [(y, x.tag, getattr(y, "origin", None)) for y in [fn(x)]],
+                *(lambda: None, lambda: None, lambda: setattr(x, "tag", 10)),
+            ),
+            Tensor,
+        ),
+        "attribute_of_a_wrapper": (
+            lambda x: x * getattr(x, "importance", 2.0),
+            lambda fn, x: between(
+                lambda: fn(x),
+                lambda: setattr(x, "importance", 3.0),
+                lambda: setattr(x, "importance", 4.0),
+                lambda: delattr(x, "importance"),
+            ),
+        ),
+        "metadata_of_an_argument": (
+            lambda x: x * x.count if x.label == "x" else x + x.count,
+            lambda fn, x: (
+                fn(Labeled(x.data_, extra, label=label, count=count))
+                for extra, label, count in (
+                    *((x.extra, "x", 3), (x.extra, "y", 3), (x.extra, "x", 4)),
+                    *((x.extra, "x", 5), (x.extra, "z", 3), (None, "x", 2)),
+                )
+            ),
+            Labeled,
+        ),
+        "metadata_changed_by_hand": (
+            lambda x: (x * 2, x.tag),
+            lambda fn, x: (fn(x) for x.tag in ("left", "right", "left", "other")),
+            Tagged,
+        ),
+        "inner_tensor_replaced_between_calls": (
+            lambda x: (x * 2, x.a + 1),
+            lambda fn, x: between(
+                lambda: fn(x), lambda: setattr(x, "a", torch.ones(2, 3)), lambda: x.b.fill_(4)
+            ),
+        ),
+        "type_checks": (
+            of_its_type,
+            lambda fn, x: (
+                fn(make(cls, 2, 6)) for cls in (Tensor, TwoTensor, Pair, Halves, Tensor, Beside, Nested)
+            ),
+        ),
+        "match_statement": (
+            matching,
+            lambda fn, x: (
+                fn(value)
+                for value in ({"x": x}, {"x": x, "y": 1}, [x, x], [x], Settings(3.0), 4, 5.0, "text")
+            ),
+        ),
+    }
+)

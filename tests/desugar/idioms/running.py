@@ -1,15 +1,16 @@
 """Idioms of Python around tensors: how one is run, what is recorded of it, and how it is compared with eager mode.
 
-An idiom is a generator function. It gets `compile_`, calls what `compile_` makes of a function several times, changes
-the function's surroundings between the calls, and yields everything that a caller can see after each of them. What is
-yielded is recorded at once, so that later writes to it do not count. The idiom runs in eager mode, where `compile_`
-returns its argument, and behind a door; both records must be equal.
+An idiom is a function that returns an iterator. It gets `compile_`, calls what `compile_` makes of a function several
+times, changes the function's surroundings between the calls, and yields everything that a caller can see after each of
+them. Each item is recorded at once, so that later writes to it do not count. The idiom runs in eager mode, where
+`compile_` returns its argument, and behind a door; both records must be equal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,10 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import desugar
-from tests.desugar.classes import plain_parts
-from tests.desugar.judge import aliasing, facts, identities
+from tests.desugar.classes import make, plain_parts
+from tests.desugar.judge import aliasing, backward, facts, identities
 
 Compile = Callable[[Any], Any]
 Idiom = Callable[[Compile], Iterator[Any]]
@@ -79,11 +81,66 @@ class Unlike:
 IDIOMS: dict[str, Idiom] = {}
 
 
-def idiom(scenario: Idiom) -> Idiom:
+def idiom(scenario: Idiom, name: str = "") -> Idiom:
     """Registers an idiom under its name."""
-    assert scenario.__name__ not in IDIOMS, f"there are two idioms {scenario.__name__}"
-    IDIOMS[scenario.__name__] = scenario
+    name = name or scenario.__name__
+    assert name not in IDIOMS, f"there are two idioms {name}"
+    IDIOMS[name] = scenario
     return scenario
+
+
+def idioms_of_calls(table: dict[str, Any]) -> None:
+    """Registers idioms in which nothing but the arguments changes.
+
+    Args:
+        table: By name the function, a function of the compiled one and a tensor that calls it, and the class and sizes
+            of that tensor, where it is not a `TwoTensor` of 2 x 3. Each item of an iterator is recorded when it comes;
+            any other value is recorded as a whole.
+    """
+    for name, (fn, calls, *of) in table.items():
+        idiom(functools.partial(_called, fn, calls, of or [TwoTensor]), name)
+
+
+def _called(fn: Any, calls: Any, of: Any, compile_: Compile) -> Iterator[Any]:
+    cls, *size = of
+    results = calls(compile_(fn), make(cls, *(size or (2, 3))))
+    yield from results if isinstance(results, Iterator) else [results]
+
+
+# ------------------------------------------------------------------------------------------ parts of idioms
+
+
+def between(call: Callable[[], Any], *changes: Callable[[], Any]) -> Iterator[Any]:
+    """Yields what a call gives, before the changes and after each of them."""
+    yield call()
+    for change in changes:
+        change()
+        yield call()
+
+
+def within(call: Callable[[], Any], *managers: Any) -> Iterator[Any]:
+    """Yields what a call gives inside of each context manager, recorded outside; None is no manager."""
+    for manager in managers:
+        with manager or contextlib.nullcontext():
+            out = call()
+        yield out
+
+
+@contextlib.contextmanager
+def switched(switch: Callable[[Any], Any], to: Any, back: Any) -> Iterator[None]:
+    """Calls a switch with one value for a while, and then with the one that it had."""
+    switch(to)
+    try:
+        yield
+    finally:
+        switch(back)
+
+
+def trained(fn: Any, *args: Any) -> tuple[Any, ...]:
+    """Calls a function, runs the backward of what it returns, and gives the result and the arguments."""
+    out = fn(*args)
+    backward(out)
+    return out, args
 
 
 def check_idiom(name: str, door: str, unlike: Unlike | None = None) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Labeled, Pair, Tagged, make
-from tests.desugar.idioms.running import idiom
+from tests.desugar.idioms.running import between, idiom, idioms_of_calls
 
 LEVEL = 1.0
 CALLS = 0
@@ -43,13 +43,8 @@ def closure_number_changed(compile_):
 def closure_list_changed(compile_):
     scales = [2.0]
     fn, x = compile_(lambda x: [x * scale for scale in scales]), make(Pair, 2, 3)
-    yield fn(x)
-    scales.append(3.0)
-    yield fn(x)
-    scales[0] = 5.0
-    yield fn(x)
-    scales.clear()
-    yield fn(x)
+    changes = (lambda: scales.append(3.0)), (lambda: scales.__setitem__(0, 5.0)), scales.clear
+    return between(lambda: fn(x), *changes)
 
 
 @idiom
@@ -57,26 +52,21 @@ def closure_dict_changed(compile_):
     options = {"scale": 2.0}
     fn = compile_(lambda x: x * options["scale"] + options.get("shift", 0.0) + len(options))
     x = make(TwoTensor, 2, 3)
-    yield fn(x)
-    options["scale"] = 3.0
-    yield fn(x)
-    options["shift"] = 1.0
-    yield fn(x)
-    del options["shift"]
-    yield fn(x)
+    return between(
+        lambda: fn(x),
+        lambda: options.update(scale=3.0),
+        lambda: options.update(shift=1.0),
+        lambda: options.pop("shift"),
+    )
 
 
 @idiom
 def closure_tensor_rebound(compile_):
     weight = torch.ones(3)
     fn, x = compile_(lambda x: x * weight), make(Tagged, 2, 3)
-    yield fn(x)
-    weight.mul_(2)
-    yield fn(x)
-    weight = torch.full((3,), 5.0)
-    yield fn(x)
-    weight = 2
-    yield fn(x)
+    yield from between(lambda: fn(x), lambda: weight.mul_(2))
+    for weight in (torch.full((3,), 5.0), 2):  # noqa: B007 - the function reads it
+        yield fn(x)
 
 
 @idiom
@@ -89,16 +79,99 @@ def nonlocal_counter(compile_):
         return x + count
 
     fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for _ in range(4):
-        yield fn(x), count
+    return ((fn(x), count) for _ in range(4))
 
 
-@idiom
-def global_number_changed(compile_):
-    global LEVEL
-    fn, x = compile_(lambda x: x * LEVEL if LEVEL > 0 else x), make(Pair, 2, 3)
-    for LEVEL in (1.0, 2.5, -1.0):  # noqa: B007 - the function reads it
-        yield fn(x)
+# ---------------------------------------------------------------------------------------------------- globals
+
+HERE = globals()
+
+
+def shifted(x, scale=2.0, *, shift=1.0):
+    return x * scale + shift
+
+
+def scaled(x):
+    return x * scaled.scale
+
+
+scaled.scale = 2.0
+TOKENS: list = []
+
+# By name the function, the class of its argument, and changes of which the last ones undo the first.
+CHANGED = {
+    "global_number_changed": (
+        lambda x: x * LEVEL if LEVEL > 0 else x,
+        Pair,
+        *(lambda: HERE.update(LEVEL=2.5), lambda: HERE.update(LEVEL=-1.0), lambda: HERE.update(LEVEL=1.0)),
+    ),
+    "global_list_changed": (
+        lambda x: sum(x * level for level in LEVELS),
+        Pair,
+        lambda: LEVELS.append(3.0),
+        lambda: LEVELS.__setitem__(0, 7.0),
+        lambda: LEVELS.__setitem__(slice(None), [1.0, 2.0]),
+    ),
+    "global_dict_changed": (
+        lambda x: {name: x * value for name, value in OPTIONS.items()},
+        Labeled,
+        lambda: OPTIONS.update(scale=3.0),
+        lambda: OPTIONS.update(other=4.0),
+        lambda: (OPTIONS.pop("other"), OPTIONS.update(scale=2.0)),
+    ),
+    "global_tensor_rebound": (
+        lambda x: x * WEIGHT,
+        TwoTensor,
+        lambda: HERE.update(WEIGHT=torch.full((3,), 4.0)),
+        lambda: WEIGHT.add_(1),
+        lambda: HERE.update(WEIGHT=torch.ones(3)),
+    ),
+    "global_namespace_changed": (
+        lambda x: (x * CONFIG.scale, CONFIG.name.upper()),
+        Pair,
+        lambda: setattr(CONFIG, "scale", 2.0),
+        lambda: setattr(CONFIG, "name", "b"),
+        lambda: vars(CONFIG).update(scale=1.0, name="a"),
+    ),
+    "global_function_replaced": (
+        lambda x: activation(x),
+        TwoTensor,
+        lambda: HERE.update(activation=torch.cos),
+        lambda first=activation: HERE.update(activation=first),
+    ),
+    "environment_variable": (
+        lambda x: (x + 1) * 2 if os.environ.get("DESUGAR_IDIOM") == "1" else x + 1,
+        TwoTensor,
+        lambda: os.environ.update(DESUGAR_IDIOM="1"),
+        lambda: os.environ.pop("DESUGAR_IDIOM"),
+    ),
+    "context_variable": (
+        lambda x: x * DEPTH.get(),
+        Pair,
+        lambda: TOKENS.append(DEPTH.set(5)),
+        lambda: DEPTH.reset(TOKENS.pop()),
+    ),
+    "function_attribute": (
+        lambda x: scaled(x),
+        TwoTensor,
+        lambda: setattr(scaled, "scale", 3.0),
+        lambda: setattr(scaled, "scale", 2.0),
+    ),
+    "defaults_replaced": (
+        lambda x: shifted(x),
+        Pair,
+        lambda: setattr(shifted, "__defaults__", (3.0,)),
+        lambda: setattr(shifted, "__kwdefaults__", {"shift": 5.0}),
+        lambda: setattr(shifted, "__kwdefaults__", {"shift": 1.0}),
+        lambda: setattr(shifted, "__defaults__", (2.0,)),
+    ),
+}
+idioms_of_calls(
+    {
+        name: (fn, lambda fn, x, changes=changes: between(lambda: fn(x), *changes), cls)
+        for name, (fn, cls, *changes) in CHANGED.items()
+    }
+)
 
 
 @idiom
@@ -111,33 +184,8 @@ def global_rebound_inside(compile_):
         return x * CALLS
 
     CALLS, fn, x = 0, compile_(fn), make(TwoTensor, 2, 3)
-    for _ in range(4):
-        yield fn(x), CALLS
-    CALLS = 10
-    yield fn(x), CALLS
-
-
-@idiom
-def global_list_changed(compile_):
-    LEVELS[:] = [1.0, 2.0]
-    fn, x = compile_(lambda x: sum(x * level for level in LEVELS)), make(Pair, 2, 3)
-    yield fn(x)
-    LEVELS.append(3.0)
-    yield fn(x)
-    LEVELS[0] = 7.0
-    yield fn(x)
-
-
-@idiom
-def global_dict_changed(compile_):
-    OPTIONS.clear()
-    OPTIONS["scale"] = 2.0
-    fn, x = compile_(lambda x: {name: x * value for name, value in OPTIONS.items()}), make(Labeled, 2, 3)
-    yield fn(x)
-    OPTIONS["scale"] = 3.0
-    yield fn(x)
-    OPTIONS["other"] = 4.0
-    yield fn(x)
+    nothing = [lambda: None] * 3
+    return between(lambda: (fn(x), CALLS), *nothing, lambda: HERE.update(CALLS=10))
 
 
 @idiom
@@ -148,78 +196,7 @@ def global_list_grows_inside(compile_):
 
     SEEN.clear()
     fn = compile_(fn)
-    for _ in range(3):
-        yield fn(make(TwoTensor, 2, 3)), SEEN
-
-
-@idiom
-def global_tensor_rebound(compile_):
-    global WEIGHT
-    WEIGHT = torch.ones(3)
-    fn, x = compile_(lambda x: x * WEIGHT), make(TwoTensor, 2, 3)
-    yield fn(x)
-    WEIGHT = torch.full((3,), 4.0)
-    yield fn(x)
-    WEIGHT += 1
-    yield fn(x)
-
-
-@idiom
-def global_namespace_changed(compile_):
-    CONFIG.scale, CONFIG.name = 1.0, "a"
-    fn, x = compile_(lambda x: (x * CONFIG.scale, CONFIG.name.upper())), make(Pair, 2, 3)
-    yield fn(x)
-    CONFIG.scale = 2.0
-    yield fn(x)
-    CONFIG.name = "b"
-    yield fn(x)
-
-
-@idiom
-def global_function_replaced(compile_):
-    global activation
-    first, fn, x = activation, compile_(lambda x: activation(x)), make(TwoTensor, 2, 3)
-    yield fn(x)
-    activation = torch.cos
-    yield fn(x)
-    activation = first
-    yield fn(x)
-
-
-@idiom
-def environment_variable(compile_):
-    def fn(x):
-        y = x + 1
-        return y * 2 if os.environ.get("DESUGAR_IDIOM") == "1" else y
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    yield fn(x)
-    os.environ["DESUGAR_IDIOM"] = "1"
-    yield fn(x)
-    del os.environ["DESUGAR_IDIOM"]
-    yield fn(x)
-
-
-@idiom
-def context_variable(compile_):
-    fn, x = compile_(lambda x: x * DEPTH.get()), make(Pair, 2, 3)
-    yield fn(x)
-    token = DEPTH.set(5)
-    yield fn(x)
-    DEPTH.reset(token)
-    yield fn(x)
-
-
-@idiom
-def function_attribute(compile_):
-    def helper(x):
-        return x * helper.scale
-
-    helper.scale = 2.0
-    fn, x = compile_(lambda x: helper(x)), make(TwoTensor, 2, 3)
-    yield fn(x)
-    helper.scale = 3.0
-    yield fn(x)
+    return ((fn(make(TwoTensor, 2, 3)), SEEN) for _ in range(3))
 
 
 @idiom
@@ -229,69 +206,40 @@ def mutable_default_argument(compile_):
         return x * len(seen), list(seen)
 
     fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for _ in range(3):
-        yield fn(x)
-
-
-@idiom
-def defaults_replaced(compile_):
-    def helper(x, scale=2.0, *, shift=1.0):
-        return x * scale + shift
-
-    fn, x = compile_(lambda x: helper(x)), make(Pair, 2, 3)
-    yield fn(x)
-    helper.__defaults__ = (3.0,)
-    yield fn(x)
-    helper.__kwdefaults__ = {"shift": 5.0}
-    yield fn(x)
+    return (fn(x) for _ in range(3))
 
 
 # --------------------------------------------------------------------------------------------- random numbers
 
 
-@idiom
-def python_random(compile_):
-    fn, x = compile_(lambda x: x * random.random() + random.randint(0, 9)), make(TwoTensor, 2, 3)
-    for _ in range(3):
-        yield fn(x)
-    random.seed(5)
-    yield fn(x), random.random()
+def seeding(x):
+    torch.manual_seed(7)
+    return x * torch.rand(3)
 
 
-@idiom
-def numpy_random(compile_):
-    def fn(x):
-        return x * float(np.random.rand())
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for _ in range(3):
-        yield fn(x)
-    yield float(np.random.rand())
-
-
-@idiom
-def manual_seed_inside(compile_):
-    def fn(x):
-        torch.manual_seed(7)
-        return x * torch.rand(3)
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for _ in range(3):
-        yield fn(x), torch.rand(2)
-
-
-@idiom
-def random_numbers_in_order(compile_):
-    fn, x = compile_(lambda x: (x * torch.rand(3), torch.randn_like(x))), make(Pair, 2, 3)
-    for _ in range(3):
-        yield fn(x), torch.rand(1)
-
-
-@idiom
-def torch_generator(compile_):
-    generator = torch.Generator()
-    fn = compile_(lambda x, generator: x * torch.rand(3, generator=generator))
-    x = make(TwoTensor, 2, 3)
-    for seed in (1, 2, 1):
-        generator.manual_seed(seed)
-        yield fn(x, generator), fn(x, generator)
+idioms_of_calls(
+    {
+        "python_random": (
+            lambda x: x * random.random() + random.randint(0, 9),
+            lambda fn, x: (fn(x), fn(x), fn(x), random.seed(5), fn(x), random.random()),
+        ),
+        "numpy_random": (
+            lambda x: x * float(np.random.rand()),
+            lambda fn, x: (fn(x), fn(x), fn(x), float(np.random.rand())),
+        ),
+        "manual_seed_inside": (seeding, lambda fn, x: ((fn(x), torch.rand(2)) for _ in range(3))),
+        "random_numbers_in_order": (
+            lambda x: (x * torch.rand(3), torch.randn_like(x)),
+            lambda fn, x: ((fn(x), torch.rand(1)) for _ in range(3)),
+            Pair,
+        ),
+        "torch_generator": (
+            lambda x, generator: x * torch.rand(3, generator=generator),
+            lambda fn, x: (
+                (fn(x, generator), fn(x, generator))
+                for seed in (1, 2, 1)
+                for generator in [torch.Generator().manual_seed(seed)]
+            ),
+        ),
+    }
+)
