@@ -86,16 +86,14 @@ def test_what_is_not_strided_is_refused(odd, what):
 # ---- guards --------------------------------------------------------------------------------------------------
 
 
-def guarded(*leaves):
-    inputs = Inputs(Fakes(), is_dynamic=True)
+def guarded(*leaves, is_dynamic=True):
+    inputs = Inputs(Fakes(), is_dynamic)
     inputs.add_arguments(list(leaves))
     return inputs
 
 
 def test_no_symbol_no_guard():
-    inputs = Inputs(Fakes())
-    inputs.add_arguments([torch.ones(4)])
-    guards = size_guards(inputs.fakes)
+    guards = size_guards(guarded(torch.ones(4), is_dynamic=False).fakes)
     assert guards.expression is None and guards.hold([torch.ones(5)])
 
 

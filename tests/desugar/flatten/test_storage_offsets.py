@@ -7,16 +7,9 @@ import torch
 
 import desugar
 from tests.desugar.classes import Pair
+from tests.desugar.judge import WAYS
 
 STORAGE = torch.arange(80.0).view(20, 4)
-
-
-def of_the_offset(x):
-    return x * x.storage_offset()
-
-
-def of_a_views_offset(x):
-    return x * x[1:2].storage_offset() + x[:, 2:].storage_offset()
 
 
 def as_many_ops_as_the_offset(x):
@@ -25,65 +18,27 @@ def as_many_ops_as_the_offset(x):
     return x
 
 
-def window(x):
-    return x.as_strided((2, 2), (1, 1)) * 2
-
-
-def window_of_a_view(x):
-    return torch.as_strided(x[1:], (2,), (2,)) * 2
-
-
-def window_at(x):
-    return x.as_strided((2,), (1,), 13) * 2
-
-
-def window_of_a_view_at(x):
-    return torch.as_strided(x[1:], (2,), (1,), storage_offset=13) * 2
-
-
-def window_by_its_op(x):
-    return torch.ops.aten.as_strided.default(x, (2,), (1,), 13) + torch.ops.aten.as_strided(x, (2,), (1,), 13)
-
-
-def window_before(x):
-    return x.as_strided((2,), (1,), 1) * 2
-
-
-def window_that_is_returned(x):
-    return x.as_strided((2,), (1,), 13)
-
-
-def written_window(x):
-    return x.as_strided((2,), (1,), 13).mul_(2)
-
-
-def of_what_it_made(x):
-    return (x * 2).as_strided((3,), (1,), 2) + (x * 3)[1:].storage_offset()
-
-
-def scattered(x):
-    return torch.as_strided_scatter(x, torch.ones(2), (2,), (1,), 13)
-
-
-INDIFFERENT = [
-    window,
-    window_of_a_view,
-    lambda x: x[1:] * 2,
-    lambda x: x.unfold(0, 2, 1) + 1,
-    of_what_it_made,
-]
-DEPENDENT = [
-    of_the_offset,
-    of_a_views_offset,
-    as_many_ops_as_the_offset,
-    window_at,
-    window_of_a_view_at,
-    window_by_its_op,
-    window_before,
-    window_that_is_returned,
-    written_window,
-    scattered,
-]
+aten = torch.ops.aten
+FUNCTIONS = {
+    "window": lambda x: x.as_strided((2, 2), (1, 1)) * 2,
+    "window of a view": lambda x: torch.as_strided(x[1:], (2,), (2,)) * 2,
+    "view": lambda x: x[1:] * 2,
+    "unfold": lambda x: x.unfold(0, 2, 1) + 1,
+    "of what it made": lambda x: (x * 2).as_strided((3,), (1,), 2) + (x * 3)[1:].storage_offset(),
+    # Those that depend on the offset.
+    "offset": lambda x: x * x.storage_offset(),
+    "offset of a view": lambda x: x * x[1:2].storage_offset() + x[:, 2:].storage_offset(),
+    "as many ops as the offset": as_many_ops_as_the_offset,
+    "window at": lambda x: x.as_strided((2,), (1,), 13) * 2,
+    "window of a view at": lambda x: torch.as_strided(x[1:], (2,), (1,), storage_offset=13) * 2,
+    "window by its op": lambda x: (
+        aten.as_strided.default(x, (2,), (1,), 13) + aten.as_strided(x, (2,), (1,), 13)
+    ),
+    "window before": lambda x: x.as_strided((2,), (1,), 1) * 2,
+    "window that is returned": lambda x: x.as_strided((2,), (1,), 13),
+    "written window": lambda x: x.as_strided((2,), (1,), 13).mul_(2),
+    "scattered": lambda x: torch.as_strided_scatter(x, torch.ones(2), (2,), (1,), 13),
+}
 
 
 def check(compiled, fn, start):
@@ -98,22 +53,23 @@ def check(compiled, fn, start):
 
 @pytest.mark.sweep(54)
 @pytest.mark.parametrize("dynamic", [False, None, True])
-@pytest.mark.parametrize("fn", INDIFFERENT + DEPENDENT, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("starts", [(0, 2, 3, 0), (2, 0, 3, 1)])
-def test_tensors_that_begin_anywhere(fn, dynamic, starts):
-    if fn is of_a_views_offset and dynamic and starts[0] == 0:
+def test_tensors_that_begin_anywhere(name, dynamic, starts):
+    if name == "offset of a view" and dynamic and starts[0] == 0:
         pytest.skip(
             "Dynamo takes the offset 0 of an argument as a constant without a guard, in stock as well"
         )
-    compiled = desugar.compile(fn, backend="eager", dynamic=dynamic)
+    compiled = desugar.compile(FUNCTIONS[name], backend="eager", dynamic=dynamic)
     for start in starts:
-        check(compiled, fn, start)
+        check(compiled, FUNCTIONS[name], start)
 
 
 @pytest.mark.sweep(30)
-@pytest.mark.parametrize("fn", INDIFFERENT + DEPENDENT, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("way", ["pass", "dynamo"])
-def test_through_inductor(fn, way):
+def test_through_inductor(name, way):
+    fn = FUNCTIONS[name]
     compiled = desugar.compile(fn) if way == "pass" else torch.compile(fn, backend="desugar")
     for start in (2, 0, 3):
         check(compiled, fn, start)
@@ -149,22 +105,16 @@ def test_gradients():
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("way", ["pass", "dynamo"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_view_as_larger_elements(way):
     """It takes an offset that they divide: elsewhere the call is refused as in eager mode."""
-
-    def as_words(x):
-        return x.view(torch.int32) + 1
-
     storage = torch.arange(64, dtype=torch.int8)
-    compiled = desugar.compile(as_words, backend="eager", dynamic=False)
-    if way == "dynamo":
-        compiled = torch.compile(as_words, backend="desugar", dynamic=False, options={"backend": "eager"})
-    for start in (0, 8, 4):
-        assert compiled(storage[start : start + 16]).equal(as_words(storage[start : start + 16]))
-    with pytest.raises(RuntimeError, match=r"storage_offset\(\) must be divisible by 4"):
-        compiled(storage[1:17])
-    assert compiled(storage[:16]).equal(as_words(storage[:16]))
+    compiled = WAYS[way](lambda x: x.view(torch.int32) + 1, dynamic=False)
+    for start in (0, 8, 4, 0):
+        part = storage[start : start + 16]
+        assert compiled(part).equal(part.view(torch.int32) + 1)
+        with pytest.raises(RuntimeError, match=r"storage_offset\(\) must be divisible by 4"):
+            compiled(storage[1:17])
 
 
 def test_smaller_elements_are_anywhere():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import desugar
@@ -17,21 +18,15 @@ aten = torch.ops.aten
 
 def compiled_graph(fn, *args):
     """(program, the first graph that reached the compiler): the stores are put in after the kept graphs."""
-    backend, seen = keeping_graphs()
-    compiled = desugar.compile(fn, backend=backend)
+    seen = []
+    compiled = desugar.compile(fn, backend=keeping(seen))
     compiled(*args)
     return compiled.programs[0], seen[0]
 
 
-def keeping_graphs():
-    """(a backend that runs graphs as they are, the list of those that reached it)."""
-    seen = []
-
-    def backend(graph, inputs):
-        seen.append(copy_graph(graph))
-        return graph
-
-    return backend, seen
+def keeping(seen):
+    """A backend that runs graphs as they are, and keeps them in a list."""
+    return lambda graph, inputs: (seen.append(copy_graph(graph)), graph)[1]
 
 
 def targets(graph):
@@ -78,18 +73,14 @@ def test_a_saved_input_that_is_written_is_cloned():
     assert aten.clone.default in targets(graph)
     assert FromInput(0) not in split.backward_inputs
     assert any(isinstance(s, FromForward) and s.index >= split.num_forward for s in split.backward_inputs)
-    judge(overwritten, lambda: (torch.randn(3), torch.randn(3, requires_grad=True)))
-    judge(overwritten, lambda: (make(Pair, 3), make(Pair, 3, grad=True)))
 
 
-def test_a_saved_view_of_an_input_that_is_written_is_cloned():
-    def fn(x, w):
-        y = x.t().clone() @ w
-        x.zero_()
-        return y
-
-    judge(fn, lambda: (torch.randn(2, 3), torch.randn(2, 3, requires_grad=True)))
-    judge(fn, lambda: (make(TwoTensor, 2, 3), make(TwoTensor, 2, 3, grad=True)))
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+@pytest.mark.parametrize(
+    ("fn", "size"), [(overwritten, (3,)), (lambda x, w: (x.t().clone() @ w, x.zero_())[0], (2, 3))]
+)
+def test_gradients_where_a_saved_input_or_view_is_written(fn, size, cls):
+    judge(fn, lambda: (make(cls, *size), make(cls, *size, grad=True)))
 
 
 def test_a_saved_input_that_nobody_writes_is_not_cloned():
@@ -103,25 +94,25 @@ def overlapping():
     return buffer[:4], buffer[2:]
 
 
-def test_overlapping_inputs_are_written_through_their_storage():
-    def fn(x, y):
-        x.add_(1)
-        return y * 2
+def add_to_the_first(x, y):
+    x.add_(1)
+    return y * 2
 
-    graph = torch.fx.symbolic_trace(fn)
-    backend, seen = keeping_graphs()
-    specialized = Specialized(lambda leaves: (fn(*leaves),), choose_backend(backend), "", graph, ("x", "y"))
-    judge(fn, overlapping, lambda x, y: specialized(x, y)[0])
+
+def test_overlapping_inputs_are_written_through_their_storage():
+    graph, seen = torch.fx.symbolic_trace(add_to_the_first), []
+    call = lambda leaves: (add_to_the_first(*leaves),)  # noqa: E731
+    specialized = Specialized(call, choose_backend(keeping(seen)), "", graph, ("x", "y"))
+    judge(add_to_the_first, overlapping, lambda x, y: specialized(x, y)[0])
     assert len(specialized.entries) == 1
     (store,) = stores(seen[0])
     assert tuple(store.meta["val"].shape) == (6,)
-    judge(fn, overlapping, calls=2)
+    judge(add_to_the_first, overlapping, calls=2)
 
 
 def test_the_real_memory_is_written():
     x = make(TwoTensor, 2, 3)
     parts = plain_parts(x)
-    places = [part.data_ptr() for part in parts]
     desugar.compile(lambda x: x.fill_(7), backend="eager")(x)
-    assert [part.data_ptr() for part in plain_parts(x)] == places
+    assert [part.data_ptr() for part in plain_parts(x)] == [part.data_ptr() for part in parts]
     assert all((part == 7).all() for part in parts)

@@ -25,14 +25,8 @@ def test_both_halves_compute_what_the_joint_graph_does(cls):
         lambda x, w: ((x * w).sin(), x.sum()), make(cls, 2, 6, grad=True), torch.randn(6)
     )
 
-    def real(fake):
-        if not isinstance(fake, torch.Tensor):
-            return hint(fake)  # a dynamic int
-        return (
-            torch.randn(fake.shape, dtype=fake.dtype) if fake.is_floating_point() else torch.zeros_like(fake)
-        )
-
-    arguments = [real(n.meta["val"]) for n in program.joint.graph.find_nodes(op="placeholder")]
+    fakes = [n.meta["val"] for n in program.joint.graph.find_nodes(op="placeholder")]
+    arguments = [torch.randn(f.shape) if isinstance(f, torch.Tensor) else hint(f) for f in fakes]
     primals = len(program.forward.graph.find_nodes(op="placeholder"))
     results = program.forward(*arguments[:primals])
     sources = {FromInput: arguments[:primals], FromForward: results, FromTangent: arguments[primals:]}
@@ -88,7 +82,6 @@ def test_the_partitioners_knobs_are_reachable():
 
 
 def test_recomputing_is_left_to_the_partitioner():
-    def fn(x):
-        return torch.utils.checkpoint.checkpoint(lambda y: (y @ y).sin() @ y, x, use_reentrant=False)
-
+    region = lambda y: (y @ y).sin() @ y  # noqa: E731
+    fn = lambda x: torch.utils.checkpoint.checkpoint(region, x, use_reentrant=False)  # noqa: E731
     judge(fn, lambda: (make(TwoTensor, 4, 4, grad=True),))

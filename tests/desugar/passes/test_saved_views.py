@@ -35,32 +35,34 @@ def test_the_backward_takes_the_owner_and_makes_the_view(cls):
 
 
 def test_a_chain_of_views():
-    def fn(x, w):
-        return x.view(4, 3)[1:].t() @ w
-
-    args = torch.randn(12), torch.randn(3, 5, requires_grad=True)
-    split = desugar.trace(fn, *args).variants.partitioned
+    fn = VIEWS["a chain"][0]
+    split = desugar.trace(fn, torch.randn(12), torch.randn(3, 5, requires_grad=True)).variants.partitioned
     names = [node.name for node in split.backward.graph.find_nodes(op="placeholder")]
     assert FromInput(0) in split.backward_inputs and len(names) == len(split.backward_inputs)
-    judge(fn, lambda: (torch.randn(12), torch.randn(3, 5, requires_grad=True)))
 
 
-def test_a_view_of_a_result():
-    def fn(x, w):
-        y = x.exp()
-        return y, y.t() @ w
-
-    program = desugar.trace(fn, torch.randn(3, 2, requires_grad=True), torch.randn(3, 4, requires_grad=True))
-    split = program.variants.partitioned
-    assert len(output_nodes(program.forward)) == split.num_forward
-    judge(fn, lambda: (torch.randn(3, 2, requires_grad=True), torch.randn(3, 4, requires_grad=True)))
+def test_a_view_of_a_result_is_not_saved():
+    program = desugar.trace(VIEWS["of a result"][0], leaf(3, 2), leaf(3, 4))
+    assert len(output_nodes(program.forward)) == program.variants.partitioned.num_forward
 
 
-def test_a_view_of_an_intermediate_is_saved_as_it_is():
-    def fn(x, w):
-        return (x.sin().t() @ w).exp()
+def leaf(*size):
+    return torch.randn(size, requires_grad=True)
 
-    judge(fn, lambda: (torch.randn(3, 2, requires_grad=True), torch.randn(3, 4, requires_grad=True)))
+
+# Functions, and the sizes of their arguments.
+VIEWS = {
+    "a chain": (lambda x, w: x.view(4, 3)[1:].t() @ w, (12,), (3, 5)),
+    "of a result": (lambda x, w: (lambda y: (y, y.t() @ w))(x.exp()), (3, 2), (3, 4)),
+    "of an intermediate": (lambda x, w: (x.sin().t() @ w).exp(), (3, 2), (3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_gradients_where_a_view_is_saved(name, grad):
+    fn, first, second = VIEWS[name]
+    judge(fn, lambda: (torch.randn(first, requires_grad=grad), leaf(*second)))
 
 
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
@@ -73,9 +75,7 @@ def test_a_write_to_the_owner_is_noticed(cls):
 
 
 def test_dynamic_sizes_of_the_view_come_along():
-    def fn(x, w):
-        return x.view(-1, w.shape[0]).t().sum(1) * w
-
+    fn = lambda x, w: x.view(-1, w.shape[0]).t().sum(1) * w  # noqa: E731
     compiled = desugar.compile(fn, backend="eager", dynamic=True)
     for n in (4, 6, 9):
         judge(fn, lambda n=n: (torch.randn(2 * n), torch.randn(n, requires_grad=True)), compiled)

@@ -74,56 +74,67 @@ def insert(
 # ---- one graph -----------------------------------------------------------------------------------------------
 
 
-def test_a_subclass_in_the_graph(traced):
-    node = first_call(traced.graph)
-    node.meta["val"] = make(Pair, 2, 3)
-    with pytest.raises(
-        InvariantError, match=rf"after tracing: node {node.name} holds a Pair, not a plain tensor"
-    ):
-        check_traced(traced, 3)
+def hold(graph, change):
+    """The first node, which holds something else now."""
+    node = first_call(graph)
+    node.meta["val"] = change(node.meta["val"])
+    return node
 
 
-def test_a_real_tensor_in_the_graph(traced):
-    first_call(traced.graph).meta["val"] = torch.ones(2, 3)
-    with pytest.raises(InvariantError, match="holds a Tensor, not a plain tensor"):
-        check_traced(traced, 3)
+def write(graph, op=aten.mul_.Tensor):
+    node = first_call(graph)
+    return insert(graph, node, op, node, node)
 
 
-def test_a_subclass_among_several_results(traced):
-    node = first_call(traced.graph)
-    node.meta["val"] = (node.meta["val"], make(Pair, 2, 3))
-    with pytest.raises(InvariantError, match="holds a Pair"):
-        check_traced(traced, 3)
+def call_a_module(graph):
+    graph.add_submodule("relu", torch.nn.ReLU())
+    return insert(graph, first_call(graph), "relu", op="call_module")
 
 
-def test_another_object_in_the_graph(traced):
-    first_call(traced.graph).meta["val"] = "text"
-    with pytest.raises(InvariantError, match="holds a str"):
-        check_traced(traced, 3)
+def return_a_constant(graph):
+    set_outputs(graph, [3, *output_nodes(graph)[1:]])
 
 
-@pytest.mark.parametrize("op", [aten.add_.Tensor, aten.mul_.Tensor, aten.copy_.default])
-def test_an_op_that_writes(traced, op):
-    node = first_call(traced.graph)
-    new = insert(traced.graph, node, op, node, node)
-    with pytest.raises(InvariantError, match=rf"node {new.name} \({op}\) writes to its arguments"):
-        check_traced(traced, 3)
-
-
-@pytest.mark.parametrize("op", ["call_method", "call_module"])
-def test_what_is_no_function(traced, op):
-    graph = traced.graph
-    if op == "call_module":
-        graph.add_submodule("relu", torch.nn.ReLU())
-    insert(graph, first_call(graph), "relu", op=op)
-    with pytest.raises(InvariantError, match=f"is a {op}"):
-        check_plain_graph(graph, "a stage")
-
-
-def test_a_node_used_before_it_is_made(traced):
-    nodes = [node for node in traced.graph.graph.nodes if node.op == "call_function"]
+def use_too_early(graph):
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     nodes[0].args = (nodes[-1],)
-    with pytest.raises(RuntimeError, match="used before it has been defined"):
+
+
+# By what is broken, how it is broken, and the message; `NODE` is the name of the node that is broken.
+BROKEN = {
+    "a subclass": (
+        lambda graph: hold(graph, lambda val: make(Pair, 2, 3)),
+        "after tracing: node NODE holds a Pair, not a plain tensor",
+    ),
+    "a real tensor": (
+        lambda graph: hold(graph, lambda val: torch.ones(2, 3)),
+        "holds a Tensor, not a plain tensor",
+    ),
+    "a subclass among several results": (
+        lambda graph: hold(graph, lambda val: (val, make(Pair, 2, 3))),
+        "holds a Pair",
+    ),
+    "another object": (lambda graph: hold(graph, lambda val: "text"), "holds a str"),
+    **{
+        str(op): (lambda graph, op=op: write(graph, op), rf"node NODE \({op}\) writes to its arguments")
+        for op in (aten.add_.Tensor, aten.mul_.Tensor, aten.copy_.default)
+    },
+    "a call of a method": (
+        lambda graph: insert(graph, first_call(graph), "relu", op="call_method"),
+        "is a call_method",
+    ),
+    "a call of a module": (call_a_module, "is a call_module"),
+    "a node used before it is made": (use_too_early, "used before it has been defined"),
+    "a constant result": (return_a_constant, "the forward returns the constant 3"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_graph(name, traced):
+    spoil, message = BROKEN[name]
+    node = spoil(traced.graph)
+    error = RuntimeError if "before it is made" in name else InvariantError
+    with pytest.raises(error, match=message.replace("NODE", node.name if node else "")):
         check_traced(traced, 3)
 
 
@@ -135,58 +146,56 @@ def test_asserts_are_no_writes():
     check_plain_graph(fx.GraphModule({}, graph), "a stage")
 
 
-# ---- tracing -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("primals", [2, 4])
 def test_another_number_of_inputs(traced, primals):
     with pytest.raises(InvariantError, match=f"takes 7 inputs, expected {primals + 4}"):
         check_traced(traced, primals)
 
 
-def test_a_constant_result(traced):
-    outputs = output_nodes(traced.graph)
-    set_outputs(traced.graph, [3, *outputs[1:]])
-    with pytest.raises(InvariantError, match="the forward returns the constant 3"):
-        check_traced(traced, 3)
-
-
 # ---- partitioning --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", [FromInput(3), FromForward(99), FromTangent(4), FromInput(-1)], ids=str)
-def test_a_backward_input_that_does_not_exist(split, source):
-    partitioned, traced = split
-    broken = dataclasses.replace(partitioned, backward_inputs=(*partitioned.backward_inputs[:-1], source))
-    with pytest.raises(InvariantError, match="which does not exist"):
-        check_partitioned(broken, traced, 3)
+def read_from(source):
+    """Has the last input of the backward come from elsewhere."""
+    return lambda split: dataclasses.replace(split, backward_inputs=(*split.backward_inputs[:-1], source))
 
 
-def test_a_gradient_too_many(split):
-    partitioned, traced = split
-    outputs = output_nodes(partitioned.backward)
-    set_outputs(partitioned.backward, [*outputs, outputs[0]])
-    with pytest.raises(InvariantError, match="5 gradients, expected 4"):
-        check_partitioned(partitioned, traced, 3)
+def return_one_more(split):
+    outputs = output_nodes(split.backward)
+    set_outputs(split.backward, [*outputs, outputs[0]])
 
 
-def test_a_forward_that_takes_a_gradient(split):
-    partitioned, traced = split
-    graph = partitioned.forward.graph
+def take_a_gradient(split):
+    graph = split.forward.graph
     with graph.inserting_before(next(iter(graph.nodes))):
         graph.placeholder("tangents_9").meta["val"] = None
-    with pytest.raises(InvariantError, match="the forward takes tangent tangents_9"):
-        check_partitioned(partitioned, traced, 3)
 
 
-@pytest.mark.parametrize("part", ["forward", "backward"])
-def test_a_write_in_one_part(split, part):
+BROKEN_SPLITS = {
+    **{
+        str(source): (read_from(source), "which does not exist")
+        for source in (FromInput(3), FromForward(99), FromTangent(4), FromInput(-1))
+    },
+    "a gradient too many": (return_one_more, "5 gradients, expected 4"),
+    "a forward that takes a gradient": (take_a_gradient, "the forward takes tangent tangents_9"),
+    "a write in the forward": (
+        lambda split: write(split.forward) and split,
+        r"partitioning \(forward\).*writes",
+    ),
+    "a write in the backward": (
+        lambda split: write(split.backward) and split,
+        r"partitioning \(backward\).*writes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_SPLITS)
+def test_a_broken_split(name, split):
     partitioned, traced = split
-    graph = getattr(partitioned, part)
-    node = first_call(graph)
-    insert(graph, node, aten.mul_.Tensor, node, node)
-    with pytest.raises(InvariantError, match=rf"partitioning \({part}\).*writes"):
-        check_partitioned(partitioned, traced, 3)
+    spoil, message = BROKEN_SPLITS[name]
+    broken = spoil(partitioned) or partitioned
+    with pytest.raises(InvariantError, match=message):
+        check_partitioned(broken, traced, 3)
 
 
 def test_the_message_asks_for_a_report():
@@ -214,38 +223,32 @@ def stored():
     return traced.graph, stores
 
 
-def last_store(graph):
-    (node,) = graph.graph.find_nodes(op="call_function", target=aten.copy_.default)
-    return node
+def read_late(graph, store):
+    insert(graph, store, aten.sin.default, graph.graph.find_nodes(op="placeholder")[0])
 
 
-def test_a_read_after_the_store(stored):
+def store_elsewhere(graph, store):
+    store.args = (graph.graph.find_nodes(op="placeholder")[1], store.args[1])
+
+
+BROKEN_STORES = {
+    "a read after the store": (read_late, r"storing.*reads .*_1, which is written already"),
+    "a store to another input": (store_elsewhere, r"storing.*writes to"),
+    "a store that is missing": (lambda graph, store: graph.graph.erase_node(store), "nothing is stored in"),
+    "another write": (
+        lambda graph, store: insert(graph, first_call(graph), aten.add_.Tensor, first_call(graph), 1),
+        r"storing.*writes to its arguments",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_STORES)
+def test_a_broken_store(name, stored):
     graph, slots = stored
-    insert(graph, last_store(graph), aten.sin.default, graph.graph.find_nodes(op="placeholder")[0])
-    with pytest.raises(InvariantError, match=r"storing.*reads .*_1, which is written already"):
-        check_stores(graph, slots)
-
-
-def test_a_store_to_another_input(stored):
-    graph, slots = stored
-    node = last_store(graph)
-    node.args = (graph.graph.find_nodes(op="placeholder")[1], node.args[1])
-    with pytest.raises(InvariantError, match=r"storing.*writes to"):
-        check_stores(graph, slots)
-
-
-def test_a_store_that_is_missing(stored):
-    graph, slots = stored
-    graph.graph.erase_node(last_store(graph))
-    with pytest.raises(InvariantError, match="nothing is stored in"):
-        check_stores(graph, slots)
-
-
-def test_another_write(stored):
-    graph, slots = stored
-    value = first_call(graph)
-    insert(graph, value, aten.add_.Tensor, value, 1)
-    with pytest.raises(InvariantError, match=r"storing.*writes to its arguments"):
+    spoil, message = BROKEN_STORES[name]
+    (store,) = graph.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    spoil(graph, store)
+    with pytest.raises(InvariantError, match=message):
         check_stores(graph, slots)
 
 
