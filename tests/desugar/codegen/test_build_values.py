@@ -118,8 +118,7 @@ def test_a_graph_without_outputs():
 
 def test_zeros():
     out = Emitter()
-    text = zeros_expression(out, torch.empty(2, 3, dtype=torch.float64), "(2, 3)")
-    zeros = eval(text, dict(out.namespace))
+    zeros = eval(zeros_expression(out, torch.empty(2, 3, dtype=torch.float64), "(2, 3)"), out.namespace)
     assert zeros.dtype == torch.float64 and zeros.tolist() == [[0.0] * 3] * 2
 
 

@@ -10,22 +10,20 @@ import torch
 from desugar.codegen.runtime import note_versions, raise_versions, restride
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-def test_restride(order):
-    for make in (
-        lambda: torch.randn(2, 3, 4),
-        lambda: torch.randn(4, 3, 2).permute(2, 1, 0),
-        lambda: torch.randn(2, 6, 4)[:, ::2],
-    ):
-        tensor = make()
-        out = restride(tensor, order)
-        assert torch.equal(out, tensor) and out.permute(order).is_contiguous()
-        assert (out is tensor) == tensor.permute(order).is_contiguous(), "copied only where it is not"
-
-
-def test_restride_of_no_dimension():
-    x = torch.tensor(1.0)
-    assert restride(x, ()) is x
+@pytest.mark.parametrize(
+    ("tensor", "order"),
+    [
+        (torch.tensor(1.0), ()),
+        *itertools.product(
+            [torch.randn(2, 3, 4), torch.randn(4, 3, 2).permute(2, 1, 0), torch.randn(2, 6, 4)[:, ::2]],
+            itertools.permutations(range(3)),
+        ),
+    ],
+)
+def test_restride(tensor, order):
+    out = restride(tensor, order)
+    assert torch.equal(out, tensor) and out.permute(order).is_contiguous()
+    assert (out is tensor) == tensor.permute(order).is_contiguous(), "copied only where it is not"
 
 
 def test_counters_that_are_shared_rise_together():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx
 
 import desugar
 from desugar import _torch as private
@@ -107,7 +106,3 @@ def test_inductor_gives_no_argument_for_a_result(grad):
         torch.testing.assert_close(part, old)
     storages = {part.untyped_storage().data_ptr() for t in (x, *outs) for part in plain_parts(t)}
     assert len(storages) == 6
-
-
-def test_a_graph_module_is_needed():
-    assert isinstance(copy_graph(traced(lambda x: (x.sin(),), (1,))), fx.GraphModule)
