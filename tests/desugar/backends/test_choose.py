@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
+import torch._inductor.config as config
 import torch.nn.functional as F
 from torch import Tensor, fx
 
 import desugar
+from desugar import _torch as private
 from desugar.backends.choose import choose_backend
 from tests.desugar.classes import Beside, Halves, Int8Like, Pair, TwoTensor, make
 from tests.desugar.judge import by_pass, judge
@@ -73,10 +73,6 @@ def test_an_error_of_the_backend_passes_through():
 # ---- Inductor ------------------------------------------------------------------------------------------------
 
 
-def by_inductor(fn, **options):
-    return desugar.compile(fn, backend="inductor", **options)
-
-
 def test_inductor_trains_a_mix():
     def fn(x, w, y):
         return F.gelu(x @ w) * y, (x * 2).sum(), y
@@ -84,7 +80,7 @@ def test_inductor_trains_a_mix():
     judge(
         fn,
         lambda: (make(TwoTensor, 4, 6, grad=True), torch.randn(6, 6, requires_grad=True), torch.randn(6)),
-        way=by_inductor,
+        way=desugar.compile,
         calls=2,
         rtol=1e-4,
         atol=1e-5,
@@ -97,7 +93,7 @@ def test_inductor_infers(cls):
     judge(
         lambda x: ((x * 2).sin(), x.cos()),
         lambda: (make(cls, 4, 6),),
-        way=by_inductor,
+        way=desugar.compile,
         around=torch.no_grad,
     )
 
@@ -107,7 +103,7 @@ def test_inductor_with_dynamic_sizes_and_missing_gradients():
     def fn(x, y):
         return (x * y).sin(), x.sum()
 
-    compiled = by_inductor(fn)
+    compiled = desugar.compile(fn)
     for n, missing in ((4, []), (5, []), (7, [0]), (9, [1])):
         judge(
             fn,
@@ -120,17 +116,14 @@ def test_inductor_with_dynamic_sizes_and_missing_gradients():
 
 @pytest.mark.slow
 def test_inductor_and_a_rule_above_autograd():
-    judge(
-        F.linear,
-        lambda: (torch.randn(2, 4, requires_grad=True), make(Int8Like, 3, 4, grad=True)),
-        way=by_inductor,
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    def make_args():
+        return torch.randn(2, 4, requires_grad=True), make(Int8Like, 3, 4, grad=True)
+
+    judge(F.linear, make_args, way=desugar.compile, rtol=1e-4, atol=1e-5)
 
 
 def test_inductor_keeps_random_numbers_apart():
-    compiled = by_inductor(lambda x: F.dropout(x, 0.5))
+    compiled = desugar.compile(lambda x: F.dropout(x, 0.5))
     x = make(Pair, 64, grad=True)
     torch.manual_seed(1)
     one = compiled(x)
@@ -143,35 +136,22 @@ def test_inductor_keeps_random_numbers_apart():
 
 
 def test_nothing_to_compile():
-    judge(lambda x: (x, 3), lambda: (make(Pair, 2),), way=by_inductor)
+    judge(lambda x: (x, 3), lambda: (make(Pair, 2),), way=desugar.compile)
 
 
 def test_mode_and_options(monkeypatch):
-    import torch._inductor.config as config
-
-    seen = []
-    from desugar import _torch as private
-
-    compile_inner = private.compile_fx_inner
+    seen, compile_inner = [], private.compile_fx_inner
 
     def spy(*args, **kwargs):
         seen.append((config.max_autotune, config.epilogue_fusion))
         return compile_inner(*args, **kwargs)
 
     monkeypatch.setattr(private, "compile_fx_inner", spy)
-    compiled = by_inductor(
+    compiled = desugar.compile(
         lambda x: x.sin(), mode="max-autotune-no-cudagraphs", options={"epilogue-fusion": False}
     )
     compiled(make(Pair, 3))
     assert seen == [(True, False)] and not config.max_autotune
-
-
-def test_a_failed_graph_does_not_stay(caplog):
-    with (
-        caplog.at_level(logging.WARNING, logger="desugar"),
-        pytest.raises(ValueError, match="expected backend"),
-    ):
-        desugar.compile(torch.sin, backend="inductr")
 
 
 def test_a_backward_does_not_read_past_what_it_was_given_instead_of_what_was_saved():

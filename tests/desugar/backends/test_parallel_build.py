@@ -9,6 +9,7 @@ import sys
 import types
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
@@ -28,8 +29,8 @@ from desugar.recording.listeners import listen
 from tests.desugar.classes import TwoTensor
 
 
-def make():
-    return TwoTensor(torch.rand(3, 4), torch.rand(3, 4)).requires_grad_()
+def make(rows=3):
+    return TwoTensor(torch.rand(rows, 4), torch.rand(rows, 4)).requires_grad_()
 
 
 def chain(x, w):
@@ -67,18 +68,23 @@ def backwards(monkeypatch):
 def gradients(results, args, which=slice(None)):
     results = ([results] if isinstance(results, torch.Tensor) else list(results))[which]
     tangents = [
-        TwoTensor(torch.ones(r.shape), torch.ones(r.shape))
-        if isinstance(r, TwoTensor)
-        else torch.ones(r.shape)
+        TwoTensor(torch.ones(r.shape), torch.ones(r.shape)) if type(r) is TwoTensor else torch.ones(r.shape)
         for r in results
     ]
-    return torch.autograd.grad(results, args, tangents, allow_unused=True)
+    return torch.autograd.grad(results, args, tangents, allow_unused=True, retain_graph=True)
 
 
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.a, other.a)
-        torch.testing.assert_close(one.b, other.b)
+def assert_right(results, args, fn=chain, which=slice(None)):
+    """The gradients of results are those of a function in eager mode."""
+    expected = gradients(fn(*args), args, which)
+    for one, other in zip(gradients(results, args, which), expected, strict=True):
+        torch.testing.assert_close((one.a, one.b), (other.a, other.b))
+
+
+def called(compiled):
+    """(the results of a call, its arguments)."""
+    args = make(), make()
+    return compiled(*args), args
 
 
 def pending(compiled):
@@ -91,23 +97,21 @@ def pending(compiled):
 
 @pytest.mark.slow
 def test_the_backward_is_compiled_beside_the_forward(empty_cache, backwards):
-    args, recordings = (make(), make()), []
-    compiled = desugar.compile(chain)
+    recordings, compiled = [], desugar.compile(chain)
     with listen(recordings.append):
-        results = compiled(*args)
+        results, args = called(compiled)
     assert len(backwards) == 1 and len(pending(compiled)) == 1
     stages = [name for name, _ in recordings[0].stages]
     assert stages.index("compile forward") < stages.index("compile backward") < stages.index("build kernels")
-    assert_same(gradients(results, args), gradients(chain(*args), args))
+    assert_right(results, args)
     assert len(backwards) == 1 and not pending(compiled)
 
 
 @pytest.mark.slow
 def test_behind_dynamo(empty_cache, backwards):
-    args = make(), make()
-    results = torch.compile(chain, backend=dynamo_backend)(*args)
+    results, args = called(torch.compile(chain, backend=dynamo_backend))
     assert len(backwards) == 1
-    assert_same(gradients(results, args), gradients(chain(*args), args))
+    assert_right(results, args)
     assert len(backwards) == 1
 
 
@@ -129,25 +133,17 @@ def test_a_result_without_dimensions_is_a_loss(fn, expected):
 
 
 @pytest.mark.sweep(3)
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(("which", "compilations"), [(slice(0, 1), 1), (slice(1, 2), 2), (slice(None), 2)])
 def test_other_gradients_than_expected_have_a_backward_of_their_own(
-    empty_cache, backwards, which, compilations
+    empty_cache, backwards, which, compilations, dynamic
 ):
-    args = make(), make()
-    results = desugar.compile(loss_and_logits)(*args)
-    assert len(backwards) == 1
-    assert_same(gradients(results, args, which), gradients(loss_and_logits(*args), args, which))
-    assert len(backwards) == compilations
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize(("which", "compilations"), [(slice(0, 1), 1), (slice(1, 2), 2), (slice(None), 2)])
-def test_symbolic_sizes(empty_cache, backwards, which, compilations):
-    compiled = desugar.compile(loss_and_logits, dynamic=True)
-    for rows in (3, 5):
-        args = [TwoTensor(torch.rand(rows, 4), torch.rand(rows, 4)).requires_grad_() for _ in range(2)]
-        found = gradients(compiled(*args), args, which)
-        assert_same(found, gradients(loss_and_logits(*args), args, which))
+    compiled = desugar.compile(loss_and_logits, dynamic=dynamic)
+    for rows in (3, 5) if dynamic else (3,):
+        args = make(rows), make(rows)
+        results = compiled(*args)
+        assert len(backwards) == 1 or rows == 5
+        assert_right(results, args, loss_and_logits, which)
     assert len(compiled.programs) == 1 and len(backwards) == compilations
 
 
@@ -156,30 +152,27 @@ def test_symbolic_sizes(empty_cache, backwards, which, compilations):
 
 @pytest.mark.slow
 def test_nothing_is_compiled_ahead_when_the_forward_is_there(empty_cache, backwards):
-    args = make(), make()
-    desugar.compile(chain)(*args)
+    called(desugar.compile(chain))
     torch.compiler.reset()
     compiled = desugar.compile(chain)
-    results = compiled(*args)  # its kernels are in Inductor's cache
+    results, args = called(compiled)  # its kernels are in Inductor's cache
     assert len(backwards) == 1 and not pending(compiled)
-    assert_same(gradients(results, args), gradients(chain(*args), args))
+    assert_right(results, args)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"max_autotune": True}, {"compile_threads": 1}])
-def test_nothing_is_compiled_ahead_where_inductor_does_not_wait(empty_cache, backwards, options):
-    args = make(), make()
-    compiled = desugar.compile(chain, options=options)
-    results = compiled(*args)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"options": {"max_autotune": True}}, marks=pytest.mark.slow),
+        pytest.param({"options": {"compile_threads": 1}}, marks=pytest.mark.slow),
+        {"backend": "eager"},
+    ],
+    ids=str,
+)
+def test_a_backward_is_compiled_when_it_is_called_where_nobody_waits(empty_cache, backwards, options):
+    results, args = called(desugar.compile(chain, **options))
     assert not backwards
-    assert_same(gradients(results, args), gradients(chain(*args), args))
-
-
-def test_other_backends_compile_a_backward_when_it_is_called(backwards):
-    args = make(), make()
-    results = desugar.compile(chain, backend="eager")(*args)
-    assert not backwards
-    gradients(results, args)
+    assert_right(results, args)
     assert len(backwards) == 1
 
 
@@ -193,12 +186,11 @@ def test_kernels_of_other_devices_are_not_put_off():
 
 @pytest.mark.slow
 def test_threads_by_option_alone():
-    args = make(), make()
     with private.inductor_config.patch(compile_threads=1), fresh_cache():
         compiled = desugar.compile(chain, options={"compile_threads": 2})
-        results = compiled(*args)
+        results, args = called(compiled)
         assert len(pending(compiled)) == 1
-        assert_same(gradients(results, args), gradients(chain(*args), args))
+        assert_right(results, args)
 
 
 # ---------------------------------------------------------------------------------------- what may go wrong
@@ -206,34 +198,28 @@ def test_threads_by_option_alone():
 
 def test_two_functions_with_one_graph(empty_cache, backwards):
     other = types.FunctionType(chain.__code__.replace(co_name="other"), chain.__globals__)
-    args, functions = (make(), make()), [desugar.compile(chain), desugar.compile(other)]
-    results = [compiled(*args) for compiled in functions]
+    functions = [desugar.compile(chain), desugar.compile(other)]
+    calls = list(map(called, functions))
     assert len(pending(functions[0])) == 1 and not pending(functions[1])  # one module of Inductor's for both
-    for one in reversed(results):
-        assert_same(gradients(one, args), gradients(chain(*args), args))
+    for results, args in reversed(calls):
+        assert_right(results, args)
 
 
 @pytest.mark.slow
 def test_the_first_backward_in_several_threads(empty_cache, backwards):
-    args = make(), make()
-    results = desugar.compile(chain)(*args)
-    tangent = TwoTensor(torch.ones(3, 4), torch.ones(3, 4))
+    results, args = called(desugar.compile(chain))
     with ThreadPoolExecutor(3) as threads:
-        found = [
-            threads.submit(torch.autograd.grad, results, args, tangent, retain_graph=True) for _ in range(3)
-        ]
-    for gradient in found:
-        assert_same(gradient.result(), gradients(chain(*args), args))
+        list(threads.map(assert_right, [results] * 3, [args] * 3))
     assert len(backwards) == 1
 
 
 @pytest.mark.slow
 def test_a_program_is_gone_before_its_backward(empty_cache):
-    args = make(), make()
     compiled = desugar.compile(chain)
-    results, variants = compiled(*args), weakref.ref(compiled.programs[0].variants)
+    results, args = called(compiled)
+    variants = weakref.ref(compiled.programs[0].variants)
     del compiled
-    assert_same(gradients(results, args), gradients(chain(*args), args))
+    assert_right(results, args)
     del results
     torch.compiler.reset()  # Dynamo keeps what it compiled with the code of the function
     while gc.collect():
@@ -242,23 +228,15 @@ def test_a_program_is_gone_before_its_backward(empty_cache):
 
 
 @pytest.mark.slow
-def test_an_interrupt_while_kernels_are_built(empty_cache, monkeypatch):
-    args, finish = (make(), make()), PendingKernels.finish
-
-    def interrupted(kernels):
-        raise KeyboardInterrupt
-
+def test_an_interrupt_while_kernels_are_built(empty_cache):
     compiled = desugar.compile(chain)
-    monkeypatch.setattr(PendingKernels, "finish", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        compiled(*args)
-    monkeypatch.setattr(PendingKernels, "finish", finish)
-    results = compiled(*args)
-    monkeypatch.setattr(PendingKernels, "finish", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        torch.autograd.grad(results, args, TwoTensor(torch.ones(3, 4), torch.ones(3, 4)), retain_graph=True)
-    monkeypatch.setattr(PendingKernels, "finish", finish)
-    assert_same(gradients(results, args), gradients(chain(*args), args))
+    interrupted = mock.patch.object(PendingKernels, "finish", side_effect=KeyboardInterrupt)
+    with interrupted, pytest.raises(KeyboardInterrupt):
+        called(compiled)
+    results, args = called(compiled)
+    with interrupted, pytest.raises(KeyboardInterrupt):
+        gradients(results, args)
+    assert_right(results, args)
 
 
 @pytest.mark.slow
@@ -271,8 +249,7 @@ def test_a_backward_that_inductor_refuses_fails_when_it_is_called(empty_cache, m
         return compile_inductor(graph, inputs, kind)
 
     monkeypatch.setattr(inductor, "_compile_inductor", refuse_backward)
-    args = make(), make()
-    results = desugar.compile(chain)(*args)
+    results, args = called(desugar.compile(chain))
     torch.testing.assert_close(results.a, chain(*args).a)
     with pytest.raises(private.InductorError, match="no such kernel"):
         gradients(results, args)
@@ -280,26 +257,22 @@ def test_a_backward_that_inductor_refuses_fails_when_it_is_called(empty_cache, m
 
 @pytest.mark.slow
 def test_the_compilers_own_error_is_raised_by_the_call(empty_cache):
-    args = make(), make()
     with (
         private.inductor_config.patch({"cpp.cxx": (None, "false")}),  # a compiler that always fails
         pytest.raises((private.CppCompileError, private.InductorError)),
     ):
-        desugar.compile(chain)(*args)
-    assert_same(
-        gradients(desugar.compile(chain)(*args), args), gradients(chain(*args), args)
-    )  # nothing is left of it
+        called(desugar.compile(chain))
+    assert_right(*called(desugar.compile(chain)))  # nothing is left of it
 
 
 @pytest.mark.slow
 def test_the_cache_is_gone_before_the_backward(empty_cache, backwards):
-    args = make(), make()
     compiled = desugar.compile(chain)
-    results = compiled(*args)
+    results, args = called(compiled)
     for kernels in pending(compiled):
         assert [build.result(60) for build in kernels.builds] == [None]
     shutil.rmtree(torch._inductor.runtime.runtime_utils.cache_dir())
-    assert_same(gradients(results, args), gradients(chain(*args), args))
+    assert_right(results, args)
     assert len(backwards) == 2
 
 

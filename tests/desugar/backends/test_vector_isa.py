@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -56,12 +56,9 @@ def test_no_set_works():
 
 def test_threads_share_what_was_found():
     sets, tried = candidates(False, True, True)
-    found, got = WorkingSets(sets), []
-    threads = [threading.Thread(target=lambda: got.append((found[0], len(found)))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = WorkingSets(sets)
+    with ThreadPoolExecutor(8) as threads:
+        got = list(threads.map(lambda _: (found[0], len(found)), range(8)))
     assert got == [(sets[1], 2)] * 8 and tried == [0, 1, 2]
 
 
