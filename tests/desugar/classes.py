@@ -5,6 +5,8 @@ Each kind has one of each: a plain pair, one with constant metadata, one whose o
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,14 +26,11 @@ aten = torch.ops.aten
 def _map_inner(cls: Any, func: Any, args: Any, kwargs: Any, build: Any) -> Any:
     """The op once per inner tensor of the first wrapper, every wrapper replaced by its inner of that name."""
     (first, *_) = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls)]
-    names, _ = first.__tensor_flatten__()
-    outs = []
-    for name in names:
-
-        def pick(leaf: Any, name: str = name) -> Any:
-            return getattr(leaf, name) if isinstance(leaf, cls) else leaf
-
-        outs.append(func(*tree_map(pick, args), **tree_map(pick, kwargs)))
+    picks = [
+        lambda leaf, name=name: getattr(leaf, name) if isinstance(leaf, cls) else leaf
+        for name in first.__tensor_flatten__()[0]
+    ]
+    outs = [func(*tree_map(pick, args), **tree_map(pick, kwargs)) for pick in picks]
     return tree_map(lambda *parts: build(*parts) if isinstance(parts[0], Tensor) else parts[0], *outs)
 
 
@@ -236,27 +235,26 @@ EVERY = (*HAND_WRITTEN, *DECLARED)
 # ------------------------------------------------------------------------------------------------ factories
 
 
+# By class how a wrapper of an outer size is made of random tensors; of the others, every inner tensor has that size.
+_MAKERS: dict[type, Callable[..., Any]] = {
+    Tensor: lambda rand, *size: rand(*size),
+    Tagged: lambda rand, *size: Tagged(rand(*size), rand(*size), "left"),
+    Labeled: lambda rand, *size: Labeled(rand(*size), rand(*size), label="x", count=3),
+    Nested: lambda rand, *size: Nested(Pair(rand(*size), rand(*size)), rand(*size)),
+    Int8Like: lambda rand, *size: Int8Like(
+        torch.randint(-8, 8, size, dtype=torch.int8), rand(size[0], 1).abs() + 0.5
+    ),
+}
+
+
 def make(cls: type, *size: int, grad: bool = False, dtype: torch.dtype = torch.float32) -> Any:
     """A wrapper of outer size `size` with random content."""
-
-    def rand(*size: int) -> Tensor:
-        return torch.randn(size, dtype=dtype)
-
-    if cls is Tensor:
-        made: Any = rand(*size)
-    elif cls is Tagged:
-        made = Tagged(rand(*size), rand(*size), "left")
-    elif cls in (Halves, Beside):
-        left = size[-1] // 3
-        made = cls(rand(*size[:-1], left), rand(*size[:-1], size[-1] - left))
-    elif cls is Labeled:
-        made = Labeled(rand(*size), rand(*size), label="x", count=3)
-    elif cls is Int8Like:
-        made = Int8Like(torch.randint(-8, 8, size, dtype=torch.int8), rand(size[0], 1).abs() + 0.5)
-    elif cls is Nested:
-        made = Nested(Pair(rand(*size), rand(*size)), rand(*size))
+    rand = functools.partial(torch.randn, dtype=dtype)
+    if cls in (Halves, Beside):
+        *rows, columns = size
+        made = cls(rand(*rows, columns // 3), rand(*rows, columns - columns // 3))
     else:
-        made = cls(rand(*size), rand(*size))
+        made = _MAKERS.get(cls, lambda rand, *size: cls(rand(*size), rand(*size)))(rand, *size)
     return made.requires_grad_() if grad else made
 
 

@@ -10,8 +10,12 @@ import torch
 from torch import nn
 
 from tests.desugar.classes import EVERY, Labeled, Nested, Pair, Tagged, TwoTensor, make
+from tests.desugar.idioms.running import switched
 from tests.desugar.judge import by_pass
 from tests.desugar.programs import assert_programs
+
+none = contextlib.nullcontext
+t = torch.randn
 
 
 def product(x, y):
@@ -23,119 +27,98 @@ def pair(cls=TwoTensor, *size, grad=(False, False)):
     return lambda: (make(cls, *size, grad=grad[0]), torch.randn(size[-1], requires_grad=grad[1]))
 
 
+def three(*rest):
+    """A pair of three numbers, and what comes after it."""
+    return lambda: (make(Pair, 3), *rest)
+
+
 # ---- the state around ----------------------------------------------------------------------------------------
 
 
-def test_grad_mode():
-    call = pair(grad=(True, True))
-    assert_programs(product, [call, call], 2, [contextlib.nullcontext, torch.no_grad])
+def autocast(dtype):
+    return lambda: torch.autocast("cpu", dtype=dtype)
 
 
-def test_inference_mode():
-    around = [torch.no_grad, torch.inference_mode, contextlib.nullcontext]
-    assert_programs(product, [pair()] * 3, 3, around)
+def by_determinism(x):
+    return x * (2 if torch.are_deterministic_algorithms_enabled() else 1)
 
 
-def test_inference_tensors():
-    def inference_args():
-        with torch.inference_mode():
-            return pair()()
-
-    assert_programs(product, [pair(), inference_args], 1 + 1)
+def square(x):
+    return x @ torch.ones(3, 3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype):
-    around = [contextlib.nullcontext, lambda: torch.autocast("cpu", dtype=dtype)]
-    assert_programs(lambda x, y: x @ y, [lambda: (make(Pair, 3, 3), torch.randn(3, 3))] * 2, 2, around)
+# The function, its arguments, and the modes around one call each, which all need programs of their own.
+AROUND = {
+    "grad mode": (product, pair(grad=(True, True)), none, torch.no_grad),
+    "inference mode": (product, pair(), torch.no_grad, torch.inference_mode, none),
+    "autocast, bfloat16": (square, lambda: (make(Pair, 3, 3),), none, autocast(torch.bfloat16)),
+    "autocast, float16": (square, lambda: (make(Pair, 3, 3),), none, autocast(torch.float16)),
+    "dtype of autocast": (
+        square,
+        lambda: (make(Pair, 3, 3),),
+        *(autocast(torch.float16), autocast(torch.bfloat16)),
+    ),
+    "default dtype": (
+        lambda x: x + torch.ones(3),
+        three(),
+        *(none, lambda: switched(torch.set_default_dtype, torch.float64, torch.float32)),
+    ),
+    "default device": (lambda x: (x * 2, torch.ones(3)), three(), none, lambda: torch.device("meta")),
+    "deterministic algorithms": (
+        by_determinism,
+        three(),
+        *(none, lambda: switched(torch.use_deterministic_algorithms, True, False)),
+    ),
+}
 
 
-def test_autocast_dtype():
-    around = [
-        lambda: torch.autocast("cpu", dtype=torch.float16),
-        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    ]
-    assert_programs(lambda x, y: x @ y, [lambda: (make(Pair, 3, 3), torch.randn(3, 3))] * 2, 2, around)
+@pytest.mark.parametrize("name", AROUND)
+def test_the_state_around(name):
+    fn, call, *around = AROUND[name]
+    assert_programs(fn, [call] * len(around), len(around), around)
 
 
-def test_default_dtype():
-    @contextlib.contextmanager
-    def double():
-        torch.set_default_dtype(torch.float64)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(torch.float32)
-
-    calls = [lambda: (make(Pair, 3),)] * 2
-    assert_programs(lambda x: x + torch.ones(3), calls, 2, [contextlib.nullcontext, double])
+# ---- arguments -----------------------------------------------------------------------------------------------
 
 
-def test_default_device():
-    calls = [lambda: (make(Pair, 3),)] * 2
-    around = [contextlib.nullcontext, lambda: torch.device("meta")]
-    assert_programs(lambda x: (x * 2, torch.ones(3)), calls, 2, around)
+def inference_args():
+    with torch.inference_mode():
+        return pair()()
 
 
-def test_deterministic_algorithms():
-    @contextlib.contextmanager
-    def deterministic():
-        torch.use_deterministic_algorithms(True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(False)
-
-    def fn(x):
-        return x * (2 if torch.are_deterministic_algorithms_enabled() else 1)
-
-    assert_programs(fn, [lambda: (make(Pair, 3),)] * 2, 2, [contextlib.nullcontext, deterministic])
+def total(d):
+    return sum(d.values()) * 2 if isinstance(d, dict) else d[0] * 2
 
 
-# ---- tensors -------------------------------------------------------------------------------------------------
+Point = namedtuple("Point", "x y")
 
-
-def test_requires_grad_of_each_argument():
-    calls = [pair(grad=(a, b)) for a in (False, True) for b in (False, True)]
-    assert_programs(product, calls, 4)
-
-
-def test_classes():
-    assert_programs(product, [pair(cls) for cls in EVERY], len(EVERY))
-
-
-def test_dtype_and_dims_and_strides():
-    calls = [
+# Calls that all need programs of their own.
+APART = {
+    "inference tensors": [pair(), inference_args],
+    "requires_grad of each": [pair(grad=(a, b)) for a in (False, True) for b in (False, True)],
+    "classes": [pair(cls) for cls in EVERY],
+    "dtype and dims and strides": [
         pair(),
         lambda: (make(TwoTensor, 2, 6, dtype=torch.float64), torch.randn(6)),
         lambda: (make(TwoTensor, 2, 6), torch.randn(2, 6)),
         lambda: (TwoTensor(torch.randn(6, 2).t(), torch.randn(6, 2).t()), torch.randn(6)),
         lambda: (TwoTensor(torch.randn(2, 6), torch.randn(2, 6)), torch.randn(12)[::2]),
-    ]
-    assert_programs(product, calls, len(calls))
-
-
-def test_plain_or_wrapper_or_parameter():
-    t = torch.randn
-    calls = [
+    ],
+    "plain or wrapper or parameter": [
         lambda: (t(3), t(3)),
         lambda: (make(Pair, 3), t(3)),
         lambda: (t(3), make(Pair, 3)),
         lambda: (nn.Parameter(t(3)), t(3)),
-    ]
-    assert_programs(product, calls, 4)
+    ],
+    "metadata by hand": [lambda v=v: (Tagged(t(2, 3), t(2, 3), tag=v), t(3)) for v in ("u", "v")],
+    "metadata declared": [lambda v=v: (Labeled(t(2, 3), t(2, 3), label=v), t(3)) for v in ("u", "v")],
+    "absent inner tensors": [lambda: (Labeled(t(3)), t(3)), lambda: (Labeled(t(3), t(3)), t(3))],
+}
 
 
-@pytest.mark.parametrize(("cls", "word"), [(Tagged, "tag"), (Labeled, "label")])
-def test_metadata_by_hand_and_declared(cls, word):
-    t = torch.randn
-    calls = [lambda v=v: (cls(t(2, 3), t(2, 3), **{word: v}), t(3)) for v in ("u", "v")]
-    assert_programs(product, calls, 2)
-
-
-def test_absent_inner_tensors():
-    t = torch.randn
-    assert_programs(product, [lambda: (Labeled(t(3)), t(3)), lambda: (Labeled(t(3), t(3)), t(3))], 2)
+@pytest.mark.parametrize("name", APART)
+def test_what_tells_arguments_apart(name):
+    assert_programs(product, APART[name], len(APART[name]))
 
 
 def test_which_arguments_are_one_object():
@@ -154,10 +137,6 @@ def test_which_arguments_are_one_object():
 
 def test_a_wrapper_inside_of_two_others():
     pair, flat = make(Pair, 3), torch.randn(3)
-
-    def fn(x, y):
-        return x * y
-
     calls = [
         lambda: (make(Nested, 3), make(Nested, 3)),
         lambda: (Nested(pair, flat), Nested(pair, torch.randn(3))),
@@ -166,14 +145,10 @@ def test_a_wrapper_inside_of_two_others():
     ]
     assert_programs(lambda x, y: x * 2, calls, 1)  # what a function does not look at is not guarded
     x = Nested(pair, flat)
-    assert_programs(fn, [lambda: (x, Nested(pair, flat))], 1)
-
-
-Point = namedtuple("Point", "x y")
+    assert_programs(lambda x, y: x * y, [lambda: (x, Nested(pair, flat))], 1)
 
 
 def test_structure():
-    t = torch.randn
     calls = [
         lambda: ({"a": t(3)},),
         lambda: ({"a": t(3), "b": t(3)},),
@@ -183,29 +158,22 @@ def test_structure():
         lambda: (t(3),),
         lambda: (Point(t(3), t(3)),),
     ]
+    assert_programs(total, calls, 7)  # the order of a dict's keys counts
 
-    def fn(d):
-        return sum(d.values()) * 2 if isinstance(d, dict) else d[0] * 2
 
-    assert_programs(fn, calls, 7)  # the order of a dict's keys counts
+A, B = torch.ones(2), torch.zeros(2)
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, lambda d: defaultdict(list, d)])
 def test_the_order_of_a_dict(kind):
     compiled = by_pass(lambda d: torch.stack([*d["k"].values()]))
-    a, b = torch.ones(2), torch.zeros(2)
-    for d in ({"a": a, "b": b}, {"b": b, "a": a}, {"b": a, "a": b}):
+    for d in ({"a": A, "b": B}, {"b": B, "a": A}, {"b": A, "a": B}):
         assert torch.equal(compiled({"k": kind(d)}), torch.stack([*d.values()]))
     assert len(compiled.programs) == 2
 
 
 def test_the_order_of_keyword_arguments():
-    def fn(**kwargs):
-        return torch.stack([*kwargs.values()])
-
-    compiled = by_pass(fn)
-    a, b = torch.ones(2), torch.zeros(2)
-    for _ in range(2):
-        assert torch.equal(compiled(a=a, b=b), torch.stack([a, b]))
-        assert torch.equal(compiled(b=b, a=a), torch.stack([b, a]))
+    compiled = by_pass(lambda **kwargs: torch.stack([*kwargs.values()]))
+    for named in ({"a": A, "b": B}, {"b": B, "a": A}) * 2:
+        assert torch.equal(compiled(**named), torch.stack([*named.values()]))
     assert len(compiled.programs) == 2

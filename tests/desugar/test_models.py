@@ -9,30 +9,33 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
-from torch.utils._pytree import tree_leaves
 
-from tests.desugar.judge import by_pass
+from tests.desugar.classes import TwoTensor, make
+from tests.desugar.judge import assert_same_gradients, assert_same_values, backward, by_pass, leaves_of
 
 
 class Held(nn.Module):
-    """One linear layer and a function of it and the argument."""
+    """One layer and a function of it and the argument."""
 
-    def __init__(self, fn):
+    def __init__(self, fn, layer=None):
         super().__init__()
-        self.layer, self.fn = nn.Linear(4, 4), fn
+        self.layer, self.fn = layer or nn.Linear(4, 4), fn
 
     def forward(self, x):
         return self.fn(self.layer, x)
 
 
-class Tied(nn.Module):
+class Net(nn.Module):
+    """A module with a subclass parameter."""
+
     def __init__(self):
         super().__init__()
-        self.embedding, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
-        self.head.weight = self.embedding.weight
+        self.linear, self.drop = nn.Linear(6, 6), nn.Dropout(0.5)
+        self.weight = nn.Parameter(make(TwoTensor, 6))
+        self.register_buffer("shift", torch.ones(6))
 
-    def forward(self, tokens):
-        return self.head(self.embedding(tokens))
+    def forward(self, x):
+        return self.drop(self.linear(x) * self.weight + self.shift).relu()
 
 
 class Cached(nn.Module):
@@ -50,38 +53,34 @@ class Cached(nn.Module):
         return self.layer(self.keys.sum(1))
 
 
-class Hooked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.layer.register_forward_hook(lambda module, args, out: out * 2)
-        self.layer.register_full_backward_hook(lambda module, into, out: (into[0] * 3,))
-
-    def forward(self, x):
-        y = self.layer(x * self.layer.weight.sum())
-        y.register_hook(lambda g: g * 5)
-        return y.relu()
+def tied():
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False))
+    model[1].weight = model[0].weight
+    return model
 
 
-class Containers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.scales = nn.ParameterDict({"out": torch.ones(4)})
-
-    def forward(self, x, mask=None):
-        for layer in self.layers:
-            x = F.gelu(layer(x)) + x
-        return {"out": x * self.scales["out"], "rows": x.shape[0], "more": (x.sum(), mask)}
+def with_hooks():
+    model = Held(of_a_hooked_layer)
+    model.layer.register_forward_hook(lambda module, args, out: out * 2)
+    model.layer.register_full_backward_hook(lambda module, into, out: (into[0] * 3,))
+    return model
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+def of_a_hooked_layer(layer, x):
+    y = layer(x * layer.weight.sum())
+    y.register_hook(lambda g: g * 5)
+    return y.relu()
 
-    def forward(self, x):
-        return self.attention(x, x, x)
+
+def of_containers(layers, x, mask=None):
+    for layer in layers["list"]:
+        x = F.gelu(layer(x)) + x
+    return {"out": x * layers["scales"]["out"], "rows": x.shape[0], "more": (x.sum(), mask)}
+
+
+def containers():
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    return nn.ModuleDict({"list": layers, "scales": nn.ParameterDict({"out": torch.ones(4)})})
 
 
 def gradient_of(layer, x):
@@ -117,7 +116,11 @@ def tokens(*size):
 
 
 MODELS = {
-    "attention": (Attention, floats(2, 5, 8)),
+    "attention": (
+        lambda: Held(lambda layer, x: layer(x, x, x), nn.MultiheadAttention(8, 2, batch_first=True)),
+        floats(2, 5, 8),
+    ),
+    "a subclass parameter": (Net, floats(4, 6)),
     "transformer": (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
         floats(2, 5, 8),
@@ -142,10 +145,10 @@ MODELS = {
         lambda: nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Linear(4, 2)),
         tokens(3, 5),
     ),
-    "tied weights": (Tied, tokens(3)),
+    "tied weights": (tied, tokens(3)),
     "a cache": (Cached, floats(2, 1, 4)),
-    "hooks": (Hooked, floats(2, 4)),
-    "containers": (Containers, floats(2, 4)),
+    "hooks": (with_hooks, floats(2, 4)),
+    "containers": (lambda: Held(of_containers, containers()), floats(2, 4)),
     "func.grad inside": (lambda: Held(gradient_of), floats(4)),
     "vmap inside": (
         lambda: Held(lambda layer, x: torch.vmap(lambda y: layer(y).sin().sum())(x)),
@@ -162,28 +165,26 @@ MODELS = {
 BROKEN_BY_DYNAMO = {"lstm", "gru", "hooks", "autograd.grad inside"}
 
 
-def total(result):
-    parts = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    return sum(part.double().sum() for part in parts)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_three_steps(name):
-    make, make_argument = MODELS[name]
+    build, make_argument = MODELS[name]
     torch.manual_seed(0)
-    model = make()
+    model = build()
     copied = copy.deepcopy(model)
     compiled = by_pass(copied)
-    sides = [(m, torch.optim.SGD(m.parameters(), 0.01), f) for m, f in ((model, model), (copied, compiled))]
+    sides = [
+        (torch.optim.SGD(m.parameters(), 0.01, momentum=0.9), f)
+        for m, f in ((model, model), (copied, compiled))
+    ]
     for step in range(3):
         results = []
-        for _, optimizer, call in sides:
+        for optimizer, call in sides:
             torch.manual_seed(step)
-            result = call(make_argument())
+            results.append(leaves_of(call(make_argument())))
             optimizer.zero_grad()
-            total(result).backward()
+            backward(results[-1])
             optimizer.step()
-            results.append(tree_leaves(result))
-        torch.testing.assert_close(results[1], results[0])
-    torch.testing.assert_close(dict(copied.state_dict()), dict(model.state_dict()))
+        assert_same_values(*results)
+        assert_same_gradients([*copied.parameters()], [*model.parameters()])
+    assert_same_values(*([*m.state_dict().values()] for m in (copied, model)))
     assert len(compiled.programs) == 1 or name in BROKEN_BY_DYNAMO

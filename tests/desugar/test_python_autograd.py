@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import warnings
@@ -17,7 +18,7 @@ import desugar
 from desugar import DesugarError
 from tests.desugar.classes import Pair, TwoTensor, make, plain_parts
 from tests.desugar.idioms.running import DOORS, by_stock
-from tests.desugar.judge import by_pass, judge
+from tests.desugar.judge import assert_same_gradients, backward, by_pass, judge
 from tests.desugar.refusing import strictly
 
 EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
@@ -57,10 +58,7 @@ def test_an_out_that_gets_another_size(size, door):
 def test_a_module_that_is_converted_to_the_type_it_has(door):
     """Dynamo writes `set_` for the assignment of `.data`; here of a tensor to itself."""
     linear = nn.Linear(3, 3)
-
-    def fn(x):
-        return linear.to(x.dtype)(x)
-
+    fn = lambda x: linear.to(x.dtype)(x)  # noqa: E731
     compiled = door(fn)
     for _ in range(2):
         x, version = torch.randn(2, 3), linear.weight._version
@@ -100,47 +98,28 @@ def retain_grad_inside(x):
     return (y * y).sum(), y
 
 
-def parameter_inside(x):
-    return nn.Parameter(torch.ones(3)) * x
-
-
 table, weight = torch.randn(3), torch.ones(3, requires_grad=True)
 
 
-class Looks(torch.autograd.Function):
-    """Its backward uses a tensor from outside."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * table
+def function(forward, backward):
+    """Makes an autograd function and returns its `apply`."""
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Function", (torch.autograd.Function,), members).apply
 
 
-class Bypass(torch.autograd.Function):
-    """Gives a gradient to a tensor that it does not compute with."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g, g * 2
-
+looks = function(lambda ctx, x: x.clone(), lambda ctx, g: g * table)  # at a tensor from outside
+bypass = function(lambda ctx, x, w: x.clone(), lambda ctx, g: (g, g * 2))  # a tensor that it does not read
 
 INSIDE = {
     "backward": backward_inside,
     "retain_grad": retain_grad_inside,
-    "a parameter": parameter_inside,
+    "a parameter": lambda x: nn.Parameter(torch.ones(3)) * x,
     "a buffer": lambda x: torch.frombuffer(bytearray(12), dtype=torch.float32) * x,
     "a wrapper around a buffer": lambda x: (
         TwoTensor(x.detach(), torch.frombuffer(bytearray(12), dtype=torch.float32)) * x
     ),
-    "a function that looks outside": lambda x: Looks.apply(x),
-    "a function with a parameter": lambda x: Bypass.apply(x, weight),
+    "a function that looks outside": lambda x: looks(x),
+    "a function with a parameter": lambda x: bypass(x, weight),
 }
 
 
@@ -156,19 +135,10 @@ def test_autograd_inside(name, door):
     judge(INSIDE[name], lambda: (torch.ones(3, requires_grad=True),), way=door, calls=3)
 
 
-class HalveInPlace(torch.autograd.Function):
-    """Returns its input as it is, with half of its gradient."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad / 2
+halve = function(lambda ctx, x: x, lambda ctx, g: g / 2)  # returns its input as it is
 
 
-class HalveFlat(HalveInPlace):
+class HalveFlat(torch.autograd.Function):
     """Returns a view of its input."""
 
     @staticmethod
@@ -182,16 +152,16 @@ class HalveFlat(HalveInPlace):
 
 
 RETURNED = {
-    "the input": HalveInPlace.apply,
+    "the input": lambda x: halve(x),
     "a view of the input": HalveFlat.apply,
-    "an intermediate": lambda x: HalveInPlace.apply(x * 2),
-    "the input, beside another result": lambda x: (HalveInPlace.apply(x), x * 2),
-    "the input twice": lambda x: HalveInPlace.apply(HalveInPlace.apply(x)),
-    "two results": lambda x: (HalveInPlace.apply(x), HalveInPlace.apply(x)),
-    "a view of the result": lambda x: HalveInPlace.apply(x).view(3, 1),
-    "of a view": lambda x: HalveInPlace.apply(x.view(3)),
-    "of a slice": lambda x: HalveInPlace.apply(x[1:]),
-    "beside its intermediate": lambda x: (lambda y: (y, HalveInPlace.apply(y)))(x * 2),
+    "an intermediate": lambda x: halve(x * 2),
+    "the input, beside another result": lambda x: (halve(x), x * 2),
+    "the input twice": lambda x: halve(halve(x)),
+    "two results": lambda x: (halve(x), halve(x)),
+    "a view of the result": lambda x: halve(x).view(3, 1),
+    "of a view": lambda x: halve(x.view(3)),
+    "of a slice": lambda x: halve(x[1:]),
+    "beside its intermediate": lambda x: (lambda y: (y, halve(y)))(x * 2),
 }
 
 
@@ -205,26 +175,29 @@ def test_an_autograd_function_that_returns_its_input(name, cls, door):
     judge(RETURNED[name], lambda: (make(cls, 3).requires_grad_(),), way=door)
 
 
-@EVERY_DOOR
-def test_the_gradient_of_a_retained_result(door):
-    compiled = door(retain_grad_inside)
-    for _ in range(2):
-        grads = []
-        for function in (retain_grad_inside, compiled):
-            loss, y = function(torch.arange(3.0, requires_grad=True))
-            loss.backward()
-            grads.append(y.grad)
-        assert torch.equal(*grads)
+def gradient_of_a_result(fn):
+    loss, y = fn(torch.arange(3.0, requires_grad=True))
+    loss.backward()
+    return y.grad
+
+
+def gradient_of_a_parameter(fn):
+    weight.grad = None
+    fn(torch.ones(3, requires_grad=True)).sum().backward()
+    return weight.grad
 
 
 @EVERY_DOOR
-def test_the_gradient_of_a_parameter_from_outside(door):
-    compiled, grads = door(INSIDE["a function with a parameter"]), []
-    for function in (INSIDE["a function with a parameter"], compiled, compiled):
-        weight.grad = None
-        function(torch.ones(3, requires_grad=True)).sum().backward()
-        grads.append(weight.grad.tolist())
-    assert grads == [[2.0] * 3] * 3
+@pytest.mark.parametrize(
+    ("name", "gradient", "expected"),
+    [
+        ("retain_grad", gradient_of_a_result, [0.0, 4.0, 8.0]),
+        ("a function with a parameter", gradient_of_a_parameter, [2.0] * 3),
+    ],
+)
+def test_gradients_that_are_no_arguments(name, gradient, expected, door):
+    compiled = door(INSIDE[name])
+    assert [gradient(fn).tolist() for fn in (INSIDE[name], compiled, compiled)] == [expected] * 3
 
 
 # ---- modes ---------------------------------------------------------------------------------------------------
@@ -251,20 +224,12 @@ def test_gradients_off_for_a_part(cls, door):
 def test_writes_to_what_inference_mode_has_made(cls, door):
     """Refused outside of that mode, as in eager mode; a program for ordinary tensors is no program for these."""
     fn = lambda x: x.add_(1)  # noqa: E731
-    for function in (fn, by_stock(fn)):
-        with torch.inference_mode():
-            x = make(cls, 2, 3)
-        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
-            function(x)
-    with torch.inference_mode():
-        x = make(cls, 2, 3)
+    inferred = torch.inference_mode()(lambda: (make(cls, 2, 3),))
     compiled = judge(fn, lambda: (make(cls, 2, 3),), way=door)
-    with pytest.raises(RuntimeError, match=r"inference mode|InferenceMode"):
-        compiled(x)
-    before = [part.clone() for part in plain_parts(x)]
-    with torch.inference_mode():
-        compiled(x)
-    assert all(torch.equal(part, old + 1) for part, old in zip(plain_parts(x), before, strict=True))
+    for function in (fn, by_stock(fn), compiled):
+        with pytest.raises(RuntimeError, match=r"inference mode|InferenceMode"):
+            function(*inferred())
+    judge(fn, inferred, compiled, around=torch.inference_mode)
 
 
 # ---- differentiation from outside ----------------------------------------------------------------------------
@@ -273,18 +238,13 @@ def test_writes_to_what_inference_mode_has_made(cls, door):
 @pytest.mark.parametrize("door", [strictly, *DOORS.values()])
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 def test_forward_mode_derivatives(cls, door):
-    def fn(x):
-        return (x * x).sin()
-
-    compiled, tangents = door(fn), []
+    fn = lambda x: (x * x).sin()  # noqa: E731
+    compiled, (primal, tangent) = door(fn), (make(cls, 3), make(cls, 3))
     compiled(make(cls, 3))
-    primal, tangent = make(cls, 3), make(cls, 3)
-    for function in (fn, compiled):
-        with forward_ad.dual_level():
-            x = forward_ad.make_dual(primal, tangent)
-            tangents.append(forward_ad.unpack_dual(function(x)).tangent)
-    assert all(tangent is not None for tangent in tangents)
-    assert all(map(torch.equal, *map(plain_parts, tangents)))
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(primal, tangent)
+        tangents = [forward_ad.unpack_dual(function(x)).tangent for function in (fn, compiled)]
+        assert all(map(torch.equal, *map(plain_parts, tangents)))
 
 
 TRANSFORMS = {
@@ -315,20 +275,13 @@ def test_functorch_over_a_compiled_function(transform, door):
 @pytest.mark.parametrize("door", [strictly, *DOORS.values()])
 def test_a_tensor_of_a_transform_that_has_ended(door):
     kept = []
-
-    def squares(x):
-        kept.append(x)
-        return (x * x).sum()
-
-    torch.func.grad(squares)(torch.rand(3))
+    torch.func.grad(lambda x: (kept.append(x), (x * x).sum())[1])(torch.rand(3))
     compiled, want = door(lambda x: x.sin()), kept[0].sin()
     for x in (kept[0], kept[0].clone(), kept[0]):
-        try:
+        with contextlib.suppress(*REFUSED):
             got = compiled(x)
-        except REFUSED:
-            continue
-        torch.testing.assert_close(got, want)
-        assert got.requires_grad is want.requires_grad
+            torch.testing.assert_close(got, want)
+            assert got.requires_grad is want.requires_grad
 
 
 # ---- modes that look at every function or op -----------------------------------------------------------------
@@ -436,29 +389,21 @@ def test_gradients_of_parameters_inside(kind, way):
         for _ in range(3):
             x = torch.randn(2, 3)
             results = [module(x), compiled(x)]
+            list(map(backward, results))
             torch.testing.assert_close(results[1], results[0])
-            for result in results:
-                if result.requires_grad:
-                    result.backward()
-            for one, other in zip(module.parameters(), same.parameters(), strict=True):
-                torch.testing.assert_close(other.grad, one.grad)
+            assert_same_gradients([*same.parameters()], [*module.parameters()])
 
 
-def of_the_argument(x):
+def square_gradient(x):
     (grad,) = torch.autograd.grad((x * x).sum(), x)
-    return grad * 2
-
-
-def of_a_copy(x):
-    y = x.detach().requires_grad_()
-    (grad,) = torch.autograd.grad((y * y).sum(), y)
     return grad * 2
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", DOORS)
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
-@pytest.mark.parametrize("fn", [of_the_argument, of_a_copy])
-def test_gradients_inside(fn, cls, way):
+@pytest.mark.parametrize("copied", [False, True])
+def test_gradients_inside(copied, cls, way):
+    fn = (lambda x: square_gradient(x.detach().requires_grad_())) if copied else square_gradient
     with torch._dynamo.config.patch(trace_autograd_ops=True):
-        judge(fn, lambda: (make(cls, 3, grad=fn is of_the_argument),), DOORS[way](fn))
+        judge(fn, lambda: (make(cls, 3, grad=not copied),), DOORS[way](fn))

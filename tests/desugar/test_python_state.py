@@ -170,10 +170,9 @@ def test_results_in_containers_that_are_none_of_pytorchs(cls, door):
 def test_a_dataclass_given_and_built(door):
     holder = Holder(make(TwoTensor, 2, 3))
     judge(lambda h, x: h.y * x, lambda: (holder, torch.ones(3)), way=door, calls=2)
-    fn = lambda h: dataclasses.replace(h, y=h.y * 2)  # noqa: E731
-    compiled = door(fn)
+    built = door(lambda h: dataclasses.replace(h, y=h.y * 2))
     for _ in range(2):
-        assert_same_values([compiled(holder).y], [fn(holder).y])
+        assert_same_values([built(holder).y], [holder.y * 2])
 
 
 CHANGED = {
@@ -198,24 +197,22 @@ def test_containers_that_the_function_changes(name, door):
         assert repr(arguments[0]) == repr(arguments[1]) and repr(results[0]) == repr(results[1])
 
 
-def test_keyword_arguments_may_be_popped():
-    for door in DOORS.values():
-        assert door(lambda **named: named.pop("x") * 2)(x=torch.ones(2)).tolist() == [2, 2]
+@EVERY_DOOR
+def test_keyword_arguments_may_be_popped(door):
+    assert door(lambda **named: named.pop("x") * 2)(x=torch.ones(2)).tolist() == [2, 2]
+
+
+TENSORS = [torch.ones(2), torch.zeros(2)]
+ITERATORS = lambda: iter(TENSORS), lambda: (t for t in TENSORS), lambda: map(torch.cos, TENSORS)
 
 
 @EVERY_DOOR
 def test_iterators_among_the_arguments_are_gone_through_once(door):
-    tensors = [torch.ones(2), torch.zeros(2)]
     compiled = door(lambda ts: sum(ts))
-    for make_iterator in (
-        lambda: iter(tensors),
-        lambda: (t for t in tensors),
-        lambda: map(torch.cos, tensors),
-    ):
-        for _ in range(2):
-            iterator = make_iterator()
-            assert torch.equal(compiled(iterator), sum(make_iterator()))
-            assert list(iterator) == []
+    for make_iterator in (*ITERATORS, *ITERATORS):
+        iterator = make_iterator()
+        assert torch.equal(compiled(iterator), sum(make_iterator()))
+        assert list(iterator) == []
 
 
 # ---- what is kept from call to call --------------------------------------------------------------------------
@@ -248,16 +245,14 @@ def test_tensors_kept_in_caches_are_real(cls, door):
         assert_same_values(got, want)
 
 
+def cycle(x):
+    holder: list[object] = [x * 2]
+    holder.append(holder)  # only the collector frees it
+    return x + 1
+
+
 @EVERY_DOOR
-def test_what_is_dropped_again(door):
-    def cycle(x):
-        holder: list[object] = [x * 2]
-        holder.append(holder)  # only the collector frees it
-        return x + 1
-
-    def views(x):
-        return x[0], x.t(), (x * 2).view(-1)
-
-    for fn in (cycle, views):
-        for grad in (False, True):
-            judge(fn, lambda grad=grad: (torch.randn(2, 3, requires_grad=grad),), way=door, calls=2)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("fn", [cycle, lambda x: (x[0], x.t(), (x * 2).view(-1))], ids=["cycle", "views"])
+def test_what_is_dropped_again(fn, grad, door):
+    judge(fn, lambda: (torch.randn(2, 3, requires_grad=grad),), way=door, calls=2)
