@@ -10,6 +10,7 @@ from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, 
 from tests.desugar.idioms.running import by_stock
 from tests.desugar.judge import by_dynamo, by_pass, judge
 from tests.desugar.programs import assert_programs
+from tests.desugar.refusing import strictly
 
 NEW = [4, 5, 6, 7, 2, 9, 30]
 
@@ -38,27 +39,11 @@ def test_several_arguments_and_dimensions(cls):
     assert_programs(lambda x, y: (x @ y, y.shape[0]), calls, 2)
 
 
-@pytest.mark.parametrize("cls", [TwoTensor, Pair])
-def test_dynamic_from_the_start(cls):
-    assert_programs(lambda x: (x * 2, x.cos()), rows(cls), 1, dynamic=True)
-
-
-def test_static():
-    calls = rows(Pair)
-    assert_programs(lambda x: x * 2, [*calls, *calls], len(NEW), dynamic=False)
-
-
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair, Halves])
 def test_zero_and_one_have_programs_of_their_own(cls):
     calls = [lambda n=n: (make(cls, n, 6, grad=True),) for n in (4, 5, 0, 1, 2, 0, 1, 8)]
     assert_programs(lambda x: (x * 2, x.sum()), calls, 4)
-
-
-def test_sizes_equal_by_chance_are_not_tied():
-    sizes = [(4, 4), (5, 5), (6, 7), (8, 3)]
-    calls = [lambda n=n: (make(TwoTensor, n[0], 3, grad=True), torch.randn(n[1], 2)) for n in sizes]
-    assert_programs(lambda x, y: (x * 2, y * 2), calls, 2)
 
 
 def split(cls, left, right):
@@ -68,13 +53,86 @@ def split(cls, left, right):
 SPLIT = [(2, 2), (3, 3), (4, 5), (7, 2)]
 
 
-@pytest.mark.parametrize("cls", [Halves, Beside])
-def test_static_outer_sizes_that_are_sums_of_inner_ones(cls):
-    assert_programs(lambda x: x * 2, [split(cls, *size) for size in SPLIT], len(SPLIT), dynamic=False)
+def twice(make_part):
+    """Calls with pairs of new parts."""
+    return [lambda n=n: (TwoTensor(make_part(n), make_part(n)).requires_grad_(),) for n in NEW]
 
 
-def test_outer_sizes_that_are_sums_of_inner_ones():
-    assert_programs(lambda x: (x * 2, x.shape[-1]), [split(Beside, *size) for size in SPLIT], 2)
+def labeled(counts, *size, grad=False):
+    return [lambda n=n: (Labeled(torch.randn(size), count=n).requires_grad_(grad),) for n in counts]
+
+
+def marked(mark):
+    """Calls with tensors of ever-new sizes, whose first one is marked."""
+    return [lambda n=n: (lambda x: (mark(x, 0), (x,))[1])(torch.randn(n, 3, requires_grad=True)) for n in NEW]
+
+
+def slices(cls, grad=True):
+    """Calls with slices of larger values, which begin elsewhere each time."""
+    sizes = [(9, 5, 4, 2), (8, 7, 5, 3), (17, 16, 7, 9), (20, 11, 3, 2)]
+    return [lambda s=s: (make(cls, s[0] + s[2], s[1] + s[3], grad=grad)[s[2] :, s[3] :],) for s in sizes]
+
+
+def double(x):
+    return x * 2
+
+
+def write(x):
+    x.mul_(2)
+    return x.sum()
+
+
+# The function, its calls, how many programs they make, and whether sizes are dynamic from the start.
+PROGRAMS = {
+    "dynamic, by hand": (lambda x: (x * 2, x.cos()), rows(TwoTensor), 1, True),
+    "dynamic, declared": (lambda x: (x * 2, x.cos()), rows(Pair), 1, True),
+    "static": (double, rows(Pair) * 2, len(NEW), False),
+    "equal by chance": (
+        lambda x, y: (x * 2, y * 2),
+        [
+            lambda n=n: (make(TwoTensor, n[0], 3, grad=True), torch.randn(n[1], 2))
+            for n in ((4, 4), (5, 5), (6, 7), (8, 3))
+        ],
+        2,
+    ),
+    "static sums, by hand": (double, [split(Halves, *size) for size in SPLIT], len(SPLIT), False),
+    "static sums, declared": (double, [split(Beside, *size) for size in SPLIT], len(SPLIT), False),
+    "sums": (lambda x: (x * 2, x.shape[-1]), [split(Beside, *size) for size in SPLIT], 2),
+    "divisible": (
+        lambda x: (x * 2).reshape(2, -1),
+        [lambda n=n: (make(Pair, n, 3, grad=True),) for n in (4, 6, 8, 10)],
+        2,
+    ),
+    "strides": (double, twice(lambda n: torch.randn(3, n).t()), 2),
+    "storage offsets": (double, twice(lambda n: torch.randn(n, 6)[:, 1:4]), 2),
+    "in the result": (lambda x: (x.shape, x * 2), rows(Pair), 2),
+    "arithmetic": (lambda x: x * x.shape[0] + 1, rows(TwoTensor), 2),
+    "a view": (lambda x: (x * 2).view(-1), rows(TwoTensor), 2),
+    "a branch": (lambda x: x * 2 if x.shape[0] > 10 else x + 1, rows(TwoTensor), 3),
+    "a product": (lambda x: (x @ x.t()).relu(), rows(TwoTensor), 2),
+    "cat": (lambda x: torch.cat([x, x]).sum(0), rows(TwoTensor), 2),
+    "expand": (lambda x: x.unsqueeze(0).expand(2, -1, -1) * 1, rows(TwoTensor), 2),
+    "ints": (lambda x: (x.shape[0], x.size(0) * 2 + 1, x * 2), rows(TwoTensor), 2),
+    "dynamic ints": (lambda x: x * x.count, labeled(NEW, 2, 3), 2),
+    "dynamic ints, with gradients": (lambda x: x * x.count, labeled(NEW, 2, 3, grad=True), 2),
+    "dynamic ints, 0 and 1": (lambda x: (x * x.count, x.count), labeled((3, 4, 0, 1, 5, 0, 1), 3), 4),
+    "a dynamic int of a result": (
+        lambda x: Labeled(x * 2, count=x.shape[0], label="w"),
+        [lambda n=n: (torch.randn(n, 2),) for n in NEW],
+        2,
+    ),
+    "marked": (double, marked(torch._dynamo.mark_dynamic), 1),
+    "marked by maybe": (double, marked(torch._dynamo.maybe_mark_dynamic), 1),
+    "marked static": (double, marked(torch._dynamo.mark_static), len(NEW)),
+    "written slices, by hand": (write, slices(TwoTensor, grad=False), 1, True),
+    "written slices, nested": (write, slices(Nested, grad=False), 1, True),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_how_many_programs_calls_take(name):
+    fn, calls, count, *dynamic = PROGRAMS[name]
+    assert_programs(fn, calls, count, dynamic=dynamic[0] if dynamic else None)
 
 
 def test_outer_sizes_that_a_class_by_hand_computes_as_a_sum():
@@ -86,48 +144,6 @@ def test_outer_sizes_that_a_class_by_hand_computes_as_a_sum():
         with pytest.raises(AssertionError, match="only expect to bind basic symbols"):
             compiled(*split(Halves, 3, 3)())
         compiled(*split(Halves, 2, 2)())
-
-
-@pytest.mark.sweep(8)
-@pytest.mark.parametrize(
-    ("fn", "count"),
-    [
-        (lambda x: x * x.shape[0] + 1, 2),
-        (lambda x: (x * 2).view(-1), 2),
-        (lambda x: x * 2 if x.shape[0] > 10 else x + 1, 3),
-        (lambda x: (x @ x.t()).relu(), 2),
-        (lambda x: torch.cat([x, x]).sum(0), 2),
-        (lambda x: x.unsqueeze(0).expand(2, -1, -1) * 1, 2),
-        (lambda x: (x.shape[0], x.size(0) * 2 + 1, x * 2), 2),
-    ],
-    ids=["arithmetic", "view", "branch", "matmul", "cat", "expand", "ints"],
-)
-def test_what_functions_do_with_sizes(fn, count):
-    assert_programs(fn, rows(TwoTensor), count)
-
-
-def test_a_divisible_size_is_a_guard():
-    calls = [lambda n=n: (make(Pair, n, 3, grad=True),) for n in (4, 6, 8, 10)]
-    assert_programs(lambda x: (x * 2).reshape(2, -1), calls, 2)
-
-
-def test_strides_that_follow_from_sizes():
-    calls = [
-        lambda n=n: (TwoTensor(torch.randn(3, n).t(), torch.randn(3, n).t()).requires_grad_(),) for n in NEW
-    ]
-    assert_programs(lambda x: x * 2, calls, 2)
-
-
-def test_offset_into_storage():
-    calls = [
-        lambda n=n: (TwoTensor(torch.randn(n, 6)[:, 1:4], torch.randn(n, 6)[:, 1:4]).requires_grad_(),)
-        for n in NEW
-    ]
-    assert_programs(lambda x: x * 2, calls, 2)
-
-
-def test_sizes_in_the_result():
-    assert_programs(lambda x: (x.shape, x * 2), rows(Pair), 2)
 
 
 def test_missing_tangents_of_dynamic_results():
@@ -143,28 +159,6 @@ def test_missing_tangents_of_dynamic_results():
     assert len(compiled.programs) == 2
 
 
-# ---- dynamic ints --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_dynamic_ints(grad):
-    def call(count):
-        x = Labeled(torch.randn(2, 3), torch.randn(2, 3), count=count)
-        return (x.requires_grad_(grad),)
-
-    assert_programs(lambda x: x * x.count, [lambda n=n: call(n) for n in NEW], 2)
-
-
-def test_dynamic_ints_zero_and_one():
-    calls = [lambda n=n: (Labeled(torch.randn(3), count=n),) for n in (3, 4, 0, 1, 5, 0, 1)]
-    assert_programs(lambda x: (x * x.count, x.count), calls, 4)
-
-
-def test_a_dynamic_int_of_a_result():
-    calls = [lambda n=n: (torch.randn(n, 2),) for n in NEW]
-    assert_programs(lambda x: Labeled(x * 2, count=x.shape[0], label="w"), calls, 2)
-
-
 # ---- numbers as results --------------------------------------------------------------------------------------
 
 NUMBERS = {
@@ -175,6 +169,7 @@ NUMBERS = {
     "a comparison": lambda x: (x.shape[0] > 5, x * 2),
     "a comparison alone": lambda x: x.shape[0] == 6,
     "a division that leaves no rest": lambda x: (x.shape[0] // 2, x.shape[0] % 2, x * 2),
+    "beside a number that data tells": lambda x: (x.sin(), x.detach().sum().item(), x.shape[0] / 2),
 }
 
 
@@ -199,40 +194,10 @@ def test_numbers_that_only_data_tells_as_results(fn, dtype):
         judge(fn, lambda first=first: (torch.tensor([first, 1], dtype=dtype),), compiled)
 
 
-def test_numbers_in_training():
-    def fn(x):
-        return x.sin(), x.detach().sum().item(), x.shape[0] / 2
-
-    compiled = by_pass(fn)
-    for n in NEW:
-        judge(fn, lambda n=n: (torch.randn(n, requires_grad=True),), compiled)
-
-
 @pytest.mark.slow
 def test_numbers_through_inductor():
-    def fn(x):
-        return x.sin(), x.detach().sum().item(), x.shape[0] / 2
-
+    fn = UNBACKED["results"]
     judge(fn, lambda: (torch.arange(4.0, requires_grad=True),), desugar.compile(fn, dynamic=True))
-
-
-# ---- marks ---------------------------------------------------------------------------------------------------
-
-
-def marked(mark, n):
-    x = torch.randn(n, 3, requires_grad=True)
-    mark(x, 0)
-    return (x,)
-
-
-@pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic])
-def test_marked_dynamic(mark):
-    assert_programs(lambda x: x * 2, [lambda n=n: marked(mark, n) for n in NEW], 1)
-
-
-def test_marked_static():
-    mark = torch._dynamo.mark_static
-    assert_programs(lambda x: x * 2, [lambda n=n: marked(mark, n) for n in NEW], len(NEW))
 
 
 def test_a_size_that_became_a_constant_is_checked():
@@ -243,9 +208,7 @@ def test_a_size_that_became_a_constant_is_checked():
 
 
 def test_gradients_of_results_whose_size_depends_on_data():
-    def fn(x, repeats):
-        return x.repeat_interleave(repeats, dim=1) * 2, x.transpose(1, 2)[:, :, repeats > 0]
-
+    fn = lambda x, n: (x.repeat_interleave(n, dim=1) * 2, x.transpose(1, 2)[:, :, n > 0])  # noqa: E731
     compiled = None
     for repeats in ([0, 1, 2], [3, 1, 0]):
         compiled = judge(
@@ -341,13 +304,8 @@ CALLS = [
 @pytest.mark.parametrize("name", CUTS)
 def test_views_by_ints_that_a_run_finds_to_be_numbers(name, cls, calls):
     """As the last batch of an epoch: a run assumes that a symbol is 1, which a result was recorded by."""
-    cut = CUTS[name]
-    strict = {"backend": "eager", "strict": True}
-    ways = (
-        lambda fn: by_pass(fn, strict=True),
-        lambda fn: torch.compile(fn, backend="desugar", options=strict),
-    )
-    for way in ways:
+    cut, strict = CUTS[name], {"backend": "eager", "strict": True}
+    for way in (strictly, lambda fn: torch.compile(fn, backend="desugar", options=strict)):
         fn = lambda x, n: (cut(x, n), x * x * x)  # noqa: E731 - Dynamo caches by code object
         compiled = way(fn)
         for rows_, n in calls:
@@ -366,17 +324,6 @@ def test_their_second_derivatives():
 # ---- views ---------------------------------------------------------------------------------------------------
 
 
-def slices(cls, grad=True):
-    """Calls with slices of larger values, which begin elsewhere each time."""
-    sizes = [(9, 5, 4, 2), (8, 7, 5, 3), (17, 16, 7, 9), (20, 11, 3, 2)]
-    return [lambda s=s: (make(cls, s[0] + s[2], s[1] + s[3], grad=grad)[s[2] :, s[3] :],) for s in sizes]
-
-
-def write(x):
-    x.mul_(2)
-    return x.sum()
-
-
 @pytest.mark.sweep(24)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair, Labeled, Tagged, Nested])
 @pytest.mark.parametrize(
@@ -389,22 +336,14 @@ def test_slices_of_larger_values(fn, cls, dynamic, count):
     assert_programs(fn, slices(cls), count, dynamic=dynamic)
 
 
-@pytest.mark.parametrize("cls", [TwoTensor, Nested])
-def test_writes_to_slices_of_larger_values(cls):
-    assert_programs(write, slices(cls, grad=False), 1, dynamic=True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", [TwoTensor, Pair])
 def test_slices_and_the_value_that_they_are_of(cls):
-    def fn(x, y, z):
-        y.add_(1)
-        return x * 2, z.sin()
-
     def call(n):
         x = make(cls, n, 6)
         return x, x[1:-1], x[2:]
 
+    fn = lambda x, y, z: (y.add_(1), x * 2, z.sin())[1:]  # noqa: E731
     assert_programs(fn, [lambda n=n: call(n) for n in NEW if n > 3], 2)
 
 
