@@ -44,22 +44,45 @@ PROGRAMS = {
     "a plain operand": lambda cond, pred, x: cond(
         pred, lambda x, w: x * w, lambda x, w: x * w * w, (x, weight * 1)
     ),
+    "operands in a dict": lambda cond, pred, x: cond(
+        pred, lambda d: d["x"] * 2, lambda d: d["x"].sin(), ({"x": x},)
+    ),
 }
 
 
+def compiled_cond(program, **options):
+    return by_pass(lambda pred, *args: program(torch.cond, pred, *args), **options)
+
+
 def gradients(result, leaves):
-    total = sum(part.double().sum() for out in tensors_of(result) for part in [out] if out.requires_grad)
+    """The plain parts of each gradient, or None."""
+    total = sum(out.double().sum() for out in tensors_of(result) if out.requires_grad)
     found = torch.autograd.grad(total, leaves, allow_unused=True)
-    # Which branch ran is not known when a gradient is None, so a compiled one is zero instead.
-    like = [torch.zeros_like(x.detach()) for x in leaves]
+    # The engine gives zeros instead of None to the branch that did not run, of the class of the leaf.
     summed = [
-        None if g is None else g + zeros for g, zeros in zip(found, like, strict=True)
-    ]  # as the engine would
-    return [None if g is None else dense_parts(g) for g in summed]
+        g if g is None else g + torch.zeros_like(x.detach()) for g, x in zip(found, leaves, strict=True)
+    ]
+    return [g if g is None else dense_parts(g) for g in summed]
 
 
 def dense_parts(g):
     return [g.materialize()] if hasattr(g, "materialize") else plain_parts(g)
+
+
+def check(program, compiled, make_args, leaves=()):
+    """Results and gradients are those of a Python `if`, whichever branch runs."""
+    for pred in (torch.tensor(True), torch.tensor(False)):
+        args = make_args()
+        want, got = program(python_cond, pred, *args), compiled(pred, *args)
+        assert [type(t) for t in tensors_of(got)] == [type(t) for t in tensors_of(want)]
+        for one, other in zip(tensors_of(got), tensors_of(want), strict=True):
+            torch.testing.assert_close(plain_parts(one.detach()), plain_parts(other.detach()))
+        wanted = [x for x in (*args, *leaves) if x.requires_grad]
+        for ours, theirs in zip(*(gradients(y, wanted) for y in (got, want)), strict=True) if wanted else ():
+            if theirs is None:
+                assert ours is None or not any(part.any() for part in ours)
+            else:
+                torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.sweep(45)
@@ -67,35 +90,21 @@ def dense_parts(g):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_both_branches(name, kind):
     program = PROGRAMS[name]
-    compiled = by_pass(lambda pred, x: program(torch.cond, pred, x))
+    compiled = compiled_cond(program)
     for _ in range(2):
-        for pred in (torch.tensor(True), torch.tensor(False)):
-            x = torch.randn(3, 4, requires_grad=True) if kind is torch.Tensor else make(kind, 3, 4, grad=True)
-            want, got = program(python_cond, pred, x), compiled(pred, x)
-            assert [type(t) for t in tensors_of(got)] == [type(t) for t in tensors_of(want)]
-            for one, other in zip(tensors_of(got), tensors_of(want), strict=True):
-                for part, wanted in zip(plain_parts(one), plain_parts(other), strict=True):
-                    torch.testing.assert_close(part, wanted)
-            found, wanted = gradients(got, [x, weight]), gradients(want, [x, weight])
-            for ours, theirs in zip(found, wanted, strict=True):
-                if theirs is None:
-                    assert ours is None or not any(part.any() for part in ours)
-                else:
-                    assert ours is not None
-                    torch.testing.assert_close(ours, theirs)
+        check(program, compiled, lambda: (make(kind, 3, 4, grad=True),), [weight])
     assert len(compiled.programs) == 1
 
 
-@pytest.mark.parametrize("kind", [Pair], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("pred", [True, False])
-def test_second_derivatives(kind, pred):
+def test_second_derivatives(pred):
     def program(cond, pred, x):
         return cond(pred, lambda x: x.sin() * x, lambda x: x * x * x, (x,))
 
     found = []
-    for fn in (lambda *a: program(python_cond, *a), by_pass(lambda *a: program(torch.cond, *a))):
+    for fn in (lambda *a: program(python_cond, *a), compiled_cond(program)):
         torch.manual_seed(0)
-        x = make(kind, 3, grad=True)
+        x = make(Pair, 3, grad=True)
         y = fn(torch.tensor(pred), x)
         (first,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
         (second,) = torch.autograd.grad(first, x, torch.ones_like(first))
@@ -103,19 +112,21 @@ def test_second_derivatives(kind, pred):
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("kind", [Pair], ids=lambda kind: kind.__name__)
-def test_dynamic_sizes(kind):
+def test_dynamic_sizes():
     def program(cond, pred, x):
         return cond(pred, lambda x: x.sin() * x.shape[0], lambda x: x * x, (x,))
 
-    compiled = by_pass(lambda pred, x: program(torch.cond, pred, x), dynamic=True)
+    compiled = compiled_cond(program, dynamic=True)
     for rows in (3, 4, 5):
-        for pred in (torch.tensor(True), torch.tensor(False)):
-            x = make(kind, rows, 4, grad=True)
-            want, got = program(python_cond, pred, x), compiled(pred, x)
-            torch.testing.assert_close(plain_parts(got.detach()), plain_parts(want.detach()))
-            torch.testing.assert_close(gradients(got, [x]), gradients(want, [x]))
+        check(program, compiled, lambda rows=rows: (make(Pair, rows, 4, grad=True),))
     assert len(compiled.programs) == 1
+
+
+def test_branches_of_different_sizes():
+    def program(cond, pred, x):
+        return cond(pred, lambda x: x[:1] * 1, lambda x: x * 2, (x,))
+
+    check(program, compiled_cond(program), lambda: (make(Pair, 3, 4),))
 
 
 @pytest.mark.slow
@@ -124,26 +135,25 @@ def test_ragged_operands():
         return cond(pred, lambda x: (x + bias).sin().mean(1), lambda x: (x * bias).sum(1), (x,))
 
     bias = torch.randn(3, requires_grad=True)
-    compiled = by_pass(lambda *a: program(torch.cond, *a))
+    compiled = compiled_cond(program)
     for lengths in ([2, 4], [3, 1, 2]):
+        values = torch.randn(sum(lengths), 3, requires_grad=True)
+        x = JaggedTensor.from_tensors(values.split(lengths))
         for pred in (torch.tensor(True), torch.tensor(False)):
-            values = torch.randn(sum(lengths), 3, requires_grad=True)
-            x = JaggedTensor.from_tensors(values.split(lengths))
             want, got = program(python_cond, pred, x, bias), compiled(pred, x, bias)
             torch.testing.assert_close(got, want)
-            torch.testing.assert_close(*(torch.autograd.grad(y.sum(), [values, bias]) for y in (got, want)))
+            found = [torch.autograd.grad(y.sum(), [values, bias], retain_graph=True) for y in (got, want)]
+            torch.testing.assert_close(*found)
 
 
 def test_parameters_of_modules_in_branches():
-    x, compiled = (
-        torch.randn(3, 4),
-        by_pass(lambda p, x: torch.cond(p, lambda x: layer(x), lambda x: x * 1, (x,))),
-    )
-    torch.testing.assert_close(compiled(torch.tensor(True), x), layer(x))
-    compiled(torch.tensor(True), x).sum().backward()
-    assert layer.weight.grad is not None
-    compiled(torch.tensor(False), x).sum().backward()
-    torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(4, 4))  # nothing added the second time
+    x = torch.randn(3, 4)
+    compiled = by_pass(lambda p, x: torch.cond(p, lambda x: layer(x), lambda x: x * 1, (x,)))
+    for pred in (True, False):
+        y = compiled(torch.tensor(pred), x)
+        torch.testing.assert_close(y, layer(x) if pred else x)
+        y.sum().backward()
+        torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(4, 4))  # nothing added the second time
     layer.zero_grad()
 
 
@@ -161,12 +171,7 @@ def test_an_operand_written_afterwards_is_noticed():
 @pytest.mark.slow
 def test_through_inductor():
     program = PROGRAMS["one operand"]
-    compiled = by_pass(lambda pred, x: program(torch.cond, pred, x), backend="inductor")
-    x = make(Pair, 3, 4, grad=True)
-    for pred in (torch.tensor(True), torch.tensor(False)):
-        want, got = program(python_cond, pred, x), compiled(pred, x)
-        torch.testing.assert_close(plain_parts(got.detach()), plain_parts(want.detach()))
-        torch.testing.assert_close(gradients(got, [x]), gradients(want, [x]))
+    check(program, compiled_cond(program, backend="inductor"), lambda: (make(Pair, 3, 4, grad=True),))
 
 
 def test_compiled_functions_inside_run_as_they_are():
@@ -221,33 +226,8 @@ def test_refused(name):
     assert torch.equal(weight, before)
 
 
-@pytest.mark.parametrize("pred", [True, False])
-def test_operands_in_a_dict(pred):
-    x = make(Pair, 3, 4, grad=True)
-    compiled = by_pass(
-        lambda pred, x: torch.cond(pred, lambda d: d["x"] * 2, lambda d: d["x"].sin(), ({"x": x},))
-    )
-    want = x * 2 if pred else x.sin()
-    got = compiled(torch.tensor(pred), x)
-    assert type(got) is Pair
-    torch.testing.assert_close(plain_parts(got.detach()), plain_parts(want.detach()))
-
-
-@pytest.mark.parametrize("pred", [True, False])
-def test_branches_of_different_sizes(pred):
-    x = make(Pair, 3, 4)
-    compiled = by_pass(lambda pred, x: torch.cond(pred, lambda x: x[:1] * 1, lambda x: x * 2, (x,)))
-    want = x[:1] if pred else x * 2
-    got = compiled(torch.tensor(pred), x)
-    assert type(got) is Pair and got.shape == want.shape
-    torch.testing.assert_close(plain_parts(got), plain_parts(want))
-
-
 def test_random_numbers_with_gradients_are_refused():
     """The backward would draw others; stock does, silently."""
-
-    def fn(x):
-        return torch.cond(TRUE, lambda x: torch.rand_like(x) * x, lambda x: x * 2, (x,))
-
+    fn = by_pass(lambda x: torch.cond(TRUE, lambda x: torch.rand_like(x) * x, lambda x: x * 2, (x,)))
     with pytest.raises(DesugarError, match="draws random numbers"):
-        by_pass(fn)(torch.ones(3, requires_grad=True))
+        fn(torch.ones(3, requires_grad=True))
