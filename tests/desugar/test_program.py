@@ -19,7 +19,7 @@ from tests.desugar.judge import backward
 @pytest.mark.parametrize("cls", EVERY)
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_a_program_says_of_itself(cls, grad):
-    program = desugar.trace(lambda x, y: x * y, make(cls, 2, 6, grad=grad), torch.randn(6))
+    program = desugar.trace(torch.mul, make(cls, 2, 6, grad=grad), torch.randn(6))
     first, second = program.inputs
     assert isinstance(first, Wrapper) and first.cls is cls and isinstance(second, Plain)
     assert (program.backward is not None) == (program.variants is not None) == grad
@@ -66,10 +66,7 @@ def test_the_kept_graphs_are_not_what_the_compiler_gets():
 
 def test_saved_bytes_are_those_of_the_intermediates():
     """Sin saves its argument (at hand), exp its result (at hand); the product between them is neither."""
-
-    def fn(x, w):
-        return ((x @ w).sin() @ w).sum()
-
+    fn = lambda x, w: ((x @ w).sin() @ w).sum()  # noqa: E731
     program = desugar.trace(fn, make(Pair, 4, 8, grad=True), torch.randn(8, 8, requires_grad=True))
     split = program.variants.partitioned
     extra = output_nodes(program.forward)[split.num_forward :]

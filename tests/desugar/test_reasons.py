@@ -35,6 +35,13 @@ FAILURES = {
     "an int": ((ONE, 3), (ONE, 4), "y: expected 3, got 4"),
     "a text": ((ONE, "a"), (ONE, "b"), "y: expected 'a', got 'b'"),
     "a flag": ((ONE, True), (ONE, False), "y: expected True, got False"),
+    "metadata of a wrapper": ((labeled("a"),), (labeled("b"),), "x"),
+    "size of an inner tensor": ((make(Pair, 4),), (make(Pair, 5),), "expected 4, got 5"),
+    "dtype of an inner tensor": (
+        (make(Pair, 5),),
+        (make(Pair, 5, dtype=torch.float64),),
+        "expected float32, got float64",
+    ),
 }
 
 
@@ -46,22 +53,6 @@ def test_the_guard_that_failed_is_named(name, caplog):
     one, other = reasons(caplog, compiled, first, second)
     assert one.endswith("first call") and "program 1 of test_the_guard" in one
     assert "program 2" in other and says in other
-
-
-def test_the_metadata_of_a_wrapper_is_shown(caplog):
-    _, other = reasons(caplog, by_pass(lambda x: x * 2), (labeled("a"),), (labeled("b"),))
-    assert "x" in other and "program 2" in other
-
-
-def test_sizes_of_inner_tensors_are_named(caplog):
-    _, second, third = reasons(
-        caplog,
-        by_pass(lambda x: x * 2),
-        *((Pair(torch.ones(n), torch.ones(n)),) for n in (4, 5)),
-        (make(Pair, 5, dtype=torch.float64),),
-    )
-    assert "expected 4, got 5" in second
-    assert "program 3" in third and "expected float32, got float64" in third
 
 
 def test_attributes_of_modules_are_named(caplog):
