@@ -7,6 +7,7 @@ import torch
 
 from desugar.recording import listeners
 from desugar.user_code import Line, find_line, find_line_of, is_users_file, line_of_node, stack_of_node
+from tests.desugar.idioms.running import by_torch
 
 
 def fails():
@@ -44,20 +45,15 @@ def outer(x):
     return inner(x) + 1
 
 
-def test_nodes_of_dynamos_graphs_have_the_lines_they_were_made_from():
+def test_lines_that_nodes_of_graphs_and_ops_were_made_from():
     found = []
-    with listeners.listen(lambda recording: found.append(recording.graph.graph)):
-        torch.compile(outer, backend="desugar", options={"backend": "eager"})(torch.ones(2))
-    mul, add = (node for node in found[0].nodes if node.op == "call_function")
+    with listeners.listen(lambda recording: found.extend((recording.graph.graph, [*recording.ops]))):
+        by_torch(outer)(torch.ones(2))
+    graph, ops = found
+    mul, add = (node for node in graph.nodes if node.op == "call_function")
     assert [line.function for line in stack_of_node(mul)] == ["outer", "inner"]
     assert (line_of_node(mul).text, line_of_node(add).text) == ("return x * 2", "return inner(x) + 1")
-
-
-def test_an_op_knows_the_line_that_its_graph_was_made_from():
-    found = []
-    with listeners.listen(lambda recording: found.extend(op.line for op in recording.ops)):
-        torch.compile(outer, backend="desugar", options={"backend": "eager"})(torch.ones(2))
-    assert [(line.filename, line.text, line.function) for line in found] == [
+    assert [(op.line.filename, op.line.text, op.line.function) for op in ops] == [
         (__file__, "return x * 2", "inner"),
         (__file__, "return inner(x) + 1", "outer"),
     ]
