@@ -244,13 +244,15 @@ idioms_of_calls(
         "dtype_changes_between_calls": (
             lambda x, y: (x * y).to(torch.float32) if x.dtype.is_floating_point else x + y,
             lambda fn, x: (
-                [fn(x.to(dtype), y) for y in (x.to(dtype), torch.ones(3), 2)]
-                for dtype in (torch.float32, torch.float64, torch.bfloat16)
+                [
+                    fn(z, y)
+                    for dtype in (torch.float32, torch.float64, torch.bfloat16)
+                    for z in [x.to(dtype)]
+                    for y in (z, torch.ones(3), 2)
+                ],
+                fn(torch.arange(3), 2),
+                raised(fn, torch.arange(3), None),
             ),
-        ),
-        "integers_between_calls": (
-            lambda x, y: (x * y).to(torch.float32) if x.dtype.is_floating_point else x + y,
-            lambda fn, x: (fn(x, 2), fn(torch.arange(3), 2), raised(fn, torch.arange(3), None)),
         ),
     }
 )
