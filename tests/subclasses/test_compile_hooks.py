@@ -181,10 +181,12 @@ def test_coercion_at_run_time_is_called(monkeypatch):
     assert x.grad.held.tolist() == [2, 2, 2]
 
 
-def test_a_tangent_is_accepted_though_it_is_not_marked_as_one():
+def test_a_tangent_is_a_cotangent():
     x = Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_()
     y = torch.compile(lambda x: x.clone(), backend="aot_eager", fullgraph=True)(x)
-    y.backward(Scaled(torch.full((3,), 3.0), torch.tensor(1.0)))
+    with pytest.raises(DispatchError, match=r"Write x\.cotangent\("):
+        y.backward(Scaled(torch.full((3,), 3.0), torch.tensor(1.0)))
+    y.backward(y.cotangent(torch.full((3,), 3.0), torch.tensor(1.0)))
     assert x.grad.data_.tolist() == [3, 3, 3]
 
 

@@ -206,7 +206,8 @@ def of_an_argument_that_is_gone(fn, cls, twice):
     x = make(cls, 2, 6, grad=True)
     fn(make(cls, 2, 6, grad=True))
     out = fn(x * 2)
-    return torch.autograd.grad(out, x, out.detach() * 3 if twice else torch.ones(2, 6), create_graph=twice)
+    gradient = as_cotangents(out.detach() * 3) if twice else torch.ones(2, 6)
+    return torch.autograd.grad(out, x, gradient, create_graph=twice)
 
 
 def of_second_order(fn):

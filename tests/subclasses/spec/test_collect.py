@@ -41,7 +41,7 @@ def test_the_spec_says_what_was_declared():
     assert [(f.name, f.default) for f in spec.statics] == [("axis", 0)]
     found = spec.size_from, spec.dtype_from, spec.fallback, spec.decompose
     assert found == ("qdata", "scale", "materialize", False)
-    assert spec.stands_for_plain and not spec.has_outer
+    assert spec.kind == "representation" and not spec.has_outer
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.fallback = "error"
 

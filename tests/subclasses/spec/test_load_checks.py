@@ -317,7 +317,7 @@ TAMPERED = {
             lambda way, mark=mark: load(FACTORIES["pair"](), way, extras={mark: "yes"}),
             rf"Pair\.{mark}: expected a bool",
         )
-        for mark in ("_is_param", "_gradient", "_of_parameter")
+        for mark in ("_is_param", "_of_parameter")
     },
     **{
         f"flags: {case}": (lambda way, flags=flags: load(jagged(), way, flags=flags), "JaggedTensor")
