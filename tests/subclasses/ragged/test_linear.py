@@ -227,7 +227,7 @@ def nll_loss(logits, target, **options):
         ),
         *((nll_loss, o, False) for o in OPTIONS if "label_smoothing" not in o),
     ],
-    ids=str,
+    ids=lambda v: v.__name__ if callable(v) else "+".join(v) or "plain" if isinstance(v, dict) else str(v),
 )
 @pytest.mark.parametrize("form", FORMS)
 @ways
