@@ -5,7 +5,6 @@ Each kind has one of each: a plain pair, one with constant metadata, one whose o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -249,7 +248,10 @@ _MAKERS: dict[type, Callable[..., Any]] = {
 
 def make(cls: type, *size: int, grad: bool = False, dtype: torch.dtype = torch.float32) -> Any:
     """A wrapper of outer size `size` with random content."""
-    rand = functools.partial(torch.randn, dtype=dtype)
+
+    def rand(*size: int) -> Tensor:
+        return torch.randn(size, dtype=dtype)
+
     if cls in (Halves, Beside):
         *rows, columns = size
         made = cls(rand(*rows, columns // 3), rand(*rows, columns - columns // 3))

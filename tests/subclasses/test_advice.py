@@ -437,9 +437,7 @@ def test_an_optimizer_that_is_given_no_parameter():
         x.exp().sum().backward()
         torch.optim.SGD([x], lr=0.1).step()
 
-    with pytest.raises(
-        DispatchError, match=r"an optimizer, .* is given torch\.nn\.Parameter\(x\), and not x"
-    ):
+    with pytest.raises(DispatchError, match=r"optimizer is given torch\.nn\.Parameter\(x\), and not x"):
         step(lambda x: x.requires_grad_())
     step(nn.Parameter)
 

@@ -147,7 +147,6 @@ SIZES = [
     (lambda x: x * 2 if x.shape[0] < 10 else x, (ones(4),), (ones(40),), SMALL),
     (lambda x: x * 2 if x.shape[0] % 4 else x, (ones(5),), (ones(8),), ODD),
     (twice, (ones(4),), (ones(1),), "expected 2 <= x.size(0), got x.size(0) = 1"),
-    (twice, (jagged(2, 3),), (jagged(2),), "expected 2 <= x.size(0), got x.size(0) = 1"),
     (
         add,
         (ones(4), ones(4)),

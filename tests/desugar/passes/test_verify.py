@@ -176,7 +176,7 @@ BROKEN_SPLITS = {
         str(source): (read_from(source), "which does not exist")
         for source in (FromInput(3), FromForward(99), FromTangent(4), FromInput(-1))
     },
-    "a gradient too many": (return_one_more, "5 gradients, expected 4"),
+    "a gradient too many": (return_one_more, "4 gradients, expected 3"),
     "a forward that takes a gradient": (take_a_gradient, "the forward takes tangent tangents_9"),
     "a write in the forward": (
         lambda split: write(split.forward) and split,

@@ -434,7 +434,7 @@ def test_a_derivative_that_would_write_or_draw_again_is_refused(cls, fn, said):
     out = by_pass(fn)(x * 1, y)
     grad = torch.ones_like(out)
     (first,) = torch.autograd.grad(out, x, grad, retain_graph=True)
-    assert type(first) is cls
+    assert isinstance(first, cls)
     with pytest.raises(DesugarError, match=said):
         torch.autograd.grad(out, x, grad, create_graph=True)[0].backward(grad)
 
