@@ -29,7 +29,7 @@ def sum_gradient(t: Any) -> None:
     with autograd_enabled():  # the node of a view that was written to is made where it is asked for
         node = t.grad_fn
         if t.__dict__.get(_NODE, _MISSING) is not node:
-            t.__dict__[_NODE] = node
+            setattr(t, _NODE, node)
             t.register_hook(_summed)
 
 
