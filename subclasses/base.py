@@ -54,8 +54,7 @@ class TensorSubclass(Tensor):
         fallback: what an op without a rule does: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``.
         decompose: whether PyTorch's decompositions may be used, or the collection of ops that may be decomposed.
         trainable: whether an optimizer updates the inner tensors of an ``nn.Parameter``. Default: ``fallback="map"``.
-        kind: what a value is: ``"representation"``, one plain tensor that is stored in another way, or ``"structure"``,
-            its inner tensors, each with a gradient. Default: a representation with ``materialize``, unless mapped.
+        kind: a value is one plain tensor (``"representation"``) or its inner tensors (``"structure"``).
 
     The gradient of a Parameter of a trainable class is a cotangent of the class, and weight decay, clipping and
     averages act on each differentiable inner tensor. A step of an optimizer with a Parameter of any other class raises
