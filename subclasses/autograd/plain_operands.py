@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
-from subclasses._torch import autograd_enabled, current_transform
+from subclasses._torch import autograd_enabled, current_transform, hooks_of
 from subclasses.autograd.construct import as_cotangent, is_differentiable, unwrap
 
-# The attribute of a plain tensor with such a hook: the node whose gradient the hook gets, None for a leaf.
+# The attribute of a plain tensor that is no leaf: the node whose gradient its hook gets. A write makes another node.
 _NODE = "_summed_by"
-_MISSING = object()
 
 
 def sum_gradient(t: Any) -> None:
@@ -27,10 +26,12 @@ def sum_gradient(t: Any) -> None:
     if hasattr(type(t), "__spec__") or current_transform() is not None:
         return
     with autograd_enabled():  # the node of a view that was written to is made where it is asked for
-        node = t.grad_fn
-        if t.__dict__.get(_NODE, _MISSING) is not node:
+        node, hooks = t.grad_fn, hooks_of(t) or {}
+        if _summed in hooks.values() and (node is None or t.__dict__.get(_NODE) is node):
+            return
+        if node is not None:
             setattr(t, _NODE, node)
-            t.register_hook(_summed)
+        t.register_hook(_summed)
 
 
 @unserializable_hook

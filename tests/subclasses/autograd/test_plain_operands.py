@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -115,3 +118,15 @@ def test_one_hook_for_many_calls():
     assert len(w._backward_hooks) == 1
     with torch.no_grad():
         Wind(east, north) * w.detach().requires_grad_()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))])
+@pytest.mark.parametrize("make", [lambda w: w, nn.Parameter])
+def test_a_copy_of_an_operand_has_a_hook_of_its_own(make, copied):
+    east, north, w = leaves((4,))
+    w = make(w.detach().requires_grad_())
+    loss(Wind(east, north) * w).backward()
+    w.grad, expected = None, w.grad
+    other = copied(w)
+    loss(Wind(east, north) * other).backward()
+    torch.testing.assert_close(other.grad, expected)
