@@ -44,9 +44,8 @@ aten = torch.ops.aten
 
 Call = Callable[..., Any]
 
-_SUMS = frozenset(
-    {aten.sum.default, aten.sum.dim_IntList}
-)  # by which formulas reduce the gradient of a broadcast
+# By these, formulas reduce the gradient of an operand that was broadcast.
+_SUMS = frozenset({aten.sum.default, aten.sum.dim_IntList})
 _OF_ANOMALY_CHECK = frozenset({aten.isnan.default, aten._is_any_true.default})
 
 

@@ -99,10 +99,7 @@ def with_absent_gradients(op: OpOverload, run: Callable[..., Any]) -> Callable[.
 
 def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
     """Returns the error for operands that are no matching cotangents and numbers."""
-    shown = [
-        one_of(type(v)) + " cotangent" * is_cotangent(v) if hasattr(type(v), "__spec__") else "a plain tensor"
-        for v in (x, other)
-    ]
+    shown = [one_of(type(v)) if hasattr(type(v), "__spec__") else "a plain tensor" for v in (x, other)]
     if in_backward():
         mend = (
             "Part of the function reads inner tensors with unwrap(), or returns the value, and part uses it as a whole"
@@ -129,7 +126,7 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
 
 
 def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
-    """Raises DispatchError if a value to be materialized is marked as a cotangent."""
+    """Raises DispatchError if a value to be materialized is a cotangent."""
     if any(x._layout.cotangent for x in wrappers):
         name = op.overloadpacket.__name__
         if name.removesuffix("_backward") in _VIEWS_WITH_DERIVATIVES:
