@@ -123,6 +123,9 @@ disabled_torch_function_impl = torch._C._disabled_torch_function_impl
 # The TLS guard under which a function runs on a release that cannot skip a single __torch_function__ check.
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 
+# The guard under which functions that a rule calls are intercepted again.
+EnableTorchFunction = torch._C._EnableTorchFunction  # type: ignore[attr-defined]
+
 # Calls a function and skips only that function's own __torch_function__ check, so functions with rules that it calls
 # are still intercepted. Older releases lack it; there the whole call runs without interception.
 _skip_one_hop = getattr(torch._C, "_skip_one_hop_torch_function", None)
@@ -186,6 +189,11 @@ def autograd_enabled() -> Any:
     Formulas for complex numbers set conjugate bits, so kernels see those again, too.
     """
     return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _autograd_keys - _lazy_bits)
+
+
+def autograd_excluded() -> Any:
+    """Context above autograd in which ops are not recorded, and arrive at ``__torch_dispatch__`` at once."""
+    return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() | _autograd_keys)
 
 
 # Whether a tensor requires grad, without a call of its class's __torch_function__, which costs four times as much, and

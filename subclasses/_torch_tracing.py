@@ -14,20 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import BackwardCFunction  # the class of the nodes of autograd functions
-from torch.autograd.graph import _engine_run_backward  # Python calls the engine here
 from torch.utils._python_dispatch import (
     # The active dispatch modes, which a higher-order op calls before any subclass.
     _get_current_dispatch_mode_stack as _dispatch_modes,
 )
 
 from subclasses._torch import (
-    TorchDispatchMode,
     any_requires_grad,
     current_transform,
     disable_current_modes,
     fake_mode,
-    graph_task,
     in_backward,
     in_dispatch_mode,
     is_traceable_wrapper_subclass,
@@ -210,38 +206,10 @@ def without_lazy_bits(t: torch.Tensor) -> torch.Tensor:
     return t.resolve_conj().resolve_neg() if t.is_conj() or t.is_neg() else t
 
 
-_ADDED_TO = (BackwardCFunction, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
-
-
 def backward_node() -> str:
     """Returns the name of the autograd node that runs, such as "AsStridedBackward0"; "" if none does."""
     node = torch._C._current_autograd_node()  # the public way to it is a hook
     return "" if node is None else node.name()
-
-
-def is_called_by_engine(*, formulas: bool) -> bool:
-    """Whether the autograd engine calls the op that is dispatched, and no Python code that runs in a backward.
-
-    Args:
-        formulas: whether PyTorch's formula for an op counts too, and not only the sum of what an autograd function
-            returned and another gradient.
-    """
-    if graph_task() == -1:
-        return False
-    # The engine adds what a node returned while that node is the current one, and to `.grad` in a node for that.
-    if not (formulas or isinstance(torch._C._current_autograd_node(), _ADDED_TO)):
-        return False
-    frame: Any = sys._getframe(1)
-    is_inner = False
-    while frame is not None:
-        if frame.f_code.co_name == "__torch_dispatch__":
-            if is_inner and not _is_of_mode(frame):
-                return False  # a rule calls the op
-            if _is_outermost(frame):
-                return True
-            is_inner = True
-        frame = frame.f_back
-    return False
 
 
 # How many references C++ holds to a storage.
@@ -269,23 +237,6 @@ def owns_memory(t: torch.Tensor, references: int, tensors: int) -> bool:
     return _storage_references(t.untyped_storage()._cdata) <= tensors + 1
 
 
-def _is_of_mode(frame: Any) -> bool:
-    """Whether a ``__torch_dispatch__`` that runs is that of a mode, which sees an op first and calls it again."""
-    return isinstance(frame.f_locals.get(frame.f_code.co_varnames[0]), TorchDispatchMode)
-
-
-_DECORATORS = ("torch._compile", "torch._dynamo.eval_frame")  # of each mode's __torch_dispatch__
-
-
-def _is_outermost(frame: Any) -> bool:
-    """Whether the engine called a frame."""
-    back = frame.f_back
-    while back is not None and back.f_globals.get("__name__") in _DECORATORS:
-        back = back.f_back
-    # In a thread of the engine there is no frame behind it.
-    return back is None or back.f_code is _engine_run_backward.__code__
-
-
 def is_called_by_transform() -> bool:
     """Whether a transform of ``torch.func`` calls the op that is dispatched, and no rule for a function does."""
     # A transform hides itself from what it calls, so that only the frames tell.
@@ -308,23 +259,6 @@ def _frames_above_dispatch() -> Iterator[Any]:
 
 _FAKE_RUN = ("torch._dynamo.utils", "get_fake_value")
 _TRANSFORMS = frozenset({"torch._functorch.vmap", "torch._functorch.eager_transforms"})
-
-
-def in_formula() -> bool:
-    """Whether an op is part of a derivative by PyTorch, not of Python code that the engine calls in a backward.
-
-    Such code is a hook, the backward of an autograd function, and a forward that activation checkpointing runs again.
-    """
-    if not in_backward() or isinstance(torch._C._current_autograd_node(), BackwardCFunction):
-        return False
-    frame: Any = sys._getframe(1)
-    while not _is_outermost(frame):
-        frame = frame.f_back
-    # Around a __torch_dispatch__ there may be a decomposition.
-    return frame.f_code.co_name == "__torch_dispatch__" or frame.f_globals["__name__"].startswith(_OF_OPS)
-
-
-_OF_OPS = ("torch._", "torch.utils._stats")
 
 
 # ---- torch.export ------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from torch import Tensor
 from subclasses._torch import OpOverload, OpOverloadPacket, is_tracing
 from subclasses._torch_capture import choose_paths_as_eager, desugar_exported
 from subclasses.autograd import construct
+from subclasses.autograd.above import call
 from subclasses.autograd.cotangent_class import CotangentClass, make_cotangent
-from subclasses.autograd.nodes import call_and_settle
 from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError, one_of
 from subclasses.generate.install import install
@@ -72,7 +72,9 @@ class TensorSubclass(Tensor):
     Cotangent: Any
     """The class of the derivatives by the inner tensors of a value: what ``x.cotangent(...)`` makes."""
     _has_function_rules = False  # whether it has rules for Python-level functions
-    _keeps_history = False  # whether it has rules for ops, whose results know how they were made
+    _runs_above = False  # whether rules for its ops run above autograd
+    _rules_views = False  # whether one of them is for a view
+    _has_formulas = False  # whether it has rules for ops whose derivative is PyTorch's formula
     # Returns the dims of a value (key "") and of its inner tensors, by field, that differ from value to value.
     _varying_dims: Callable[[Any], Mapping[str, Collection[int]]] | None = None
 
@@ -219,7 +221,7 @@ class TensorSubclass(Tensor):
             )
         if cls.__spec__.fallback == "materialize" and func in view_functions:
             return view_functions[func](func, *args, **kwargs)
-        return call_and_settle(func, (cls,), args, kwargs)
+        return call(func, (cls,), args, kwargs)
 
     def __get_tensor_shard__(self, index: Any) -> Self:
         """Returns what a distributed checkpoint saves, or loads into: this value, also inside of a ``DTensor``."""

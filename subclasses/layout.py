@@ -25,9 +25,8 @@ from subclasses.handwritten import flatten_handwritten
 # Prefix of the attribute that holds the inner tensor of a field whose own attribute is differentiable.
 RAW = "_raw_"
 
-# The attribute of a value that an op with a rule made: how it did (:mod:`subclasses.autograd.history`). That of an open
-# wrapper, whose inner tensors are differentiable functions themselves, is OPEN.
-HISTORY, OPEN = "_history", "open"
+# The attribute of a value of a representation that a rule for an op made (:mod:`subclasses.autograd.by_formula`).
+BY_FORMULA = "_by_formula"
 
 
 def field_name(attribute: str) -> str:

@@ -19,6 +19,7 @@ from subclasses import TensorSubclass
 from subclasses._torch import make_wrapper_subclass
 from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import LOCAL, DTensorContext, OpaqueContext
+from subclasses.layout import BY_FORMULA
 
 ReadSlot = Callable[[int], str]  # slot -> expression
 
@@ -71,6 +72,8 @@ def _emit_declared(out: Emitter, value: Wrapper, read: ReadSlot, hint: str) -> s
     for name, text in fields.items():
         out.writeline(f'{attributes}["{name}"] = {text}')
     out.writeline(f'{attributes}["_layout"] = {out.bind(value.context, "layout")}')
+    if value.by_formula:
+        out.writeline(f'{attributes}["{BY_FORMULA}"] = True')
     return result
 
 

@@ -27,7 +27,7 @@ from subclasses.handwritten import (
     is_bare,
     unflatten,
 )
-from subclasses.layout import field_name
+from subclasses.layout import BY_FORMULA, field_name
 
 # ---------------------------------------------------------------------------------------------- the records
 
@@ -63,6 +63,7 @@ class Wrapper:
         size, stride: The outer size and stride.
         dtype, device: The outer dtype and device.
         requires_grad, is_leaf: Whether the outer tensor requires grad, and whether it is an autograd leaf.
+        by_formula: Whether a rule for an op of a representation made it, so that its gradient is plain.
         plainly_built, fixed_flatten: For a handwritten class, the results of `_is_plainly_built` and
             `flattens_to_constants`; False for a declared class.
     """
@@ -77,6 +78,7 @@ class Wrapper:
     device: torch.device
     requires_grad: bool = False
     is_leaf: bool = True
+    by_formula: bool = False
     plainly_built: bool = False
     fixed_flatten: bool = False
 
@@ -216,6 +218,7 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
         device=leaf.device,
         requires_grad=leaf.requires_grad,
         is_leaf=leaf.is_leaf,
+        by_formula=BY_FORMULA in leaf.__dict__,
         plainly_built=is_handwritten and _is_plainly_built(leaf, names, context),
         fixed_flatten=is_handwritten and flattens_to_constants(type(leaf)),
     )

@@ -37,10 +37,10 @@ from desugar.ir.values import (
 from desugar.tracing.captured_tensors import NonLeaf
 from desugar.tracing.run import from_functional
 from subclasses import TensorSubclass
-from subclasses.autograd.construct import Primal, as_cotangent, is_differentiable, wrap_cotangent
+from subclasses.autograd.construct import Primal, as_cotangent, wrap_cotangent
 from subclasses.handwritten import DTensorContext
 from subclasses.layout import Layout, cotangent_layout, intern_layout
-from subclasses.spec.values import PRIMAL
+from subclasses.spec.values import PRIMAL, is_differentiable
 
 
 def make_tangents(
@@ -120,8 +120,11 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
 
 
 def _has_plain_tangents(value: Wrapper, outputs: Outputs) -> bool:
-    """Whether a value represents a plain tensor and holds none with a gradient, so that its own gradient is plain."""
-    return (
+    """Whether the gradient of a value that represents a plain tensor is plain.
+
+    It is where a rule for an op made the value, and where no inner tensor has a gradient.
+    """
+    return value.by_formula or (
         issubclass(value.cls, TensorSubclass)
         and not any(is_differentiable(outputs.items[slot]) for slot in slots_of(value))
         and value.cls._traits.is_representation  # type: ignore[attr-defined]

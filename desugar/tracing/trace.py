@@ -55,8 +55,7 @@ from desugar.tracing.tangents import (
     resolve_calls,
 )
 from subclasses import DispatchError
-from subclasses.autograd.construct import is_differentiable
-from subclasses.autograd.history import by_inner_tensors
+from subclasses.spec.values import is_differentiable
 
 # ------------------------------------------------------------------------------------- running the function
 
@@ -258,7 +257,7 @@ class _Recorder:
                 "a result requires grad because of a tensor that the function makes, and no input does",
                 instead="make parameters outside the function, where their gradients can be seen, or detach the result",
             )
-        results, cotangents = by_inner_tensors([leaves[number] for number, _ in self.tangents], cotangents)
+        results = [leaves[number] for number, _ in self.tangents]
         with record_backward(results), record_backward_calls(results) as self.calls:
             roots = [run.input_leaves[number].root for number in differentiable]
             gradients = torch.autograd.grad(results, roots, cotangents, allow_unused=True)

@@ -26,11 +26,11 @@ from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of, take_ap
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward_plan import BackwardPlan
 from subclasses import TensorSubclass
-from subclasses.autograd.construct import as_gradient, is_differentiable
+from subclasses.autograd.construct import as_gradient
 from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext, OpaqueContext
 from subclasses.layout import cotangent_layout, value_layout
-from subclasses.spec.values import PRIMAL
+from subclasses.spec.values import PRIMAL, is_differentiable
 
 # ------------------------------------------------------------------------------------------------- variants
 

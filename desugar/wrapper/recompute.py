@@ -34,7 +34,6 @@ from desugar.wrapper.backward import differentiable_leaves
 from desugar.wrapper.backward_plan import BackwardPlan, first_paths
 from desugar.wrapper.results import Parts
 from subclasses._torch_tracing import without_lazy_bits
-from subclasses.autograd.history import by_inner_tensors
 from subclasses.errors import one_of
 
 # ------------------------------------------------------------------------------------------------- records
@@ -186,11 +185,10 @@ class Recompute:
                 results |= {base: base_of(results[n]) for base, n in bases.items() if base not in results}
                 if create_graph:
                     _check_first_order(results.values())
-                roots, cotangents = by_inner_tensors([results[number] for number in present], tangents)
                 return torch.autograd.grad(
-                    roots,
+                    [results[number] for number in present],
                     [leaves[n] if n < num_arguments else captured[n - num_arguments] for n in differentiable],
-                    cotangents,
+                    tangents,
                     allow_unused=True,
                     create_graph=create_graph,
                 )

@@ -1,8 +1,8 @@
 """Quaternions: a tensor whose entries are quaternions, and which rotates vectors.
 
-The four parts lie in the last dimension of one plain tensor, which the outer size leaves out. Sums and views stand
-below autograd, where in-place forms follow; the product stands above it, since it is no product of real numbers and
-autograd's own formula would be wrong. The script fits the rotation that takes some points to others.
+The four parts lie in the last dimension of one plain tensor. The dims before it are those of the quaternions, so views
+of them need no rule. In-place forms follow from the rules. The script fits the rotation that takes some points to
+others.
 
     python examples/classes/quaternion.py
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses import Outer, TensorSubclass, inner
+from subclasses import TensorSubclass, inner
 
 aten = torch.ops.aten
 
@@ -20,14 +20,7 @@ aten = torch.ops.aten
 class Quaternion(TensorSubclass):
     """`parts` [..., 4]: the real part and three imaginary ones; differentiable to read."""
 
-    parts: Tensor = inner(differentiable=True)
-
-    @staticmethod
-    def outer(parts) -> Outer:
-        if not parts.ndim or parts.shape[-1] != 4:
-            raise ValueError(f"a Quaternion needs parts of size [..., 4], not {list(parts.shape)}")
-        strides = tuple(stride // 4 for stride in parts.stride()[:-1])
-        return Outer(parts.shape[:-1], strides, storage_offset=parts.storage_offset() // 4)
+    parts: Tensor = inner(differentiable=True, shape="... 4")
 
     @classmethod
     def about(cls, axis: Tensor, angle: Tensor) -> "Quaternion":
@@ -101,33 +94,10 @@ def neg(func, x):
     return Quaternion(func(x.parts))
 
 
-@Quaternion.implements(aten.view, aten._unsafe_view, aten.expand)
-def to_size(func, x, size, **kwargs):
-    return Quaternion(func(x.parts, [*size, 4], **kwargs))
-
-
-@Quaternion.implements(aten.select, aten.slice, aten.unsqueeze, aten.squeeze.dim)
-def by_dim(func, x, dim=0, *args, **kwargs):
-    return Quaternion(func(x.parts, dim - (dim < 0), *args, **kwargs))
-
-
-@Quaternion.implements(aten.select_backward, aten.slice_backward)
-def backward_by_dim(func, x, size, dim, *args):
-    return Quaternion(func(x.parts, [*size, 4], dim - (dim < 0), *args))
-
-
 @Quaternion.implements(aten.sum)
 def total(func, x, dim=None, keepdim=False, **dtype):
     dims = [d - (d < 0) for d in dim] if dim else list(range(x.ndim))
     return Quaternion(x.parts.sum(dims, keepdim, **dtype) if dims else x.parts.clone())
-
-
-@Quaternion.implements(aten.as_strided)  # a compiled function makes a view of an argument with it
-def as_strided(func, x, size, stride, offset=None):
-    if x.parts.stride(-1) != 1 or any(s % 4 for s in (*x.parts.stride()[:-1], x.parts.storage_offset())):
-        raise NotImplementedError("as_strided of quaternions whose parts are not next to one another")
-    start = None if offset is None else 4 * offset
-    return Quaternion(func(x.parts, [*size, 4], [*(4 * s for s in stride), 1], start))
 
 
 def main() -> None:

@@ -18,33 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import any_requires_grad, apply_function, autograd_enabled, is_recording
+from subclasses._torch import any_requires_grad, apply_function, autograd_enabled, is_recording, skip_frames
 from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import leave_in_graph, without_lazy_bits
 from subclasses.autograd import history_errors as errors
-from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable, saved
+from subclasses.autograd.calling import CALLING
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import HISTORY, OPEN, RAW, Layout, are_alike, cotangent_layout, with_nested
-from subclasses.spec.values import PRIMAL, dynamic_ints, known_to_differ, with_inners
+from subclasses.layout import BY_FORMULA, RAW, Layout, are_alike, cotangent_layout, with_nested
+from subclasses.spec.values import PRIMAL, dynamic_ints, is_differentiable, known_to_differ, with_inners
 
 aten = torch.ops.aten
-
-
-def is_differentiable(t: Tensor | None) -> bool:
-    """Whether gradients can flow to an inner tensor: it is present and has a floating or complex dtype."""
-    return t is not None and (t.is_floating_point() or t.is_complex())
 
 
 def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
     """Constructs a wrapper as a differentiable function of its inner tensors."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inners):
-        if is_exporting():
+        if is_exporting() or (CALLING.rules and layout.cls._runs_above):  # type: ignore[attr-defined]
             return layout.cls._wrap(layout, *inners, *dynamics)  # type: ignore[attr-defined]
         made = apply_function(Construct, layout, dynamics, *inners)
         if not (torch.compiler.is_dynamo_compiling() or any_requires_grad(made)):
             raise errors.integer_value_error(layout.cls, made.dtype, inners)
-        if in_recorded_rule():
-            keep_readable(made, inners)
         return made
     return wrap_detached(layout, dynamics, *inners)
 
@@ -202,7 +195,7 @@ class Unwrap(torch.autograd.Function):
     jvp = staticmethod(errors.refuse_tangents)
 
     @staticmethod
-    def forward(x: Any, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    def forward(x: Any, names: tuple[str, ...], written: bool) -> tuple[Tensor, ...]:
         """Returns views that share the version counter, so that autograd notices a later write to the wrapper.
 
         PyTorch refuses a write to such a view, because the gradient of the wrapper would not include it.
@@ -214,7 +207,7 @@ class Unwrap(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inner tensors: the values of non-differentiable ones, the size and dtype of the others."""
-        x, names = inputs
+        x, names, written = inputs
         cls, held = type(x), x.__dict__
         if cls is Tensor:
             return  # a transform of torch.func that does not differentiate by the value, which is inside of this
@@ -225,7 +218,7 @@ class Unwrap(torch.autograd.Function):
         fixed: dict[str, Tensor] = {}
         if len(likes) < len(spec.attributes):
             fixed = {n: t for n in spec.attributes if n not in likes and (t := held[n]) is not None}
-            ctx.save_for_backward(*saved(fixed.values()))
+            ctx.save_for_backward(*(t.clone() if written else t for t in fixed.values()))
         ctx.layout, ctx.dynamics = held["_layout"], dynamic_ints(x) if spec.dynamics else ()
         ctx.names, ctx.fixed, ctx.likes = names, tuple(fixed), likes
         # Converts a plain cotangent that is added to this one. Dynamo does not keep such an attribute of ctx.
@@ -237,7 +230,7 @@ class Unwrap(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Returns a cotangent of the class, with zeros for differentiable inner tensors that no gradient reaches."""
         if all(g is None for g in cotangents):
-            return None, None
+            return None, None, None
         parts: dict[str, Any] = dict(zip(ctx.names, map(_without_lazy_bits, cotangents), strict=True))
         errors.check_plain(ctx.layout.cls, parts.items(), ctx.likes)
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
@@ -246,12 +239,12 @@ class Unwrap(torch.autograd.Function):
         cotangent = construct(cotangent_layout(ctx.layout), ctx.dynamics, *inners)
         if ctx.primal is not None:
             cotangent.__dict__[PRIMAL] = ctx.primal
-        return cotangent, None
+        return cotangent, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Any, names: tuple[str, ...]) -> tuple[Any, Any]:
+    def vmap(info: Any, in_dims: Any, x: Any, names: tuple[str, ...], written: bool) -> tuple[Any, Any]:
         """Unwraps a value from outside of a transform: a wrapper itself is never batched."""
-        return apply_function(Unwrap, x, names), tuple(None for _ in names)
+        return apply_function(Unwrap, x, names, written), tuple(None for _ in names)
 
 
 def _versions(inners: list[Tensor | None]) -> list[int]:
@@ -305,15 +298,29 @@ def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
     """Returns the inner tensors that these attributes hold; differentiable ones as functions of ``x``."""
     if not is_recorded(x):
         return tuple([x.__dict__[n] for n in names])
-    return _unwrap_made(x, names) if type(x)._keeps_history else unwrap_by_formula(x, names)
+    has_rules = type(x)._has_formulas or type(x)._runs_above
+    return _unwrap_readable(x, names) if has_rules else unwrap_recorded(x, names)
 
 
-def unwrap_by_formula(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
-    """Returns inner tensors as functions of a value; PyTorch's formulas lead the gradient on from there."""
+@leave_in_graph  # Dynamo does not know which op made a value
+def _unwrap_readable(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
+    if BY_FORMULA in x.__dict__:
+        raise errors.formula_error(type(x))
+    return unwrap_recorded(x, names)
+
+
+def unwrap_recorded(x: Any, names: tuple[str, ...], *, written: bool = False) -> tuple[Tensor | None, ...]:
+    """Returns inner tensors where autograd records, the differentiable ones as functions of a value.
+
+    Args:
+        x: The value.
+        names: The attributes of the inner tensors.
+        written: Whether the value is written to next: what a backward needs of it is copied.
+    """
     raw = tuple([x.__dict__[n] for n in names])
     if not (wanted := tuple([n for n, t in zip(names, raw, strict=True) if is_differentiable(t)])):
         return raw
-    found = apply_function(Unwrap, x, wanted)
+    found = apply_function(Unwrap, x, wanted, written)
     if wanted == names:
         return found
     unwrapped = dict(zip(wanted, found, strict=True))
@@ -322,25 +329,7 @@ def unwrap_by_formula(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ..
 
 def unwrap_one(x: Any, name: str) -> Tensor | None:
     """Returns one inner tensor; a differentiable one as a function of ``x``."""
-    return unwrap_recorded(x, name) if is_recorded(x) else x.__dict__[name]
-
-
-def unwrap_recorded(x: Any, name: str) -> Tensor | None:
-    """Returns one inner tensor where autograd records; a differentiable one as a function of ``x``."""
-    if not is_differentiable(t := x.__dict__[name]):
-        return t
-    if type(x)._keeps_history:
-        return _unwrap_made(x, (name,))[0]
-    return apply_function(Unwrap, x, (name,))[0]
-
-
-@leave_in_graph  # Dynamo does not know which op made a value
-def _unwrap_made(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
-    """Returns inner tensors as functions of a value, or, if a rule made it, as functions of the rule's operands."""
-    history = x.__dict__.get(HISTORY)
-    if history is OPEN:
-        return tuple([x.__dict__[n] for n in names])
-    return unwrap_by_formula(x, names) if history is None else history.read(x, names)
+    return unwrap(x, (name,))[0]
 
 
 # ---- open wrappers -----------------------------------------------------------------------------------------
@@ -352,29 +341,6 @@ def open_wrapper(x: Any) -> Any:
     The value itself does not require grad: only what is done with its inner tensors is recorded.
     """
     return with_inners(x, unwrap(x, type(x).__spec__.attributes))
-
-
-def open_wrappers(value: Any, opened: dict[int, Any]) -> Any:
-    """Replaces each wrapper that requires grad in the arguments by an open one, whose inner tensors require grad.
-
-    ``opened`` maps the id of each open wrapper to it and its original, for :func:`close_wrappers`.
-    """
-    if isinstance(value, Tensor) and value.requires_grad and hasattr(type(value), "__spec__"):
-        new = open_wrapper(value)
-        opened[id(new)] = new, value
-        return new
-    if isinstance(value, dict):
-        return {k: open_wrappers(v, opened) for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(open_wrappers(v, opened) for v in value)
-    return value
-
-
-def close_wrappers(value: Any, opened: dict[int, Any]) -> Any:
-    """Replaces each open wrapper that is itself a result by its original argument, also in lists and tuples."""
-    if type(value) in (list, tuple):
-        return type(value)(close_wrappers(v, opened) for v in value)
-    return opened[id(value)][1] if id(value) in opened else value
 
 
 # ---- tangents under torch.compile --------------------------------------------------------------------------
@@ -424,3 +390,9 @@ def with_layout(x: Any, layout: Layout) -> Any:
     """Returns a value with the same inner tensors and another layout; a function of it, where autograd records."""
     inners = unwrap(x, type(x).__spec__.attributes)
     return construct(layout, dynamic_ints(x), *inners)
+
+
+# The engine calls these, also where a compiled function calls `backward()` between two graphs: Dynamo would take each
+# for a frame of the user's.
+for _function in (Construct, Unwrap):
+    skip_frames(_function.backward)

@@ -24,9 +24,11 @@ from subclasses._torch import (
     is_tracing,
     skip_frames,
 )
-from subclasses.autograd.construct import cotangent_like, is_differentiable
+from subclasses.autograd.calling import CALLING
+from subclasses.autograd.construct import cotangent_like
+from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS
 from subclasses.errors import DispatchError, one_of
-from subclasses.spec.values import is_point, known_to_differ, tensors_in
+from subclasses.spec.values import is_differentiable, is_point, known_to_differ, tensors_in
 
 
 class CotangentClass:
@@ -72,8 +74,12 @@ def call_without_rules(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
     is_mixed = cls._value_cls in types and func not in _TAKING_BOTH and not isinstance(func, OpOverload)
     if is_mixed and not (torch.compiler.is_dynamo_compiling() or is_tracing() or is_below_autograd()):
         _check_points(cls, func, tensors_in(args, kwargs or {}))
-    with DisableTorchFunctionSubclass():
-        return func(*args, **(kwargs or {}))
+    before, CALLING.func = CALLING.func, None if func in TAKES_GRADIENTS else func
+    try:
+        with DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+    finally:
+        CALLING.func = before
 
 
 skip_frames(call_without_rules)  # Dynamo inlines it, and compiles no call of it alone

@@ -16,32 +16,17 @@ PLAIN_COTANGENT = (
 )
 
 
-class NoDerivativeError(DispatchError):
-    """A derivative is asked for of what a rule computes without one."""
-
-    def __init__(self, cls: Any) -> None:
-        super().__init__(
-            f"{one_of(cls)} that a rule made: its inner tensors are read where autograd records, and the rule computes "
-            f"them without derivatives, as detach(), torch.no_grad() or integers have none; compute them with ops that "
-            f"have, read what has no derivative under torch.no_grad(), or detach the value"
-        )
+class FormulaError(DispatchError):
+    """Inner tensors are read of what a rule for an op of a representation made."""
 
 
-def written_error(cls: Any) -> DispatchError:
-    """Returns the error for reading inner tensors of a value after a write to it, or to what it was computed from."""
-    return DispatchError(
-        f"{one_of(cls)} that a rule made: its inner tensors are read where autograd records, and it, or what it "
-        f"was computed from, was written to in place since; read them before the write, or {_instead(cls)}"
-    )
-
-
-def unknown_gradient_error(cls: Any) -> DispatchError:
-    """Returns the error for a gradient by inner tensors at a value that a rule wrote to in an unknown way."""
-    return DispatchError(
-        f"{one_of(cls)} to which a rule wrote in place, itself or through a view: a gradient by its inner tensors "
-        f"arrived, and how the write depends on them is not known. They were read, or torch.compile ended a graph "
-        f"there, and asks for the gradient of each result by its inner tensors; desugar.compile does not. "
-        f"Otherwise, {_instead(cls)}"
+def formula_error(cls: Any) -> FormulaError:
+    """Returns the error for reading inner tensors of what a rule for an op of a representation made."""
+    return FormulaError(
+        f"{one_of(cls)} that a rule for an op made: its inner tensors are read where gradients are recorded, and its "
+        f"gradient, by PyTorch's formula for the op, is that of the tensor which it represents. Read x.materialize(); "
+        f"or register the rule for the function, such as torch.mul, and read x.unwrap() in it; or, if a value of "
+        f'{cls.__name__} is its inner tensors, declare it with kind="structure"'
     )
 
 
@@ -111,41 +96,21 @@ def cotangent_error(cls: Any, cotangent: Any) -> DispatchError:
     )
 
 
-def composite_error() -> DispatchError:
-    """Returns the error for a plain result of a rule that a function of several ops computes on with."""
+def view_rule_error(cls: Any, op: Any) -> DispatchError:
+    """Returns the error for a view of a structure by a rule of its author, where gradients are recorded."""
+    fields = " ".join(
+        f'{f.name}: Tensor = inner(shape="... {_dims_shown(f)}")' for f in cls.__spec__.inners[:1]
+    )
     return DispatchError(
-        "a function of torch that is made of several ops computed with a plain tensor that a rule made of values of a "
-        "class without materialize(), and such a function has no derivative by the rule: call the ops one by one, or "
-        "write a rule for the function, such as torch.matrix_power"
+        f"{op} on {one_of(cls)} that requires grad: PyTorch differentiates a view by a formula of its own, which need "
+        f"not be the derivative of the rule. If the dims of {one_of(cls)} are the leading dims of each inner tensor, "
+        f"declare so, as in `{fields}`, and remove the rule; else write a method that makes {one_of(cls)} of "
+        f"x.unwrap(), or call the view under torch.no_grad()"
     )
 
 
-def check_sizes(cls: Any, outputs: Iterable[Any], cotangents: Iterable[Any]) -> None:
-    """Raises DispatchError if a cotangent has another size than what a rule made."""
-    for made, g in zip(outputs, cotangents, strict=True):
-        if g is not None and known_to_differ(g.shape, made.shape):
-            raise DispatchError(
-                f"{one_of(cls)} that a rule made: the gradient by an inner tensor of size {tuple(made.shape)} has size "
-                f"{tuple(g.shape)}. `wrap_cotangent`, and a rule that makes a cotangent, return derivatives of the "
-                f"sizes of the inner tensors. Where there is none, a function of several ops changed the result of the "
-                f"rule in place, as vector @ x does: write a rule for the function, such as torch.matmul"
-            )
-
-
-def _instead(cls: Any) -> str:
-    return (
-        f"compute the value by ops that write nothing, such as torch.where and torch.cat. If a rule of "
-        f"{cls.__name__} wrote, let it write to inner tensors where autograd records, not under torch.no_grad() or "
-        f"to .data"
-    )
-
-
-def watched_view_error(cls: Any) -> DispatchError:
-    """Returns the error for a view that a rule made, whose node does not see what reads its inner tensors."""
-    return DispatchError(
-        f"{one_of(cls)} that a rule made as a view: its inner tensors are read, and a hook (register_hook, "
-        f"retain_grad) on the view would not see their gradients; register it on view.clone(), and use that"
-    )
+def _dims_shown(field: Any) -> str:
+    return "4" if field.shape is None else " ".join(map(str, field.shape.dims))
 
 
 def integer_value_error(cls: Any, dtype: Any, inners: Iterable[Any]) -> ValueError:
@@ -161,11 +126,11 @@ def integer_value_error(cls: Any, dtype: Any, inners: Iterable[Any]) -> ValueErr
     )
 
 
-def assigned_view_error(cls: Any) -> DispatchError:
-    """Returns the error for assigning a field of a view, whose derivative is by way of its base."""
+def assigned_error(cls: Any) -> DispatchError:
+    """Returns the error for assigning a field of a value that autograd recorded."""
     return DispatchError(
-        f"{one_of(cls)} that is a view and requires grad: a field is assigned, which would make its gradient by way of "
-        f"its base another one; construct a new {cls.__name__} of the view's inner tensors, or assign to view.clone()"
+        f"{one_of(cls)} that was computed and requires grad: a field is assigned, and its gradient would be that of "
+        f"another value; construct a new {cls.__name__} of its inner tensors, or assign to x.detach()"
     )
 
 
@@ -177,13 +142,3 @@ def refuse_tangents(ctx: Any, *tangents: Any) -> Any:
         "forward derivative. Pass dual tensors that do not require grad, and compute with x.unwrap() or "
         "x.materialize(), or differentiate with torch.autograd.grad or torch.autograd.functional.jvp"
     )
-
-
-def check_derivable(cls: Any, plain: Any) -> None:
-    """Raises DispatchError if a plain tensor that a rule made for open wrappers does not depend on them."""
-    if not plain.requires_grad:
-        raise DispatchError(
-            f"a plain tensor that a rule of {cls.__name__} made: its derivative is asked for, and the rule computes it "
-            f"without one, as detach(), torch.no_grad() or integers have none; compute it with ops that have, or "
-            f"detach the result"
-        )

@@ -9,6 +9,7 @@ without a rule continues without interception.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +26,7 @@ from subclasses._torch import (
     storage_key,
 )
 from subclasses._torch_tracing import functional_storage_key
-from subclasses.autograd.construct import close_wrappers, open_wrappers
-from subclasses.autograd.nodes import call_and_settle
+from subclasses.autograd.above import call, call_open
 from subclasses.autograd.python_functions import python_functions
 from subclasses.errors import SpecError
 from subclasses.spec.values import innermost, lies_within, tensors_in
@@ -57,16 +57,22 @@ def intercept_packet(packet: OpOverloadPacket, find: FindRule) -> Callable[..., 
         # An overload that is not decomposed reaches the class below autograd, where a view is one.
         rule = None if found is None or not is_composite(found[0]) else find(found[0])
         if found is None or rule is None:
-            return call_and_settle(func, (), args, kwargs)
+            return call(func, (), args, kwargs)
         op, args, kwargs = found
         operands = [x for x in tensors_in(args, kwargs) if hasattr(type(x), "__spec__")]
         # The rule runs above autograd here. Open wrappers keep gradients when it reads raw inner tensors.
-        opened: dict[int, Any] = {}
-        args, kwargs = open_wrappers(args, opened), open_wrappers(kwargs, opened)
-        out = close_wrappers(rule(op, *args, **kwargs), opened)
+        if torch.is_grad_enabled():
+            out = call_open(partial(rule, op), args, kwargs, is_declared)
+        else:
+            out = rule(op, *args, **kwargs)
         return out if schema_of(op).is_mutable else _with_shared_memory(out, operands)
 
     return intercepted
+
+
+def is_declared(t: Any) -> bool:
+    """Whether a tensor is a value of a declared class."""
+    return hasattr(type(t), "__spec__")
 
 
 class SharesMemory(torch.autograd.Function):

@@ -12,10 +12,12 @@ from torch import Tensor
 from subclasses._torch import apply_function
 from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import leave_in_graph
-from subclasses.autograd.construct import is_differentiable, is_recorded, open_wrapper
+from subclasses.autograd.construct import is_recorded, open_wrapper
 from subclasses.autograd.history_errors import refuse_tangents
 from subclasses.errors import DispatchError
+from subclasses.layout import BY_FORMULA
 from subclasses.spec.construction import check_materialized
+from subclasses.spec.values import is_differentiable
 
 
 def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
@@ -27,7 +29,7 @@ def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any],
         inners = [self.__dict__[name] for name in type(self).__spec__.attributes]
         if is_exporting():  # its graph reads inner tensors as functions of the value
             return _checked(self, materialize(self))
-        if any(is_differentiable(t) for t in inners):
+        if any(is_differentiable(t) for t in inners) and BY_FORMULA not in self.__dict__:
             return _checked(self, materialize(open_wrapper(self)))
         return _checked(self, apply_function(_Represented, self, materialize))
 
@@ -46,7 +48,7 @@ def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any],
 
 
 class _Represented(torch.autograd.Function):
-    """What a value without differentiable inner tensors represents; its gradient is plain, as that of any op on it."""
+    """What a value represents; its gradient is plain, as that of an op by PyTorch's formula."""
 
     jvp = staticmethod(refuse_tangents)
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import is_recording
+from subclasses.autograd.above import call
 from subclasses.autograd.construct import Primal
-from subclasses.autograd.nodes import call_and_settle
 from subclasses.errors import DispatchError, one_of
 from subclasses.spec.values import HOOKS
 
 
 def call_materializing(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function without a rule; its backward is refused once a Parameter that it materialized has changed."""
-    out = call_and_settle(func, types, args, kwargs)
+    out = call(func, types, args, kwargs)
     if not torch.compiler.is_dynamo_compiling():
         nodes = {node for x in (out if isinstance(out, list | tuple) else (out,)) if (node := _node_of(x))}
         for x in _parameters_in((*args, *kwargs.values())) if nodes else ():

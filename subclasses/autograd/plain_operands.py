@@ -2,10 +2,14 @@
 
 PyTorch's formula for a mapped op gives a plain operand a cotangent of the class, since the op ran once for each inner
 tensor. A hook of the operand makes it plain before it reaches a leaf, or what the operand was computed by.
+
+The engine adds such a cotangent to a plain gradient of the same operand. At a value the sum has the plain gradient in
+each inner tensor, and here it counts once: a sum notes its parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +17,11 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from subclasses._torch import autograd_enabled, current_transform, hooks_of
-from subclasses.autograd.construct import as_cotangent, is_differentiable, unwrap
+from subclasses.autograd.construct import as_cotangent, unwrap
+from subclasses.spec.values import is_differentiable
 
+# The attribute of the sum of a cotangent and a plain gradient: the two.
+_PARTS = "_parts_of_sum"
 # The attribute of a plain tensor that is no leaf: the node whose gradient its hook gets. A write makes another node.
 _NODE = "_summed_by"
 
@@ -39,7 +46,32 @@ def _summed(gradient: Any) -> Any:
     cls: Any = type(gradient)
     if not hasattr(cls, "__spec__") or not cls._traits.is_mapped:
         return None
+    cotangent, plain = _parts_of(gradient)
     parts: list[Any] = [
-        t for t in unwrap(as_cotangent(gradient), cls.__spec__.attributes) if is_differentiable(t)
+        t for t in unwrap(as_cotangent(cotangent), cls.__spec__.attributes) if is_differentiable(t)
     ]
-    return sum(parts[1:], start=parts[0])
+    return sum(parts[1:], start=parts[0]) if plain is None else sum(parts, start=plain)
+
+
+def _parts_of(gradient: Any) -> tuple[Any, Any]:
+    """Returns the cotangent and the plain gradient that a gradient is the sum of, None for the one that it has not."""
+    if not hasattr(type(gradient), "__spec__"):
+        return None, gradient
+    return gradient.__dict__.get(_PARTS, (gradient, None))
+
+
+def noting_parts(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the sum of two gradients, of which one may be plain."""
+
+    def plan(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+        out = run(x, y, *args, **kwargs)
+        (one, plain), (other, more) = _parts_of(x), _parts_of(y)
+        if (plain is not None or more is not None) and hasattr(type(out), "__spec__"):
+            out.__dict__[_PARTS] = _added(one, other), _added(plain, more)
+        return out
+
+    return plan
+
+
+def _added(x: Any, y: Any) -> Any:
+    return y if x is None else x if y is None else x + y

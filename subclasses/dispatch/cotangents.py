@@ -15,30 +15,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, is_tracing, nodes_ahead
-from subclasses.autograd.construct import Construct, Primal, as_gradient, is_differentiable
+from subclasses._torch import OpOverload, is_composite, is_tracing, nodes_ahead
+from subclasses.autograd.construct import Construct, Primal, as_gradient
 from subclasses.autograd.cotangent_class import is_cotangent
-from subclasses.dispatch import sharding, structural
-from subclasses.dispatch.fallbacks import fallback_run
-from subclasses.dispatch.lists import run_lists
-from subclasses.dispatch.map_plan import can_emit
-from subclasses.dispatch.map_views import maps_as_view
-from subclasses.dispatch.per_inner import differentiable_names, joint_norm, remade, run_per_inner
-from subclasses.dispatch.structural import COPYING_OPS, with_marks
-from subclasses.dispatch.training import LIKE_OPS, MOVING_OPS, WRITING_OPS, takes_lists
-from subclasses.layout import are_alike, cotangent_layout
-from subclasses.ops.aliasing import argument, bump_versions
-from subclasses.ops.cotangents import (
+from subclasses.autograd.detach import in_one_step
+from subclasses.autograd.engine_ops import (
     ADDITIVE_OPS,
     SCALING_OPS,
     check_no_cotangents,
     mixed_error,
     with_engine_sums,
 )
-from subclasses.ops.detach import in_one_step
+from subclasses.autograd.plain_operands import noting_parts
+from subclasses.dispatch import sharding, structural
+from subclasses.dispatch.fallbacks import decompose_run, fallback_run, leading_run
+from subclasses.dispatch.lists import run_lists
+from subclasses.dispatch.map_plan import can_emit
+from subclasses.dispatch.map_views import maps_as_view, maps_leading_dims
+from subclasses.dispatch.per_inner import differentiable_names, joint_norm, remade, run_per_inner
+from subclasses.dispatch.structural import COPYING_OPS, with_marks
+from subclasses.dispatch.training import LIKE_OPS, MOVING_OPS, WRITING_OPS, takes_lists
+from subclasses.layout import are_alike, cotangent_layout
+from subclasses.ops.aliasing import argument, bump_versions
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.registry import find_op_rule
-from subclasses.spec.values import POINT, PRIMAL, dynamic_ints, is_point, map_tensors, with_inners
+from subclasses.spec.values import (
+    POINT,
+    PRIMAL,
+    dynamic_ints,
+    is_differentiable,
+    is_point,
+    map_tensors,
+    with_inners,
+)
 
 aten = torch.ops.aten
 
@@ -46,6 +55,8 @@ Call = Callable[..., Any]
 
 # By these, formulas reduce the gradient of an operand that was broadcast.
 _SUMS = frozenset({aten.sum.default, aten.sum.dim_IntList})
+# By these, they join the gradients of parts.
+_JOINING = frozenset({aten.cat.default, aten.stack.default})
 _OF_ANOMALY_CHECK = frozenset({aten.isnan.default, aten._is_any_true.default})
 
 
@@ -53,7 +64,6 @@ def cotangent_run(
     cot: Any,
     op: OpOverload,
     find_own: Callable[[Any], Call | None],
-    find_rule: Callable[[Any], Call | None],
 ) -> tuple[bool, Call]:
     """Returns whether an op keeps the structure of a cotangent, and its plan.
 
@@ -61,10 +71,9 @@ def cotangent_run(
         cot: The class of the cotangents.
         op: The op.
         find_own: Returns the plan by a rule of a class alone, if there is one.
-        find_rule: Returns the plan by a rule or decomposition of the class of values, if there is one.
     """
     value = cot._value_cls
-    other = functools.cache(functools.partial(_of_formula, cot, op, find_rule))
+    other = functools.cache(functools.partial(_of_formula, cot, op, find_own))
     asked = lambda *args, **kwargs: other()(*args, **kwargs)  # noqa: E731 - resolved where it is called
     if (own := find_own(cot)) is not None:
         return False, own
@@ -80,8 +89,10 @@ def cotangent_run(
     if _is_arithmetic(value, op):
         run = _arithmetic(value, op, asked)
         if value._traits.is_mapped and not value._traits.pulls_back:
-            mapped = _of_formula(cot, op, find_rule)
+            mapped = _of_formula(cot, op, find_own)
             run = _moving(value, mapped, run) if op in MOVING_OPS else mapped
+        if value._traits.is_mapped and op is aten.add.Tensor:
+            run = noting_parts(run)
         return False, with_engine_sums(value, run) if op is aten.add.Tensor else run
     return False, asked
 
@@ -234,6 +245,8 @@ def _wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
         return x, y
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
         return x, y
+    if is_cotangent(x) and is_cotangent(y):
+        return x, y
     primal = next((v.__dict__[PRIMAL] for v in (x, y) if PRIMAL in v.__dict__), None)
     primal = primal or _primal_ahead(x if is_cotangent(x) else y)
     if primal is None:
@@ -270,20 +283,22 @@ def _inners(x: Any) -> list[Any]:
 # ---- ops of formulas ---------------------------------------------------------------------------------------
 
 
-def _of_formula(cot: Any, op: OpOverload, find_rule: Callable[[Any], Call | None]) -> Call:
+def _of_formula(cot: Any, op: OpOverload, find_own: Callable[[Any], Call | None]) -> Call:
     """Returns the plan of an op that a formula of PyTorch's applies to cotangents and values."""
-    value, rule = cot._value_cls, find_rule(cot._value_cls)
-    is_derivative = op.overloadpacket.__name__.endswith("_backward")
-    is_asked = rule is not None and (
-        is_derivative or op_facts(op).viewed or structural.find_structural(op) is not None
-    )
-    if value._traits.is_mapped and not is_asked:
+    value, spec = cot._value_cls, cot._value_cls.__spec__
+    if op in COPYING_OPS and (rule := find_own(value)) is not None:
+        return _copied_by_rule(cot, rule)
+    moves_elements = maps_leading_dims(spec, op) if spec.leads else maps_as_view(spec, op)
+    has_dims = spec.leads or spec.fallback == "views"
+    if has_dims and (moves_elements or op in _SUMS or op in _JOINING):
+        return leading_run(cot, op)
+    if is_composite(op):
+        return decompose_run(op)
+    if value._traits.is_mapped:
         return _with_values_as_cotangents(cot, op)
-    if rule is None and value.__spec__.fallback == "views" and maps_as_view(value.__spec__, op):
-        return _with_values_as_cotangents(cot, op)
-    if op in ADDITIVE_OPS or (rule is None and op in SCALING_OPS):
+    if op in ADDITIVE_OPS or op in SCALING_OPS:
         return functools.partial(_refuse_mixed, value, op)
-    return fallback_run(value, op) if rule is None else _with_cotangents_of_rules(cot, rule)
+    return fallback_run(value, op)
 
 
 def _with_values_as_cotangents(cot: Any, op: OpOverload) -> Call:
@@ -311,17 +326,15 @@ def _with_values_as_cotangents(cot: Any, op: OpOverload) -> Call:
     return plan
 
 
-def _with_cotangents_of_rules(cot: Any, run: Call) -> Call:
-    """Wraps a rule for values: what it computes from a cotangent is one, since a derivative is linear in it."""
+def _copied_by_rule(cot: Any, run: Call) -> Call:
+    """Wraps an author's rule for a copy, which serves cotangents too: it computes nothing with inner tensors."""
     value = cot._value_cls
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
-        def convert(t: Any) -> Any:
-            if not isinstance(t, value) or is_cotangent(t) or any(t is a for a in args):
-                return t
-            return with_inners(t, _inners(t), cotangent_layout(t._layout))
-
-        return map_tensors(run(*args, **kwargs), convert)
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = run(x, *args, **kwargs)
+        if not isinstance(out, value) or is_cotangent(out):
+            return out
+        return with_inners(out, _inners(out), cotangent_layout(out._layout))
 
     return plan
 

@@ -16,19 +16,32 @@ from torch import Tensor
 from torch.overrides import resolve_name
 
 from subclasses import strict_mode
-from subclasses._torch import OpOverload, in_backward, is_composed, is_composite, with_lazy_bits
+from subclasses._torch import (
+    DisableTorchFunctionSubclass,
+    OpOverload,
+    in_backward,
+    is_composed,
+    is_composite,
+    with_lazy_bits,
+)
 from subclasses._torch_distributed import is_work, joint_work
-from subclasses.autograd.history import CALLING
+from subclasses.autograd.calling import CALLING
+from subclasses.autograd.engine_ops import NO_DERIVATIVE, check_no_cotangents
 from subclasses.autograd.plain_operands import sum_gradient
 from subclasses.autograd.python_functions import registering
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, check_size, raise_writes_plain
-from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
+from subclasses.dispatch.map_views import (
+    joining_parts,
+    maps_as_view,
+    maps_leading_dims,
+    with_equal_sizes,
+    with_outer_dims,
+)
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided, strided_advice
 from subclasses.dispatch.structural import resolved
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.layout import describe_metadata, field_name
 from subclasses.ops.aliasing import argument, bump_versions, for_optimizers, resize_outer, with_aliasing
-from subclasses.ops.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.ops.schema import op_facts, undeclared_writes
 from subclasses.ops.tangents import IN_FORWARD_MODE, is_of_tangents
 from subclasses.ops.write_checks import differ, is_tried_first, try_first
@@ -46,21 +59,49 @@ _WITHOUT_LAZY_BITS = {
 
 def fallback_run(cls: Any, op: OpOverload) -> Call:
     """Returns the callable that runs an op by the fallback of the class."""
+    if maps_leading_dims(cls.__spec__, op):
+        return leading_run(cls, op)
     match cls.__spec__.fallback:
         case "map":
-            return with_outer_dims(cls, op, _map(cls, op))
+            return with_outer_dims(cls, op, map_run(cls, op))
         case "views" if maps_as_view(cls.__spec__, op):
-            return with_equal_sizes(cls, op, _map(cls, op))
+            return with_equal_sizes(cls, op, map_run(cls, op))
         case "materialize":
             return _materialize(cls, op)
         case _:
             return _error(cls, op)
 
 
+_OF_TWO_DIMS = {
+    torch.ops.aten.t.default: torch.ops.aten.transpose.int,
+    torch.ops.aten.t_.default: torch.ops.aten.transpose_.default,
+}
+
+
+def leading_run(cls: Any, op: OpOverload) -> Call:
+    """Returns the callable that runs an op along the leading dims of each inner tensor."""
+    if op in _OF_TWO_DIMS:  # which a tensor of more dims does not have
+        run = leading_run(cls, _OF_TWO_DIMS[op])
+        return lambda x: run(x, 0, int(x.dim() > 1))
+    return joining_parts(cls, op, with_outer_dims(cls, op, map_run(cls, op)))
+
+
+def decompose_run(op: OpOverload) -> Call:
+    """Returns a plan that decomposes a composite op, which is dispatched in inference mode only."""
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        # decompose() calls the kernel directly, but __torch_function__ would intercept it and call the op again.
+        with DisableTorchFunctionSubclass():
+            return op.decompose(*args, **kwargs)
+
+    return with_lazy_bits(plan)
+
+
 # ---- map ---------------------------------------------------------------------------------------------------
 
 
-def _map(cls: Any, op: OpOverload) -> Call:
+def map_run(cls: Any, op: OpOverload) -> Call:
+    """Returns the callable that runs an op once for each inner tensor."""
     if op in STRIDED_OPS:
         return map_strided(cls, op)
     if op is torch.ops.aten.set_.source_Tensor:
@@ -114,6 +155,8 @@ def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
 def fallback_step(cls: Any, op: OpOverload) -> str:
     """Returns the name of the fallback that runs an op: ``"error"`` where ``"views"`` does not map it."""
     fallback = cls.__spec__.fallback
+    if fallback != "map" and maps_leading_dims(cls.__spec__, op):
+        return "views"
     return "error" if fallback == "views" and not maps_as_view(cls.__spec__, op) else fallback
 
 

@@ -73,6 +73,44 @@ def maps_as_view(spec: SubclassSpec, op: OpOverload) -> bool:
     return is_view(op)
 
 
+# What selects and joins elements along dims, beside views.
+_ALONG_DIMS = frozenset(
+    {
+        *(aten.cat.default, aten.stack.default, aten.index_select.default, aten.index.Tensor),
+        *(aten.flip.default, aten.roll.default, aten.repeat.default, aten.as_strided.default),
+    }
+)
+
+
+def maps_leading_dims(spec: SubclassSpec, op: OpOverload) -> bool:
+    """Whether an op maps over the inner tensors of a class that declares leading dims, as ``shape="... 4"``."""
+    return spec.leads and (op in _ALONG_DIMS or maps_as_view(spec, op))
+
+
+def joining_parts(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the plan of an op that joins cotangents: a part without a gradient arrives as plain zeros."""
+    if op not in (aten.cat.default, aten.stack.default) or not cls._is_cotangent:
+        return run
+
+    def plan(parts: Any, *args: Any, **kwargs: Any) -> Any:
+        like = next(t for t in parts if isinstance(t, cls))
+        return run(
+            [t if isinstance(t, cls) else _with_further_dims_of(like, t) for t in parts], *args, **kwargs
+        )
+
+    return plan
+
+
+def _with_further_dims_of(x: Any, plain: Tensor) -> Any:
+    """Returns a plain tensor as a value like another one: each inner tensor holds it, along its further dims."""
+    held, inners = x.__dict__, []
+    for name in type(x).__spec__.attributes:
+        further = () if held[name] is None else held[name].shape[x.dim() :]
+        t = plain.reshape([*plain.shape, *(1 for _ in further)]).expand([*plain.shape, *further])
+        inners.append(None if held[name] is None else t)
+    return with_inners(x, inners)
+
+
 def is_view(op: OpOverload) -> bool:
     """Whether an op takes a view, copies one, turns its argument into one, or is the derivative of one."""
     if op in _UNMAPPED:
@@ -232,6 +270,10 @@ _SIZES = frozenset({"size", "input_sizes", "repeats"})
 _ADDING_A_DIM = frozenset({aten.unsqueeze.default, aten.unsqueeze_.default, aten.stack.default})
 # The last two dims, which their arguments do not name.
 _OF_LAST_DIMS = frozenset({aten.tril.default, aten.triu.default, aten.tril_.default, aten.triu_.default})
+# Their result has a dim more, the last one.
+_APPENDING = frozenset(
+    {aten.diagonal.default, aten.diagonal_copy.default, aten.unfold.default, aten.unfold_copy.default}
+)
 
 
 def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,7 +305,7 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         if not further:
             return run(*args, **kwargs)
         rolls_as_one_row = op is aten.roll.default and len(args) < 3
-        if op in _OF_LAST_DIMS or rolls_as_one_row:
+        if op in _OF_LAST_DIMS or op in _APPENDING or rolls_as_one_row:
             raise further_dims_error(op, x, further[0])
         if any(
             t.is_floating_point() and t.dim() and not isinstance(t, cls) for t in tensors_in(args, kwargs)
@@ -351,6 +393,8 @@ def _run_from_front(
         args += default
     is_sized = op is not aten.unfold.default and not op_facts(op).written  # whose size is that of a window
     sized = next((i for i, a in enumerate(arguments) if a.name in _SIZES), None) if is_sized else None
+    if op is aten.permute.default:
+        sized = 1  # it names all dims
     count = x.dim() + (op in _ADDING_A_DIM)
     if sized is not None and arguments[sized].name == "input_sizes":  # the derivative of a view
         count = len(args[sized])
@@ -365,8 +409,11 @@ def _run_sized(op: OpOverload, x: Any, index: int, args: list[Any], kwargs: dict
     for name in x._layout.present:
         t = x.__dict__[name]
         further = t.shape[x.dim() :]
-        if facts.arguments[index].name == "repeats":
-            further = [1 for _ in further]
+        match facts.arguments[index].name:
+            case "repeats":
+                further = [1 for _ in further]
+            case "dims":
+                further = range(x.dim(), t.dim())
         given = [inner_of(type(x), v, name) for v in args]
         given[index] = [*args[index], *further]
         results[name] = op(*given, **kwargs)

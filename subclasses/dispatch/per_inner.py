@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, is_tracing
-from subclasses.autograd.construct import is_differentiable
 from subclasses.autograd.cotangent_class import is_cotangent
+from subclasses.autograd.engine_ops import mixed_error
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import are_alike
-from subclasses.ops.cotangents import mixed_error
-from subclasses.spec.values import RANKS, dynamic_ints, is_point, with_inners
+from subclasses.spec.values import RANKS, dynamic_ints, is_differentiable, is_point, with_inners
 
 
 def records(values: Any) -> bool:

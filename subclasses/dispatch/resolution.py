@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from subclasses._torch import (
-    DisableTorchFunctionSubclass,
     HigherOrderOperator,
     OpOverload,
     is_composite,
@@ -26,11 +25,31 @@ from subclasses._torch import (
     python_decomposition,
     with_lazy_bits,
 )
-from subclasses.autograd.derived_writes import run_derived
-from subclasses.autograd.history import is_kept, with_history
+from subclasses.autograd.above import (
+    copied,
+    in_rule,
+    run_each_op,
+    run_native,
+    run_open,
+    run_view_rule,
+    run_write,
+)
+from subclasses.autograd.by_formula import noting_results
+from subclasses.autograd.detach import in_one_step
+from subclasses.autograd.engine_ops import (
+    with_absent_gradients,
+    with_engine_sums,
+    with_plain_gradients,
+)
 from subclasses.dispatch import structural
 from subclasses.dispatch.cotangents import cotangent_run
-from subclasses.dispatch.fallbacks import fallback_run, fallback_step, naming_whole, wrappers_in
+from subclasses.dispatch.fallbacks import (
+    decompose_run,
+    fallback_run,
+    fallback_step,
+    naming_whole,
+    wrappers_in,
+)
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.map_views import WHOLE, is_factory
 from subclasses.dispatch.sharding import with_sharding
@@ -40,7 +59,6 @@ from subclasses.dispatch.training import takes_lists, with_training
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.higher_order.dispatch import higher_order_run
 from subclasses.ops.aliasing import (
-    check_kept,
     with_aliasing,
     with_counted_writes,
     with_kept_writes,
@@ -48,21 +66,12 @@ from subclasses.ops.aliasing import (
     write_into,
     write_plain,
 )
-from subclasses.ops.cotangents import (
-    ADDITIVE_OPS,
-    SCALING_OPS,
-    with_absent_gradients,
-    with_engine_sums,
-    with_plain_gradients,
-)
-from subclasses.ops.detach import in_one_step
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.errors import is_of_operator
 from subclasses.rules.mapping_conflicts import with_rules_above
-from subclasses.rules.registry import find_op_rule, find_tag_rule, has_pointwise_rules
+from subclasses.rules.registry import find_op_rule, find_tag_rule
 from subclasses.rules.results import check_refusal, copying_by, describe, with_note_on_copies, with_results_of
 from subclasses.rules.symbolic_numbers import with_numbers
-from subclasses.spec.values import tensors_in
 
 aten = torch.ops.aten
 
@@ -70,8 +79,6 @@ Call = Callable[..., Any]
 Wrap = Callable[[Call], Call]
 
 
-_REDUCING = (aten.sum.default, aten.sum.dim_IntList)
-_OF_GRADIENTS = (*ADDITIVE_OPS, *SCALING_OPS, *_REDUCING)  # which formulas apply
 _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})  # by which the engine adds two gradients
 # Python has an answer to x == y where nobody knows one, and it is no tensor.
 _EQUALITY = (aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar)
@@ -103,12 +110,14 @@ class Plan:
         step: The resolution step that applies.
         run: The callable.
         source: For a derived op its functional counterpart, and the step that applies to that.
+        functional: For a derived op the plan of that.
         stages: The names of the stages around it, from the innermost.
     """
 
     step: Step
     run: Call
     source: tuple[OpOverload, Step] | None = None
+    functional: Call | None = None
     stages: tuple[str, ...] = ()
 
     @property
@@ -131,7 +140,7 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if isinstance(op, HigherOrderOperator):
         return Plan(Step.HIGHER_ORDER, higher_order_run(cls, op))
     if cls._is_cotangent:
-        is_structure, run = cotangent_run(cls, op, partial(_find_own, op), partial(_find_rule, op))
+        is_structure, run = cotangent_run(cls, op, partial(_find_own, op))
         cuts_rows = op is aten.slice.Tensor and cls.__spec__.fallback == "materialize"
         if op in WHOLE and not cls._traits.is_mapped and not cuts_rows:
             run = WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
@@ -167,7 +176,7 @@ def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[
     is_each_inner = step == Step.STRUCTURE and not names
     if op in COPYING_OPS:
         yield "marks", partial(with_marks, cls, op)
-    if facts.viewed:
+    if facts.viewed and step != Step.DECOMPOSITION:  # each of its ops has these itself
         yield "checked strides", partial(with_checked_strides, cls, op)
         if not is_ours:
             yield "checked views", partial(with_checked_views, cls, op)
@@ -178,8 +187,7 @@ def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[
         )
     if facts.written:
         yield "counted writes", partial(with_counted_writes, cls, op)
-    if cls._keeps_history and op is not aten.detach.default and not _makes_new(op, plan):
-        yield from _history_stages(cls, op, plan)
+    yield from _rule_stages(cls, op, plan)
     if op is aten.detach.default and is_each_inner:
         yield "one step", partial(in_one_step, cls)
 
@@ -188,47 +196,38 @@ def _gradient_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str
     """Yields the stages for cotangents and for Parameters."""
     if cls._traits.trainable:
         yield "training", partial(with_training, cls, op)
-    if op in _SUMS and cls._traits.has_cotangents:
+    is_structure = cls._traits.has_cotangents and not cls._traits.is_representation
+    if op in _SUMS and is_structure and not (plan.step == Step.MAP and plan.source is None):
         yield "engine sums", partial(with_engine_sums, cls)
     yield "absent gradients", partial(with_absent_gradients, op)
 
 
-def _history_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
-    """Yields the stages that record how a rule made a value."""
-    facts, is_rule = op_facts(op), plan.step in (Step.RULE, Step.TAG_RULE)
-    by_rules = is_rule or (plan.step == Step.MAP and _formula_asks_rules(cls, op))
-    if by_rules and facts.written == (0,) and not facts.changes_metadata:
-        yield "derived write", partial(_derive_write, cls, op)
-    yield (
-        "history",
-        lambda run: with_history(
-            run,
-            is_rule=by_rules and not facts.written,
-            is_view=bool(facts.viewed),
-            is_random=torch.Tag.nondeterministic_seeded in op.tags and not facts.written,
-            derives_plain=is_rule and not (facts.written or cls._traits.is_representation),
-        ),
-    )
+def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
+    """Wraps the plan of an op of a structure with rules, for a call where autograd records."""
+    facts = op_facts(op)
+    if plan.step == Step.DECOMPOSITION:
+        return run_each_op(run)
+    is_out = any(facts.arguments[i].keyword for i in facts.written)
+    if facts.written and not (is_out or facts.changes_metadata or op in _FILLING):
+        return run_write(op, run, plan.functional, by_rule=plan.by_rule)
+    if facts.viewed and plan.by_rule:
+        return run_view_rule(op, run)
+    computes = set(facts.returns) != {"other"} and not (facts.viewed or _is_native_factory(op, plan))
+    return run_open(run) if computes and not facts.written else run_native(op, run)
 
 
-def _makes_new(op: OpOverload, plan: Plan) -> bool:
-    """Whether an op without a rule makes a value that does not depend on its operand, as zeros of its size."""
-    is_rule = plan.step in (Step.RULE, Step.TAG_RULE)
-    return not is_rule and op is not aten._to_copy.default and is_factory(op)
+def _is_native_factory(op: OpOverload, plan: Plan) -> bool:
+    """Whether an op makes a value that does not depend on its operand, as zeros of its size."""
+    return op is not aten._to_copy.default and is_factory(op)
 
 
-def _formula_asks_rules(cls: Any, op: OpOverload) -> bool:
-    """Whether PyTorch's formula for a mapped op may compute with values by rules, which need not act on inner tensors.
-
-    The formula for a view does not compute with values, and that for a pointwise op only by pointwise ops and sums.
-    """
-    is_pointwise = torch.Tag.pointwise in (functional_counterpart(op) or op).tags
-    return not op_facts(op).viewed and (not is_pointwise or cls._traits.pulls_back or _rules_gradients(cls))
-
-
-def _rules_gradients(cls: Any) -> bool:
-    """Whether a rule says what an op of a vector space, or the sum of a broadcast operand's gradient, means."""
-    return has_pointwise_rules(cls) or any(find_op_rule(cls, op) is not None for op in _OF_GRADIENTS)
+def _rule_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
+    """Yields the stages of a class with rules: above autograd, or with a record of how a rule made a value."""
+    if cls._runs_above:
+        yield "above autograd", partial(_run_above, cls, op, plan)
+    if cls._has_formulas and op is not aten.detach.default:
+        # A copy is the value itself, whatever rule makes it.
+        yield "by formula", partial(noting_results, cls, by_rule=plan.by_rule and op not in COPYING_OPS)
 
 
 def find_step(cls: Any, op: OpOverload) -> str:
@@ -240,12 +239,6 @@ def find_step(cls: Any, op: OpOverload) -> str:
 def _find_own(op: OpOverload, cls: Any) -> Call | None:
     plan = _exact(cls, op)
     return None if plan is None else plan.run
-
-
-def _find_rule(op: OpOverload, cls: Any) -> Call | None:
-    """Returns the plan of an op by a rule for values, or by PyTorch's decomposition, if there is one."""
-    plans = (step(cls, op) for step in (_exact, _derived, _tagged, _decomposed))
-    return next((plan.run for plan in plans if plan is not None), None)
 
 
 def _plan_before_fallback(cls: Any, op: OpOverload) -> Plan | None:
@@ -284,7 +277,7 @@ def _derived(cls: Any, op: OpOverload) -> Plan | None:
     for step in (_exact, _tagged, _decomposed):
         plan = step(cls, functional)
         if plan is not None:
-            return Plan(Step.DERIVED, _write_result(cls, op, plan.run), (functional, plan.step))
+            return Plan(Step.DERIVED, _write_result(cls, op, plan.run), (functional, plan.step), plan.run)
     return None
 
 
@@ -317,7 +310,7 @@ def _tagged(cls: Any, op: OpOverload) -> Plan | None:
 
 def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
     if is_composite(op):
-        return Plan(Step.DECOMPOSITION, _decompose(op))
+        return Plan(Step.DECOMPOSITION, decompose_run(op))
     allowed = cls.__spec__.decompose
     if allowed is True or (allowed and op in allowed):
         function = python_decomposition(op)
@@ -326,75 +319,26 @@ def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
     return None
 
 
-def _derive_write(cls: Any, op: OpOverload, given: Call) -> Call:
-    """Wraps the plan of an op that writes: where autograd records, it runs on copies, and its result is written.
-
-    What runs on copies is the rule, or of a mapped op the one that writes nothing.
-    """
-    rule, functional = find_op_rule(cls, op), functional_counterpart(op)
-    if op in _FILLING or (rule is None and functional is None):
-        return given
-
-    @functools.cache
-    def derive() -> Call:
-        run = fallback_run(cls, functional) if rule is None else _run_writing_rule(cls, op, rule)  # type: ignore[arg-type]
-        return _write_result(cls, op, run, write=write_into, overwrites=op is aten.copy_.default)
-
-    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
-        is_recorded = torch.is_grad_enabled() and is_kept(tensors_in((x, *args), kwargs), by_rule=True)
-        return (derive() if is_recorded and isinstance(x, cls) else given)(x, *args, **kwargs)
-
-    return run
-
-
-def _run_writing_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
-    run = _run_rule(cls, op, rule)
-
-    def checked(x: Any, *args: Any, **kwargs: Any) -> Any:
-        out = run(x, *args, **kwargs)
-        check_kept(cls, op, f"the rule {describe(rule)}", x, out)
-        return out if out is NotImplemented else x  # in which it wrote, whatever it returned
-
-    return checked
-
-
-def _decompose(op: OpOverload) -> Call:
-    """Returns a plan that decomposes a composite op, which is dispatched in inference mode only."""
-
-    def plan(*args: Any, **kwargs: Any) -> Any:
-        # decompose() calls the kernel directly, but __torch_function__ would intercept it and call the op again.
-        with DisableTorchFunctionSubclass():
-            return op.decompose(*args, **kwargs)
-
-    return with_lazy_bits(plan)
-
-
 # ---- the steps ---------------------------------------------------------------------------------------------
 
 
-def _write_result(
-    cls: Any, op: OpOverload, run: Call, *, write: Call | None = None, overwrites: bool = False
-) -> Call:
+def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
     facts, ruled = op_facts(op), find_op_rule(cls, aten.copy_.default)
-    if write is None:  # a rule for copy_ defines how every derived op writes to the class
-        write = write_into if ruled is None else copying_by(cls, ruled)
+    # A rule for copy_ defines how every derived op writes to the class.
+    write = write_into if ruled is None else copying_by(cls, ruled)
     # An in-place op names its target as its functional counterpart does; an out= op has additional parameters.
     out = [facts.arguments[i].name for i in facts.written if facts.arguments[i].keyword]
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(n) for n in out] or [args[i] for i in facts.written]
-        keep = None
-        if cls._keeps_history and len(targets) == 1:
-            value, keep = run_derived(run, targets[0], args, kwargs, overwrites=overwrites)
-        else:
-            value = run(*args, **kwargs)
+        if in_rule() and cls._runs_above:  # which may have saved what is written to
+            args = tuple([copied(t) if any(t is x for x in targets) else t for t in args])
+        value = run(*args, **kwargs)
         if value is NotImplemented:
             return value
         for target, one in zip(targets, value if len(targets) > 1 else [value], strict=True):
             if isinstance(target, cls):
                 write(op, target, one)
-                if keep is not None:
-                    keep(target)
             elif not any(map(is_traceable_wrapper_subclass, (target, one))):
                 write_plain(op, target, one, is_out=bool(out))
             else:

@@ -7,7 +7,8 @@ outer size and stride, once the offset is taken relative to the storage offset o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, is_tracing, storage_key
 from subclasses._torch_tracing import unseen
-from subclasses.autograd.history import CALLING
+from subclasses.autograd.calling import CALLING
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.ops.aliasing import with_aliasing
 from subclasses.ops.schema import op_facts
 from subclasses.rules.registry import all_rules, find_op_rule
+from subclasses.spec.shapes import is_dense, tells_strides
 from subclasses.spec.values import (
     innermost,
     known_to_differ,
@@ -48,24 +50,38 @@ def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
         for name in spec.attributes:
             t = x.__dict__[name]
             if t is not None:
-                _check_same_strides(op, x, name, t)
-                relative_offset = None if storage_offset is None else storage_offset - x.storage_offset()
-                t = op(
-                    t, size, stride, None if relative_offset is None else t.storage_offset() + relative_offset
-                )
+                entries, sizes, strides = _further_dims(x, t)
+                if not entries:
+                    raise _strides_error(op, x, name, t)
+                start = None
+                if storage_offset is not None:
+                    start = t.storage_offset() + entries * (storage_offset - x.storage_offset())
+                t = op(t, [*size, *sizes], [*(entries * s for s in stride), *strides], start)
             results.append(t)
         return with_inners(x, results)
 
     return with_aliasing(op, plan)
 
 
-def _check_same_strides(op: OpOverload, x: Any, name: str, t: Any) -> None:
-    if t.shape != x.shape or t.stride() != x.stride():
-        raise DispatchError(
-            f"{op} on a {type(x).__name__} of size {tuple(x.shape)} and stride {x.stride()}, whose inner tensor "
-            f"{name!r} has size {tuple(t.shape)} and stride {t.stride()}: the same strides mean other elements there; "
-            f"{strided_advice(type(x), op)}"
-        )
+def _further_dims(x: Any, t: Any) -> tuple[int, Sequence[Any], Sequence[Any]]:
+    """Returns how many entries of an inner tensor one of the value has, and the sizes and strides of these.
+
+    The first is 0 where the strides of the value do not tell where they lie.
+    """
+    count = x.dim()
+    sizes, strides = t.shape[count:], t.stride()[count:]
+    entries = math.prod(sizes)
+    is_told = t.shape[:count] == x.shape and t.stride()[:count] == tuple([entries * s for s in x.stride()])
+    is_told = is_told and is_dense(sizes, strides) and (not sizes or tells_strides(type(x)))
+    return entries if is_told else 0, sizes, strides
+
+
+def _strides_error(op: OpOverload, x: Any, name: str, t: Any) -> DispatchError:
+    return DispatchError(
+        f"{op} on a {type(x).__name__} of size {tuple(x.shape)} and stride {x.stride()}, whose inner tensor "
+        f"{name!r} has size {tuple(t.shape)} and stride {t.stride()}: the same strides mean other elements there; "
+        f"{strided_advice(type(x), op)}"
+    )
 
 
 def check_strided_copy(cls: Any, op: OpOverload) -> None:
@@ -175,7 +191,7 @@ def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         if is_tracing() and isinstance(x, cls) and isinstance(out, cls):
-            # A rule that runs again for its derivative does so above autograd, where a trace sees each function.
+            # A rule on open values runs above autograd, where a trace sees each function.
             with unseen():
                 like = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
                 _check_strides(cls, op, x, out, op(like, *args, **kwargs))

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 import torch
 
 from subclasses._torch import OpOverload, in_backward, is_asked_for_tangents
+from subclasses.autograd.detach import own_gradients
 from subclasses.dispatch.per_inner import records
 from subclasses.dispatch.strided import check_told_apart
 from subclasses.errors import DispatchError, one_of
 from subclasses.ops.aliasing import with_aliasing, write_into
-from subclasses.ops.detach import own_gradients
 from subclasses.spec.collect import InnerField
 from subclasses.spec.values import PART, POINT, RANKS, is_point, map_inners
 

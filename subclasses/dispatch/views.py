@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import DisableTorchFunctionSubclass, is_traceable_wrapper_subclass
-from subclasses.autograd.nodes import call_and_settle
+from subclasses.autograd.above import call
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
 
@@ -53,7 +53,7 @@ def _collect_view_functions() -> dict[Any, Callable[..., Any]]:
 
 def clone_views(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs a function and clones plain results that are marked as views."""
-    out = call_and_settle(func, (), args, kwargs)
+    out = call(func, (), args, kwargs)
     if isinstance(out, list | tuple):
         return type(out)(map(_clone_view, out)) if type(out) in (list, tuple) else out
     return _clone_view(out)
@@ -90,7 +90,7 @@ def set_item(func: Any, x: Any, index: Any, value: Any) -> None:
                     f"lost; use a functional op such as torch.where, or add rules for select, slice, copy_ and, for a "
                     f"number, fill_"
                 )
-    return call_and_settle(func, (), (x, index, value), {})
+    return call(func, (), (x, index, value), {})
 
 
 view_functions = _collect_view_functions() | {Tensor.__setitem__: set_item, Tensor.unflatten: unflatten}

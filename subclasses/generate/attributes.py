@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from subclasses._torch import is_recording, marked_dims_name, skip_frames
+from subclasses._torch import DisableTorchFunctionSubclass, is_recording, marked_dims_name, skip_frames
 from subclasses._torch_capture import (
     LIVE,
     VIEWS,
@@ -17,10 +19,12 @@ from subclasses._torch_capture import (
     guard_flags,
     record_readings,
 )
-from subclasses.autograd import construct, derived_writes
+from subclasses._torch_tracing import set_version_counters
+from subclasses.autograd import construct
+from subclasses.autograd.calling import CALLING
+from subclasses.autograd.history_errors import assigned_error
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
-from subclasses.layout import HISTORY, OPEN
 from subclasses.spec.collect import InnerField
 from subclasses.spec.constants import constants_of
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
@@ -91,7 +95,7 @@ def set_field(x: Any, name: str, value: Any) -> None:
     if field is None:
         return _check_kept(x, name, value)
     name = field.name
-    is_open = x.__dict__.get(HISTORY) is OPEN  # a rule runs on it, and its inner tensors are differentiable
+    is_open = cls._runs_above and CALLING.rules > 0 and not x.requires_grad  # a rule runs on it
     if isinstance(value, Tensor) and value.requires_grad and not is_open:
         raise ValueError(
             f"{cls.__name__}.{name}: inner tensors are stored raw and never require grad. To be differentiable in what "
@@ -122,7 +126,21 @@ def set_field(x: Any, name: str, value: Any) -> None:
         store()
     else:
         check_assignable(x, name)
-        derived_writes.assign(x, field.attribute, store)
+        _assign(x, store)
+
+
+def _assign(x: Any, store: Callable[[], None]) -> None:
+    """Assigns an inner tensor, as an op that writes to the value.
+
+    Raises:
+        DispatchError: autograd recorded how the value was made.
+    """
+    with DisableTorchFunctionSubclass():
+        if is_recording(x) and x.grad_fn is not None:
+            raise assigned_error(type(x))
+        store()
+        if torch.is_grad_enabled() and not x.is_inference():
+            set_version_counters((x,), (x._version + 1,))
 
 
 def _check_kept(x: Any, name: str, value: Any) -> None:
@@ -161,7 +179,7 @@ class DifferentiableField:
         if x is None:
             return self
         if is_recording(x):
-            return construct.unwrap_recorded(x, self.attribute)
+            return construct.unwrap(x, (self.attribute,))[0]
         return x.__dict__[self.attribute]
 
     def __set__(self, x: Any, value: Any) -> None:

@@ -18,9 +18,9 @@ from subclasses._torch import (
 )
 from subclasses._torch_distributed import size_inner_dtensors
 from subclasses.autograd import construct, materialize
+from subclasses.autograd.above import call
 from subclasses.autograd.cotangent_class import call_without_rules
 from subclasses.autograd.materialized_parameters import call_materializing
-from subclasses.autograd.nodes import call_and_settle
 from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.views import view_functions
@@ -31,7 +31,7 @@ from subclasses.generate.unseen import UnseenNames
 from subclasses.layout import Layout, intern_layout, nested_layouts
 from subclasses.rules.asked import with_type_errors
 from subclasses.rules.errors import raise_from_rule
-from subclasses.rules.registry import collect_function_rules, has_op_rules
+from subclasses.rules.registry import collect_function_rules, has_op_rules, rules_views
 from subclasses.rules.symbolic_numbers import with_ints
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
@@ -155,14 +155,17 @@ def _refresh(
         functions.update(view_functions)
     functions.update(with_ints(collect_function_rules(cls)))
     cls._has_function_rules = bool(functions)
-    cls._keeps_history = has_op_rules(cls) and cls._traits.has_cotangents and not cls._is_cotangent
+    is_recorded = (
+        (has_op_rules(cls) or cls.__spec__.leads) and cls._traits.has_cotangents and not cls._is_cotangent
+    )
+    cls._runs_above = is_recorded and not cls._traits.is_representation
+    cls._rules_views = cls._runs_above and rules_views(cls)
+    cls._has_formulas = is_recorded and cls._traits.is_representation
     name = "__torch_function__"
     if cls._is_cotangent:
-        is_intercepted = cls._value_cls.__torch_function__ is not disabled_torch_function_impl
-        without_rules = classmethod(call_without_rules) if is_intercepted else disabled_torch_function_impl
-        cls.__torch_function__ = classmethod(made[name]) if functions else without_rules
+        cls.__torch_function__ = classmethod(made[name] if functions else call_without_rules)
     elif not _is_overridden(cls, name, root):
-        is_asked = cls._has_function_rules or cls._keeps_history or "_serves_super" in vars(cls)
+        is_asked = cls._has_function_rules or is_recorded or "_serves_super" in vars(cls)
         found = classmethod(made[name]) if is_asked else disabled_torch_function_impl
         setattr(cls, name, found)
 
@@ -183,9 +186,7 @@ def _generated_globals(
         "_Cls": cls,
         "_add_carriers": add_carriers,
         "_as_cotangent": construct.as_cotangent,
-        "_call_unruled": call_materializing
-        if spec.trainable and spec.fallback == "materialize"
-        else call_and_settle,
+        "_call_unruled": call_materializing if spec.trainable and spec.fallback == "materialize" else call,
         "_coerce_tangent": construct.coerce_tangent,
         "_construct": construct.construct,
         "_functions": functions,

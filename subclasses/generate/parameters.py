@@ -27,19 +27,12 @@ from subclasses._torch import (
     is_traceable_wrapper_subclass,
     set_hooks,
 )
-from subclasses.autograd.construct import (
-    as_cotangent,
-    as_gradient,
-    construct,
-    is_differentiable,
-    unwrap,
-    wrap_cotangent,
-)
+from subclasses.autograd.construct import as_cotangent, as_gradient, construct, unwrap, wrap_cotangent
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout, field_name, with_nested
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import HOOKS, POINT, dynamic_ints, with_inners
+from subclasses.spec.values import HOOKS, POINT, dynamic_ints, is_differentiable, with_inners
 
 
 def become_parameter(x: Any, value: bool) -> None:
@@ -57,12 +50,7 @@ def become_parameter(x: Any, value: bool) -> None:
 def require_grad(x: Any, value: bool) -> None:
     """Implements ``x.requires_grad = value``."""
     object.__setattr__(x, "requires_grad", value)
-    if (
-        value
-        and type(x)._traits.has_leaf_cotangents
-        and not torch.compiler.is_dynamo_compiling()
-        and _is_real(x)
-    ):
+    if value and type(x)._traits.has_leaf_cotangents and not torch.compiler.is_dynamo_compiling():
         _convert_gradients(x)
 
 

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.autograd.construct import is_differentiable
 from subclasses.dispatch.sharding import is_cut, rows_of
 from subclasses.errors import DispatchError, one_of
 from subclasses.generate.parameters import mark_gradient
-from subclasses.spec.values import RANKS, map_inners
+from subclasses.spec.values import RANKS, is_differentiable, map_inners
 
 
 def pack(part: Any, gradient: Any, ranks: int) -> Tensor | None:

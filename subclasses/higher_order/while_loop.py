@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import HigherOrderOperator
-from subclasses.autograd.construct import is_differentiable
 from subclasses.errors import one_of
 from subclasses.higher_order.branches import (
     Results,
@@ -35,6 +34,7 @@ from subclasses.higher_order.values import (
     unwrap_value,
     wrap_value,
 )
+from subclasses.spec.values import is_differentiable
 
 Call = Callable[..., Any]
 

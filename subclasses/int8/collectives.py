@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from subclasses._torch_distributed import joint_work
+from subclasses.autograd.engine_ops import check_no_cotangents
 from subclasses.errors import DispatchError, one_of
 from subclasses.int8.parts import map_parts, with_row_blocks
 from subclasses.int8.tensor import Int8Tensor
 from subclasses.ops.aliasing import bump_versions
-from subclasses.ops.cotangents import check_no_cotangents
 
 aten = torch.ops.aten
 

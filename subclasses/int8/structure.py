@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import canonicalize_dim
+from subclasses.autograd.engine_ops import check_no_cotangents, is_cotangent
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
 from subclasses.int8.parts import map_parts, with_parts
 from subclasses.int8.tensor import Int8Tensor
-from subclasses.ops.cotangents import check_no_cotangents, is_cotangent
 
 aten = torch.ops.aten
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses.autograd.engine_ops import check_no_cotangents
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
 from subclasses.int8.parts import map_parts, with_parts
 from subclasses.int8.tensor import Int8Tensor
 from subclasses.ops.aliasing import bump_versions
-from subclasses.ops.cotangents import check_no_cotangents
 
 aten = torch.ops.aten
 

@@ -21,9 +21,8 @@ from subclasses._torch import (
     return_and_correct_aliasing,
     set_excluded,
     set_storage_of,
+    storage_key,
 )
-from subclasses.autograd.construct import is_differentiable
-from subclasses.autograd.derived_writes import holds_already
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.layout import describe_metadata, field_name
 from subclasses.ops.schema import OpFacts, op_facts
@@ -32,6 +31,7 @@ from subclasses.spec.values import (
     differ,
     dynamic_ints,
     innermost,
+    is_differentiable,
     known_to_differ,
     lies_within,
     with_inners,
@@ -250,6 +250,8 @@ def bump_versions(tensors: Sequence[Tensor | None]) -> None:
 
     Below autograd nothing else bumps them, and autograd would not notice that a tensor saved by :meth:`unwrap` changed.
     """
+    if not is_excluded(VIEWS_KEY):
+        return  # ops on inner tensors count
     for t in tensors:
         if t is not None and not t.is_inference():
             torch.autograd.graph.increment_version(t)
@@ -328,6 +330,26 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     for a, b in pairs:
         a.copy_(b)
     bump_versions([a for a, _ in pairs])
+
+
+def holds_already(a: Tensor, b: Tensor) -> bool:
+    """Whether writing one tensor to another of its size changes nothing.
+
+    They are the same elements of the same memory, where a rule passes one on, or equal integers. A write to those
+    would be an error in the backward of what saved them, as an index for example.
+    """
+    if a.device.type == "cpu" and not is_differentiable(a) and PLAIN.issuperset((a.__class__, b.__class__)):
+        return a.dtype is b.dtype and torch.equal(a, b)
+    return is_same_memory(a, b)
+
+
+def is_same_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one size are the same elements of the same memory."""
+    return (
+        storage_key(a) == storage_key(b)
+        and (a.dtype, a.stride(), a.storage_offset()) == (b.dtype, b.stride(), b.storage_offset())
+        and not (a.is_conj() or b.is_conj() or a.is_neg() or b.is_neg())
+    )
 
 
 def write_plain(op: OpOverload, target: Tensor, value: Tensor, *, is_out: bool) -> None:

@@ -16,7 +16,7 @@ from torch.overrides import resolve_name
 
 from subclasses._torch import OpOverload, in_backward
 from subclasses._torch_tracing import is_called_by_transform
-from subclasses.autograd.history import CALLING
+from subclasses.autograd.calling import CALLING
 from subclasses.errors import DispatchError, one_of
 from subclasses.rules.registry import collect_function_rules
 

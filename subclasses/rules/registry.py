@@ -38,7 +38,7 @@ from subclasses.autograd.python_functions import (
 )
 from subclasses.errors import DispatchError, SpecError, one_of
 from subclasses.ops.aliasing import check_kept, is_written_unseen, raw_state
-from subclasses.ops.schema import ops_of_packet
+from subclasses.ops.schema import op_facts, ops_of_packet
 from subclasses.rules.checks import is_a_function_of_tensors
 from subclasses.rules.families import Family, arithmetic, comparisons, reductions
 from subclasses.rules.keyword_names import Taken, taken_by, with_keyword_names
@@ -341,6 +341,11 @@ def _is_ruled(book: RuleBook, op: OpOverload) -> bool:
 def has_op_rules(cls: type) -> bool:
     """Whether a class or a base of it has a rule below autograd."""
     return any(b.overloads or b.packets or b.families or b.tags for b in _books(cls))
+
+
+def rules_views(cls: type) -> bool:
+    """Whether a class or a base of it has a rule for an op that returns a view."""
+    return any(isinstance(key, OpOverload) and op_facts(key).viewed for key, _ in all_rules(cls))
 
 
 def has_pointwise_rules(cls: type) -> bool:

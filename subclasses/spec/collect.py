@@ -29,7 +29,7 @@ from subclasses.spec.annotations import (
 )
 from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker, show_spec
 from subclasses.spec.names import check_field_name
-from subclasses.spec.shapes import Shape, parse_shape
+from subclasses.spec.shapes import Shape, leading_outer, parse_shape
 from subclasses.spec.statics import check_default
 from subclasses.spec.traits import check_kind, default_kind
 
@@ -100,6 +100,8 @@ class SubclassSpec:
     trainable: bool
     # What a value is, one plain tensor or its inner tensors: "representation" or "structure".
     kind: str
+    # Whether the dims of a value are the leading ones of each inner tensor, which `shape="... 4"` declares.
+    leads: bool
     # Names of all inner tensors in order of declaration, and of the attributes that hold the inner tensors themselves.
     inner_names: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
     attributes: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
@@ -257,8 +259,12 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
     if not inners:
         raise SpecError(f"{cls.__name__} declares no inner tensor; write `values: Tensor = inner()`")
     size_from = keywords.get("size_from", inners[0].name)
-    outer = inspect.getattr_static(cls, "outer")
     fallback, has_materialize = keywords.get("fallback", "error"), _has_materialize(cls)
+    kind = keywords.get("kind", default_kind(fallback, has_materialize))
+    leads = kind == "structure" and all(f.shape is not None and f.shape.leading for f in inners)
+    outer = inspect.getattr_static(cls, "outer")
+    if outer is _TENSOR_OUTER and leads and (longest := max(inners, key=_further_dims)).shape.dims:  # type: ignore[union-attr]
+        outer = cls.outer = staticmethod(leading_outer(longest.name, _further_dims(longest)))  # type: ignore[attr-defined]
     return SubclassSpec(
         name=cls.__name__,
         inners=inners,
@@ -271,8 +277,14 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
         outer_args=None if outer is _TENSOR_OUTER else _collect_outer_args(cls, outer, frozenset(fields)),
         has_materialize=has_materialize,
         trainable=keywords.get("trainable", fallback == "map"),
-        kind=keywords.get("kind", default_kind(fallback, has_materialize)),
+        kind=kind,
+        leads=leads,
     )
+
+
+def _further_dims(field: InnerField) -> int:
+    """Returns how many dims of an inner tensor are not the value's; an optional one has none to go by."""
+    return 0 if field.optional or field.shape is None else len(field.shape.dims)
 
 
 def _has_materialize(cls: type) -> bool:

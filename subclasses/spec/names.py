@@ -34,8 +34,8 @@ _RELIED_ON = frozenset(
 # What this package sets on a class, or calls on it, besides the methods that a class body may replace.
 _OF_CLASSES = frozenset(
     """Cotangent __source__ __spec__ cotangent implements unruled unwrap _dispatch _function _handwritten
-    _has_function_rules _is_cotangent _keeps_history _layout _new _own_fields _own_keywords _recorded_attributes
-    _refresh _rulebook _serves_super _traits _value_cls _wrap""".split()
+    _has_function_rules _has_formulas _is_cotangent _layout _new _own_fields _own_keywords _recorded_attributes
+    _refresh _rulebook _rules_views _runs_above _serves_super _traits _value_cls _wrap""".split()
 )
 # Data attributes of Tensor on older releases.
 FORMER_ATTRIBUTES = frozenset({"names"})

@@ -8,14 +8,17 @@ is symbolic.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, Signature
 from typing import Any
 
 from torch import Tensor
 
 from subclasses.errors import SpecError
+from subclasses.spec.fields import Outer
 from subclasses.spec.values import differ
 
 ANY = "_"
@@ -80,6 +83,48 @@ def _parse_dim(where: str, text: str, word: str) -> str | int:
         f"{where}: shape={text!r}: a dim is a name, an int, `_` for any size, or a leading `...`, and {word!r} is none "
         f"of these; write a name, and compare sizes that depend on others in `__new__`"
     )
+
+
+# ---- leading dims ------------------------------------------------------------------------------------------
+
+
+def leading_outer(name: str, count: int) -> Callable[..., Outer]:
+    """Returns the function ``outer`` of a class whose values have the leading dims of each inner tensor.
+
+    Args:
+        name: An inner tensor.
+        count: How many further dims it has.
+    """
+
+    def outer(**fields: Tensor) -> Outer:
+        t = fields[name]
+        size, strides, entries = t.shape[:-count], t.stride(), math.prod(t.shape[-count:])
+        if is_dense(t.shape[-count:], strides[-count:]) and not any(s % entries for s in strides[:-count]):
+            stride = tuple([s // entries for s in strides[:-count]])
+            return Outer(size, stride, storage_offset=t.storage_offset() // entries)
+        return Outer(size)
+
+    outer.__dict__[_LEADING] = True
+    outer.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD)])  # type: ignore[attr-defined]
+    return outer
+
+
+_LEADING = "_leading"
+
+
+def tells_strides(cls: Any) -> bool:
+    """Whether the strides that a value shows are those of its inner tensors, in entries of the value."""
+    return not cls.__spec__.has_outer or _LEADING in cls.outer.__dict__
+
+
+def is_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether the elements of some dims lie next to one another, in order."""
+    expected = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if stride != expected and size != 1:
+            return False
+        expected *= size
+    return expected > 0
 
 
 # ---- the comparisons of a class ----------------------------------------------------------------------------

@@ -163,7 +163,7 @@ class Labeled(TensorSubclass, fallback="map"):
     count: int = dynamic(default=2)
 
 
-class Beside(TensorSubclass, fallback="materialize"):
+class Beside(TensorSubclass, fallback="materialize", kind="structure"):
     """`Halves`, declared: pointwise ops on each half where the operands allow it, else on the joined tensor."""
 
     left: Tensor = inner()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import desugar
 from subclasses import TensorSubclass
-from subclasses.autograd.construct import is_differentiable
+from subclasses.spec.values import is_differentiable
 from tests.desugar.classes import metadata, plain_parts
 
 # ------------------------------------------------------------------------------------------- ways to compile

@@ -340,7 +340,7 @@ REFUSED = {
     "a cotangent of another size": (
         summed_cotangent,
         DispatchError,
-        r"size \(2,\) has size \(\)\. `wrap_cotangent`",
+        r"wrap_cotangent: expected a derivative of size \(2,\) by held, got one of size \(\)",
     ),
     **{
         f"a constructor of a {base.__name__} without its class": (

@@ -23,7 +23,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils.checkpoint import checkpoint
 
 from subclasses import TensorSubclass, _torch, _torch_capture, _torch_distributed, _torch_tracing, inner
 from tests.subclasses.subjects import Hostile, Nested, Pair, make_pair
@@ -232,6 +231,9 @@ def is_recording():
     class Asked(TensorSubclass):
         a: Tensor = inner()
 
+        def materialize(self):
+            return self.a
+
     x = Asked(torch.ones(1))
     assert not _torch.is_recording(x)
     x.requires_grad_()
@@ -241,6 +243,31 @@ def is_recording():
     ask = lambda: (_torch.is_recording(x), _torch.is_below_autograd())  # noqa: E731
     Asked.implements(aten.cos.default)(lambda func, x: (seen.append(ask()), x)[1])
     assert x.cos().requires_grad and seen == [(False, True)] and not _torch.is_below_autograd()
+
+
+def autograd_excluded():
+    """Nothing is recorded, and a rule's op may enable both again."""
+    x = torch.ones(1, requires_grad=True)
+    with _torch.autograd_excluded():
+        assert _torch.is_below_autograd() and not (x * 2).requires_grad
+        with _torch.autograd_enabled():
+            assert (x * 2).requires_grad
+    assert (x * 2).requires_grad
+
+
+def enable_torch_function():
+    """What a guard disabled is asked again."""
+
+    class Named(Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return "asked"
+
+    x = torch.ones(1).as_subclass(Named)
+    with _torch.DisableTorchFunctionSubclass():
+        assert torch.sin(x) != "asked"
+        with _torch.EnableTorchFunction():
+            assert torch.sin(x) == "asked"
 
 
 def apply_function():
@@ -307,41 +334,6 @@ def in_backward():
     leaf.register_hook(lambda grad: seen.append(_torch.in_backward()))
     leaf.sum().backward()
     assert (seen, _torch.in_backward()) == ([True], False)
-
-
-def in_formula():
-    """In a formula of PyTorch's, and not in Python code that a backward runs: a node, a forward that runs again."""
-    seen = []
-
-    class Seen(TensorSubclass, fallback="materialize"):
-        held: torch.Tensor = inner()
-
-        def materialize(self):
-            return self.held * 1
-
-    @Seen.implements(aten.mul)
-    def _(func, x, y):
-        seen.append(_torch_tracing.in_formula())
-        return Seen(func(x.held, y)) if isinstance(x, Seen) else Seen(func(x, y.held))
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, q, x):
-            ctx.x = x
-            return q.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            assert isinstance(torch._C._current_autograd_node(), _torch_tracing.BackwardCFunction)
-            return (ctx.x * g).held, None
-
-    x, q = Seen(torch.ones(2)), torch.ones(2, requires_grad=True)
-    z = checkpoint(lambda q: (x * 1.0) * q, Function.apply(q, x), use_reentrant=False)
-    assert seen == [False, False]
-    z.sum().backward()
-    # The part of the forward that is needed again, then a formula of PyTorch's, then the function.
-    assert seen == [False, False, False, True, False]
-    assert not _torch_tracing.in_formula()
 
 
 def backward_node():
@@ -497,57 +489,6 @@ def register_node():
     assert leaves == [1, 2, 3] and _torch_capture.pytree.tree_unflatten(leaves, spec)[0].leaves == [1, 2]
     keys = _torch_capture.pytree.tree_flatten_with_path([Node([1])])[0]
     assert _torch_capture.pytree.keystr(keys[0][0]) == "[0][0]"
-
-
-def is_called_by_engine():
-    """For the sum of two gradients, and for formulas if they count; not for what a function's backward computes."""
-    seen = []
-
-    class Seen(TensorSubclass):
-        held: torch.Tensor = inner()
-
-        def wrap_cotangent(self, cotangent):
-            return Seen(cotangent)
-
-    @Seen.implements(aten.add.Tensor, aten.mul.Tensor)
-    def _(func, *operands):
-        seen.append((func, *(_torch_tracing.is_called_by_engine(formulas=f) for f in (False, True))))
-        return Seen(func(*(t.held if isinstance(t, Seen) else t for t in operands)))
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.detach().clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return Seen(torch.ones(2)) * torch.ones(2)
-
-    x = Seen(torch.ones(2, requires_grad=True))
-    sum(t.sum() for y in (Function.apply(x), Function.apply(x)) for t in y.unwrap()).backward()
-    assert [s for s in seen if s[0] is aten.mul.Tensor] == [(aten.mul.Tensor, False, False)] * 2
-    assert not any(_torch_tracing.is_called_by_engine(formulas=f) for f in (False, True))
-
-    class Standing(TensorSubclass, fallback="materialize"):
-        held: torch.Tensor = inner()
-
-        def materialize(self):
-            return self.held * 1
-
-    @Standing.implements(aten.mul.Tensor)
-    def _(func, *operands):
-        seen.append((func, *(_torch_tracing.is_called_by_engine(formulas=f) for f in (False, True))))
-        return Standing(func(*(t.held if isinstance(t, Standing) else t for t in operands)))
-
-    plain = torch.ones(2, requires_grad=True)
-    (plain * Standing(torch.ones(2))).backward(torch.ones(2))  # the formula multiplies the gradient
-    assert seen[-1] == (aten.mul.Tensor, False, True)
-    leaf = Seen(torch.ones(2)).requires_grad_()
-    leaf.grad, count = leaf.cotangent(torch.ones(2)), len(seen)
-    leaf.unwrap(
-        "held"
-    ).sum().backward()  # a node of its own adds to `.grad`: gradients, of which no rule is asked
-    assert leaf.grad.held.tolist() == [2, 2] and len(seen) == count
 
 
 def is_called_by_transform():
@@ -1212,8 +1153,6 @@ CHECKS = {
     "is_legacy_batchedtensor": is_legacy_batchedtensor,
     "hooks_of": hooks,
     "in_backward": in_backward,
-    "in_formula": in_formula,
-    "BackwardCFunction": in_formula,
     "backward_node": backward_node,
     "break_at_assignments": break_at_assignments,
     "guard_flags": guard_flags,
@@ -1230,8 +1169,7 @@ CHECKS = {
     "pytree": register_node,
     "unseen": unseen,
     "has_no_memory": without_lazy_bits,
-    "is_called_by_engine": is_called_by_engine,
-    "graph_task": is_called_by_engine,
+    "graph_task": in_backward,
     "without_lazy_bits": without_lazy_bits,
     "is_called_by_transform": is_called_by_transform,
     "is_tracing": is_tracing,
@@ -1243,6 +1181,8 @@ CHECKS = {
     "set_hooks": hooks,
     "is_below_autograd": is_recording,
     "is_recording": is_recording,
+    "autograd_excluded": autograd_excluded,
+    "EnableTorchFunction": enable_torch_function,
     "apply_function": apply_function,
     "record_readings": record_readings,
     "find_methods": find_methods,

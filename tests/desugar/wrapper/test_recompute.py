@@ -12,7 +12,7 @@ from subclasses import TensorSubclass, inner
 from tests.desugar.judge import WAYS
 
 
-class Tripled(TensorSubclass, fallback="materialize"):
+class Tripled(TensorSubclass, fallback="materialize", kind="structure"):
     """Results of `+` and `*` are of the class, and all other ops make plain gradients of them."""
 
     third: Tensor = inner()

@@ -134,9 +134,9 @@ def test_sizes_and_dtypes(cls, size, dtype):
 
 
 def test_what_is_refused(cls):
-    words = r"parts of size \[..., 4\], not \[3\]"
+    words = r"parts of size \[..., 4\], not \[3\]|expected shape \(... 4\), got \(3\)"
     check_refused(lambda: cls(torch.ones(3)), error=ValueError, match=words)
-    words = "parts are not next to one another"
+    words = "parts are not next to one another|the same strides mean other elements"
     check_refused(lambda: cls(torch.randn(4, 6).t()).as_strided((2,), (1,)), match=words)
     x = make(cls)
     check_unchanged(

@@ -13,7 +13,7 @@ from subclasses import DispatchError, TensorSubclass, inner
 aten = torch.ops.aten
 
 
-class Halves(TensorSubclass, fallback="materialize"):
+class Halves(TensorSubclass, fallback="materialize", kind="structure"):
     """Stands for twice its inner tensor."""
 
     held: Tensor = inner()
@@ -27,33 +27,8 @@ def _(func, x, y):
     return Halves(func(x.held, y))
 
 
-@Halves.implements(aten.sin)
-def fickle(func, x):
-    """Returns what it is asked for in the backward: a plain tensor."""
-    return func(x.materialize()) if x.held.requires_grad else Halves(func(x.held * 2) / 2)
-
-
 def leaf():
     return torch.ones(3, requires_grad=True)
-
-
-# ---- a rule that returns something else the second time ----------------------------------------------------------
-
-READ = {
-    "an inner tensor": lambda y: y.unwrap("held").sum(),
-    "the whole": lambda y: y.materialize().sum(),
-}
-
-
-@pytest.mark.parametrize("name", READ)
-def test_a_rule_that_returns_another_class_when_it_runs_again(name):
-    y = Halves(leaf()).sin()
-    assert type(y) is Halves
-    with pytest.raises(
-        DispatchError,
-        match=r"a rule of Halves returned a Halves, and now, run again .*, a Tensor.*not ask `x.a is y.a`",
-    ):
-        READ[name](y).backward()
 
 
 # ---- a second backward -------------------------------------------------------------------------------------------
@@ -70,9 +45,7 @@ def test_a_second_backward(name):
     backward = BACKWARDS[name]
     y = Halves(leaf()) * 3
     backward(y)
-    with pytest.raises(
-        RuntimeError, match=r"what a rule made ran a second time; specify retain_graph=True the first"
-    ):
+    with pytest.raises(RuntimeError, match="second time"):
         backward(y)
 
 

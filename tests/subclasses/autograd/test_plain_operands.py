@@ -75,6 +75,33 @@ def test_the_gradient_is_the_sum_over_inner_tensors(name, door):
 
 
 @pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "make", [lambda w: w, lambda w: w * 3, lambda w: w.flatten()], ids=["leaf", "computed", "view"]
+)
+def test_a_plain_gradient_of_the_same_operand_counts_once(make, door):
+    """As that of weight decay by a loss."""
+
+    def f(east, north, w):
+        used = make(w)
+        return loss(Wind(east, north) * used) + used.square().sum() + used.exp().sum() + (used * w).sum()
+
+    def plain(east, north, w):
+        used = make(w)
+        return (
+            2 * (east * used).sum()
+            + (north * used).square().sum()
+            + used.square().sum()
+            + used.exp().sum()
+            + (used * w).sum()
+        )
+
+    found, expected = leaves((4,)), leaves((4,))
+    DOORS[door](f)(*found).backward()
+    plain(*expected).backward()
+    torch.testing.assert_close([t.grad for t in found], [t.grad for t in expected])
+
+
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("cls", [Wind, Measured])
 def test_an_operand_that_was_computed_from_inner_tensors(cls, door):
     def normed(east, north):

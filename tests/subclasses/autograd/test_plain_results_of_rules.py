@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subclasses
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import TensorSubclass, inner
 from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
@@ -125,23 +125,20 @@ def test_hooks_and_a_second_backward():
     out.backward()
     assert met == [1, 1] and value.grad is not None
     torch.testing.assert_close(value.grad, torch.full((3,), 2 / 3))
-    with pytest.raises(RuntimeError, match="second time; specify retain_graph=True"):
+    with pytest.raises(RuntimeError, match="second time"):
         out.backward()
 
 
-def test_a_rule_without_a_derivative_says_so():
+def test_a_rule_without_a_derivative_gives_a_result_without_one():
     out = torch.relu(Weighted(torch.rand(3, requires_grad=True), torch.ones(3)))
-    with pytest.raises(
-        DispatchError, match=r"a plain tensor that a rule of Weighted made.*detach the result"
-    ):
-        out.sum().backward()
+    assert not out.requires_grad
 
 
 def test_an_operand_that_was_written_to_is_noticed():
     x = Weighted(torch.rand(3), torch.ones(3)).requires_grad_() * 1
     out = x.mean()
     x.mul_(2)
-    with pytest.raises(DispatchError, match="was written to in place since"):
+    with pytest.raises(RuntimeError, match="modified inplace"):
         out.backward()
 
 
@@ -213,12 +210,9 @@ def test_plain_views_have_the_derivative_of_the_rule(view, door):
         torch.testing.assert_close(*second)
 
 
-def test_a_write_to_a_plain_view_is_a_write_to_the_value():
+def test_a_write_to_a_plain_view_is_refused():
     class Held(TensorSubclass):
         held: Tensor = inner()
-
-        def wrap_cotangent(self, cotangent):
-            return type(self)(cotangent * self.held)
 
     @Held.implements(aten.select.int)
     def _(func, x, *args):
@@ -226,10 +220,8 @@ def test_a_write_to_a_plain_view_is_a_write_to_the_value():
 
     leaf = torch.ones(2, 3, requires_grad=True)
     x = Held(leaf * 3.0)
-    row = x[0]
-    row.mul_(2.0)
-    assert x._version == 1 and x.held[0, 0] == 6.0
-    (g,) = torch.autograd.grad(
-        row.sum(), leaf
-    )  # by PyTorch's formula, which asks the class, which asks for its fields
-    assert g.isnan().all()
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        x[0].mul_(2.0)
+    with torch.no_grad():
+        x[0].mul_(2.0)
+    assert x.held[0, 0] == 6.0

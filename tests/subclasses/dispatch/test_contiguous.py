@@ -74,9 +74,8 @@ def _(func, x):
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("size", [(2, 3), (3, 3), (1, 3)])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_result_with_strides_of_its_own_has_a_cotangent(mode, size):
-    """AOTAutograd makes it contiguous to learn what the cotangent looks like."""
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "stock"])
+def test_a_result_with_strides_of_its_own_has_a_gradient(mode, size):
     rows = torch.rand(size, requires_grad=True)
     out = MODES[mode](lambda x: x.t().clone())(Matrix(rows))
     assert type(out) is Matrix and out.turned

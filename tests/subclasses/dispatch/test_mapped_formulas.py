@@ -103,19 +103,6 @@ def test_gradients_are_those_of_each_inner_tensor(door, case, cls):
         torch.testing.assert_close(*gradients)
 
 
-def test_a_class_without_rules_for_pointwise_ops_keeps_no_history_for_them():
-    class Multiplied(TensorSubclass, fallback="map"):
-        a: Tensor = inner()
-
-    @Multiplied.implements(aten.mm)
-    def _(func, x, y):
-        return Multiplied(func(x.a, y.a))
-
-    x = Multiplied(torch.randn(2, 2)).requires_grad_()
-    assert type(x.sin().grad_fn).__name__ == "SinBackward0"
-    assert type((x @ x).grad_fn).__name__ == type(x.addmm(x, x).grad_fn).__name__ == "MadeByRuleBackward"
-
-
 class Cubed(TensorSubclass, fallback="map"):
     a: Tensor = inner()
 

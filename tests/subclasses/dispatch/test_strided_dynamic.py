@@ -1,4 +1,4 @@
-"""Views by rules of a class with a rule for as_strided, whose inner tensors are read, at changing sizes."""
+"""Views of a class that declares leading dims, whose inner tensors are read, at changing sizes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,15 @@ from torch import Tensor
 from subclasses import TensorSubclass, inner
 from tests.subclasses.subjects import MODES
 
-aten = torch.ops.aten
-
 
 def rotation_class(differentiable):
     class Rotation(TensorSubclass):
-        c: Tensor = inner(differentiable=differentiable)
-        s: Tensor = inner(differentiable=differentiable)
+        c: Tensor = inner(differentiable=differentiable, shape="...")
+        s: Tensor = inner(differentiable=differentiable, shape="...")
 
         def angle(self):
             c, s = self.unwrap()
             return torch.atan2(s, c)
-
-    @Rotation.implements(aten.permute, aten.view, aten.slice, aten.unsqueeze, aten.expand)
-    def _(func, x, *args):
-        return Rotation(func(x.c, *args), func(x.s, *args))
-
-    @Rotation.implements(aten.as_strided)
-    def _(func, x, size, stride, offset=None):
-        def at(t):
-            return None if offset is None else offset - x.c.storage_offset() + t.storage_offset()
-
-        return Rotation(*(func(t, size, stride, at(t)) for t in (x.c, x.s)))
 
     return Rotation
 

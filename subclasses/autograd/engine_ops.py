@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from subclasses._torch import OpOverload, in_backward
-from subclasses._torch_tracing import backward_node, in_formula, is_called_by_engine
+from subclasses._torch import OpOverload, in_backward, is_tracing
+from subclasses._torch_tracing import backward_node
+from subclasses.autograd.calling import is_called_by_engine
 from subclasses.autograd.construct import as_cotangent, as_gradient
 from subclasses.autograd.cotangent_class import is_cotangent
 from subclasses.errors import DispatchError, one_of
@@ -40,15 +41,15 @@ SCALING_OPS = frozenset(
 
 
 def with_engine_sums(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of ``add``: two values that the engine adds are gradients, whose sum adds inner tensors.
+    """Wraps the plan of ``add`` of a structure: two values that the engine adds are gradients.
 
-    The backward of an author's autograd function may return a value, made by the constructor, and so may a formula of
-    a class that is mapped: the product of a plain gradient and a value.
+    The backward of an author's autograd function may return a value, made by the constructor. Their sum adds inner
+    tensors, whatever the rule for ``add`` says.
     """
 
     def plan(x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         both = isinstance(x, cls) and isinstance(other, cls) and not (is_cotangent(x) and is_cotangent(other))
-        if both and is_called_by_engine(formulas=not (cls._has_function_rules or cls._keeps_history)):
+        if both and is_called_by_engine():
             x, other = (as_cotangent(as_gradient(cls, v)) for v in (x, other))
             return torch.ops.aten.add.Tensor(x, other, *args, **kwargs)
         return run(x, other, *args, **kwargs)
@@ -65,7 +66,7 @@ def with_plain_gradients(cls: Any, run: Callable[..., Any]) -> Callable[..., Any
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         out = run(*args, **kwargs)
-        if in_backward() and _holds_plain(cls, args) and in_formula():
+        if is_called_by_engine() and _holds_plain(cls, args):
             return map_tensors(out, lambda t: t.materialize() if isinstance(t, cls) else t)
         return out
 
@@ -129,14 +130,15 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
     """Raises DispatchError if a value to be materialized is a cotangent."""
     if any(x._layout.cotangent for x in wrappers):
         name = op.overloadpacket.__name__
-        if name.removesuffix("_backward") in _VIEWS_WITH_DERIVATIVES:
+        if is_tracing() and cls._has_formulas:
             mend = (
-                f"it is the derivative of a view by your rule: add a rule for it with @{cls.__name__}.implements("
-                f"torch.ops.aten.{name}), which puts the inner tensors of a cotangent at their place among zeros"
+                "torch.compile asks for the gradient of a value that a program returns by its inner tensors, and a "
+                "rule for an op, which made the value, has none: return x.materialize(), or compile the function with "
+                "desugar.compile"
             )
         elif name.endswith("_backward"):
             mend = f"{NO_DERIVATIVE}; or add a rule with @{cls.__name__}.implements(torch.ops.{op})"
-        elif in_formula():
+        elif is_called_by_engine():
             mend = (
                 f"PyTorch's derivative of another op ({backward_node()}) asks for it: let that op compute with the "
                 f"inner tensors, x.unwrap(), or with x.materialize()"
@@ -155,7 +157,6 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
         )
 
 
-_VIEWS_WITH_DERIVATIVES = ("slice", "select", "diagonal", "unfold")
 # The way out for a class without a rule for what an op's derivative calls.
 NO_DERIVATIVE = (
     "it is the derivative of another op, and is not asked for if the rule of that one is registered for the "

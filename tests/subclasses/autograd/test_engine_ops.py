@@ -132,7 +132,7 @@ def test_a_plain_result_of_a_rule_beside_a_view_that_is_read():
 
 
 def declare(fallback: str, *, ruled: bool, trainable: bool) -> type:
-    class Number(TensorSubclass, fallback=fallback, trainable=trainable):
+    class Number(TensorSubclass, fallback=fallback, trainable=trainable, kind="structure" if ruled else None):
         a: Tensor = inner(differentiable=True)
         n: Tensor = inner(dtype=torch.int64)
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import VIEWS_KEY, graph_task, is_excluded, set_excluded, set_storage_of
-from subclasses._torch_tracing import is_called_by_engine, owns_memory
+from subclasses._torch_tracing import owns_memory
+from subclasses.autograd.calling import is_called_by_engine
 from subclasses.ops.aliasing import holds_plain
 
 aten = torch.ops.aten
@@ -68,6 +69,6 @@ def own_gradients(gradient: Any, kept: Any) -> None:
             continue
         # Both values hold a tensor with that memory; the first one's is held by this variable, too.
         if 0 in t.stride() or not owns_memory(t, references=2, tensors=2):
-            if not is_called_by_engine(formulas=False):
+            if not is_called_by_engine():
                 return
             kept.__dict__[name] = t.clone()

@@ -1,0 +1,459 @@
+"""Rules of a structure above autograd: an op opens its operands, runs once, and closes what it makes.
+
+A value is *closed* where its user and autograd see it: it requires grad, and its inner tensors are raw. It is *open*
+inside of a rule: it does not require grad, and its inner tensors are differentiable functions of the closed value.
+Autograd derives what the rule computes with them::
+
+    closed operands --Unwrap--> open operands --the rule--> open results --Construct--> closed results
+
+``__torch_function__`` takes each call where gradients are recorded. Around a function of PyTorch's the autograd keys
+are excluded, so that its op arrives at the class whose plan opens. A function of several ops runs under a mode, which
+leaves ops on plain tensors to autograd. A view is PyTorch's: it runs on closed values, with autograd, and its formula
+acts on each inner tensor. A write is the op that makes a new value, and PyTorch's ``copy_`` of that into the old one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import (
+    DisableTorchFunctionSubclass,
+    EnableTorchFunction,
+    OpOverload,
+    OpOverloadPacket,
+    TorchDispatchMode,
+    any_requires_grad,
+    apply_function,
+    autograd_enabled,
+    autograd_excluded,
+    call_unruled,
+    current_transform,
+    is_below_autograd,
+    is_composite,
+    is_dispatched,
+)
+from subclasses._torch_capture import is_exporting
+from subclasses.autograd.calling import CALLING
+from subclasses.autograd.construct import Construct, unwrap_recorded
+from subclasses.autograd.history_errors import view_rule_error
+from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, check_gradients
+from subclasses.errors import DispatchError, one_of
+from subclasses.ops.aliasing import is_same_memory, return_written, write_into
+from subclasses.ops.schema import OpFacts, op_facts
+from subclasses.spec.values import dynamic_ints, map_tensors, tensors_in, with_inners
+
+aten = torch.ops.aten
+
+Call = Callable[..., Any]
+
+
+# ---- calls of functions ------------------------------------------------------------------------------------
+
+
+class _Way(Enum):
+    """How a function runs where gradients of its operands are recorded."""
+
+    AS_IT_IS = "it computes nothing new of values, or calls other functions, which arrive one by one"
+    VIEWS = "it takes views, which are PyTorch's outside of rules, unless the author has a rule for one"
+    ONE_OP = "it runs one op"
+    SEVERAL_OPS = "it runs several ops"
+
+
+def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a function without a rule, above autograd where rules of a structure are to be derived."""
+    if torch.compiler.is_dynamo_compiling():
+        return call_unruled(func, types, args, kwargs)
+    if takes_gradients := func in TAKES_GRADIENTS:
+        args, kwargs = check_gradients(func, args, kwargs)
+    if is_below_autograd():
+        return call_unruled(func, types, args, kwargs)
+    before = CALLING.func, CALLING.target, CALLING.opens
+    CALLING.func = None if takes_gradients else func
+    CALLING.target = args[0] if func is Tensor.__setitem__ else None
+    try:
+        way = _way_of(func, args, kwargs)
+        CALLING.opens = way is not _Way.AS_IT_IS
+        if way is _Way.AS_IT_IS:
+            return call_unruled(func, types, args, kwargs)
+        with autograd_excluded():
+            if way is _Way.ONE_OP:
+                return call_unruled(func, types, args, kwargs)
+            with _EachOp():
+                return call_unruled(func, types, args, kwargs)
+    finally:
+        CALLING.func, CALLING.target, CALLING.opens = before
+
+
+def _way_of(func: Any, args: Any, kwargs: Any) -> _Way:
+    way = _find_way(func)
+    if way is _Way.AS_IT_IS or not torch.is_grad_enabled():
+        return _Way.AS_IT_IS
+    operands = tensors_in(args, kwargs)
+    values = [t for t in operands if is_above(t)]
+    if not values or not (CALLING.rules or any_requires_grad(*operands)):
+        return _Way.AS_IT_IS
+    if current_transform() is not None or is_exporting():
+        return _Way.AS_IT_IS
+    is_view = way is _Way.VIEWS or (func is Tensor.__getitem__ and _takes_views(args[1]))
+    if is_view and not (CALLING.rules or any(type(t)._rules_views for t in values)):
+        return _Way.AS_IT_IS
+    plain = [t for t in operands if not is_above(t)]
+    # Autocast, and lazy bits, make PyTorch run other ops on a plain operand first.
+    return _Way.ONE_OP if way is _Way.ONE_OP and not any_requires_grad(*plain) else _Way.SEVERAL_OPS
+
+
+@functools.cache
+def _find_way(func: Any) -> _Way:
+    """Returns how a function runs, from the schemas of the ops that have its name."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__" and getattr(func.__self__, "__name__", "") in _COMPUTED:
+        return _Way.VIEWS
+    if name == "requires_grad_" or not isinstance(func, _IN_C):
+        return _Way.AS_IT_IS
+    ops = _ops_of(func)
+    facts = [op_facts(op) for op in ops]
+    if facts and all(set(f.returns) <= {"other"} and not f.written for f in facts):
+        return _Way.AS_IT_IS
+    if not ops or any(map(is_composite, ops)):
+        return _Way.SEVERAL_OPS
+    return _Way.VIEWS if all(f.viewed and not f.written for f in facts) else _Way.ONE_OP
+
+
+_COMPUTED = frozenset({"T", "mT", "H", "mH", "real", "imag"})  # attributes of a tensor that are views of it
+_IN_C = (OpOverload, OpOverloadPacket, type(torch.add), type(Tensor.add), type(Tensor.__getitem__))
+
+
+def _ops_of(func: Any) -> list[OpOverload]:
+    """Returns the ops that a function in C may run, if it is known to run one of them; an ``out=`` form is not one."""
+    if isinstance(func, OpOverload):
+        return [func]
+    packet = func if isinstance(func, OpOverloadPacket) else getattr(aten, func.__name__, None)
+    if not isinstance(packet, OpOverloadPacket):
+        return []
+    ops = [op for name in packet.overloads() if is_dispatched(op := getattr(packet, name))]
+    return [op for op in ops if not any(op_facts(op).arguments[i].keyword for i in op_facts(op).written)]
+
+
+def _takes_views(index: Any) -> bool:
+    """Whether an index only names elements by numbers and slices."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(i is None or i is Ellipsis or type(i) in (int, slice) for i in parts)
+
+
+class _EachOp(TorchDispatchMode):
+    """Sees each op of a function, with the autograd keys excluded around it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with DisableTorchFunctionSubclass():
+            if any(map(is_above, tensors_in(args, kwargs))):
+                return func(*args, **kwargs)
+            with autograd_enabled():
+                return func(*args, **kwargs)
+
+
+# ---- opening and closing -----------------------------------------------------------------------------------
+
+
+def is_above(t: Any) -> bool:
+    """Whether a tensor is a value of a structure with rules for ops, which run above autograd."""
+    return getattr(type(t), "_runs_above", False)
+
+
+def in_rule() -> bool:
+    """Whether a rule runs on open values in this thread."""
+    return CALLING.rules > 0
+
+
+def is_open(x: Any) -> bool:
+    """Whether a value does not require grad and an inner tensor of it does."""
+    if not is_above(x) or any_requires_grad(x):
+        return False
+    held = x.__dict__
+    return any(
+        (t := held[n]) is not None and (any_requires_grad(t) or is_open(t))
+        for n in type(x).__spec__.attributes
+    )
+
+
+def close(x: Any) -> Any:
+    """Returns a closed value for an open one; any other tensor as it is."""
+    if not is_open(x):
+        return x
+    inners = [None if t is None else close(t) for t in (x.__dict__[n] for n in type(x).__spec__.attributes)]
+    return apply_function(Construct, x._layout, dynamic_ints(x), *inners)
+
+
+class _recording:
+    """Context in which autograd records, and an op that arrives at a class is not to open anything."""
+
+    __slots__ = ("before", "guard")
+
+    def __enter__(self) -> None:
+        self.before, CALLING.opens = CALLING.opens, False
+        self.guard = autograd_enabled()
+        self.guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.guard.__exit__(*error)
+        CALLING.opens = self.before
+
+
+@contextmanager
+def rule_on_open_values() -> Iterator[None]:
+    """Context of a rule on open values: what it calls is recorded, and the values that it makes stay open."""
+    CALLING.rules += 1
+    try:
+        with _recording(), EnableTorchFunction():
+            yield
+    finally:
+        CALLING.rules -= 1
+
+
+class _Operands:
+    """The operands of an op, open.
+
+    Attributes:
+        opens: Whether a value is opened.
+        open: id of a closed value -> it, and the open one.
+    """
+
+    def __init__(self, opens: Callable[[Any], bool] = is_above) -> None:
+        self.opens = opens
+        self.open: dict[int, Any] = {}
+
+    def open_one(self, t: Any) -> Any:
+        """Returns the open form of a closed value that requires grad; any other tensor as it is."""
+        if not self.opens(t):
+            return t
+        if id(t) in self.open:
+            return self.open[id(t)][1]
+        if not any_requires_grad(t):
+            return t
+        return self.note(t, with_inners(t, unwrap_recorded(t, type(t).__spec__.attributes)))
+
+    def note(self, t: Any, new: Any) -> Any:
+        """Notes the open form of a value."""
+        self.open[id(t)] = t, new
+        return new
+
+    def close(self, t: Any) -> Any:
+        """Returns a result closed; an operand that a rule above autograd hands on is the operand."""
+        for x, new in self.open.values():
+            if t is new:
+                return x
+        return close(t)
+
+
+# ---- plans -------------------------------------------------------------------------------------------------
+
+
+def run_native(op: OpOverload, run: Call) -> Call:
+    """Wraps the plan of an op that PyTorch runs on closed values, with autograd: a view, a factory, a question."""
+    changes_metadata = op_facts(op).changes_metadata
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if not CALLING.opens:
+            return run(*args, **kwargs)
+        operands = tensors_in(args, kwargs)
+        if any(map(is_open, operands)):
+            with rule_on_open_values():
+                return run(*args, **kwargs)
+        if changes_metadata:
+            _check_no_view(op, args[0])
+        return _natively(op, args, kwargs)
+
+    return plan
+
+
+def _natively(op: OpOverload, args: Any, kwargs: Any) -> Any:
+    with _recording(), DisableTorchFunctionSubclass():
+        return op(*args, **kwargs)
+
+
+def _check_no_view(op: OpOverload, x: Any) -> None:
+    with DisableTorchFunctionSubclass():
+        if not x._is_view():
+            return
+    raise DispatchError(
+        f"{op} on {one_of(type(x))} that is a view and requires grad: PyTorch takes the view again, without this "
+        f"change, for the gradient of a later write; use the op that returns a view, such as x.mT"
+    )
+
+
+def run_each_op(run: Call) -> Call:
+    """Wraps a plan that decomposes an op: each of its ops arrives one by one."""
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if not CALLING.opens:
+            return run(*args, **kwargs)
+        with _EachOp():
+            return run(*args, **kwargs)
+
+    return plan
+
+
+def run_open(run: Call) -> Call:
+    """Wraps the plan of an op that makes values: it runs on open operands, and its results are closed."""
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if not CALLING.opens:
+            return run(*args, **kwargs)
+        return call_open(run, args, kwargs)
+
+    return plan
+
+
+def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = is_above) -> Any:
+    """Runs a rule on open operands; its results are closed, unless another rule on open values calls it.
+
+    Args:
+        run: The rule.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        opens: Whether a value among them is opened.
+    """
+    operands = _Operands(opens)
+    with _recording():
+        args = map_tensors(args, operands.open_one)
+        kwargs = map_tensors(kwargs, operands.open_one) if kwargs else kwargs
+        CALLING.rules += 1
+        try:
+            with EnableTorchFunction():
+                out = run(*args, **kwargs)
+        finally:
+            CALLING.rules -= 1
+        return out if CALLING.rules else map_tensors(out, operands.close)
+
+
+def run_view_rule(op: OpOverload, run: Call) -> Call:
+    """Wraps an author's rule for a view: what it returns may be a plain tensor, and is then a function as any other.
+
+    Raises:
+        DispatchError: from the plan, if it returns a value where gradients are recorded: PyTorch's formula for the
+            view, which takes a later write into account, is not the derivative of what the rule does.
+    """
+    opened = run_open(run)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if CALLING.opens and not CALLING.rules:
+            out = opened(*args, **kwargs)
+            for t in tensors_in((out,), None):
+                if is_above(t):
+                    raise view_rule_error(type(t), op)
+            return out
+        return opened(*args, **kwargs)
+
+    return plan
+
+
+def run_write(op: OpOverload, run: Call, make: Call | None, *, by_rule: bool) -> Call:
+    """Wraps the plan of an op that writes to values: it runs on open copies, which PyTorch's ``copy_`` then writes.
+
+    Args:
+        op: The op.
+        run: Its plan.
+        make: The plan of the op that makes the new value, if this op follows from it.
+        by_rule: Whether the plan is a rule of the author.
+    """
+    facts, is_copy = op_facts(op), op is aten.copy_.default
+    write = _Write(op, facts, run, make)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if is_copy and (asked := CALLING.writing) is not None:
+            CALLING.writing = None
+            write_into(asked, args[0], args[1])
+            return args[0]
+        if not CALLING.opens:
+            return run(*args, **kwargs)
+        targets = _targets(facts, args, kwargs)
+        if not any(map(is_above, targets)):  # a plain tensor is written to
+            return run_open(run)(*args, **kwargs)
+        if any(map(is_open, targets)):
+            with rule_on_open_values():
+                return run(*args, **kwargs)
+        if is_copy and not by_rule and type(args[0]) is type(args[1]) and args[0]._layout is args[1]._layout:
+            return _natively(op, args, kwargs)
+        return write(targets, args, kwargs)
+
+    return plan
+
+
+def _targets(facts: OpFacts, args: Any, kwargs: Any) -> list[Any]:
+    names = [a.name for a in facts.arguments]
+    return tensors_in([args[i] if i < len(args) else kwargs.get(names[i]) for i in facts.written], None)
+
+
+class _Write(NamedTuple):
+    op: OpOverload
+    facts: OpFacts
+    run: Call
+    make: Call | None
+
+    def __call__(self, targets: list[Any], args: Any, kwargs: Any) -> Any:
+        operands = _Operands()
+        with _recording():
+            for x in targets:
+                if is_above(x) and id(x) not in operands.open:
+                    operands.note(x, _open_copy(x))
+            copies = {id(x): (x, dict(new.__dict__)) for x, new in operands.open.values()}
+            new_args, new_kwargs = (map_tensors(v, operands.open_one) for v in (args, kwargs))
+        with rule_on_open_values():
+            found = (self.make or self.run)(*new_args, **new_kwargs)
+        if found is NotImplemented:
+            return found
+        for x, held in copies.values():
+            new = operands.open[id(x)][1] if self.make is None else found
+            with _recording():
+                closed = close(new)
+            _keep_unchanged(x, held, closed)
+            _write(self.op, x, closed)
+        return return_written(self.facts, args, kwargs, found)
+
+
+def _open_copy(x: Any) -> Any:
+    """Returns an open copy, since what a rule saves of the value is written to afterwards."""
+    names = type(x).__spec__.attributes
+    inners = (
+        unwrap_recorded(x, names, written=True) if any_requires_grad(x) else [x.__dict__[n] for n in names]
+    )
+    return with_inners(x, [None if t is None else copied(t) for t in inners])
+
+
+def copied(t: Any) -> Any:
+    """Returns a copy of a tensor; of a value of a structure, one inner tensor at a time."""
+    return _open_copy(t) if is_above(t) else t.clone()
+
+
+def _keep_unchanged(x: Any, copies: dict[str, Any], closed: Any) -> None:
+    """Puts an inner tensor back that a rule left alone: a write would count for what saved it."""
+    if type(closed) is not type(x):
+        return
+    for name in type(x).__spec__.attributes:
+        t, copy, new = x.__dict__[name], copies[name], closed.__dict__[name]
+        if t is None or new is None or _is_written(copy):
+            continue
+        if new is copy or (new.shape == copy.shape and is_same_memory(new, copy)):
+            closed.__dict__[name] = t
+
+
+def _is_written(t: Any) -> bool:
+    return not t.is_inference() and t._version > 0
+
+
+def _write(op: OpOverload, x: Any, new: Any) -> None:
+    """Writes a closed value into another by PyTorch's ``copy_``, whose derivative is that of what is written."""
+    if type(new) is not type(x):
+        write_into(op, x, new)  # raises
+    CALLING.writing = op
+    try:
+        _natively(aten.copy_.default, (x, new), {})
+    finally:
+        CALLING.writing = None
