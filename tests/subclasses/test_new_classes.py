@@ -1,0 +1,214 @@
+"""Five classes as a new author writes them, each judged by plain functions of its inner tensors, in four doors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from subclasses import Outer, TensorSubclass, inner
+from tests.matrix.test_matrix import WAYS, gradients
+
+aten = torch.ops.aten
+
+
+class Polynomial(TensorSubclass):
+    """Polynomials by their coefficients, the constant first."""
+
+    coefficients: Tensor = inner(differentiable=True, shape="... n")
+
+    def at(self, t):
+        powers = t ** torch.arange(self.coefficients.shape[-1])
+        return (self.coefficients * powers).sum(-1)
+
+
+def convolve(p, q):
+    n, m = p.shape[-1], q.shape[-1]
+    pad = torch.nn.functional.pad
+    return sum((pad(p[..., i : i + 1] * q, (i, n - 1 - i)) for i in range(n)), torch.zeros(n + m - 1))
+
+
+@Polynomial.implements(aten.mul.Tensor)
+def _(func, x, y):
+    if not isinstance(y, Polynomial):
+        return Polynomial(x.coefficients * (y.unsqueeze(-1) if isinstance(y, Tensor) else y))
+    return Polynomial(convolve(x.coefficients, y.coefficients))
+
+
+@Polynomial.implements(aten.add.Tensor)
+def _(func, x, y):
+    return Polynomial(x.coefficients + y.coefficients)
+
+
+class Gaussian(TensorSubclass):
+    """Independent normal variables, by mean and the logarithm of the variance."""
+
+    mean: Tensor = inner(differentiable=True, shape="...")
+    logvar: Tensor = inner(differentiable=True, shape="...")
+
+
+@Gaussian.implements(aten.add.Tensor)
+def _(func, x, y):
+    if not isinstance(y, Gaussian):
+        return Gaussian(x.mean + y, x.logvar.clone())
+    return Gaussian(x.mean + y.mean, torch.logaddexp(x.logvar, y.logvar))
+
+
+@Gaussian.implements(aten.mul.Tensor)
+def _(func, x, y):
+    y = torch.as_tensor(y, dtype=x.dtype)
+    return Gaussian(x.mean * y, x.logvar + 2 * y.abs().log())
+
+
+class Phasor(TensorSubclass, kind="structure"):
+    """Complex numbers by magnitude and phase."""
+
+    magnitude: Tensor = inner(shape="...")
+    phase: Tensor = inner(shape="...")
+
+    def materialize(self):
+        return self.magnitude * self.phase.cos()
+
+
+@Phasor.implements(aten.mul.Tensor)
+def _(func, x, y):
+    if isinstance(y, Phasor):
+        return Phasor(x.magnitude * y.magnitude, x.phase + y.phase)
+    return Phasor(x.magnitude * y, x.phase.clone())
+
+
+class Pose(TensorSubclass):
+    """Motions of the plane: a rotation and a translation; a product is one after the other."""
+
+    turn: Tensor = inner(differentiable=True, shape="... 2 2")
+    shift: Tensor = inner(differentiable=True, shape="... 2")
+
+    def move(self, points):
+        return torch.einsum("...ij,...j->...i", self.turn, points) + self.shift
+
+
+@Pose.implements(aten.mul.Tensor)
+def _(func, x, y):
+    return Pose(x.turn @ y.turn, x.move(y.shift))
+
+
+class Packed(TensorSubclass, fallback="materialize"):
+    """Symmetric 2 x 2 matrices, of which one half is stored."""
+
+    triangle: Tensor = inner(shape="3")
+
+    @staticmethod
+    def outer(triangle):
+        return Outer((2, 2))
+
+    def materialize(self):
+        return self.triangle[torch.tensor([[0, 1], [1, 2]])]
+
+
+@Packed.implements(aten.add.Tensor)
+def _(func, x, y):
+    if isinstance(x, Packed) and isinstance(y, Packed):
+        return Packed(x.triangle + y.triangle)
+    return func(*(t.materialize() if isinstance(t, Packed) else t for t in (x, y)))
+
+
+@Packed.implements(aten.mul.Tensor)
+def _(func, x, y):
+    if isinstance(x, Packed) and not isinstance(y, Tensor):
+        return Packed(x.triangle * y)
+    return func(*(t.materialize() if isinstance(t, Packed) else t for t in (x, y)))
+
+
+def whole(half):
+    return half[torch.tensor([[0, 1], [1, 2]])]
+
+
+def write_gaussian(x, y):
+    x = x * 2.0
+    x[0].add_(y[1])
+    x[1:] = y[:1]
+    return x
+
+
+# The sizes of the inner tensors of two values, a function of the values and one of their inner tensors.
+CASES: dict[str, tuple[Any, Any, Any]] = {
+    "a product of polynomials, at a point": (
+        [(2, 3), (2, 3)],
+        lambda p, q: ((Polynomial(p) * Polynomial(q))[1] * 3.0).at(0.5),
+        lambda p, q: (convolve(p, q)[1] * 3.0 * 0.5 ** torch.arange(5)).sum(-1),
+    ),
+    "polynomials times numbers, joined": (
+        [(2, 3), (2, 3), (2,)],
+        lambda p, q, t: torch.cat([Polynomial(p) * t, Polynomial(q)])[1:].coefficients,
+        lambda p, q, t: torch.cat([p * t.unsqueeze(-1), q])[1:],
+    ),
+    "a sum of normal variables": (
+        [(2, 3)] * 4,
+        lambda a, b, c, d: (Gaussian(a, b) + Gaussian(c, d) * 3.0 + 1.0).unwrap(),
+        lambda a, b, c, d: (a + 3 * c + 1, torch.logaddexp(b, d + 2 * torch.tensor(3.0).log())),
+    ),
+    "normal variables, written": (
+        [(2, 3)] * 4,
+        lambda a, b, c, d: write_gaussian(Gaussian(a, b), Gaussian(c, d)).unwrap(),
+        lambda a, b, c, d: (
+            torch.stack([2 * a[0] + c[1], c[0]]),
+            torch.stack([torch.logaddexp(b[0] + 2 * torch.tensor(2.0).log(), d[1]), d[0]]),
+        ),
+    ),
+    "a product of phasors, turned": (
+        [(2, 3)] * 4,
+        lambda a, b, c, d: (Phasor(a, b) * Phasor(c, d) * 2.0).mT[0].materialize(),
+        lambda a, b, c, d: (2 * a * c * (b + d).cos()).mT[0],
+    ),
+    "poses after one another": (
+        [(3, 2, 2), (3, 2), (3, 2, 2), (3, 2), (2,)],
+        lambda a, b, c, d, x: (Pose(a, b) * Pose(c, d))[1:].flip(0).move(x),
+        lambda a, b, c, d, x: ((a @ ((c @ x) + d).unsqueeze(-1)).squeeze(-1) + b)[1:].flip(0),
+    ),
+    "poses, stacked and chosen": (
+        [(3, 2, 2), (3, 2), (3, 2, 2), (3, 2)],
+        lambda a, b, c, d: tuple(t.sin() for t in torch.stack([Pose(a, b), Pose(c, d)], 1)[:, 0].unwrap()),
+        lambda a, b, c, d: (a.sin(), b.sin()),
+    ),
+    "packed matrices": (
+        [(3,), (3,), (2, 2)],
+        lambda p, q, w: (Packed(p) * 2.0 + Packed(q)) @ w,
+        lambda p, q, w: (2 * whole(p) + whole(q)) @ w,
+    ),
+    "a packed matrix as it is": (
+        [(3,), (3,)],
+        lambda p, q: (Packed(p) + Packed(q)).materialize().sin(),
+        lambda p, q: (whole(p) + whole(q)).sin(),
+    ),
+}
+
+
+def check(name: str, way: str) -> None:
+    """Compares values and gradients in one door, and once more in the program that is there."""
+    sizes, fn, plain = CASES[name]
+    make = torch.Generator().manual_seed(0)
+    numbers = [torch.rand(s, generator=make, dtype=torch.float64) + 0.5 for s in sizes]
+    call = WAYS[way](fn)
+    for _ in range(2):
+        mine, theirs = (tuple(t.clone().requires_grad_() for t in numbers) for _ in range(2))
+        found, expected = call(*mine), plain(*theirs)
+        found, expected = ([*t] if isinstance(t, tuple) else [t] for t in (found, expected))
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            gradients(found, mine, twice=way == "eager"), gradients(expected, theirs, twice=way == "eager")
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_eager_mode(name):
+    check(name, "eager")
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.parametrize("name", CASES)
+def test_in_a_compiled_function(name, way):
+    torch.compiler.reset()
+    check(name, way)
