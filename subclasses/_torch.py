@@ -180,7 +180,10 @@ def with_lazy_bits(run: Callable[..., Any]) -> Callable[..., Any]:
 # The keys that are disabled below autograd: autograd itself, and the tracking of in-place ops and views, with which a
 # view shares the version counter of its base.
 VIEWS_KEY = torch._C.DispatchKey.ADInplaceOrView  # type: ignore[attr-defined]
-_autograd_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality).add(VIEWS_KEY)  # type: ignore[attr-defined]
+# An op with an absent tensor in a list, such as `x[:, index]`, has a key of its own.
+_autograd_keys = torch._C.DispatchKeySet(VIEWS_KEY)  # type: ignore[attr-defined]
+for _name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
+    _autograd_keys = _autograd_keys.add(getattr(torch._C.DispatchKey, _name))  # type: ignore[attr-defined]
 
 
 def autograd_enabled() -> Any:
