@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from subclasses.after_import import after_import
@@ -410,8 +409,20 @@ def share_module_state(module: Any, other: Any) -> None:
         states._insert_module_state(other, state)
 
 
-def unchanged_guards(dicts: Any, objects: Any, attributes: Any) -> Any:
-    """Builds a C++ check that nothing has changed in a tuple of dictionaries, objects and owners of attributes.
+class _Watched:
+    """Dictionaries in groups; a guard manager refers to the whole weakly."""
+
+    def __init__(self, groups: tuple[tuple[Any, ...], ...]) -> None:
+        self.groups = groups
+
+
+def unchanged_guards(
+    dicts: Sequence[Any], objects: Sequence[Any], attributes: Sequence[Any]
+) -> Callable[[], bool]:
+    """Builds a C++ check that nothing has changed in dictionaries, objects and attributes.
+
+    Dynamo's *tag-safe* guards compare the dictionaries: after the first check, which records them, one loop in C++
+    compares all versions. Since Python 3.12, CPython reports each change instead, and the check reads one flag.
 
     Args:
         dicts: The dictionaries.
@@ -422,24 +433,40 @@ def unchanged_guards(dicts: Any, objects: Any, attributes: Any) -> Any:
     """
     root = importlib.import_module("torch._C._dynamo.guards").RootGuardManager()
     kind = importlib.import_module("torch._dynamo.guards").GuardManagerType.GUARD_MANAGER
-    places = itertools.count()
 
-    def checked(value: Any) -> Any:
-        place = next(places)
+    def members(parent: Any, groups: Any) -> Iterator[tuple[Any, Any]]:
+        for n, group in enumerate(groups):
+            of_group = parent.tuple_getitem_manager(n, f"[{n}]", group, kind)
+            for m, value in enumerate(group):
+                yield of_group.tuple_getitem_manager(m, f"[{m}]", value, kind), value
+
+    def member(place: int, value: Any) -> Any:
         return root.tuple_getitem_manager(place, f"[{place}]", value, kind)
 
-    def checked_object(owner: Any) -> Any:
-        child = checked(owner)
-        child.add_type_match_guard(id(type(owner)), ["type"], None)
-        return child
+    watched = _Watched(_grouped([*dicts, *map(vars, objects)]))
+    others, owners = _grouped(objects), _grouped([owner for owner, _ in attributes])
+    top = member(0, watched)
+    for manager, entries in members(
+        top.getattr_manager("groups", "groups", watched.groups, kind), watched.groups
+    ):
+        manager.add_dict_version_guard(entries, ["version"], None)
+        manager.mark_tag_safe()
+    top.mark_tag_safe()
+    top.mark_tag_safe_root()
+    for manager, owner in members(member(1, others), others):
+        manager.add_type_match_guard(id(type(owner)), ["type"], None)
+        entries = vars(owner)
+        manager.get_generic_dict_manager("__dict__", entries, kind).add_id_match_guard(
+            id(entries), ["dict"], None
+        )
+    for (manager, owner), (_, names) in zip(members(member(2, owners), owners), attributes, strict=True):
+        manager.add_type_match_guard(id(type(owner)), ["type"], None)
+        for name in names:
+            value = getattr(owner, name)
+            manager.getattr_manager(name, name, value, kind).add_id_match_guard(id(value), [name], None)
+    return functools.partial(root.check, (watched, others, owners))
 
-    for d in dicts:
-        checked(d).add_dict_version_guard(d, ["version"], None)
-    for owner in objects:
-        entries = checked_object(owner).get_generic_dict_manager("__dict__", vars(owner), kind)
-        entries.add_dict_version_guard(vars(owner), ["version"], None)
-    for owner, names in attributes:
-        child = checked_object(owner)
-        for value, name in ((getattr(owner, name), name) for name in names):
-            child.getattr_manager(name, name, value, kind).add_id_match_guard(id(value), [name], None)
-    return root
+
+def _grouped(values: Sequence[Any], size: int = 64) -> tuple[tuple[Any, ...], ...]:
+    """Returns the values in groups, since a guard manager compares each new child with all that it has."""
+    return tuple(tuple(values[n : n + size]) for n in range(0, len(values), size))

@@ -1,8 +1,8 @@
 """The state of a module that Dynamo's guards read, recorded such that one C++ call tells whether it has changed.
 
 Dynamo's guards read nearly everything of a module from dictionaries (`module.__dict__`, `_modules`, `_parameters`,
-hooks), and CPython counts the changes of each dictionary. As long as no dictionary has changed, each of its values is
-the same object. What an object can change in itself is recorded too:
+hooks), and CPython counts or reports the changes of each dictionary. As long as no dictionary has changed, each of its
+values is the same object. What an object can change in itself is recorded too:
 
 - The type of a module.
 - The dtype, device, size, stride and `requires_grad` of a parameter, all of which one C++ call compares.
@@ -17,7 +17,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,15 +29,10 @@ from subclasses._torch_distributed import SPEC
 from subclasses.handwritten import LOCAL, is_dtensor, is_mesh
 
 TABLES = ("_modules", "_parameters", "_buffers")
-HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-)
+HOOKED = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# How the hooks of `HOOKED` are called; without hooks nothing reads these.
+HOW = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+HOOKS = (*HOOKED, *HOW)
 OF_FUNCTION = ("__code__",)  # `__closure__` cannot be assigned
 OF_CELL = ("cell_contents",)
 OF_PARTIAL = ("func", "args", "keywords")  # `__setstate__` replaces them
@@ -60,20 +55,16 @@ class Unchanged:
     """The state of a module at a time when Dynamo's guards held.
 
     Attributes:
-        owners: Dictionaries that have entries, objects with a `__dict__`, and objects with attributes outside of it.
-        same_owners: A C++ check of the versions of these dictionaries, of the identity of these attributes, and of the
-            types of these objects.
+        same_owners: A C++ check that no dictionary has changed, that objects have the same type and the same
+            `__dict__`, and that attributes outside of a `__dict__` are the same objects.
         held: The values of these attributes, and these types; their ids are in the check.
-        empty: The dictionaries without entries; most dictionaries of hooks are empty.
         tensors: The parameters and their inner tensors, except each `DTensor`.
         same_tensors: A C++ check of `tensors`.
         uses: A list of one int: the number of calls in which the state was unchanged.
     """
 
-    owners: tuple[Any, ...]
-    same_owners: Any
+    same_owners: Callable[[], bool]
     held: tuple[Any, ...]
-    empty: tuple[Any, ...]
     tensors: tuple[Tensor, ...]
     same_tensors: Any
     uses: list[int]
@@ -104,17 +95,14 @@ class Unchanged:
             read.add_dtensor(tensor)
         for cls, name in of_classes:
             read.add_class_attribute(cls, name)
-        dicts = tuple(entries for entries in read.dicts.values() if entries)
         objects, attributes = tuple(read.objects.values()), tuple(read.attributes.values())
         return Unchanged(
-            (*dicts, *objects, *(owner for owner, _ in attributes)),
-            private.unchanged_guards(dicts, objects, attributes).check,
+            private.unchanged_guards(tuple(read.dicts.values()), objects, attributes),
             (
                 *(getattr(owner, name) for owner, names in attributes for name in names),
                 *map(type, objects),
                 *(type(owner) for owner, _ in attributes),
             ),
-            tuple(entries for entries in read.dicts.values() if not entries),
             tensors,
             private.TensorGuards(
                 *tensors,
@@ -126,7 +114,7 @@ class Unchanged:
 
     def holds(self) -> bool:
         """Returns whether nothing has changed since, and counts the uses."""
-        if self.same_owners(self.owners) and not any(self.empty) and self.same_tensors(*self.tensors):
+        if self.same_owners() and self.same_tensors(*self.tensors):
             self.uses[0] += 1
             return True
         return False
@@ -154,7 +142,8 @@ class _Read:
 
     def add_module(self, module: nn.Module) -> None:
         own = self._add_object(module)
-        for name in (*TABLES, *HOOKS):
+        how = HOW if any(map(own.get, HOOKED)) else ()
+        for name in (*TABLES, *HOOKED, *how):
             if name in own:
                 self.add_dict(own[name])
         for name in HOOKS:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -228,10 +230,11 @@ def test_a_function_that_holds_a_module():
 
 def test_what_is_looked_at():
     net = Net()
-    found = Unchanged.of(net)
-    assert found.holds() and {*map(id, net.modules())} <= {*map(id, found.owners)}
-    vars(net)["another"] = 1
-    assert not found.holds() and Unchanged.of(net).holds()
+    for module in net.modules():
+        found = Unchanged.of(net)
+        assert found.holds()
+        vars(module)["another"] = 1
+        assert not found.holds()
 
 
 def test_a_write_through_the_object_is_a_change_and_the_same_value_is_none():
@@ -254,9 +257,33 @@ def test_a_mode_that_is_set_at_each_step_keeps_the_guards():
     assert not noted(compiled).is_given_up and noted(compiled).unchanged.uses[0] > 4
 
 
-def test_versions_of_dictionaries():
-    one, other = {"a": 1}, {}
-    check = private.unchanged_guards([one, other], [], []).check
-    assert check((one, other))
-    other["b"] = 2
-    assert not check((one, other))
+@pytest.mark.parametrize("number", [0, 63, 64, 199])
+def test_each_dictionary_of_many_is_compared(number):
+    dicts = [{"a": n} for n in range(200)]
+    is_unchanged, other = (private.unchanged_guards(dicts, [], []) for _ in range(2))
+    assert all(check() for _ in range(3) for check in (is_unchanged, other))
+    del other  # the guards of one check do not end with those of another
+    dicts[number]["b"] = 2
+    assert not is_unchanged()
+    del dicts[number]["b"]
+    assert not is_unchanged() and private.unchanged_guards(dicts, [], [])()
+
+
+def test_a_check_may_end_before_what_it_compares_and_after():
+    holder = nn.Linear(2, 2)
+    is_unchanged = private.unchanged_guards([holder._parameters], [holder], [])
+    assert is_unchanged() and is_unchanged()
+    held = weakref.ref(holder)
+    del holder
+    assert is_unchanged()
+    del is_unchanged
+    gc.collect()
+    assert held() is None
+
+
+def test_another_dictionary_of_an_object_is_a_change():
+    holder = nn.Linear(2, 2)
+    is_unchanged = private.unchanged_guards([], [holder], [])
+    assert is_unchanged()
+    holder.__dict__ = {**vars(holder)}
+    assert not is_unchanged()
