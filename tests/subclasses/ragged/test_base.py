@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import defaultdict
 
@@ -17,7 +18,7 @@ from subclasses.rules.checks import check_key, check_rule
 def documented() -> list[str]:
     """The names that the docstring of the interface gives."""
     lines = re.findall(
-        r"^ {8}([a-z_]+(?:\([^)]*\))?(?:, [a-z_]+(?:\([^)]*\))?)*):", RaggedTensor.__doc__, re.M
+        r"^ {4}([a-z_]+(?:\([^)]*\))?(?:, [a-z_]+(?:\([^)]*\))?)*):", inspect.getdoc(RaggedTensor), re.M
     )
     return [name for line in lines for name in re.findall(r"([a-z_]+)(?:\([^)]*\))?(?:, |$)", line)]
 
