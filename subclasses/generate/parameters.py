@@ -27,7 +27,15 @@ from subclasses._torch import (
     is_traceable_wrapper_subclass,
     set_hooks,
 )
-from subclasses.autograd.construct import as_cotangent, as_gradient, construct, unwrap, wrap_cotangent
+from subclasses.after_import import after_import
+from subclasses.autograd.construct import (
+    as_cotangent,
+    as_gradient,
+    construct,
+    is_differentiable,
+    unwrap,
+    wrap_cotangent,
+)
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout, field_name, with_nested
@@ -107,7 +115,7 @@ def _check_can_train(x: Any, where: str, is_inside: bool = False) -> None:
 
 def _why_not(cls: Any) -> str:
     """Returns why adding a gradient to a value in place is no step; empty if it is one."""
-    step, spec = find_step(cls, torch.ops.aten.add_.Tensor), cls.__spec__
+    step, spec = _find_step(cls, torch.ops.aten.add_.Tensor), cls.__spec__
     if step == "materialize":
         return "adding to what it materializes to would be lost"
     if step == "error":
@@ -115,6 +123,19 @@ def _why_not(cls: Any) -> str:
     if "rule" in step and cls._traits.has_cotangents and spec.fallback != "map" and not spec.has_materialize:
         return "its rule is for values, not for a gradient, whose inner tensors are derivatives"
     return ""
+
+
+_find_step: Any = find_step
+
+
+def _search_untraced(module: Any) -> None:
+    """Keeps Dynamo out of the search for a rule, where it warns of each cache: it calls ``_why_not`` in a trace."""
+    global _find_step
+    torch.compiler.assume_constant_result(_why_not)
+    _find_step = torch.compiler.disable(find_step)  # for a trace that begins with the frame of `_why_not`
+
+
+after_import("torch._dynamo", _search_untraced)
 
 
 def _instead(cls: Any, is_inside: bool) -> str:
