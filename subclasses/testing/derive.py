@@ -21,7 +21,7 @@ from subclasses.testing.cases import accepted, once
 from subclasses.testing.compare import check_stands_for, plainest, same_context
 from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
 from subclasses.testing.property import Case
-from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable
+from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable, seed
 
 # ---- other sizes -------------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ def _reversed(t: Tensor) -> Tensor:
 
 def again(s: Subject) -> Any:
     """The factory once more, with another seed."""
-    torch.manual_seed(SEED + 1)
+    seed(SEED + 1)
     return s.factory().detach()
 
 

@@ -17,7 +17,7 @@ from subclasses.testing import derive
 from subclasses.testing.compare import check_stands_for, leaves
 from subclasses.testing.errors import Attempt, Broken, Skipped, first_three, problem, shown
 from subclasses.testing.property import promise
-from subclasses.testing.subject import Options, Subject, undisturbed
+from subclasses.testing.subject import Options, Subject, seed, undisturbed
 
 Verdict = Literal["right", "refused", "wrong"]
 Sample = tuple[Callable[[Any], Any], list[Any]]
@@ -121,7 +121,7 @@ def _samples(
     entry: Any, dtype: torch.dtype, wrap: Callable[[Tensor], Any], most: int | None
 ) -> Iterator[Sample]:
     """Each sample as a function of the tensors of its input, and these tensors as values of the class."""
-    torch.manual_seed(0)
+    seed(0)
     with Attempt(), closing_samples(entry, dtype) as samples:
         for sample in itertools.islice(samples, most):
             inputs = leaves(sample.input)

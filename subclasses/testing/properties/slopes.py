@@ -21,7 +21,7 @@ from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
 from subclasses.testing.faults import explaining
 from subclasses.testing.property import Case, promise
 from subclasses.testing.reach import names_of_rules
-from subclasses.testing.subject import Subject
+from subclasses.testing.subject import Subject, seed
 
 # A function of inner tensors by name, and what of its results is looked at.
 Total = Callable[[Mapping[str, Any]], Tensor | float]
@@ -128,7 +128,7 @@ def _total_of(s: Subject, case: Case, read: Open) -> tuple[Total, dict[str, Tens
         s.make()  # the same random numbers for each
         results = leaves(case.run(s.construct(source, {**inners, **moved})))
         parts = [part.double() for part in _real_parts(read(results))]
-        torch.manual_seed(0)
+        seed(0)
         return sum((torch.randn_like(part) * part).sum() for part in parts)
 
     return total, {n: inners[n] for n in names}, {n: torch.randn_like(inners[n]) for n in names}

@@ -15,7 +15,7 @@ from subclasses.testing.compare import check_close, check_equal, check_shape, le
 from subclasses.testing.errors import Attempt, Broken, Skipped, must
 from subclasses.testing.faults import harmless
 from subclasses.testing.property import Case, promise
-from subclasses.testing.subject import SEED, Subject
+from subclasses.testing.subject import SEED, Subject, seed
 
 _THREADS, _ROUNDS = 4, 3
 
@@ -31,7 +31,7 @@ def threads(s: Subject) -> None:
     cases = harmless(s)
     given, expected = [], []
     for i in range(_THREADS):
-        torch.manual_seed(SEED + i)
+        seed(SEED + i)
         given.append(s.factory())  # a factory that draws random numbers makes another value for each thread
         with torch.no_grad():
             expected.append([case.run(given[i]) for case in cases])
