@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,12 @@ PRIVATE_NAMES = [path for folder in WITH_PRIVATE_NAMES for path in (ROOT / folde
 def sources(folders: tuple[str, ...] = PACKAGES) -> list[Path]:
     """Every Python file of the two packages, or of other folders."""
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file, which several tests read."""
+    return ast.parse(path.read_text())
 
 
 def name_of(path: Path) -> str:
@@ -77,7 +84,7 @@ def torch_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def private_torch_names(path: Path) -> list[tuple[int, str]]:
     """Uses of a private torch name; operators (``torch.ops``) have public names of their own."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     return [
         (line, name)
         for line, name in torch_names(tree)
@@ -92,7 +99,7 @@ def test_there_is_one_exec():
     calls = [
         name_of(path)
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and dotted(node.func) in (["exec"], ["eval"], ["builtins", "exec"])
     ]
     assert calls == ["subclasses/codegen/build.py"]
