@@ -10,8 +10,9 @@ import torch
 
 from desugar import DesugarError
 from tests.desugar.classes import metadata, plain_parts
-from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import by_pass, judge, tensors_of, versions
+from tests.doors import by_stock
 
 
 def strictly(fn):

@@ -7,10 +7,10 @@ import torch
 
 import desugar
 from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, Tagged, TwoTensor, make
-from tests.desugar.idioms.running import by_stock
 from tests.desugar.judge import by_dynamo, by_pass, judge
 from tests.desugar.programs import assert_programs
 from tests.desugar.refusing import strictly
+from tests.doors import by_stock
 
 NEW = [4, 5, 6, 7, 2, 9, 30]
 

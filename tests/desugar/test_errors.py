@@ -14,9 +14,10 @@ import desugar
 from desugar.errors import DesugarError, user_line
 from desugar.user_code import is_library_file
 from tests.desugar.classes import EVERY, Pair, TwoTensor, make
-from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import by_pass, judge
 from tests.desugar.refusing import snapshot, strictly
+from tests.doors import by_stock
 
 EVERY_DOOR = pytest.mark.parametrize("door", [strictly, *DOORS.values()])
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from desugar import DesugarError
 from tests.desugar.classes import EVERY, Labeled, Nested, Pair, Tagged, TwoTensor, make, metadata, plain_parts
-from tests.desugar.idioms.running import by_torch
 from tests.desugar.judge import aliasing, by_pass, facts, identities, random_like, versions
+from tests.doors import by_torch
 
 CLASSES = [TwoTensor, Tagged, Pair, Labeled, Nested]
 
@@ -317,7 +317,7 @@ GRADIENT = (("detach", 0, 0), ("add_other_", 1, 0))
 
 
 @ONE_DOOR
-@settings(max_examples=90, suppress_health_check=QUIET)
+@settings(max_examples=40, suppress_health_check=QUIET)
 @given(script=scripts(OPS, 15))
 @example(script=Script(TwoTensor, ("wrapper",), (False,) * 4, DETACHED, (2, 0), frozenset(), 0))
 @example(script=Script(TwoTensor, ("wrapper",), (True,) * 4, GRADIENT, (1,), frozenset(), None))

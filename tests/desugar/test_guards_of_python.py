@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from tests.desugar.classes import Pair, TwoTensor, make
-from tests.desugar.idioms.running import by_stock
 from tests.desugar.judge import assert_same_values, by_pass, judge
 from tests.desugar.programs import assert_programs
 from tests.desugar.test_models import Net
+from tests.doors import by_stock
 
 # ---- constants -----------------------------------------------------------------------------------------------
 

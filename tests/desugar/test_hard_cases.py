@@ -23,9 +23,10 @@ from torch.utils.checkpoint import checkpoint
 
 from desugar import DesugarError
 from tests.desugar.classes import Halves, Pair, Tagged, TwoTensor, make, plain_parts
-from tests.desugar.idioms.running import assert_equal, eager, record as seen
+from tests.desugar.idioms.running import assert_equal, record as seen
 from tests.desugar.judge import WAYS, backward, by_pass as by_pass, random_like, tensors_of, versions
 from tests.desugar.refusing import snapshot
+from tests.doors import eager
 
 KINDS = {"pair": TwoTensor, "metadata": Tagged, "outer": Halves, "declared": Pair}
 

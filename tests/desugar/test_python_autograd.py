@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import desugar
 from desugar import DesugarError
 from tests.desugar.classes import Pair, TwoTensor, make, plain_parts
-from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import assert_same_gradients, backward, by_pass, judge
 from tests.desugar.refusing import strictly
+from tests.doors import by_stock
 
 EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 CLASSES = pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])

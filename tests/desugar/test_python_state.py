@@ -21,9 +21,10 @@ from torch import Tensor
 
 import desugar
 from tests.desugar.classes import Pair, TwoTensor, make
-from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import assert_same_values, judge, leaves_of
 from tests.desugar.refusing import strictly
+from tests.doors import by_stock
 
 EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 

@@ -7,7 +7,7 @@ import torch
 
 from desugar.recording import listeners
 from desugar.user_code import Line, find_line, find_line_of, is_users_file, line_of_node, stack_of_node
-from tests.desugar.idioms.running import by_torch
+from tests.doors import by_torch
 
 
 def fails():

@@ -12,17 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import desugar
 from subclasses import DispatchError
+from tests.doors import DOORS
 from tests.matrix.ops import OPS, Op
 from tests.matrix.subjects import SUBJECTS, Plain, Subject
 
-WAYS = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-    "inside": lambda f: torch.compile(f, backend="desugar", fullgraph=True, options={"backend": "eager"}),
-}
 MODES = {"no_grad": torch.no_grad, "inference": torch.inference_mode, "grad": torch.enable_grad}
 
 CASES = [(s, op) for s in SUBJECTS for op in OPS if s.has(op)]
@@ -89,7 +83,7 @@ def check(subject: Subject, op: Op, way: str, mode: str) -> None:
         expected = on_plain(subject, op, *theirs)
         # A backward that is derived again runs the function again, on values that are still there.
         values = [subject.build(*inners) for inners in mine]
-        got = plain_results(subject, WAYS[way](op.run)(*values))
+        got = plain_results(subject, DOORS[way](op.run, fullgraph=True)(*values))
     assert len(got) == len(expected)
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
@@ -108,7 +102,7 @@ def check_aliasing(subject: Subject, op: Op, way: str) -> None:
     mine, theirs = (tuple(t.detach().clone() for t in subject.inners(1)) for _ in range(2))
     value, other = subject.build(*mine), subject.build(*mine)
     plain = subject.plain(*theirs)
-    for result in outs_of(WAYS[way](op.run)(value, other)):
+    for result in outs_of(DOORS[way](op.run, fullgraph=True)(value, other)):
         result.mul_(3)
     for p in plain:
         for result in outs_of(op.run(p, p.clone())):
@@ -148,7 +142,11 @@ def test_compiled(case, way):
         leaves = leaves_of(subject)
         values = [subject.build(*inners) for inners in leaves]
         with pytest.raises(Exception, match=words):
-            gradients(plain_results(subject, WAYS[way](op.run)(*values)), sum(leaves, ()), twice=False)
+            gradients(
+                plain_results(subject, DOORS[way](op.run, fullgraph=True)(*values)),
+                sum(leaves, ()),
+                twice=False,
+            )
         return
     check(subject, op, way, "grad")
     torch.compiler.reset()

@@ -10,16 +10,15 @@ import functools
 import gc
 import os
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
 
-import desugar
 from subclasses.int8 import Int8Tensor, Int8WeightOnlyConfig, quantize_
 
 pytest.importorskip("transformers", reason="needs the extra `models`")
 
+from tests.doors import COMPILED
 from tests.models.judge import assert_same, gradients, state
 from tests.models.zoo import ZOO, ids, mask
 
@@ -29,13 +28,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"),
 ]
 
-WAYS: dict[str, Any] = {
-    "compile": lambda fn: desugar.compile(fn, backend="eager"),
-    "dynamo": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
-    "stock": lambda fn: torch.compile(fn, backend="aot_eager"),
-}
 # MODELS_WAY=stock tells whether a failure is ours.
-compiled = WAYS[os.environ.get("MODELS_WAY", "compile")]
+compiled = COMPILED[os.environ.get("MODELS_WAY", "desugar")]
 
 
 def quantized(name):
@@ -139,7 +133,7 @@ def test_generate(name, cache, weights):
 
 @pytest.mark.parametrize("weights", BUILD)
 def test_generate_of_a_compiled_module(weights):
-    if os.environ.get("MODELS_WAY", "compile") != "compile":
+    if os.environ.get("MODELS_WAY", "desugar") != "desugar":
         pytest.skip("a module made by torch.compile generates with the one behind it")
     model = BUILD[weights]("llama")
     fast = compiled(copy.deepcopy(model))

@@ -9,19 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import desugar
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
+from tests.doors import DOORS
 
 aten = torch.ops.aten
 
 
 # The ways to call a function of values.
-MODES = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-    "inside": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-}
+MODES = DOORS
 
 
 class Pair(TensorSubclass, fallback="map"):

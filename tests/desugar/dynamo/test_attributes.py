@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_map
 
 from subclasses import TensorSubclass, inner, static
 from tests.desugar.classes import Pair
-from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import assert_same_values, by_pass, judge, leaves_of
+from tests.doors import by_stock
 
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values())
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.desugar.classes import Pair, TwoTensor, make, plain_parts
-from tests.desugar.idioms.running import by_torch
 from tests.desugar.judge import by_pass, judge
+from tests.doors import by_torch
 
 WAYS = {"pass": by_pass, "dynamo": by_torch}
 

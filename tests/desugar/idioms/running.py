@@ -21,34 +21,14 @@ import torch
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-import desugar
 from tests.desugar.classes import make, plain_parts
 from tests.desugar.judge import aliasing, backward, facts, identities
+from tests.doors import by_desugar, by_stock, by_torch, eager
 
 Compile = Callable[[Any], Any]
 Idiom = Callable[[Compile], Iterator[Any]]
 
 # ---------------------------------------------------------------------------------------------------- the doors
-
-
-def eager(fn: Any) -> Any:
-    """The judge."""
-    return fn
-
-
-def by_desugar(fn: Any) -> Any:
-    """The front door, its graphs run as they are."""
-    return desugar.compile(fn, backend="eager")
-
-
-def by_torch(fn: Any) -> Any:
-    """The pass as a backend of `torch.compile`, its graphs run as they are."""
-    return torch.compile(fn, backend="desugar", options={"backend": "eager"})
-
-
-def by_stock(fn: Any) -> Any:
-    """PyTorch without this library."""
-    return torch.compile(fn, backend="aot_eager")
 
 
 DOORS = {"desugar.compile": by_desugar, "torch.compile": by_torch}

@@ -11,8 +11,8 @@ from torch import Tensor
 from desugar.ir.values import Flat, unwrap_value
 from subclasses.adoption.flatten_purity import flattens_to_constants
 from tests.desugar.classes import Halves, Tagged, TwoTensor, make
-from tests.desugar.idioms.running import by_stock
 from tests.desugar.judge import by_pass, judge
+from tests.doors import by_stock
 
 
 class Probe(Tensor):

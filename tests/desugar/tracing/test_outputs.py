@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from subclasses import TensorSubclass, inner
 from tests.desugar.classes import Labeled, Nested, Pair, Tagged, TwoTensor, make, plain_parts
-from tests.desugar.idioms.running import by_torch
 from tests.desugar.judge import (
     WAYS,
     aliasing,
@@ -23,6 +22,7 @@ from tests.desugar.judge import (
     random_like,
     versions,
 )
+from tests.doors import by_torch
 
 CLASSES = [Tensor, TwoTensor, Tagged, Pair, Labeled, Nested]
 MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}

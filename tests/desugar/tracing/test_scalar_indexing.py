@@ -8,9 +8,10 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.desugar.classes import Pair, make
-from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import by_pass, judge
 from tests.desugar.refusing import strictly
+from tests.doors import by_stock
 
 EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import desugar
 from desugar import DesugarError
 from tests.desugar.classes import EVERY, Pair, TwoTensor, make
-from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
 from tests.desugar.refusing import (
     assert_handed_over,
@@ -25,6 +25,7 @@ from tests.desugar.refusing import (
     unlooked_at,
     warned,
 )
+from tests.doors import by_stock
 
 # ---- writes that functionalization replays wrongly -----------------------------------------------------------
 

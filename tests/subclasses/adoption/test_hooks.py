@@ -21,21 +21,17 @@ from torch.testing._internal.two_tensor import TwoTensor
 import desugar
 import subclasses
 from subclasses import TensorSubclass, inner
+from tests.doors import COMPILED
 from tests.subclasses.adoption import by_hand
 from tests.subclasses.adoption.by_hand import Settings
 from tests.subclasses.adoption.test_flattening import CHANGES, plain
 
 ROOT = Path(__file__).parents[3]
-DOORS = {
-    "stock": lambda fn: torch.compile(fn, backend="aot_eager"),
-    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
-    "direct": lambda fn: desugar.compile(fn, backend="eager"),
-}
 
 
-@pytest.fixture(params=DOORS)
+@pytest.fixture(params=COMPILED)
 def door(request):
-    return DOORS[request.param]
+    return COMPILED[request.param]
 
 
 # ---- compiled calls ------------------------------------------------------------------------------------------
@@ -412,8 +408,9 @@ import torch
 import subclasses
 from subclasses import testing
 {made}
+before = testing.examine(make, paths={{}}, **options).broken
 subclasses.adopt(type(make()))
-print(json.dumps(testing.examine(make, paths={{}}, **options).broken))
+print(json.dumps([before, testing.examine(make, paths={{}}, **options).broken]))
 """
 TWO = """
 from torch.testing._internal.two_tensor import TwoTensor
@@ -438,14 +435,8 @@ def test_classes_of_others_break_fewer_promises(made, mended):
     if made is INT8:
         pytest.importorskip("torchao")
     code = ADOPT.format(made=made)
-
-    def broken(text):
-        done = subprocess.run(
-            [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        return set(json.loads(done.stdout.splitlines()[-1]))
-
-    before, after = broken(code.replace("subclasses.adopt(type(make()))", "")), broken(code)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, after = map(set, json.loads(done.stdout.splitlines()[-1]))
     assert before - after == mended and after <= before
 
 
@@ -460,6 +451,6 @@ def test_torchaos_int8_computes_alike():
     for mapping in quantization.MappingType.SYMMETRIC, quantization.MappingType.ASYMMETRIC:
         w = Adopted.from_hp(weight, quantization.PerRow(), mapping)
         expected = torch.nn.functional.linear(x, w)
-        for door in DOORS.values():
+        for door in COMPILED.values():
             torch.compiler.reset()
             torch.testing.assert_close(door(torch.nn.functional.linear)(x, w), expected)

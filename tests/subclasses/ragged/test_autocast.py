@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 import desugar
 from subclasses.ragged import JaggedTensor, PaddedTensor, autocast
 from subclasses.rules.registry import collect_function_rules
-from tests.subclasses.ragged.modules.cases import DOORS
+from tests.doors import DOORS
 
 LENGTHS, WIDTH = (5, 3, 4), 4
 KINDS = {"jagged": JaggedTensor.from_tensors, "padded": PaddedTensor.from_tensors}

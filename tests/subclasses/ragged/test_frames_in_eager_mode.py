@@ -7,19 +7,14 @@ import threading
 import pytest
 import torch
 
-import desugar
 from subclasses.keyed import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.doors import COMPILED
 
 MAKE = {
     "jagged": lambda: JaggedTensor(torch.arange(5.0), torch.tensor([0, 2, 5]), max_length=3),
     "padded": lambda: PaddedTensor.from_tensors([torch.ones(2), torch.ones(3)]),
     "keyed": lambda: KeyedJaggedTensor(["a"], torch.arange(3.0), torch.tensor([1, 2]), max_length=2),
-}
-DOORS = {
-    "stock": lambda fn: torch.compile(fn, backend="aot_eager"),
-    "desugar.compile": lambda fn: desugar.compile(fn, backend="eager"),
-    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
 }
 
 
@@ -40,11 +35,11 @@ def in_a_loop(x, printed):
 
 
 @pytest.mark.sweep(6)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("kind", MAKE)
 def test_inner_tensors_are_read(kind, door):
     x, seen = MAKE[kind](), []
-    optional, loop = DOORS[door](after_none), DOORS[door](in_a_loop)
+    optional, loop = COMPILED[door](after_none), COMPILED[door](in_a_loop)
     assert optional(None) is None
     for _ in range(2):
         assert optional(x) == read(x)
@@ -54,7 +49,7 @@ def test_inner_tensors_are_read(kind, door):
 
 @pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo's, of the graph that breaks
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_value_is_printed(kind, door, capsys):
     def fn(x):
@@ -62,7 +57,7 @@ def test_a_value_is_printed(kind, door, capsys):
         return f"{x}"
 
     x = MAKE[kind]()
-    assert DOORS[door](fn)(x) == str(x)
+    assert COMPILED[door](fn)(x) == str(x)
     assert capsys.readouterr().out == f"{x}\n"
 
 

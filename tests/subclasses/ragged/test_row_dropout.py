@@ -16,7 +16,7 @@ from subclasses.ragged import JaggedTensor, PaddedTensor
 from subclasses.ragged.attention import row_dropout
 from subclasses.ragged.attention.row_attention import ragged_attention
 from subclasses.ragged.attention.row_dropout import ragged_attention_dropout
-from tests.subclasses.ragged.modules.cases import DOORS
+from tests.doors import DOORS
 from tests.subclasses.ragged.test_attention import (
     CASES,
     check_that_a_row_of_nan_reaches_no_other_row,

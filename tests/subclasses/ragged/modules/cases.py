@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import desugar
 from tests.subclasses.ragged.test_layers import KINDS
 
 DIM, LENGTHS = 8, (4, 3, 7, 5)
@@ -114,14 +113,6 @@ CASES = {
     "batch norm": Case(lambda: nn.BatchNorm1d(DIM).eval(), channels_first, True),
     "glu": Case(nn.GLU, takes_empty=True),
 }  # fmt: skip
-
-
-DOORS: dict[str, Callable[..., Any]] = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "backend": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-    "direct": lambda f: desugar.compile(f, backend="eager"),
-}
 
 
 def rows_of(lengths: Any = LENGTHS, dtype: torch.dtype = torch.float64) -> list[Tensor]:

@@ -18,7 +18,8 @@ from torch import nn
 
 from docs.wrap import wrap
 from subclasses import DispatchError
-from tests.subclasses.ragged.modules.cases import CASES, DIM, DOORS, Case, channels_first, judge
+from tests.doors import DOORS
+from tests.subclasses.ragged.modules.cases import CASES, DIM, Case, channels_first, judge
 
 DOCS = Path(__file__).parents[4] / "docs"
 BEGIN, END = "<!-- written by python -m tests.subclasses.ragged.modules.coverage -->", "<!-- end -->"
@@ -64,7 +65,7 @@ def name_of(case: Case) -> str:
 
 def outcome(case: Case, layout: str) -> str:
     """Empty if it is right in eager mode and compiled; else what is said, or what is wrong."""
-    for door in ("eager", "direct"):
+    for door in ("eager", "desugar"):
         torch.compiler.reset()
         try:
             judge(case, layout, DOORS[door])

@@ -11,14 +11,10 @@ from torch import Tensor, nn
 import desugar
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.doors import COMPILED, by_desugar
 
 WIDTH, LENGTHS = 8, (5, 3, 4)
 INPUTS = {"jagged": JaggedTensor.from_tensors, "padded": PaddedTensor.from_tensors, "dense": torch.stack}
-DOORS = {
-    "stock": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
-    "backend": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}, fullgraph=True),
-    "direct": lambda f: desugar.compile(f, backend="eager", fullgraph=True),
-}
 
 
 def make_input(kind: str) -> Any:
@@ -40,16 +36,16 @@ def parts_of(x: Any) -> list[Tensor]:
 
 @pytest.mark.sweep(18)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("kind", INPUTS)
 def test_an_encoder_is_one_graph(kind, door, mode):
     encoder, x = make_encoder(kind), make_input(kind)
     with mode():
-        torch.testing.assert_close(parts_of(DOORS[door](encoder)(x)), parts_of(encoder(x)))
+        torch.testing.assert_close(parts_of(COMPILED[door](encoder, fullgraph=True)(x)), parts_of(encoder(x)))
 
 
 @pytest.mark.sweep(9)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("kind", INPUTS)
 def test_an_attention_is_one_graph(kind, door):
     attention, x = make_encoder(kind).layers[0].self_attn, make_input(kind)
@@ -58,7 +54,7 @@ def test_an_attention_is_one_graph(kind, door):
         return attention(x, x, x, need_weights=False)[0]
 
     with torch.no_grad():
-        torch.testing.assert_close(parts_of(DOORS[door](run)(x)), parts_of(run(x)))
+        torch.testing.assert_close(parts_of(COMPILED[door](run, fullgraph=True)(x)), parts_of(run(x)))
 
 
 @pytest.mark.slow
@@ -66,7 +62,7 @@ def test_a_causal_hint_is_kept():
     """With it no score beyond a row is computed, and no padded table is made."""
     encoder, x = make_encoder("jagged"), make_input("jagged")
     mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-    compiled = DOORS["direct"](lambda x, mask: encoder(x, mask=mask, is_causal=True))
+    compiled = by_desugar(lambda x, mask: encoder(x, mask=mask, is_causal=True), fullgraph=True)
     with torch.no_grad():
         got = compiled(x, mask)
         torch.testing.assert_close(got.values, encoder(x, mask=mask, is_causal=True).values)

@@ -15,11 +15,11 @@ import desugar
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from subclasses.ragged.modules.time_major import TimeMajor
+from tests.doors import COMPILED as DOORS, eager
 from tests.subclasses.ragged.modules import coverage
 from tests.subclasses.ragged.modules.cases import (
     CASES,
     DIM,
-    DOORS,
     channels_first,
     encoder_layer,
     judge,
@@ -38,7 +38,7 @@ cases = pytest.mark.parametrize("name", CASES)
 @kinds
 @cases
 def test_each_row_gives_what_it_gives_alone(name, kind):
-    got = judge(CASES[name], kind, DOORS["eager"])
+    got = judge(CASES[name], kind, eager)
     if type(got) is not Tensor:
         assert type(got) is (PaddedTensor if kind == "padded" else JaggedTensor)
 
@@ -47,7 +47,7 @@ def test_each_row_gives_what_it_gives_alone(name, kind):
 @kinds
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.takes_empty])
 def test_empty_rows(name, kind):
-    judge(CASES[name], kind, DOORS["eager"], (3, 0, 5, 1))
+    judge(CASES[name], kind, eager, (3, 0, 5, 1))
 
 
 # One of each family; the others are slow.
@@ -64,7 +64,7 @@ COMPILED = {
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", ["jagged", "padded"])
-@pytest.mark.parametrize("door", [door for door in DOORS if door != "eager"])
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in COMPILED else pytest.mark.slow) for name in CASES]
 )
