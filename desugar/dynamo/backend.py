@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from desugar import _torch as private, _torch_views
+from desugar import _torch as private, _torch_guards, _torch_views
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.attributes import break_at_assignments, trace_properties
@@ -147,6 +147,7 @@ def compile_graph(
         DesugarError: The pass does not support the graph.
         StaticNeeded: The trace needs constant sizes, and the sizes of the arguments are symbols.
     """
+    _torch_guards.leave_guards_untimed()
     if backend.reads_memory:
         check_memory(example_inputs)
     context = private.TracingContext.try_get()

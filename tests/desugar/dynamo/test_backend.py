@@ -20,6 +20,7 @@ from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make
 from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
+from tests.doors import by_stock
 
 aten = torch.ops.aten
 
@@ -61,6 +62,14 @@ def test_no_graph_is_handed_on(cls, caplog):
         way=by_dynamo,
     )
     assert quiet(caplog) == []
+
+
+@pytest.mark.parametrize(("door", "is_timed"), [(by_pass, False), (by_dynamo, False), (by_stock, True)])
+def test_guards_of_other_backends_alone_are_timed(door, is_timed):
+    """PyTorch empties the processor's caches to time the guards."""
+    door(lambda x: x * 3)(torch.ones(3))
+    *_, metrics = torch._dynamo.utils.get_compilation_metrics()
+    assert (metrics.guard_latency_us > 0) == is_timed
 
 
 @pytest.mark.parametrize(
