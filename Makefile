@@ -36,6 +36,8 @@ TORCHRUN := $(BIN)/python -m torch.distributed.run --standalone
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# pytest keeps the tests that it has compiled, which takes each worker 8 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
