@@ -155,6 +155,36 @@ def guard_flags(names: str) -> None:
     after_import("torch._dynamo.variables.builtin", patch)
 
 
+def guard_identities(names: str) -> None:
+    """Makes Dynamo guard that a local object and a global one are the same object, where they are at the capture.
+
+    A graph has one input for both. Dynamo guards that two locals, or two globals, stay one object, and omits the guard
+    between a local and a global. A later call with another argument would read it in place of the global.
+
+    Args:
+        names: an attribute that the classes have to which this applies.
+    """
+
+    def patch(module: Any) -> None:
+        build = module.VariableBuilder.__call__
+
+        @functools.wraps(build)
+        def build_guarded(self: Any, value: Any) -> Any:
+            known = self.tx.output.side_effects
+            source = known[value].source if value in known else None
+            if source not in (None, self.source) and _is_ours(value, names, self.tx.output):
+                # The guard takes the other source as its argument.
+                from torch._dynamo.guards import GuardBuilder
+
+                # Dynamo skips a guard that it already has.
+                self.install_guards(functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=source))
+            return build(self, value)
+
+        module.VariableBuilder.__call__ = build_guarded
+
+    after_import("torch._dynamo.variables.builder", patch)
+
+
 def _is_ours(value: Any, names: str, graph: Any) -> bool:
     """Whether a value is of a class with an attribute, or the graph is for a backend of this project."""
     return hasattr(type(value), names) or getattr(backend_of(graph), MAKES_ASSIGNMENTS, False)

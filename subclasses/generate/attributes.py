@@ -17,6 +17,7 @@ from subclasses._torch_capture import (
     check_assignable,
     find_methods,
     guard_flags,
+    guard_identities,
     record_readings,
 )
 from subclasses._torch_tracing import set_version_counters
@@ -200,6 +201,7 @@ RECORDED = "_recorded_attributes"
 record_readings(RECORDED)
 find_methods(RECORDED)
 guard_flags(RECORDED)
+guard_identities(RECORDED)
 break_at_assignments(lambda x, name, graph: hasattr(type(x), "__spec__") and name in x.__spec__.names)
 
 

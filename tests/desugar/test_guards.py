@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.desugar.classes import EVERY, Labeled, Nested, Pair, Tagged, TwoTensor, make
 from tests.desugar.idioms.running import switched
-from tests.desugar.judge import by_pass
+from tests.desugar.judge import WAYS, assert_same_values, by_pass, leaves_of
 from tests.desugar.programs import assert_programs
 
 none = contextlib.nullcontext
@@ -133,6 +133,31 @@ def test_which_arguments_are_one_object():
         lambda: (TwoTensor(a, a), TwoTensor(b, b)),
     ]
     assert_programs(product, calls, 5)
+
+
+GLOBAL, GLOBAL_PAIR = torch.ones(3), make(TwoTensor, 3)
+GLOBALS = [GLOBAL]
+
+# A function of a global and an argument, and calls: the argument is the global, and is another object.
+ONE_OBJECT = {
+    "a tensor": (lambda x: x * 10 + GLOBAL, [lambda: (GLOBAL,), lambda: (t(3),)]),
+    "a wrapper": (lambda x: x * 10 + GLOBAL_PAIR, [lambda: (GLOBAL_PAIR,), lambda: (make(TwoTensor, 3),)]),
+    "a list": (lambda x: x[0] * 10 + GLOBALS[0], [lambda: (GLOBALS,), lambda: ([t(3)],)]),
+    "an inner tensor": (
+        lambda x: x.a * 10 + GLOBAL,
+        [lambda: (TwoTensor(GLOBAL, t(3)),), lambda: (make(TwoTensor, 3),)],
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ONE_OBJECT)
+def test_whether_an_argument_is_a_global(name, way):
+    fn, calls = ONE_OBJECT[name]
+    compiled = WAYS[way](fn)
+    for make_args in calls * 2:
+        args = make_args()
+        assert_same_values(leaves_of(compiled(*args)), leaves_of(fn(*args)))
 
 
 def test_a_wrapper_inside_of_two_others():

@@ -357,6 +357,16 @@ def guard_flags():
         assert compiled(x).unwrap()[0].equal(x.unwrap()[0] * factor)
 
 
+GLOBAL_PAIR = make_pair(2)
+
+
+def guard_identities():
+    """Dynamo builds variables by ``VariableBuilder``, and omits a guard that an argument is a global."""
+    compiled = torch.compile(lambda x: x * 2 + GLOBAL_PAIR, backend="eager")
+    for x in (GLOBAL_PAIR, make_pair(2)):
+        assert compiled(x).unwrap()[0].equal((x * 2 + GLOBAL_PAIR).unwrap()[0])
+
+
 def break_at_assignments():
     def f(x):
         x.a = x.a * 2
@@ -1156,6 +1166,7 @@ CHECKS = {
     "backward_node": backward_node,
     "break_at_assignments": break_at_assignments,
     "guard_flags": guard_flags,
+    "guard_identities": guard_identities,
     "check_assignable": check_assignable,
     "MAKES_ASSIGNMENTS": check_assignable,
     "backend_of": backend_of,

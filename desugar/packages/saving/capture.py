@@ -100,7 +100,7 @@ class Captured:
         fakes: Argument leaf -> its fake in Dynamo's mode, for those that Dynamo looked at.
         leaf_sources: Argument leaf -> Dynamo's expression of it.
         facts: Dynamo's expressions of the objects whose values it guards.
-        duplicated: Argument leaves that are also something else.
+        duplicated: Expressions of parts of arguments that are also something else.
         standins: The stand-ins of what the program returned.
         result: What the call returned, with stand-ins.
     """
@@ -113,9 +113,14 @@ class Captured:
     fakes: dict[int, Any] = field(default_factory=dict)
     leaf_sources: dict[int, str] = field(default_factory=dict)
     facts: list[str] = field(default_factory=list)
-    duplicated: set[int] = field(default_factory=set)
+    duplicated: set[str] = field(default_factory=set)
     standins: list[Any] = field(default_factory=list)
     result: Any = None
+
+    def is_of_argument(self, source: Any) -> bool:
+        """Whether a source of Dynamo's begins with a parameter of the function that was passed."""
+        name = getattr(private.source_root(source), "local_name", None)
+        return name in {parameter for parameter, _ in self.flattened.arguments}
 
     def locate(self, text: str) -> tuple[int, tuple[str, ...]] | None:
         """Returns the argument leaf, and the attributes from it on, that an expression of Dynamo's names.
@@ -160,6 +165,8 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
         captured.standins = [_stand_in(value) for value in captured.program.outputs]
         return lambda *leaves: tuple(captured.standins)
 
+    # Dynamo captures the graph as for any other program of the pass.
+    compile_graph.__wrapped__ = dynamo.dynamo_backend  # type: ignore[attr-defined]
     function = with_own_code(target)
     context = dynamo_context(compile_graph, True, dynamic)
     try:
@@ -243,12 +250,11 @@ def _note_fakes(captured: Captured) -> None:
 
 
 def _note_duplicates(captured: Captured, context: Any) -> None:
-    """Notes the argument leaves that Dynamo found to be one object with something that is no argument leaf."""
-    names = {text: number for number, text in captured.flattened.names().items()}
+    """Notes the tensors of arguments that Dynamo found to be one object with something that is no argument."""
     for pair in private.duplicate_sources(context):
-        numbers = [names.get(as_expression(private.source_name(source))) for source in pair]
-        if None in numbers:
-            captured.duplicated.update(number for number in numbers if number is not None)
+        sources = [source for source in pair if captured.is_of_argument(source)]
+        if len(sources) == 1:
+            captured.duplicated.add(as_expression(private.source_name(sources[0])))
 
 
 def as_expression(name: str) -> str:

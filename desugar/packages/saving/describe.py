@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -153,14 +154,20 @@ class Description:
 
     def _check_identities(self) -> None:
         """Raises `PackageError` if an argument is the same object as something that no call is checked for."""
-        inner = {id(part) for leaf in self._leaves for _, part in inner_tensors(leaf)}
-        for number, leaf in enumerate(self._leaves):
-            if isinstance(leaf, Tensor) and (id(leaf) in inner or number in self.captured.duplicated):
-                name = self.captured.flattened.names().get(number)
-                raise PackageError(
-                    f"{name} is also a weight of the function, or an inner tensor of another argument: save a call "
-                    "with a clone of it"
-                )
+        names = self.captured.flattened.names()
+        leaves = {id(leaf): leaf for leaf in self._leaves if isinstance(leaf, Tensor)}
+        inner = Counter(id(part) for leaf in leaves.values() for _, part in inner_tensors(leaf))
+        found = [names[n] for n, leaf in enumerate(self._leaves) if n in names and id(leaf) in inner]
+        found += sorted(self.captured.duplicated)
+        for source, example in zip(self.captured.sources, self.captured.examples, strict=True):
+            is_own = self.captured.is_of_argument(source)
+            if inner[id(example)] > is_own or (id(example) in leaves and not is_own):
+                found.append(private.source_name(source))
+        if found:
+            raise PackageError(
+                f"{as_expression(found[0])} is the same object as another part of the call, or as an object that the "
+                "function holds: save a call with a clone of it"
+            )
 
     def _finish(self, record: ProgramRecord) -> ProgramRecord:
         """Adds guards and symbols, which are known last; every symbol has to be read from an argument."""
@@ -229,11 +236,9 @@ class Description:
 
     def _refuse_attribute(self, source: Any) -> None:
         """Raises `PackageError` for what is neither an argument nor held by the function."""
-        root = private.source_root(source)
-        names = {parameter.name for parameter in self.captured.flattened.parameters}
-        if type(root).__name__ == "RandomValueSource":
+        if type(private.source_root(source)).__name__ == "RandomValueSource":
             raise PackageError("the function draws random numbers in Python: draw them with torch")
-        if getattr(root, "local_name", None) in names:
+        if self.captured.is_of_argument(source):
             raise _reads_attribute(private.source_name(source))
 
     def _tensor_source(self, source: Any, example: Tensor) -> Source:

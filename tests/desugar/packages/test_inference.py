@@ -20,6 +20,7 @@ from desugar.packages.saving.capture import Call
 from subclasses import TensorSubclass, inner, static
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.desugar.classes import TwoTensor
 from tests.desugar.judge import aliasing, assert_same_values, identities, leaves_of
 
 
@@ -433,6 +434,16 @@ def given_its_weight():
     return lambda x: x * 10 + weight, call(weight)
 
 
+GLOBAL = torch.ones(3)
+GLOBALS = [GLOBAL]
+GLOBAL_ROWS = rows(2, 3)
+
+
+def two_with_one_part():
+    """Returns two wrappers with the same inner tensor."""
+    return TwoTensor(GLOBAL, torch.ones(3)), TwoTensor(GLOBAL, torch.zeros(3))
+
+
 SIDE_EFFECTS, ATTRIBUTE = "changes objects besides tensors", r"x\.more|\.more of an argument"
 save = functools.partial(desugar.save, native=False)
 NOT_SAVED = {
@@ -452,13 +463,43 @@ NOT_SAVED = {
     "a tensor of an argument": (PackageError, ATTRIBUTE, lambda path: save(path, *reads_more(torch.ones(2)))),
     "a weight as an argument": (
         PackageError,
-        "x is also a weight",
+        "x is the same object",
         lambda path: save(path, *given_its_weight()),
     ),
     "an inner tensor twice": (
         PackageError,
-        "an inner tensor of another argument",
+        "v is the same object as another part",
         lambda path: save(path, lambda x, v: x.values * 10 + v, with_its_values(rows(2, 3))),
+    ),
+    "a global as an argument": (
+        PackageError,
+        "x is the same object as .* that the function holds",
+        lambda path: save(path, lambda x: x * 10 + GLOBAL, call(GLOBAL)),
+    ),
+    "rows as a global and an argument": (
+        PackageError,
+        "x is the same object",
+        lambda path: save(path, lambda x: x * 10 + GLOBAL_ROWS, call(GLOBAL_ROWS)),
+    ),
+    "a list as a global and an argument": (
+        PackageError,
+        "x is the same object",
+        lambda path: save(path, lambda x: x[0] * 10 + GLOBALS[0], call(GLOBALS)),
+    ),
+    "a default as an argument": (
+        PackageError,
+        "x is the same object",
+        lambda path: save(path, lambda x, weight=GLOBAL: x * 10 + weight, call(GLOBAL)),
+    ),
+    "a global as an inner tensor": (
+        PackageError,
+        r"x\.a is the same object",
+        lambda path: save(path, lambda x: x.a * 10 + GLOBAL, call(TwoTensor(GLOBAL, torch.ones(3)))),
+    ),
+    "an inner tensor of two arguments": (
+        PackageError,
+        r"x\.a is the same object",
+        lambda path: save(path, lambda x, y: x * 10 + y.a, call(*two_with_one_part())),
     ),
     "random numbers": (
         PackageError,
