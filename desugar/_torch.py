@@ -6,10 +6,11 @@ has the names that the spec layer needs at import.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from subclasses.after_import import after_import
@@ -282,6 +283,48 @@ def after_import_of(name: str, then: Callable[[Any], None]) -> None:
 def cache_entries(code: Any) -> list[Any]:
     """Returns Dynamo's cache entries of a code object (compiled code and guards), the most recently used first."""
     return importlib.import_module("torch._dynamo.eval_frame")._debug_get_cache_entry_list(code)
+
+
+@contextlib.contextmanager
+def oblivious_sizes() -> Iterator[None]:
+    """Captures a function whose sizes may be 1 in other calls, and of which no guard tells that they are not.
+
+    PyTorch's option reasons as if no size were 0 or 1, whatever the sizes of the call are. Kernels for an empty tensor
+    then serve others, and a slice reads beyond the end of one. So a size that is 0 or 1 in the call is a constant here,
+    and any other is at least 1.
+    """
+    shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    create = shapes.ShapeEnv.create_symbol
+
+    @functools.wraps(create)
+    def create_symbol(self: Any, val: Any, *args: Any, positive: bool | None = True, **kwargs: Any) -> Any:
+        if positive and val in (0, 1):
+            kwargs["do_not_specialize_zero_one"] = False
+        made = create(self, val, *args, positive=positive, **kwargs)
+        if positive and made.is_symbol:
+            self._update_var_to_range(made, shapes.ValueRanges(1, shapes.int_oo))
+        return made
+
+    options = importlib.import_module("torch.fx.experimental._config")
+    with options.patch(backed_size_oblivious=True, use_duck_shape=False):
+        shapes.ShapeEnv.create_symbol = create_symbol
+        try:
+            yield
+        finally:
+            shapes.ShapeEnv.create_symbol = create
+
+
+def symbol_between(env: Any, name: str, hint: int, low: int | None, high: int | None) -> Any:
+    """Returns a new symbol of a shape environment, with its value in an example and what is known of its range."""
+    this, shapes = sys.modules[__name__], importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    source, dynamic = this.LocalSource(name), this.DimDynamic.DYNAMIC
+    positive = True if low is not None and low > 0 else None
+    made = env.create_symbol(hint, source, dynamic, positive=positive, do_not_specialize_zero_one=True)
+    known = shapes.ValueRanges(
+        *(end if n is None else n for n, end in ((low, -shapes.int_oo), (high, shapes.int_oo)))
+    )
+    env._update_var_to_range(made, known)
+    return made
 
 
 def register_backend(backend: Any) -> None:

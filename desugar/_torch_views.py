@@ -81,7 +81,8 @@ def _make_sizes(t: Any, shape_env: Any, source: Any, symbols: Any) -> None:
                 do_not_specialize_zero_one=True,
                 symbolic_context=symbols,
             )
-            shape_env._update_var_to_range(made, shapes.ValueRanges(1, shapes.int_oo))
+            if made.is_symbol:  # a package has constants
+                shape_env._update_var_to_range(made, shapes.ValueRanges(1, shapes.int_oo))
 
 
 def _is_dynamic(symbols: Any) -> bool:

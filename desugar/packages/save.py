@@ -121,9 +121,8 @@ def _check(path: Path, calls: tuple[Call, ...]) -> Path:
 
 @contextlib.contextmanager
 def _one_compilation(*, training: bool) -> Iterator[None]:
-    """Sizes 0 and 1 are no constants of a package, and equal sizes are one only if the function needs it."""
-    symbols = private.symbols_config
-    with torch.set_grad_enabled(training), symbols.patch(backed_size_oblivious=True, use_duck_shape=False):
+    """A size may be 1 in other calls, and equal sizes are one only if the function needs it."""
+    with torch.set_grad_enabled(training), private.oblivious_sizes():
         yield
 
 

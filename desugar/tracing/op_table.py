@@ -125,6 +125,28 @@ def _each_layer(  # noqa: PLR0913 - the op's own arguments
     return x, *(torch.cat(parts) for parts in zip(*new_states, strict=True))
 
 
+# ---- sizes -------------------------------------------------------------------------------------------------
+
+_ops = torch.ops.aten
+SQUEEZES = (
+    *(torch.squeeze, Tensor.squeeze, Tensor.squeeze_, _ops.squeeze, _ops.squeeze_),
+    *(getattr(op, name) for op in (_ops.squeeze, _ops.squeeze_) for name in ("default", "dim", "dims")),
+)
+
+
+def guard_squeezed(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Guards which of the dimensions that a call would remove are of size 1.
+
+    The symbols of a package may be 1, and PyTorch keeps such a dimension without a guard.
+    """
+    tensor = args[0] if args else kwargs["input"]
+    dims = args[1] if len(args) > 1 else kwargs.get("dim", range(tensor.dim()))
+    for dim in (dims,) if isinstance(dims, int) else dims:
+        if isinstance(dim, int) and -tensor.dim() <= dim < tensor.dim():
+            bool(tensor.size(dim) == 1)  # a guard, where the size is a symbol
+    return func, args
+
+
 # ---- the table ---------------------------------------------------------------------------------------------
 
 HANDLERS: dict[Any, Handler] = {
@@ -136,6 +158,7 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(SPARSE, check_sparse),
     Tensor.__getitem__: index_by_scalars,
     Tensor.__setitem__: index_by_scalars,
+    **dict.fromkeys(SQUEEZES, guard_squeezed),
     Tensor.storage_offset: note_offset_read,
     **dict.fromkeys(OFFSET_POSITIONS, note_offset_given),
     F.dropout: keep_undropped,

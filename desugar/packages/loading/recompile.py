@@ -48,17 +48,15 @@ class _Compilation:
 
     def __init__(self, program: ProgramRecord) -> None:
         self.program = program
-        with private.symbols_config.patch(backed_size_oblivious=True):
-            self.env = private.ShapeEnv(duck_shape=False)
-            self.symbols = [self._symbol(n, known.hint) for n, known in enumerate(program.symbols)]
+        self.env = private.ShapeEnv(duck_shape=False)
+        self.symbols = [
+            private.symbol_between(self.env, f"s{n}", known.hint, known.low, known.high)
+            for n, known in enumerate(program.symbols)
+        ]
         self.mode = private.FakeTensorMode(shape_env=self.env)
         for guard in program.guards:
             self.env.evaluate_expr(to_sympy(guard, self.symbols))
         self.num_guards = len(self.env.guards)
-
-    def _symbol(self, number: int, hint: int) -> Any:
-        source = private.LocalSource(f"s{number}")
-        return self.env.create_symbol(hint, source=source, dynamic_dim=private.DimDynamic.DYNAMIC)
 
     def compile(self, record: GraphRecord, text: Any) -> CompiledGraph:
         """Compiles a graph; one that assumes more of sizes than its program does runs op by op."""
@@ -66,15 +64,16 @@ class _Compilation:
         facts: Sequence[Fact] = self.program.facts
         if not is_forward:
             facts = next(one.items for one in self.program.backwards if one.graph == record)
-        with self.mode, torch.no_grad(), self.env.ignore_fresh_unbacked_symbols():
+        with self.mode, torch.no_grad(), self.env.ignore_fresh_unbacked_symbols(), private.oblivious_sizes():
             graph = graph_text.read(text, [self._fake(fact) for fact in facts])
         role = "backward" if not is_forward else "inference" if self.program.split is None else "forward"
         kind = GraphKind(role, len(output_nodes(graph)))
         backend, copied = choose_backend(BACKEND), copy_graph(graph)
-        if is_forward:
-            compiled, _ = graphs.compile_forward(backend, copied, kind, self.mode)
-        else:
-            compiled = graphs.compile_backward(backend, copied, kind, self.mode)
+        with private.oblivious_sizes():
+            if is_forward:
+                compiled, _ = graphs.compile_forward(backend, copied, kind, self.mode)
+            else:
+                compiled = graphs.compile_backward(backend, copied, kind, self.mode)
         return compiled if len(self.env.guards) == self.num_guards else run_eagerly(graph)
 
     def _fake(self, fact: Fact) -> Any:

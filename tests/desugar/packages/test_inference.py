@@ -109,6 +109,19 @@ def conditional(x):
     return x.view(-1, 2).sum(1) if x.shape[0] > 4 else x * 2
 
 
+def of_one_row(x):
+    return (
+        x @ x.t(),
+        x[:1].expand(7, -1) * 2,
+        x[-1:] * 2,
+        x[0] * 3,
+        x.sum(0),
+        x.mean(0),
+        x[:2] - x[:1],
+        x.t().clone(),
+    )
+
+
 def with_int(x, n):
     return x * n, n + x.shape[0], x.shape
 
@@ -230,6 +243,40 @@ CASES = {
         ],  # the stride of one row is none
         {r"x.stride\(": call(torch.randn(3, 6).t())},
         DYNAMIC,
+    ),
+    "sizes of 1": lambda: Case(
+        of_one_row,
+        [of(5, 3)],
+        [of(5, 3), of(1, 3), of(2, 7), of(4, 1), of(1, 1)],
+        {r"x.size\(0\): expected at least 1 \(save a call": of(0, 3)},
+        DYNAMIC,
+    ),
+    "saved with sizes of 1": lambda: Case(
+        of_one_row,
+        [of(1, 3)],
+        [of(1, 3), of(1, 7)],
+        {r"x.size\(0\): expected 1, got 5": of(5, 3), r"x.size\(0\): expected 1, got 0": of(0, 3)},
+        DYNAMIC,
+    ),
+    "saved with sizes of 0": lambda: Case(
+        lambda x: (x.sum(0), x.mean(0), x * 2),
+        [of(0, 3)],
+        [of(0, 3), of(0, 7)],
+        {r"x.size\(0\): expected 0, got 5": of(5, 3), r"x.size\(0\): expected 0, got 1": of(1, 3)},
+        DYNAMIC,
+    ),
+    "squeeze": lambda: Case(
+        lambda x: (x.squeeze(0) * 2, torch.squeeze(x[1:], dim=-1)),
+        [of(5, 3)],
+        [of(5, 3), of(2, 3)],
+        {
+            r"x.size\(0\) != 1.*got x.size\(0\) = 1": of(1, 3),
+            r"x.size\(1\) != 1.*got x.size\(1\) = 1": of(5, 1),
+        },
+        DYNAMIC,
+    ),
+    "squeeze of all": lambda: Case(
+        lambda x: x.squeeze(), [of(5, 3)], [of(2, 3)], {"!= 1": of(5, 1)}, DYNAMIC
     ),
     "jagged rows": lambda: Case(
         Block(),

@@ -14,7 +14,7 @@ import desugar
 from desugar import SignatureError
 from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.desugar.packages.test_inference import Block, int8_block, rows
+from tests.desugar.packages.test_inference import Block, int8_block, of_one_row, rows
 from tests.desugar.packages.test_training import assert_same_gradients
 
 
@@ -45,6 +45,20 @@ def test_rows_of_other_lengths(saved):
             torch.testing.assert_close(package(x), model(x))
     with pytest.raises(SignatureError, match=r"x.size\(2\): expected 32, got 33"):
         package(rows(3, width=33))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [False, True])
+def test_sizes_of_one(tmp_path, native):
+    """Inductor reasons about sizes of its own accord: none may be one of the saved call, nor read past an end."""
+    for saved, *others in ([(5, 3), (1, 3), (2, 7), (4, 1), (1, 1)], [(1, 3), (1, 7)]):
+        torch.compiler.reset()
+        place = tmp_path / "ones.pt2"
+        desugar.save(place, of_one_row, desugar.call(torch.randn(saved)), native=native, dynamic=True)
+        package = desugar.load(place, native=native)
+        for size in (saved, *others):
+            x = torch.randn(size)
+            torch.testing.assert_close(package(x), of_one_row(x))
 
 
 def test_in_a_process_without_the_model(saved, tmp_path):

@@ -46,7 +46,8 @@ SIZES = (4, 3), (6, 5), (3, 3)
 ROWS = (3, 1), (2, 0, 5), (1,)
 VIEWS = {
     **{name: (fn, torch.randn, SIZES, lambda x: x) for name, fn in OF_TENSORS.items()},
-    "no rows or one": (OF_TENSORS["t"], torch.randn, ((4, 3), (0, 1), (1, 1), (1, 5), (7, 0)), lambda x: x),
+    "one row": (OF_TENSORS["t"], torch.randn, ((4, 3), (1, 1), (1, 5), (7, 1)), lambda x: x),
+    "no rows": (OF_TENSORS["t"], torch.randn, ((0, 3), (0, 5)), lambda x: x),
     **{f"rows: {name}": (fn, rows, ROWS, lambda r: r.values) for name, fn in OF_ROWS.items()},
     "rows: offsets": (lambda r: r.offsets[0], rows, ROWS, lambda r: r.offsets),
 }
