@@ -26,7 +26,7 @@ def _cat(func: Any, tensors: Sequence[Any], dim: int = 0, *, out: None = None) -
     (dim,) = outer_dims(func, x, dim)
     tensors = [t for t in tensors if not _is_nothing(t)]
     if rows_stay(x, [dim]) or (x.merged and x.rows_first):
-        return unruled(func, tensors if x.rows_first else [_joinable(func, x, t) for t in tensors], dim)
+        return unruled(func, [_joinable(func, x, t) for t in tensors], dim)
     parts = [t if isinstance(t, x.ragged_class) else x.as_rows(func, t) for t in tensors]
     for part in parts:
         _check_joins(func, x, part, dim)
@@ -64,12 +64,22 @@ def _check_joins(func: Any, x: Any, y: Any, dim: int) -> None:
         raise DispatchError(f"{func.__name__}: {shown(x)} and {shown(y)} do not join along dimension {dim}")
 
 
+@RULES.of(torch.dstack)
+def _dstack(func: Any, tensors: Sequence[Any], *, out: None = None) -> Any:
+    _check_no_out(func, first_ragged(tensors), out)
+    return torch.cat(
+        [torch.atleast_3d(t) if t.dim() < 2 else t[..., None] if t.dim() == 2 else t for t in tensors], 2
+    )
+
+
 def _joinable(func: Any, x: Any, t: Any) -> Any:
     """An operand along a feature; a dense one is made ragged where its cotangent would come back ragged."""
-    if x.rows_first or isinstance(t, x.ragged_class):
+    if isinstance(t, x.ragged_class) or (x.rows_first and not t.requires_grad):
         return t
     _check_joined(func.__name__, x, t)
-    return x.like_dense(t)
+    if not x.rows_first:
+        return x.like_dense(t)
+    return x.from_table(t.expand([x.shape[d] if d in x.row_dims else n for d, n in enumerate(t.shape)]))
 
 
 # ---- below autograd: along a feature ---------------------------------------------------------------------------

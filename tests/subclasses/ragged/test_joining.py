@@ -157,3 +157,32 @@ def test_append_needs_room():
         x.append(torch.tensor([7]))
     wider = x.to_padded(multiple=4, at_least=4)
     assert [row.tolist() for row in wider.append(torch.tensor([7, 8])).to_tensors()] == [[0, 1, 2, 7], [0, 8]]
+
+
+# Functions of a plain tensor and rows that take the plain tensor as it is.
+BESIDE = {
+    "cat": lambda p, x: torch.cat([p, x], 2),
+    "cat, and more after it": lambda p, x: torch.cat([p * 2, x, p, x], -1),
+    "stack": lambda p, x: torch.stack([x, p], 2),
+    "dstack": lambda p, x: torch.dstack([p, x]),
+}
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("grad", [False, True])
+@all_ways
+@layouts
+def test_the_gradient_of_a_plain_tensor_is_plain(layout, way, grad, name):
+    """The entries of it that do not exist have a gradient of 0."""
+    batch = make(layout)
+    place = batch.x.ragged_dim
+    p = torch.randn(batch.x.shape, requires_grad=True)
+    way(lambda p, x: BESIDE[name](p, x).square().sum())(p, batch.x.detach().requires_grad_(grad)).backward()
+    table, exists = p.detach().requires_grad_(), batch.x.mask()
+    exists = exists.reshape([n if d in (0, place) else 1 for d, n in enumerate(p.shape)])
+    dense = BESIDE[name](table, batch.x.detach().to_dense())
+    exists = exists.unsqueeze(2) if name == "stack" else exists
+    dense.square().mul(exists).sum().backward()
+    assert type(p.grad) is torch.Tensor
+    torch.testing.assert_close(p.grad, table.grad)
