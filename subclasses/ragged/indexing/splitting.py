@@ -27,7 +27,7 @@ def _chunk(func: Any, input: Any, chunks: int, dim: int = 0) -> Any:
         return _split_equally(func, input, chunks, dim)
     counts, width = input.counts, -(-input.width // chunks)
     size = (counts + chunks - 1) // chunks
-    firsts = [size * i for i in range(chunks)]  # the last parts of a row may be empty
+    firsts = [(size * i).minimum(counts) for i in range(chunks)]  # the last parts of a row may be empty
     return tuple(input.cut(n, (counts - n).clamp(min=0).minimum(size), width) for n in firsts)
 
 

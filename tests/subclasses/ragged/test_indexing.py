@@ -142,7 +142,7 @@ def test_topk_of_short_rows(layout, way, largest):
 @pytest.mark.parametrize(
     ("layout", "chunks"),
     [
-        *itertools.product(["back to back", "holes"], [1, 2, 3]),
+        *itertools.product(["back to back", "holes"], [1, 2, 3, 7, 9]),
         *itertools.product(PLACES, [1, 2, 3, 7]),
     ],
 )
