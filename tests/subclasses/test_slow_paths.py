@@ -26,12 +26,14 @@ COMPILERS = {
     "desugar.compile": lambda f: desugar.compile(f, backend="eager", fullgraph=True),
 }
 ROWS = [torch.randn(n, 8) for n in (3, 5, 2)]
+FULL = JaggedTensor.from_tensors([torch.randn(n, 8) for n in (400, 390, 380)])
 JAGGED, PADDED = JaggedTensor.from_tensors(ROWS), PaddedTensor.from_tensors(ROWS)
 
 
-def attend(x, mask=None, dropout=0.0):
+def attend(x, mask=None, dropout=0.0, is_causal=False):
     heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
-    return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask, dropout_p=dropout)
+    options = {"attn_mask": mask, "dropout_p": dropout, "is_causal": is_causal}
+    return F.scaled_dot_product_attention(heads, heads * 2, heads, **options)
 
 
 def quantized(layer, config, **options):
@@ -63,12 +65,14 @@ SLOW = {
         "leave out a mask",
     ),
     "padded, dropout": (lambda: lambda x: attend(x, None, 0.5), (PADDED,), "x.to_jagged()"),
+    "jagged, nearly full rows": (lambda: attend, (FULL,), "use x.to_padded()"),
     "weights of attention": (make_attention, (JAGGED,), "need_weights=False"),
     "a convolution": (lambda: CONV, (torch.randn(2, 4, 6),), "leave the layer out of quantize_"),
 }
 FAST = {
     "jagged": (lambda: attend, (JAGGED,)),
     "jagged, dropout": (lambda: lambda x: attend(x, None, 0.5), (JAGGED,)),
+    "padded, causal": (lambda: lambda x: attend(x, is_causal=True), (PADDED,)),
     "attention": (lambda: make_attention(need_weights=False), (JAGGED,)),
     "int8": (
         lambda: quantized(nn.Linear(8, 8), Int8DynamicActivationInt8WeightConfig()),
@@ -100,6 +104,13 @@ def test_a_fast_path_says_nothing(case, compiler, caplog):
 def test_a_compiler_fuses_the_masks_of_padded_rows(compiler, caplog):
     call = COMPILERS[compiler](attend)
     assert len(said(caplog, lambda: call(PADDED))) == (compiler == "eager")
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_float_mask_of_padded_rows_is_said_in_a_compiler(compiler, caplog):
+    call = COMPILERS[compiler](attend)
+    (line,) = said(caplog, lambda: call(PADDED, torch.randn(5, 5)))
+    assert ("pass a bool attn_mask" in line) == (compiler != "eager")
 
 
 def no_kernel_for_rows():

@@ -16,6 +16,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 _WASTE = 0.8  # a row joins a group when it has at least this share of the group's width ...
 _SLACK = 2  # ... or lacks no more entries than this besides
+_FULL = 0.85  # from this share of a padded table on, its padding takes less time than to move rows to groups
+_MANY = 1024  # entries from which that is said
 _SCORES = 1 << 19  # scores of a group and head at most: what is computed at a time stays small
 
 # ---- the parts of a plan ---------------------------------------------------------------------------------------
@@ -75,10 +77,17 @@ class Group(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All groups; ``complete`` when every entry of both operands is in one."""
+    """All groups.
+
+    Attributes:
+        groups: the groups.
+        complete: whether every entry of both operands is in one.
+        is_full: whether the queries are many, and both operands nearly fill a padded table.
+    """
 
     groups: tuple[Group, ...]
     complete: bool
+    is_full: bool
 
 
 # ---- making it -------------------------------------------------------------------------------------------------
@@ -101,7 +110,9 @@ def make_plan(queries: Rows, keys: Rows, sizes: Sizes, causal: bool) -> Plan:
     )
     groups = tuple(_group(rows, starts, lengths, sizes, causal) for rows in _similar(order, lengths))
     covered = tuple(sum(lengths[row][side] for row in order) for side in (0, 1))
-    return Plan(groups, covered == sizes[:2])
+    tables = (len(lengths) * max(counts[side], default=0) for side in (0, 1))
+    is_full = covered[0] >= _MANY and all(n >= _FULL * m for n, m in zip(covered, tables, strict=True))
+    return Plan(groups, covered == sizes[:2], is_full)
 
 
 def _group(rows: list[int], starts, lengths, sizes: Sizes, causal: bool) -> Group:

@@ -23,6 +23,7 @@ from torch import Tensor
 from subclasses._torch import flash_attention_cpu, flash_attention_cpu_backward
 from subclasses.ops.custom import custom_op
 from subclasses.ragged.attention.grouping import Group, Rows, Sizes, plan_for
+from subclasses.slow_paths import say_once
 
 _LONG = 160  # entries per row from which PyTorch's fused backward is the faster one
 
@@ -59,6 +60,11 @@ def ragged_attention(  # noqa: PLR0913
     """
     sizes = Sizes(q.shape[1], k.shape[1], q.shape[0])
     plan = plan_for(Rows(q_offsets, q_lengths), Rows(k_offsets, k_lengths), sizes, causal)
+    if plan.is_full:
+        say_once(
+            "attention of a JaggedTensor whose rows nearly fill a padded table moves them to groups and back",
+            "use x.to_padded() for query, key and value, and compile the function",
+        )
     out, lse = blank(q, q.shape[2], plan.complete), blank(q, 1, plan.complete, _lse_dtype(q.dtype))
     q, k, v = (entry_major(x) for x in (q, k, v))
     for group in plan.groups:

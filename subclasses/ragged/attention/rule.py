@@ -57,9 +57,12 @@ def _attend(  # noqa: PLR0913
     by_rows = jagged and attn_mask is None
     kernel = kernel_for(query, key, value, is_causal) if by_rows else None
     if kernel is None and not (by_rows and query.device.type == "cpu"):
+        options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+        if is_causal and attn_mask is None and _share_rows(query, key):
+            # The padding of a row comes after each query that exists, so the causal mask hides it.
+            return _attend_tables(query, key, value, is_causal=True, **options)
         _say_padded(query, jagged, attn_mask, dropout_p)
         mask = score_mask(query, key, attn_mask, is_causal)
-        options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
         return _attend_tables(query, key, value, attn_mask=mask, **options)
     q, k, v = _heads_first(query), _heads_first(key), _heads_first(value)
     if enable_gqa and k.shape[0] != q.shape[0]:
@@ -111,9 +114,20 @@ def _attend_rows(  # noqa: PLR0913
 # ---- by padded tables ------------------------------------------------------------------------------------------
 
 
+def _share_rows(query: Any, key: Any) -> bool:
+    """Whether the rows of query and key have the same lengths, without a comparison of them."""
+    return query is key or (query.lengths is key.lengths and not torch.compiler.is_dynamo_compiling())
+
+
 def _say_padded(query: Any, jagged: bool, attn_mask: Any, dropout_p: float) -> None:
     """Says that attention computes padded tables. A compiler fuses the masks of a PaddedTensor, but not dropout."""
-    if not jagged and not dropout_p and is_traced(query.lengths):
+    is_fused = not jagged and not dropout_p and is_traced(query.lengths)
+    if is_fused and attn_mask is not None and attn_mask.is_floating_point():
+        say_once(
+            "compiled attention of a PaddedTensor with a float attn_mask writes the mask anew for each row",
+            "pass a bool attn_mask or is_causal=True where it only hides scores",
+        )
+    if is_fused:
         return
     if not jagged:
         say_once(
