@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -312,6 +314,23 @@ def oblivious_sizes() -> Iterator[None]:
             yield
         finally:
             shapes.ShapeEnv.create_symbol = create
+
+
+@functools.cache
+def build_powers() -> None:
+    """Makes a trace accept sizes and strides in which a symbol occurs twice.
+
+    A trace builds an int that it has not met from the symbols that it has: sums and products, and no powers. Dynamo has
+    one symbol for equal sizes, so a stride of the argument may be `s0 ** 2`.
+    """
+    sympy, proxy_tensor = map(importlib.import_module, ("sympy", "torch.fx.experimental.proxy_tensor"))
+    functions = importlib.import_module("torch.utils._sympy.functions")
+    for kind in (sympy.Pow, functions.PowByNatural):
+        proxy_tensor._sympy_handlers().setdefault(kind, _power)
+
+
+def _power(base: Any, exponent: int) -> Any:
+    return functools.reduce(operator.mul, [base] * exponent)
 
 
 def symbol_between(env: Any, name: str, hint: int, low: int | None, high: int | None) -> Any:

@@ -233,6 +233,7 @@ class _Recorder:
         def joint(primals: list[Any], tangents: list[Tensor]) -> list[Any]:
             return self.joint(primals, tangents)
 
+        private.build_powers()
         with record_ops():
             traced = private.make_fx(joint, decomposition_table=dict(decompositions))
             return traced(self.inputs.primals(), list(self.tangent_items))

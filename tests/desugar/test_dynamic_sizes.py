@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import desugar
+from subclasses.ragged import JaggedTensor
 from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, Tagged, TwoTensor, make
 from tests.desugar.judge import by_dynamo, by_pass, judge
 from tests.desugar.programs import assert_programs
@@ -144,6 +146,20 @@ def test_outer_sizes_that_a_class_by_hand_computes_as_a_sum():
         with pytest.raises(AssertionError, match="only expect to bind basic symbols"):
             compiled(*split(Halves, 3, 3)())
         compiled(*split(Halves, 2, 2)())
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+def test_a_stride_in_which_a_symbol_occurs_twice(way):
+    """The longest row, the mask and the heads have one extent, and so one symbol."""
+
+    def attend(x, mask):
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    def arguments():
+        rows = JaggedTensor.from_tensors([torch.ones(n, 2, 6) for n in (6, 5, 2)]).transpose(1, 2)
+        return rows.detach().requires_grad_(), torch.ones(6, 6)
+
+    judge(attend, arguments, way(attend, dynamic=True))
 
 
 def test_missing_tangents_of_dynamic_results():
