@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.base import shown, unruled
+from subclasses.ragged.base import name_of, shown, unruled
 from subclasses.ragged.registry import Rules
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def _strided(func: Any, x: Any, stored: Tensor, size: Any, stride: Any, offset: 
     rows = find_rows(x, list(size), list(stride))
     if rows is None:
         raise DispatchError(
-            f"{func}: cannot tell where the rows of {shown(x)} of stride {x.stride()} are in one of size "
+            f"{name_of(func)}: cannot tell where the rows of {shown(x)} of stride {x.stride()} are in one of size "
             f"{tuple(size)} and stride {tuple(stride)}; torch.compile remakes views of its arguments so: return a "
             f"copy by clone(), or use backend='desugar'"
         )
@@ -49,9 +49,9 @@ def _strided(func: Any, x: Any, stored: Tensor, size: Any, stride: Any, offset: 
     skipped = 0 if offset is None else _skipped(stored, kept, offset, x.storage_offset())
     if skipped is None:
         raise DispatchError(
-            f"{func}: {shown(x)} that begins at {x.storage_offset()} of its storage is viewed with the beginning "
-            f"{offset}, where no element of a row's first entry is for certain; return a copy by clone(), or use "
-            f"backend='desugar'"
+            f"{name_of(func)}: {shown(x)} that begins at {x.storage_offset()} of its storage is viewed with the "
+            f"beginning {offset}, where no element of a row's first entry is for certain; return a copy by clone(), or "
+            f"use backend='desugar'"
         )
     batch, ragged = rows
     if x.rows_first and (batch != 0 or (batch == ragged) != x.merged):
