@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import itertools
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from subclasses.after_import import after_import

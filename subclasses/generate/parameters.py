@@ -32,7 +32,6 @@ from subclasses.autograd.construct import (
     as_cotangent,
     as_gradient,
     construct,
-    is_differentiable,
     unwrap,
     wrap_cotangent,
 )
