@@ -183,9 +183,6 @@ def unseen() -> Iterator[None]:
 # Sets version counters: a node that takes the place of another one changes no value.
 set_version_counters = torch._C._autograd._unsafe_set_version_counter  # type: ignore[attr-defined]
 
-# Whether the backward that runs in this thread may run again (`retain_graph`).
-keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
-
 
 def has_no_memory(t: torch.Tensor) -> bool:
     """Whether a tensor is a zero gradient of PyTorch's that is zeros by its dispatch key alone."""

@@ -42,7 +42,7 @@ from subclasses._torch import (
 from subclasses._torch_capture import is_exporting
 from subclasses.autograd.calling import CALLING
 from subclasses.autograd.construct import Construct, unwrap_recorded
-from subclasses.autograd.history_errors import view_rule_error
+from subclasses.autograd.gradient_errors import view_rule_error
 from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, check_gradients
 from subclasses.errors import DispatchError, one_of
 from subclasses.ops.aliasing import is_same_memory, return_written, write_into

@@ -21,7 +21,7 @@ from torch import Tensor
 from subclasses._torch import any_requires_grad, apply_function, autograd_enabled, is_recording, skip_frames
 from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import leave_in_graph, without_lazy_bits
-from subclasses.autograd import history_errors as errors
+from subclasses.autograd import gradient_errors as errors
 from subclasses.autograd.calling import CALLING
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import BY_FORMULA, RAW, Layout, are_alike, cotangent_layout, with_nested
@@ -157,7 +157,7 @@ def pull_back(primal: Any, cotangent: Tensor) -> Any:
         )
     rest = iter(grads)
     parts = [_without_lazy_bits(next(rest)) if is_differentiable(t) else t for t in leaves]
-    return construct(cotangent_layout(primal._layout), dynamic_ints(primal), *parts)
+    return _construct_cotangent(primal._layout, dynamic_ints(primal), parts)
 
 
 def _without_lazy_bits(t: Tensor | None) -> Tensor | None:
@@ -176,10 +176,16 @@ def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
     """Constructs a cotangent of a value from those of its inner tensors, with zeros for each that is None."""
     cls, held = type(x), [x.__dict__[n] for n in type(x).__spec__.attributes]
     parts = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
-    cotangent = construct(cotangent_layout(x._layout), dynamic_ints(x), *parts)
+    cotangent = _construct_cotangent(x._layout, dynamic_ints(x), parts)
     if cls._traits.pulls_back:
         cotangent.__dict__[PRIMAL] = Primal(x)
     return cotangent
+
+
+def _construct_cotangent(layout: Layout, dynamics: tuple[Any, ...], inners: Sequence[Any]) -> Any:
+    """Constructs a cotangent of values with a layout; inside of it are cotangents of the values inside."""
+    layout = cotangent_layout(layout)
+    return construct(with_nested(layout, *inners) if layout.nested else layout, dynamics, *inners)
 
 
 def _zero_like(t: Any) -> Any:
@@ -236,7 +242,7 @@ class Unwrap(torch.autograd.Function):
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
         parts |= {n: _zero_like(t) for n, t in ctx.likes.items() if parts.get(n) is None}
         inners = [parts.get(n) for n in ctx.layout.cls.__spec__.attributes]
-        cotangent = construct(cotangent_layout(ctx.layout), ctx.dynamics, *inners)
+        cotangent = _construct_cotangent(ctx.layout, ctx.dynamics, inners)
         if ctx.primal is not None:
             cotangent.__dict__[PRIMAL] = ctx.primal
         return cotangent, None, None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import skip_frames
-from subclasses.autograd.history_errors import PLAIN_COTANGENT, value_gradient_error
+from subclasses.autograd.gradient_errors import PLAIN_COTANGENT, value_gradient_error
 from subclasses.errors import DispatchError
 
 # The functions that take gradients, with the place and the name of the argument.

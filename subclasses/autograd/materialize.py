@@ -13,7 +13,7 @@ from subclasses._torch import apply_function
 from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import leave_in_graph
 from subclasses.autograd.construct import is_recorded, open_wrapper
-from subclasses.autograd.history_errors import refuse_tangents
+from subclasses.autograd.gradient_errors import refuse_tangents
 from subclasses.errors import DispatchError
 from subclasses.layout import BY_FORMULA
 from subclasses.spec.construction import check_materialized

@@ -23,7 +23,7 @@ from subclasses._torch_capture import (
 from subclasses._torch_tracing import set_version_counters
 from subclasses.autograd import construct
 from subclasses.autograd.calling import CALLING
-from subclasses.autograd.history_errors import assigned_error
+from subclasses.autograd.gradient_errors import assigned_error
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
 from subclasses.spec.collect import InnerField

@@ -1060,16 +1060,6 @@ def set_version_counters():
     assert t._version == 0
 
 
-def keeps_graph():
-    found = []
-    t = torch.ones(2, requires_grad=True)
-    out = t * 1
-    out.register_hook(lambda _: found.append(_torch_tracing.keeps_graph()))
-    for keep in (True, False):
-        out.sum().backward(retain_graph=keep)
-    assert found == [True, False]
-
-
 def build_library():
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "answer.cpp"
@@ -1104,7 +1094,6 @@ CHECKS = {
     "foreach_functions": foreach_functions,
     "build_library": build_library,
     "set_version_counters": set_version_counters,
-    "keeps_graph": keeps_graph,
     "with_lazy_bits": with_lazy_bits,
     "is_composed": is_composed,
     "VIEWS_KEY": view_tracking,

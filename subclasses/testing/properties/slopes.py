@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.autograd.history_errors import FormulaError
+from subclasses.autograd.gradient_errors import FormulaError
 from subclasses.errors import DispatchError
 from subclasses.layout import RAW
 from subclasses.testing.cases import recorded, stand_ins

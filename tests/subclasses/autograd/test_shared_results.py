@@ -62,7 +62,7 @@ def test_without_gradients_the_value_is_written(part):
 
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "split"])  # a view, by a rule
 @pytest.mark.parametrize("is_leaf", [False, True])
 def test_derivatives(part, mode, is_leaf):
     values, plain = torch.arange(1.0, 5, requires_grad=not is_leaf), torch.arange(1.0, 5, requires_grad=True)

@@ -113,24 +113,13 @@ def test_a_compiled_gradient_is_the_same(compiler):
 
 
 # Their derivatives join the gradients of several results.
-COMPUTED_DERIVATIVES = {"split": "cat.default", "unbind": "stack.default"}
-
-
-@pytest.mark.parametrize("name", [n for n in VIEWS if n not in (*COMPUTED_DERIVATIVES, "chunk")])
+@pytest.mark.parametrize("name", VIEWS)
 def test_the_gradient_of_a_view_has_the_class(name):
     mean, deviation = torch.randn(4, 3, requires_grad=True), torch.rand(4, 3, requires_grad=True)
     VIEWS[name](Located(mean, deviation)).unwrap("mean").square().sum().backward()
     expected = torch.autograd.grad(VIEWS[name](mean).square().sum(), mean)[0]
     assert torch.equal(mean.grad, expected)
     assert torch.equal(deviation.grad, torch.zeros(4, 3))
-
-
-@pytest.mark.parametrize("name", COMPUTED_DERIVATIVES)
-def test_a_derivative_that_computes_needs_a_rule(name):
-    y = VIEWS[name](Located(torch.randn(4, 3, requires_grad=True), torch.rand(4, 3)))
-    op = COMPUTED_DERIVATIVES[name]
-    with pytest.raises(DispatchError, match=rf"@Located\.implements\(torch\.ops\.aten\.{op}\)"):
-        y.unwrap("mean").sum().backward()
 
 
 @pytest.mark.parametrize(
