@@ -122,10 +122,10 @@ def _share_rows(query: Any, key: Any) -> bool:
 def _say_padded(query: Any, jagged: bool, attn_mask: Any, dropout_p: float) -> None:
     """Says that attention computes padded tables. A compiler fuses the masks of a PaddedTensor, but not dropout."""
     is_fused = not jagged and not dropout_p and is_traced(query.lengths)
-    if is_fused and attn_mask is not None and attn_mask.is_floating_point():
+    if is_fused and attn_mask is not None:
         say_once(
-            "compiled attention of a PaddedTensor with a float attn_mask writes the mask anew for each row",
-            "pass a bool attn_mask or is_causal=True where it only hides scores",
+            "compiled attention of a PaddedTensor with an attn_mask writes the mask anew for each row",
+            "leave out a mask of padding, which does not exist, and pass is_causal=True for a causal mask",
         )
     if is_fused:
         return
