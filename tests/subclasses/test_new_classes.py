@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner
-from tests.matrix.test_matrix import WAYS, gradients
+from tests.doors import DOORS
+from tests.matrix.test_matrix import gradients
 
 aten = torch.ops.aten
 
@@ -190,7 +191,7 @@ def check(name: str, way: str) -> None:
     sizes, fn, plain = CASES[name]
     make = torch.Generator().manual_seed(0)
     numbers = [torch.rand(s, generator=make, dtype=torch.float64) + 0.5 for s in sizes]
-    call = WAYS[way](fn)
+    call = DOORS[way](fn)
     for _ in range(2):
         mine, theirs = (tuple(t.clone().requires_grad_() for t in numbers) for _ in range(2))
         found, expected = call(*mine), plain(*theirs)
@@ -207,7 +208,7 @@ def test_in_eager_mode(name):
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.parametrize("way", [way for way in DOORS if way != "eager"])
 @pytest.mark.parametrize("name", CASES)
 def test_in_a_compiled_function(name, way):
     torch.compiler.reset()

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from subclasses import DispatchError, Outer, TensorSubclass, inner
-from tests.matrix.test_matrix import WAYS, gradients
+from tests.doors import DOORS
+from tests.matrix.test_matrix import gradients
 
 aten = torch.ops.aten
 INDEX = torch.tensor([2, 0])
@@ -68,7 +69,7 @@ def inners():
 
 def check(name, way):
     run, plain = OPS[name]
-    fn = WAYS[way](lambda m, w: tuple(t.sin() for t in run(Turn(m, w)).unwrap()))
+    fn = DOORS[way](lambda m, w: tuple(t.sin() for t in run(Turn(m, w)).unwrap()))
     for _ in range(2):
         mine, theirs = ([t.requires_grad_() for t in inners()] for _ in range(2))
         found, expected = [*fn(*mine)], [plain(t).sin() for t in theirs]
@@ -78,7 +79,7 @@ def check(name, way):
             gradients(found, mine, twice=twice), gradients(expected, theirs, twice=twice)
         )
     value = Turn(*inners())
-    out, parts = WAYS[way](run)(value), [plain(t) for t in inners()]
+    out, parts = DOORS[way](run)(value), [plain(t) for t in inners()]
     assert type(out) is Turn and out.shape == parts[1].shape and out.stride() == parts[1].stride()
     torch.testing.assert_close([out.matrix, out.weight], parts)
 
@@ -89,7 +90,7 @@ def test_in_eager_mode(name):
 
 
 @pytest.mark.sweep(12)
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.parametrize("way", [way for way in DOORS if way != "eager"])
 @pytest.mark.parametrize("name", OPS)
 def test_in_a_compiled_function(name, way):
     torch.compiler.reset()
@@ -97,7 +98,7 @@ def test_in_a_compiled_function(name, way):
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", DOORS)
 @pytest.mark.parametrize(
     ("name", "grad"),
     [
@@ -125,7 +126,7 @@ def test_a_view_is_written_to(name, grad, way):
 
     torch.compiler.reset()
     mine, theirs = ([t.requires_grad_(grad) for t in inners()] for _ in range(2))
-    found, expected = [*WAYS[way](on_value)(*mine)], [*on_plain(*theirs)]
+    found, expected = [*DOORS[way](on_value)(*mine)], [*on_plain(*theirs)]
     torch.testing.assert_close(found, expected)
     if grad:
         torch.testing.assert_close(
