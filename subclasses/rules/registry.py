@@ -22,11 +22,11 @@ from subclasses._torch import (
     OpOverload,
     OpOverloadPacket,
     any_requires_grad,
-    call_unruled,
     is_composite,
     schema_of,
 )
 from subclasses.after_import import after_import
+from subclasses.autograd.above import call
 from subclasses.autograd.cotangent_class import made_cotangent_class
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import (
@@ -229,7 +229,7 @@ def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
     def refused(func: Any, *args: Any, **kwargs: Any) -> Any:
         found = next(type(x) for x in (*args, *kwargs.values()) if isinstance(x, cls))
         if not torch.is_grad_enabled() or any(find_op_rule(found, op) is not None for op in ops):
-            return call_unruled(func, (found,), args, kwargs)
+            return call(func, (found,), args, kwargs)
         raise DispatchError(
             f"{cls.__name__} has a rule for {key.__name__} and none for Tensor.{in_place.__name__}: write "
             f"x = {_shown(key)}(x, ...) for what writes to x, or add one with "
