@@ -105,7 +105,8 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
         mend = (
             "Part of the function reads inner tensors with unwrap(), or returns the value, and part uses it as a whole"
             + ", which a backward with create_graph=True cannot add" * torch.is_grad_enabled()
-            + ": let both read inner tensors. Where `x[i] += y` wrote to a view, write x[i].add_(y). Where a compiled "
+            + f": let both read inner tensors. Where another value holds {one_of(cls)}, call the op on x.unwrap(...). "
+            + "Where `x[i] += y` wrote to a view, write x[i].add_(y). Where a compiled "
             "function writes to a value in place, and what it returned is read, compile it with desugar.compile: "
             "torch.compile takes each result for a use as a whole"
         )
@@ -123,6 +124,16 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
     return DispatchError(
         f"{op} on {shown[0]} and {shown[1]}: cotangents of {one_of(cls)} are added to one another and scaled by "
         f"numbers only. {mend}"
+    )
+
+
+def inside_error(cls: Any, op: OpOverload) -> DispatchError:
+    """Returns the error for a formula that computes with cotangents of a class with rules."""
+    advice = f"register a rule for cotangents with @{cls.__name__}.Cotangent.implements(torch.ops.{op})"
+    return DispatchError(
+        f"{op} on {one_of(cls.Cotangent)}: PyTorch's formula for an op asks for it. The formula is not the derivative "
+        f"of the rules of {cls.__name__}, which run above autograd where an op is called on {one_of(cls)}. If another "
+        f"value holds {one_of(cls)} as an inner tensor, call the op on that inner tensor, x.unwrap(...); or {advice}"
     )
 
 

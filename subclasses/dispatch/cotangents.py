@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, is_composite, is_tracing, nodes_ahead
+from subclasses._torch import OpOverload, in_backward, is_composite, is_tracing, nodes_ahead
 from subclasses.autograd.construct import Construct, Primal, as_gradient
 from subclasses.autograd.cotangent_class import is_cotangent
 from subclasses.autograd.detach import in_one_step
@@ -23,6 +23,7 @@ from subclasses.autograd.engine_ops import (
     ADDITIVE_OPS,
     SCALING_OPS,
     check_no_cotangents,
+    inside_error,
     mixed_error,
     with_engine_sums,
 )
@@ -88,7 +89,7 @@ def cotangent_run(
         return True, _structural(cot, op, run, asked)
     if _is_arithmetic(value, op):
         run = _arithmetic(value, op, asked)
-        if value._traits.is_mapped and not value._traits.pulls_back:
+        if _maps_formulas(value, op) and not value._traits.pulls_back:
             mapped = _of_formula(cot, op, find_own)
             run = _moving(value, mapped, run) if op in MOVING_OPS else mapped
         if value._traits.is_mapped and op is aten.add.Tensor:
@@ -227,11 +228,11 @@ def _moving(value: Any, mapped: Call, of_points: Call) -> Call:
 def _fits(x: Any, v: Any, value: Any) -> bool:
     """Whether an operand beside a cotangent is one of the same metadata, a matching Parameter, or a number.
 
-    A trace does not know Parameters, and takes any value for one.
+    A trace does not know Parameters, and takes any value for one, but in a backward, which has no step.
     """
     if not isinstance(v, value):
         return v.dim() == 0
-    is_one = is_cotangent(v) or is_point(v) or is_tracing()
+    is_one = is_cotangent(v) or is_point(v) or (is_tracing() and not in_backward())
     return is_one and are_alike(v._layout, x._layout) and dynamic_ints(v) == dynamic_ints(x)
 
 
@@ -289,16 +290,27 @@ def _of_formula(cot: Any, op: OpOverload, find_own: Callable[[Any], Call | None]
     if op in COPYING_OPS and (rule := find_own(value)) is not None:
         return _copied_by_rule(cot, rule)
     moves_elements = maps_leading_dims(spec, op) if spec.leads else maps_as_view(spec, op)
-    has_dims = spec.leads or spec.fallback == "views"
+    has_dims = spec.leads or spec.fallback == "views" or (spec.fallback == "map" and value._runs_above)
     if has_dims and (moves_elements or op in _SUMS or op in _JOINING):
         return leading_run(cot, op)
     if is_composite(op):
         return decompose_run(op)
-    if value._traits.is_mapped:
+    if _maps_formulas(value, op):
         return _with_values_as_cotangents(cot, op)
     if op in ADDITIVE_OPS or op in SCALING_OPS:
         return functools.partial(_refuse_mixed, value, op)
+    if value._runs_above:
+        return functools.partial(_refuse_inside, value, op)
     return fallback_run(value, op)
+
+
+def _maps_formulas(value: Any, op: OpOverload) -> bool:
+    """Whether formulas compute inner tensor by inner tensor: of a class with rules, the sum of gradients alone."""
+    return value._traits.is_mapped and (not value._runs_above or op in ADDITIVE_OPS)
+
+
+def _refuse_inside(value: Any, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    raise inside_error(value, op)
 
 
 def _with_values_as_cotangents(cot: Any, op: OpOverload) -> Call:
