@@ -24,7 +24,6 @@ from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError, one_of
 from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
-from subclasses.higher_order.values import is_declared
 from subclasses.layout import Layout, has_values
 from subclasses.rules.asked import check_asked
 from subclasses.rules.checks import check_key, check_rule
@@ -36,6 +35,7 @@ from subclasses.spec.fields import dynamic, inner, static
 from subclasses.spec.load_checks import check_by_constructor
 from subclasses.spec.traits import Traits
 from subclasses.spec.undeclared import check_undeclared
+from subclasses.spec.values import is_declared
 
 RuleType = TypeVar("RuleType", bound=Callable[..., Any])
 

@@ -29,7 +29,7 @@ from subclasses._torch_tracing import functional_storage_key
 from subclasses.autograd.above import call, call_open
 from subclasses.autograd.python_functions import python_functions
 from subclasses.errors import SpecError
-from subclasses.spec.values import innermost, lies_within, tensors_in
+from subclasses.spec.values import innermost, is_declared, lies_within, tensors_in
 
 FindRule = Callable[[OpOverload], Callable[..., Any] | None]
 
@@ -59,7 +59,7 @@ def intercept_packet(packet: OpOverloadPacket, find: FindRule) -> Callable[..., 
         if found is None or rule is None:
             return call(func, (), args, kwargs)
         op, args, kwargs = found
-        operands = [x for x in tensors_in(args, kwargs) if hasattr(type(x), "__spec__")]
+        operands = [x for x in tensors_in(args, kwargs) if is_declared(x)]
         # The rule runs above autograd here. Open wrappers keep gradients when it reads raw inner tensors.
         if torch.is_grad_enabled():
             out = call_open(partial(rule, op), args, kwargs, is_declared)
@@ -68,11 +68,6 @@ def intercept_packet(packet: OpOverloadPacket, find: FindRule) -> Callable[..., 
         return out if schema_of(op).is_mutable else _with_shared_memory(out, operands)
 
     return intercepted
-
-
-def is_declared(t: Any) -> bool:
-    """Whether a tensor is a value of a declared class."""
-    return hasattr(type(t), "__spec__")
 
 
 class SharesMemory(torch.autograd.Function):

@@ -28,8 +28,9 @@ from subclasses._torch_tracing import eager_while_loop, is_traced, run_with_inte
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.higher_order.branches import example_results
 from subclasses.higher_order.cond import call_cond
-from subclasses.higher_order.values import is_declared, with_carriers
+from subclasses.higher_order.values import with_carriers
 from subclasses.higher_order.while_loop import call_while_loop
+from subclasses.spec.values import is_declared
 
 Call = Callable[..., Any]
 

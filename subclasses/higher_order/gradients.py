@@ -16,9 +16,9 @@ from torch import Tensor
 from subclasses._torch import autograd_enabled, tree_flatten
 from subclasses.autograd.construct import as_cotangent, wrap_cotangent
 from subclasses.higher_order.branches import Results
-from subclasses.higher_order.values import Constant, Operands, Plain, Wrapper, is_declared, wrap_value
+from subclasses.higher_order.values import Constant, Operands, Plain, Wrapper, wrap_value
 from subclasses.layout import cotangent_layout
-from subclasses.spec.values import is_differentiable, map_inners
+from subclasses.spec.values import is_declared, is_differentiable, map_inners
 
 Call = Callable[..., Any]
 

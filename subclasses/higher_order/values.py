@@ -16,7 +16,7 @@ from torch import Tensor
 
 from subclasses.autograd import construct
 from subclasses.layout import Layout
-from subclasses.spec.values import carrier, make_carrier
+from subclasses.spec.values import carrier, is_declared, make_carrier
 
 # ---- one value ---------------------------------------------------------------------------------------------
 
@@ -42,11 +42,6 @@ class Wrapper:
 
 
 Part = Plain | Constant | Wrapper
-
-
-def is_declared(value: Any) -> bool:
-    """Whether a value is a tensor of a declared class."""
-    return isinstance(value, Tensor) and hasattr(type(value), "__spec__")
 
 
 def unwrap_value(value: Any, leaves: list[Any]) -> Part:

@@ -25,16 +25,8 @@ from subclasses.higher_order.branches import (
     select_leaves,
     trace_graphs,
 )
-from subclasses.higher_order.values import (
-    Operands,
-    Part,
-    deduplicate,
-    describe,
-    is_declared,
-    unwrap_value,
-    wrap_value,
-)
-from subclasses.spec.values import is_differentiable
+from subclasses.higher_order.values import Operands, Part, deduplicate, describe, unwrap_value, wrap_value
+from subclasses.spec.values import is_declared, is_differentiable
 
 Call = Callable[..., Any]
 

@@ -27,6 +27,11 @@ PRIMAL = "_primal"
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
+def is_declared(value: Any) -> bool:
+    """Whether a value is a tensor of a declared class."""
+    return isinstance(value, Tensor) and hasattr(type(value), "__spec__")
+
+
 def is_differentiable(t: Tensor | None) -> bool:
     """Whether gradients can flow to an inner tensor: it is present and has a floating or complex dtype."""
     return t is not None and (t.is_floating_point() or t.is_complex())
