@@ -40,7 +40,7 @@ from subclasses._torch import (
     is_dispatched,
 )
 from subclasses._torch_capture import is_exporting
-from subclasses.autograd.calling import CALLING
+from subclasses.autograd.calling import CALLING, in_rule
 from subclasses.autograd.construct import Construct, unwrap_recorded
 from subclasses.autograd.gradient_errors import view_rule_error
 from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, check_gradients
@@ -97,12 +97,12 @@ def _way_of(func: Any, args: Any, kwargs: Any) -> _Way:
         return _Way.AS_IT_IS
     operands = tensors_in(args, kwargs)
     values = [t for t in operands if is_above(t)]
-    if not values or not (CALLING.rules or any_requires_grad(*operands)):
+    if not values or not (in_rule() or any_requires_grad(*operands)):
         return _Way.AS_IT_IS
     if current_transform() is not None or is_exporting():
         return _Way.AS_IT_IS
     is_view = way is _Way.VIEWS or (func is Tensor.__getitem__ and _takes_views(args[1]))
-    if is_view and not (CALLING.rules or any(type(t)._rules_views for t in values)):
+    if is_view and not (in_rule() or any(type(t)._rules_views for t in values)):
         return _Way.AS_IT_IS
     plain = [t for t in operands if not is_above(t)]
     # Autocast, and lazy bits, make PyTorch run other ops on a plain operand first.
@@ -167,11 +167,6 @@ def is_above(t: Any) -> bool:
     return getattr(type(t), "_runs_above", False)
 
 
-def in_rule() -> bool:
-    """Whether a rule runs on open values in this thread."""
-    return CALLING.rules > 0
-
-
 def is_open(x: Any) -> bool:
     """Whether a value does not require grad and an inner tensor of it does."""
     if not is_above(x) or any_requires_grad(x):
@@ -207,11 +202,11 @@ class _recording:
 
 
 @contextmanager
-def rule_on_open_values() -> Iterator[None]:
-    """Context of a rule on open values: what it calls is recorded, and the values that it makes stay open."""
+def _rule_running() -> Iterator[None]:
+    """Context of a rule, where autograd records: functions that it calls arrive here, and its values stay open."""
     CALLING.rules += 1
     try:
-        with _recording(), EnableTorchFunction():
+        with EnableTorchFunction():
             yield
     finally:
         CALLING.rules -= 1
@@ -264,7 +259,7 @@ def run_native(op: OpOverload, run: Call) -> Call:
             return run(*args, **kwargs)
         operands = tensors_in(args, kwargs)
         if any(map(is_open, operands)):
-            with rule_on_open_values():
+            with _recording(), _rule_running():
                 return run(*args, **kwargs)
         if changes_metadata:
             _check_no_view(op, args[0])
@@ -324,13 +319,9 @@ def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = 
     with _recording():
         args = map_tensors(args, operands.open_one)
         kwargs = map_tensors(kwargs, operands.open_one) if kwargs else kwargs
-        CALLING.rules += 1
-        try:
-            with EnableTorchFunction():
-                out = run(*args, **kwargs)
-        finally:
-            CALLING.rules -= 1
-        return out if CALLING.rules else map_tensors(out, operands.close)
+        with _rule_running():
+            out = run(*args, **kwargs)
+        return out if in_rule() else map_tensors(out, operands.close)
 
 
 def run_view_rule(op: OpOverload, run: Call) -> Call:
@@ -343,13 +334,12 @@ def run_view_rule(op: OpOverload, run: Call) -> Call:
     opened = run_open(run)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
-        if CALLING.opens and not CALLING.rules:
-            out = opened(*args, **kwargs)
+        out = opened(*args, **kwargs)
+        if CALLING.opens and not in_rule():
             for t in tensors_in((out,), None):
-                if is_above(t):
+                if is_above(t) and any_requires_grad(t):
                     raise view_rule_error(type(t), op)
-            return out
-        return opened(*args, **kwargs)
+        return out
 
     return plan
 
@@ -377,7 +367,7 @@ def run_write(op: OpOverload, run: Call, make: Call | None, *, by_rule: bool) ->
         if not any(map(is_above, targets)):  # a plain tensor is written to
             return run_open(run)(*args, **kwargs)
         if any(map(is_open, targets)):
-            with rule_on_open_values():
+            with _recording(), _rule_running():
                 return run(*args, **kwargs)
         if is_copy and not by_rule and type(args[0]) is type(args[1]) and args[0]._layout is args[1]._layout:
             return _natively(op, args, kwargs)
@@ -405,7 +395,7 @@ class _Write(NamedTuple):
                     operands.note(x, _open_copy(x))
             copies = {id(x): (x, dict(new.__dict__)) for x, new in operands.open.values()}
             new_args, new_kwargs = (map_tensors(v, operands.open_one) for v in (args, kwargs))
-        with rule_on_open_values():
+        with _recording(), _rule_running():
             found = (self.make or self.run)(*new_args, **new_kwargs)
         if found is NotImplemented:
             return found

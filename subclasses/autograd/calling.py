@@ -30,6 +30,11 @@ class _Calling(threading.local):
 CALLING = _Calling()
 
 
+def in_rule() -> bool:
+    """Whether a rule runs on open values in this thread."""
+    return CALLING.rules > 0
+
+
 def is_called_by_engine() -> bool:
     """Whether an op is part of a backward, and no call of Python code such as a hook, of a class with rules.
 

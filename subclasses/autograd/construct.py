@@ -22,7 +22,7 @@ from subclasses._torch import any_requires_grad, apply_function, autograd_enable
 from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import leave_in_graph, without_lazy_bits
 from subclasses.autograd import gradient_errors as errors
-from subclasses.autograd.calling import CALLING
+from subclasses.autograd.calling import in_rule
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import BY_FORMULA, RAW, Layout, are_alike, cotangent_layout, with_nested
 from subclasses.spec.values import PRIMAL, dynamic_ints, is_differentiable, known_to_differ, with_inners
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
     """Constructs a wrapper as a differentiable function of its inner tensors."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inners):
-        if is_exporting() or (CALLING.rules and layout.cls._runs_above):  # type: ignore[attr-defined]
+        if is_exporting() or (in_rule() and layout.cls._runs_above):  # type: ignore[attr-defined]
             return layout.cls._wrap(layout, *inners, *dynamics)  # type: ignore[attr-defined]
         made = apply_function(Construct, layout, dynamics, *inners)
         if not (torch.compiler.is_dynamo_compiling() or any_requires_grad(made)):

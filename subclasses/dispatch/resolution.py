@@ -27,7 +27,6 @@ from subclasses._torch import (
 )
 from subclasses.autograd.above import (
     copied,
-    in_rule,
     run_each_op,
     run_native,
     run_open,
@@ -35,6 +34,7 @@ from subclasses.autograd.above import (
     run_write,
 )
 from subclasses.autograd.by_formula import noting_results
+from subclasses.autograd.calling import in_rule
 from subclasses.autograd.detach import in_one_step
 from subclasses.autograd.engine_ops import (
     with_absent_gradients,
@@ -212,17 +212,15 @@ def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
         return run_write(op, run, plan.functional, by_rule=plan.by_rule)
     if facts.viewed and plan.by_rule:
         return run_view_rule(op, run)
-    computes = set(facts.returns) != {"other"} and not (facts.viewed or _is_native_factory(op, plan))
+    makes_like = op is not aten._to_copy.default and is_factory(
+        op
+    )  # zeros of its size, which do not depend on it
+    computes = set(facts.returns) != {"other"} and not (facts.viewed or makes_like)
     return run_open(run) if computes and not facts.written else run_native(op, run)
 
 
-def _is_native_factory(op: OpOverload, plan: Plan) -> bool:
-    """Whether an op makes a value that does not depend on its operand, as zeros of its size."""
-    return op is not aten._to_copy.default and is_factory(op)
-
-
 def _rule_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
-    """Yields the stages of a class with rules: above autograd, or with a record of how a rule made a value."""
+    """Yields the stage of a class with rules: above autograd, or with a note on results of rules below it."""
     if cls._runs_above:
         yield "above autograd", partial(_run_above, cls, op, plan)
     if cls._has_formulas and op is not aten.detach.default:

@@ -22,7 +22,7 @@ from subclasses._torch_capture import (
 )
 from subclasses._torch_tracing import set_version_counters
 from subclasses.autograd import construct
-from subclasses.autograd.calling import CALLING
+from subclasses.autograd.calling import in_rule
 from subclasses.autograd.gradient_errors import assigned_error
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
@@ -96,7 +96,7 @@ def set_field(x: Any, name: str, value: Any) -> None:
     if field is None:
         return _check_kept(x, name, value)
     name = field.name
-    is_open = cls._runs_above and CALLING.rules > 0 and not x.requires_grad  # a rule runs on it
+    is_open = cls._runs_above and in_rule() and not x.requires_grad  # a rule runs on it
     if isinstance(value, Tensor) and value.requires_grad and not is_open:
         raise ValueError(
             f"{cls.__name__}.{name}: inner tensors are stored raw and never require grad. To be differentiable in what "

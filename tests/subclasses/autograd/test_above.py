@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import desugar
 import subclasses
-from subclasses import TensorSubclass, inner, static
+from subclasses import DispatchError, TensorSubclass, inner, static
 
 aten = torch.ops.aten
 
@@ -527,3 +527,45 @@ def test_second_derivatives_of_a_wrapped_cotangent():
     (first,) = torch.autograd.grad((Beside(a, torch.ones(2)) ** 3).sum(), a, create_graph=True)
     (expected,) = torch.autograd.grad((p**3).sum(), p, create_graph=True)
     torch.testing.assert_close(torch.autograd.grad(first.sum(), a), torch.autograd.grad(expected.sum(), p))
+
+
+class Dual(TensorSubclass, fallback="map"):
+    a: Tensor = inner(differentiable=True)
+    b: Tensor = inner(differentiable=True)
+
+
+@Dual.implements(aten.mul.Tensor)
+def _(func, x, y):
+    return Dual(x.a * y.a, x.a * y.b + x.b * y.a)
+
+
+class Holding(TensorSubclass, fallback="map"):
+    dual: Tensor = inner(differentiable=True)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_formula_of_an_op_on_what_holds_a_value_is_refused(door):
+    """It would multiply the gradient by each inner tensor, which is not the derivative of the rule."""
+    p = numbers(3).requires_grad_()
+    run = DOORS[door](lambda p: (Holding(Dual(p, p * 2)) * Holding(Dual(p, p * 3))).unwrap("dual").b.sum())
+    with pytest.raises(Exception, match=r"Where another value holds a Dual, call the op on x\.unwrap\("):
+        run(p).backward()
+    q = Holding(Dual(p, p * 2))
+    (q.dual * q.dual + q.dual).a.sum().backward()
+    torch.testing.assert_close(p.grad, 2 * p.detach() + 1)
+
+
+def test_a_rule_for_a_view_of_a_value_without_gradients():
+    """A function of several ops takes the view, and the other operand requires grad."""
+
+    class Turned(TensorSubclass):
+        v: Tensor = inner(differentiable=True)
+
+    Turned.implements(aten.t)(lambda func, x: Turned(x.v.t()))
+    Turned.implements(aten.mm)(lambda func, x, y: func(x, y.v))
+    x, v = numbers(2, 3).requires_grad_(), numbers(4, 3)
+    out = nn.functional.linear(x, Turned(v))
+    torch.testing.assert_close(out, x @ v.t())
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], v.sum(0).expand(2, 3))
+    with pytest.raises(DispatchError, match="PyTorch differentiates a view"):
+        nn.functional.linear(x, Turned(v.clone().requires_grad_()))
