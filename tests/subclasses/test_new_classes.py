@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner
 from tests.doors import DOORS
-from tests.matrix.test_matrix import gradients
+from tests.matrix.test_matrix import check_twice
 
 aten = torch.ops.aten
 
@@ -191,15 +191,7 @@ def check(name: str, way: str) -> None:
     sizes, fn, plain = CASES[name]
     make = torch.Generator().manual_seed(0)
     numbers = [torch.rand(s, generator=make, dtype=torch.float64) + 0.5 for s in sizes]
-    call = DOORS[way](fn)
-    for _ in range(2):
-        mine, theirs = (tuple(t.clone().requires_grad_() for t in numbers) for _ in range(2))
-        found, expected = call(*mine), plain(*theirs)
-        found, expected = ([*t] if isinstance(t, tuple) else [t] for t in (found, expected))
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(
-            gradients(found, mine, twice=way == "eager"), gradients(expected, theirs, twice=way == "eager")
-        )
+    check_twice(DOORS[way](fn), plain, numbers, twice=way == "eager")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -28,8 +28,8 @@ def _(func, x, y):
     if not isinstance(x, Sum):
         x, y = y, x
     if isinstance(y, Sum):
-        return Sum(x.one * y.one + x.one * y.other + x.other * y.one, x.other * y.other)
-    return Sum(x.one * y, x.other * y)
+        return type(x)(x.one * y.one + x.one * y.other + x.other * y.one, x.other * y.other)
+    return type(x)(x.one * y, x.other * y)
 
 
 @Sum.implements(aten.sinh)
@@ -39,15 +39,6 @@ def _(func, x):
 
 class Whole(Sum, kind="representation"):
     """A sum that is one tensor, whose derivative is PyTorch's formula."""
-
-
-@Whole.implements(aten.mul)
-def _(func, x, y):
-    if not isinstance(x, Whole):
-        x, y = y, x
-    if isinstance(y, Whole):
-        return Whole(x.one * y.one + x.one * y.other + x.other * y.one, x.other * y.other)
-    return Whole(x.one * y, x.other * y)
 
 
 def double(values):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subclasses import DispatchError, Outer, TensorSubclass, inner
 from tests.doors import DOORS
-from tests.matrix.test_matrix import gradients
+from tests.matrix.test_matrix import check_twice, gradients
 
 aten = torch.ops.aten
 INDEX = torch.tensor([2, 0])
@@ -70,14 +70,7 @@ def inners():
 def check(name, way):
     run, plain = OPS[name]
     fn = DOORS[way](lambda m, w: tuple(t.sin() for t in run(Turn(m, w)).unwrap()))
-    for _ in range(2):
-        mine, theirs = ([t.requires_grad_() for t in inners()] for _ in range(2))
-        found, expected = [*fn(*mine)], [plain(t).sin() for t in theirs]
-        torch.testing.assert_close(found, expected)
-        twice = way == "eager"
-        torch.testing.assert_close(
-            gradients(found, mine, twice=twice), gradients(expected, theirs, twice=twice)
-        )
+    check_twice(fn, lambda m, w: tuple(plain(t).sin() for t in (m, w)), inners(), twice=way == "eager")
     value = Turn(*inners())
     out, parts = DOORS[way](run)(value), [plain(t) for t in inners()]
     assert type(out) is Turn and out.shape == parts[1].shape and out.stride() == parts[1].stride()
