@@ -23,10 +23,10 @@ class FormulaError(DispatchError):
 def formula_error(cls: Any) -> FormulaError:
     """Returns the error for reading inner tensors of what a rule for an op of a representation made."""
     return FormulaError(
-        f"{one_of(cls)} that a rule for an op made: its inner tensors are read where gradients are recorded, and its "
-        f"gradient, by PyTorch's formula for the op, is that of the tensor which it represents. Read x.materialize(); "
-        f"or register the rule for the function, such as torch.mul, and read x.unwrap() in it; or, if a value of "
-        f'{cls.__name__} is its inner tensors, declare it with kind="structure"'
+        f"{one_of(cls)} that a rule for an op made: its inner tensors are read where gradients are recorded. PyTorch's "
+        f"formula for the op gives a gradient to the tensor which the value represents, and none to them. Read "
+        f"x.materialize(); or register the rule for the function, such as torch.mul, and read x.unwrap() in it; or, "
+        f'if a value of {cls.__name__} is its inner tensors, declare it with kind="structure"'
     )
 
 
@@ -129,8 +129,8 @@ def integer_value_error(cls: Any, dtype: Any, inners: Iterable[Any]) -> ValueErr
 def assigned_error(cls: Any) -> DispatchError:
     """Returns the error for assigning a field of a value that autograd recorded."""
     return DispatchError(
-        f"{one_of(cls)} that was computed and requires grad: a field is assigned, and its gradient would be that of "
-        f"another value; construct a new {cls.__name__} of its inner tensors, or assign to x.detach()"
+        f"{one_of(cls)} that was computed and requires grad: a field is assigned, and the recorded gradient "
+        f"would not fit the new value; construct a new {cls.__name__} of its inner tensors, or assign to x.detach()"
     )
 
 
