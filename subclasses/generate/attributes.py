@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,20 @@ _SPECIAL = {
     "__dict__": parameters.swap_attributes,
 }
 SPECIAL_ATTRIBUTES = frozenset(_SPECIAL)
+
+
+def check_constant(cls: Any, name: str) -> None:
+    """Warns if an attribute of a value hides a constant of its class, which compiled rules and methods read."""
+    if not hasattr(cls, name) or hasattr(Tensor, name):
+        return
+    value = inspect.getattr_static(cls, name)
+    if not hasattr(type(value), "__get__"):
+        warnings.warn(
+            f"{cls.__name__}.{name} is a constant of the class, and was set on one value. Ops, copies and compilers "
+            f"make values from fields alone, whose rules and methods read the constant; declare "
+            f"`{name} = static(default={value!r})`",
+            stacklevel=3,
+        )
 
 
 def set_field(x: Any, name: str, value: Any) -> None:

@@ -302,7 +302,7 @@ def _emit_call_of_rule(e: Emitter, call: str, more: str = "") -> None:
 def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
     """Emits ``__setattr__``: assigning an inner tensor is checked as at construction, and metadata is constant.
 
-    Any other attribute is kept, with a warning if a rule reads it.
+    Any other attribute is kept, with a warning if it hides a constant of the class.
     """
     fields = e.bind(frozenset({*spec.names, *spec.attributes, *SPECIAL_ATTRIBUTES}), "fields")
     plain = e.bind(object.__setattr__, "set_attribute")
@@ -311,8 +311,7 @@ def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline(f"if _name in {fields}:")
         e.writeline("    _set_field(_self, _name, _value)")
         e.writeline("else:")
-        e.writeline("    if _name in _unseen:")
-        e.writeline("        _unseen.warn(_name, _value)")
+        e.writeline("    _check_constant(_Cls, _name)")
         e.writeline(f"    {plain}(_self, _name, _value)")
     e.writeline()
 

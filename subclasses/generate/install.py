@@ -24,10 +24,15 @@ from subclasses.autograd.materialized_parameters import call_materializing
 from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.views import view_functions
-from subclasses.generate.attributes import DynamicDims, VaryingDims, install_fields, set_field
+from subclasses.generate.attributes import (
+    DynamicDims,
+    VaryingDims,
+    check_constant,
+    install_fields,
+    set_field,
+)
 from subclasses.generate.class_text import emit_class
 from subclasses.generate.compile_cache import stable_hash
-from subclasses.generate.unseen import UnseenNames
 from subclasses.layout import Layout, intern_layout, nested_layouts
 from subclasses.rules.asked import with_type_errors
 from subclasses.rules.errors import raise_from_rule
@@ -53,10 +58,9 @@ def install(cls: Any, root: type) -> None:
     e = emit_class(spec)
     plan_table: dict[Any, Any] = {}
     function_table: dict[Any, Any] = {}
-    unseen = UnseenNames(cls)
     made = build_functions(
         e.source,
-        e.namespace | _generated_globals(cls, spec, plan_table, function_table) | {"_unseen": unseen},
+        e.namespace | _generated_globals(cls, spec, plan_table, function_table),
         filename=f"<subclasses {spec.name}>",
         owner=cls,
     )
@@ -82,9 +86,7 @@ def install(cls: Any, root: type) -> None:
         skip_frames(cls.__repr__)  # print(x) breaks the graph, and then reads what only eager mode knows
     allow_loading(cls)
     cls._traits = traits_of(cls, wraps=cls.wrap_cotangent is not root.wrap_cotangent)  # type: ignore[attr-defined]
-    cls._refresh = functools.partial(
-        _refresh, weakref.ref(cls), plan_table, function_table, unseen, made, root
-    )
+    cls._refresh = functools.partial(_refresh, weakref.ref(cls), plan_table, function_table, made, root)
     cls._refresh()
     if _is_overridden(cls, "__torch_function__", root):
         _serve_super(cls)
@@ -142,7 +144,6 @@ def _refresh(
     ref: Any,
     plan_table: dict[Any, Any],
     functions: dict[Any, Any],
-    unseen: UnseenNames,
     made: dict[str, Any],
     root: type,
 ) -> None:
@@ -150,7 +151,6 @@ def _refresh(
     cls = ref()
     plan_table.clear()
     functions.clear()
-    unseen.clear()
     if cls.__spec__.fallback == "materialize" and not cls._is_cotangent:
         functions.update(view_functions)
     functions.update(with_ints(collect_function_rules(cls)))
@@ -186,6 +186,7 @@ def _generated_globals(
         "_Cls": cls,
         "_add_carriers": add_carriers,
         "_as_cotangent": construct.as_cotangent,
+        "_check_constant": check_constant,
         "_call_unruled": call_materializing if spec.trainable and spec.fallback == "materialize" else call,
         "_coerce_tangent": construct.coerce_tangent,
         "_construct": construct.construct,
