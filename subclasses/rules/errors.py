@@ -7,13 +7,9 @@ runs without end, and the ``RecursionError`` names neither.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import sys
-import types
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -23,9 +19,10 @@ from torch.overrides import resolve_name
 from subclasses._torch import OpOverload, in_backward, schema_of
 from subclasses.autograd.python_functions import twins
 from subclasses.errors import DispatchError, one_of
-from subclasses.rules.author_code import global_names
-from subclasses.rules.registry import all_rules, family_of
+from subclasses.ops.schema import functional_counterpart
+from subclasses.rules.registry import collect_function_rules, family_of, find_op_rule, find_tag_rule
 from subclasses.rules.results import describe
+from subclasses.spec.values import tensors_in
 
 # What the operators of Python call, without the underscores of in-place and special methods.
 _OPERATORS = frozenset(
@@ -54,35 +51,58 @@ def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -
         Exception: the same error, which has another reason.
     """
     try:
-        if isinstance(error, EndlessRuleError):
-            raise error
-        explain = next((f for kinds, f in _EXPLAINED if isinstance(error, kinds)), None)
-        if explain is not None and not isinstance(error, RecursionError):
-            explain(cls, func, error, operands)
-            raise error
-        named, name = dict(_code_of(cls)), resolve_name(func) or str(func)
-        if isinstance(error, RecursionError):
-            counts = Counter(f.f_code for f in _frames_around(error) if f.f_code in named)
-            code, count = counts.most_common(1)[0] if counts else (None, 0)
-            if code is not None and count > _WITHOUT_END:
-                _raise_for_redefined(cls, name)
-                raise EndlessRuleError(
-                    f"{name} on {one_of(cls)}: {named[code]} calls itself without end, since it applies an op to a "
-                    f"value of the class; let it compute with inner tensors, as x.unwrap() gives them, "
-                    f"or, in the rule of a function of torch, call {cls.__name__}.unruled(func, ...)"
-                ) from None
-        elif (said := _ARGUMENTS.match(str(error))) and _is_of_a_call(error, named):
-            kind = RuntimeError if is_of_operator(func) else TypeError
-            raise kind(f"{name} on {one_of(cls)}: its rule {said[1]}; {_signature_of(cls, func)}") from error
-        elif is_of_operator(func) and not any(words in str(error) for words in _NOT_TAKEN):
-            raised = next((f.f_code for f in _frames_inside(error) if f.f_code in named), None)
-            if raised is not None:
-                raise RuntimeError(
-                    f"{name} on {one_of(cls)}: {named[raised]} raised TypeError: {error}"
-                ) from error
+        next(explain for kinds, explain in _EXPLAINED if isinstance(error, kinds))(cls, func, error, operands)
         raise error
     finally:
         del error  # its traceback holds this frame, and with it the tensors of all frames
+
+
+def _rule_for(cls: Any, func: Any) -> Any:
+    """Returns the author's rule for an op or function; None if there is none."""
+    if not isinstance(func, OpOverload):
+        return collect_function_rules(cls).get(func)
+    functional = functional_counterpart(func)
+    rules = (find_op_rule(cls, func), functional and find_op_rule(cls, functional), find_tag_rule(cls, func))
+    return next((rule for rule in rules if rule is not None), None)
+
+
+def _code_for(cls: Any, func: Any) -> str:
+    """Returns words for what the author wrote for an op or function: a rule, else ``materialize``; "" for neither."""
+    rule = _rule_for(cls, func)
+    if rule is not None:
+        return f"the rule {describe(rule)}"
+    return "materialize()" if cls.__spec__.has_materialize else ""
+
+
+def _shown(cls: Any, func: Any) -> str:
+    return f"{resolve_name(func) or func} on {one_of(cls)}"
+
+
+def _raise_type_error(cls: Any, func: Any, error: TypeError, operands: Any) -> None:
+    said, rule, is_operator = _ARGUMENTS.match(str(error)), _rule_for(cls, func), is_of_operator(func)
+    if said is not None and said[1] == getattr(inspect.unwrap(rule), "__qualname__", None):
+        kind = RuntimeError if is_operator else TypeError
+        raise kind(f"{_shown(cls, func)}: its rule {said[2]}; {_signature_of(cls, func)}") from error
+    if (
+        is_operator
+        and not any(words in str(error) for words in _NOT_TAKEN)
+        and (code := _code_for(cls, func))
+    ):
+        raise RuntimeError(f"{_shown(cls, func)}: {code} raised TypeError: {error}") from error
+
+
+def _raise_endless(cls: Any, func: Any, error: RecursionError, operands: Any) -> None:
+    """Raises EndlessRuleError for a RecursionError that has passed through many calls of rules."""
+    if isinstance(error, EndlessRuleError):
+        return
+    error.calls = getattr(error, "calls", 0) + 1  # type: ignore[attr-defined]
+    if error.calls > _WITHOUT_END and (code := _code_for(cls, func)):  # type: ignore[attr-defined]
+        _raise_for_redefined(cls, resolve_name(func) or str(func))
+        raise EndlessRuleError(
+            f"{_shown(cls, func)}: {code} calls itself without end, since it applies an op to a value of the class; "
+            f"let it compute with inner tensors, as x.unwrap() gives them, or, in the rule of a function of torch, "
+            f"call {cls.__name__}.unruled(func, ...)"
+        ) from None
 
 
 def _note_other_operands(cls: Any, func: Any, error: AttributeError, operands: Any) -> None:
@@ -98,18 +118,16 @@ def _note_other_operands(cls: Any, func: Any, error: AttributeError, operands: A
         error.name in cls.__spec__.names
         and isinstance(error.obj, _OPERANDS)
         and not isinstance(error.obj, cls)
+        and _rule_for(cls, func) is not None
     ):
-        named = dict(_code_of(cls))
-        rule = next((named[f.f_code] for f in _frames_inside(error) if f.f_code in named), "")
-        if rule.startswith("the rule"):
-            name = resolve_name(func) or str(func)
-            error.add_note(
-                f"{name} on {one_of(cls)}: {rule} read .{error.name} of {one_of(type(error.obj))}. An operand of an op "
-                f"may be a number, a plain tensor or a value of another class: test isinstance(y, {cls.__name__}) first"
-            )
+        error.add_note(
+            f"{_shown(cls, func)}: {_code_for(cls, func)} read .{error.name} of {one_of(type(error.obj))}. An operand "
+            f"of an op may be a number, a plain tensor or a value of another class: test isinstance(y, "
+            f"{cls.__name__}) first"
+        )
 
 
-_OPERANDS = (int, float, complex, Tensor)
+_OPERANDS = (int, float, complex, torch.SymInt, torch.SymFloat, Tensor)
 
 
 _JOINING = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)
@@ -139,35 +157,21 @@ FROM_OUTSIDE = "from outside of the class"
 
 def _raise_for_constants(cls: Any, func: Any, error: AssertionError, operands: Any) -> None:
     """Raises RuntimeError if a compiler met a tensor that a rule or ``materialize`` took from outside of the class."""
-    if "convert all Tensors to FakeTensors" not in str(error):
-        return
-    named = dict(_code_of(cls))
-    frame = next((f for f in _frames_inside(error) if f.f_code in named), None)
-    if frame is None:
-        return
-    code = frame.f_code
-    outside = {name: frame.f_globals.get(name) for name in global_names(code)}
-    outside |= {name: frame.f_locals.get(name) for name in code.co_freevars}
-    tensors = [name for name, value in outside.items() if isinstance(value, Tensor)]
-    what = f"the tensor {tensors[0]}" if tensors else "a tensor"
-    # A module's name may be that of an attribute of Tensor, such as T.
-    name = next((n for n in tensors if not hasattr(Tensor, n)), "table")
-    raise RuntimeError(
-        f"{resolve_name(func) or func} on {one_of(cls)}: {named[code]} computes with {what} {FROM_OUTSIDE}, "
-        f"which a compiler cannot take for a constant; write `{name} = constant([...])` in the "
-        f"class body and read it as self.{name}, or make it an inner tensor"
-    ) from error
+    if "convert all Tensors to FakeTensors" in str(error) and (code := _code_for(cls, func)):
+        raise RuntimeError(
+            f"{_shown(cls, func)}: {code} computes with a tensor {FROM_OUTSIDE}, which a compiler cannot take for a "
+            f"constant; write `table = constant([...])` in the class body and read it as self.table, or make it an "
+            f"inner tensor"
+        ) from error
 
 
 def _raise_for_sizes(cls: Any, func: Any, error: Exception, operands: Any) -> None:
     """Raises the error of a mapped op again, with the inner tensors that have another size than the value."""
-    named = dict(_code_of(cls))
-    if isinstance(error, DispatchError) or any(f.f_code in named for f in _frames_inside(error)):
+    if isinstance(error, DispatchError) or _rule_for(cls, func) is not None:
         return  # an error of this library, or of a rule of the author's
     if "Please clone()" in str(error):
         return  # of operands that share memory, which no size is the reason of
-    parts = [x for arg in operands for x in (arg if isinstance(arg, list | tuple) else (arg,))]
-    for x in parts:
+    for x in tensors_in(operands, None):
         if isinstance(x, cls):
             tensors = {f.name: x.__dict__[f.attribute] for f in cls.__spec__.inners}
             sizes = {name: t.shape for name, t in tensors.items() if t is not None}
@@ -181,18 +185,17 @@ def _raise_for_sizes(cls: Any, func: Any, error: Exception, operands: Any) -> No
 
 
 _EXPLAINED: tuple[tuple[Any, Any], ...] = (
+    (RecursionError, _raise_endless),
+    (TypeError, _raise_type_error),
     (AssertionError, _raise_for_constants),
     (AttributeError, _note_other_operands),
     ((RuntimeError, IndexError), _raise_for_sizes),
 )
 
 # What Python says of a call that a function cannot take.
-_ARGUMENTS = re.compile(r"[\w.<>]+\(\) ((?:got an unexpected keyword|got multiple values|takes|missing) .*)")
-
-
-def _is_of_a_call(error: BaseException, named: dict[types.CodeType, str]) -> bool:
-    """Whether an error was raised by the call of a rule, and not inside of the author's code."""
-    return not any(f.f_code in named for f in _frames_inside(error))
+_ARGUMENTS = re.compile(
+    r"([\w.<>]+)\(\) ((?:got an unexpected keyword|got multiple values|takes|missing) .*)"
+)
 
 
 def _signature_of(cls: Any, func: Any) -> str:
@@ -205,13 +208,9 @@ def _signature_of(cls: Any, func: Any) -> str:
             "func, the function itself"
         )
     return (
-        f"a rule takes the arguments of its op{_shown(func)}, of which those with a default are passed only where they "
-        f"differ from it"
+        f"a rule takes the arguments of its op, {schema_of(func)}, of which those with a default are passed only where "
+        f"they differ from it"
     )
-
-
-def _shown(func: Any) -> str:
-    return f", {schema_of(func)}" if isinstance(func, OpOverload) else ""
 
 
 def is_of_operator(func: Any) -> bool:
@@ -220,33 +219,3 @@ def is_of_operator(func: Any) -> bool:
     return called in _OPERATORS and (
         isinstance(func, OpOverload) or (resolve_name(func) or "").startswith("torch.Tensor.")
     )
-
-
-def _code_of(cls: Any) -> Iterator[tuple[types.CodeType, str]]:
-    """Yields the code of what the author wrote, with words for it."""
-    written = [(rule, f"the rule {describe(rule)}") for _, rule in all_rules(cls)]
-    if cls.__spec__.has_materialize:
-        written.append((cls.materialize, "materialize()"))
-    for function, words in written:
-        while isinstance(function, functools.partial):
-            function = function.func
-        function = inspect.unwrap(function)
-        code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-        if code is not None:
-            yield code, words
-
-
-def _frames_around(error: BaseException) -> Iterator[types.FrameType]:
-    """Yields the frames from the innermost that handles an error outwards."""
-    frame = error.__traceback__.tb_frame if error.__traceback__ else None
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _frames_inside(error: BaseException) -> Iterator[types.FrameType]:
-    """Yields the frames from the one that handles an error to the one that raised it."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
