@@ -176,7 +176,7 @@ class TensorSubclass(Tensor):
 
         Raises:
             SpecError: an op is of another kind, torch never calls a rule for it, or it already has a rule on this
-                class; or the rule is not callable or cannot take the arguments of an op. No op is registered then.
+                class; or the rule is not callable. No op is registered then.
         """
         if cls is TensorSubclass:
             raise SpecError(

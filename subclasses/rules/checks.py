@@ -1,8 +1,6 @@
-"""Checks of a registration: that torch can ask for the rule, that it can take what it is called with, and returns.
+"""Checks of a registration: that PyTorch can call the rule.
 
-These mistakes would be silent or late otherwise: a rule for a function that never calls ``__torch_function__`` never
-runs, a rule with too few or too many parameters fails at its first call, in the middle of a program, and a rule without
-``return`` gives None, which something else fails at.
+A rule for a function that never calls ``__torch_function__`` would never run, and nobody would notice.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,7 +20,6 @@ from subclasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket,
 from subclasses.errors import SpecError
 from subclasses.ops.schema import ops_of_packet
 from subclasses.rules.families import Family
-from subclasses.spec.return_analysis import returns_nothing
 
 # ---- what torch can ask for --------------------------------------------------------------------------------
 
@@ -207,94 +204,27 @@ def _operator_method(key: Any) -> str | None:
     return _OPERATOR_METHODS.get(name)
 
 
-# ---- what a rule can take ----------------------------------------------------------------------------------
+# ---- rules -------------------------------------------------------------------------------------------------
 
 
 def check_rule(cls: type, keys: Iterable[Any], rule: Callable[..., Any]) -> None:
-    """Checks that a rule is a function that can be called for each of its keys, and returns something.
-
-    It is called as ``rule(func, *args, **kwargs)`` with the arguments that an op requires. Arguments with a default
-    are passed only where they have another value, so a rule may leave them out. A Python-level function passes on what
-    its caller wrote; the rule may then be one for calls with all arguments. For a packet or a function with several
-    overloads, the rule must be able to take the arguments of one of them.
+    """Checks that a rule is a function, and has not the parameters of a ``__torch_dispatch__``.
 
     Raises:
-        SpecError: the rule is not callable, can take the arguments of no overload of a key, or ends without a value on
-            each way through it though every op that it is for has a result.
+        SpecError: it is another object, or has those.
     """
-    keys = tuple(keys)
+    expected = f"write `@{cls.__name__}.implements(...)` above `def rule(func, *args, **kwargs)`"
     if not callable(rule):
         raise SpecError(
-            f"{cls.__name__}: expected a function as the rule for {keys[0]}, got {rule!r} of type "
-            f"{type(rule).__name__}; write `@{cls.__name__}.implements(...)` above `def rule(func, *args, **kwargs)`"
+            f"{cls.__name__}: expected a function as the rule for {next(iter(keys))}, got {rule!r} of type "
+            f"{type(rule).__name__}; {expected}"
         )
-    try:
-        signature = inspect.signature(rule)
-    except (TypeError, ValueError):
-        signature = None  # a callable in C without a signature
-    nothing, takes_all = returns_nothing(rule), signature is not None and _takes_all(signature)
-    for key in keys:
-        if signature is not None and not takes_all:
-            _check_arguments(cls, key, rule, signature)
-        if nothing and _has_results(key):
-            raise SpecError(
-                f"{cls.__name__}: the rule {_name(rule)} for {_name(key)} returns nothing, and callers expect a "
-                f"result; end it with `return ...`"
-            )
-
-
-def _takes_all(signature: inspect.Signature) -> bool:
-    """Whether a rule can be called with any arguments: ``rule(func, *args, **kwargs)``."""
-    first, *rest = [p.kind for p in signature.parameters.values()] or [None]
-    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return first in named and rest == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
-
-
-def _check_arguments(cls: type, key: Any, rule: Callable[..., Any], signature: inspect.Signature) -> None:
-    called = inspect.unwrap(key) if isinstance(key, types.FunctionType) else key  # Tensor.__pow__: in C
-    if [*signature.parameters][1:3] == ["types", "args"]:
+    code = getattr(rule, "__code__", None)
+    if code is not None and code.co_varnames[1:3] == ("types", "args"):
         raise SpecError(
-            f"{cls.__name__}: the rule {_name(rule)}{signature} has the parameters of a __torch_dispatch__, and a rule "
-            f"is called as rule(func, *args, **kwargs) with the arguments of {_name(key)}"
+            f"{cls.__name__}: the rule {rule.__qualname__} has the parameters of a __torch_dispatch__, and a rule is "
+            f"called with the arguments of the op; {expected}"
         )
-    if names := _parameters_taken_for_func(called, [*signature.parameters]):
-        raise SpecError(
-            f"{cls.__name__}: the rule for {_name(key)} is {_name(rule)}{signature}, whose first parameter is that of "
-            f"{_name(key)}; a rule takes the function before its arguments: def rule(func, {', '.join(names)})"
-        )
-    calls = list(_calls(called))
-    if calls and not any(_binds(signature, args, kwargs) for _, args, kwargs in calls):
-        shown = " or ".join(dict.fromkeys(_show_call(called) for called, _, _ in calls[:3]))
-        raise SpecError(
-            f"{cls.__name__}: the rule for {_name(key)} is {_name(rule)}{signature}, and is called as rule(func, "
-            f"*args, **kwargs) with the arguments of {shown}; those with a default are passed only where they differ "
-            f"from it, so the rule gives them a default too"
-        )
-
-
-_FUNC = frozenset({"func", "function", "fn", "f", "op", "_", "_func"})
-
-
-def _parameters_taken_for_func(key: Any, names: list[str]) -> list[str]:
-    """Returns the parameters of a key, with defaults, if a rule has its names in their places, and none for `func`."""
-    called = key if isinstance(key, types.FunctionType) else next(iter(_calls(key)), (key,))[0]
-    parameters = inspect.signature(called).parameters if isinstance(called, types.FunctionType) else {}
-    of_key = {name: str(p.replace(annotation=p.empty)) for name, p in parameters.items()}
-    if isinstance(called, OpOverload):
-        arguments = [a for a in schema_of(called).arguments if not a.kwarg_only]
-        of_key = {a.name: a.name + f"={a.default_value!r}" * a.has_default_value() for a in arguments}
-    is_shifted = any(one == other for one, other in zip(names[1:], of_key, strict=False))
-    in_place = any(one == other for one, other in zip(names[1:], [*of_key][1:], strict=False))
-    takes_func = not names or names[0] in _FUNC
-    return [*of_key.values()] if in_place and not (is_shifted or takes_func) else []
-
-
-def _has_results(key: Any) -> bool:
-    """Whether every op of a key returns something."""
-    ops = [key] if isinstance(key, OpOverload) else []
-    ops = [*ops_of_packet(key)] if isinstance(key, OpOverloadPacket) else ops
-    returns = isinstance(key, Family) or (bool(ops) and all(schema_of(op).returns for op in ops))
-    return returns or is_a_function_of_tensors(key)
 
 
 def is_a_function_of_tensors(key: Any) -> bool:
@@ -304,95 +234,3 @@ def is_a_function_of_tensors(key: Any) -> bool:
         return True
     is_check = name.startswith(("_assert", "_check"))
     return not is_check and any(getattr(home, name, None) is key for home in (torch, nn.functional))
-
-
-# What is called, the number of positional arguments, and the names of keyword arguments.
-Call = tuple[Any, int, tuple[str, ...]]
-
-
-def _show_call(called: Any) -> str:
-    """Returns the text of the signature of an op, a family or a function."""
-    if isinstance(called, OpOverload):
-        return str(schema_of(called))
-    if isinstance(called, Family):
-        return called.call
-    return f"{called.__qualname__}{inspect.signature(called)}"
-
-
-def _calls(key: Any) -> Iterable[Call]:
-    """Returns the calls of a key that a rule has to take: the smallest call of each overload."""
-    if isinstance(key, OpOverload):
-        return (_smallest(key),)
-    if isinstance(key, OpOverloadPacket):
-        return [_smallest(op) for op in ops_of_packet(key)]
-    if isinstance(key, Family):
-        return ((key, key.arguments, ()),)
-    if isinstance(key, types.FunctionType):
-        return _python_calls(key)
-    if isinstance(key, _C_CALLABLES):
-        return _calls_in_c(getattr(torch.ops.aten, key.__name__, None))
-    return ()
-
-
-@functools.cache
-def _calls_in_c(packet: Any) -> tuple[Call, ...]:
-    """Returns the calls of a function in C, which those of a packet are by their names."""
-    # `torch.ops.aten.__eq__` is the comparison of the namespace.
-    is_packet = isinstance(packet, OpOverloadPacket)
-    # A call with `out=` has the arguments of one without it, so a rule that takes the former takes the latter.
-    names = [name for name in packet.overloads() if not name.endswith("out")] if is_packet else []
-    overloads = [getattr(packet, name) for name in names]
-    # A method takes sizes as separate arguments too, x.view(2, 3), so the number of arguments is not known.
-    if any(_takes_ints(op) for op in overloads):
-        return ()
-    return tuple(
-        (called, n, keywords)
-        for called, fewest, keywords in map(_smallest, overloads)
-        for n in range(fewest, _count_positional(called) + 1)
-    )
-
-
-@functools.cache
-def _smallest(op: OpOverload) -> Call:
-    required = [a for a in schema_of(op).arguments if not a.has_default_value()]
-    keywords = tuple(a.name for a in required if a.kwarg_only)
-    return op, len(required) - len(keywords), keywords
-
-
-def _count_positional(op: OpOverload) -> int:
-    return sum(not a.kwarg_only for a in schema_of(op).arguments)
-
-
-def _takes_ints(op: OpOverload) -> bool:
-    kinds = [a.type for a in schema_of(op).arguments]
-    return any("List[int]" in str(kind) for kind in kinds if kind.kind() in ("ListType", "OptionalType"))
-
-
-def _python_calls(function: types.FunctionType) -> Iterator[Call]:
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return  # torch passes its arguments on in a form of its own
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    fewest = sum(p.default is p.empty for p in positional)
-    keywords = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
-    for n in range(fewest, len(positional) + 1):
-        yield function, n, keywords
-
-
-def _binds(signature: inspect.Signature, args: int, kwargs: tuple[str, ...]) -> bool:
-    try:
-        signature.bind(None, *[None] * args, **dict.fromkeys(kwargs))
-    except TypeError:
-        return False
-    return True
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, OpOverload | OpOverloadPacket):
-        return str(value)
-    if isinstance(value, Family):
-        return f"the family {value.name}"
-    name = getattr(value, "__name__", "")
-    if isinstance(value, types.BuiltinFunctionType) and getattr(torch, name, None) is value:
-        return f"torch.{name}"
-    return getattr(value, "__qualname__", None) or repr(value)

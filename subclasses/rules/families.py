@@ -33,13 +33,11 @@ class Family:
     Attributes:
         name: its name.
         call: how a rule is called.
-        arguments: the number of positional arguments of a rule after the function.
         entries: for each op, how a rule of the family becomes one of the op.
     """
 
     name: str
     call: str
-    arguments: int
     entries: Mapping[OpOverload, Adapt] = field(repr=False)
 
 
@@ -72,7 +70,6 @@ _reflected_sub = _adapter(lambda rule, x, y, alpha=1: rule(torch.sub, y, _scaled
 arithmetic = Family(
     "arithmetic",
     "rule(func, x, y)",
-    2,
     {
         **{getattr(aten.add, name): _binary(torch.add) for name in ("Tensor", "Scalar")},
         **{getattr(aten.sub, name): _binary(torch.sub) for name in ("Tensor", "Scalar")},
@@ -88,7 +85,6 @@ arithmetic = Family(
 comparisons = Family(
     "comparisons",
     "rule(func, x, y)",
-    2,
     {
         getattr(getattr(aten, name), overload): _binary(getattr(torch, name))
         for name in ("eq", "ne", "lt", "le", "gt", "ge")
@@ -146,7 +142,6 @@ _REDUCTIONS = {
 reductions = Family(
     "reductions",
     "rule(func, x, dim, keepdim, **kwargs)",
-    3,
     {
         **{
             getattr(getattr(aten, name), overload): _reduction(getattr(torch, name))

@@ -20,7 +20,6 @@ from subclasses.layout import field_name
 from subclasses.ops.aliasing import check_kept
 from subclasses.ops.schema import op_facts
 from subclasses.rules.view_sizes import are_numbers, size_of
-from subclasses.spec.return_analysis import may_return_none
 from subclasses.spec.values import known_to_differ, tensors_in, with_inners
 
 Rule = Callable[..., Any]
@@ -29,20 +28,17 @@ Refuse = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 
 def with_result(cls: type, key: Any, rule: Rule) -> Rule:
-    """Returns a rule whose result is checked if a way through it ends without one, as an ``if`` without ``else`` does.
+    """Returns a rule whose result is checked.
 
     Raises:
         DispatchError: from the rule, if it returns None.
     """
-    if not may_return_none(rule):
-        return rule
-    name = resolve_name(key) or key
 
     @functools.wraps(rule)
     def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
         out = rule(func, *args, **kwargs)
         if out is None:
-            raise _result_error(cls, name, rule, out, "callers expect a result")
+            raise _result_error(cls, resolve_name(key) or key, rule, out, "callers expect a result")
         return out
 
     return checked

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from subclasses._torch_capture import LIVE
 from subclasses.errors import SpecError, one_of
-from subclasses.spec.return_analysis import returns_nothing
 
 # Methods that torch itself calls on any tensor.
 CALLED_BY_TORCH = frozenset(
@@ -167,12 +166,6 @@ def check_special_methods(cls: type) -> None:
             )
     _check_operators(cls)
     _check_hooks(cls)
-    new = body.get("__new__")
-    if isinstance(new, staticmethod) and returns_nothing(new.__func__):
-        raise SpecError(
-            f"{cls.__name__}.__new__ ends without a value, so that {cls.__name__}(...) would be None; write `return "
-            f"super().__new__(cls, ...)`"
-        )
 
 
 def _check_operators(cls: type) -> None:

@@ -96,8 +96,6 @@ def test_a_packet_that_only_writes(fallback, base):
     x += 1
     assert x.held.tolist() == [2, 2] and x.add_(torch.ones(2), alpha=2).held.tolist() == [4, 4]
     assert x.zero_().held.tolist() == [0, 0]
-    with pytest.raises(SpecError, match=r"rule for aten\.add_ is .*lambda.* aten::add_\.Tensor"):
-        Box.implements(aten.add_)(lambda func, x: x)
 
 
 def test_a_tag():
@@ -138,7 +136,12 @@ def test_a_function_rule_gets_the_function_that_it_names():
     """So that a rule for several can compare with them, whichever equivalent one was called."""
     Box = fresh()
     seen = []
-    Box.implements(torch.clamp)(lambda func, *args, **kwargs: seen.append((func, args[1:], kwargs)))
+
+    @Box.implements(torch.clamp)
+    def rule(func, x, *args, **kwargs):
+        seen.append((func, args, kwargs))
+        return x
+
     x = Box(torch.ones(2))
     torch.clamp(x, min=0)
     x.clamp(0)
