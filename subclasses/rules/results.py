@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from subclasses._torch import DisableTorchFunctionSubclass, is_composite, is_traceable_wrapper_subclass
+from subclasses._torch import is_composite, is_traceable_wrapper_subclass
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
 from subclasses.ops.aliasing import check_kept
 from subclasses.ops.schema import op_facts
-from subclasses.rules.view_sizes import are_numbers, size_of
-from subclasses.spec.values import known_to_differ, tensors_in, with_inners
+from subclasses.spec.values import tensors_in, with_inners
 
 Rule = Callable[..., Any]
 Finish = Callable[[Any, tuple[Any, ...]], Any]  # (what a rule returned, its operands) -> the result
@@ -165,11 +164,7 @@ def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args,
     kinds, finish = facts.returns, _as_they_are
     # What an op writes to is its result, and a rule for a composite op runs above autograd.
     if not (facts.written or is_composite(op)):
-        # Rows combine by their lengths: the size of a ragged value is a bound.
-        is_sized = kinds == ("tensor",) and torch.Tag.pointwise in op.tags and cls._traits.has_cotangents
-        finish = _broadcast_result(cls, op, rule) if is_sized else new_result
-        if (size_of_result := size_of(op)) is not None and cls._traits.has_cotangents:
-            finish = _sized_result(cls, op, rule, size_of_result)
+        finish = new_result
     if kinds == ("tensor",):
         return with_tensor(cls, op, rule, finish, refuse)
     if kinds == ("tensors",) or (len(kinds) > 1 and set(kinds) == {"tensor"}):
@@ -239,107 +234,6 @@ def _alias(x: Any) -> Any:
     if hasattr(type(x), "__spec__"):
         return with_inners(x, [x.__dict__[name] for name in type(x).__spec__.attributes])
     return torch.ops.aten.alias.default(x)
-
-
-def _broadcast_result(cls: type, op: Any, rule: Rule) -> Finish:
-    """Returns a check of what a rule for a pointwise op returned: the size has to be that of its operands, broadcast.
-
-    Raises:
-        DispatchError: from the check, if it has another size.
-    """
-
-    def finish(out: Any, args: tuple[Any, ...]) -> Any:
-        if out is NotImplemented:
-            return out
-        with (
-            DisableTorchFunctionSubclass()
-        ):  # reading a size is quick where no function of the class is asked
-            size = out.shape
-            for n in size:
-                if n.__class__ is not int:
-                    return new_result(out, args)  # comparing symbols would guard on them
-            for x in args:
-                if isinstance(x, Tensor) and (x is out or x.shape != size):
-                    break
-            else:
-                return out
-            sizes = [x.shape for x in args if isinstance(x, Tensor)]
-        shown = " and ".join(str(tuple(s)) for s in sizes)
-        if not _broadcast(sizes):
-            raise DispatchError(
-                f"{op} on {one_of(cls)}: operands of size {shown} do not broadcast; give it operands whose sizes agree "
-                f"from the last dim on, or are 1 there"
-            )
-        if _fits(size, sizes):
-            return new_result(out, args)
-        raise WrongResultError(
-            f"{op} on {one_of(cls)}: the rule {describe(rule)} returned {one_of(type(out))} of size {tuple(size)} for "
-            f"{shown}",
-            rule,
-            "return one of the size to which the operands broadcast",
-        )
-
-    return finish
-
-
-def _sized_result(cls: type, op: Any, rule: Rule, size_of_result: Callable[..., Any]) -> Finish:
-    """Returns a check of what a rule for a view or a reduction returned: the size has to be that of the op's result.
-
-    Raises:
-        DispatchError: from the check, if it has another size.
-    """
-    what, named = ("view", "step") if op_facts(op).viewed else ("result", "keepdim")
-    mend = f"use all arguments of the op (the dim, the {named}) on the inner tensors, to have the size of the {what}"
-    if len(op_facts(op).arguments) == 1:
-        mend = f"let what it returns, its metadata included, show the size of the {what}"
-
-    def finish(out: Any, args: tuple[Any, ...]) -> Any:
-        x, *others = args
-        with DisableTorchFunctionSubclass():
-            size, found = x.shape, out.shape
-            if what == "view" and out.dtype != x.dtype:
-                raise WrongResultError(
-                    f"{op} on {one_of(cls)} of {x.dtype}: the rule {describe(rule)} returned {one_of(type(out))} of "
-                    f"{out.dtype}, where a view has the dtype of what it is a view of",
-                    rule,
-                    f"return {one_of(cls)} that holds views of the inner tensors",
-                )
-        if not (are_numbers(size) and are_numbers(others)):
-            return new_result(out, args)
-        expected = tuple(size_of_result(size, *others))
-        if found == expected or not known_to_differ(found, expected):
-            return new_result(out, args)
-        raise WrongResultError(
-            f"{op} on {one_of(cls)} of size {tuple(size)}: the rule {describe(rule)} returned {one_of(type(out))} of "
-            f"size {tuple(found)}{' for ' if others else ''}{', '.join(map(str, others))}, where the {what} has size "
-            f"{expected}",
-            rule,
-            mend,
-        )
-
-    return finish
-
-
-def _extents(operands: list[Any]) -> list[set[int] | None]:
-    """Returns the sizes other than 1 that operands have in each dim, the last first; None where one is a symbol."""
-    found: list[set[int] | None] = []
-    for place in range(1, max(map(len, operands), default=0) + 1):
-        extents = [s[-place] for s in operands if len(s) >= place]  # a symbol has no hash
-        found.append({*extents} - {1} if all(type(n) is int for n in extents) else None)
-    return found
-
-
-def _broadcast(operands: list[Any]) -> bool:
-    """Whether operands of these sizes may broadcast."""
-    return all(extents is None or len(extents) <= 1 for extents in _extents(operands))
-
-
-def _fits(size: Any, operands: list[Any]) -> bool:
-    """Whether operands of these sizes may broadcast to a size."""
-    extents = _extents(operands)
-    return len(size) == len(extents) and all(
-        e is None or n == max(e, default=1) for n, e in zip(reversed(size), extents, strict=True)
-    )
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

@@ -171,11 +171,6 @@ REGISTRATIONS = {
             cls.implements(k)(_named_rule) for k in (aten.mul.Tensor, aten.cos, torch.Tag.pointwise)
         ],
     ),
-    "an option without a default": (
-        lambda cls: cls.implements(aten.sub.Tensor)(lambda func, x, y, alpha: x),
-        "the rule gives them a default too",
-        lambda cls: cls.implements(aten.sub.Tensor)(lambda func, x, y, alpha=1: x),
-    ),
     "a composite op that no function calls": (
         lambda cls: cls.implements(aten.mT.default)(lambda func, x: x),
         "write rules for the ops that it decomposes to",
@@ -186,7 +181,7 @@ REGISTRATIONS = {
     ),
     "the parameters of a hook": (
         lambda cls: cls.implements(aten.neg)(lambda func, types, args=(), kwargs=None: args[0]),
-        r"called as rule\(func, \*args, \*\*kwargs\)",
+        r"above `def rule\(func, \*args, \*\*kwargs\)`",
         lambda cls: cls.implements(aten.neg)(lambda func, x: x) and (-cls(torch.ones(1))).held,
     ),
     **{

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import desugar
 import subclasses
-from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from subclasses import DispatchError, TensorSubclass, inner
 from tests.subclasses.subjects import MODES
 
 
@@ -81,11 +81,12 @@ def test_a_rule_that_writes_is_taken():
 
 
 def test_an_in_place_method_returns_something():
-    with pytest.raises(SpecError, match="returns nothing"):
+    @Returning.implements(Tensor.mul_)
+    def _(func, x, y):
+        x.number.mul_(y)
 
-        @Returning.implements(Tensor.mul_)
-        def _(func, x, y):
-            x.number.mul_(y)
+    with pytest.raises(DispatchError, match="returned None for these arguments, and callers expect a result"):
+        Returning(torch.ones(3)).mul_(2)
 
 
 # ---- a rule that writes returns what it wrote to -------------------------------------------------------------
