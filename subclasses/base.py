@@ -25,9 +25,9 @@ from subclasses.errors import DispatchError, SpecError, one_of
 from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
 from subclasses.layout import Layout, has_values
-from subclasses.rules.asked import check_asked
+from subclasses.rules.asked import check_asked, check_derivative
 from subclasses.rules.checks import check_key, check_rule
-from subclasses.rules.registry import BOOK, RuleBook, is_decomposed, registration
+from subclasses.rules.registry import BOOK, RuleBook, by_formula, is_decomposed, registration
 from subclasses.spec.annotations import names_around
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
 from subclasses.spec.construction import check_class
@@ -162,7 +162,9 @@ class TensorSubclass(Tensor):
     # ---- rules -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def implements(cls, *ops: Any) -> Callable[[RuleType], RuleType]:
+    def implements(
+        cls, *ops: Any, derivative: Literal["formula"] | None = None
+    ) -> Callable[[RuleType], RuleType]:
         """Registers the decorated function as the rule for ops; it is called as ``rule(func, *args, **kwargs)``.
 
         Args:
@@ -170,6 +172,9 @@ class TensorSubclass(Tensor):
                 Python-level function (the rule runs above autograd), a ``torch.Tag``, or a family of ops
                 (``subclasses.arithmetic``, ``comparisons``, ``reductions``). A function of the author's own
                 is accepted if it asks for rules, as one decorated with ``torch.overrides.wrap_torch_function`` does.
+            derivative: ``"formula"`` for a rule of a structure with ``materialize`` that computes the op on the tensors
+                which values represent, as a rule of a representation does: PyTorch's formula is its derivative. It runs
+                below autograd. Reading inner tensors of its result raises where gradients are recorded.
 
         Where values of the class exist, compiled programs of the process are dropped: they may have done without the
         rule.
@@ -187,11 +192,12 @@ class TensorSubclass(Tensor):
         for op in ops:
             check_key(cls, op)
         check_asked(cls, TensorSubclass, ops)
+        check_derivative(cls, ops, derivative)
 
         def register(rule: RuleType) -> RuleType:
             check_rule(cls, ops, rule)
             with registration(cls, lambda: _refresh(cls)) as register_rule:
-                register_rule(ops, rule)
+                register_rule(ops, rule if derivative is None else by_formula(rule))
             _drop_programs(cls)
             return rule
 

@@ -42,9 +42,10 @@ from subclasses._torch import (
 from subclasses._torch_capture import is_exporting
 from subclasses.autograd.calling import CALLING, in_rule
 from subclasses.autograd.construct import Construct, unwrap_recorded
-from subclasses.autograd.gradient_errors import view_rule_error
+from subclasses.autograd.gradient_errors import formula_error, open_formula_error, view_rule_error
 from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, check_gradients
 from subclasses.errors import DispatchError, one_of
+from subclasses.layout import BY_FORMULA
 from subclasses.ops.aliasing import is_same_memory, return_written, write_into
 from subclasses.ops.schema import OpFacts, op_facts
 from subclasses.spec.values import dynamic_ints, map_tensors, tensors_in, with_inners
@@ -232,6 +233,8 @@ class _Operands:
             return self.open[id(t)][1]
         if not any_requires_grad(t):
             return t
+        if BY_FORMULA in t.__dict__:
+            raise formula_error(type(t))
         return self.note(t, with_inners(t, unwrap_recorded(t, type(t).__spec__.attributes)))
 
     def note(self, t: Any, new: Any) -> Any:
@@ -268,6 +271,23 @@ def run_native(op: OpOverload, run: Call) -> Call:
     return plan
 
 
+def run_by_formula(op: OpOverload, run: Call) -> Call:
+    """Wraps the plan of an op with ``derivative="formula"``, which PyTorch runs on closed values, with autograd.
+
+    Raises:
+        DispatchError: from the plan, if a rule calls it on a value that it differentiates by its inner tensors.
+    """
+    native = run_native(op, run)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        for x in tensors_in(args, kwargs):
+            if is_open(x):
+                raise open_formula_error(type(x), op)
+        return native(*args, **kwargs)
+
+    return plan
+
+
 def _natively(op: OpOverload, args: Any, kwargs: Any) -> Any:
     with _recording(), DisableTorchFunctionSubclass():
         return op(*args, **kwargs)
@@ -295,15 +315,20 @@ def run_each_op(run: Call) -> Call:
     return plan
 
 
-def run_open(run: Call) -> Call:
+def run_open(run: Call, opens: Callable[[Any], bool] = is_above) -> Call:
     """Wraps the plan of an op that makes values: it runs on open operands, and its results are closed."""
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         if not CALLING.opens:
             return run(*args, **kwargs)
-        return call_open(run, args, kwargs)
+        return call_open(run, args, kwargs, opens)
 
     return plan
+
+
+def is_read_by_materialize(t: Any) -> bool:
+    """Whether a fallback that materializes a value opens it: the gradient of one by formula is plain."""
+    return is_above(t) and BY_FORMULA not in t.__dict__
 
 
 def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = is_above) -> Any:
@@ -411,6 +436,8 @@ class _Write(NamedTuple):
 def _open_copy(x: Any) -> Any:
     """Returns an open copy, since what a rule saves of the value is written to afterwards."""
     names = type(x).__spec__.attributes
+    if BY_FORMULA in x.__dict__:
+        raise formula_error(type(x))
     inners = (
         unwrap_recorded(x, names, written=True) if any_requires_grad(x) else [x.__dict__[n] for n in names]
     )

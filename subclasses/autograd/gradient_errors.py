@@ -26,7 +26,17 @@ def formula_error(cls: Any) -> FormulaError:
         f"{one_of(cls)} that a rule for an op made: its inner tensors are read where gradients are recorded. PyTorch's "
         f"formula for the op gives a gradient to the tensor which the value represents, and none to them. Read "
         f"x.materialize(); or register the rule for the function, such as torch.mul, and read x.unwrap() in it; or, "
-        f'if a value of {cls.__name__} is its inner tensors, declare it with kind="structure"'
+        f'if a value of {cls.__name__} is its inner tensors, declare it with kind="structure", and its rules without '
+        f'derivative="formula"'
+    )
+
+
+def open_formula_error(cls: Any, op: Any) -> FormulaError:
+    """Returns the error for a rule that calls an op with ``derivative="formula"`` on a value that it differentiates."""
+    return FormulaError(
+        f"{op} on {one_of(cls)} inside of a rule: the rule for {op} has derivative='formula', which is the gradient of "
+        f"the tensor that a value represents, and the rule that calls it is differentiated by inner tensors; compute "
+        f"with inner tensors there, or with x.materialize()"
     )
 
 

@@ -27,6 +27,8 @@ from subclasses._torch import (
 )
 from subclasses.autograd.above import (
     copied,
+    is_read_by_materialize,
+    run_by_formula,
     run_each_op,
     run_native,
     run_open,
@@ -69,7 +71,7 @@ from subclasses.ops.aliasing import (
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.errors import is_of_operator
 from subclasses.rules.mapping_conflicts import with_rules_above
-from subclasses.rules.registry import find_op_rule, find_tag_rule
+from subclasses.rules.registry import find_op_rule, find_tag_rule, has_formula
 from subclasses.rules.results import check_refusal, copying_by, describe, with_note_on_copies, with_results_of
 from subclasses.rules.symbolic_numbers import with_numbers
 
@@ -112,6 +114,7 @@ class Plan:
         source: For a derived op its functional counterpart, and the step that applies to that.
         functional: For a derived op the plan of that.
         stages: The names of the stages around it, from the innermost.
+        by_formula: Whether the rule that runs has PyTorch's formula as its derivative.
     """
 
     step: Step
@@ -119,6 +122,7 @@ class Plan:
     source: tuple[OpOverload, Step] | None = None
     functional: Call | None = None
     stages: tuple[str, ...] = ()
+    by_formula: bool = False
 
     @property
     def name(self) -> str:
@@ -207,6 +211,8 @@ def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
     facts = op_facts(op)
     if plan.step == Step.DECOMPOSITION:
         return run_each_op(run)
+    if plan.by_formula:
+        return run_by_formula(op, run)
     is_out = any(facts.arguments[i].keyword for i in facts.written)
     if facts.written and not (is_out or facts.changes_metadata or op in _FILLING):
         return run_write(op, run, plan.functional, by_rule=plan.by_rule)
@@ -216,7 +222,9 @@ def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
         op
     )  # zeros of its size, which do not depend on it
     computes = set(facts.returns) != {"other"} and not (facts.viewed or makes_like)
-    return run_open(run) if computes and not facts.written else run_native(op, run)
+    if facts.written or not computes:
+        return run_native(op, run)
+    return run_open(run, is_read_by_materialize) if plan.step == Step.MATERIALIZE else run_open(run)
 
 
 def _rule_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
@@ -225,7 +233,7 @@ def _rule_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wr
         yield "above autograd", partial(_run_above, cls, op, plan)
     if cls._has_formulas and op is not aten.detach.default:
         # A copy is the value itself, whatever rule makes it.
-        yield "by formula", partial(noting_results, cls, by_rule=plan.by_rule and op not in COPYING_OPS)
+        yield "by formula", partial(noting_results, cls, by_rule=plan.by_formula and op not in COPYING_OPS)
 
 
 def find_step(cls: Any, op: OpOverload) -> str:
@@ -252,14 +260,15 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
     if op is aten.copy_.default:
         run = with_note_on_copies(cls, rule, run)
     run = with_kept_writes(cls, op, f"the rule {describe(rule)}", run)
-    return Plan(Step.RULE, with_aliasing(op, run))
+    return Plan(Step.RULE, with_aliasing(op, run), by_formula=_is_by_formula(cls, rule))
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
     refuse = () if _is_left_to_python(op) else (partial(check_refusal, cls, op, rule),)
     rule = with_numbers(rule, describe(rule))
     run: Call = with_lazy_bits(partial(with_results_of(cls, op, rule, *refuse), op))
-    return with_plain_gradients(cls, run) if cls._traits.is_representation else run
+    by_formula = cls._traits.is_representation or cls._has_formulas
+    return with_plain_gradients(cls, run) if by_formula else run
 
 
 def _is_left_to_python(op: OpOverload) -> bool:
@@ -275,7 +284,8 @@ def _derived(cls: Any, op: OpOverload) -> Plan | None:
     for step in (_exact, _tagged, _decomposed):
         plan = step(cls, functional)
         if plan is not None:
-            return Plan(Step.DERIVED, _write_result(cls, op, plan.run), (functional, plan.step), plan.run)
+            run, source = _write_result(cls, op, plan.run), (functional, plan.step)
+            return Plan(Step.DERIVED, run, source, plan.run, by_formula=plan.by_formula)
     return None
 
 
@@ -303,7 +313,14 @@ def _tagged(cls: Any, op: OpOverload) -> Plan | None:
     if op_facts(op).written or set(op_facts(op).returns) == {"other"}:
         return None  # such as `equal`, which is a pointwise op to PyTorch and returns a bool
     rule = find_tag_rule(cls, op)
-    return None if rule is None else Plan(Step.TAG_RULE, with_aliasing(op, _run_rule(cls, op, rule)))
+    if rule is None:
+        return None
+    run = with_aliasing(op, _run_rule(cls, op, rule))
+    return Plan(Step.TAG_RULE, run, by_formula=_is_by_formula(cls, rule))
+
+
+def _is_by_formula(cls: Any, rule: Call) -> bool:
+    return cls._traits.is_representation or has_formula(rule)
 
 
 def _decomposed(cls: Any, op: OpOverload) -> Plan | None:

@@ -36,7 +36,7 @@ from subclasses.generate.compile_cache import stable_hash
 from subclasses.layout import Layout, intern_layout, nested_layouts
 from subclasses.rules.asked import with_type_errors
 from subclasses.rules.errors import raise_from_rule
-from subclasses.rules.registry import collect_function_rules, has_op_rules, rules_views
+from subclasses.rules.registry import collect_function_rules, has_formulas, has_op_rules, rules_views
 from subclasses.rules.symbolic_numbers import with_ints
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
@@ -160,7 +160,7 @@ def _refresh(
     )
     cls._runs_above = is_recorded and not cls._traits.is_representation
     cls._rules_views = cls._runs_above and rules_views(cls)
-    cls._has_formulas = is_recorded and cls._traits.is_representation
+    cls._has_formulas = is_recorded and (cls._traits.is_representation or has_formulas(cls))
     name = "__torch_function__"
     if cls._is_cotangent:
         cls.__torch_function__ = classmethod(made[name] if functions else call_without_rules)

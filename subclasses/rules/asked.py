@@ -1,11 +1,11 @@
-"""Checks that a class with a ``__torch_function__`` or ``__torch_dispatch__`` of its own asks for its rules."""
+"""Checks of a registration against the class: that its own hooks ask for the rule, and the derivative of the rule."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,32 @@ def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
                 f"{cls.__name__}.implements: torch never calls a rule for {key}, since {author.__name__} defines "
                 f"{hook} and does not call the generated one, which asks for rules; end it with `return "
                 f"super().{hook}(func, types, args, kwargs)`, or remove it"
+            )
+
+
+def check_derivative(cls: Any, keys: Iterable[Any], derivative: str | None) -> None:
+    """Checks the ``derivative`` of a rule.
+
+    Raises:
+        SpecError: it is no name of a derivative; or a formula has nothing to be about, since the class has no
+            ``materialize`` or the rule runs above autograd.
+    """
+    name = f"{cls.__name__}.implements"
+    if derivative not in (None, "formula"):
+        raise SpecError(f'{name}: expected derivative="formula" or None, got {derivative!r}')
+    if derivative is None:
+        return
+    if not cls.__spec__.has_materialize or cls.__spec__.fallback == "map":
+        raise SpecError(
+            f'{name}: derivative="formula" is the gradient of the tensor that a value represents, and {cls.__name__} '
+            f"has no materialize() or maps ops over its inner tensors; leave derivative out: autograd differentiates "
+            f"the rule"
+        )
+    for key in keys:
+        if _is_above_autograd(key):
+            raise SpecError(
+                f'{name}: derivative="formula" is for an op that reaches the class below autograd, and autograd '
+                f"differentiates a rule for {key}; name an op that PyTorch does not decompose, or leave derivative out"
             )
 
 

@@ -269,6 +269,25 @@ def is_decomposed(op: OpOverload | OpOverloadPacket) -> bool:
     return all(is_composite(op) for op in ops if len(ops) == 1 or not schema_of(op).is_mutable)
 
 
+_FORMULA = "_has_formula"
+
+
+def by_formula(rule: Rule) -> Rule:
+    """Returns a rule with PyTorch's formula for its op as its derivative."""
+
+    @functools.wraps(rule)
+    def formula(*args: Any, **kwargs: Any) -> Any:
+        return rule(*args, **kwargs)
+
+    formula.__dict__[_FORMULA] = True
+    return formula
+
+
+def has_formula(rule: Rule) -> bool:
+    """Whether a rule was registered with ``derivative="formula"``."""
+    return _FORMULA in getattr(rule, "__dict__", ())
+
+
 def _add(cls: type, table: dict[Any, Rule], key: Any, rule: Rule) -> None:
     if key in table:
         raise SpecError(
@@ -353,6 +372,11 @@ def has_pointwise_rules(cls: type) -> bool:
     books = _books(cls)
     ops = [op for b in books for op in (*b.overloads, *b.packets, *b.families)]
     return any(b.tags for b in books) or any(torch.Tag.pointwise in op.tags for op in ops)
+
+
+def has_formulas(cls: type) -> bool:
+    """Whether a class or a base of it has a rule with ``derivative="formula"``."""
+    return any(has_formula(rule) for _, rule in all_rules(cls))
 
 
 def is_named(cls: type, function: Any) -> bool:

@@ -1,0 +1,164 @@
+"""``derivative="formula"``: a rule of a structure whose derivative is PyTorch's formula for the op."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import subclasses
+from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from tests.doors import COMPILED, DOORS
+
+aten = torch.ops.aten
+
+
+class Log(TensorSubclass, fallback="materialize", kind="structure"):
+    """Positive numbers by their logarithms; a product by a formula, a sum by autograd."""
+
+    log: Tensor = inner()
+
+    def materialize(self):
+        return self.log.exp()
+
+
+@Log.implements(aten.mul.Tensor, derivative="formula")
+def rounded(func, x, y):
+    """Rounds, which autograd would give no gradient; the formula is that of the exact product."""
+    if not (isinstance(x, Log) and isinstance(y, Log)):
+        return func(*(t.materialize() if isinstance(t, Log) else t for t in (x, y)))
+    return Log((x.log + y.log).round(decimals=3))
+
+
+@Log.implements(aten.add.Tensor)
+def added(func, x, y):
+    return Log(torch.logaddexp(x.log, y.log))
+
+
+@Log.implements(aten.sqrt.default)
+def root(func, x):
+    return Log(x.log / 2)
+
+
+def leaves():
+    return [
+        torch.tensor([0.5, 1.25, -0.25], requires_grad=True),
+        torch.tensor([1.0, 0.5, 2.0], requires_grad=True),
+    ]
+
+
+FUNCTIONS = {
+    "a product": (lambda x, y: (x * y).materialize(), lambda x, y: x * y),
+    "a product of a sum": (lambda x, y: ((x + y) * y).materialize(), lambda x, y: (x + y) * y),
+    "a product that is read by an op": (lambda x, y: torch.sin(x * y), lambda x, y: torch.sin(x * y)),
+    "a view of a product": (lambda x, y: (x * y)[1:], lambda x, y: (x * y)[1:]),
+    "two products": (lambda x, y: (x * y * x).materialize(), lambda x, y: x * y * x),
+    "a product beside inner tensors": (
+        lambda x, y: (x * y).materialize() + x.unwrap("log"),
+        lambda x, y: x * y + x.log(),
+    ),
+    "a product with a plain tensor": (lambda x, y: x * y.materialize(), lambda x, y: x * y),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_gradient_is_that_of_the_exact_op(name, door):
+    fn, plain = FUNCTIONS[name]
+    given, expected = leaves(), leaves()
+    out = DOORS[door](lambda a, b: fn(Log(a), Log(b)))(*given)
+    exact = plain(*(t.exp() for t in expected))
+    torch.testing.assert_close(out, exact, rtol=1e-3, atol=1e-3)
+    pairs = (torch.autograd.grad(y.square().sum(), t) for y, t in ((out, given), (exact, expected)))
+    for got, wanted in zip(*pairs, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=3e-3, atol=1e-3)
+
+
+def test_second_derivatives_are_by_the_formula_too():
+    given, expected = leaves(), leaves()
+    out = (Log(given[0]) * Log(given[1])).materialize()
+    exact = expected[0].exp() * expected[1].exp()
+    found = []
+    for y, t in ((out, given), (exact, expected)):
+        (first,) = torch.autograd.grad(y.sum(), t[0], create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), t[1])[0])
+    torch.testing.assert_close(*found, rtol=3e-3, atol=1e-3)
+
+
+def test_a_leaf_has_a_gradient_for_each_inner_tensor():
+    x, y = (Log(t.detach()).requires_grad_() for t in leaves())
+    (x * y).materialize().sum().backward()
+    assert type(x.grad) is Log.Cotangent
+    exact = x.materialize().detach() * y.materialize().detach()
+    torch.testing.assert_close(x.grad.log, exact, rtol=1e-3, atol=1e-3)
+
+
+UNREADABLE = {
+    "unwrap": lambda x, y: (x * y).unwrap("log"),
+    "a rule that autograd differentiates": lambda x, y: (x * y) + x,
+    "a clone, then unwrap": lambda x, y: (x * y).clone().unwrap("log"),
+    "a write": lambda x, y: (x * y).add_(y),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_inner_tensors_of_a_result_are_not_read_where_gradients_are_recorded(name):
+    x, y = map(Log, leaves())
+    with pytest.raises(DispatchError, match=r"that a rule for an op made.*x\.materialize\(\)"):
+        UNREADABLE[name](x, y)
+    with torch.no_grad():
+        UNREADABLE[name](x, y)
+
+
+def test_a_rule_that_autograd_differentiates_calls_no_such_op_on_its_operands():
+    cls = type("Own", (Log,), {})
+    cls.implements(aten.square.default)(lambda func, x: x * x)
+    cls.implements(aten.sinh.default)(lambda func, x: x * x)
+    x = cls(leaves()[0])
+    with pytest.raises(DispatchError, match=r"aten.mul.Tensor on an Own inside of a rule"):
+        torch.sinh(x)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.sinh(x).log, 2 * x.log)
+
+
+@pytest.mark.parametrize("door", COMPILED)
+def test_a_result_in_a_compiled_function(door):
+    """Its gradient is plain; stock ``torch.compile`` returns no such result."""
+    given, expected = leaves(), leaves()
+    run = COMPILED[door](lambda a, b: Log(a) * Log(b))
+    if door == "stock":
+        with pytest.raises(Exception, match=r"desugar\.compile"):
+            run(*given)
+        return
+    run(*given).materialize().sum().backward()
+    (Log(expected[0]) * Log(expected[1])).materialize().sum().backward()
+    torch.testing.assert_close([t.grad for t in given], [t.grad for t in expected])
+
+
+def test_in_place():
+    given, expected = leaves(), leaves()
+    x = Log(given[0]) * Log(given[1])
+    x *= Log(given[1])
+    x.materialize().sum().backward()
+    (expected[0].exp() * expected[1].exp().square()).sum().backward()
+    for got, wanted in zip(given, expected, strict=True):
+        torch.testing.assert_close(got.grad, wanted.grad, rtol=3e-3, atol=1e-3)
+
+
+class Pair(TensorSubclass, fallback="map"):
+    first: Tensor = inner()
+
+
+REFUSED = [
+    (Log, (torch.mul,), "formula", "autograd differentiates a rule for"),
+    (Log, (aten.linear.default,), "formula", "name an op that PyTorch does not decompose"),
+    (Log, (aten.sinh.default,), "exact", 'expected derivative="formula" or None'),
+    (Pair, (aten.sinh.default,), "formula", r"has no materialize\(\) or maps ops"),
+]
+
+
+@pytest.mark.parametrize(("cls", "ops", "derivative", "words"), REFUSED)
+def test_what_is_refused(cls, ops, derivative, words):
+    with pytest.raises(SpecError, match=words):
+        cls.implements(*ops, derivative=derivative)
+    assert subclasses.coverage(Log)
