@@ -48,11 +48,10 @@ def _parameters_in(values: Sequence[Any]) -> list[Any]:
 
 def _check_of(x: Any) -> Callable[[Any], None]:
     """Returns the hook of a node: it raises DispatchError if the Parameter is not what it was in the forward."""
-    primal, held, names = Primal(x), x.__dict__, type(x).__spec__.attributes
+    primal = Primal(x)
 
     def check(_gradients: Any) -> None:
-        is_same = all(held[name] is t for name, t in zip(names, primal.inners, strict=True))
-        if not is_same or primal.is_modified():
+        if not primal.is_of(x):
             cls = primal.layout.cls
             raise DispatchError(
                 f"the gradient of a Parameter goes through {cls.__name__}.materialize() with the inner tensors of the "

@@ -9,8 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from subclasses._torch import DisableTorchFunctionSubclass, is_recording, marked_dims_name, skip_frames
+from subclasses._torch import (
+    DisableTorchFunctionSubclass,
+    current_transform,
+    in_dispatch_mode,
+    is_recording,
+    marked_dims_name,
+    skip_frames,
+)
 from subclasses._torch_capture import (
     LIVE,
     VIEWS,
@@ -21,18 +29,18 @@ from subclasses._torch_capture import (
     guard_identities,
     record_readings,
 )
-from subclasses._torch_tracing import set_version_counters
+from subclasses._torch_tracing import is_compiling_here, set_version_counters
 from subclasses.autograd import construct
 from subclasses.autograd.calling import in_rule
 from subclasses.autograd.gradient_errors import assigned_error
-from subclasses.errors import SpecError
+from subclasses.errors import SpecError, one_of
 from subclasses.generate import parameters
 from subclasses.spec.collect import InnerField
 from subclasses.spec.constants import constants_of
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
 from subclasses.spec.fields import MISSING
 from subclasses.spec.shapes import check_shapes
-from subclasses.spec.values import carrier
+from subclasses.spec.values import carrier, innermost
 
 # ---- dynamic ints ------------------------------------------------------------------------------------------
 
@@ -225,9 +233,11 @@ def install_fields(cls: Any) -> None:
     spec = cls.__spec__
     for i, static in enumerate(spec.statics):
         setattr(cls, static.name, StaticField(static.name, i))
+    for name, compute in spec.derived:
+        setattr(cls, name, DerivedField(name, compute))
     for name in (*spec.inner_names, *(f.name for f in spec.dynamics)):
-        if isinstance(inspect.getattr_static(cls, name, None), StaticField):
-            setattr(cls, name, MISSING)  # what a value holds precedes it, and not a StaticField
+        if isinstance(inspect.getattr_static(cls, name, None), StaticField | DerivedField):
+            setattr(cls, name, MISSING)  # what a value holds precedes it, and not a descriptor
     differentiable = [field for field in spec.inners if field.differentiable]
     for field in differentiable:
         setattr(cls, field.name, DifferentiableField(field))
@@ -236,7 +246,9 @@ def install_fields(cls: Any) -> None:
     for dynamic in spec.dynamics:
         setattr(cls, carrier(dynamic.name), CarrierField(carrier(dynamic.name)))
     copies = VIEWS if spec.fallback == "materialize" else ()
-    setattr(cls, RECORDED, frozenset(field.name for field in differentiable).union(constants_of(cls), copies))
+    derived = [name for name, _ in spec.derived]
+    names = frozenset(field.name for field in differentiable).union(constants_of(cls), derived, copies)
+    setattr(cls, RECORDED, names)
 
 
 class CarrierField:
@@ -254,6 +266,46 @@ class CarrierField:
             return self
         x.__tensor_flatten__()
         return x.__dict__[self.name]
+
+
+class DerivedField:
+    """Reads a tensor that follows from the fields of a value, which is computed once for the inner tensors it has.
+
+    In a graph of Dynamo, reading it is a node, which computes it from the inner tensors of the trace.
+    """
+
+    def __init__(self, name: str, compute: Callable[[Any], Tensor]) -> None:
+        self.name, self.compute = name, compute
+        self.known = WeakTensorKeyDictionary()  # value -> its inner tensors, the result and its version
+
+    def __get__(self, x: Any, owner: type | None = None) -> Any:
+        if x is None:
+            return self
+        is_traced = is_compiling_here() or in_dispatch_mode() or current_transform() is not None
+        if is_traced or torch.is_inference_mode_enabled() or any(t.requires_grad for t in innermost(x)):
+            return self._compute(x)
+        known = self.known.get(x)
+        if known is not None:
+            primal, found, version = known
+            if primal.is_of(x) and found._version == version:
+                return found
+        with torch.no_grad():
+            found = self._compute(x)
+        self.known[x] = construct.Primal(x), found, found._version
+        return found
+
+    def _compute(self, x: Any) -> Tensor:
+        found = self.compute(x)
+        if not isinstance(found, Tensor):
+            raise TypeError(
+                f"{type(x).__name__}.{self.name}: expected a tensor from derived=, got {one_of(type(found))}"
+            )
+        return found
+
+    def __set__(self, x: Any, value: Any) -> None:
+        raise AttributeError(
+            f"{type(x).__name__}.{self.name} follows from the other fields; assign one of these"
+        )
 
 
 class StaticField:

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -102,6 +102,8 @@ class SubclassSpec:
     kind: str
     # Whether the dims of a value are the leading ones of each inner tensor, which `shape="... 4"` declares.
     leads: bool
+    # The fields that follow from others, each with the function that computes it.
+    derived: tuple[tuple[str, Callable[[Any], Tensor]], ...]
     # Names of all inner tensors in order of declaration, and of the attributes that hold the inner tensors themselves.
     inner_names: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
     attributes: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
@@ -142,7 +144,7 @@ def raise_unknown_keywords(cls: type, unknown: Collection[str]) -> NoReturn:
 # Tensor's unrelated method of the same name, the outer product.
 _TENSOR_OUTER = inspect.getattr_static(Tensor, "outer")
 
-Field = InnerField | tuple[Literal["static", "dynamic"], MetaField]
+Field = InnerField | tuple[Literal["static", "dynamic", "derived"], MetaField]
 
 
 def collect_spec(cls: type, keywords: Mapping[str, Any], scope: Mapping[str, Any]) -> SubclassSpec:
@@ -187,6 +189,9 @@ def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any
     is_inner = isinstance(marker, InnerMarker) and not marker.differentiable  # those are held by another name
     check_field_name(cls, name, is_inner=is_inner)
     match marker:
+        case InnerMarker(derived=derived) if derived is not None:
+            _check_derived(cls, name, marker, scope)
+            return "derived", MetaField(name, derived)
         case InnerMarker():
             return _collect_inner(cls, name, marker, scope)
         case StaticMarker(default):
@@ -195,6 +200,15 @@ def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any
         case DynamicMarker(default):
             _check_count_annotation(cls, name, scope)
             return "dynamic", MetaField(name, default)
+
+
+def _check_derived(cls: type, name: str, marker: InnerMarker, scope: Mapping[str, Any]) -> None:
+    if not callable(marker.derived) or marker != InnerMarker(None, False, None, derived=marker.derived):
+        raise SpecError(
+            f"{cls.__name__}.{name}: derived= is a function from the value to a tensor, and no other keyword goes with "
+            f"it; write `{name}: Tensor = inner(derived=lambda x: ...)`"
+        )
+    _tensor_annotation(cls, name, scope)
 
 
 def _collect_inner(cls: type, name: str, marker: InnerMarker, scope: Mapping[str, Any]) -> InnerField:
@@ -279,6 +293,7 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
         trainable=keywords.get("trainable", fallback == "map"),
         kind=kind,
         leads=leads,
+        derived=tuple((f.name, f.default) for kind, f in meta if kind == "derived"),
     )
 
 

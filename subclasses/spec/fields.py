@@ -7,7 +7,7 @@ from the class. They check nothing: errors are raised at the class statement, wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +29,7 @@ class InnerMarker:
     default: Any = MISSING
     shape: str | None = None
     ndim: int | None = None
+    derived: Callable[[Any], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def inner(  # noqa: PLR0913 - each is a keyword of a declaration
     shape: str | None = None,
     ndim: int | None = None,
     default: Any = MISSING,
+    derived: Callable[[Any], Tensor] | None = None,
 ) -> Any:
     """Declares an inner tensor.
 
@@ -73,8 +75,12 @@ def inner(  # noqa: PLR0913 - each is a keyword of a declaration
         ndim: the number of dims, in place of ``shape``.
         default: ``None`` is allowed together with ``optional=True``. It only tells type checkers that the argument may
             be omitted.
+        derived: a function from the value to the tensor, which follows from the other fields. The constructor does not
+            take it. It is computed when it is read first, and again after an inner tensor was written to or assigned.
+            It is not a parameter, and not saved. A rule that autograd differentiates, and a compiled program, compute
+            it each time. No other keyword goes with it.
     """
-    return InnerMarker(dtype, optional, device, differentiable, default, shape, ndim)
+    return InnerMarker(dtype, optional, device, differentiable, default, shape, ndim, derived)
 
 
 def static(*, default: Any = MISSING, kw_only: Literal[True] = True) -> Any:
@@ -144,6 +150,8 @@ def _lines(spec: Any) -> Iterator[str]:
         }
         arguments = ", ".join(f"{key}={value}" for key, value in shown.items() if value is not None)
         yield f"{f.name}: {kind}{' | None' * f.optional} = inner({arguments})"
+    for name, _ in spec.derived:
+        yield f"{name}: Tensor = inner(derived=...)"
     for kind, fields in (("static", spec.statics), ("dynamic", spec.dynamics)):
         for f in fields:
             yield f"{f.name} = {kind}({'' if f.default is MISSING else f'default={f.default!r}'})"
