@@ -184,6 +184,7 @@ VIEWS_KEY = torch._C.DispatchKey.ADInplaceOrView  # type: ignore[attr-defined]
 _autograd_keys = torch._C.DispatchKeySet(VIEWS_KEY)  # type: ignore[attr-defined]
 for _name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
     _autograd_keys = _autograd_keys.add(getattr(torch._C.DispatchKey, _name))  # type: ignore[attr-defined]
+_enabled_keys = _autograd_keys | _lazy_bits
 
 
 def autograd_enabled() -> Any:
@@ -191,7 +192,7 @@ def autograd_enabled() -> Any:
 
     Formulas for complex numbers set conjugate bits, so kernels see those again, too.
     """
-    return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _autograd_keys - _lazy_bits)
+    return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _enabled_keys)
 
 
 def autograd_excluded() -> Any:

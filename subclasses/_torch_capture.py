@@ -355,7 +355,10 @@ def is_exporting() -> bool:
     if torch.compiler.is_dynamo_compiling():
         return False  # with strict=True, Dynamo captures a graph first
     # The stack of the modes that see ops before autograd does. The public is_exporting() is true below autograd, too.
-    return torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
+    return _modes_above_autograd() > 0
+
+
+_modes_above_autograd = torch._ops._len_torch_dispatch_stack_pre_dispatch
 
 
 def desugar_exported(is_ours: Callable[[Any], bool]) -> None:

@@ -15,8 +15,7 @@ acts on each inner tensor. A write is the op that makes a new value, and PyTorch
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -96,18 +95,20 @@ def _way_of(func: Any, args: Any, kwargs: Any) -> _Way:
     way = _find_way(func)
     if way is _Way.AS_IT_IS or not torch.is_grad_enabled():
         return _Way.AS_IT_IS
-    operands = tensors_in(args, kwargs)
-    values = [t for t in operands if is_above(t)]
-    if not values or not (in_rule() or any_requires_grad(*operands)):
+    values: list[Any] = []
+    plain: list[Any] = []
+    for t in tensors_in(args, kwargs):
+        (values if is_above(t) else plain).append(t)
+    # Autocast, and lazy bits, make PyTorch run other ops on a plain operand that requires grad first.
+    plain_records = any_requires_grad(*plain)
+    if not values or not (plain_records or any_requires_grad(*values) or in_rule()):
         return _Way.AS_IT_IS
     if current_transform() is not None or is_exporting():
         return _Way.AS_IT_IS
     is_view = way is _Way.VIEWS or (func is Tensor.__getitem__ and _takes_views(args[1]))
-    if is_view and not (in_rule() or any(type(t)._rules_views for t in values)):
+    if is_view and not (any(type(t)._rules_views for t in values) or in_rule()):
         return _Way.AS_IT_IS
-    plain = [t for t in operands if not is_above(t)]
-    # Autocast, and lazy bits, make PyTorch run other ops on a plain operand first.
-    return _Way.ONE_OP if way is _Way.ONE_OP and not any_requires_grad(*plain) else _Way.SEVERAL_OPS
+    return _Way.ONE_OP if way is _Way.ONE_OP and not plain_records else _Way.SEVERAL_OPS
 
 
 @functools.cache
@@ -172,19 +173,19 @@ def is_open(x: Any) -> bool:
     """Whether a value does not require grad and an inner tensor of it does."""
     if not is_above(x) or any_requires_grad(x):
         return False
-    held = x.__dict__
-    return any(
-        (t := held[n]) is not None and (any_requires_grad(t) or is_open(t))
-        for n in type(x).__spec__.attributes
-    )
+    inners = [t for n in x._layout.present if (t := x.__dict__[n]) is not None]
+    return any_requires_grad(*inners) or (bool(x._layout.nested) and any(map(is_open, inners)))
 
 
 def close(x: Any) -> Any:
     """Returns a closed value for an open one; any other tensor as it is."""
     if not is_open(x):
         return x
-    inners = [None if t is None else close(t) for t in (x.__dict__[n] for n in type(x).__spec__.attributes)]
-    return apply_function(Construct, x._layout, dynamic_ints(x), *inners)
+    held, layout = x.__dict__, x._layout
+    inners = [held[n] for n in type(x).__spec__.attributes]
+    if layout.nested:
+        inners = [None if t is None else close(t) for t in inners]
+    return apply_function(Construct, layout, dynamic_ints(x), *inners)
 
 
 class _recording:
@@ -202,14 +203,18 @@ class _recording:
         CALLING.opens = self.before
 
 
-@contextmanager
-def _rule_running() -> Iterator[None]:
+class _rule_running:
     """Context of a rule, where autograd records: functions that it calls arrive here, and its values stay open."""
-    CALLING.rules += 1
-    try:
-        with EnableTorchFunction():
-            yield
-    finally:
+
+    __slots__ = ("guard",)
+
+    def __enter__(self) -> None:
+        CALLING.rules += 1
+        self.guard = EnableTorchFunction()
+        self.guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.guard.__exit__(*error)
         CALLING.rules -= 1
 
 
@@ -229,8 +234,8 @@ class _Operands:
         """Returns the open form of a closed value that requires grad; any other tensor as it is."""
         if not self.opens(t):
             return t
-        if id(t) in self.open:
-            return self.open[id(t)][1]
+        if (known := self.open.get(id(t))) is not None:
+            return known[1]
         if not any_requires_grad(t):
             return t
         if BY_FORMULA in t.__dict__:
@@ -343,9 +348,8 @@ def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = 
     operands = _Operands(opens)
     with _recording():
         args = map_tensors(args, operands.open_one)
-        kwargs = map_tensors(kwargs, operands.open_one) if kwargs else kwargs
         with _rule_running():
-            out = run(*args, **kwargs)
+            out = run(*args, **map_tensors(kwargs, operands.open_one)) if kwargs else run(*args)
         return out if in_rule() else map_tensors(out, operands.close)
 
 

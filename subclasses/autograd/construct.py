@@ -33,13 +33,18 @@ aten = torch.ops.aten
 def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
     """Constructs a wrapper as a differentiable function of its inner tensors."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inners):
-        if is_exporting() or (in_rule() and layout.cls._runs_above):  # type: ignore[attr-defined]
-            return layout.cls._wrap(layout, *inners, *dynamics)  # type: ignore[attr-defined]
-        made = apply_function(Construct, layout, dynamics, *inners)
-        if not (torch.compiler.is_dynamo_compiling() or any_requires_grad(made)):
-            raise errors.integer_value_error(layout.cls, made.dtype, inners)
-        return made
+        return construct_recorded(layout, dynamics, *inners)
     return wrap_detached(layout, dynamics, *inners)
+
+
+def construct_recorded(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
+    """Constructs a wrapper of inner tensors of which one requires grad, where gradients are on."""
+    if (layout.cls._runs_above and in_rule()) or is_exporting():  # type: ignore[attr-defined]
+        return layout.cls._wrap(layout, *inners, *dynamics)  # type: ignore[attr-defined]
+    made = apply_function(Construct, layout, dynamics, *inners)
+    if not (torch.compiler.is_dynamo_compiling() or any_requires_grad(made)):
+        raise errors.integer_value_error(layout.cls, made.dtype, inners)
+    return made
 
 
 def wrap_detached(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
@@ -220,7 +225,8 @@ class Unwrap(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         spec = cls.__spec__
         # Only the size and dtype of a differentiable one are read, so a later write to it is not an error.
-        likes = {n: t for n in spec.attributes if is_differentiable(t := held[n])}
+        named = spec.attributes == names  # all of them are differentiable then
+        likes = {n: held[n] for n in names} if named else _differentiable_in(held, spec.attributes)
         fixed: dict[str, Tensor] = {}
         if len(likes) < len(spec.attributes):
             fixed = {n: t for n in spec.attributes if n not in likes and (t := held[n]) is not None}
@@ -251,6 +257,10 @@ class Unwrap(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, x: Any, names: tuple[str, ...], written: bool) -> tuple[Any, Any]:
         """Unwraps a value from outside of a transform: a wrapper itself is never batched."""
         return apply_function(Unwrap, x, names, written), tuple(None for _ in names)
+
+
+def _differentiable_in(held: dict[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
+    return {n: t for n in names if is_differentiable(t := held[n])}
 
 
 def _versions(inners: list[Tensor | None]) -> list[int]:

@@ -189,7 +189,7 @@ def _generated_globals(
         "_check_constant": check_constant,
         "_call_unruled": call_materializing if spec.trainable and spec.fallback == "materialize" else call,
         "_coerce_tangent": construct.coerce_tangent,
-        "_construct": construct.construct,
+        "_construct": construct.construct_recorded,
         "_functions": functions,
         "_is_foreign": functools.partial(resolution.is_foreign, cls),
         "_layouts": layouts,

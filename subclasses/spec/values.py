@@ -77,7 +77,8 @@ def differ(one: Any, other: Any) -> bool:
 
 def dynamic_ints(x: Any) -> tuple[Any, ...]:
     """Returns the values of the dynamic ints in order of declaration."""
-    return tuple([x.__dict__[f.name] for f in type(x).__spec__.dynamics])
+    fields = type(x).__spec__.dynamics
+    return tuple([x.__dict__[f.name] for f in fields]) if fields else ()
 
 
 def with_inners(x: Any, inners: Iterable[Tensor | None], layout: Any = None) -> Any:
@@ -154,9 +155,10 @@ def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     """Returns an argument with ``change(t)`` in place of each tensor in it, also inside of lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, dict):
-        return {k: map_tensors(v, change) for k, v in value.items()}
-    return type(value)(map_tensors(v, change) for v in value) if type(value) in (list, tuple) else value
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([change(v) if isinstance(v, Tensor) else map_tensors(v, change) for v in value])
+    return {k: map_tensors(v, change) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 # ---- inner tensors of other sizes --------------------------------------------------------------------------
