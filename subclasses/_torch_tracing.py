@@ -24,7 +24,6 @@ from subclasses._torch import (
     current_transform,
     disable_current_modes,
     fake_mode,
-    in_backward,
     in_dispatch_mode,
     is_traceable_wrapper_subclass,
     is_tracing,
@@ -232,30 +231,6 @@ def owns_memory(t: torch.Tensor, references: int, tensors: int) -> bool:
         return False
     # One more: the storage that is asked for.
     return _storage_references(t.untyped_storage()._cdata) <= tensors + 1
-
-
-def is_called_by_transform() -> bool:
-    """Whether a transform of ``torch.func`` calls the op that is dispatched, and no rule for a function does."""
-    # A transform hides itself from what it calls, so that only the frames tell.
-    return not in_backward() and any(
-        f.f_globals.get("__name__") in _TRANSFORMS for f in _frames_above_dispatch()
-    )
-
-
-def _frames_above_dispatch() -> Iterator[Any]:
-    """Yields what calls an op, up to a rule for a function: frames, and of what Dynamo traces its record of a frame."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "__torch_function__":
-        yield frame
-        # Dynamo runs an op with fake tensors, and interprets the frames that call it.
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _FAKE_RUN:
-            frame = frame.f_locals["tx"]
-        else:
-            frame = getattr(frame, "f_back", None) or getattr(frame, "parent", None)
-
-
-_FAKE_RUN = ("torch._dynamo.utils", "get_fake_value")
-_TRANSFORMS = frozenset({"torch._functorch.vmap", "torch._functorch.eager_transforms"})
 
 
 # ---- torch.export ------------------------------------------------------------------------------------------

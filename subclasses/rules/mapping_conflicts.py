@@ -1,9 +1,9 @@
 """Ops of which a class maps the inner tensors, though a rule says something else of the function.
 
-A rule for a function is asked where the function is called with a value. Two callers get past it, with the op alone: a
-transform of ``torch.func``, to which belongs what an op returned, and another function that computes by the same op in
-C++, as ``torch.linalg.norm`` does by that of ``torch.linalg.vector_norm``. Mapping the op there would give another
-result than the rule.
+A rule for a function is asked where the function is called with a value. Some callers get past it, with the op alone: a
+transform of ``torch.func``, to which belongs what an op returned, a class that maps the op over values inside of it,
+and another function that computes by the same op in C++, as ``torch.linalg.norm`` does by that of
+``torch.linalg.vector_norm``. Mapping the op there would give another result than the rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from torch.overrides import resolve_name
 
 from subclasses._torch import OpOverload, in_backward
-from subclasses._torch_tracing import is_called_by_transform
 from subclasses.autograd.calling import CALLING
 from subclasses.errors import DispatchError, one_of
 from subclasses.rules.registry import collect_function_rules
@@ -33,14 +32,17 @@ def with_rules_above(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
         return run
 
     def plan(*args: Any, **kwargs: Any) -> Any:
-        if is_called_by_transform():
-            raise DispatchError(
-                f"{op} on {one_of(cls)} inside of a transform of torch.func (vmap, grad, jvp, ...): the rule for the "
-                f"function {name} is not asked there for what an op has returned, and mapping {op} would not be "
-                f"what it says. Add a rule for the op with @{cls.__name__}.implements(torch.ops.{op})"
-            )
         func = CALLING.func
-        if func is not None and _op_name(func) != name and not in_backward():
+        if in_backward():
+            return run(*args, **kwargs)
+        if func is None:
+            raise DispatchError(
+                f"{op} on {one_of(cls)} arrived without the function {name}, whose rule is not asked, and mapping "
+                f"{op} would not be what the rule says. So it is inside of a transform of torch.func (vmap, grad, "
+                f"jvp, ...), for what an op has returned, and where another class maps {op}. Add a rule for the op "
+                f"with @{cls.__name__}.implements(torch.ops.{op})"
+            )
+        if _op_name(func) != name:
             caller, function = (_shown(f) for f in (func, ruled[0]))
             raise DispatchError(
                 f"{caller} on {one_of(cls)} computes by {op}, for which the rule of the function {function} is not "

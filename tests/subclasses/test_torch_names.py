@@ -501,33 +501,6 @@ def register_node():
     assert _torch_capture.pytree.keystr(keys[0][0]) == "[0][0]"
 
 
-def is_called_by_transform():
-    """For an op on what an op returned in a transform; the first one is called with a value, and its rule asked."""
-    seen = []
-
-    class Seen(TensorSubclass, fallback="map"):
-        held: torch.Tensor = inner()
-
-    def note(func, *operands):
-        seen.append(_torch_tracing.is_called_by_transform())
-        return Seen(func(*(t.held if isinstance(t, Seen) else t for t in operands)))
-
-    Seen.implements(aten.mul.Tensor)(note)
-    x, plain = Seen(torch.ones(3)), torch.ones(3)
-    torch.vmap(lambda t: x * t * 3)(torch.ones(2, 3))
-    assert seen == [False, True]
-    torch.func.jvp(lambda t: x * t * 3, (plain,), (plain,))
-    assert any(seen[3:])
-    (x * plain * 3).held.sum()
-    assert seen[-2:] == [False, False]
-    seen.clear()
-    # Dynamo runs the ops with fake tensors, in no frame of the transform.
-    torch.compile(
-        lambda x: torch.vmap(lambda t: x * t * 3)(torch.ones(2, 3)).held, backend="eager", fullgraph=True
-    )(x)
-    assert seen == [False, True, False, False]
-
-
 def is_tracing():
     """In the backend of a compiled function, and where a rule is run for its graph."""
     seen = []
@@ -1171,7 +1144,6 @@ CHECKS = {
     "has_no_memory": without_lazy_bits,
     "graph_task": in_backward,
     "without_lazy_bits": without_lazy_bits,
-    "is_called_by_transform": is_called_by_transform,
     "is_tracing": is_tracing,
     "in_dual_level": in_dual_level,
     "is_differentiated": is_differentiated,
