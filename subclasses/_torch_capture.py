@@ -354,10 +354,10 @@ def is_exporting() -> bool:
     """Whether the trace above autograd of ``torch.export`` is running."""
     if torch.compiler.is_dynamo_compiling():
         return False  # with strict=True, Dynamo captures a graph first
-    # The stack of the modes that see ops before autograd does. The public is_exporting() is true below autograd, too.
     return _modes_above_autograd() > 0
 
 
+# The number of modes that see ops before autograd does, which no public function tells.
 _modes_above_autograd = torch._ops._len_torch_dispatch_stack_pre_dispatch
 
 
