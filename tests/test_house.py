@@ -220,6 +220,53 @@ def test_state_that_outlives_a_call_is_listed():
     assert found <= listed, f"list these in CONTRIBUTING.md, with their owner: {sorted(found - listed)}"
 
 
+_OF_FRAMES = {
+    "_getframe",
+    "currentframe",
+    "f_back",
+    "getrefcount",
+    "tb_frame",
+    "tb_next",
+    "extract_tb",
+    "walk_tb",
+}
+_TOOLS = ("subclasses/testing/", "desugar/compare/", "desugar/cli/")
+
+
+def readers_of_frames(text):
+    """The innermost functions of a module that look at frames, tracebacks or reference counts."""
+    found = set()
+
+    def visit(node, function):
+        if isinstance(node, ast.FunctionDef):
+            function = node.name
+        if isinstance(node, ast.Attribute | ast.Name) and getattr(node, "attr", "") in _OF_FRAMES:
+            found.add(function)
+        for child in ast.iter_child_nodes(node):
+            visit(child, function)
+
+    visit(ast.parse(text), "")
+    return found
+
+
+def test_readers_of_frames_are_listed():
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("look at frames")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1:3] for row in section.split("\n") if row.startswith("| `")]
+    listed = {
+        (owner.strip(" `"), name)
+        for owner, names in rows
+        for name in names.strip().replace("`", "").split(", ")
+    }
+    found = {
+        (name_of(path), name)
+        for path in sources()
+        if not name_of(path).startswith(_TOOLS)
+        for name in readers_of_frames(path.read_text())
+    }
+    assert found == listed
+    assert readers_of_frames("def f():\n    def g():\n        return sys._getframe(1)") == {"g"}
+
+
 def test_tests_lie_as_their_modules_do():
     folders = {path.parent.relative_to(ROOT) for path in sources()}
     tests = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
