@@ -47,15 +47,17 @@ class Layout:
         present: names of the attributes that hold the inner tensors that are present, in order of declaration.
         nested: name and layout of each inner tensor that is itself a traceable wrapper subclass.
         values: of a cotangent, and of what holds one, the layout of the value; None for any other layout.
+        cotangents: weakly, the layout of its cotangents, once it was asked for.
     """
 
-    __slots__ = ("__weakref__", "cls", "nested", "present", "statics", "values")
+    __slots__ = ("__weakref__", "cls", "cotangents", "nested", "present", "statics", "values")
 
     cls: type[Tensor]
     statics: tuple[Any, ...]
     present: tuple[str, ...]
     nested: Nested
     values: Layout | None
+    cotangents: weakref.ref[Layout] | None
 
     @property
     def cotangent(self) -> bool:
@@ -138,8 +140,8 @@ def intern_layout(
         return intern_layout(cls, statics, attributes, nested)
     if layout is None:
         layout = object.__new__(Layout)
-        of_values = {"values": _of_values(cls, statics, present, nested)}
-        fields = {"cls": cls, "statics": statics, "present": present, "nested": nested} | of_values
+        fields = {"cls": cls, "statics": statics, "present": present, "nested": nested, "cotangents": None}
+        fields["values"] = _of_values(cls, statics, present, nested)
         for name, value in fields.items():
             object.__setattr__(layout, name, value)
         # setdefault: another thread may have interned the same key meanwhile, and there must be only one layout.
@@ -237,7 +239,12 @@ def value_layout(layout: Layout) -> Layout:
 
 def cotangent_layout(layout: Layout) -> Layout:
     """Returns the layout of a cotangent of values with this layout."""
-    return intern_layout(layout.cls.Cotangent, layout.statics, layout.present, layout.nested)  # type: ignore[attr-defined]
+    found = None if layout.cotangents is None else layout.cotangents()
+    if found is None:
+        cls: Any = layout.cls
+        found = intern_layout(cls.Cotangent, layout.statics, layout.present, layout.nested)
+        object.__setattr__(layout, "cotangents", weakref.ref(found))
+    return found
 
 
 def are_alike(one: Layout, other: Layout) -> bool:

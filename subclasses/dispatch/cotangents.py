@@ -242,11 +242,11 @@ def _wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
     The autograd engine adds such a pair if a function reads inner tensors with ``unwrap`` and also uses the value as a
     whole. Both stay unchanged if the sum has to be differentiable, or if the value's inner tensors are not known.
     """
+    if is_cotangent(x) and is_cotangent(y):
+        return x, y
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or x.shape != y.shape:
         return x, y
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
-        return x, y
-    if is_cotangent(x) and is_cotangent(y):
         return x, y
     primal = next((v.__dict__[PRIMAL] for v in (x, y) if PRIMAL in v.__dict__), None)
     primal = primal or _primal_ahead(x if is_cotangent(x) else y)
