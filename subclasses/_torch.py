@@ -65,6 +65,16 @@ current_transform = torch._C._functorch.peek_interpreter_stack  # type: ignore[a
 # Whether such a transform wrapped a tensor.
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
 
+
+def is_differentiated_by_transform(t: torch.Tensor) -> bool:
+    """Whether a transform of torch.func that is running differentiates by a tensor, also below a batch."""
+    while is_transformed(t):
+        if torch._C._functorch.is_gradtrackingtensor(t):  # type: ignore[attr-defined]
+            return True
+        t = torch._C._functorch.get_unwrapped(t)  # type: ignore[attr-defined]
+    return False
+
+
 # ---- Dynamo ------------------------------------------------------------------------------------------------
 
 # Controls how Dynamo treats a code object that runs as a frame of its own (not inlined), without importing

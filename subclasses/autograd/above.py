@@ -36,12 +36,18 @@ from subclasses._torch import (
     current_transform,
     is_below_autograd,
     is_composite,
+    is_differentiated_by_transform,
     is_dispatched,
 )
 from subclasses._torch_capture import is_exporting
 from subclasses.autograd.calling import CALLING, in_rule
 from subclasses.autograd.construct import Construct, unwrap_recorded
-from subclasses.autograd.gradient_errors import formula_error, open_formula_error, view_rule_error
+from subclasses.autograd.gradient_errors import (
+    formula_error,
+    open_formula_error,
+    transformed_error,
+    view_rule_error,
+)
 from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, check_gradients
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import BY_FORMULA
@@ -99,11 +105,14 @@ def _way_of(func: Any, args: Any, kwargs: Any) -> _Way:
     plain: list[Any] = []
     for t in tensors_in(args, kwargs):
         (values if is_above(t) else plain).append(t)
+    is_transforming = current_transform() is not None
+    if values and is_transforming and any(map(is_differentiated_by_transform, plain)):
+        raise transformed_error(type(values[0]), func)
     # Autocast, and lazy bits, make PyTorch run other ops on a plain operand that requires grad first.
     plain_records = any_requires_grad(*plain)
     if not values or not (plain_records or any_requires_grad(*values) or in_rule()):
         return _Way.AS_IT_IS
-    if current_transform() is not None or is_exporting():
+    if is_transforming or is_exporting():
         return _Way.AS_IT_IS
     is_view = way is _Way.VIEWS or (func is Tensor.__getitem__ and _takes_views(args[1]))
     if is_view and not (any(type(t)._rules_views for t in values) or in_rule()):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch.overrides import resolve_name
+
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
 from subclasses.spec.values import known_to_differ
@@ -37,6 +39,16 @@ def open_formula_error(cls: Any, op: Any) -> FormulaError:
         f"{op} on {one_of(cls)} inside of a rule: the rule for {op} has derivative='formula', which is the gradient of "
         f"the tensor that a value represents, and the rule that calls it is differentiated by inner tensors; compute "
         f"with inner tensors there, or with x.materialize()"
+    )
+
+
+def transformed_error(cls: Any, func: Any) -> DispatchError:
+    """Returns the error for a transform of torch.func that differentiates by an operand beside a value."""
+    return DispatchError(
+        f"{resolve_name(func) or func} on {one_of(cls)} and a tensor by which a transform of torch.func (grad, vjp, "
+        f"jvp, jacrev, ...) differentiates: the transform takes PyTorch's formula for the op, which is not the "
+        f"derivative of the rules of {cls.__name__}. Differentiate with torch.autograd.grad, or compute with "
+        f"x.unwrap() inside"
     )
 
 

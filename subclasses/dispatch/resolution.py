@@ -27,6 +27,7 @@ from subclasses._torch import (
 )
 from subclasses.autograd.above import (
     copied,
+    is_above,
     is_read_by_materialize,
     run_by_formula,
     run_each_op,
@@ -224,7 +225,7 @@ def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
     computes = set(facts.returns) != {"other"} and not (facts.viewed or makes_like)
     if facts.written or not computes:
         return run_native(op, run)
-    return run_open(run, is_read_by_materialize) if plan.step == Step.MATERIALIZE else run_open(run)
+    return run_open(run, is_read_by_materialize if plan.step == Step.MATERIALIZE else is_above)
 
 
 def _rule_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:

@@ -280,7 +280,7 @@ def test_forward_mode_by_ops(fn):
     def jvp(f):
         return torch.func.jvp(f, (q,), (torch.tensor(1.0),))
 
-    with pytest.raises(DispatchError, match=r"in forward mode .*x\.unwrap\(\) .* such as torch\.mul"):
+    with pytest.raises(DispatchError, match=r"a transform of torch\.func .*compute with x\.unwrap\(\)"):
         jvp(lambda q: fn(road, q))
     want = jvp(lambda q: fn(road.held, q))
     torch.testing.assert_close(jvp(lambda q: fn(road.unwrap("held"), q)), want)

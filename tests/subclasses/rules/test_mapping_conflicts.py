@@ -56,6 +56,8 @@ doors = pytest.mark.parametrize("door", DOORS)
 def test_an_op_of_a_ruled_function_is_refused_in_a_transform(call, door):
     value = pair()(torch.tensor([1.0, 2.0, 4.0]), torch.zeros(3))
     words = r"aten.std.correction on a Pair arrived without .*transform .*implements\(torch.ops.aten.std.correction\)"
+    if call != "vmap":  # the product is refused before
+        words = r"mul on a Pair and a tensor by which a transform of torch.func .* differentiates"
     with pytest.raises(DispatchError, match=words):
         DOORS[door](lambda value: CALLS[call](lambda x: (value * x).std()))(value)
 
