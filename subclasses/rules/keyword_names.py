@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.overrides import resolve_name
 
 from subclasses._torch import OpOverloadPacket, schema_of
-from subclasses.errors import one_of
 from subclasses.ops.schema import ops_of_packet
 
 Rule = Callable[..., Any]
@@ -50,58 +48,33 @@ class Taken(NamedTuple):
     required: tuple[str, ...] = ()
     is_open: bool = False
 
+    def takes(self, args: Any, kwargs: Any) -> bool:
+        """Whether the rule has a parameter for each keyword, and an argument for each parameter that it requires."""
+        return (self.is_open or kwargs.keys() <= self.names) and kwargs.keys() >= {
+            *self.required[len(args) :]
+        }
 
-def with_keyword_names(cls: type, key: Any, rule: Rule, taken: Taken | None) -> Rule:
-    """Returns a rule of a class for a Python-level function that takes the keywords of that function.
+
+def with_keyword_names(key: Any, rule: Rule, taken: Taken | None) -> Rule:
+    """Returns a rule for a Python-level function that takes the keywords of that function.
 
     ``taken`` is what ``taken_by`` says of the rule.
     """
-    if taken is None:
+    forms = list(_forms(key))
+    known = {name for names, _ in forms for name in names}
+    if taken is None or not known or (taken.is_open and not taken.required):
         return rule
-    if taken.is_open:
-        return _with_required(key, rule, taken)
-    known = list(_forms(key))
-    forms = [form for form in known if not taken.names.issuperset(form.names)]
-    if not forms and not any(name in form.names for name in _OF_NUMPY.values() for form in known):
+    if known.issubset(taken.names) and known.isdisjoint(_OF_NUMPY.values()):
         return rule
 
     @functools.wraps(rule)
     def renamed(func: Any, *args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name not in taken.names:
-                args, kwargs = _place(cls, key, rule, forms, taken, args, kwargs)
-                break
+        if kwargs and not taken.takes(args, kwargs):
+            kwargs = {n if n in taken.names else _OF_NUMPY.get(n, n): v for n, v in kwargs.items()}
+            args, kwargs = _place(forms, taken, args, kwargs)
         return rule(func, *args, **kwargs)
 
-    return _showing(renamed, rule)
-
-
-def _showing(wrapper: Rule, rule: Rule) -> Rule:
-    # What looks for the author's code does not find it in a partial.
-    wrapper.__wrapped__ = rule.func if isinstance(rule, functools.partial) else rule  # type: ignore[attr-defined]
-    return wrapper
-
-
-def _with_required(key: Any, rule: Rule, taken: Taken) -> Rule:
-    """Returns a rule with ``**kwargs`` that gets by position what it requires and the caller passed by keyword."""
-    forms, required = list(_forms(key)), taken.required
-    if not (forms and required):
-        return rule
-
-    @functools.wraps(rule)
-    def filled(func: Any, *args: Any, **kwargs: Any) -> Any:
-        missing = required[len(args) :]
-        if missing and not kwargs.keys() >= set(missing):
-            for names, _ in forms:
-                wanted = names[len(args) : len(required)]
-                if len(wanted) == len(missing) and kwargs.keys() >= set(wanted):
-                    args, kwargs = (*args, *[kwargs[n] for n in wanted]), kwargs.copy()
-                    for name in wanted:
-                        del kwargs[name]
-                    break
-        return rule(func, *args, **kwargs)
-
-    return _showing(filled, rule)
+    return renamed
 
 
 def taken_by(rule: Rule) -> Taken | None:
@@ -141,34 +114,24 @@ def _forms(key: Any) -> Iterator[Parameters]:
         yield Parameters(names, [a.default_value if a.has_default_value() else _REQUIRED for a in arguments])
 
 
-def _place(  # noqa: PLR0913
-    cls: type, key: Any, rule: Rule, forms: list[Parameters], taken: Taken, args: Any, kwargs: Any
-) -> tuple[Any, Any]:
-    """Passes the keywords that a rule does not have by position, in the first form that has them all.
+def _place(forms: list[Parameters], taken: Taken, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Passes the keywords that a rule does not have, or requires, by position, in the first form that has them.
 
-    Functions in Python pass defaults on as well, such as ``_stacklevel``; those are left out.
-
-    Raises:
-        TypeError: the rule has no parameter at the position of a keyword.
+    Functions in Python pass defaults on as well, such as ``_stacklevel``; those are left out. What has no place stays,
+    and the call of the rule raises.
     """
-    kwargs = {n if n in taken.names else _OF_NUMPY.get(n, n): v for n, v in kwargs.items()}
-    foreign = {n: v for n, v in kwargs.items() if n not in taken.names}
-    if not foreign:
-        return args, kwargs
     for names, defaults in forms:
-        if all(n in names for n in foreign):
-            places = [names.index(n) for n, v in foreign.items() if v is not defaults[names.index(n)]]
-            last = max(places, default=-1)
-            if last >= taken.count:
-                raise _no_place(cls, key, rule, names[last])
-            placed = [kwargs.get(names[i], defaults[i]) for i in range(len(args), last + 1)]
-            if not any(value is _REQUIRED for value in placed):
-                rest = {n: v for n, v in kwargs.items() if n not in foreign and n not in names[: last + 1]}
-                return (*args, *placed), rest
-    raise _no_place(cls, key, rule, next(iter(foreign)))
-
-
-def _no_place(cls: type, key: Any, rule: Rule, keyword: str) -> TypeError:
-    described = f"{resolve_name(key) or key} on {one_of(cls)}"
-    name = getattr(rule, "__qualname__", type(rule).__name__)
-    return TypeError(f"{described}: the rule {name}() got an unexpected keyword argument {keyword!r}")
+        if not taken.is_open and not kwargs.keys() <= taken.names | {*names}:
+            continue
+        count = len(taken.required) if taken.is_open else taken.count
+        foreign = [i for i, n in enumerate(names) if n in kwargs and (taken.is_open or n not in taken.names)]
+        given = [i for i in foreign if kwargs[names[i]] is not defaults[i]]
+        last = max((i for i in given if len(args) <= i < count), default=-1)
+        placed = [kwargs.get(names[i], defaults[i]) for i in range(len(args), last + 1)]
+        if not any(value is _REQUIRED for value in placed):
+            left_out = {
+                *names[: last + 1],
+                *([] if taken.is_open else (names[i] for i in {*foreign} - {*given})),
+            }
+            return (*args, *placed), {n: v for n, v in kwargs.items() if n not in left_out}
+    return args, kwargs

@@ -80,7 +80,7 @@ def test_what_the_rule_has_no_place_for_is_an_error():
     ],
 )
 def test_rules_that_take_them_are_called_as_they_are(rule):
-    assert with_keyword_names(Held, F.linear, rule, taken_by(rule)) is rule
+    assert with_keyword_names(F.linear, rule, taken_by(rule)) is rule
 
 
 @pytest.mark.parametrize(
