@@ -29,10 +29,9 @@ from subclasses.autograd.engine_ops import (
 )
 from subclasses.autograd.plain_operands import noting_parts
 from subclasses.dispatch import sharding, structural
-from subclasses.dispatch.fallbacks import decompose_run, fallback_run, leading_run
+from subclasses.dispatch.fallbacks import decompose_run, fallback_run
 from subclasses.dispatch.lists import run_lists
-from subclasses.dispatch.map_plan import can_emit
-from subclasses.dispatch.map_views import maps_as_view, maps_leading_dims
+from subclasses.dispatch.mapping import can_emit, leading_run, maps_as_view, maps_leading_dims
 from subclasses.dispatch.per_inner import differentiable_names, joint_norm, remade, run_per_inner
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import LIKE_OPS, MOVING_OPS, WRITING_OPS, takes_lists

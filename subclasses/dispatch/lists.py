@@ -15,7 +15,7 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, is_traceable_wrapper_subclass_type
 from subclasses.autograd.cotangent_class import is_cotangent
-from subclasses.dispatch.map_plan import check_alike, raise_writes_plain
+from subclasses.dispatch.mapping import check_alike, raise_writes_plain
 from subclasses.dispatch.per_inner import (
     check_not_traced,
     check_operands,

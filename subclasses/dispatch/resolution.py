@@ -53,8 +53,7 @@ from subclasses.dispatch.fallbacks import (
     naming_whole,
     wrappers_in,
 )
-from subclasses.dispatch.map_plan import raise_writes_plain
-from subclasses.dispatch.map_views import WHOLE, is_factory
+from subclasses.dispatch.mapping import WHOLE, is_factory, raise_writes_plain
 from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.strided import with_checked_strides, with_checked_views
 from subclasses.dispatch.structural import COPYING_OPS, with_marks

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from subclasses import DispatchError, TensorSubclass, inner
 from subclasses._torch import all_aten_ops
-from subclasses.dispatch.map_plan import build_map_plan, can_emit
+from subclasses.dispatch.mapping import build_map_plan, can_emit
 from subclasses.dispatch.resolution import find_step
 from tests.subclasses.subjects import Optional, Pair, Tagged, make_pair
 

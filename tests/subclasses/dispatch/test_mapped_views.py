@@ -10,7 +10,7 @@ from torch import Tensor
 import desugar
 import subclasses
 from subclasses import DispatchError, Outer, TensorSubclass, inner, static
-from subclasses.dispatch.map_views import is_view
+from subclasses.dispatch.mapping import is_view
 from tests.subclasses.subjects import MODES, assert_same
 
 aten = torch.ops.aten
