@@ -90,14 +90,6 @@ def pair(grad=False):
 # ---- SpecError: a declaration -------------------------------------------------------------------------------
 
 
-def a_constructor_without_a_result():
-    class Lost(TensorSubclass):
-        data_: Tensor = inner()
-
-        def __new__(cls, data_):
-            super().__new__(cls, data_ * 2)
-
-
 def made(name, annotations=None, base=TensorSubclass, **body):
     """A class with an inner tensor `data_`, and what is given besides; class keywords are in `keywords`."""
     return declare(base, name=name, data_=inner(), annotations=annotations or {}, **body)
@@ -139,14 +131,6 @@ SPEC = {
         lambda: Strict.implements(F.sigmoid),
         ["never", "sigmoid of torch.nn.functional", "name one"],
     ),
-    "option without default": (
-        lambda: Strict.implements(torch.ops.aten.add.Tensor)(lambda func, x, y, alpha: x),
-        ["Strict", "aten.add.Tensor", "(func, x, y, alpha)", "Scalar alpha=1", "default"],
-    ),
-    "rule without func": (
-        lambda: Strict.implements(F.linear)(lambda x, w: x),
-        ["Strict", "linear", "(x, w)", "rule(func, *args, **kwargs)", "Tensor? bias=None"],
-    ),
     "adopt a module": (lambda: subclasses.adopt(nn.Linear), ["adopt", "derived from torch.Tensor", "Linear"]),
     "adopt a declared class": (
         lambda: subclasses.adopt(Pair),
@@ -163,10 +147,6 @@ SPEC = {
     "equal without hash": (
         lambda: made("Compared", __eq__=lambda self, other: self.data_ == other.data_),
         ["Compared", "__eq__ without __hash__", "torch.Tensor.__hash__", "torch.eq"],
-    ),
-    "a constructor without a result": (
-        a_constructor_without_a_result,
-        ["Lost.__new__", "None", "return super().__new__(cls, ...)"],
     ),
     "a rule for a generated method": (
         lambda: Pair.implements(Tensor.__deepcopy__)(lambda func, x, memo: x),

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.layout import Layout, layout_of
+from subclasses.rules.author_code import unwrapped
 from subclasses.rules.registry import all_rules
 from subclasses.spec.constants import constants_of
 
@@ -176,7 +177,7 @@ def _code_digest(made: Any) -> str:
     """Returns a digest of the file that defines a class or function, or of its bytecode if there is no file."""
     if getattr(made, "__module__", "").split(".")[0] in ("torch", "builtins"):
         return ""
-    made = inspect.unwrap(made)
+    made = unwrapped(made)
     try:
         path = inspect.getsourcefile(made)
     except (TypeError, OSError):  # built in, or defined at a prompt

@@ -15,14 +15,20 @@ from typing import Any, NamedTuple
 OF_LIBRARIES = ("torch", "subclasses")
 
 
+def unwrapped(function: Any) -> Any:
+    """Returns the author's function inside of wrappers and of ``functools.partial``."""
+    while True:
+        function = inspect.unwrap(function) if callable(function) else function
+        if not isinstance(function, functools.partial):
+            return function
+        function = function.func
+
+
 def codes_of(function: Any) -> Iterator[types.CodeType]:
     """Yields the code of a function, and of the functions of its package and around it that it may call."""
     pending, met = [function], set()
     while pending:
-        function = pending.pop()
-        while isinstance(function, functools.partial):
-            function = function.func
-        function = inspect.unwrap(function) if callable(function) else function
+        function = unwrapped(pending.pop())
         if not isinstance(function, types.FunctionType) or function.__code__ in met:
             continue
         met.add(function.__code__)

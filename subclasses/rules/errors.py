@@ -7,7 +7,6 @@ runs without end, and the ``RecursionError`` names neither.
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from typing import Any, NoReturn
@@ -20,6 +19,7 @@ from subclasses._torch import OpOverload, in_backward, schema_of
 from subclasses.autograd.python_functions import twins
 from subclasses.errors import DispatchError, one_of
 from subclasses.ops.schema import functional_counterpart
+from subclasses.rules.author_code import unwrapped
 from subclasses.rules.registry import collect_function_rules, family_of, find_op_rule, find_tag_rule
 from subclasses.rules.results import describe
 from subclasses.spec.values import tensors_in
@@ -80,7 +80,7 @@ def _shown(cls: Any, func: Any) -> str:
 
 def _raise_type_error(cls: Any, func: Any, error: TypeError, operands: Any) -> None:
     said, rule, is_operator = _ARGUMENTS.match(str(error)), _rule_for(cls, func), is_of_operator(func)
-    if said is not None and said[1] == getattr(inspect.unwrap(rule), "__qualname__", None):
+    if said is not None and said[1] == getattr(unwrapped(rule), "__qualname__", None):
         kind = RuntimeError if is_operator else TypeError
         raise kind(f"{_shown(cls, func)}: its rule {said[2]}; {_signature_of(cls, func)}") from error
     if (

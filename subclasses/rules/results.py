@@ -6,7 +6,6 @@ PyTorch takes what a rule returns as the op's results without a look.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
 from subclasses.ops.aliasing import check_kept
 from subclasses.ops.schema import op_facts
+from subclasses.rules.author_code import unwrapped
 from subclasses.spec.values import tensors_in, with_inners
 
 Rule = Callable[..., Any]
@@ -278,7 +278,7 @@ def _show(out: Any) -> str:
 
 def describe(rule: Rule) -> str:
     """Returns a rule's qualified name and the file and line of its definition."""
-    rule = inspect.unwrap(rule)
+    rule = unwrapped(rule)
     code = getattr(rule, "__code__", None)
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
     return f"{getattr(rule, '__qualname__', rule)}{where}"

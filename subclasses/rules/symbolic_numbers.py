@@ -24,7 +24,7 @@ import torch
 
 from subclasses._torch import OpOverloadPacket, schema_of
 from subclasses.ops.schema import ops_of_packet
-from subclasses.rules.author_code import OF_LIBRARIES, codes_of, package_of
+from subclasses.rules.author_code import OF_LIBRARIES, codes_of, package_of, unwrapped
 from subclasses.spec.statics import concrete
 
 Rule = Callable[..., Any]
@@ -40,7 +40,7 @@ def with_numbers(rule: Rule, described: str) -> Rule:
         rule: the rule.
         described: how messages call it.
     """
-    if package_of(inspect.unwrap(rule)) in OF_LIBRARIES:
+    if package_of(unwrapped(rule)) in OF_LIBRARIES:
         return rule
     # Not now: the functions that the rule calls may be defined after it.
     asks = functools.cache(lambda: any(not _TYPES.isdisjoint(code.co_names) for code in codes_of(rule)))

@@ -24,7 +24,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 from torch.testing._internal.two_tensor import TwoTensor
 
-from subclasses import TensorSubclass, _torch, _torch_capture, _torch_distributed, _torch_tracing, inner
+from subclasses import (
+    DispatchError,
+    TensorSubclass,
+    _torch,
+    _torch_capture,
+    _torch_distributed,
+    _torch_tracing,
+    inner,
+)
 from tests.subclasses.subjects import Hostile, Nested, Pair, make_pair
 
 aten = torch.ops.aten
@@ -108,8 +116,11 @@ def disable_torch_function_subclass():
     Box.implements(torch.cos)(lambda func, x: "ruled")
     x = Box(torch.zeros(1))
     assert torch.cos(x) == "ruled"
-    with _torch.DisableTorchFunctionSubclass():
-        assert torch.cos(x).a == 1
+    with (
+        _torch.DisableTorchFunctionSubclass(),
+        pytest.raises(DispatchError, match="arrived without the function"),
+    ):
+        torch.cos(x)
 
 
 @pytest.mark.parametrize("hop", [True, False], ids=["newer", "older release"])
@@ -795,6 +806,23 @@ def transforms():
     assert not _torch.is_transformed(torch.ones(2))
 
 
+def differentiating_transforms():
+    asked = []
+
+    def look(v):
+        asked.append(_torch.is_differentiated_by_transform(v))
+        return v.sum()
+
+    x = torch.ones(1, 2)
+    torch.vmap(look)(x)
+    torch.func.grad(look)(x)
+    torch.vmap(torch.func.grad(look))(x)
+    torch.func.grad(lambda x: torch.vmap(look)(x).sum())(x)
+    torch.func.jvp(look, (x,), (x,))
+    assert asked == [False, True, True, True, True]
+    assert not _torch.is_differentiated_by_transform(x)
+
+
 def skip_frames():
     def run(fn):
         seen = []
@@ -1165,6 +1193,7 @@ CHECKS = {
     "in_function_mode": in_function_mode,
     "current_transform": transforms,
     "is_transformed": transforms,
+    "is_differentiated_by_transform": differentiating_transforms,
     "fake_mode": fake_mode,
     "storage_key": storage_key,
     "op_infos": op_infos,
