@@ -110,3 +110,14 @@ def _same_start():
         del linecache.cache[
             name
         ]  # torch.fx keeps the text of each graph, and a compilation looks for new ones
+
+
+@pytest.fixture
+def without_garbage_collection():
+    """Collects no garbage in a test that runs to Python's recursion limit.
+
+    A finalizer of another test's garbage would fail there, and pytest reports that as an error of this test.
+    """
+    gc.disable()
+    yield
+    gc.enable()

@@ -519,6 +519,7 @@ def test_declarations(case):
     assert_says(caught.value, words)
 
 
+@pytest.mark.usefixtures("without_garbage_collection")
 @pytest.mark.parametrize(("make", "kind", "words"), VALUES)
 def test_constructions_and_options(make, kind, words):
     with pytest.raises(kind) as caught:

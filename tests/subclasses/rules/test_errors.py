@@ -103,6 +103,7 @@ def test_other_type_errors_stay():
 # ---- a rule that calls itself --------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("without_garbage_collection")
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.add, torch.add])
 def test_a_rule_that_calls_itself_is_named(op):
     cls = endless(op)
@@ -163,6 +164,7 @@ def test_a_rule_of_a_family_is_told_how_the_family_calls_it():
         x.sum(0, dtype=torch.float64)
 
 
+@pytest.mark.usefixtures("without_garbage_collection")
 def test_a_materialize_that_calls_itself_is_named():
     class Endless(Base):
         def materialize(self):
@@ -174,6 +176,7 @@ def test_a_materialize_that_calls_itself_is_named():
         Endless(torch.ones(2)).sum()
 
 
+@pytest.mark.usefixtures("without_garbage_collection")
 @pytest.mark.parametrize(
     "compiled", [lambda f: torch.compile(f, backend="eager"), lambda f: desugar.compile(f, backend="eager")]
 )
@@ -200,6 +203,7 @@ def test_nested_values_may_run_a_rule_in_itself():
     assert y.tolist() == [2.0, 2.0]
 
 
+@pytest.mark.usefixtures("without_garbage_collection")
 def test_another_recursion_stays_what_it_is():
     class Recursing(Base):
         pass

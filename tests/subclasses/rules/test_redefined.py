@@ -36,6 +36,7 @@ def notebook(monkeypatch):
     return module
 
 
+@pytest.mark.usefixtures("without_garbage_collection")
 def test_a_value_of_an_earlier_definition(notebook):
     x = notebook.Scaled(notebook.torch.ones(2))
     assert (x * 3).tolist() == [6, 6]
@@ -45,6 +46,7 @@ def test_a_value_of_an_earlier_definition(notebook):
     assert (notebook.Scaled(x.raw) * 3).tolist() == [6, 6]
 
 
+@pytest.mark.usefixtures("without_garbage_collection")
 def test_a_rule_that_calls_itself_is_told_so(notebook):
     run_cell(notebook, CELL.replace("t.materialize() if isinstance(t, Scaled) else t", "t"))
     with pytest.raises(RecursionError, match="calls itself without end"):
