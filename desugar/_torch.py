@@ -99,12 +99,13 @@ _LAZY = {
     "detect_fake_mode": "torch._guards",
     # Splits the joint graph where the fewest bytes have to be saved.
     "min_cut_rematerialization_partition": "torch._functorch.partitioners",
-    # Inductor: graph passes before the partition, its decompositions, and compilation of one graph.
+    # Inductor: graph passes before the partition, its decompositions, and compilation of one graph. One of the
+    # decompositions reads `torch._inductor.lowering`, which its own module does not import, and `compile_fx` does.
     "partition_fn": "torch._inductor.compile_fx",
     "compile_fx_inner": "torch._inductor.compile_fx",
     "joint_graph_passes": "torch._inductor.compile_fx:_recursive_joint_graph_passes",
     "get_inputs_devices": "torch._inductor.compile_fx",
-    "select_decomp_table": "torch._inductor.decomposition",
+    "select_decomp_table": "torch._inductor.compile_fx",
     "BoxedBool": "torch._inductor.utils",
     "inductor_config": "torch._inductor:config",
     "list_mode_options": "torch._inductor",
