@@ -58,12 +58,12 @@ def outcome(name: str, kind: str, way: Callable[[Any], Any]) -> str:
 
 
 def find_outcomes() -> Outcomes:
-    """Returns the outcomes of all cases with all classes."""
+    """Returns the outcomes of all cases with all classes, in the order of the cases' numbers."""
     return {
         f"{name.removeprefix('c')}, {kind}": {
             way: outcome(name, kind, compiler) for way, compiler in WAYS.items()
         }
-        for name in hard.CASES
+        for name in sorted(hard.CASES)
         for kind in hard.KINDS
     }
 
