@@ -28,7 +28,7 @@ from subclasses.testing.cases import accepted, once
 from subclasses.testing.compare import snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken, Skipped, chain, innermost, problem
 from subclasses.testing.property import Case
-from subclasses.testing.reach import functions_of, is_below_autograd, names_of_rules, rules_run
+from subclasses.testing.reach import functions_of, is_for_op, names_of_rules, rules_run
 from subclasses.testing.subject import Subject
 
 # What takes a tensor out of the autograd graph, or a number out of a tensor.
@@ -109,15 +109,19 @@ def mend_cut(s: Subject, case: Case, *, reads: bool = True) -> str | None:
 def cut_of(s: Subject, key: Any, rule: types.FunctionType, *, reads: bool = True) -> str | None:
     """How a function of a declared class that runs above autograd cuts off gradients, by its code, or None."""
     names = set(_names(rule.__code__))
-    if key != "materialize" and is_below_autograd(key):
-        return None  # or given inner tensors that carry gradients
+    if is_for_op(key) and s.cls._traits.is_representation:
+        return None
     faults = [
         f"uses {name}, behind which gradients are lost: leave it out" for name in _CUTS if name in names
     ]
     faults += [
         f'reads the raw .{f.name} above autograd, where it carries no gradient: x.unwrap("{f.name}") does'
         for f in s.cls.__spec__.inners
-        if reads and key != "materialize" and f.name in names and _may_lose_gradients(f)
+        if reads
+        and not is_for_op(key)
+        and key != "materialize"
+        and f.name in names
+        and _may_lose_gradients(f)
     ]
     return f"{describe(rule)} {'; it '.join(faults)}" if faults else None
 

@@ -120,8 +120,8 @@ def name_rules(s: Subject, error: Broken) -> str:
     return f"look at {' and '.join(named)}, which ran: " if 0 < len(named) <= 3 else ""
 
 
-def is_below_autograd(key: Any) -> bool:
-    """Whether a rule for a key runs below autograd, on raw inner tensors."""
+def is_for_op(key: Any) -> bool:
+    """Whether a rule for a key is for ops: it runs below autograd, or on differentiable fields of a structure."""
     return isinstance(key, OpOverload | OpOverloadPacket | Family | torch.Tag)
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.errors import DispatchError
 from subclasses.layout import field_name
 from subclasses.testing.cases import like, once, operands_with_gradients, recorded
 from subclasses.testing.compare import check_equal, check_none, difference, leaves, snapshot
 from subclasses.testing.errors import Broken, Skipped, succeeds
 from subclasses.testing.faults import explaining
-from subclasses.testing.properties.slopes import check_slope_of_op, has_no_derivative
+from subclasses.testing.properties.slopes import check_slope_of_op
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject, is_differentiable
 
@@ -233,7 +232,7 @@ def _recorded_by_inners(s: Subject) -> list[Case]:
 
 
 @promise(
-    "a rule above autograd reads inner tensors with x.unwrap(name), which is differentiable; x.name is raw. A "
+    "a rule for a function reads inner tensors with x.unwrap(name), which is differentiable; x.name is raw. A "
     "class that takes plain cotangents says with wrap_cotangent what they mean",
     cases=_recorded_by_inners,
     of_right_values=True,
@@ -250,25 +249,11 @@ def inner_gradients(s: Subject, case: Case) -> None:
     with explaining(s, case):
         result = case.run(x)
         check_requires_grad(s, case, [x], result, expected)
-        for name, g, e in zip(wanted, _gradients_by_inners(s, case, result, wanted), expected, strict=True):
+        for name, g, e in zip(wanted, gradients_by([*wanted.values()], result), expected, strict=True):
             if g is not None or e is not None:
                 zeros = torch.zeros_like(e if g is None else g)
                 problem = difference(s, zeros if g is None else g, zeros if e is None else e)
                 check_none(f"the gradient of {field_name(name)} through {case.name} is wrong", problem)
-
-
-def _gradients_by_inners(s: Subject, case: Case, result: Any, wanted: Mapping[str, Tensor]) -> Sequence[Any]:
-    """The gradients of a result by inner tensors.
-
-    Raises:
-        Broken: a rule computes the result without a derivative, and differences show that it has one.
-    """
-    try:
-        return gradients_by([*wanted.values()], result)
-    except DispatchError as error:
-        if has_no_derivative(error):
-            check_slope_of_op(s, case)
-        raise
 
 
 # ---- cotangents --------------------------------------------------------------------------------------------

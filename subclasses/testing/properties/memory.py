@@ -26,7 +26,7 @@ from subclasses.testing.compare import leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
 from subclasses.testing.faults import harmless
 from subclasses.testing.property import Case, promise
-from subclasses.testing.reach import is_below_autograd, rules_run
+from subclasses.testing.reach import is_for_op, rules_run
 from subclasses.testing.subject import Subject, is_differentiable
 
 # Writes to a result: each may reach other inner tensors than the others do.
@@ -133,7 +133,7 @@ def _mend(s: Subject, case: Case, shared: list[tuple[str, str]]) -> str:
     run = rules_run(s, lambda: case.run(s.make())) if s.declared else []
     rules = {describe(rule): key for key, rule in run if key != "materialize"}
     pairs = ", ".join(f"y{of_y} in that of x{of_x}" for of_y, of_x in shared)
-    read = ".{}" if all(map(is_below_autograd, rules.values())) else '.unwrap("{}")'
+    read = ".{}" if all(map(is_for_op, rules.values())) else '.unwrap("{}")'
     parts = dict.fromkeys(of_x.removeprefix(".").partition(".")[::2] for _, of_x in shared)
     copies = [f"x{read.format(field)}{'.' * bool(rest)}{rest}.clone()" for field, rest in parts]
     return (

@@ -12,15 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.autograd.gradient_errors import FormulaError
-from subclasses.errors import DispatchError
 from subclasses.layout import RAW
 from subclasses.testing.cases import recorded, stand_ins
 from subclasses.testing.compare import leaves
 from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
 from subclasses.testing.faults import explaining
 from subclasses.testing.property import Case, promise
-from subclasses.testing.reach import names_of_rules
 from subclasses.testing.subject import Subject, seed
 
 # A function of inner tensors by name, and what of its results is looked at.
@@ -36,11 +33,10 @@ _CUT_IN_RULE = (
     ".data, converts to numpy or turns gradients off, or where a rule for a function reads fields in place of "
     "x.unwrap()"
 )
-
-
-def has_no_derivative(error: BaseException) -> bool:
-    """Whether an error says that inner tensors have no derivative, but what they represent."""
-    return isinstance(error, FormulaError)
+_BY_FORMULA = (
+    "PyTorch's formula for the op is the derivative of a rule for an op of a representation: the rule must compute "
+    "the op of the tensors that the values represent. "
+)
 
 
 def _is_real(t: Any) -> bool:
@@ -91,18 +87,13 @@ def check_slope(s: Subject, case: Case, opened: Open | None = None) -> None:
     whole = Case(case.name, lambda x: read(leaves(case.run(x))))
     what = f"the gradient of {', '.join(n.removeprefix(RAW) for n in at)} through {case.name}"
     with explaining(s, whole):
-        got, error = 0.0, None
-        try:
-            got = _slope_by_autograd(total, at, directions)
-        except DispatchError as none:
-            if not has_no_derivative(none):
-                raise
-            error = none
+        got = _slope_by_autograd(total, at, directions)
         if not _are_close(got, expected):
-            shown = f"the slope in a random direction is {expected:.4g} by differences and "
-            if error is None:
-                raise Broken(f"{what} is wrong: {shown}{got:.4g} by autograd", _CUT_IN_RULE)
-            raise Broken(f"{what} is refused: {shown}autograd has none: {error}", _mend_refused(s, whole))
+            raise Broken(
+                f"{what} is wrong: the slope in a random direction is {expected:.4g} by differences and {got:.4g} by "
+                f"autograd",
+                _BY_FORMULA * s.cls._traits.is_representation + _CUT_IN_RULE,
+            )
 
 
 def check_slope_of_op(s: Subject, case: Case) -> None:
@@ -136,16 +127,6 @@ def _total_of(s: Subject, case: Case, read: Open) -> tuple[Total, dict[str, Tens
 
 def _are_close(slope: float, expected: float) -> bool:
     return abs(slope - expected) <= _TOLERANCE * max(1, abs(expected))
-
-
-def _mend_refused(s: Subject, case: Case) -> str:
-    """The advice for a rule that computes without derivatives what has one, naming it."""
-    rules = names_of_rules(s, lambda: case.run(s.trainable()))
-    return (
-        f"{' or '.join(rules) or 'the rule'} computes its result without derivatives: use ops that have them, and no "
-        f"detach(), .data, numpy or no_grad on the way. If what is read is not meant to have gradients: "
-        f"skip={{'read_gradients'}}, or 'inner_gradients' where that is broken"
-    )
 
 
 @torch.no_grad()
@@ -184,8 +165,7 @@ def _inner_tensors(s: Subject, result: Any) -> list[Any]:
 
 
 @promise(
-    "the result as a whole has PyTorch's derivative of the op, and what is read from it that of the rule. "
-    + _CUT_IN_RULE,
+    _BY_FORMULA + _CUT_IN_RULE,
     cases=recorded,
 )
 def read_gradients(s: Subject, case: Case) -> None:

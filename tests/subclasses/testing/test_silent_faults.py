@@ -106,25 +106,6 @@ FAULTS = {
         with_options,
         ["y = x.exp(); y.mul_(2) changed x: coarse", "(y in that of x.coarse)"],
     ),
-    "one of two detached": (
-        "read_gradients",
-        aten.neg.default,
-        lambda func, x: type(x)(-x.coarse, -x.fine.detach()),
-        negating,
-        ["the gradient of coarse, fine through -x is wrong", "calls detach()"],
-    ),
-    "all computed without gradients": (
-        "read_gradients",
-        aten.neg.default,
-        without_gradients,
-        negating,
-        [
-            "the gradient of coarse, fine through -x is refused",
-            "mend: without_gradients (",
-            "computes its result without derivatives: use ops that have them",
-            "skip={'read_gradients'}",
-        ],
-    ),
     "one of two copied in a view": (
         "writes_to_views",
         aten.select.int,
@@ -286,6 +267,10 @@ RIGHT = {
             (4, 6),
         ),
     ),
+    "a rule of a representation, which has PyTorch's formula, that computes without gradients": (
+        "read_gradients",
+        with_rule(aten.neg.default, without_gradients),
+    ),
     "a result whose plain tensor has no gradients": (
         "read_gradients",
         with_rule(aten.floor.default, floor),
@@ -306,7 +291,9 @@ class Signs(Halves):
         return self.fine + (self.coarse.sign() - self.coarse).detach() + self.coarse
 
 
-class Smooth(Halves):
+class Smooth(Halves, kind="structure"):
+    """With a rule for ``mul`` that multiplies each of the two."""
+
     def materialize(self):
         return self.fine + self.coarse.tanh()
 
@@ -317,6 +304,12 @@ def test_a_straight_through_estimator_is_told_from_a_rule_that_loses_gradients()
     assert found.state == "broken" and "what materialize() gives of x has another gradient" in found.detail
     assert "straight-through estimator: skip={'read_gradients'}" in found.mend
     check_kept(of_tensors(Smooth), "read_gradients")
+
+
+@pytest.mark.slow
+def test_a_rule_of_a_representation_that_is_another_function_is_told_of_the_formula():
+    words = ["the gradient of coarse, fine through x * 2 is wrong", "PyTorch's formula for the op"]
+    check_found(of_tensors(ruled(Smooth, {}, kind="representation")), "read_gradients", words)
 
 
 # ---- rules that are right for some calls: the kit makes a call of each kind -----------------------------------
@@ -379,6 +372,17 @@ def test_a_rule_that_detaches_one_of_two_is_found(detaches):
     cls = ruled(Pairs, {torch.ops.aten.neg.default: rule})
     make = lambda: cls(torch.rand(4, 6) + 0.5, torch.randn(4, 6))  # noqa: E731
     if detaches:
-        check_found(make, "read_gradients", ["the gradient of radius, phase through -x is wrong"])
+        words = [
+            "the gradient of radius, phase through -x is wrong",
+            "<lambda> (",
+            "uses detach, behind which",
+        ]
+        check_found(make, "read_gradients", words)
     else:
         check_kept(make, "read_gradients")
+
+
+def test_a_rule_of_a_structure_that_computes_without_gradients_is_found():
+    make = of_tensors(ruled(Halves, {aten.neg.default: without_gradients}, kind="structure"))
+    words = ["the result of -x does not require grad", "without_gradients (", "uses no_grad, behind which"]
+    check_found(make, "inner_gradients", words)
