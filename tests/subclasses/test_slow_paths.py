@@ -59,6 +59,7 @@ MASK = torch.ones(5, 5, dtype=torch.bool).tril()
 CONV = quantized(nn.Conv1d(4, 4, 3), Int8WeightOnlyConfig(), filter_fn=lambda module, name: True)
 SLOW = {
     "jagged, a mask": (lambda: attend, (JAGGED, MASK), "leave out a mask of padding"),
+    "jagged, a bias": (lambda: attend, (JAGGED, torch.randn(5, 5)), "attend to a few long rows one by one"),
     "jagged, a mask and dropout": (
         lambda: lambda x, m: attend(x, m, 0.5),
         (JAGGED, MASK),

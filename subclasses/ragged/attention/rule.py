@@ -125,7 +125,7 @@ def _say_padded(query: Any, jagged: bool, attn_mask: Any, dropout_p: float) -> N
     if is_fused and attn_mask is not None:
         say_once(
             "compiled attention of a PaddedTensor with an attn_mask writes the mask anew for each row",
-            "leave out a mask of padding, which does not exist, and pass is_causal=True for a causal mask",
+            _remedy_for(attn_mask),
         )
     if is_fused:
         return
@@ -137,13 +137,23 @@ def _say_padded(query: Any, jagged: bool, attn_mask: Any, dropout_p: float) -> N
     elif attn_mask is not None:
         say_once(
             "attention of a JaggedTensor with an attn_mask, also with dropout, computes every score of a padded table",
-            "leave out a mask of padding, which does not exist, and pass is_causal=True for a causal mask",
+            _remedy_for(attn_mask),
         )
     else:
         say_once(
             f"attention of {query.dtype} rows on {query.device.type} computes every score of a padded table",
             "use a dtype, a head width and a device of PyTorch's attention kernels, and rows without gaps",
         )
+
+
+def _remedy_for(attn_mask: Any) -> str:
+    remedy = "leave out a mask of padding, which does not exist, and pass is_causal=True for a causal mask"
+    if not isinstance(attn_mask, Tensor) or attn_mask.dtype == torch.bool:
+        return remedy
+    return (
+        f"{remedy}; with a bias, let a batch have rows of about one length, or attend to a few long rows one by one, "
+        f"each with attn_mask[..., :n, :n]"
+    )
 
 
 def _attend_tables(query: Any, key: Any, value: Any, **options: Any) -> Any:
