@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import pytest
@@ -147,26 +146,6 @@ def test_closure_cells():
     same(compiled, fn, x, 3)
     w = make(TwoTensor, 3)
     same(compiled, fn, x)
-
-
-HOW = {
-    "tuple": (lambda x, held: x * held[0], (2.0,), (5.0,)),
-    "dtype": (lambda x, held: x.to(held), torch.float32, torch.float64),
-    "function": (lambda x, held: held(x), torch.sin, torch.cos),
-    "partial": (lambda x, held: held(x), torch.sin, torch.cos),
-    "held function": (lambda x, held: held(x), torch.sin, torch.cos),
-}
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_whatever_a_cell_holds_is_seen(how):
-    of_the_cell, *values = HOW[how]
-    held = values[0]
-    inner = lambda x: of_the_cell(x, held)  # noqa: E731
-    fn = {"partial": functools.partial(inner), "held function": lambda x: inner(x)}.get(how, inner)
-    compiled, x = by_pass(fn), torch.ones(3)
-    for held in values:  # noqa: B007
-        assert torch.equal(compiled(x), inner(x))
 
 
 def test_requires_grad_of_a_tensor_from_outside():

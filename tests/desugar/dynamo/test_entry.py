@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-import logging
 import weakref
 
 import pytest
 import torch
 from torch import nn
 
-import desugar
 from desugar.dynamo.entry import Entry
-from desugar.dynamo.frame_code import Parameters
-from tests.desugar.classes import Pair, TwoTensor, make
-from tests.desugar.judge import assert_same_values, by_pass, leaves_of
+from tests.desugar.classes import TwoTensor, make
+from tests.desugar.judge import assert_same_values, by_pass
 
 
 def entry_of(compiled):
@@ -78,25 +75,6 @@ def test_calls_of_every_kind(fn, args, kwargs):
     assert inspect.signature(compiled) == inspect.signature(fn)
 
 
-def test_parameters_of_code():
-    found = Parameters.of(many.__code__)
-    assert found == Parameters(("a", "b", "c"), 2, ("d", "e"), "rest", "more")
-    assert found.declaration(0) == "a, b, /, c, *rest, d, e, **more"
-    assert found.declaration(1) == "b, /, c, *rest, d, e, **more"
-    assert found.forwarding(0) == "a, b, c, *rest, d=d, e=e, **more"
-    assert Parameters.of((lambda x, *, y: x).__code__).declaration(0) == "x, *, y"
-
-
-def test_defaults_are_those_of_the_moment():
-    def fn(x, by=2.0, *, plus=1.0):
-        return x * by + plus
-
-    compiled, x = by_pass(fn), torch.ones(2)
-    assert compiled(x)[0] == compiled(x)[0] == 3
-    fn.__defaults__, fn.__kwdefaults__ = (5.0,), {"plus": 7.0}
-    assert compiled(x)[0] == fn(x)[0] == 12
-
-
 # ---- what is compiled ----------------------------------------------------------------------------------------
 
 
@@ -109,15 +87,6 @@ class Scaler:
 
     def __call__(self, x):
         return x * self.by * 2
-
-
-def test_a_bound_method_sees_its_object_change():
-    scaler, x = Scaler(2), torch.ones(2)
-    compiled = by_pass(scaler.scaled)
-    for by in (2, 3, 3, 4):
-        scaler.by = by
-        assert compiled(x)[0] == by
-    assert is_direct(compiled, x)
 
 
 @pytest.mark.parametrize(
@@ -134,21 +103,6 @@ def test_what_has_no_frame_of_its_own(fn):
     compiled, x = by_pass(fn), torch.ones(2)
     for _ in range(2):
         torch.testing.assert_close([*compiled(x)], [*fn(x)])
-
-
-def test_a_decorated_method():
-    class Holder:
-        by = 2
-
-        @desugar.compile(backend="eager")
-        def scaled(self, x):
-            return x * self.by
-
-    holder, x = Holder(), make(Pair, 3)
-    for by in (2, 3):
-        holder.by = by
-        assert_same_values([holder.scaled(x)], [x * by])
-    assert Holder.scaled.programs
 
 
 # ---- what goes another way -----------------------------------------------------------------------------------
@@ -213,29 +167,6 @@ def test_a_graph_break_goes_through_the_frame_hook():
         by_pass(fn, fullgraph=True)(x)
 
 
-def test_forward_mode_tangents_are_kept():
-    compiled, x = by_pass(double), torch.ones(2)
-    compiled(x)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, torch.full((2,), 3.0))
-        out = compiled(dual)
-        assert torch.autograd.forward_ad.unpack_dual(out).tangent.tolist() == [6, 6]
-    assert torch.func.jvp(compiled, (x,), (x,))[1].tolist() == [2, 2]
-
-
-def test_the_reason_is_logged_with_both_values(caplog):
-    def fn(x, mode):
-        return x * 2 if mode == "double" else x
-
-    with caplog.at_level(logging.INFO, logger="desugar"):
-        compiled = by_pass(fn)
-        compiled(torch.ones(2), "double")
-        compiled(torch.ones(2) * 2, "double")
-        compiled(make(Pair, 2), "double")
-    first, second = (record.getMessage() for record in caplog.records if "compiled program" in record.message)
-    assert "first call" in first and "x" in second
-
-
 # ---- the names of programs -----------------------------------------------------------------------------------
 
 
@@ -263,11 +194,3 @@ def test_globals_do_not_fill_up():
     gc.collect()
     assert gone() is None
     assert {name for name in globals() if name.startswith("__desugar_")} <= before
-
-
-def test_several_results_and_none():
-    compiled = by_pass(lambda x: {"x": x, "none": None, "two": [x * 2, 3, "text"]})
-    for _ in range(2):
-        result = compiled(x := torch.ones(2))
-        assert result["x"] is x and result["none"] is None and result["two"][1:] == [3, "text"]
-        assert len(leaves_of(result)) == 5

@@ -109,17 +109,6 @@ def test_one_function_in_every_pattern(way):
 
 
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
-def test_an_inner_tensor_read_after_a_write(way):
-    def fn(x):
-        x.mul_(2)
-        y = x.a + 1
-        x.add_(1)
-        return y, x.a * 3, x * 1
-
-    judge(fn, lambda: (make(TwoTensor, 3),), way(fn), calls=2)
-
-
-@pytest.mark.parametrize("way", [by_pass, by_dynamo])
 def test_overlapping_arguments_that_require_grad_are_refused(way):
     def fn(x, y):
         x.mul_(2)

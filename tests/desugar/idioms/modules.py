@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Int8Like, Pair, make
-from tests.desugar.idioms.running import between, idiom, trained
+from tests.desugar.idioms.running import again, idioms_of_calls, idioms_of_changes, put, trained
 
 
 class Block(nn.Module):
@@ -19,6 +19,7 @@ class Block(nn.Module):
         self.weight = nn.Parameter(torch.randn(width))
         self.register_buffer("offset", torch.zeros(width))
         self.scale, self.steps, self.residual, self.mode, self.inner = 2.0, 0, False, "sin", None
+        self.seen = []
 
     def forward(self, x):
         y = {"sin": torch.sin, "cos": torch.cos}[self.mode](x * self.weight * self.scale) + self.offset
@@ -57,9 +58,16 @@ def wrapped(module):
     return module
 
 
-def settings(module, **values):
-    """Changes that each set one attribute of a module."""
-    return [lambda name=name, value=value: setattr(module, name, value) for name, value in values.items()]
+def wrapped_block():
+    return wrapped(Block())
+
+
+def wrapped_outer():
+    return wrapped(Outer())
+
+
+def wrapper(rows=2):
+    return make(TwoTensor, rows, 3)
 
 
 def buffers(module):
@@ -69,243 +77,195 @@ def buffers(module):
 # --------------------------------------------------------------------------------------------------- attributes
 
 
-@idiom
-def module_attributes_changed(compile_):
-    block, x = Block(), make(TwoTensor, 2, 3)
-    fn = compile_(block)
-    yield from between(
-        lambda: fn(x),
-        *settings(block, scale=3.0),
-        *settings(block, scale=4, residual=True, mode="cos", inner=torch.neg),
-    )
-    block.inner = nn.Linear(3, 3)
-    yield from between(lambda: fn(make(Tensor, 2, 3)), *settings(block, inner=None))
+class Counting(nn.Module):
+    steps, rate = 0, 0.5
+
+    def forward(self, x):
+        self.steps += 1
+        self.rate *= 0.5
+        self.last = x * self.steps
+        return self.last * self.rate
 
 
-@idiom
-def attributes_of_nested_modules_changed(compile_):
-    outer, x = wrapped(Outer()), make(TwoTensor, 2, 3)
-    fn = compile_(outer)
-    return between(
-        lambda: fn(x),
-        lambda: (setattr(outer.block, "scale", 5.0), setattr(outer.dropout, "p", 0.0)),
-        *settings(outer.block, mode="cos"),
-    )
+class Recording(Held):
+    def forward(self, x):
+        self.seen.append(x * 2)
+        self.sizes[len(self.seen)] = tuple(x.shape)
+        return self.seen[-1] + len(self.seen)
 
 
-@idiom
-def dropout_rate_changed(compile_):
-    dropout, x = nn.Dropout(0.5), make(TwoTensor, 4, 8)
-    fn = compile_(dropout)
-    for dropout.p in (0.5, 0.9, 0.0, 0.1):
-        yield fn(x), torch.rand(1)
+class Rotary(Held):
+    def forward(self, x):
+        if self.table is None or len(self.table) < len(x):
+            self.table = torch.arange(float(len(x))).unsqueeze(1)
+        return x * self.table[: len(x)]
 
 
-@idiom
-def dropout_of_everything(compile_):
-    fn, x = compile_(nn.Dropout(1.0)), make(TwoTensor, 4, 8)
-    yield fn(x)
-    yield torch.rand(1)
+class Attention(Held):
+    def forward(self, x):
+        self.keys = x if self.keys is None else torch.cat([self.keys, x])
+        return x @ self.keys.t()
 
 
-@idiom
-def epsilon_changed(compile_):
-    norm, x = nn.LayerNorm(3), make(Tensor, 2, 3)
-    fn = compile_(norm)
-    for norm.eps in (1e-5, 1.0, 10.0, 20.0):
-        yield fn(x)
-
-
-@idiom
-def train_and_eval(compile_):
-    outer, x = wrapped(Outer()), make(TwoTensor, 2, 3)
-    fn = compile_(outer)
-    return between(lambda: (fn(x), outer.training), outer.train, outer.eval, outer.train, outer.dropout.eval)
-
-
-@idiom
-def counter_in_forward(compile_):
-    class Counting(nn.Module):
-        steps, rate = 0, 0.5
-
-        def forward(self, x):
-            self.steps += 1
-            self.rate *= 0.5
-            self.last = x * self.steps
-            return self.last * self.rate
-
-    module = Counting()
-    fn, nothing = compile_(module), [lambda: None] * 3
-    return between(
-        lambda: (fn(make(TwoTensor, 2, 3)), module.steps, module.rate, module.last),
-        *nothing,
-        *settings(module, steps=10),
-    )
-
-
-@idiom
-def list_on_a_module(compile_):
-    class Recording(Held):
-        def forward(self, x):
-            self.seen.append(x * 2)
-            self.sizes[len(self.seen)] = tuple(x.shape)
-            return self.seen[-1] + len(self.seen)
-
-    module = Recording(seen=[], sizes={})
-    fn = compile_(module)
-    return ((fn(make(Pair, rows, 3)), module.seen, module.sizes) for rows in (2, 3, 4))
-
-
-@idiom
-def lazy_buffer(compile_):
-    class Rotary(Held):
-        def forward(self, x):
-            if self.table is None or len(self.table) < len(x):
-                self.table = torch.arange(float(len(x))).unsqueeze(1)
-            return x * self.table[: len(x)]
-
-    module = Rotary({"table": None})
-    fn = compile_(module)
-    return ((fn(make(TwoTensor, rows, 3)), buffers(module)) for rows in (2, 2, 5, 3))
-
-
-@idiom
-def cache_on_a_module(compile_):
-    class Attention(Held):
-        def forward(self, x):
-            self.keys = x if self.keys is None else torch.cat([self.keys, x])
-            return x @ self.keys.t()
-
-    module = Attention(keys=None)
-    fn = compile_(module)
-    for rows in (3, 1, 1, 1):
-        yield fn(make(TwoTensor, rows, 4)), module.keys
-    module.keys = None
-    yield fn(make(TwoTensor, 2, 4)), module.keys
+idioms_of_calls(
+    {"dropout_of_everything": (nn.Dropout(1.0), lambda fn, x: (fn(x), torch.rand(1)), TwoTensor, 4, 8)}
+)
+idioms_of_changes(
+    {
+        "module_attributes_changed": (
+            Block,
+            *(None, lambda fn, block: fn(wrapper())),
+            *(put(scale=3.0), put(scale=4), put(residual=True), put(mode="cos"), put(inner=torch.neg)),
+        ),
+        "submodule_of_a_module_set": (
+            Block,
+            *(None, lambda fn, block: fn(make(Tensor, 2, 3))),
+            *(lambda block: setattr(block, "inner", nn.Linear(3, 3)), put(inner=None)),
+        ),
+        "attributes_of_nested_modules_changed": (
+            wrapped_outer,
+            *(None, lambda fn, outer: fn(wrapper())),
+            lambda outer: (setattr(outer.block, "scale", 5.0), setattr(outer.dropout, "p", 0.0)),
+            lambda outer: setattr(outer.block, "mode", "cos"),
+        ),
+        "dropout_rate_changed": (
+            nn.Dropout,
+            *(None, lambda fn, dropout: (fn(make(TwoTensor, 4, 8)), torch.rand(1))),
+            *(put(p=0.9), put(p=0.0), put(p=0.1)),
+        ),
+        "epsilon_changed": (
+            lambda: nn.LayerNorm(3),
+            *(None, lambda fn, norm: fn(make(Tensor, 2, 3))),
+            *(put(eps=1.0), put(eps=10.0), put(eps=20.0)),
+        ),
+        "train_and_eval": (
+            wrapped_outer,
+            *(None, lambda fn, outer: (fn(wrapper()), outer.training)),
+            *(nn.Module.train, nn.Module.eval, nn.Module.train, lambda outer: outer.dropout.eval()),
+        ),
+        "counter_in_forward": (
+            Counting,
+            *(None, lambda fn, module: (fn(wrapper()), module.steps, module.rate, module.last)),
+            *(again, again, again, put(steps=10)),
+        ),
+        "list_on_a_module": (
+            lambda: Recording(seen=[], sizes={}),
+            None,
+            lambda fn, module: ((fn(make(Pair, n, 3)), module.seen, module.sizes) for n in (2, 3, 4)),
+        ),
+        "lazy_buffer": (
+            lambda: Rotary({"table": None}),
+            None,
+            lambda fn, module: ((fn(wrapper(rows)), buffers(module)) for rows in (2, 2, 5, 3)),
+        ),
+        "cache_on_a_module": (
+            lambda: Attention(keys=None),
+            None,
+            lambda fn, module: ((fn(make(TwoTensor, rows, 4)), module.keys) for rows in (3, 1, 1, 1)),
+            put(keys=None),
+        ),
+    }
+)
 
 
 # ----------------------------------------------------------------------------------- buffers and parameters
 
 
-@idiom
-def running_mean(compile_):
-    norm = nn.BatchNorm1d(3)
-    fn = compile_(norm)
-    return between(
-        lambda: (fn(make(Tensor, 4, 3)), buffers(norm)),
-        *(norm.train, norm.eval, norm.train),
-        *settings(norm, momentum=None),
-    )
+class Average(Held):
+    def forward(self, x):
+        self.count += 1
+        self.mean.lerp_(x.mean(0), 0.5)
+        return x - self.mean
 
 
-@idiom
-def buffers_written(compile_):
-    class Average(Held):
-        def forward(self, x):
-            self.count += 1
-            self.mean.lerp_(x.mean(0), 0.5)
-            return x - self.mean
-
-    module = Average({"mean": make(TwoTensor, 3), "count": torch.zeros((), dtype=torch.int64)})
-    fn = compile_(module)
-    for _ in range(3):
-        yield fn(make(TwoTensor, 4, 3)), buffers(module)
-    module.mean = torch.zeros(3)
-    module.count.fill_(10)
-    yield fn(make(Tensor, 4, 3)), buffers(module)
+class Momentum(Held):
+    def forward(self, x):
+        self.mean = (self.mean + x.mean(0)) / 2
+        return x - self.mean
 
 
-@idiom
-def buffer_replaced_inside(compile_):
-    class Momentum(Held):
-        def forward(self, x):
-            self.mean = (self.mean + x.mean(0)) / 2
-            return x - self.mean
-
-    module = Momentum({"mean": torch.zeros(3)})
-    fn = compile_(module)
-    return ((fn(make(TwoTensor, 4, 3)), buffers(module)) for _ in range(3))
+def set_weight(make_weight, grad=True):
+    """A change that gives a module another weight."""
+    return lambda module: setattr(module, "weight", nn.Parameter(make_weight(), requires_grad=grad))
 
 
-@idiom
-def parameter_replaced(compile_):
-    block, x = Block(), make(TwoTensor, 2, 3)
-    fn = compile_(block)
-    return between(
-        lambda: (trained(fn, x), block.weight),
-        *settings(block, weight=nn.Parameter(torch.ones(3))),
-        *settings(block, weight=nn.Parameter(make(TwoTensor, 3))),
-        *settings(block, weight=nn.Parameter(torch.ones(2, 3), requires_grad=False)),
-    )
+def cast(dtype):
+    return lambda module: module.to(dtype)
 
 
-@idiom
-def data_of_a_parameter_assigned(compile_):
-    block, x = Block(), make(TwoTensor, 2, 3)
-    fn = compile_(block)
-    return between(
-        lambda: fn(x),
-        lambda: setattr(block.weight, "data", torch.ones(3)),
-        lambda: block.weight.data.mul_(3),
-        lambda: torch.no_grad()(block.weight.copy_)(torch.arange(3.0)),
-        lambda: setattr(block.weight, "data", block.weight.data.double()),
-    )
-
-
-@idiom
-def parameter_frozen_and_thawed(compile_):
-    block = wrapped(Block())
-    fn = compile_(block)
-    for flag in (True, False, True):
-        block.requires_grad_(flag)
-        block.zero_grad()
-        yield trained(fn, make(TwoTensor, 2, 3)), block.weight
-
-
-@idiom
-def tied_parameters(compile_):
-    pair = nn.ModuleList([wrapped(Block()), wrapped(Block())])
-    fn, x = compile_(lambda x: pair[1](pair[0](x))), make(TwoTensor, 2, 3)
-    return between(
-        lambda: (trained(fn, x), list(pair.parameters())), *settings(pair[1], weight=pair[0].weight)
-    )
-
-
-@idiom
-def state_dict_loaded(compile_):
-    block, x = wrapped(Block()), make(TwoTensor, 2, 3)
-    fn = compile_(block)
-    return between(
-        lambda: (fn(x), dict(block.named_parameters())),
-        lambda: block.load_state_dict(wrapped(Block()).state_dict()),
-        lambda: block.load_state_dict(wrapped(Block()).state_dict(), assign=True),
-    )
-
-
-@idiom
-def dtype_of_a_module(compile_):
-    outer = wrapped(Outer()).eval()
-    fn = compile_(outer)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
-        outer.to(dtype)
-        yield fn(make(TwoTensor, 2, 3, dtype=dtype)), dict(outer.named_parameters())
-
-
-@idiom
-def quantized_weight(compile_):
-    linear, x = nn.Linear(6, 4, bias=False), make(Tensor, 2, 6)
-    first, second = (nn.Parameter(make(Int8Like, 4, 6), requires_grad=False) for _ in range(2))
-    linear.weight = first
-    fn = compile_(linear)
-    return between(lambda: fn(x), *settings(linear, weight=second, bias=nn.Parameter(torch.ones(4))))
-
-
-@idiom
-def parametrized_weight(compile_):
-    linear, x = parametrizations.weight_norm(nn.Linear(3, 3)), make(Tensor, 2, 3)
-    fn = compile_(linear)
-    return between(
-        lambda: fn(x),
-        lambda: torch.no_grad()(linear.parametrizations.weight.original0.mul_)(2),
-        lambda: torch.nn.utils.parametrize.remove_parametrizations(linear, "weight"),
-    )
+idioms_of_changes(
+    {
+        "running_mean": (
+            lambda: nn.BatchNorm1d(3),
+            *(None, lambda fn, norm: (fn(make(Tensor, 4, 3)), buffers(norm))),
+            *(nn.Module.train, nn.Module.eval, nn.Module.train, put(momentum=None)),
+        ),
+        "buffers_written": (
+            lambda: Average({"mean": make(TwoTensor, 3), "count": torch.zeros((), dtype=torch.int64)}),
+            *(None, lambda fn, module: (fn(make(type(module.mean), 4, 3)), buffers(module))),
+            *(again, again),
+            lambda module: (setattr(module, "mean", torch.zeros(3)), module.count.fill_(10)),
+        ),
+        "buffer_replaced_inside": (
+            lambda: Momentum({"mean": torch.zeros(3)}),
+            *(None, lambda fn, module: (fn(wrapper(4)), buffers(module))),
+            *(again, again),
+        ),
+        "parameter_replaced": (
+            Block,
+            *(None, lambda fn, block: (trained(fn, wrapper()), block.weight)),
+            set_weight(lambda: torch.ones(3)),
+            set_weight(lambda: make(TwoTensor, 3)),
+            set_weight(lambda: torch.ones(2, 3), grad=False),
+        ),
+        "data_of_a_parameter_assigned": (
+            Block,
+            *(None, lambda fn, block: fn(wrapper())),
+            lambda block: setattr(block.weight, "data", torch.ones(3)),
+            lambda block: block.weight.data.mul_(3),
+            lambda block: torch.no_grad()(block.weight.copy_)(torch.arange(3.0)),
+            lambda block: setattr(block.weight, "data", block.weight.data.double()),
+        ),
+        "parameter_frozen_and_thawed": (
+            wrapped_block,
+            *(None, lambda fn, block: (trained(fn, wrapper()), block.weight)),
+            *(
+                lambda block, flag=flag: (block.requires_grad_(flag), block.zero_grad())
+                for flag in (False, True)
+            ),
+        ),
+        "tied_parameters": (
+            lambda: nn.ModuleList([wrapped_block(), wrapped_block()]),
+            lambda pair: lambda x: pair[1](pair[0](x)),
+            lambda fn, pair: (trained(fn, wrapper()), list(pair.parameters())),
+            lambda pair: setattr(pair[1], "weight", pair[0].weight),
+        ),
+        "state_dict_loaded": (
+            wrapped_block,
+            *(None, lambda fn, block: (fn(wrapper()), dict(block.named_parameters()))),
+            lambda block: block.load_state_dict(wrapped_block().state_dict()),
+            lambda block: block.load_state_dict(wrapped_block().state_dict(), assign=True),
+        ),
+        "dtype_of_a_module": (
+            lambda: wrapped_outer().eval(),
+            None,
+            lambda fn, outer: (
+                fn(make(TwoTensor, 2, 3, dtype=outer.block.weight.dtype)),
+                dict(outer.named_parameters()),
+            ),
+            *(cast(torch.float64), cast(torch.bfloat16), cast(torch.float32)),
+        ),
+        "quantized_weight": (
+            lambda: nn.Linear(6, 4, bias=False),
+            *(None, lambda fn, linear: fn(make(Tensor, 2, 6))),
+            *[set_weight(lambda: make(Int8Like, 4, 6), grad=False)] * 2,
+            lambda linear: setattr(linear, "bias", nn.Parameter(torch.ones(4))),
+        ),
+        "parametrized_weight": (
+            lambda: parametrizations.weight_norm(nn.Linear(3, 3)),
+            *(None, lambda fn, linear: fn(make(Tensor, 2, 3))),
+            lambda linear: torch.no_grad()(linear.parametrizations.weight.original0.mul_)(2),
+            lambda linear: parametrize.remove_parametrizations(linear, "weight"),
+        ),
+    }
+)

@@ -83,11 +83,49 @@ def idioms_of_calls(table: dict[str, Any]) -> None:
 
 def _called(fn: Any, calls: Any, of: Any, compile_: Compile) -> Iterator[Any]:
     cls, *size = of
-    results = calls(compile_(fn), make(cls, *(size or (2, 3))))
-    yield from results if isinstance(results, Iterator) else [results]
+    yield from _each(calls(compile_(fn), make(cls, *(size or (2, 3)))))
+
+
+def _each(results: Any) -> Iterator[Any]:
+    """The items, of which no variable keeps one alive over the next call."""
+    return results if isinstance(results, Iterator) else iter([results])
+
+
+def idioms_of_changes(table: dict[str, Any]) -> None:
+    """Registers idioms in which an object changes between calls of a function that reads it.
+
+    Args:
+        table: By name a function that makes the object, and one that gives what is compiled of it, or None if that is
+            the object itself; then a function of the compiled one and the object that makes a call, or several, whose
+            results it returns as an iterator; then changes of the object, each with another such call after it.
+    """
+    for name, (make_held, what, call, *changes) in table.items():
+        idiom(functools.partial(_changed, make_held, what, call, (again, *changes)), name)
+
+
+def _changed(make_held: Any, what: Any, call: Any, changes: Any, compile_: Compile) -> Iterator[Any]:
+    held = make_held()
+    fn = compile_(held if what is None else what(held))
+    for change in changes:
+        change(held)
+        yield from _each(call(fn, held))
 
 
 # ------------------------------------------------------------------------------------------ parts of idioms
+
+
+def again(held: Any) -> None:
+    """Changes nothing before another call."""
+
+
+def put(**values: Any) -> Callable[[Any], None]:
+    """A change that sets attributes."""
+
+    def change(held: Any) -> None:
+        for name, value in values.items():
+            setattr(held, name, value)
+
+    return change
 
 
 def between(call: Callable[[], Any], *changes: Callable[[], Any]) -> Iterator[Any]:

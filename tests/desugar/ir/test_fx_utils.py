@@ -10,9 +10,6 @@ from desugar import _torch as private
 from desugar.ir.fx_utils import (
     Results,
     clone_aliased_results,
-    copy_graph,
-    fake_inputs,
-    is_view,
     output_nodes,
     set_outputs,
 )
@@ -29,35 +26,6 @@ def traced(fn, *sizes):
 
 def targets(graph):
     return [node.target for node in graph.graph.nodes if node.op == "call_function"]
-
-
-def test_outputs_are_read_and_set():
-    graph = traced(lambda x, y: (x + y, x * y), (2,), (2,))
-    total, product = output_nodes(graph)
-    assert (total.target, product.target) == (aten.add.Tensor, aten.mul.Tensor)
-    set_outputs(graph, [product, None])
-    assert targets(graph) == [aten.mul.Tensor]  # what nobody reads is gone
-    assert graph(torch.ones(2) * 2, torch.ones(2) * 3)[1] is None
-    assert [tuple(fake.shape) for fake in fake_inputs(graph)] == [(2,), (2,)]
-    assert Results.of(graph, 2).names == [product.name, None]
-
-
-def test_a_copy_is_a_graph_of_its_own():
-    graph = traced(lambda x: (x.sin() + 1,), (2,))
-    copy = copy_graph(graph)
-    assert [n.name for n in copy.graph.nodes] == [n.name for n in graph.graph.nodes]
-    assert all(a is not b for a, b in zip(copy.graph.nodes, graph.graph.nodes, strict=True))
-    set_outputs(copy, [copy.graph.find_nodes(op="placeholder")[0]])
-    assert targets(copy) == [] and len(targets(graph)) == 2
-    torch.testing.assert_close(graph(torch.zeros(2)), (torch.ones(2),))
-
-
-def test_views():
-    graph = traced(lambda x: (x.t(), x.view(-1), x.sin(), x.split(1)[0], x.clone()), (2, 2))
-    views = {node.target for node in graph.graph.nodes if is_view(node)}
-    assert {aten.t.default, aten.view.default} <= views
-    assert not views & {aten.sin.default, aten.clone.default}
-    assert not any(is_view(node) for node in graph.graph.nodes if node.op != "call_function")
 
 
 def test_results_that_became_one_are_copied_apart():

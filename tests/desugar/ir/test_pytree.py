@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections import OrderedDict, defaultdict, namedtuple
 
 import pytest
 import torch
 
-from desugar.ir.pytree import flatten, result_leaves
 from tests.desugar.classes import Pair, TwoTensor, make
 from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import assert_same_values, by_pass
 from tests.desugar.refusing import strictly
 
 Point = namedtuple("Point", "x y")
-
-
-@pytest.mark.parametrize("result", [3, None, (1, None), (1, [2, (3,)]), torch.ones(2).max(0)], ids=str)
-def test_round_trip(result):
-    leaves, spec = flatten(result)
-    again = spec.unflatten(leaves)
-    assert type(again) is type(result) and str(again) == str(result)
-    assert all(a is b for a, b in zip(result_leaves(result), leaves, strict=True))
 
 
 # ---- arguments and results -----------------------------------------------------------------------------------
@@ -69,13 +59,6 @@ def test_attributes_beside_the_fields_of_a_dataclass():
     for extra in (5, 6):
         object.__setattr__(batch, "extra", extra)
         assert compiled(batch).tolist() == [extra] * 2
-
-
-def test_a_namespace():
-    compiled = by_pass(lambda d: types.SimpleNamespace(out=d.x * d.k))
-    for x, k, count in ((1.0, 2, 1), (3.0, 2, 1), (3.0, 5, 2)):
-        given = types.SimpleNamespace(x=torch.full((2,), x), k=k)
-        assert compiled(given).out.tolist() == [x * k] * 2 and len(compiled.programs) == count
 
 
 CALLS = {

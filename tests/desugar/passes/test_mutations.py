@@ -10,7 +10,7 @@ from desugar.backends.choose import choose_backend
 from desugar.dynamo.variants import Specialized
 from desugar.ir.fx_utils import copy_graph, output_nodes
 from desugar.ir.stages import FromForward, FromInput
-from tests.desugar.classes import Nested, Pair, TwoTensor, make, plain_parts
+from tests.desugar.classes import Nested, Pair, TwoTensor, make
 from tests.desugar.judge import judge
 
 aten = torch.ops.aten
@@ -83,12 +83,6 @@ def test_gradients_where_a_saved_input_or_view_is_written(fn, size, cls):
     judge(fn, lambda: (make(cls, *size), make(cls, *size, grad=True)))
 
 
-def test_a_saved_input_that_nobody_writes_is_not_cloned():
-    program, graph = compiled_graph(lambda x, w: x * w, torch.randn(3), torch.randn(3, requires_grad=True))
-    assert targets(graph) == [aten.mul.Tensor]
-    assert FromInput(0) in program.variants.partitioned.backward_inputs
-
-
 def overlapping():
     buffer = torch.arange(6.0)
     return buffer[:4], buffer[2:]
@@ -108,11 +102,3 @@ def test_overlapping_inputs_are_written_through_their_storage():
     (store,) = stores(seen[0])
     assert tuple(store.meta["val"].shape) == (6,)
     judge(add_to_the_first, overlapping, calls=2)
-
-
-def test_the_real_memory_is_written():
-    x = make(TwoTensor, 2, 3)
-    parts = plain_parts(x)
-    desugar.compile(lambda x: x.fill_(7), backend="eager")(x)
-    assert [part.data_ptr() for part in plain_parts(x)] == [part.data_ptr() for part in parts]
-    assert all((part == 7).all() for part in parts)

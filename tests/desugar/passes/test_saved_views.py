@@ -34,18 +34,6 @@ def test_the_backward_takes_the_owner_and_makes_the_view(cls):
     judge(matmul, lambda: (make(cls, 3, 2), make(cls, 3, 4, grad=True)))
 
 
-def test_a_chain_of_views():
-    fn = VIEWS["a chain"][0]
-    split = desugar.trace(fn, torch.randn(12), torch.randn(3, 5, requires_grad=True)).variants.partitioned
-    names = [node.name for node in split.backward.graph.find_nodes(op="placeholder")]
-    assert FromInput(0) in split.backward_inputs and len(names) == len(split.backward_inputs)
-
-
-def test_a_view_of_a_result_is_not_saved():
-    program = desugar.trace(VIEWS["of a result"][0], leaf(3, 2), leaf(3, 4))
-    assert len(output_nodes(program.forward)) == program.variants.partitioned.num_forward
-
-
 def leaf(*size):
     return torch.randn(size, requires_grad=True)
 

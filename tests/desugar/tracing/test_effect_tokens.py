@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 import desugar
 from desugar import DesugarError
-from desugar.ir.fx_utils import output_nodes
-from desugar.tracing.side_effects import Tokens, sink_tokens
 from tests.desugar.classes import Pair
 from tests.desugar.judge import by_dynamo, by_pass, judge
-
-prims = torch.ops.prims
 
 
 def regular(grad=False, dtype=torch.float64):
@@ -125,28 +120,3 @@ def test_custom_ops_keep_their_order():
             assert seen == ["first", "second"]
     finally:
         _register_effectful_op(torch.ops.desugar_tests.tell.default, None)
-
-
-# ---- the parts -----------------------------------------------------------------------------------------------
-
-
-def test_a_token_is_made_when_it_is_asked_for():
-    tokens = Tokens()
-    assert "kind" in tokens and len(tokens) == 0
-    assert tokens["kind"] is tokens["kind"]
-    assert len(tokens) == 1
-
-
-def test_tokens_end_in_the_graph():
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    token = graph.call_function(prims._make_token.default)
-    graph.output((x, token))
-    module = fx.GraphModule({}, graph)
-    sink_tokens(module, [])
-    assert output_nodes(module) == [x, token]
-    sink_tokens(module, [1])
-    assert output_nodes(module) == [x, None]
-    (sink,) = module.graph.find_nodes(op="call_function", target=prims._sink_tokens.default)
-    assert sink.args == ([token],)
-    assert module(3) == (3, None)

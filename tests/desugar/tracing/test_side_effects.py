@@ -10,9 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from desugar import DesugarError
-from desugar.tracing.modes import tracing_modes
-from desugar.tracing.side_effects import check_target, functional_mode, plain_parts
-from tests.desugar.classes import Nested, Pair, TwoTensor, make
+from tests.desugar.classes import TwoTensor, make
 from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import by_pass, judge
 from tests.desugar.refusing import assert_wrong_everywhere, strictly, unlooked_at
@@ -62,35 +60,6 @@ def test_reading_is_not():
 
 def test_shapes_in_place_are_not_writes():
     judge(lambda x: x.expand(2, 3).t_() + 1, lambda: (torch.arange(3.0),))
-
-
-@pytest.mark.parametrize("size", [(2, 3), (1, 3), (0, 3), ()])
-def test_what_stands_for_itself_may_be_written(size):
-    check_target("zero_", torch.ones(size))
-    check_target("zero_", torch.ones(3).expand(1, 3))
-
-
-def test_what_does_not_is_refused():
-    with pytest.raises(DesugarError, match=r"zero_ writes to an expanded tensor of size \(2, 3\)") as caught:
-        check_target("zero_", torch.ones(3).expand(2, 3))
-    assert caught.value.stock_is_wrong
-
-
-def test_plain_parts():
-    x = make(Nested, 2, 3)
-    assert all(type(part) is Tensor for part in plain_parts(x)) and len(plain_parts(x)) > 1
-    assert plain_parts(x.detach())[0] is not x
-    pair = Pair(torch.ones(2), torch.zeros(2))
-    assert plain_parts(pair) == [pair.a, pair.b]
-
-
-def test_the_watching_mode_is_the_functional_one():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch._subclasses.functional_tensor import FunctionalTensorMode
-
-    assert isinstance(functional_mode(), FunctionalTensorMode)
-    with tracing_modes(FakeTensorMode()), pytest.raises(DesugarError, match=r"aten\.zero_"):
-        torch.ops.aten.zero_(torch.ops.aten.expand(torch.ones(3), (2, 3)))
 
 
 # ---- random numbers ------------------------------------------------------------------------------------------

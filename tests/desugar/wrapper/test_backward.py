@@ -7,10 +7,7 @@ import torch
 
 import desugar
 from desugar.codegen.text import join_saved
-from desugar.ir.stages import FromForward, FromInput
-from desugar.ir.values import Flat, Wrapper, unwrap_value
-from desugar.wrapper.backward import differentiable_leaves, stride_order
-from desugar.wrapper.backward_plan import BackwardPlan, first_paths
+from desugar.ir.values import Wrapper
 from tests.desugar.classes import EVERY, Int8Like, Nested, Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import as_cotangents, assert_same_values, backward, judge, random_like
 
@@ -22,22 +19,6 @@ def program_of(fn, *args):
     (program,) = compiled.programs
     (text,) = program.variants.sources
     return program, text
-
-
-def test_an_object_is_saved_once():
-    plan = BackwardPlan()
-    assert plan.save(FromInput(0), "i0") == 0
-    assert plan.save(FromInput(1), "i0") == 0
-    assert plan.save(FromForward(2), "extra") == 1
-    assert plan.keep("extra") == 1 and plan.keep("x") == 2
-    plan.save_int(FromInput(3), "n")
-    assert plan.saved == ["i0", "extra", "x"] and plan.ints == ["n"]
-    assert plan.reads == {
-        FromInput(0): "saved[0]",
-        FromInput(1): "saved[0]",
-        FromForward(2): "saved[1]",
-        FromInput(3): "ctx.ints[0]",
-    }
 
 
 @pytest.mark.sweep(2)
@@ -80,16 +61,6 @@ def test_a_write_to_what_is_saved_is_refused(name, door, cls):
     out = DOORS[door](fn)(x, y)
     with torch.no_grad():
         write(x, y, out)
-    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
-        backward(out)
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_a_write_to_a_plain_argument_that_is_saved_is_refused(door):
-    w = torch.ones(3, requires_grad=True)
-    out = DOORS[door](torch.mul)(make(TwoTensor, 3, grad=True), w)
-    with torch.no_grad():
-        w.add_(1)
     with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
         backward(out)
 
@@ -147,37 +118,6 @@ def test_an_input_that_is_written_is_not_saved_as_the_argument():
     assert 0 not in program.variants.emitted.plan.leaves
 
 
-def test_first_paths():
-    flat = Flat()
-    x = make(Nested, 2)
-    values = [unwrap_value(x.pair, flat), unwrap_value(x, flat)]
-    assert first_paths(values) == {0: (0, ("a",)), 1: (0, ("b",)), 2: (1, ("flat",))}
-
-
-def test_leaves_that_get_a_gradient():
-    program = desugar.trace(
-        lambda x, y, z: x * y.detach() * z,
-        make(Pair, 2, grad=True),
-        make(Pair, 2, grad=True),
-        torch.ones(2, requires_grad=True),
-    )
-    assert len(differentiable_leaves(program.variants.traced)) == 2 and len(program.inputs) == 3
-
-
-@pytest.mark.parametrize(
-    ("value", "order"),
-    [
-        (torch.ones(2, 3), (0, 1)),
-        (torch.ones(3), (0,)),
-        (torch.ones(()), ()),
-        (torch.ones(2, 3).t(), (1, 0)),
-        (torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), (0, 2, 3, 1)),
-    ],
-)
-def test_stride_order(value, order):
-    assert stride_order(value) == order
-
-
 def test_strides_of_gradients():
     """A dense gradient is not permuted; a transposed result wants a transposed gradient."""
     _, text = program_of(lambda x: x * 2, make(Pair, 2, 3, grad=True))
@@ -224,16 +164,6 @@ def test_the_check_of_a_gradient(cls):
     assert checks.startswith("_enabled() or type(tangent0) is not ")
     assert ("_layout is not" in checks) == (cls not in (TwoTensor, *EVERY[:3]))
     assert "isinstance" not in checks
-
-
-def test_gradients_are_not_changed_and_may_be_shared():
-    x, y = make(Pair, 2, 3, grad=True), make(Pair, 2, 3, grad=True)
-    outs = desugar.compile(lambda x, y: (x.sin(), y * 2), backend="eager")(x, y)
-    g = random_like(outs[0], torch.Generator().manual_seed(1))
-    kept = g.clone()
-    torch.autograd.backward(outs, [g, g])
-    torch.testing.assert_close(g.a, kept.a)
-    torch.testing.assert_close(y.grad.b, 2 * kept.b)
 
 
 # ---- saved tensors ---------------------------------------------------------------------------------------

@@ -19,14 +19,13 @@ from tests.desugar.classes import (
     HAND_WRITTEN,
     Beside,
     Halves,
-    Labeled,
     Pair,
     Tagged,
     TwoTensor,
     make,
     plain_parts,
 )
-from tests.desugar.judge import as_cotangents, assert_same_values, by_pass, facts, judge, random_like
+from tests.desugar.judge import as_cotangents, assert_same_values, by_pass, facts, random_like
 
 declared = pytest.mark.parametrize("cls", DECLARED)
 
@@ -278,32 +277,6 @@ def test_second_derivatives_of_views_of_one_intermediate(cls):
     assert_same(views_of_one_intermediate, lambda fn: of_two_views(fn, cls))
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("cls", EVERY)
-def test_an_unused_input_has_no_gradient(cls):
-    args = lambda: (make(cls, 2, 6, grad=True), make(cls, 2, 6, grad=True), torch.ones(3, requires_grad=True))  # noqa: E731
-    judge(lambda x, y, z: x * 2, args, calls=2)
-
-
-def test_retain_graph_and_a_freed_graph():
-    x = make(TwoTensor, 3, grad=True)
-    out = by_pass(lambda x: x * x)(x)
-    grad = torch.ones_like(out)
-    out.backward(grad, retain_graph=True)
-    out.backward(grad)
-    torch.testing.assert_close(x.grad.a, 4 * x.a)
-    with pytest.raises(RuntimeError, match="second time"):
-        out.backward(grad)
-
-
-def test_gradients_accumulate():
-    x, compiled = make(Pair, 3, grad=True), by_pass(lambda x: x * x)
-    for _ in range(3):
-        out = compiled(x)
-        out.backward(torch.ones_like(out))
-    torch.testing.assert_close(x.grad.b, 6 * x.b)
-
-
 @pytest.mark.parametrize(
     "strides",
     [
@@ -323,18 +296,6 @@ def test_the_callers_gradient_is_never_changed(strides):
     for got, want in zip(plain_parts(grad), before[1], strict=True):
         assert torch.equal(got, want) and got._version == 0
     torch.testing.assert_close(x.grad.a, torch.cos(x.a) * grad.a)
-
-
-def test_hooks_on_arguments_and_results():
-    seen = []
-    x = make(TwoTensor, 3, grad=True)
-    y = x * 2
-    y.register_hook(lambda g: seen.append(("argument", type(g))) or g * 3)
-    out = by_pass(torch.sin)(y)
-    out.register_hook(lambda g: seen.append(("result", type(g))))
-    out.backward(torch.ones_like(out))
-    assert seen == [("result", TwoTensor), ("argument", TwoTensor)]
-    torch.testing.assert_close(x.grad.a, 6 * torch.cos(2 * x.a))
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
@@ -364,14 +325,6 @@ def test_saved_tensor_hooks_run_once_each(warm):
     assert unpacked == [] and len(packed) == len({id(t) for t in packed})
     out.backward(torch.ones_like(out))
     assert len(unpacked) == len(packed)
-
-
-def test_compiled_autograd():
-    x = make(TwoTensor, 3, grad=True)
-    out = by_pass(lambda x: x * x)(x)
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        out.backward(torch.ones_like(out))
-    torch.testing.assert_close(x.grad.a, 2 * x.a.detach())
 
 
 # ---- gradients of other kinds --------------------------------------------------------------------------------
@@ -456,10 +409,3 @@ def test_saved_values_go_when_the_graph_does():
     out.backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))
     gc.collect()
     assert ref() is None
-
-
-def test_optional_inner_tensors_and_dynamic_ints_of_gradients():
-    judge(
-        lambda x: x * 2,
-        lambda: (Labeled(torch.randn(3), torch.randn(3), count=5, label="q").requires_grad_(),),
-    )
