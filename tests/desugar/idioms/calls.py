@@ -13,7 +13,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Pair, make
-from tests.desugar.idioms.running import between, idiom, idioms_of_calls, raised
+from tests.desugar.idioms.running import between, idiom, idioms_of_calls, idioms_of_changes, raised, wrapper
 
 ACTIVE: list = []
 
@@ -92,28 +92,22 @@ def partial_with_a_changed_keyword(compile_):
     yield fn(x), compile_(part)(x)
 
 
-@idiom
-def lambdas_in_a_list(compile_):
-    steps = [lambda x: x * 2, torch.sin]
-    fn, x = compile_(lambda x: functools.reduce(lambda y, step: step(y), steps, x)), make(Pair, 2, 3)
-    turn = operator.attrgetter("T")
-    return between(lambda: fn(x), lambda: steps.append(torch.neg), lambda: steps.__setitem__(0, turn))
-
-
-@idiom
-def registry_of_functions(compile_):
-    registry = {}
-
-    def register(name):
-        return lambda fn: registry.setdefault(name, fn)
-
-    register("a")(lambda x: x * 2)
-    fn, x = compile_(lambda x, name: registry[name](x) if name in registry else None), make(TwoTensor, 2, 3)
-    return between(
-        lambda: (fn(x, "a"), fn(x, "b")),
-        lambda: register("b")(torch.cos),
-        lambda: registry.update(a=torch.exp),
-    )
+idioms_of_changes(
+    {
+        "lambdas_in_a_list": (
+            lambda: [lambda x: x * 2, torch.sin],
+            lambda steps: lambda x: functools.reduce(lambda y, step: step(y), steps, x),
+            *(lambda fn, steps: fn(make(Pair, 2, 3)), lambda steps: steps.append(torch.neg)),
+            lambda steps: steps.__setitem__(0, operator.attrgetter("T")),
+        ),
+        "registry_of_functions": (
+            lambda: {"a": lambda x: x * 2},
+            lambda registry: lambda x, name: registry[name](x) if name in registry else None,
+            lambda fn, registry: (fn(wrapper(), "a"), fn(wrapper(), "b")),
+            *(lambda registry: registry.update(b=torch.cos), lambda registry: registry.update(a=torch.exp)),
+        ),
+    }
+)
 
 
 @idiom

@@ -14,7 +14,18 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Pair, Tagged, make
-from tests.desugar.idioms.running import between, idiom, idioms_of_calls, raised, within
+from tests.desugar.idioms.running import (
+    again,
+    between,
+    calling,
+    idiom,
+    idioms_of_calls,
+    idioms_of_changes,
+    put,
+    raised,
+    within,
+    wrapper,
+)
 from tests.desugar.judge import backward
 
 OFFSET = 1.0
@@ -81,41 +92,70 @@ def fails(fn, *args):
         return True
 
 
-@idiom
-def partial_compiled(compile_):
-    part = functools.partial(lambda x, scale, shift=0: x * scale + shift, scale=2.0)
-    fn, x = compile_(part), make(TwoTensor, 2, 3)
-    change = functools.partial(part.keywords.__setitem__, "scale", 5.0)
-    return between(lambda: (fn(x), fn(x, shift=1), fn(x, scale=3.0)), change)
+def scaling(scale):
+    return lambda x: x * scale
 
 
-@idiom
-def callable_object_compiled(compile_):
-    scale, x = Scale(2.0), make(TwoTensor, 2, 3)
-    fn, other = compile_(scale.__call__), compile_(Scale(7.0).__call__)
-    return between(lambda: (fn(x), other(x)), lambda: setattr(scale, "factor", 3.0))
+def each(fns, held):
+    return [fn(wrapper()) for fn in fns]
 
 
-@idiom
-def closures_of_one_code(compile_):
-    def factory(scale):
-        return lambda x: x * scale
-
-    fns, x = [compile_(factory(scale)) for scale in (1.0, 2.0, 3.0)], make(TwoTensor, 2, 3)
-    return ([fn(x) for fn in fns] for _ in range(2))
+def shadowing_len(fn, held):
+    shadowed = mock.patch(f"{__name__}.len", return_value=10, create=True)
+    return within(lambda: fn(wrapper()), None, shadowed, None)
 
 
-@idiom
-def methods_of_many_objects(compile_):
-    models, x = [Base(float(scale)) for scale in range(4)], make(TwoTensor, 2, 3)
-    fns = [compile_(model.forward) for model in models]
-    return between(lambda: [fn(x) for fn in fns], lambda: setattr(models[1], "scale", 11.0))
+def of_a_dying_module(scale):
+    return lambda held: (held.__setitem__(0, Base(scale)), gc.collect())
 
 
-@idiom
-def many_modules_of_one_class(compile_):
-    fns, x = [compile_(Base(float(scale))) for scale in range(10)], make(Pair, 2, 3)
-    return ([fn(x) for fn in fns] for _ in range(2))
+idioms_of_changes(
+    {
+        "partial_compiled": (
+            lambda: functools.partial(lambda x, scale, shift=0: x * scale + shift, scale=2.0),
+            *(None, lambda fn, part: (fn(wrapper()), fn(wrapper(), shift=1), fn(wrapper(), scale=3.0))),
+            lambda part: part.keywords.update(scale=5.0),
+        ),
+        "callable_object_compiled": (
+            lambda: Scale(2.0),
+            *(lambda scale: [scale.__call__, Scale(7.0).__call__], each, put(factor=3.0)),
+        ),
+        "closures_of_one_code": (lambda: [scaling(float(n)) for n in (1, 2, 3)], None, each, again),
+        "methods_of_many_objects": (
+            lambda: [Base(float(n)) for n in range(4)],
+            *(lambda models: [model.forward for model in models], each),
+            lambda models: setattr(models[1], "scale", 11.0),
+        ),
+        "many_modules_of_one_class": (lambda: [Base(float(n)) for n in range(10)], None, each, again),
+        "inherited_forward": (
+            Derived,
+            lambda module: [module, module.forward],
+            lambda fns, module: [(fn(wrapper()), fn(wrapper(), shift=1.0), fn(wrapper(), 2.0)) for fn in fns],
+            put(scale=3.0),
+        ),
+        "class_of_a_module_changed": (Derived, None, calling, put(__class__=Base)),
+        "defaults_of_the_function_replaced": (
+            lambda: lambda x, scale=2.0, *, shift=1.0: x * scale + shift,
+            *(None, lambda fn, _: (raised(fn, wrapper()), fn(wrapper(), 4.0))),
+            *(put(__defaults__=(3.0,)), put(__kwdefaults__={"shift": 5.0}), put(__defaults__=None)),
+        ),
+        "code_of_the_function_replaced": (
+            lambda: lambda x: x * 2,
+            *(None, calling, put(__code__=(lambda x: x + 5).__code__)),
+        ),
+        "global_deleted": (
+            lambda: globals().update(OFFSET=1.0),
+            *(lambda _: lambda x: x + OFFSET, lambda fn, _: raised(fn, wrapper())),
+            *(lambda _: globals().pop("OFFSET"), lambda _: globals().update(OFFSET=2.0)),
+        ),
+        "builtin_shadowed": (lambda: None, lambda _: lambda x: x * len(x), shadowing_len),
+        "guarded_module_dies": (
+            lambda: [Base(2.0)],
+            *(lambda holder: lambda x: holder[0](x), calling),
+            *(of_a_dying_module(3.0), of_a_dying_module(2.0)),
+        ),
+    }
+)
 
 
 @idiom
@@ -145,17 +185,6 @@ def disabled_helper_calls_back(compile_):
 
     fn = compile_(lambda x, n: helper(x * 2, n) + 1)
     return (fn(make(TwoTensor, 2, 3), n) for n in (0, 2, 1))
-
-
-@idiom
-def inherited_forward(compile_):
-    module, x = Derived(), make(TwoTensor, 2, 3)
-    fn, method = compile_(module), compile_(module.forward)
-    yield fn(x), fn(x, shift=1.0), method(x, 2.0)
-    module.scale = 3.0
-    yield fn(x), fn(x, 1.0), method(x)
-    module.__class__ = Base
-    yield fn(x)
 
 
 @idiom
@@ -200,47 +229,6 @@ def looks_like_the_function(compile_):
 
 
 @idiom
-def defaults_of_the_function_replaced(compile_):
-    def fn(x, scale=2.0, *, shift=1.0):
-        return x * scale + shift
-
-    compiled, x = compile_(fn), make(TwoTensor, 2, 3)
-    return between(
-        lambda: (raised(compiled, x), compiled(x, 4.0)),
-        lambda: setattr(fn, "__defaults__", (3.0,)),
-        lambda: setattr(fn, "__kwdefaults__", {"shift": 5.0}),
-        lambda: setattr(fn, "__defaults__", None),
-    )
-
-
-@idiom
-def code_of_the_function_replaced(compile_):
-    def fn(x):
-        return x * 2
-
-    compiled, x = compile_(fn), make(TwoTensor, 2, 3)
-    return between(lambda: compiled(x), lambda: setattr(fn, "__code__", (lambda x: x + 5).__code__))
-
-
-@idiom
-def global_deleted(compile_):
-    globals()["OFFSET"] = 1.0
-    fn, x = compile_(lambda x: x + OFFSET), make(TwoTensor, 2, 3)
-    return between(
-        lambda: raised(fn, x),
-        lambda: globals().pop("OFFSET"),
-        lambda: globals().update(OFFSET=2.0),
-    )
-
-
-@idiom
-def builtin_shadowed(compile_):
-    fn, x = compile_(lambda x: x * len(x)), make(TwoTensor, 2, 3)
-    shadowed = mock.patch(f"{__name__}.len", return_value=10, create=True)
-    return within(lambda: fn(x), None, shadowed, None)
-
-
-@idiom
 def helper_defined_later(compile_):
     fn, x = compile_(lambda x: helper(x)), make(TwoTensor, 2, 3)
     yield raised(fn, x)
@@ -252,16 +240,6 @@ def helper_defined_later(compile_):
     first = helper
     helper = lambda x: first(x) + 1  # noqa: E731
     yield fn(x)
-
-
-@idiom
-def guarded_module_dies(compile_):
-    holder = [Base(2.0)]
-    fn, x = compile_(lambda x: holder[0](x)), make(TwoTensor, 2, 3)
-    for scale in (3.0, 2.0, 4.0):
-        yield fn(x)
-        holder[0] = Base(scale)
-        gc.collect()
 
 
 @idiom

@@ -8,7 +8,15 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Int8Like, Pair, make
-from tests.desugar.idioms.running import again, idioms_of_calls, idioms_of_changes, put, trained
+from tests.desugar.idioms.running import (
+    again,
+    calling,
+    idioms_of_calls,
+    idioms_of_changes,
+    put,
+    trained,
+    wrapper,
+)
 
 
 class Block(nn.Module):
@@ -66,10 +74,6 @@ def wrapped_outer():
     return wrapped(Outer())
 
 
-def wrapper(rows=2):
-    return make(TwoTensor, rows, 3)
-
-
 def buffers(module):
     return dict(module.named_buffers())
 
@@ -114,7 +118,7 @@ idioms_of_changes(
     {
         "module_attributes_changed": (
             Block,
-            *(None, lambda fn, block: fn(wrapper())),
+            *(None, calling),
             *(put(scale=3.0), put(scale=4), put(residual=True), put(mode="cos"), put(inner=torch.neg)),
         ),
         "submodule_of_a_module_set": (
@@ -124,7 +128,7 @@ idioms_of_changes(
         ),
         "attributes_of_nested_modules_changed": (
             wrapped_outer,
-            *(None, lambda fn, outer: fn(wrapper())),
+            *(None, calling),
             lambda outer: (setattr(outer.block, "scale", 5.0), setattr(outer.dropout, "p", 0.0)),
             lambda outer: setattr(outer.block, "mode", "cos"),
         ),
@@ -220,7 +224,7 @@ idioms_of_changes(
         ),
         "data_of_a_parameter_assigned": (
             Block,
-            *(None, lambda fn, block: fn(wrapper())),
+            *(None, calling),
             lambda block: setattr(block.weight, "data", torch.ones(3)),
             lambda block: block.weight.data.mul_(3),
             lambda block: torch.no_grad()(block.weight.copy_)(torch.arange(3.0)),

@@ -12,7 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from subclasses import TensorSubclass
 from tests.desugar.classes import Beside, Halves, Labeled, Nested, Pair, Tagged, make
-from tests.desugar.idioms.running import between, idiom, idioms_of_calls
+from tests.desugar.idioms.running import again, between, idioms_of_calls, idioms_of_changes, put, wrapper
 
 
 @dataclasses.dataclass
@@ -229,38 +229,35 @@ idioms_of_calls(
 )
 
 
-@idiom
-def method_of_an_object(compile_):
-    box, x = Box(), make(TwoTensor, 2, 3)
-    fn = compile_(box.method)
-    return between(
-        lambda: (fn(x), box.calls),
-        lambda: setattr(box, "scale", 3.0),
-        lambda: setattr(Box, "factor", 5.0),
-        lambda: setattr(Box, "factor", 2.0),
-    )
+def set_factor(value):
+    return lambda held: setattr(Box, "factor", value)
 
 
-@idiom
-def callable_object(compile_):
-    box, x = Box(), make(TwoTensor, 2, 3)
-    fn = compile_(lambda x: box(x))
-    return ((fn(x), box.history) for _ in range(3))
-
-
-@idiom
-def cache_filled_by_the_first_call(compile_):
-    lazy = Lazy()
-    fn = compile_(lambda x: lazy(x))
-    return ((fn(make(TwoTensor, rows, 3)), lazy.mask) for rows in (2, 2, 4, 3))
-
-
-@idiom
-def weak_reference(compile_):
-    fn, boxes = compile_(lambda x, ref: x if ref() is None else x * ref().scale), [Box(2.0)]
-    ref, x = weakref.ref(boxes[0]), make(Pair, 2, 3)
-    return between(lambda: fn(x, ref), lambda: setattr(boxes[0], "scale", 3.0), boxes.clear)
-
+idioms_of_changes(
+    {
+        "method_of_an_object": (
+            Box,
+            *(lambda box: box.method, lambda fn, box: (fn(wrapper()), box.calls)),
+            *(put(scale=3.0), set_factor(5.0), set_factor(2.0)),
+        ),
+        "callable_object": (
+            Box,
+            *(lambda box: lambda x: box(x), lambda fn, box: (fn(wrapper()), box.history), again, again),
+        ),
+        "cache_filled_by_the_first_call": (
+            Lazy,
+            lambda lazy: lambda x: lazy(x),
+            lambda fn, lazy: ((fn(wrapper(rows)), lazy.mask) for rows in (2, 2, 4, 3)),
+        ),
+        "weak_reference": (
+            lambda: (lambda box: {"box": box, "ref": weakref.ref(box)})(Box(2.0)),
+            lambda held: lambda x, ref: x if ref() is None else x * ref().scale,
+            lambda fn, held: fn(make(Pair, 2, 3), held["ref"]),
+            lambda held: setattr(held["box"], "scale", 3.0),
+            lambda held: held.pop("box") and None,
+        ),
+    }
+)
 
 # ------------------------------------------------------------------------- attributes and metadata of tensors
 

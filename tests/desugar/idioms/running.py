@@ -96,8 +96,9 @@ def idioms_of_changes(table: dict[str, Any]) -> None:
 
     Args:
         table: By name a function that makes the object, and one that gives what is compiled of it, or None if that is
-            the object itself; then a function of the compiled one and the object that makes a call, or several, whose
-            results it returns as an iterator; then changes of the object, each with another such call after it.
+            the object itself (of a list, each item is compiled); then a function of the compiled one and the object
+            that makes a call, or several, whose results it returns as an iterator; then changes of the object, each
+            with another such call after it.
     """
     for name, (make_held, what, call, *changes) in table.items():
         idiom(functools.partial(_changed, make_held, what, call, (again, *changes)), name)
@@ -105,13 +106,24 @@ def idioms_of_changes(table: dict[str, Any]) -> None:
 
 def _changed(make_held: Any, what: Any, call: Any, changes: Any, compile_: Compile) -> Iterator[Any]:
     held = make_held()
-    fn = compile_(held if what is None else what(held))
+    compiled = held if what is None else what(held)
+    fn = list(map(compile_, compiled)) if isinstance(compiled, list) else compile_(compiled)
     for change in changes:
         change(held)
         yield from _each(call(fn, held))
 
 
 # ------------------------------------------------------------------------------------------ parts of idioms
+
+
+def wrapper(rows: int = 2) -> TwoTensor:
+    """A pair of matrices of three columns."""
+    return make(TwoTensor, rows, 3)
+
+
+def calling(fn: Any, held: Any) -> Any:
+    """A call of the compiled function with one such pair."""
+    return fn(wrapper())
 
 
 def again(held: Any) -> None:

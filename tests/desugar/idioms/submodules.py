@@ -17,11 +17,11 @@ from tests.desugar.idioms.modules import (
     wrapped,
     wrapped_block,
     wrapped_outer,
-    wrapper,
 )
 from tests.desugar.idioms.running import (
     IDIOMS,
     again,
+    calling,
     idiom,
     idioms_of_changes,
     put,
@@ -29,12 +29,8 @@ from tests.desugar.idioms.running import (
     switched,
     trained,
     within,
+    wrapper,
 )
-
-
-def calling(fn, held):
-    return fn(wrapper())
-
 
 # -------------------------------------------------------------------------------------------------- submodules
 

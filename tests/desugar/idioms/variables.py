@@ -12,7 +12,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Labeled, Pair, Tagged, make
-from tests.desugar.idioms.running import between, idiom, idioms_of_calls
+from tests.desugar.idioms.running import between, calling, idiom, idioms_of_calls, idioms_of_changes
 
 LEVEL = 1.0
 CALLS = 0
@@ -39,25 +39,21 @@ def closure_number_changed(compile_):
         yield fn(x)
 
 
-@idiom
-def closure_list_changed(compile_):
-    scales = [2.0]
-    fn, x = compile_(lambda x: [x * scale for scale in scales]), make(Pair, 2, 3)
-    changes = (lambda: scales.append(3.0)), (lambda: scales.__setitem__(0, 5.0)), scales.clear
-    return between(lambda: fn(x), *changes)
-
-
-@idiom
-def closure_dict_changed(compile_):
-    options = {"scale": 2.0}
-    fn = compile_(lambda x: x * options["scale"] + options.get("shift", 0.0) + len(options))
-    x = make(TwoTensor, 2, 3)
-    return between(
-        lambda: fn(x),
-        lambda: options.update(scale=3.0),
-        lambda: options.update(shift=1.0),
-        lambda: options.pop("shift"),
-    )
+idioms_of_changes(
+    {
+        "closure_list_changed": (
+            lambda: [2.0],
+            *(lambda scales: lambda x: [x * scale for scale in scales], calling),
+            *(lambda scales: scales.append(3.0), lambda scales: scales.__setitem__(0, 5.0), list.clear),
+        ),
+        "closure_dict_changed": (
+            lambda: {"scale": 2.0},
+            lambda options: lambda x: x * options["scale"] + options.get("shift", 0.0) + len(options),
+            *(calling, lambda options: options.update(scale=3.0)),
+            *(lambda options: options.update(shift=1.0), lambda options: options.pop("shift")),
+        ),
+    }
+)
 
 
 @idiom
