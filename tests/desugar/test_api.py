@@ -17,7 +17,7 @@ from torch import nn
 import desugar
 from desugar.dynamo import backend
 from tests.desugar.classes import Pair, TwoTensor, make, plain_parts
-from tests.desugar.judge import assert_same_values, by_pass, judge
+from tests.desugar.judge import by_pass, judge
 from tests.desugar.test_models import Net
 
 # ---- functions -----------------------------------------------------------------------------------------------
@@ -105,16 +105,9 @@ def test_a_compiled_function_looks_like_the_function():
     )
     assert "documented" in repr(compiled) and compiled.programs == []
     compiled(torch.ones(2), by=3)
+    (first,) = compiled.programs
     compiled(torch.ones(2), by=4)
-    assert len(compiled.programs) == 2 and compiled.programs[0].is_dynamic
-
-
-def test_the_newest_program_stands_first():
-    compiled = by_pass(documented)
-    compiled(torch.ones(2))
-    first = compiled.programs[0]
-    compiled(make(Pair, 2))
-    assert len(compiled.programs) == 2 and compiled.programs[1] is first
+    assert len(compiled.programs) == 2 and compiled.programs[0].is_dynamic and compiled.programs[1] is first
 
 
 @pytest.mark.parametrize(
@@ -148,23 +141,6 @@ def test_a_compiled_module_is_the_module():
     compiled.shift = torch.zeros(6)
     assert module.shift.sum() == 0
     assert not compiled.training and compiled.train().training and module.training
-
-
-def test_moving_a_module():
-    compiled, module = by_pass(Net().eval()), Net()
-    module.load_state_dict(compiled.state_dict())
-    compiled.double()
-    judge(module.eval().double(), lambda: (torch.randn(2, 6, dtype=torch.float64),), compiled)
-
-
-def test_copies_and_pickles_compile_anew():
-    compiled, x = by_pass(Net().eval()), torch.randn(2, 6)
-    want = compiled(x)
-    copied = copy.deepcopy(compiled)
-    assert copied.linear.weight is not compiled.linear.weight
-    assert_same_values([copied(x).detach()], [want.detach()])
-    pickled = pickle.loads(pickle.dumps(by_pass(nn.Linear(2, 2))))
-    assert isinstance(pickled, nn.Linear)
 
 
 # ---- many programs -------------------------------------------------------------------------------------------

@@ -174,14 +174,6 @@ def test_through_inductor():
     check(program, compiled_cond(program, backend="inductor"), lambda: (make(Pair, 3, 4, grad=True),))
 
 
-def test_compiled_functions_inside_run_as_they_are():
-    inside = torch.compile(lambda x: x.sin() * 2, backend="eager")
-    x = make(Pair, 3, grad=True)
-    got = by_pass(lambda x: inside(x) + 1)(x)
-    torch.testing.assert_close(plain_parts(got.detach()), plain_parts((x.sin() * 2 + 1).detach()))
-    assert torch._dynamo.eval_frame._stance.stance == "default"
-
-
 TRUE = torch.tensor(True)
 REFUSED = {
     "a subclass as predicate": (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import desugar
-from desugar.errors import DesugarError, user_line
+from desugar.errors import DesugarError
 from desugar.user_code import is_library_file
 from tests.desugar.classes import EVERY, Pair, TwoTensor, make
 from tests.desugar.idioms.running import DOORS
@@ -32,11 +32,6 @@ def test_the_message_says_what_where_and_what_to_do():
     default = DesugarError("a", instead="b")
     assert default.where is not None and default.where.startswith(__file__), "the line that raises"
     assert isinstance(error, RuntimeError) and desugar.DesugarError is DesugarError
-
-
-def test_the_user_line_is_the_innermost_that_is_ours_nor_torchs():
-    line = user_line()
-    assert line is not None and line.startswith(__file__) and line.endswith("line = user_line()")
 
 
 def helper(x):

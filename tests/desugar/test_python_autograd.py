@@ -11,8 +11,6 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import desugar
 from desugar import DesugarError
@@ -204,21 +202,6 @@ def test_gradients_that_are_no_arguments(name, gradient, expected, door):
 # ---- modes ---------------------------------------------------------------------------------------------------
 
 
-def off_inside(x):
-    y = x * 3
-    torch.set_grad_enabled(False)
-    z = y * 2
-    torch.set_grad_enabled(True)
-    return y, z
-
-
-@pytest.mark.sweep(2)
-@EVERY_DOOR
-@CLASSES
-def test_gradients_off_for_a_part(cls, door):
-    judge(off_inside, lambda: (make(cls, 2, 3, grad=True),), way=door, calls=2)
-
-
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", [strictly, *DOORS.values()])
 @CLASSES
@@ -286,45 +269,6 @@ def test_a_tensor_of_a_transform_that_has_ended(door):
 
 
 # ---- modes that look at every function or op -----------------------------------------------------------------
-
-
-class Count(TorchDispatchMode):
-    calls = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls += 1
-        return func(*args, **kwargs or {})
-
-
-@EVERY_DOOR
-def test_a_dispatch_mode_sees_what_it_sees_of_stock(door):
-    fn, x = lambda x: (x * 2).sin(), torch.ones(2)
-    seen = []
-    for compiled in (by_stock(fn), door(fn)):
-        torch.compiler.reset()
-        for _ in range(2):
-            with Count() as mode:
-                assert torch.equal(compiled(x), fn(x))
-            compiled(x)
-            seen.append(mode.calls)
-    assert seen[:2] == seen[2:]
-
-
-class Double(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **kwargs or {})
-        return out * 2 if func is torch.sin else out
-
-
-@EVERY_DOOR
-def test_a_function_mode_has_a_program_of_its_own(door):
-    fn = lambda x: torch.sin(x)  # noqa: E731
-    compiled = door(fn)
-    for _ in range(2):
-        judge(fn, lambda: (torch.ones(2),), compiled)
-        with Double():
-            judge(fn, lambda: (torch.ones(2, requires_grad=True),), compiled)
-    assert door is not strictly or len(compiled.programs) == 2
 
 
 def test_equal_default_devices_are_one():

@@ -109,17 +109,6 @@ def test_no_more_bytes_are_saved_than_in_eager_mode(cls, eager, make_fn):
         assert_same_values(gradients, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sweep(3)
-@classes
-def test_a_checkpoint_inside_is_kept(cls):
-    """Its intermediates are computed again, not saved."""
-    args = arguments(cls)
-    whole, lean = by_pass(layers), by_pass(checkpointed)
-    plain, spared = measure(whole, args)[0], measure(lean, args)[0]
-    assert spared <= plain
-    assert lean.programs[0].saved_bytes <= measure(checkpointed, args)[0]
-
-
 @pytest.mark.sweep(4)
 @classes
 def test_the_program_tells_what_it_saves(cls):
@@ -150,26 +139,6 @@ def test_nothing_is_saved_where_nothing_is_needed():
     with Saved() as saved:
         by_pass(lambda x, y: x * 3 + y)(*args)
     assert (saved.bytes, saved.held) == (0, [])
-
-
-def noisy(x: Any) -> Any:
-    return F.dropout(x, 0.5) * x.exp()
-
-
-@pytest.mark.sweep(10)
-@classes
-@pytest.mark.parametrize("reused", [False, True])
-def test_random_numbers_inside_a_checkpoint_are_drawn_once(cls, reused):
-    """The backward has the masks of its forward; each call has masks of its own."""
-
-    def fn(x: Any) -> Any:
-        y = checkpoint(noisy, x, use_reentrant=False)
-        return checkpoint(noisy, y, use_reentrant=False) if reused else y
-
-    judge(fn, lambda: (make(cls, 8, 8, grad=True),), calls=3, rtol=1e-4, atol=1e-5)
-    compiled, x = by_pass(fn), make(cls, 8, 8, grad=True)
-    first, second = (plain_parts(compiled(x))[0] for _ in range(2))
-    assert not torch.equal(first, second)
 
 
 def test_saved_tensor_hooks_of_the_function_itself_still_run():

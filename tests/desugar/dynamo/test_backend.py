@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import desugar
 from desugar import DesugarError
@@ -176,16 +175,6 @@ def test_calls(name):
     compiled = way(fn)
     for make_args in calls:
         judge(fn, make_args, compiled)
-
-
-def test_a_module_with_parameters():
-    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    module[0].weight = nn.Parameter(make(TwoTensor, 4, 3))
-    twin = copy.deepcopy(module)
-    judge(module, lambda: (torch.randn(2, 3, requires_grad=True),), by_dynamo(twin))
-    grads, want = ([p.grad for p in m.parameters()] for m in (twin, module))
-    assert_same_values(grads, want)
-    assert type(grads[0]) is TwoTensor
 
 
 @pytest.mark.parametrize(

@@ -82,26 +82,6 @@ def test_a_failed_guard_is_data(text, name, expected, got):
     assert FailedGuard.of(text) == FailedGuard(text, name, expected, got)
 
 
-def test_a_recompile_behind_dynamo_names_the_guard_that_failed(collector):
-    calls = [(make_x(), w) for w in (make_weight(), make_weight(axis=1))]
-    assert collect(collector, *calls, way=behind_dynamo())[1].failed == ("w.axis: expected 0, got 1",)
-
-
-def test_guards_are_those_of_the_call_and_fail_when_that_says_so(collector):
-    (program,) = collect(collector, (make_x(), make_weight()))
-    assert [guard.text for guard in program.guards][:3] == [
-        "type(w) is Int8Weight",
-        "w has the inner tensors qdata, scale",
-        "w.axis == 0",
-    ]
-
-
-def test_another_mode_is_named(collector):
-    args = make_x(), make_weight()
-    second = collect(collector, args, lambda compiled: torch.no_grad()(compiled)(*args))[1]
-    assert second.failed == ("gradients: expected on, got off",)
-
-
 def test_results_are_those_of_an_unwatched_run(collector):
     w = make_weight()
     want, x = layer(make_x(), w), make_x()

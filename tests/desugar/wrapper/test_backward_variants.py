@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -106,17 +104,6 @@ def test_second_derivatives_compile_a_function_of_their_own():
         torch.testing.assert_close((g, h, k), (3 * x**2, 6 * x, torch.full((2,), 6.0)))
         known.append(len(graphs))
     assert known == known[:1] * 3  # the second time round nothing is compiled
-
-
-@pytest.mark.slow
-def test_nothing_of_a_call_outlives_it():
-    compiled = desugar.compile(lambda x, y: (x * y).sin(), backend="eager")
-    x, y = make(Pair, 3, grad=True), make(Pair, 3)
-    compiled(x, y).sum()
-    seen = weakref.ref(x), weakref.ref(y)
-    del x, y
-    gc.collect()
-    assert [ref() for ref in seen] == [None, None]
 
 
 def test_threads_build_a_member_once():
