@@ -6,7 +6,7 @@ Each kind has one of each: a plain pair, one with constant metadata, one whose o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -142,6 +142,42 @@ class Halves(Tensor):
             for n in ("left", "right")
         ]
         return return_and_correct_aliasing(func, args, kwargs, Halves(*outs))
+
+
+class Single(Tensor):
+    """Written by hand: one inner tensor, on which each op runs. The tests derive classes with one oddity each."""
+
+    a: Tensor
+    options: ClassVar[dict[str, Any]] = {}
+
+    @staticmethod
+    def __new__(cls, a):
+        options = {"dtype": a.dtype, "strides": a.stride(), "device": a.device} | cls.options
+        return torch.Tensor._make_wrapper_subclass(cls, a.size(), **options)
+
+    def __init__(self, a):
+        self.a = a
+
+    def __tensor_flatten__(self):
+        return ["a"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+        return cls(inner_tensors["a"])
+
+    def plain(self):
+        """The tensor that ops run on."""
+        return self.a
+
+    @classmethod
+    def wrap(cls, out):
+        """The result for a result of an op."""
+        return cls(out) if isinstance(out, Tensor) else out
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map(lambda x: x.plain() if isinstance(x, Single) else x, (args, kwargs or {}))
+        return cls.wrap(func(*args, **kwargs))
 
 
 # ------------------------------------------------------------------------------------------------- declared

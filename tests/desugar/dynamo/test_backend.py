@@ -19,7 +19,7 @@ from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make
 from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
-from tests.doors import by_stock
+from tests.doors import by_stock, by_torch
 
 aten = torch.ops.aten
 
@@ -100,11 +100,6 @@ def test_a_callable_as_inner_backend():
 # ---- what Dynamo does ----------------------------------------------------------------------------------------
 
 
-def with_breaks(fn, **options):
-    """Captures no sizes that depend on data."""
-    return torch.compile(fn, backend="desugar", options={"backend": "eager"}, **options)
-
-
 def breaks(x):
     y = x * 2
     torch._dynamo.graph_break()
@@ -138,7 +133,7 @@ def sizes():
 
 
 CALLS = {
-    "graph breaks": (breaks, with_breaks, [lambda: (make(TwoTensor, 3, grad=True),)] * 2),
+    "graph breaks": (breaks, by_torch, [lambda: (make(TwoTensor, 3, grad=True),)] * 2),
     "recompiles": (
         lambda x, n: x * n,
         by_dynamo,
@@ -230,7 +225,7 @@ def replace(x, mask, values):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiling", [by_pass, with_breaks])
+@pytest.mark.parametrize("compiling", [by_pass, by_torch])
 def test_what_aotautograd_cannot_compile_either_runs_op_by_op(compiling, caplog):
     """The derivative of a write by a mask depends on data; that the value is written and read, stock refuses."""
     torch.compiler.reset()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import desugar
+from tests.doors import by_desugar, by_torch
 
 
 def double(x):
@@ -22,11 +22,7 @@ def names_of(run):
     return [event.name for event in prof.events() if event.name.startswith("desugar")]
 
 
-def through_dynamo(fn):
-    return torch.compile(fn, backend="desugar", options={"backend": "eager"})
-
-
-DOORS = pytest.mark.parametrize("door", [functools.partial(desugar.compile, backend="eager"), through_dynamo])
+DOORS = pytest.mark.parametrize("door", [by_desugar, by_torch])
 
 
 @DOORS

@@ -18,6 +18,7 @@ from desugar.explain.records import FailedGuard, Materialized, Report
 from desugar.explain.text import render_report_text
 from subclasses import strict_mode
 from tests.desugar.explain.subjects import layer, make_weight, make_x
+from tests.doors import by_torch
 
 
 def breaks(x):
@@ -38,10 +39,6 @@ def collect(collector, *calls, way=None):
         for call in calls:
             call(compiled) if callable(call) else compiled(*call)
     return collector.report("test").programs
-
-
-def behind_dynamo():
-    return torch.compile(layer, backend="desugar", options={"backend": "eager"})
 
 
 def test_calls_are_counted_and_timed(collector):
@@ -140,7 +137,7 @@ def test_programs_that_are_gone_keep_their_count(collector):
 
 def test_programs_behind_dynamo_are_collected(collector):
     args = make_x(), make_weight()
-    (program,) = collect(collector, lambda f: f(*args).sum().backward(), args, way=behind_dynamo())
+    (program,) = collect(collector, lambda f: f(*args).sum().backward(), args, way=by_torch(layer))
     assert program.name == "layer" and program.calls == 2 and program.reason == "a graph of torch.compile"
     (source,) = program.sources
     assert source.lines[0] == "def layer(x, w):"

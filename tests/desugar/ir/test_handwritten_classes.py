@@ -6,50 +6,15 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 
 from desugar.ir.values import Flat, unwrap_value
 from subclasses.adoption.flatten_purity import flattens_to_constants
-from tests.desugar.classes import Halves, Tagged, TwoTensor, make
+from tests.desugar.classes import Halves, Single, Tagged, TwoTensor, make
 from tests.desugar.judge import by_pass, judge
 from tests.doors import by_stock
 
 
-class Probe(Tensor):
-    """As little as a class can be; the others add one thing each."""
-
-    a: Tensor
-    options: ClassVar[dict[str, Any]] = {}
-
-    @staticmethod
-    def __new__(cls, a):
-        options: ClassVar[dict[str, Any]] = {
-            "dtype": a.dtype,
-            "strides": a.stride(),
-            "device": a.device,
-        } | cls.options
-        return torch.Tensor._make_wrapper_subclass(cls, a.size(), **options)
-
-    def __init__(self, a):
-        self.a = a
-
-    def __tensor_flatten__(self):
-        return ["a"], None
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
-        return cls(inner_tensors["a"])
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        def bare(leaf):
-            return leaf.a if isinstance(leaf, Probe) else leaf
-
-        out = func(*(bare(arg) for arg in args), **(kwargs or {}))
-        return cls(out) if isinstance(out, Tensor) else out
-
-
-class Counted(Probe):
+class Counted(Single):
     """A further attribute."""
 
     def __init__(self, a):
@@ -57,29 +22,29 @@ class Counted(Probe):
         self.seen = 1
 
 
-class Other(Probe):
+class Other(Single):
     """Gives an instance of another class."""
 
     @classmethod
     def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
-        return Probe(inner_tensors["a"])
+        return Single(inner_tensors["a"])
 
 
-class Asking(Probe):
+class Asking(Single):
     """Asks itself what to give."""
 
     def __tensor_flatten__(self):
         return ["a"] if self.a is not None else [], None
 
 
-class Reading(Probe):
+class Reading(Single):
     """Reads a global."""
 
     def __tensor_flatten__(self):
         return NAMES, None
 
 
-class Policied(Probe):
+class Policied(Single):
     """Its size is what its own dispatch answers."""
 
     options: ClassVar[dict[str, Any]] = {"dispatch_sizes_strides_policy": "sizes"}
@@ -105,13 +70,13 @@ def is_plainly_built(x):
 
 
 def test_what_does_nothing_is_seen_to():
-    assert is_plainly_built(Probe(torch.ones(2, 3)))
-    assert is_plainly_built(Probe(torch.ones(2, 3).t()))
+    assert is_plainly_built(Single(torch.ones(2, 3)))
+    assert is_plainly_built(Single(torch.ones(2, 3).t()))
     assert is_plainly_built(make(Halves, 2, 6))
 
 
 @pytest.mark.parametrize(
-    "cls", [Counted, Policied, Other, *(type(name, (Probe,), members) for name, members in MORE.items())]
+    "cls", [Counted, Policied, Other, *(type(name, (Single,), members) for name, members in MORE.items())]
 )
 def test_what_does_more_is_seen_to(cls):
     assert not is_plainly_built(cls(torch.ones(2, 3)))
@@ -130,7 +95,7 @@ def test_metadata_in_the_dictionary():
 
 
 def test_nothing_is_added_to_the_tensor_that_is_looked_at():
-    x = Probe(torch.ones(2))
+    x = Single(torch.ones(2))
     before = dict(x.__dict__)
     is_plainly_built(x)
     assert x.__dict__ == before
@@ -139,7 +104,7 @@ def test_nothing_is_added_to_the_tensor_that_is_looked_at():
 @pytest.mark.parametrize(
     ("cls", "constant"),
     [
-        (Probe, True),
+        (Single, True),
         (Counted, True),
         (TwoTensor, True),
         (Halves, True),
@@ -153,13 +118,13 @@ def test_flattening(cls, constant):
 
 
 def test_a_method_that_is_no_python_function():
-    class Builtin(Probe):
+    class Builtin(Single):
         __tensor_flatten__ = len  # type: ignore[assignment]
 
     assert not flattens_to_constants(Builtin)
 
 
-@pytest.mark.parametrize("cls", [Probe, Counted, Asking, Reading])
+@pytest.mark.parametrize("cls", [Single, Counted, Asking, Reading])
 @pytest.mark.parametrize("grad", [False, True])
 def test_results_are_eagers(cls, grad):
     compiled = judge(lambda x: (x * 2).sin(), lambda: (cls(torch.randn(2, 3)).requires_grad_(grad),))

@@ -9,10 +9,10 @@ import torch
 
 import desugar
 from desugar import DesugarError
-from desugar.dynamo.backend import dynamo_backend
 from desugar.tracing.tangents import may_differ_without
 from tests.desugar.classes import TwoTensor
 from tests.desugar.judge import backward, judge
+from tests.doors import by_desugar, by_torch
 
 
 class WithLoss(torch.autograd.Function):
@@ -85,18 +85,8 @@ def wrapped():
     return tuple(TwoTensor(torch.rand(3), torch.rand(3)).requires_grad_() for _ in range(2))
 
 
-def under_dynamo(fn):
-    return torch.compile(fn, backend=dynamo_backend, options={"backend": "eager"})
-
-
-def compiled_alone(fn):
-    return desugar.compile(fn, backend="eager")
-
-
 @pytest.mark.sweep(12)
-@pytest.mark.parametrize(
-    ("compile", "make"), [(compiled_alone, plain), (compiled_alone, wrapped), (under_dynamo, plain)]
-)
+@pytest.mark.parametrize(("compile", "make"), [(by_desugar, plain), (by_desugar, wrapped), (by_torch, plain)])
 @pytest.mark.parametrize("fn", [one, two, three, several, exponential])
 def test_whatever_gradients_arrive(fn, compile, make):
     if fn is several:

@@ -7,10 +7,9 @@ import threading
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from desugar import DesugarError
-from tests.desugar.classes import TwoTensor, make
+from tests.desugar.classes import Single, TwoTensor, make
 from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import by_pass, judge
 from tests.desugar.refusing import assert_wrong_everywhere, strictly, unlooked_at
@@ -20,32 +19,19 @@ EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 # ---- writes --------------------------------------------------------------------------------------------------
 
 
-class Column(Tensor):
-    """Holds one column and shows it as a matrix of two equal ones; writes through an expanded view of its own."""
-
-    column: Tensor
+class Column(Single):
+    """Holds a column of length 3 and shows it as a matrix of two equal ones; writes through an expanded view."""
 
     @staticmethod
-    def __new__(cls, column):
-        return torch.Tensor._make_wrapper_subclass(cls, (*column.shape, 2), dtype=column.dtype)
+    def __new__(cls, a):
+        return torch.Tensor._make_wrapper_subclass(cls, (*a.shape, 2), dtype=a.dtype)
 
-    def __init__(self, column):
-        self.column = column
-
-    def __tensor_flatten__(self):
-        return ["column"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner, context, size, stride):
-        return Column(inner["column"])
+    def plain(self):
+        return self.a.unsqueeze(-1).expand(*self.shape)
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        def whole(leaf):
-            return leaf.column.unsqueeze(-1).expand(*leaf.shape) if isinstance(leaf, cls) else leaf
-
-        result = func(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
-        return args[0] if func._schema.is_mutable else result
+    def wrap(cls, out):
+        return out
 
 
 def test_a_write_by_the_class_itself_is_refused():

@@ -13,6 +13,7 @@ from desugar.compare.replay import compiled_functions, script as module
 from desugar.compare.replay.script import ScriptCalls
 from desugar.dynamo.backend import dynamo_backend
 from desugar.explain.collector import Collector
+from tests.doors import by_desugar as compiled, by_torch as behind
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +31,6 @@ def reported(run):
 
 
 OURS = 'backend="desugar"'
-
-
-def compiled(fn):
-    return desugar.compile(fn, backend="eager")
 
 
 def test_a_call_is_timed_in_three_ways():
@@ -68,10 +65,6 @@ def test_each_call_that_compiled_is_made_again_in_the_modes_that_it_had():
     assert len(programs) == seen[0] == 3
     assert ["backward" in program.worth.verdict for program in programs] == [True, False, True]
     assert all("desugar.compile: right" in program.worth.verdict for program in programs)
-
-
-def behind(fn, **more):
-    return torch.compile(fn, backend="desugar", options={"backend": "eager"}, **more)
 
 
 @pytest.mark.slow
