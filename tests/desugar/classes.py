@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-from subclasses import Outer, TensorSubclass, dynamic, inner, static
+from subclasses import Outer, TensorSubclass, arithmetic, dynamic, inner, static
 
 aten = torch.ops.aten
 
@@ -261,6 +261,22 @@ class Nested(TensorSubclass, fallback="map"):
 
     pair: Pair = inner()
     flat: Tensor = inner()
+
+
+class Tripled(TensorSubclass, fallback="materialize", kind="structure"):
+    """Results of `+` and `*` are of the class, and all other ops make plain gradients of them."""
+
+    third: Tensor = inner()
+
+    def materialize(self):
+        return self.third * 3
+
+
+@Tripled.implements(arithmetic)
+def _third(func, x, y):
+    if func in (torch.add, torch.sub):
+        return Tripled(func(*(t.third if isinstance(t, Tripled) else t / 3 for t in (x, y))))
+    return Tripled(func(*(t.third if isinstance(t, Tripled) else t for t in (x, y))))
 
 
 HAND_WRITTEN = (TwoTensor, Tagged, Halves)

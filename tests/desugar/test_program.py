@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bdb
+import inspect
+import linecache
 import subprocess
 import sys
 
@@ -81,3 +84,38 @@ def test_the_nested_tensor_that_pytorch_shares_is_never_one_of_a_trace():
     *results, dummy = told.stdout.splitlines()
     assert results == ["[[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]"] * 2
     assert dummy == "Tensor Tensor"
+
+
+# ---- generated code in a debugger ----------------------------------------------------------------------------
+
+
+class Steps(bdb.Bdb):
+    """Steps through a call line by line, and keeps what a debugger would show of generated code."""
+
+    def __init__(self):
+        super().__init__()
+        self.shown = []
+
+    def user_line(self, frame):
+        name = frame.f_code.co_filename
+        if "desugar_wrapper" in name or name.startswith("<subclasses"):
+            self.shown.append((frame.f_code.co_name, linecache.getline(name, frame.f_lineno).strip()))
+        self.set_step()
+
+
+def test_one_steps_through_the_wrapper_and_the_methods():
+    compiled = desugar.compile(lambda x: x * 2, backend="eager")
+    x = Pair(torch.ones(2), torch.ones(2))
+    compiled(x)
+    steps = Steps()
+    steps.runcall(lambda: (compiled(x), x + x))
+    shown = [text for function, text in steps.shown if function == "run"]
+    assert shown[0] == "a0_a = a0.a" and shown[-1].startswith("return (out0")
+    assert any("compiled_graph([" in text for text in shown)
+    assert any(function == "__torch_dispatch__" for function, _ in steps.shown)
+    assert all(text for _, text in steps.shown)
+
+
+def test_inspect_knows_the_wrapper():
+    program = desugar.trace(lambda x: x * 2, torch.ones(2))
+    assert inspect.getsource(program.run) in program.source

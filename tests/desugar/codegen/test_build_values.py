@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
 import desugar
+from desugar.codegen.runtime import restride
 from desugar.ir.fx_utils import output_nodes
 from tests.desugar.classes import (
     Pair,
@@ -30,3 +33,22 @@ def test_the_order_of_results_is_the_functions_own():
         y = compiled(x := make(Pair, 3))
         assert list(y) == ["b", "a"] and y["a"][0] is x and isinstance(y["a"][1], Tensor)
     assert len(output_nodes(compiled.programs[0].forward)) == 4
+
+
+# ---- memory order --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tensor", "order"),
+    [
+        (torch.tensor(1.0), ()),
+        *itertools.product(
+            [torch.randn(2, 3, 4), torch.randn(4, 3, 2).permute(2, 1, 0), torch.randn(2, 6, 4)[:, ::2]],
+            itertools.permutations(range(3)),
+        ),
+    ],
+)
+def test_restride(tensor, order):
+    out = restride(tensor, order)
+    assert torch.equal(out, tensor) and out.permute(order).is_contiguous()
+    assert (out is tensor) == tensor.permute(order).is_contiguous(), "copied only where it is not"

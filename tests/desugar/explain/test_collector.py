@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import nn
 
 import desugar
+from desugar import _torch_guards as private
 from desugar.explain.collecting.cost import Meter
+from desugar.explain.collecting.guard_times import Budget, time_guards
+from desugar.explain.collecting.labels import name_apart
 from desugar.explain.collector import Collector
-from desugar.explain.records import FailedGuard, Materialized, Report
-from desugar.explain.text import render_report_text
+from desugar.explain.fold import fold_program
+from desugar.explain.records import FailedGuard, Materialized, Program, Report
+from desugar.explain.text import render_report_text, render_text
 from subclasses import strict_mode
-from tests.desugar.explain.subjects import layer, make_weight, make_x
+from tests.desugar.explain.subjects import Net, layer, make_weight, make_x
 from tests.doors import by_torch
 
 
@@ -237,3 +243,176 @@ def test_a_function_beyond_the_limit_of_recompilations_is_listed(collector):
     assert len(report.programs) == 2
     (found,) = report.not_compiled
     assert found.startswith("scaled was not compiled: ") and "limit" in found
+
+
+# ---- what guards take ----------------------------------------------------------------------------------------
+
+LAYERS = 12
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(LAYERS)))
+        self.scale = {"a": 2}
+
+    def forward(self, x):
+        return self.layers(x) * self.scale["a"]
+
+
+@pytest.fixture(scope="module")
+def explained():
+    return desugar.explain(Deep(), torch.ones(2, 4)).program
+
+
+@pytest.mark.slow
+def test_every_name_is_timed_and_many_layers_take_more_than_one_value(explained):
+    times = dict(explained.guard_times.parts)
+    assert {group.key for group in fold_program(explained).guards if group.name} == times.keys() - {
+        name for name in times if "builtins" in name
+    }
+    assert times[f"self.layers[0 … {LAYERS - 1}].weight"] > 3 * times["x"] > 0
+    assert times["x"] > times["self.scale['a']"]
+    assert 0 < explained.guard_times.modes < explained.guard_times.whole
+
+
+def test_the_slowest_name_comes_first_and_has_its_time(explained):
+    folds = fold_program(explained)
+    named = [group.seconds for group in folds.guards if group.name]
+    assert named == sorted(named, reverse=True) and named[0] > named[-1]
+    text = render_text(explained).partition("== A call runs this program if ==\n")[2].splitlines()
+    assert " in a warm loop, " in text[0] and "the slowest names first" in text[0]
+    assert text[1].startswith(folds.guards[0].texts[0]) and text[1].endswith(" µs]")
+
+
+def collected(*calls, budget=None):
+    """The programs of a report, and the result of the last call."""
+    collector, compiled = Collector(), desugar.compile(Deep(), backend="eager")
+    collector._budget.left = collector._budget.left if budget is None else budget
+    with collector.collecting():
+        results = [compiled(x) for x in calls]
+    return collector.report("test").programs, results[-1]
+
+
+@pytest.mark.slow
+def test_a_report_has_the_times_of_each_program_and_leaves_the_hook_as_it_was():
+    hook = sys.modules["torch._dynamo.guards"].guard_manager_testing_hook_fn
+    programs, _ = collected(torch.ones(2, 4), torch.ones(2, 4, requires_grad=True))
+    assert len(programs) == 2 and all(len(program.guard_times.parts) > 4 for program in programs)
+    assert programs[0].to_dict()["guard_times"]["parts"][0][1] >= 0
+    assert sys.modules["torch._dynamo.guards"].guard_manager_testing_hook_fn is hook
+
+
+@pytest.mark.slow
+def test_timing_ends_with_its_budget():
+    ((program,), _) = collected(torch.ones(2, 4), budget=0.0)
+    assert program.guard_times is None
+    assert "not timed; names with the most of them first" in render_text(program)
+
+
+@pytest.mark.slow
+def test_an_error_while_timing_does_not_end_the_users_call(monkeypatch, caplog):
+    def fails(*args):
+        raise ValueError("no clock")
+
+    monkeypatch.setattr(sys.modules["desugar.explain.collector"], "time_taken_guards", fails)
+    caplog.set_level(logging.WARNING, "desugar")
+    assert collected(torch.ones(2, 4))[1].shape == (2, 4)
+    assert "the guards of Deep were not timed: ValueError: no clock" in caplog.text
+
+
+def test_values_of_dictionaries_are_found_and_time_is_that_of_the_named_values_alone():
+    found = []
+
+    def check(root, frame):
+        names = [f"L['d']['{n}']" for n in range(20)]
+        groups = {"all": set(names), "one": {names[3]}, "absent": {"L['nothing']"}}
+        found.append(dict(time_guards(root, frame, groups, Budget(5.0)).parts))
+
+    def total(d):
+        return sum(d.values())
+
+    with private.watch_guards(check):
+        torch.compile(total, backend="eager")({str(n): torch.ones(2) for n in range(20)})
+    assert found[0].keys() == {"all", "one"}
+    assert found[0]["all"] > 5 * found[0]["one"] > 0
+
+
+# ---- names of programs ---------------------------------------------------------------------------------------
+
+
+def titles(fn, *calls, **options):
+    compiled, collector = desugar.compile(fn, **{"backend": "eager"} | options), Collector()
+    with collector.collecting():
+        for call in calls:
+            call(compiled)
+    return [program.title for program in collector.report("").programs]
+
+
+def test_one_program_needs_no_more_than_its_name():
+    assert titles(layer, lambda f: f(make_x(), make_weight())) == ["layer"]
+
+
+@pytest.mark.slow
+def test_by_size_dtype_metadata_and_mode():
+    def without_gradients(f):
+        with torch.no_grad():
+            f(make_x(), make_weight())
+
+    found = titles(
+        layer,
+        lambda f: f(make_x(), make_weight()),
+        lambda f: f(make_x(), make_weight(axis=1)),
+        lambda f: f(make_x().double(), make_weight()),
+        without_gradients,
+        dynamic=False,
+    )
+    assert found[1:] == ["layer, w.axis = 1", "layer, x.dtype = float64", "layer, gradients = off"]
+    assert len(set(found)) == 4 and found[0].startswith("layer, ")
+
+
+@pytest.mark.slow
+def test_a_program_with_a_backward_differs_from_one_without():
+    x, w = make_x(), make_weight()
+    both = [lambda f: f(x, w), lambda f: f(x.detach(), w)]
+    assert titles(layer, *both) == ["layer, x.requires_grad = True", "layer, x.requires_grad = False"]
+
+
+@pytest.mark.slow
+def test_by_the_guard_that_failed():
+    compiled = [lambda f: f(torch.ones(2, 3)), lambda f: f(torch.ones(5, 3))]
+    assert titles(torch.nn.Linear(3, 3), *compiled) == [
+        "Linear, input.size(0) = 2",
+        "Linear, input.size(0) = any",
+    ]
+    scales = [lambda f, scale=scale: f(torch.ones(2, 3), scale=scale) for scale in (2, 3)]
+    assert titles(Net(), *scales, dynamic=False) == ["Net, scale = 2", "Net, scale = 3"]
+
+
+def test_the_parts_of_a_function_that_breaks_have_their_lines():
+    first, second = titles(breaks, lambda f: f(torch.ones(2)))
+    line = breaks.__code__.co_firstlineno
+    assert (first, second) == (f"breaks, line {line + 1}", f"breaks, line {line + 3}")
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_what_is_the_same_is_numbered(number):
+    programs = name_apart([Program("f", "first call", "eager", 0.0)] * number)
+    assert [program.label for program in programs] == [f"f, {n} of {number}" for n in range(1, number + 1)]
+
+
+def test_no_two_are_called_the_same():
+    programs = [Program("f", "", "eager", 0.0, failed=(f"n: expected 0, got {n % 3}",)) for n in range(7)]
+    programs.append(Program("f", "", "eager", 0.0, error="it fails\nhere"))
+    programs.append(Program("g", "", "eager", 0.0))
+    labels = [program.title for program in name_apart(programs)]
+    assert len(set(labels)) == len(labels)
+    assert labels[-2:] == ["f, error it fails", "g"]
+
+
+def test_a_program_for_a_range_of_ints_has_the_range():
+    def fn(x, k):
+        return x * 2 if k <= 2 else x + k
+
+    found = titles(fn, *[lambda f, k=k: f(torch.ones(3), k) for k in range(5)])
+    assert [title.partition(", ")[2] for title in found] == ["k = 0", "where k <= 2", "where 3 <= k"]

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import desugar
+from desugar.errors import DesugarError
+from desugar.flatten.fakes import bare_alias, check_plain
 from tests.desugar.classes import Pair
 from tests.desugar.judge import WAYS
 
@@ -122,3 +124,33 @@ def test_smaller_elements_are_anywhere():
     for start in (0, 3, 1):
         assert compiled(STORAGE[start : start + 2]).equal(STORAGE[start : start + 2].view(torch.int8) + 1)
     assert len(compiled.programs) == 1
+
+
+# ---- tensors as a trace sees them ----------------------------------------------------------------------------
+
+# ---- fakes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_bare_alias_is_the_same_memory_without_history():
+    base = torch.arange(6.0)
+    for real in (base[2:5], torch.nn.Parameter(base), (base * 1).requires_grad_()):
+        alias = bare_alias(real)
+        assert alias.data_ptr() == real.data_ptr() and alias.stride() == real.stride()
+        assert type(alias) is torch.Tensor and not alias.requires_grad and not alias._is_view()
+    assert bare_alias(base) is base
+
+
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        (torch.eye(2).to_sparse(), "sparse_coo"),
+        (torch.ones(2, dtype=torch.complex64).conj(), "conjugated"),
+        (torch.ones(2, dtype=torch.complex64).conj().imag, "conjugated or negated"),
+    ],
+    ids=["sparse", "conj", "neg"],
+)
+def test_what_is_not_strided_is_refused(odd, what):
+    with pytest.raises(DesugarError, match=what) as caught:
+        check_plain(odd)
+    assert "convert it first" in str(caught.value)
+    torch.testing.assert_close(desugar.compile(lambda x: x * 2, backend="eager")(odd), odd * 2)

@@ -6,9 +6,13 @@ import pytest
 import torch
 
 import desugar
+from desugar.backends.choose import choose_backend
+from desugar.dynamo.variants import Specialized
 from desugar.flatten.fakes import hint
+from desugar.ir.fx_utils import copy_graph, output_nodes
 from desugar.ir.stages import FromForward, FromInput, FromTangent
-from tests.desugar.classes import EVERY, Pair, TwoTensor, make
+from tests.desugar.classes import EVERY, Nested, Pair, TwoTensor, make
+from tests.desugar.judge import backward, judge
 
 
 def split_of(fn, *args):
@@ -55,3 +59,151 @@ def test_the_partitioners_knobs_are_reachable():
     assert saved_under(activation_memory_budget=0.0) < usual
     assert saved_under(aggressive_recomputation=True) <= usual
     assert saved_under(ban_recompute_reductions=False) <= usual
+
+
+# ---- saved views are made again from their owner -------------------------------------------------------------
+
+aten = torch.ops.aten
+
+
+def targets(graph):
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def matmul(x, w):
+    return x.t() @ w
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+def test_the_backward_takes_the_owner_and_makes_the_view(cls):
+    args = make(cls, 3, 2), make(cls, 3, 4, grad=True)
+    program = desugar.trace(matmul, *args)
+    split = program.variants.partitioned
+    assert program.saved_bytes == 0
+    assert len(output_nodes(program.forward)) == split.num_forward  # no view is saved
+    assert FromInput(0) in split.backward_inputs
+    assert aten.t.default in targets(split.backward) or aten.permute.default in targets(split.backward)
+    judge(matmul, lambda: (make(cls, 3, 2), make(cls, 3, 4, grad=True)))
+
+
+def leaf(*size):
+    return torch.randn(size, requires_grad=True)
+
+
+# Functions, and the sizes of their arguments.
+VIEWS = {
+    "a chain": (lambda x, w: x.view(4, 3)[1:].t() @ w, (12,), (3, 5)),
+    "of a result": (lambda x, w: (lambda y: (y, y.t() @ w))(x.exp()), (3, 2), (3, 4)),
+    "of an intermediate": (lambda x, w: (x.sin().t() @ w).exp(), (3, 2), (3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_gradients_where_a_view_is_saved(name, grad):
+    fn, first, second = VIEWS[name]
+    judge(fn, lambda: (torch.randn(first, requires_grad=grad), leaf(*second)))
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+def test_a_write_to_the_owner_is_noticed(cls):
+    x, w = make(cls, 3, 2), make(cls, 3, 4, grad=True)
+    out = desugar.compile(matmul, backend="eager")(x, w)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        backward(out)
+
+
+def test_dynamic_sizes_of_the_view_come_along():
+    fn = lambda x, w: x.view(-1, w.shape[0]).t().sum(1) * w  # noqa: E731
+    compiled = desugar.compile(fn, backend="eager", dynamic=True)
+    for n in (4, 6, 9):
+        judge(fn, lambda n=n: (torch.randn(2 * n), torch.randn(n, requires_grad=True)), compiled)
+    assert len(compiled.programs) == 1
+
+
+# ---- writes at the end of the forward ------------------------------------------------------------------------
+
+
+def compiled_graph(fn, *args):
+    """(program, the first graph that reached the compiler): the stores are put in after the kept graphs."""
+    seen = []
+    compiled = desugar.compile(fn, backend=keeping(seen))
+    compiled(*args)
+    return compiled.programs[0], seen[0]
+
+
+def keeping(seen):
+    """A backend that runs graphs as they are, and keeps them in a list."""
+    return lambda graph, inputs: (seen.append(copy_graph(graph)), graph)[1]
+
+
+def stores(graph):
+    return [node for node in graph.graph.nodes if node.target is aten.copy_.default]
+
+
+def test_many_writes_are_one_store():
+    def fn(x):
+        x.add_(1)
+        x.mul_(2)
+        x[0].sin_()
+        return x.sum()
+
+    program, graph = compiled_graph(fn, make(TwoTensor, 2, 3))
+    ops = targets(graph)
+    assert len(stores(graph)) == 2  # one per inner tensor
+    assert ops[-2:] == [aten.copy_.default] * 2  # after everything that reads
+    assert not {aten.add_.Tensor, aten.mul_.Tensor, aten.sin_.default} & set(ops)
+    assert not stores(program.joint)  # which stays functional
+    assert targets(program.forward) == ops
+
+
+def test_what_is_not_written_is_not_stored():
+    _, graph = compiled_graph(lambda x, y: (x.add_(y), None)[1], make(Nested, 3), make(Nested, 3))
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    assert [node.args[0] for node in stores(graph)] == placeholders[:3]
+    assert output_nodes(graph) == [None] * 3  # a stored value is not returned as well
+
+
+def overwritten(x, w):
+    y = x.clone() * w
+    x.zero_()
+    return y
+
+
+def test_a_saved_input_that_is_written_is_cloned():
+    x, w = torch.randn(3), torch.randn(3, requires_grad=True)
+    program, graph = compiled_graph(overwritten, x, w)
+    split = program.variants.partitioned
+    assert aten.clone.default in targets(graph)
+    assert FromInput(0) not in split.backward_inputs
+    assert any(isinstance(s, FromForward) and s.index >= split.num_forward for s in split.backward_inputs)
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+@pytest.mark.parametrize(
+    ("fn", "size"), [(overwritten, (3,)), (lambda x, w: (x.t().clone() @ w, x.zero_())[0], (2, 3))]
+)
+def test_gradients_where_a_saved_input_or_view_is_written(fn, size, cls):
+    judge(fn, lambda: (make(cls, *size), make(cls, *size, grad=True)))
+
+
+def overlapping():
+    buffer = torch.arange(6.0)
+    return buffer[:4], buffer[2:]
+
+
+def add_to_the_first(x, y):
+    x.add_(1)
+    return y * 2
+
+
+def test_overlapping_inputs_are_written_through_their_storage():
+    graph, seen = torch.fx.symbolic_trace(add_to_the_first), []
+    call = lambda leaves: (add_to_the_first(*leaves),)  # noqa: E731
+    specialized = Specialized(call, choose_backend(keeping(seen)), "", graph, ("x", "y"))
+    judge(add_to_the_first, overlapping, lambda x, y: specialized(x, y)[0])
+    assert len(specialized.entries) == 1
+    (store,) = stores(seen[0])
+    assert tuple(store.meta["val"].shape) == (6,)
+    judge(add_to_the_first, overlapping, calls=2)

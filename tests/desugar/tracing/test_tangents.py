@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
 import desugar
+from desugar import DesugarError
+from desugar.tracing.tangents import may_differ_without
 from subclasses import Outer, TensorSubclass, inner
+from tests.desugar.classes import TwoTensor
+from tests.desugar.judge import backward, judge
+from tests.doors import by_desugar, by_torch
 
 
 class Fixed(TensorSubclass, fallback="views"):
@@ -80,3 +87,128 @@ def test_a_second_derivative(door):
         (grad,) = torch.autograd.grad(fn(x, y)[0], y, weights, create_graph=True)
         sides.append([grad.detach(), torch.autograd.grad(grad.sum(), weights)[0]])
     torch.testing.assert_close(*sides)
+
+
+# ---- autograd functions whose gradients are not linear in those that arrive ----------------------------------
+
+
+class WithLoss(torch.autograd.Function):
+    """Brings a loss in on the side."""
+
+    @staticmethod
+    def forward(ctx, x, loss):
+        ctx.save_for_backward(loss)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (loss,) = ctx.saved_tensors
+        return gradient, torch.full_like(loss, 0.5)
+
+
+def one(x, w):
+    return WithLoss.apply(x, (w * w).sum())
+
+
+def two(x, w):
+    return WithLoss.apply(x * 2, (w * w).sum()), w + 1
+
+
+def three(x, w):
+    return WithLoss.apply(x * 2, (w * w).sum()), x + w, torch.stack([w * 3, x])
+
+
+class Several(torch.autograd.Function):
+    """Looks which gradients are there."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx, first, second):
+        if first is None or second is None:
+            return (second if first is None else first) * 7
+        return first + second
+
+
+class Exponential(torch.autograd.Function):
+    """Gives something for a gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first.exp() + second.exp() * 3
+
+
+def several(x, w):
+    one, other = Several.apply(x)
+    return one, w + other
+
+
+def exponential(x, w):
+    return *Exponential.apply(x), w + x
+
+
+def plain():
+    return torch.rand(3, requires_grad=True), torch.rand(3, requires_grad=True)
+
+
+def wrapped():
+    return tuple(TwoTensor(torch.rand(3), torch.rand(3)).requires_grad_() for _ in range(2))
+
+
+@pytest.mark.sweep(12)
+@pytest.mark.parametrize(("compile", "make"), [(by_desugar, plain), (by_desugar, wrapped), (by_torch, plain)])
+@pytest.mark.parametrize("fn", [one, two, three, several, exponential])
+def test_whatever_gradients_arrive(fn, compile, make):
+    if fn is several:
+        pytest.skip("Dynamo runs its backward with all gradients before it asks a backend")
+    compiled, count = compile(fn), 1 if fn is one else len(fn(*make()))
+    for missing in itertools.product((True, False), repeat=count):
+        judge(fn, make, compiled, missing=[n for n in range(count) if missing[n]])
+
+
+@pytest.mark.slow
+def test_it_is_told_from_gradients_that_are_passed_on():
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    args, some, none = plain(), frozenset({0}), frozenset()
+    for fn, unlike in (
+        (two, (some, none)),
+        (three, (some, none)),
+        (several, (some,)),
+        (lambda x, w: (Scale.apply(x), w * 2), ()),
+        (lambda x, w: (Several.apply(x)[0], w * 2), ()),
+        (lambda x, w: Several.apply(x), (some,)),
+    ):
+        calls = desugar.trace(fn, *args).variants.traced.calls
+        assert [may_differ_without(calls, missing) for missing in (some, none)] == [
+            some in unlike,
+            none in unlike,
+        ]
+    assert desugar.trace(one, *args).variants.traced.calls == ()
+
+
+def test_what_was_noted_is_not_in_the_graph():
+    program = desugar.trace(two, *plain())
+    (output,) = program.joint.graph.find_nodes(op="output")
+    assert len(output.args[0]) == program.variants.traced.num_forward + 2
+
+
+def test_with_random_numbers_it_is_refused():
+    drop = desugar.compile(lambda x, w: two(torch.dropout(x, 0.5, True), w), backend="eager")
+    backward(drop(*plain()))
+    with pytest.raises(DesugarError, match="run the function again"):
+        backward(drop(*plain()), missing=[1])

@@ -21,11 +21,11 @@ from tests.desugar.classes import (
     Nested,
     Pair,
     Tagged,
+    Tripled,
     TwoTensor,
     make,
 )
 from tests.desugar.judge import WAYS, by_pass, judge
-from tests.desugar.wrapper.test_recompute import Tripled
 
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 classes = pytest.mark.parametrize("cls", EVERY)

@@ -10,9 +10,11 @@ import contextlib
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import desugar
 from desugar import DesugarError
+from desugar.tracing.modes import tracing_modes
 from tests.desugar.classes import EVERY, Pair, TwoTensor, make
 from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
@@ -407,3 +409,24 @@ def test_a_refusal_and_a_call_that_is_taken(cls):
         "writes to an expanded tensor",
         works=lambda: (make(cls, 2, 6, grad=True), torch.ones(4)),
     )
+
+
+# ---- what a trace cannot know --------------------------------------------------------------------------------
+
+# ---- a trace -------------------------------------------------------------------------------------------------
+
+
+UNKNOWN = {
+    "a branch": (lambda x: bool(x.sum() > 0), "depends on the data of a tensor"),
+    "a list": (lambda x: x.tolist(), "depends on the data|numbers in a tensor are read"),
+    "memory": (lambda x: x.data_ptr(), "the memory of a tensor is read"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_a_trace_cannot_know_is_named(name):
+    """Dynamo sees it in the user's code; what it does not look at, and the code of a class, may do it in a trace."""
+    read, match = UNKNOWN[name]
+    with pytest.raises(DesugarError, match=match) as caught, tracing_modes(FakeTensorMode()):
+        read(torch.ones(3))
+    assert caught.value.instead and caught.value.where is not None

@@ -11,6 +11,7 @@ from torch import Tensor
 import desugar
 from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor
+from tests.desugar.classes import Pair
 from tests.desugar.judge import judge
 from tests.desugar.tracing.test_outputs import assert_plays_as_eager
 
@@ -22,7 +23,7 @@ DOORS = {
 }
 
 
-class Pair(TensorSubclass, fallback="map"):
+class Both(TensorSubclass, fallback="map"):
     a: Tensor = inner(differentiable=True)
     b: Tensor = inner()
 
@@ -32,7 +33,7 @@ class Outer(TensorSubclass, fallback="map"):
 
 
 def pair(grad):
-    return Pair(torch.randn(6, 3), torch.randn(6, 3)).requires_grad_(grad)
+    return Both(torch.randn(6, 3), torch.randn(6, 3)).requires_grad_(grad)
 
 
 def unwrapped_inside(x):
@@ -57,7 +58,7 @@ FUNCTIONS = {
 def views_of(results, x):
     """Which results share the memory of an argument and are views."""
     storages = [part.untyped_storage().data_ptr() for part in (x._raw_a, x.b)]
-    plain = [t for t in results if not isinstance(t, Pair)]
+    plain = [t for t in results if not isinstance(t, Both)]
     return [t._is_view() for t in plain if t.untyped_storage().data_ptr() in storages]
 
 
@@ -100,7 +101,7 @@ class Scaled(torch.autograd.Function):
 
 
 def nested(grad):
-    return Outer(Pair(torch.randn(4, 2), torch.randn(4, 2))).requires_grad_(grad)
+    return Outer(Both(torch.randn(4, 2), torch.randn(4, 2))).requires_grad_(grad)
 
 
 def written(x):
@@ -135,3 +136,83 @@ def test_rows_of_ever_new_lengths_are_one_program():
         tail, across = compiled(x)
         assert tail.equal(x.values[1:]) and across.equal(x.values.t()) and across._is_view()
     assert len(compiled.programs) == 1
+
+
+# ---- views of an argument that the function writes to, held by new wrappers ----------------------------------
+
+DOORS_OF_BACKENDS = {
+    "desugar.compile": lambda fn, backend: desugar.compile(fn, backend=backend),
+    "backend": lambda fn, backend: torch.compile(fn, backend="desugar", options={"backend": backend}),
+}
+
+
+def plain_pair():
+    return Pair(torch.arange(6.0).view(2, 3), torch.ones(2, 3))
+
+
+def rows():
+    return JaggedTensor(torch.arange(10.0).view(5, 2), torch.tensor([0, 2, 5]), max_length=3)
+
+
+def doubled(x):
+    y = x * 2
+    x.copy_(y)
+    return Pair(y.a[1:], y.b[1:])  # no memory of x
+
+
+def beside_a_view(x):
+    x.add_(1)
+    return Pair(x.a.view(-1), x.b.view(-1)), x[1:]
+
+
+CASES = {
+    "another shape": (plain_pair, lambda x: (x.add_(1), Pair(x.a.view(-1), x.b.view(-1)))[1]),
+    "a write to one": (plain_pair, lambda x: (x.a.add_(1), Pair(x.a[1:], x.b[1:]))[1]),
+    "aliases": (plain_pair, lambda x: (x.add_(1), Pair(torch.ops.aten.alias(x.a), x.b))[1]),
+    "a copy": (plain_pair, doubled),
+    "beside a view": (plain_pair, beside_a_view),
+    "no write": (plain_pair, lambda x: Pair(x.a.view(-1), x.b.view(-1))),
+    "shorter rows": (rows, lambda x: (x.add_(1), x[:, :-1])[1]),
+    "some rows": (rows, lambda x: (x.mul_(2), x[1:])[1]),
+    "a write to some entries": (rows, lambda x: (x.__setitem__((slice(None), -1), 9.0), x[:, :-1])[1]),
+}
+
+
+def parts(x):
+    return [x.a, x.b] if isinstance(x, Pair) else [x.values]
+
+
+def play(fn, make):
+    """What results hold at once, and what the arguments hold once the results are written to."""
+    seen = []
+    for _ in range(2):
+        x = make()
+        results = fn(x)
+        for y in results if isinstance(results, tuple) else (results,):
+            seen += [t.clone() for t in parts(y)]
+            y.add_(100)
+        seen += [t.clone() for t in parts(x)]
+    return seen
+
+
+@pytest.mark.parametrize("door", DOORS_OF_BACKENDS)
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", CASES)
+def test_a_write_to_the_result_reaches_the_argument(case, backend, door):
+    make, fn = CASES[case]
+    for got, wanted in zip(play(DOORS_OF_BACKENDS[door](fn, backend), make), play(fn, make), strict=True):
+        torch.testing.assert_close(got, wanted)
+    if door == "desugar.compile":
+        desugar.compile(fn, backend=backend, strict=True)(make())
+
+
+def test_an_argument_in_another_memory_order_than_its_new_value_is_left_to_pytorch():
+    def strided():
+        return Pair(torch.arange(12.0).view(2, 6)[:, ::2], torch.ones(2, 6)[:, ::2])
+
+    def fn(x):
+        x.add_(1)
+        return Pair(x.a[1:], x.b[1:])
+
+    with pytest.raises(desugar.DesugarError, match="in another memory order"):
+        desugar.compile(fn, backend="eager", strict=True)(strided())
