@@ -1,4 +1,4 @@
-"""Custom ops with a registered autograd formula, and custom `autograd.Function`s, on and beside subclasses."""
+"""Custom ops, custom `autograd.Function`s, and subclasses that the function itself builds."""
 
 from __future__ import annotations
 

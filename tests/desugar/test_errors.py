@@ -1,4 +1,4 @@
-"""The error of the pass, errors of the user's own code, and interrupts; after each the next call works."""
+"""The error of the pass, errors of the user's own code and their lines, and interrupts; the next call works."""
 
 from __future__ import annotations
 

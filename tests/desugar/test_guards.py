@@ -1,4 +1,4 @@
-"""What a program depends on: a call that differs in it compiles anew, one that does not runs what is there."""
+"""What a program depends on: modes, arguments, numbers, modules and closures; a call that differs compiles anew."""
 
 from __future__ import annotations
 

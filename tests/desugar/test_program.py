@@ -1,4 +1,4 @@
-"""One compiled signature: what it reports of itself, and the stages between."""
+"""One compiled signature: what it reports of itself, and its generated code in a debugger."""
 
 from __future__ import annotations
 

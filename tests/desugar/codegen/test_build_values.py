@@ -1,4 +1,4 @@
-"""Text that builds results: one constructor call and one store per inner tensor, constants written in."""
+"""Results as they are built: sizes, strides and order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guards on hooks, on `DTensor` parameters and on attributes of classes, which an unchanged module implies."""
+"""Guards that an unchanged module implies, and guards that prove nothing new; all others stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is collected while something runs: every program, why it was compiled, what its calls cost."""
+"""What is collected while something runs: programs, their names, why each was compiled, what calls and guards take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeated layers, folded: in each list of a program, in its text, and its guards by name."""
+"""Repeated layers, folded: in each list of a program, in its text, and its guards by name; runs of equal blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a tensor begins in its storage: part of the signature only if the function counts from there."""
+"""Where a tensor begins in its storage is part of the signature only if the function counts from there."""
 
 from __future__ import annotations
 

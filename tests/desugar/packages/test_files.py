@@ -1,4 +1,4 @@
-"""The file of a package: what is refused, and that no change of a byte gives another result."""
+"""The file of a package: what is refused, that no changed byte gives another result; the command that shows it."""
 
 from __future__ import annotations
 

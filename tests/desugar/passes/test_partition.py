@@ -1,4 +1,4 @@
-"""The joint graph split in two, and where each input of the backward comes from."""
+"""The joint graph split in two: where inputs of the backward come from, saved views, writes at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of the store: whole or absent, and bounded."""
+"""The files of the store: whole or absent, bounded, and found by a second process."""
 
 from __future__ import annotations
 

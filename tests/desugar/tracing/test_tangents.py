@@ -1,4 +1,4 @@
-"""Tangents of results that hold integers alone: plain, so that the formula of the op goes on from there."""
+"""Tangents of results that hold integers alone, and autograd functions whose gradients are not linear in theirs."""
 
 from __future__ import annotations
 

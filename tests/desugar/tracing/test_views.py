@@ -1,4 +1,4 @@
-"""Results that are views of an inner tensor of an argument: what eager mode says of them holds."""
+"""Results that are views of an inner tensor of an argument, or hold such views: what eager mode says holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variants of the backward: which there are, when they are compiled, what they fall back to."""
+"""The variants of the backward: which there are, when they are compiled, and when the function runs again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of a script are made again in other ways after it has ended, and the script runs as ever."""
+"""Calls of a script are made again in other ways after it has ended, on copies, and the script runs as ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indexing by tensors of one number, whose value changes from call to call."""
+"""Numbers that change from call to call: indices that are tensors of one number, and floats of Python."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`torch.cond` over declared tensor subclasses; a Python `if` is the judge.
+"""`torch.cond`, `while_loop` and the other higher-order ops inside a function; a Python `if` or loop is the judge.
 
-Classes written by hand keep PyTorch's way: Dynamo cannot run the op on them.
+Classes written by hand keep PyTorch's way: Dynamo cannot run the ops on them.
 """
 
 from __future__ import annotations
