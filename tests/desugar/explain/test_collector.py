@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -349,70 +350,81 @@ def titles(fn, *calls, **options):
     return [program.title for program in collector.report("").programs]
 
 
-def test_one_program_needs_no_more_than_its_name():
-    assert titles(layer, lambda f: f(make_x(), make_weight())) == ["layer"]
+def of_layer(x=make_x, w=make_weight, around=contextlib.nullcontext):
+    return lambda f: around()(f)(x(), w()) if around is torch.no_grad else f(x(), w())
 
 
-@pytest.mark.slow
-def test_by_size_dtype_metadata_and_mode():
-    def without_gradients(f):
-        with torch.no_grad():
-            f(make_x(), make_weight())
+def in_a_range(x, k):
+    return x * 2 if k <= 2 else x + k
 
-    found = titles(
+
+LINE = breaks.__code__.co_firstlineno
+TITLES = {
+    "one program": (layer, [of_layer()], ["layer"]),
+    "metadata": (
         layer,
-        lambda f: f(make_x(), make_weight()),
-        lambda f: f(make_x(), make_weight(axis=1)),
-        lambda f: f(make_x().double(), make_weight()),
-        without_gradients,
-        dynamic=False,
-    )
-    assert found[1:] == ["layer, w.axis = 1", "layer, x.dtype = float64", "layer, gradients = off"]
-    assert len(set(found)) == 4 and found[0].startswith("layer, ")
+        [of_layer(), of_layer(w=lambda: make_weight(axis=1))],
+        ["layer, w.axis = 0", "layer, w.axis = 1"],
+    ),
+    "dtype": (
+        layer,
+        [of_layer(), of_layer(lambda: make_x().double())],
+        ["layer, x.dtype = float32", "layer, x.dtype = float64"],
+    ),
+    "mode": (
+        layer,
+        [of_layer(), of_layer(around=torch.no_grad)],
+        ["layer, with gradients", "layer, gradients = off"],
+    ),
+    "backward": (
+        layer,
+        [of_layer(), of_layer(lambda: make_x().detach())],
+        ["layer, x.requires_grad = True", "layer, x.requires_grad = False"],
+    ),
+    "size": (
+        nn.Linear(3, 3),
+        [lambda f: f(torch.ones(2, 3)), lambda f: f(torch.ones(5, 3))],
+        ["Linear, input.size(0) = 2", "Linear, input.size(0) = any"],
+    ),
+    "value": (
+        Net(),
+        [lambda f, n=n: f(torch.ones(2, 3), scale=n) for n in (2, 3)],
+        ["Net, scale = 2", "Net, scale = 3"],
+        {"dynamic": False},
+    ),
+    "range": (
+        in_a_range,
+        [lambda f, k=k: f(torch.ones(3), k) for k in range(5)],
+        ["in_a_range, k = 0", "in_a_range, where k <= 2", "in_a_range, where 3 <= k"],
+    ),
+    "lines": (breaks, [lambda f: f(torch.ones(2))], [f"breaks, line {LINE + n}" for n in (1, 3)]),
+}
 
 
-@pytest.mark.slow
-def test_a_program_with_a_backward_differs_from_one_without():
-    x, w = make_x(), make_weight()
-    both = [lambda f: f(x, w), lambda f: f(x.detach(), w)]
-    assert titles(layer, *both) == ["layer, x.requires_grad = True", "layer, x.requires_grad = False"]
+@pytest.mark.parametrize("name", TITLES)
+def test_programs_of_one_function_are_named_by_what_differs(name):
+    fn, calls, want, *options = TITLES[name]
+    assert titles(fn, *calls, **dict(*options)) == want
 
 
-@pytest.mark.slow
-def test_by_the_guard_that_failed():
-    compiled = [lambda f: f(torch.ones(2, 3)), lambda f: f(torch.ones(5, 3))]
-    assert titles(torch.nn.Linear(3, 3), *compiled) == [
-        "Linear, input.size(0) = 2",
-        "Linear, input.size(0) = any",
-    ]
-    scales = [lambda f, scale=scale: f(torch.ones(2, 3), scale=scale) for scale in (2, 3)]
-    assert titles(Net(), *scales, dynamic=False) == ["Net, scale = 2", "Net, scale = 3"]
+def program(name="f", **facts):
+    return Program(name, "first call", "eager", 0.0, **facts)
 
 
-def test_the_parts_of_a_function_that_breaks_have_their_lines():
-    first, second = titles(breaks, lambda f: f(torch.ones(2)))
-    line = breaks.__code__.co_firstlineno
-    assert (first, second) == (f"breaks, line {line + 1}", f"breaks, line {line + 3}")
-
-
-@pytest.mark.parametrize("number", [2, 5])
-def test_what_is_the_same_is_numbered(number):
-    programs = name_apart([Program("f", "first call", "eager", 0.0)] * number)
-    assert [program.label for program in programs] == [f"f, {n} of {number}" for n in range(1, number + 1)]
+@pytest.mark.parametrize(
+    ("programs", "labels"),
+    [
+        *([[program()] * count, [f"f, {n} of {count}" for n in range(1, count + 1)]] for count in (2, 5)),
+        ([program(error="it fails\nhere"), program("g")], ["f", "g"]),
+        ([program(), program(error="it fails\nhere"), program("g")], ["f, 1 of 2", "f, error it fails", "g"]),
+    ],
+)
+def test_what_is_the_same_is_numbered(programs, labels):
+    assert [one.title for one in name_apart(programs)] == labels
 
 
 def test_no_two_are_called_the_same():
-    programs = [Program("f", "", "eager", 0.0, failed=(f"n: expected 0, got {n % 3}",)) for n in range(7)]
-    programs.append(Program("f", "", "eager", 0.0, error="it fails\nhere"))
-    programs.append(Program("g", "", "eager", 0.0))
-    labels = [program.title for program in name_apart(programs)]
+    labels = [
+        one.title for one in name_apart([program(failed=(f"n: expected 0, got {n % 3}",)) for n in range(7)])
+    ]
     assert len(set(labels)) == len(labels)
-    assert labels[-2:] == ["f, error it fails", "g"]
-
-
-def test_a_program_for_a_range_of_ints_has_the_range():
-    def fn(x, k):
-        return x * 2 if k <= 2 else x + k
-
-    found = titles(fn, *[lambda f, k=k: f(torch.ones(3), k) for k in range(5)])
-    assert [title.partition(", ")[2] for title in found] == ["k = 0", "where k <= 2", "where 3 <= k"]
