@@ -22,6 +22,7 @@ from desugar.recording.listeners import listen
 from desugar.store import files, keys
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor
+from tests.desugar.idioms.running import switched
 from tests.desugar.judge import judge, tensors_of
 
 
@@ -29,6 +30,14 @@ def compiled_again(fn, **options):
     """Forgets what Dynamo compiled, and compiles anew, as another process would."""
     torch.compiler.reset()
     return desugar.compile(fn, backend="eager", **options)
+
+
+def check(traced, count, *calls, **options):
+    """Each call, a function and arguments, is compiled anew and right; and so many of them were traced."""
+    for fn, *args in calls:
+        got, want = compiled_again(fn, **options)(*args), fn(*args)
+        torch.testing.assert_close(getattr(got, "value", got), getattr(want, "value", want))
+    assert len(traced) == count
 
 
 def double(x):
@@ -101,16 +110,12 @@ def test_a_training_program_and_its_backwards_are_found(traced, folder):
 
 
 def test_the_graphs_are_read_when_they_are_asked_for(traced):
-    def fn(x):
-        return (x.sin() * 2).sum()
-
     texts = []
     for _ in range(2):
-        compiled = compiled_again(fn)
+        compiled = compiled_again(lambda x: (x.sin() * 2).sum())
         compiled(torch.randn(3, requires_grad=True)).backward()
         (program,) = compiled.programs
-        texts.append([graph.code for graph in (program.joint, program.forward, program.backward)])
-        texts[-1].append(program.source)
+        texts.append((program.joint.code, program.forward.code, program.backward.code, program.source))
     assert texts[0] == texts[1] and len(traced) == 1
 
 
@@ -126,95 +131,67 @@ def test_an_explanation_traces(traced):
 # ------------------------------------------------------------------------------------------------------- sizes
 
 
-def test_what_a_program_assumes_of_sizes_is_checked(traced):
-    def fn(x):
-        return x + 1 if x.numel() > 8 else x - 1
+def cut(x):
+    half = x[: x.size(0) // 2]
+    return half.reshape(-1, 2).sum(1) if half.size(0) % 2 == 0 else half
 
-    def cut(x):
-        half = x[: x.size(0) // 2]
-        return half.reshape(-1, 2).sum(1) if half.size(0) % 2 == 0 else half
 
-    for function, sizes in ((fn, (4, 12, 4, 12)), (cut, (8, 10, 12, 8, 10))):
-        for size in sizes:
-            x = torch.arange(float(size))
-            assert torch.equal(compiled_again(function, dynamic=True)(x), function(x))
+@pytest.mark.parametrize(
+    ("fn", "sizes", "count"),
+    [(lambda x: x + 1 if x.numel() > 8 else x - 1, (4, 12, 4, 12), 2), (cut, (8, 10, 12, 8, 10), 2)],
+)
+def test_what_a_program_assumes_of_sizes_is_checked(traced, fn, sizes, count):
+    check(traced, count, *((fn, torch.arange(float(size))) for size in sizes), dynamic=True)
 
 
 def test_the_assumptions_of_a_found_program_are_guards(traced):
-    def fn(x, y):
-        return x * y  # the sizes have to be equal, or one of them 1
-
-    x = torch.ones(4)
-    compiled_again(fn, dynamic=True)(x, x)
-    compiled = compiled_again(fn, dynamic=True)
-    for first, second in ((4, 4), (6, 6), (4, 1), (1, 5)):
-        args = torch.full((first,), 3.0), torch.full((second,), 2.0)
-        assert torch.equal(compiled(*args), fn(*args))
+    check(traced, 1, (torch.mul, torch.ones(4), torch.ones(4)), dynamic=True)
+    compiled = compiled_again(torch.mul, dynamic=True)
+    for first, second in ((4, 4), (6, 6), (4, 1), (1, 5)):  # equal sizes, or one of them 1
+        judge(torch.mul, lambda n=first, m=second: (torch.randn(n), torch.randn(m)), compiled)
     with pytest.raises(RuntimeError):
         compiled(torch.ones(2), torch.ones(3))
 
 
 def test_another_range_of_a_size_is_another_program(traced):
-    def fn(x):
-        return x.sum() * 2
-
-    for least in (2, 16, 2, 16):
-        torch.compiler.reset()
-        x = torch.ones(32)
+    xs = [torch.ones(32) for _ in range(4)]
+    for x, least in zip(xs, (2, 16, 2, 16), strict=True):
         torch._dynamo.mark_dynamic(x, 0, min=least, max=64)
-        assert desugar.compile(fn, backend="eager")(x).item() == 64.0
-    assert len(traced) == 2
+    check(traced, 2, *((double, x) for x in xs))
 
 
 # ------------------------------------------------------------------------------------------------------ the key
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda: torch.no_grad(),
-        lambda: torch.inference_mode(),
-        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-        lambda: torch._inductor.config.patch(max_fusion_size=3),
-    ],
-    ids=["no_grad", "inference_mode", "autocast", "an option of Inductor"],
-)
-def test_a_setting_is_part_of_the_key(traced, change):
-    def fn(x):
-        return x @ x
+SETTINGS = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "an option of Inductor": lambda: torch._inductor.config.patch(max_fusion_size=3),
+    "default dtype": lambda: switched(torch.set_default_dtype, torch.float64, torch.float32),
+}
 
-    x = torch.randn(3, 3)
-    compiled_again(fn)(x)
-    with change():
-        expected = fn(x)
-        got = compiled_again(fn)(x)
-    assert len(traced) == 2
-    assert got.dtype == expected.dtype and got.requires_grad == expected.requires_grad
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_is_part_of_the_key(traced, name):
+    fn, x = lambda x: x @ x * torch.ones(3), torch.randn(3, 3)
+    check(traced, 1, (fn, x))
+    with SETTINGS[name]():
+        check(traced, 2, (fn, x))
+
+
+def test_the_grad_of_arguments_is_part_of_the_key(traced):
+    check(traced, 2, *((double, torch.ones(3).requires_grad_(grad)) for grad in (False, True, False, True)))
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("part", range(5), ids=["torch", "python", "own", "system", "processor"])
 def test_a_release_is_part_of_the_key(traced, monkeypatch, part):
-    compiled_again(double)(torch.randn(3))
+    check(traced, 1, (double, torch.randn(3)))
     released = list(keys._release())
     released[part] += "1"
     monkeypatch.setattr(keys, "_release", lambda: tuple(released))
-    compiled_again(double)(torch.randn(3))
-    assert len(traced) == 2
-
-
-def test_default_dtype_and_grad_of_arguments_are_part_of_the_key(traced):
-    def fn(x):
-        return x * torch.ones(3)
-
-    compiled_again(fn)(torch.ones(3))
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert compiled_again(fn)(torch.ones(3, dtype=torch.float32)).dtype == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert compiled_again(fn)(torch.ones(3, requires_grad=True)).requires_grad
-    assert len(traced) == 3
+    check(traced, 2, (double, torch.randn(3)))
 
 
 @pytest.fixture
@@ -261,9 +238,7 @@ def load_class(load, *, times=2, factor=3, added=0):
 )
 def test_an_edited_rule_never_runs_the_old_program(traced, load, change):
     for options, traces in (({}, 1), ({}, 1), (change, 2), ({}, 2)):
-        x = load_class(load, **options).Scaled(torch.ones(3))
-        assert torch.equal(compiled_again(double)(x).value, double(x).value)
-        assert len(traced) == traces, options
+        check(traced, traces, (double, load_class(load, **options).Scaled(torch.ones(3))))
 
 
 OP = """
@@ -345,18 +320,16 @@ WITH_FUNCTIONS = """
 @pytest.mark.parametrize(
     "change", [{}, {"divisor": 4}, {"factor": 7}, {"part": 3}, {"offset": float("inf")}], ids=str
 )
-def test_a_class_with_rules_for_functions(traced, load, caplog, change):
-    caplog.set_level(logging.INFO, "desugar")
-
-    def fn(x):
-        return torch.relu(x) + torch.sigmoid(x) + x
-
+def test_a_class_with_rules_for_functions(traced, load, change):
+    fn = lambda x: torch.relu(x) + torch.sigmoid(x) + x  # noqa: E731
     original = {"divisor": 2, "factor": 3, "part": 2, "offset": 0.5}
     for options in (original, original, original | change):
         text = WITH_FUNCTIONS.format(**options).replace("[inf,", "[float('inf'),")
-        x = load("looked_class", text).Looked(torch.ones(3))
-        torch.testing.assert_close(compiled_again(fn)(x), fn(x))
-    assert len(traced) == (2 if change else 1), caplog.text
+        check(
+            traced,
+            2 if options is not original and change else 1,
+            (fn, load("looked_class", text).Looked(torch.ones(3))),
+        )
 
 
 UNKNOWN = {
@@ -405,14 +378,8 @@ def test_what_a_helper_holds_is_part_of_the_key(traced, load, before, after):
 
 
 def test_a_storage_offset_that_a_rule_reads_is_part_of_the_key(traced):
-    base = torch.arange(12.0)
-    for start in (2, 5, 2):
-        x = base[start : start + 4]
-
-        def fn(x):
-            return x * x.storage_offset()
-
-        assert torch.equal(compiled_again(fn)(x), x * start)
+    base, fn = torch.arange(12.0), lambda x: x * x.storage_offset()
+    check(traced, 2, *((fn, base[start : start + 4]) for start in (2, 5, 2)))
 
 
 # ---------------------------------------------------------------------------------------------- what is not stored
@@ -438,20 +405,17 @@ def local_class():
 def test_what_is_not_stored_is_traced_again(traced, caplog, fn, make):
     caplog.set_level(logging.INFO, "desugar")
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        for _ in range(2):
-            got, expected = compiled_again(fn)(make()), fn(make())
-            assert torch.equal(getattr(got, "value", got), getattr(expected, "value", expected))
-    assert len(traced) == 2 and "not stored" in caplog.text
+        check(traced, 2, (fn, make()), (fn, make()))
+    assert "not stored" in caplog.text
 
 
 def test_it_can_be_switched_off(traced, monkeypatch):
     monkeypatch.setenv("DESUGAR_STORE", "0")
-    for _ in range(2):
-        compiled_again(double)(torch.ones(3))
+    check(traced, 2, *[(double, torch.ones(3))] * 2)
     monkeypatch.setenv("DESUGAR_STORE", "1")
     with torch._functorch.config.patch(enable_autograd_cache=False):
-        compiled_again(double)(torch.ones(3))
-    assert len(traced) == 3 and not files.folder().exists()
+        check(traced, 3, (double, torch.ones(3)))
+    assert not files.folder().exists()
 
 
 def test_a_release_without_the_names_stores_nothing(traced, monkeypatch):
@@ -459,9 +423,8 @@ def test_a_release_without_the_names_stores_nothing(traced, monkeypatch):
     monkeypatch.delitem(vars(private), "GraphPickler", raising=False)
     private.can_store.cache_clear()
     try:
-        for _ in range(2):
-            assert compiled_again(double)(torch.ones(3)).tolist() == [2.0] * 3
-        assert len(traced) == 2 and not files.folder().exists()
+        check(traced, 2, *[(double, torch.ones(3))] * 2)
+        assert not files.folder().exists()
     finally:
         private.can_store.cache_clear()
 
