@@ -19,6 +19,7 @@ from desugar.recording.listeners import listen
 from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor
 from tests.desugar.classes import Labeled, Pair, Tagged
+from tests.desugar.idioms.running import switched
 
 
 class Color(enum.Enum):
@@ -182,29 +183,6 @@ class Net(nn.Module):
         return self.drop(x) * scale * len(more) + rest.get("bias", 0)
 
 
-@pytest.mark.sweep(5)
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda net: setattr(net.drop, "p", 0.5), "self.drop.p: expected 0.1, got 0.5"),
-        (lambda net: net.eval(), "self.drop.training: expected True, got False"),
-        (
-            lambda net: net.requires_grad_(False),
-            "self.layers[0].bias.requires_grad: expected True, got False",
-        ),
-        (lambda net: net.layers.append(nn.Linear(3, 3)), "len(self.layers._modules): expected 1, got 2"),
-        (
-            lambda net: setattr(net, "drop", nn.Identity()),
-            "type of self.drop: expected Dropout, got Identity",
-        ),
-    ],
-)
-def test_attributes_of_a_module(change, says):
-    net = Net()
-    compiled, x = desugar.compile(net, backend="eager"), ones(2, 3)
-    assert reasons_of(compiled, lambda f: f(x, x), lambda f: change(net), lambda f: f(x, x)) == ["", says]
-
-
 @pytest.mark.slow
 def test_arguments_of_a_module_have_the_names_of_its_forward():
     compiled, x = desugar.compile(Net(), backend="eager"), ones(2, 3)
@@ -232,20 +210,6 @@ class Holder:
         return x * self.n + self.t
 
 
-def test_attributes_of_an_object():
-    holder = Holder()
-    compiled = desugar.compile(holder.run, backend="eager")
-    found = reasons_of(
-        compiled,
-        lambda f: f(X),
-        lambda f: setattr(holder, "n", 3),
-        lambda f: f(X),
-        lambda f: setattr(holder, "t", ones(2).double()),
-        lambda f: f(X),
-    )
-    assert found == ["", "self.n: expected 2, got 3", "self.t.dtype: expected float32, got float64"]
-
-
 FACTOR = 2
 
 
@@ -257,21 +221,58 @@ def calls_helper(x):
     return helper(x) + 1
 
 
-def test_globals_and_functions(monkeypatch):
-    compiled, here = desugar.compile(calls_helper, backend="eager"), globals()
-    found = reasons_of(
-        compiled,
-        lambda f: f(X),
-        lambda f: monkeypatch.setitem(here, "FACTOR", 3),
-        lambda f: f(X),
-        lambda f: monkeypatch.setitem(here, "helper", twice),
-        lambda f: f(X),
-    )
-    assert found == [
-        "",
-        "FACTOR: expected 2, got 3",
-        "helper: expected the same function as before, got twice",
+def of_net(f, net):
+    x = torch.ones(2, 3)
+    return f(x, x)
+
+
+# By name a function that makes an object, what is compiled of it, a call, and by what is said changes of the object.
+CHANGED = {
+    "an object": (
+        Holder,
+        *(lambda holder: holder.run, lambda f, holder: f(X)),
+        {
+            "self.n: expected 2, got 3": lambda holder: setattr(holder, "n", 3),
+            "self.t.dtype: expected float32, got float64": lambda holder: setattr(holder, "t", X.double()),
+        },
+    ),
+    "globals and functions": (
+        globals,
+        *(lambda here: calls_helper, lambda f, here: f(X)),
+        {
+            "FACTOR: expected 2, got 3": lambda here: here.update(FACTOR=3),
+            "helper: expected the same function as before, got twice": lambda here: here.update(helper=twice),
+        },
+    ),
+    **{
+        f"a module, {says}": (Net, lambda net: net, of_net, {says: change})
+        for says, change in {
+            "self.drop.p: expected 0.1, got 0.5": lambda net: setattr(net.drop, "p", 0.5),
+            "self.drop.training: expected True, got False": nn.Module.eval,
+            "self.layers[0].bias.requires_grad: expected True, got False": lambda net: net.requires_grad_(
+                False
+            ),
+            "len(self.layers._modules): expected 1, got 2": lambda net: net.layers.append(nn.Linear(3, 3)),
+            "type of self.drop: expected Dropout, got Identity": lambda net: setattr(
+                net, "drop", nn.Identity()
+            ),
+        }.items()
+    },
+}
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_changes_between_calls_is_named(name, monkeypatch):
+    monkeypatch.setitem(globals(), "FACTOR", FACTOR)  # and restored
+    monkeypatch.setitem(globals(), "helper", helper)
+    make_held, what, call, changes = CHANGED[name]
+    held = make_held()
+    steps = [
+        step for change in changes.values() for step in (lambda f, c=change: c(held), lambda f: call(f, held))
     ]
+    found = reasons_of(desugar.compile(what(held), backend="eager"), lambda f: call(f, held), *steps)
+    assert found == ["", *changes]
 
 
 def test_closures():
@@ -299,6 +300,10 @@ def test_closures():
         (torch.no_grad, "gradients: expected on, got off"),
         (functools.partial(torch.autocast, "cpu"), "autocast on cpu: expected off, got on"),
         (functools.partial(torch.device, "cpu"), "another mode: torch function modes"),
+        (
+            lambda: switched(torch.set_default_dtype, torch.float64, torch.float32),
+            "default dtype: expected another value, got float64",
+        ),
     ],
 )
 def test_modes_are_named(mode, says):
@@ -440,15 +445,3 @@ def test_values_are_short():
 )
 def test_the_present_value_is_read_and_a_switch_was_the_other_way(names, says):
     assert describe_modes(names) == says
-
-
-def test_a_call_under_another_default_dtype_says_so():
-    def call(f):
-        torch.set_default_dtype(torch.float64)
-        try:
-            f(X)
-        finally:
-            torch.set_default_dtype(torch.float32)
-
-    found = reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(X), call)
-    assert found == ["", "default dtype: expected another value, got float64"]
