@@ -112,6 +112,11 @@ PROGRAMS = {
     "a view": (lambda x: (x * 2).view(-1), rows(TwoTensor), 2),
     "a branch": (lambda x: x * 2 if x.shape[0] > 10 else x + 1, rows(TwoTensor), 3),
     "a product": (lambda x: (x @ x.t()).relu(), rows(TwoTensor), 2),
+    "a saved view": (
+        lambda x, w: x.view(-1, w.shape[0]).t().sum(1) * w,
+        [lambda n=n: (torch.randn(2 * n), torch.randn(n, requires_grad=True)) for n in (4, 6, 9)],
+        *(1, True),
+    ),
     "cat": (lambda x: torch.cat([x, x]).sum(0), rows(TwoTensor), 2),
     "expand": (lambda x: x.unsqueeze(0).expand(2, -1, -1) * 1, rows(TwoTensor), 2),
     "ints": (lambda x: (x.shape[0], x.size(0) * 2 + 1, x * 2), rows(TwoTensor), 2),

@@ -32,11 +32,6 @@ def test_bad_backends(arguments, match):
         choose_backend(*arguments)
 
 
-def test_names():
-    assert choose_backend("eager").name == "eager" and choose_backend("inductor").name == "inductor"
-    assert choose_backend(len).name == "len" and choose_backend("eager", "default").name == "eager"
-
-
 # ---- anybody's compiler --------------------------------------------------------------------------------------
 
 
@@ -133,10 +128,6 @@ def test_inductor_keeps_random_numbers_apart():
     torch.manual_seed(1)
     three = compiled(x)
     assert torch.equal(one.a, three.a) and not torch.equal(one.a, two.a)
-
-
-def test_nothing_to_compile():
-    judge(lambda x: (x, 3), lambda: (make(Pair, 2),), way=desugar.compile)
 
 
 def test_mode_and_options(monkeypatch):

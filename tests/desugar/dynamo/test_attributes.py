@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from subclasses import TensorSubclass, inner, static
 from tests.desugar.classes import Pair, Single
 from tests.desugar.idioms.running import DOORS
-from tests.desugar.judge import assert_same_values, by_pass, judge, leaves_of
+from tests.desugar.judge import assert_same_values, judge, leaves_of
 from tests.doors import by_stock
 
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values())
@@ -89,31 +89,6 @@ def test_an_attribute_that_a_property_reads_may_change(door):
     for noted in (1, 2, 5):
         x.noted = noted
         assert compiled(x).equal(fn(x))
-
-
-class Scale(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.ends = nn.Parameter(ends(), requires_grad=False)
-
-    def forward(self, x):
-        return x * self.ends.width
-
-
-@EVERY_DOOR
-def test_of_a_parameter(door):
-    module = Scale()
-    compiled = door(module)
-    for factor in (1, 2):
-        module.ends.data.mul_(factor)
-        torch.testing.assert_close(compiled(torch.ones(3)), module(torch.ones(3)))
-
-
-def test_ever_new_sizes_take_two_programs():
-    compiled = by_pass(lambda x: x.width * x.rows)
-    for rows in (3, 4, 5, 9):
-        judge(lambda x: x.width * x.rows, lambda rows=rows: (ends(rows),), compiled)
-    assert len(compiled.programs) == 2
 
 
 # ---- views that are attributes of a tensor -------------------------------------------------------------------

@@ -85,18 +85,6 @@ def test_with_inductor(options):
     judge(fn, make_args, torch.compile(fn, backend="desugar", **options))
 
 
-def test_a_callable_as_inner_backend():
-    seen = []
-
-    def inner(graph, inputs):
-        seen.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(torch.sin, backend="desugar", options={"backend": inner})
-    judge(torch.sin, lambda: (make(Pair, 3, grad=True),), compiled)
-    assert len(seen) == 2
-
-
 # ---- what Dynamo does ----------------------------------------------------------------------------------------
 
 
@@ -172,14 +160,6 @@ def test_calls(name):
         judge(fn, make_args, compiled)
 
 
-@pytest.mark.parametrize(
-    "around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)]
-)
-def test_modes_around(around):
-    make_args = lambda: (make(Pair, 3, 3, grad=True), torch.randn(3, 3))  # noqa: E731
-    judge(torch.matmul, make_args, way=by_dynamo, around=around)
-
-
 # ---- what goes to AOTAutograd, and what does not -------------------------------------------------------------
 
 
@@ -197,14 +177,6 @@ def test_a_class_that_is_no_wrapper(fn, door, caplog):
     assert out.equal(want) and x.equal(y)
     instead = "AOTAutograd compiles this graph" if door is desugar.compile else "this graph runs op by op"
     assert f"{instead} instead" in quiet(caplog)[0]
-
-
-def test_the_reason_is_logged_where_aotautograd_takes_over(caplog):
-    x = torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged)
-    out = by_dynamo(lambda x: x * 2)(x)
-    (message,) = quiet(caplog)
-    assert "AOTAutograd compiles this graph instead" in message and "nested tensor" in message
-    assert torch.equal(out.values(), x.values() * 2)
 
 
 class Edges(TensorSubclass, fallback="views", dtype_from="weight"):

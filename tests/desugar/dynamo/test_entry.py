@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from desugar.dynamo.entry import Entry
-from tests.desugar.classes import TwoTensor, make
 from tests.desugar.judge import assert_same_values, by_pass
 
 
@@ -148,35 +147,7 @@ def test_what_a_call_asks_besides_the_guards(way):
     assert torch.equal(compiled(x), double(x))
 
 
-def test_a_graph_break_goes_through_the_frame_hook():
-    seen = []
-
-    def fn(x):
-        y = x * 2
-        torch._dynamo.graph_break()
-        seen.append(len(seen))
-        return y + 1
-
-    compiled, x = by_pass(fn), make(TwoTensor, 3)
-    for n in range(3):
-        assert_same_values([compiled(x)], [x * 2 + 1])
-        assert seen == list(range(n + 1))
-    assert not is_direct(compiled, x) and len(compiled.programs) >= 2
-    torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        by_pass(fn, fullgraph=True)(x)
-
-
 # ---- the names of programs -----------------------------------------------------------------------------------
-
-
-def test_functions_with_the_same_code_share_what_was_compiled():
-    def make_function(by):
-        return lambda x: x * by
-
-    two, again = by_pass(make_function(2)), by_pass(make_function(2))
-    two(torch.ones(2))
-    assert again(torch.ones(2))[0] == 2 and again.programs == two.programs
 
 
 @pytest.mark.slow

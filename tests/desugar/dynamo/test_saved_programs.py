@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 
-import desugar
 from desugar.errors import DesugarError
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor
@@ -137,8 +136,3 @@ def test_another_process_runs_it(tmp_path):
         [sys.executable, "-c", SCRIPT, str(tmp_path / "f")], env=os.environ, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_other_compilations_are_not_touched():
-    with torch._dynamo.config.patch(enable_aot_compile=False):
-        assert desugar.compile(lambda x: x * 2, backend="eager")(torch.ones(2)).tolist() == [2.0, 2.0]

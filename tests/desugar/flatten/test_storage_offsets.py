@@ -7,7 +7,7 @@ import torch
 
 import desugar
 from desugar.errors import DesugarError
-from desugar.flatten.fakes import bare_alias, check_plain
+from desugar.flatten.fakes import check_plain
 from tests.desugar.classes import Pair
 from tests.desugar.judge import WAYS
 
@@ -126,18 +126,7 @@ def test_smaller_elements_are_anywhere():
     assert len(compiled.programs) == 1
 
 
-# ---- tensors as a trace sees them ----------------------------------------------------------------------------
-
 # ---- fakes ---------------------------------------------------------------------------------------------------
-
-
-def test_a_bare_alias_is_the_same_memory_without_history():
-    base = torch.arange(6.0)
-    for real in (base[2:5], torch.nn.Parameter(base), (base * 1).requires_grad_()):
-        alias = bare_alias(real)
-        assert alias.data_ptr() == real.data_ptr() and alias.stride() == real.stride()
-        assert type(alias) is torch.Tensor and not alias.requires_grad and not alias._is_view()
-    assert bare_alias(base) is base
 
 
 @pytest.mark.parametrize(

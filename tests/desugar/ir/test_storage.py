@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, strategies as st
 
@@ -29,21 +30,25 @@ def test_ranges(data):
     assert may_overlap(one, other) or not seen[0] & seen[1]
 
 
-def test_side_by_side_and_elsewhere():
-    buffer = torch.zeros(8)
-    assert not may_overlap(buffer[:4], buffer[4:])
-    assert may_overlap(buffer[::2], buffer[1::2])  # by ranges: may
-    assert not may_overlap(buffer, buffer.clone())
-    assert not may_overlap(buffer[:0], buffer)
-    assert may_overlap(buffer, buffer.view(torch.int32)[3:4])
+BUFFER, DOUBLES = torch.zeros(8), torch.zeros(4, dtype=torch.float64)
+HALVES = DOUBLES.view(torch.float32)
 
 
-def test_the_dtype_counts():
-    """Offsets are in elements of each tensor's own size."""
-    buffer = torch.zeros(4, dtype=torch.float64)
-    halves = buffer.view(torch.float32)
-    assert may_overlap(buffer[2:3], halves[4:5])
-    assert not may_overlap(buffer[1:2], halves[4:5])
+@pytest.mark.parametrize(
+    ("one", "other", "may"),
+    [
+        (BUFFER[:4], BUFFER[4:], False),
+        (BUFFER[::2], BUFFER[1::2], True),  # by ranges: may
+        (BUFFER, BUFFER.clone(), False),
+        (BUFFER[:0], BUFFER, False),
+        (BUFFER, BUFFER.view(torch.int32)[3:4], True),
+        # Offsets are in elements of each tensor's own size.
+        (DOUBLES[2:3], HALVES[4:5], True),
+        (DOUBLES[1:2], HALVES[4:5], False),
+    ],
+)
+def test_side_by_side_and_elsewhere(one, other, may):
+    assert may_overlap(one, other) is may
 
 
 def test_bases():
@@ -54,13 +59,21 @@ def test_bases():
     assert storage_of(w.view(-1)) == storage_of(w) != storage_of(w.clone())
 
 
-def test_apart():
-    x, y = torch.ones(4), torch.ones(4)
-    assert are_apart((x,), (y,))
-    assert not are_apart((x[:2],), (x[1:],))
-    assert are_apart((x[:2],), (x[2:],))
-    assert not are_apart((x[:2], x[1:]), ())
-    assert are_apart((), (x[1:], x))  # reading alone does no harm
+X = torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("written", "others", "apart"),
+    [
+        ((X,), (BUFFER,), True),
+        ((X[:2],), (X[1:],), False),
+        ((X[:2],), (X[2:],), True),
+        ((X[:2], X[1:]), (), False),
+        ((), (X[1:], X), True),  # reading alone does no harm
+    ],
+)
+def test_apart(written, others, apart):
+    assert are_apart(written, others) is apart
 
 
 def test_the_whole_storage():

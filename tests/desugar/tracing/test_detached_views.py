@@ -132,14 +132,6 @@ def test_a_write_inside():
     judge(written_when_detached, lambda: (torch.randn(2, 3),), way=DOORS["desugar.compile"], calls=2)
 
 
-def test_in_inference_mode():
-    compiled = DOORS["desugar.compile"](FUNCTIONS["rows"])
-    for _ in range(2):
-        with torch.inference_mode():
-            x = torch.randn(3, 2)
-            assert compiled(x).equal(x[1:])
-
-
 @pytest.mark.slow
 def test_through_inductor():
     compiled = desugar.compile(lambda x: (x[1:].detach(), (x * 2).sum()), strict=True)

@@ -97,26 +97,28 @@ def test_in_a_backward_it_is_refused():
     judge(lambda x: torch.linalg.eigvals(x).abs(), lambda: (regular(True),))
 
 
-def test_custom_ops_keep_their_order():
-    seen = []
+seen: list[str] = []
 
-    @torch.library.custom_op("desugar_tests::tell", mutates_args=())
-    def tell(x: torch.Tensor, what: str) -> torch.Tensor:
-        seen.append(what)
-        return x.clone()
 
-    tell.register_fake(lambda x, what: torch.empty_like(x))
+@torch.library.custom_op("desugar_tests::tell", mutates_args=())
+def tell(x: torch.Tensor, what: str) -> torch.Tensor:
+    seen.append(what)
+    return x.clone()
+
+
+tell.register_fake(lambda x, what: torch.empty_like(x))
+
+
+@pytest.fixture
+def ordered():
     _register_effectful_op(torch.ops.desugar_tests.tell.default, _EffectType.ORDERED)
-    try:
+    yield
+    _register_effectful_op(torch.ops.desugar_tests.tell.default, None)
 
-        def fn(x):
-            tell(x, "first")
-            return tell(x * 2, "second") + 1
 
-        compiled = by_pass(fn)
-        for _ in range(2):
-            seen.clear()
-            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
-            assert seen == ["first", "second"]
-    finally:
-        _register_effectful_op(torch.ops.desugar_tests.tell.default, None)
+def test_custom_ops_keep_their_order(ordered):
+    compiled = by_pass(lambda x: (tell(x, "first"), tell(x * 2, "second") + 1)[1])
+    for _ in range(2):
+        seen.clear()
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+        assert seen == ["first", "second"]

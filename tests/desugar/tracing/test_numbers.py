@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import desugar
@@ -167,26 +167,7 @@ def test_changing_float(backend, name, grad):
         assert len(compiled.programs) <= most * (1 if dtype is torch.float32 else 2)
 
 
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.scale = 1.5
-
-    def forward(self, x):
-        return self.linear(x) * self.scale
-
-
 WAYS = pytest.mark.parametrize("way", [desugar.compile, lambda fn: torch.compile(fn, backend="desugar")])
-
-
-@pytest.mark.slow
-@WAYS
-def test_float_attribute(way):
-    model, x = Scaled(), torch.randn(2, 4)
-    compiled = way(model)
-    for model.scale in VALUES:
-        torch.testing.assert_close(compiled(x), model(x))
 
 
 @pytest.mark.slow

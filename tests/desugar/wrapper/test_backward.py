@@ -21,26 +21,6 @@ def program_of(fn, *args):
     return program, text
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("cls", EVERY)
-def test_what_lies_in_an_argument_is_saved_and_the_argument(cls):
-    """So that autograd sees a write to either, and an assignment changes nothing."""
-    program, text = program_of(lambda x, y: x * y, make(cls, 2, 6, grad=True), make(cls, 2, 6, grad=True))
-    plan = program.variants.emitted.plan
-    assert set(plan.leaves) == {0, 1} and {leaf for leaf, _, _ in plan.inner} <= {0, 1}
-    assert len(plan.saved) == len({index for _, _, index in plan.inner}) + 2
-    assert text.count("ctx.saved_tensors") == 1
-    assert program.saved_bytes == 0
-
-
-@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair, Nested])
-def test_what_lies_in_a_result_is_saved_without_it(cls):
-    program, _ = program_of(lambda x: x.exp(), x := make(cls, 2, 3, grad=True))
-    plan = program.variants.emitted.plan
-    assert len(plan.saved) == len(plain_parts(x)) and plan.leaves == {}
-    assert all(read in {f"saved[{n}]" for n in range(len(plan.saved))} for read in plan.reads.values())
-
-
 DOORS = {
     "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
     "desugar.compile": lambda fn: desugar.compile(fn, backend="eager", strict=True),
@@ -108,16 +88,6 @@ def test_a_write_in_a_program_counts_for_what_lies_deep_inside(door):
     assert all(t._version > old for t, old in zip(parts, before, strict=True))
 
 
-def test_an_input_that_is_written_is_not_saved_as_the_argument():
-    def fn(x, w):
-        y = x.clone() * w
-        x.zero_()
-        return y
-
-    program, _ = program_of(fn, make(Pair, 3), make(Pair, 3, grad=True))
-    assert 0 not in program.variants.emitted.plan.leaves
-
-
 def test_strides_of_gradients():
     """A dense gradient is not permuted; a transposed result wants a transposed gradient."""
     _, text = program_of(lambda x: x * 2, make(Pair, 2, 3, grad=True))
@@ -125,20 +95,6 @@ def test_strides_of_gradients():
     _, text = program_of(lambda x: x.t().sin(), torch.randn(2, 3, requires_grad=True))
     assert "restride(" in text and "(1, 0)" in text
     judge(lambda x: x.t().sin(), lambda: (make(TwoTensor, 2, 3, grad=True),))
-
-
-@pytest.mark.parametrize(
-    ("fn", "dynamic", "kept"),
-    [
-        (lambda x: x.sin(), True, 0),  # the gradient of a single result needs no size
-        (lambda x: (x.sin(), x * 2), True, 4),
-        (lambda x: (x.sin(), x * 2), False, 0),  # sizes are in the text
-    ],
-)
-def test_sizes_are_kept_where_a_gradient_may_be_missing(fn, dynamic, kept):
-    compiled = desugar.compile(fn, backend="eager", dynamic=dynamic)
-    compiled(make(Pair, 3, grad=True))
-    assert len(compiled.programs[0].variants.emitted.plan.sizes) == kept
 
 
 def test_what_has_no_gradient_is_shared_with_the_result():
