@@ -12,7 +12,6 @@ from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, 
 from tests.desugar.judge import by_dynamo, by_pass, judge
 from tests.desugar.programs import assert_programs
 from tests.desugar.refusing import strictly
-from tests.doors import by_stock
 
 NEW = [4, 5, 6, 7, 2, 9, 30]
 
@@ -140,17 +139,6 @@ PROGRAMS = {
 def test_how_many_programs_calls_take(name):
     fn, calls, count, *dynamic = PROGRAMS[name]
     assert_programs(fn, calls, count, dynamic=dynamic[0] if dynamic else None)
-
-
-def test_outer_sizes_that_a_class_by_hand_computes_as_a_sum():
-    """Dynamo takes no symbol of such a size, in PyTorch's own compiler as well."""
-    for door in (by_stock, by_pass):
-        torch.compiler.reset()
-        compiled = door(lambda x: x * 2)
-        compiled(*split(Halves, 2, 2)())
-        with pytest.raises(AssertionError, match="only expect to bind basic symbols"):
-            compiled(*split(Halves, 3, 3)())
-        compiled(*split(Halves, 2, 2)())
 
 
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])

@@ -15,7 +15,6 @@ from tests.desugar.idioms.running import switched
 from tests.desugar.judge import WAYS, assert_same_values, by_pass, judge, leaves_of
 from tests.desugar.programs import assert_programs
 from tests.desugar.test_models import Net
-from tests.doors import by_stock
 
 none = contextlib.nullcontext
 t = torch.randn
@@ -207,8 +206,6 @@ def test_the_order_of_keyword_arguments():
     assert len(compiled.programs) == 2
 
 
-# ---- numbers, modules and closures ---------------------------------------------------------------------------
-
 # ---- constants -----------------------------------------------------------------------------------------------
 
 CONSTANTS = [1, True, 1.0, 2, 2.0, 1j, math.inf]
@@ -226,18 +223,6 @@ def test_constants_by_type_and_value():
 def test_nan_is_nan():
     fn = lambda x, n: torch.copysign(x, torch.tensor(n))  # noqa: E731
     assert_programs(fn, [lambda n=n: (torch.ones(3), n) for n in (math.nan, float("nan"))], 1)
-
-
-def test_zeros_of_both_signs():
-    """Dynamo compares floats by value, so that the first zero stands for the other one, too; from 2.15 on by bits."""
-    second = -1 if torch.__version__ >= "2.15" else 1
-    fn = lambda x, n: torch.copysign(x, torch.tensor(n))  # noqa: E731
-    for door in (by_stock, by_pass):
-        torch.compiler.reset()
-        compiled = door(fn)
-        assert [compiled(torch.ones(1), n).item() for n in (0.0, -0.0)] == [1, second]
-    compiled = by_pass(fn, dynamic=True)
-    assert [compiled(torch.ones(1), n).item() for n in (0.0, -0.0)] == [1, -1]
 
 
 class Scale:
@@ -327,42 +312,12 @@ def test_changes_of_a_module(name):
 # ---- closures ------------------------------------------------------------------------------------------------
 
 
-def test_closure_cells():
-    w, k, x = torch.ones(3, requires_grad=True), "2", make(TwoTensor, 2, 3)
-    fn = lambda x: x * w * int(k)  # noqa: E731
-    compiled = by_pass(fn)
-    same(compiled, fn, x, 1)
-    with torch.no_grad():
-        w.add_(1)
-    same(compiled, fn, x, 1)
-    k = "3"
-    same(compiled, fn, x, 2)
-    w = torch.zeros(3)
-    same(compiled, fn, x, 3)
-    w = make(TwoTensor, 3)
-    same(compiled, fn, x)
-
-
 def test_requires_grad_of_a_tensor_from_outside():
     w, make_argument = torch.ones(3, requires_grad=True), lambda: (torch.randn(2, 3),)
     compiled = judge(lambda x: x * w, make_argument)
     w.requires_grad_(False)
     judge(lambda x: x * w, make_argument, compiled)
     assert len(compiled.programs) == 2
-
-
-def test_a_plain_tensor_whose_gradient_is_a_wrapper():
-    """Dynamo makes a fake of the gradient as well, and before 2.15 fails at one of another class."""
-    w = torch.ones(3, requires_grad=True)
-    w.grad = make(Pair, 3)
-    for door in (by_stock, by_pass):
-        torch.compiler.reset()
-        if torch.__version__ >= "2.15":
-            x = make(Pair, 3)
-            assert_same_values([door(lambda x: x * w)(x)], [x * w])
-            continue
-        with pytest.raises(AssertionError, match="SubclassSymbolicContext"):
-            door(lambda x: x * w)(make(Pair, 3))
 
 
 @pytest.mark.parametrize("before", [[], [torch.ones(3, requires_grad=True)]])

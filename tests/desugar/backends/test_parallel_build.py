@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import shutil
 import subprocess
@@ -81,6 +82,10 @@ def assert_right(results, args, fn=chain, which=slice(None)):
         torch.testing.assert_close((one.a, one.b), (other.a, other.b))
 
 
+def behind_dynamo(fn):
+    return torch.compile(fn, backend=dynamo_backend)
+
+
 def called(compiled):
     """(the results of a call, its arguments)."""
     args = make(), make()
@@ -105,14 +110,6 @@ def test_the_backward_is_compiled_beside_the_forward(empty_cache, backwards):
     assert stages.index("compile forward") < stages.index("compile backward") < stages.index("build kernels")
     assert_right(results, args)
     assert len(backwards) == 1 and not pending(compiled)
-
-
-@pytest.mark.slow
-def test_behind_dynamo(empty_cache, backwards):
-    results, args = called(torch.compile(chain, backend=dynamo_backend))
-    assert len(backwards) == 1
-    assert_right(results, args)
-    assert len(backwards) == 1
 
 
 @pytest.mark.sweep(2)
@@ -151,6 +148,18 @@ def test_other_gradients_than_expected_have_a_backward_of_their_own(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "door", [functools.partial(desugar.compile, options={"compile_threads": 2}), behind_dynamo]
+)
+def test_doors_that_compile_it_beside_the_forward(empty_cache, backwards, door):
+    with private.inductor_config.patch(compile_threads=2 if door is behind_dynamo else 1):
+        results, args = called(door(chain))
+        assert len(backwards) == 1
+        assert_right(results, args)
+        assert len(backwards) == 1
+
+
+@pytest.mark.slow
 def test_nothing_is_compiled_ahead_when_the_forward_is_there(empty_cache, backwards):
     called(desugar.compile(chain))
     torch.compiler.reset()
@@ -182,15 +191,6 @@ def test_kernels_of_other_devices_are_not_put_off():
         waited = []
         private.AsyncCompile().wait({"kernel": lambda: waited})
     assert not kernels.waits
-
-
-@pytest.mark.slow
-def test_threads_by_option_alone():
-    with private.inductor_config.patch(compile_threads=1), fresh_cache():
-        compiled = desugar.compile(chain, options={"compile_threads": 2})
-        results, args = called(compiled)
-        assert len(pending(compiled)) == 1
-        assert_right(results, args)
 
 
 # ---------------------------------------------------------------------------------------- what may go wrong

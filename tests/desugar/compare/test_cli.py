@@ -78,7 +78,12 @@ def test_a_way_whose_process_ends_is_an_error_and_the_others_stay(run):
         ("raises", (), 1, "ValueError: odd"),
         ("hangs", ("--timeout", "3"), 1, "no answer within 3 s; --timeout waits longer"),
         ("no_such_name", (), 2, "has no 'no_such_name'"),
-        ("Wide", (), 2, "name a function that takes nothing and returns the module"),
+        (
+            "Wide",
+            (),
+            2,
+            "Wide is made with in_features, out_features: name a function that takes nothing and returns the module",
+        ),
         ("double", ("--train",), 2, "leave --train out"),
         (
             "yields",

@@ -180,12 +180,6 @@ def test_what_cannot_be_desugared_is_exit_code_1(run, tmp_path, text, says):
 
 
 @pytest.mark.slow
-def test_explain_finds_inputs_beside_the_function(run):
-    result = run("explain", "SUBJECTS:layer")
-    assert result.exit_code == 0 and "== Line by line ==" in result.output
-
-
-@pytest.mark.slow
 def test_explain_prints_each_repeated_layer_if_asked_to(run, tmp_path):
     path = tmp_path / "deep.py"
     path.write_text(
@@ -197,28 +191,53 @@ def test_explain_prints_each_repeated_layer_if_asked_to(run, tmp_path):
     assert "\nself[8].bias: Tensor" in whole.output and "\nself[8].bias: Tensor" not in short.output
 
 
-def test_explain_takes_inputs_by_name_and_writes_json_or_a_page(run, tmp_path):
-    result = run("explain", "SUBJECTS:twice", "--inputs", "make_x", "--json")
-    assert json.loads(result.stdout)["inputs"][0]["name"] == "x"
-    page = tmp_path / "page.html"
-    assert run("explain", "SUBJECTS:no_inputs", "--html", str(page)).exit_code == 0
-    assert page.read_text().startswith("<!doctype html>")
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
 
 
-@pytest.mark.slow
-def test_explain_runs_the_call_in_other_ways_if_asked_to(run):
-    result = run("explain", "SUBJECTS:layer", "--compare", "--json")
-    worth = json.loads(result.stdout)["worth"]
-    assert [name for name, seconds in worth["ways"]] == ["eager", "torch.compile", "desugar.compile"]
-    assert all(seconds > 0 for _, seconds in worth["ways"])
-    assert worth["verdict"].startswith("3 calls compared; torch.compile: right")
-    assert "worth" not in run("explain", "SUBJECTS:layer").stdout
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        slow("explain SUBJECTS:layer", "== Line by line =="),
+        ("explain TARGETS:Net", "aten"),
+        ("explain TARGETS:compiled", "aten"),
+        slow("coverage SUBJECTS:Int8Weight", "ops of aten"),
+        slow("doctor", "a training step gives eager mode's gradients"),
+    ],
+)
+def test_what_a_command_prints(run, command, says):
+    result = run(*command.split())
+    assert result.exit_code == 0 and says in result.output and "broken" not in result.output
 
 
-@pytest.mark.parametrize("name", ["Net", "compiled"])
-def test_a_class_and_a_compiled_function_are_explained(run, name):
-    result = run("explain", f"TARGETS:{name}")
-    assert result.exit_code == 0 and "aten" in result.stdout
+def of_other_ways(data):
+    names, seconds = zip(*data["worth"]["ways"], strict=True)
+    return names, min(seconds) > 0, data["worth"]["verdict"].partition("; desugar")[0]
+
+
+WAYS = ("eager", "torch.compile", "desugar.compile")
+
+
+@pytest.mark.parametrize(
+    ("command", "read", "want"),
+    [
+        ("explain SUBJECTS:twice --inputs make_x", lambda data: data["inputs"][0]["name"], "x"),
+        slow("explain SUBJECTS:layer", lambda data: data["worth"], None),
+        slow(
+            "explain SUBJECTS:layer --compare",
+            of_other_ways,
+            (WAYS, True, "3 calls compared; torch.compile: right"),
+        ),
+        slow("coverage SUBJECTS:Int8Weight", lambda steps: steps["aten.mul.Tensor"], "materialize"),
+    ],
+)
+def test_what_a_command_writes_as_json(run, command, read, want):
+    assert read(json.loads(run(*command.split(), "--json").stdout)) == want
+
+
+def test_explain_writes_a_page(run, tmp_path):
+    assert run("explain", "SUBJECTS:no_inputs", "--html", "FOLDER/page.html").exit_code == 0
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
 # -------------------------------------------------------------------------------------------------- report
@@ -285,7 +304,7 @@ def test_report_times_calls_in_other_ways_if_asked_to(script, tmp_path):
     programs = json.loads((tmp_path / "out.json").read_text())["programs"]
     assert [program["calls"] for program in programs] == [1, 2, 1], "calls that are made again do not count"
     for program in programs:
-        assert [name for name, _ in program["worth"]["ways"]] == ["eager", "torch.compile", "desugar.compile"]
+        assert tuple(name for name, _ in program["worth"]["ways"]) == WAYS
         assert program["worth"]["verdict"] == "2 calls compared; torch.compile: right; desugar.compile: right"
         assert f"was it worth it: {program['worth']['answer']}; eager " in done.stderr
     plain = report(script, options=("--json", "out.json"))
@@ -342,29 +361,23 @@ def test_diff_tells_by_its_exit_code(run, tmp_path):
 # ------------------------------------------------------------------------------------------------ the others
 
 
-@pytest.mark.slow
-def test_coverage_is_printed(run):
-    assert "ops of aten" in run("coverage", "SUBJECTS:Int8Weight").output
-    steps = json.loads(run("coverage", "SUBJECTS:Int8Weight", "--json").stdout)
-    assert steps["aten.mul.Tensor"] == "materialize"
+class Found:
+    """What the kit finds, without its work."""
+
+    broken: list[str]
+
+    def __init__(self, factory, tell):
+        self.shape = factory().shape
+
+    def __str__(self):
+        return f"what the kit says of {tuple(self.shape)}"
 
 
-@pytest.mark.parametrize(("broken", "code"), [((), 0), (("views",), 1)])
+@pytest.mark.parametrize(("broken", "code"), [([], 0), (["views"], 1)])
 def test_check_tells_by_its_exit_code(run, monkeypatch, broken, code):
-    seen = []
-
-    class Found:
-        def __init__(self, factory, tell):
-            seen.append(factory().shape)
-            self.broken = list(broken)
-
-        def __str__(self):
-            return "what the kit says"
-
-    monkeypatch.setattr(testing, "examine", Found)
+    monkeypatch.setattr(testing, "examine", type("Found", (Found,), {"broken": broken}))
     result = run("check", "SUBJECTS:make_weight")
-    assert result.exit_code == code and "what the kit says" in result.output
-    assert seen == [(4, 8)]
+    assert result.exit_code == code and "what the kit says of (4, 8)" in result.output
 
 
 def test_long_work_says_on_a_terminal_what_it_is_at(monkeypatch, capsys):
@@ -393,14 +406,6 @@ def test_bench_has_a_line_for_each_way(run):
         "desugar.compile",
     ]
     assert all(" ± " in line for line in lines[1:])
-
-
-@pytest.mark.slow
-def test_doctor_is_well(run):
-    result = run("doctor")
-    assert result.exit_code == 0
-    assert "a training step gives eager mode's gradients" in result.output
-    assert "broken" not in result.output
 
 
 @pytest.mark.slow

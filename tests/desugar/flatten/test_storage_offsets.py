@@ -94,19 +94,6 @@ def test_what_is_inside_a_wrapper():
         torch.testing.assert_close(compiled(x), torch.tensor([26.0, 28.0]))
 
 
-@pytest.mark.slow
-def test_gradients():
-    def loss(x):
-        return (x.as_strided((2,), (1,), 13) * x.storage_offset()).sum()
-
-    compiled = desugar.compile(loss)
-    for start in (2, 0, 3):
-        x = STORAGE.clone().requires_grad_()
-        (found,) = torch.autograd.grad(compiled(x[start : start + 5]), x)
-        (expected,) = torch.autograd.grad(loss(x[start : start + 5]), x)
-        torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_a_view_as_larger_elements(way):
     """It takes an offset that they divide: elsewhere the call is refused as in eager mode."""

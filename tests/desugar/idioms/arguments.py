@@ -450,19 +450,6 @@ idioms_of_calls(
 
 
 @idiom
-def closure_list_grows(compile_):
-    history = []
-
-    def fn(x):
-        y = x * 2
-        history.append(y)
-        return y if len(history) < 3 else sum(history)
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    return ((fn(x), history) for _ in range(4))
-
-
-@idiom
 def set_changed(compile_):
     seen = set()
 

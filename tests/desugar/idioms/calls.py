@@ -94,17 +94,6 @@ idioms_of_calls(
 )
 
 
-@idiom
-def partial_with_a_changed_keyword(compile_):
-    part = functools.partial(lambda x, scale, shift=0: x * scale + shift, scale=2.0)
-    fn, x = compile_(lambda x: part(x)), make(TwoTensor, 2, 3)
-    yield fn(x)
-    part.keywords["scale"] = 3.0
-    yield fn(x)
-    part = functools.partial(part, shift=1)
-    yield fn(x), compile_(part)(x)
-
-
 idioms_of_changes(
     {
         "lambdas_in_a_list": (

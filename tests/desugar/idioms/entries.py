@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.desugar.classes import Pair, Tagged, make
+from tests.desugar.classes import Pair, make
 from tests.desugar.idioms.running import (
     again,
     between,
@@ -251,21 +251,3 @@ def reset_between_calls(compile_):
         torch._dynamo.reset()
         backward(out)
         yield out, x
-
-
-@idiom
-def stances_between_calls(compile_):
-    fn, x = compile_(lambda x, n: x * n), make(TwoTensor, 2, 3)
-    yield fn(x, 1.5)
-    for stance in ("force_eager", "default", "eager_on_recompile"):
-        with torch.compiler.set_stance(stance):
-            out = fn(x, 1.5), fn(make(Tagged, 2, 3), 2.5)
-        yield out
-
-
-@idiom
-def profiler_around(compile_):
-    fn, x = compile_(lambda x: x.sin()), make(TwoTensor, 2, 3)
-    profile = torch.autograd.profiler.profile()
-    yield from within(lambda: fn(x), None, profile, None)
-    yield any(event.name == "aten::sin" for event in profile.function_events)

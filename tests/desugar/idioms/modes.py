@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.desugar.classes import Pair, Tagged, make
 from tests.desugar.idioms.running import between, idiom, idioms_of_calls, switched, trained, within
-from tests.desugar.judge import backward
 
 # ------------------------------------------------------------------------------------------------------ modes
 
@@ -446,16 +445,3 @@ def tensor_hook_of_an_argument(compile_):
         lambda: handles.append(x.register_hook(lambda grad: (seen.append(1), grad * 3)[1])),
         lambda: handles[0].remove(),
     )
-
-
-@idiom
-def optimizer_between_calls(compile_):
-    w = nn.Parameter(make(TwoTensor, 3, 3))
-    optimizer = torch.optim.SGD([w], lr=0.1, momentum=0.9)
-    fn = compile_(lambda x: (x @ w).sin())
-    for step in range(3):
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
-        out = fn(make(TwoTensor, 2, 3))
-        backward(out)
-        optimizer.step()
-        yield out, w

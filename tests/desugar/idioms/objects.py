@@ -104,17 +104,6 @@ class Other(Box):
     factor = 7.0
 
 
-class Lazy:
-    """Makes a mask when one is needed."""
-
-    mask = None
-
-    def __call__(self, x):
-        if self.mask is None or len(self.mask) < len(x):
-            self.mask = torch.arange(float(len(x))).unsqueeze(1)
-        return x * self.mask[: len(x)]
-
-
 # ------------------------------------------------------------------------------------- members and attributes
 
 
@@ -255,11 +244,6 @@ idioms_of_changes(
             Box,
             *(lambda box: lambda x: box(x), lambda fn, box: (fn(wrapper()), box.history), again, again),
         ),
-        "cache_filled_by_the_first_call": (
-            Lazy,
-            lambda lazy: lambda x: lazy(x),
-            lambda fn, lazy: ((fn(wrapper(rows)), lazy.mask) for rows in (2, 2, 4, 3)),
-        ),
         "weak_reference": (
             lambda: (lambda box: {"box": box, "ref": weakref.ref(box)})(Box(2.0)),
             lambda held: lambda x, ref: x if ref() is None else x * ref().scale,
@@ -363,8 +347,6 @@ idioms_of_calls(
 )
 
 
-# ---- data in Python, writes, tensors that live from call to call ---------------------------------------------
-
 # ------------------------------------------------------------------------------------------------ data in Python
 
 
@@ -427,14 +409,6 @@ idioms_of_calls(
 # ----------------------------------------------------------------------------------------------------- writes
 
 
-class Cache:
-    keys = None
-
-    def update(self, key):
-        self.keys = key if self.keys is None else torch.cat([self.keys, key], 0)
-        return self.keys
-
-
 def writing(x, y):
     x.mul_(2)
     y[0] = x[1]
@@ -459,11 +433,6 @@ def assigning_an_inner_tensor(x):
 def doubling_the_first(x, y):
     x.mul_(2)
     return x + y
-
-
-def appending(x, cache):
-    keys = cache.update(x * 2)
-    return x @ keys.t()
 
 
 def writing_by_position(cache, x, position):
@@ -505,14 +474,6 @@ idioms_of_calls(
                 (fn(base[:3], base[start : start + 3]), base)
                 for base in [torch.arange(8.0)]
                 for start in (5, 1, 0)
-            ),
-        ),
-        "cache_appended_by_cat": (
-            appending,
-            lambda fn, x: (
-                (fn(make(TwoTensor, rows, 4), cache), cache.keys)
-                for cache in [Cache()]
-                for rows in (3, 1, 1, 1)
             ),
         ),
         "cache_written_by_position": (

@@ -12,7 +12,6 @@ from tests.desugar.classes import Pair, make
 from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import by_pass, judge
 from tests.desugar.refusing import strictly
-from tests.doors import by_stock
 
 EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 
@@ -97,17 +96,6 @@ def test_numbers_in_a_graph_make_no_more_programs_than_in_pytorch(name):
         torch.compiler.reset()
         call_with(INDEXED[name], square, (1, 3, 0, 2, 1), compiled)
     assert len(compiled.programs) <= counter.frame_count
-
-
-@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
-@pytest.mark.parametrize("fn", [lambda x, m: x[m] * 2, lambda x, m: x[m, 1:], lambda x, m: x[0, m]])
-@pytest.mark.parametrize("cls", [Tensor, Pair])
-def test_masks_of_bytes_are_refused_by_dynamo(cls, fn):
-    x, mask = make(cls, 4, 4), torch.tensor([1, 0, 2, 0], dtype=torch.uint8)
-    for door in (by_stock, *DOORS.values()):
-        torch.compiler.reset()
-        with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="used as indices"):
-            door(fn)(x, mask)
 
 
 @pytest.mark.sweep(2)

@@ -87,13 +87,6 @@ def test_writes_that_eager_mode_refuses_as_well(write, cls):
     assert_wrong_everywhere(fn, lambda: (make(cls, 3, 4),), "writes to an expanded tensor")
 
 
-@pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
-@pytest.mark.parametrize("door", [lambda fn: fn, *DOORS.values(), strictly, by_stock])
-def test_an_expanded_out_is_refused_by_torch_itself(cls, door):
-    fn = lambda x: (torch.mul(rows(x), 2, out=rows(x)), x * 1)[1]  # noqa: E731
-    assert_refused_by_torch(door(fn), make(cls, 3, 4))
-
-
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 @pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
@@ -410,8 +403,6 @@ def test_a_refusal_and_a_call_that_is_taken(cls):
         works=lambda: (make(cls, 2, 6, grad=True), torch.ones(4)),
     )
 
-
-# ---- what a trace cannot know --------------------------------------------------------------------------------
 
 # ---- a trace -------------------------------------------------------------------------------------------------
 
