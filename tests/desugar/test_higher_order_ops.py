@@ -20,6 +20,10 @@ weight = torch.randn(4, requires_grad=True)
 layer = nn.Linear(4, 4)
 
 
+def slow(name):
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 def python_cond(pred, true_fn, false_fn, operands=()):
     return true_fn(*operands) if pred else false_fn(*operands)
 
@@ -114,21 +118,33 @@ def test_second_derivatives(pred):
     torch.testing.assert_close(*found)
 
 
-def test_dynamic_sizes():
-    def program(cond, pred, x):
-        return cond(pred, lambda x: x.sin() * x.shape[0], lambda x: x * x, (x,))
+# The program, its arguments, call by call, and options.
+OTHERS = {
+    "dynamic sizes": (
+        lambda cond, pred, x: cond(pred, lambda x: x.sin() * x.shape[0], lambda x: x * x, (x,)),
+        [lambda rows=rows: (make(Pair, rows, 4, grad=True),) for rows in (3, 4, 5)],
+        {"dynamic": True},
+    ),
+    "branches of different sizes": (
+        lambda cond, pred, x: cond(pred, lambda x: x[:1] * 1, lambda x: x * 2, (x,)),
+        [lambda: (make(Pair, 3, 4),)],
+        {},
+    ),
+    "inductor": (
+        PROGRAMS["one operand"],
+        [lambda: (make(Pair, 3, 4, grad=True),)],
+        {"backend": "inductor"},
+    ),
+}
 
-    compiled = compiled_cond(program, dynamic=True)
-    for rows in (3, 4, 5):
-        check(program, compiled, lambda rows=rows: (make(Pair, rows, 4, grad=True),))
+
+@pytest.mark.parametrize("name", ["dynamic sizes", "branches of different sizes", slow("inductor")])
+def test_other_programs(name):
+    program, calls, options = OTHERS[name]
+    compiled = compiled_cond(program, **options)
+    for make_args in calls:
+        check(program, compiled, make_args)
     assert len(compiled.programs) == 1
-
-
-def test_branches_of_different_sizes():
-    def program(cond, pred, x):
-        return cond(pred, lambda x: x[:1] * 1, lambda x: x * 2, (x,))
-
-    check(program, compiled_cond(program), lambda: (make(Pair, 3, 4),))
 
 
 @pytest.mark.slow
@@ -168,12 +184,6 @@ def test_an_operand_written_afterwards_is_noticed():
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         by_pass(fn)(torch.tensor(True), torch.randn(3, requires_grad=True))
-
-
-@pytest.mark.slow
-def test_through_inductor():
-    program = PROGRAMS["one operand"]
-    check(program, compiled_cond(program, backend="inductor"), lambda: (make(Pair, 3, 4, grad=True),))
 
 
 TRUE = torch.tensor(True)
@@ -256,9 +266,10 @@ def same(got, want):
     "kind", [torch.Tensor, Pair, Beside, Nested, Labeled], ids=lambda kind: kind.__name__
 )
 @pytest.mark.parametrize("body", [lambda x: x * 2, lambda x: x.sin() + outside], ids=["own", "closure"])
-def test_loops(kind, body):
+@pytest.mark.parametrize("backend", ["eager", slow("inductor")])
+def test_loops(kind, body, backend):
     loop, python = thrice(body)
-    compiled = by_pass(loop)
+    compiled = by_pass(loop, backend=backend)
     for _ in range(3):
         x = make(kind, 3, 4)
         same(compiled(x), python(x))
@@ -300,13 +311,6 @@ def test_gradients_through_plain_loops():
     loop, python = thrice(lambda x: x * 2)
     x = torch.randn(3, requires_grad=True)
     torch.testing.assert_close(*(torch.autograd.grad(fn(x).sum(), x) for fn in (by_pass(loop), python)))
-
-
-@pytest.mark.slow
-def test_loops_through_inductor():
-    loop, python = thrice(lambda x: x * 2)
-    x = make(Pair, 3, 4)
-    same(by_pass(loop, backend="inductor")(x), python(x))
 
 
 LOOPS_REFUSED = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import logging
 import sys
@@ -59,17 +58,6 @@ def test_the_wrappers_part_is_that_of_each_call_whatever_the_calls_take():
     meter = Meter(4, [9.0, 1.1, 1.1, 5.1, 5.1, 5.1], [1.0, 1.0, 1.0, 5.0, 1.0, 1.0])
     assert meter.cost.call == 5.1
     assert meter.cost.call - meter.cost.graph == pytest.approx(0.1)  # the difference of the medians is 4.1
-
-
-@pytest.mark.slow
-def test_a_recompile_names_the_guard_that_failed(collector):
-    w = make_weight()
-    first, second, third = collect(collector, (make_x(), w), (make_x(5), w), (make_x(), make_weight(axis=1)))
-    assert (first.reason, first.failed) == ("first call", ())
-    assert (second.reason, second.failed) == ("a guard failed", ("x.size(0): expected 2, got 5",))
-    assert (third.reason, third.failed) == ("a guard failed", ("w.axis: expected 0, got 1",))
-    (failure,) = third.to_dict()["failures"]
-    assert failure == {"text": third.failed[0], "name": "w.axis", "expected": "0", "got": "1"}
 
 
 @pytest.mark.parametrize(
@@ -135,13 +123,6 @@ def test_what_cannot_be_described_does_not_end_the_script(collector, monkeypatch
     assert program.name == "layer" and "KeyError: 'odd'" in program.error and program.calls == 1
 
 
-@pytest.mark.slow
-def test_programs_that_are_gone_keep_their_count(collector):
-    collect(collector, (make_x(), make_weight()))
-    gc.collect()
-    assert collector.report("test").programs[0].calls == 1
-
-
 def test_programs_behind_dynamo_are_collected(collector):
     args = make_x(), make_weight()
     (program,) = collect(collector, lambda f: f(*args).sum().backward(), args, way=by_torch(layer))
@@ -180,16 +161,6 @@ def test_nothing_is_left_behind(collector):
     compiled(make_x(), make_weight())
     assert "left out" not in compiled.programs[0].source
     assert len(collector.report("test").programs) == 1
-
-
-@pytest.mark.slow
-def test_the_report_is_json_and_text(collector):
-    w = make_weight()
-    collect(collector, (make_x(), w), (make_x(5), w))
-    report = collector.report("some script")
-    json.dumps(report.to_dict())
-    text = render_report_text(report)
-    assert "some script: 2 programs" in text and "a guard failed: x.size(0): expected 2, got 5" in text
 
 
 def test_a_terminal_is_not_flooded_with_fallbacks():

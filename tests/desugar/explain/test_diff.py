@@ -43,16 +43,6 @@ def compared(one, other):
 # -------------------------------------------------------------------------------------------- what differs
 
 
-@pytest.mark.slow
-def test_the_same_run_differs_in_times_alone(folder, before):
-    again = written(folder / "again.json", (make_x(), make_weight()), (make_x(7), make_weight()))
-    found = compared(before, again)
-    assert not found.differs
-    text = render_diff(found)
-    assert text.startswith("before -> again\n")
-    assert text.endswith("2 of 2 programs in both are the same, apart from times\n")
-
-
 def changed(path, target, change):
     """Writes a report anew, with a change of its data."""
     data = json.loads(path.read_text())

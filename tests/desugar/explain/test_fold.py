@@ -56,13 +56,6 @@ def folds(explanation):
 # ------------------------------------------------------------------------------------------------- the lists
 
 
-@pytest.mark.slow
-def test_the_tensors_of_each_layer_are_one_block(folds):
-    (run,) = folds.captured
-    assert (run.start, run.length, run.count) == (2, 4, LAYERS)
-    assert run.label == f"self.layers[0] … self.layers[{LAYERS - 1}]"
-
-
 def test_ops_and_graphs_are_folded_and_named_by_their_parameters(explanation, folds):
     (ops,) = folds.ops
     assert (ops.length, ops.count) == (4, LAYERS)

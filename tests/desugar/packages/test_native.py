@@ -14,8 +14,8 @@ import desugar
 from desugar import SignatureError
 from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.desugar.packages.test_inference import Block, int8_block, of_one_row, rows
-from tests.desugar.packages.test_training import assert_same_gradients
+from tests.desugar.packages.test_inference import int8_block, of_one_row, rows
+from tests.desugar.packages.test_training import LOSSES, Both, assert_same_gradients
 
 
 def run(*arguments):
@@ -101,18 +101,12 @@ def test_several_threads(saved):
 
 @pytest.mark.slow
 def test_training(tmp_path):
-    model = Block()
-
-    def fn(x):
-        y = model(x)
-        return y.sum(), y * 2
-
-    place = tmp_path / "training.pt2"
-    desugar.save(place, fn, desugar.call(rows(3, 5, 2)), training=True)
-    package = desugar.load(place, state={"model": model})
+    model, place = Both(), tmp_path / "training.pt2"
+    desugar.save(place, model, desugar.call(rows(3, 5, 2)), training=True)
+    package = desugar.load(place, state=model)
     for lengths in [(3, 5, 2), (7,), (0, 4)]:
-        for loss in (lambda r: r[0], lambda r: r[1].values.square().sum() + r[0]):
-            assert_same_gradients(package, fn, model.parameters(), (rows(*lengths),), loss, atol=1e-4)
+        for loss in (LOSSES["the first"], LOSSES["both"]):
+            assert_same_gradients(package, model, model.parameters(), (rows(*lengths),), loss, atol=1e-4)
 
 
 class Attention(torch.nn.Module):

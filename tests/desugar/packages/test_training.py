@@ -34,10 +34,7 @@ def assert_same_gradients(package, fn, leaves, args, loss, *, atol=1e-5):
 
 def test_training_goes_on_with_the_same_losses(pack):
     model = Block()
-
-    def step(x, y):
-        return F.mse_loss(model(x), y)
-
+    step = lambda x, y: F.mse_loss(model(x), y)  # noqa: E731
     package = pack(step, desugar.call(torch.randn(5, 8), torch.randn(5, 8)), training=True, dynamic=True)
     optimizers = [torch.optim.AdamW(p, lr=0.01) for p in (model.parameters(), package.parameters())]
     for n in (5, 3, 1, 8):
@@ -54,61 +51,52 @@ def test_training_goes_on_with_the_same_losses(pack):
         torch.testing.assert_close(package.state[f"model.{name}"], parameter, rtol=1e-4, atol=1e-5)
 
 
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        y = self.block(x)
+        return total(y), y * 2, x.shape[0]
+
+
+def total(y):
+    return (y.values if isinstance(y, JaggedTensor) else y).square().sum()
+
+
 LOSSES = {
-    "both": lambda r: r[0] + r[1].square().sum(),
+    "both": lambda r: r[0] + total(r[1]),
     "the first": lambda r: r[0] * 2,
-    "the second": lambda r: r[1].square().sum(),
+    "the second": lambda r: total(r[1]),
+}
+SIZES = {
+    "tensors": (lambda n: torch.randn(n, 8), (5, 1, 9)),
+    "rows": (lambda n: rows(*n), ((3, 5, 2), (7,), (0, 4))),
 }
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("arriving", LOSSES)
-def test_gradients_of_some_results(pack, arriving):
-    model = Block()
-
-    def fn(x):
-        y = model(x)
-        return y.sum(), y * 2, x.shape[0]
-
-    options = {"training": True, "dynamic": True, "state": {"model": model}, "weights": False}
-    package = pack(fn, desugar.call(torch.randn(5, 8)), **options)
-    for n in (5, 1, 9):
-        assert_same_gradients(package, fn, model.parameters(), (torch.randn(n, 8),), LOSSES[arriving])
+@pytest.mark.parametrize("kind", SIZES)
+def test_gradients_of_some_results(pack, kind, arriving):
+    model, (make, sizes) = Both(), SIZES[kind]
+    options = {"training": True, "dynamic": True, "state": model, "weights": False}
+    package = pack(model, desugar.call(make(sizes[0])), **options)
+    for size in sizes:
+        assert_same_gradients(package, model, model.parameters(), (make(size),), LOSSES[arriving])
 
 
 def test_gradients_of_two_of_three_results(pack):
-    def fn(x, y, z):
-        return x * y, x + 1, z * 2
-
+    fn = lambda x, y, z: (x * y, x + 1, z * 2)  # noqa: E731
     leaves = [torch.randn(3, requires_grad=True) for _ in range(3)]
     package = pack(fn, desugar.call(*leaves), training=True)
     assert_same_gradients(package, fn, leaves, leaves, lambda r: r[0].sum() + r[1].sum())
 
 
-@pytest.mark.slow
-def test_rows_of_other_lengths(pack):
-    model = Block()
-
-    def fn(x):
-        return model(x).sum(), model(x)
-
-    package = pack(fn, desugar.call(rows(3, 5, 2)), training=True, state={"model": model}, weights=False)
-    losses = [
-        lambda r: r[0],
-        lambda r: r[0] + r[1].values.square().sum(),
-        lambda r: r[1].values.square().sum(),
-    ]
-    for lengths in [(3, 5, 2), (7,), (0, 4)]:
-        for loss in losses:
-            assert_same_gradients(package, fn, model.parameters(), (rows(*lengths),), loss)
-
-
 def test_arguments_that_require_grad(pack):
-    def fn(x, y):
-        return (x * y).sum()
-
     x, y = torch.randn(3, requires_grad=True), torch.randn(3)
-    package = pack(fn, desugar.call(x, y), training=True)
+    package = pack(lambda x, y: (x * y).sum(), desugar.call(x, y), training=True)
     package(x, y).backward()
     torch.testing.assert_close(x.grad, y)
     with pytest.raises(SignatureError, match="y: expected a tensor that does not require grad"):
@@ -120,9 +108,7 @@ def test_arguments_that_require_grad(pack):
 
 
 def test_ragged_arguments_that_require_grad(pack):
-    def fn(x):
-        return (x * 2).values.square().sum()
-
+    fn = lambda x: (x * 2).values.square().sum()  # noqa: E731
     package = pack(fn, desugar.call(rows(3, 2).requires_grad_()), training=True)
     mine = rows(1, 4).requires_grad_()
     theirs = copy.deepcopy(mine)

@@ -155,18 +155,6 @@ def test_changing_float(backend, name, grad):
         assert len(compiled.programs) <= most * (1 if dtype is torch.float32 else 2)
 
 
-WAYS = pytest.mark.parametrize("way", [desugar.compile, lambda fn: torch.compile(fn, backend="desugar")])
-
-
-@pytest.mark.slow
-@WAYS
-def test_float_and_wrapper(way):
-    fn = lambda x, t: x * t + x  # noqa: E731
-    compiled = way(fn)
-    for t in VALUES:
-        judge(fn, lambda t=t: (make(Pair, 3), t), compiled)
-
-
 @pytest.mark.slow
 def test_dynamic_from_the_first_call():
     compiled = desugar.compile(lambda x, t: x * t, dynamic=True)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import desugar
 from desugar import DesugarError
-from desugar.tracing.tangents import may_differ_without
 from subclasses import Outer, TensorSubclass, inner
 from tests.desugar.classes import TwoTensor
 from tests.desugar.judge import backward, judge
@@ -171,34 +170,6 @@ def test_whatever_gradients_arrive(fn, compile, make):
     compiled, count = compile(fn), 1 if fn is one else len(fn(*make()))
     for missing in itertools.product((True, False), repeat=count):
         judge(fn, make, compiled, missing=[n for n in range(count) if missing[n]])
-
-
-@pytest.mark.slow
-def test_it_is_told_from_gradients_that_are_passed_on():
-    class Scale(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 2
-
-    args, some, none = plain(), frozenset({0}), frozenset()
-    for fn, unlike in (
-        (two, (some, none)),
-        (three, (some, none)),
-        (several, (some,)),
-        (lambda x, w: (Scale.apply(x), w * 2), ()),
-        (lambda x, w: (Several.apply(x)[0], w * 2), ()),
-        (lambda x, w: Several.apply(x), (some,)),
-    ):
-        calls = desugar.trace(fn, *args).variants.traced.calls
-        assert [may_differ_without(calls, missing) for missing in (some, none)] == [
-            some in unlike,
-            none in unlike,
-        ]
-    assert desugar.trace(one, *args).variants.traced.calls == ()
 
 
 def test_with_random_numbers_it_is_refused():
