@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from desugar import DesugarError
-from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor
-from tests.desugar.classes import Pair, TwoTensor, make
+from tests.desugar.classes import Int8Like, Pair, TwoTensor, make
 from tests.desugar.judge import as_cotangents, assert_same_values, by_dynamo, by_pass, judge
 
 
@@ -137,20 +136,6 @@ def test_what_nobody_counts_in_eager_mode_is_not_counted():
 # ---- subclasses that the function itself builds --------------------------------------------------------------
 
 
-class Scaled(TensorSubclass, size_from="data8", dtype_from="scale", fallback="materialize"):
-    data8: Tensor = inner(dtype=torch.int8)
-    scale: Tensor = inner()
-
-    def materialize(self) -> Tensor:
-        return self.data8.to(self.scale.dtype) * self.scale
-
-
-@Scaled.implements(F.linear)
-def _(func, x, w, bias=None):
-    y = func(x, w.data8.to(x.dtype)) * w.unwrap("scale").squeeze(-1)
-    return y if bias is None else y + bias
-
-
 class Quantized(nn.Module):
     """Keeps the parts, and builds the subclass in its forward."""
 
@@ -160,7 +145,7 @@ class Quantized(nn.Module):
         self.scale = nn.Parameter(torch.rand(3, 1))
 
     def forward(self, x):
-        return F.linear(x, Scaled(self.data8, self.scale))
+        return F.linear(x, Int8Like(self.data8, self.scale))
 
 
 WAYS = pytest.mark.parametrize("way", [by_pass, by_dynamo])
@@ -185,7 +170,7 @@ values, offsets = torch.randn(5, 3, requires_grad=True), torch.tensor([0, 2, 5])
 outside = torch.randn(3)
 
 BUILT = {
-    "declared": lambda x: F.linear(x, Scaled(torch.ones(3, 3, dtype=torch.int8), x[:, :1])),
+    "declared": lambda x: F.linear(x, Int8Like(torch.ones(3, 3, dtype=torch.int8), x[:, :1])),
     "ragged, values given": lambda x: JaggedTensor(x, offsets, max_length=3).sum(1),
     "ragged, all from outside": lambda x: (JaggedTensor(values, offsets, max_length=3) * x[0]).sum(1),
     "by hand": lambda x: (TwoTensor(outside, outside) * x).a,

@@ -116,6 +116,22 @@ PROGRAMS = {
         [lambda n=n: (torch.randn(2 * n), torch.randn(n, requires_grad=True)) for n in (4, 6, 9)],
         *(1, True),
     ),
+    **{
+        f"a view by a computed size, {cls.__name__}": (
+            lambda x, n: (x * 2, x[n.shape[0] // 2 + 1 :], (x * 3).sum()),
+            [lambda n=n, cls=cls: (make(cls, 20, grad=True), torch.ones(n)) for n in (6, 8, 11)],
+            *(1, True),
+        )
+        for cls in (torch.Tensor, TwoTensor, Pair)
+    },
+    **{
+        f"a detached view, {cls.__name__}": (
+            lambda x: (x[1:].detach()[:, :2], x * 2),
+            [lambda n=n, cls=cls: (make(cls, n, 5),) for n in (4, 7, 3)],
+            *(1, True),
+        )
+        for cls in (torch.Tensor, Pair)
+    },
     "cat": (lambda x: torch.cat([x, x]).sum(0), rows(TwoTensor), 2),
     "expand": (lambda x: x.unsqueeze(0).expand(2, -1, -1) * 1, rows(TwoTensor), 2),
     "ints": (lambda x: (x.shape[0], x.size(0) * 2 + 1, x * 2), rows(TwoTensor), 2),

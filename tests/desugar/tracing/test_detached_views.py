@@ -90,21 +90,6 @@ def test_a_write_to_the_result_reaches_the_argument(argument, door):
     assert_plays_as_eager(fn, make_args, DOORS[door], "result", contextlib.nullcontext)
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("argument", ["plain", "declared"])
-def test_one_program_for_sizes_that_change(argument, door):
-    compiled = DOORS[door](lambda x: (x[1:].detach()[:, :2], x * 2), dynamic=True)
-    for rows in (4, 7, 3):
-        x = torch.randn(rows, 5)
-        x = x if argument == "plain" else Pair(x, x + 1)
-        part, _ = compiled(x)
-        assert part.shape == (rows - 1, 2)
-        assert (part == x[1:, :2]).all() if argument == "plain" else part.a.equal(x.a[1:, :2])
-    if door == "desugar.compile":
-        assert len(compiled.programs) == 1
-
-
 def rows(cls):
     return cls.from_tensors([torch.randn(n, 3) for n in (2, 0, 3)])
 

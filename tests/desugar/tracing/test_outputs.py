@@ -367,22 +367,6 @@ def test_a_tensor_in_several_places_has_one_counter(fn, make_args):
     assert sides[0] == sides[1]
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("cls", [None, Pair, TwoTensor])
-def test_a_view_by_a_size_that_the_graph_computes_beside_gradients(cls):
-    def fn(x, n):
-        return x * 2, x[n.shape[0] // 2 + 1 :], (x * 3).sum()
-
-    def args(length):
-        x = torch.randn(20) if cls is None else make(cls, 20)
-        return x.requires_grad_(), torch.ones(length)
-
-    compiled = by_pass(fn, dynamic=True)
-    for length in (6, 8, 11):
-        judge(fn, lambda: args(length), compiled)  # noqa: B023 - called at once
-    assert len(compiled.programs) == 1
-
-
 def test_a_class_is_told_of_views_that_are_taken_again():
     told = []
 
