@@ -160,3 +160,26 @@ def assert_same_gradients(args: Sequence[Tensor], wanted: Sequence[Tensor], **to
     want = [arg.grad if arg.is_leaf else None for arg in wanted]
     assert [g is None for g in got] == [w is None for w in want]
     assert_same_values([g for g in got if g is not None], [w for w in want if w is not None], **tolerance)
+
+
+# ---- how many programs calls make ----------------------------------------------------------------------------
+
+
+def assert_programs(
+    fn: Callable[..., Any], calls: Sequence[Any], count: int, around: Sequence[Any] = (), **options: Any
+) -> Any:
+    """Every call is right, twice over, and `count` programs are compiled.
+
+    Args:
+        fn: The function.
+        calls: Per call what makes its arguments.
+        count: How many programs there are in the end.
+        around: Per call a context manager, made anew for each.
+        options: For `desugar.compile`.
+    """
+    compiled = by_pass(fn, **options)
+    for _ in range(2):
+        for n, make_args in enumerate(calls):
+            judge(fn, make_args, compiled, around=around[n] if around else contextlib.nullcontext)
+    assert len(compiled.programs) == count, [str(program) for program in compiled.programs]
+    return compiled

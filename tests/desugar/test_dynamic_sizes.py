@@ -9,8 +9,7 @@ import torch.nn.functional as F
 import desugar
 from subclasses.ragged import JaggedTensor
 from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, Tagged, TwoTensor, make
-from tests.desugar.judge import by_dynamo, by_pass, judge
-from tests.desugar.programs import assert_programs
+from tests.desugar.judge import assert_programs, by_dynamo, by_pass, judge
 from tests.desugar.refusing import strictly
 
 NEW = [4, 5, 6, 7, 2, 9, 30]

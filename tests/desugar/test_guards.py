@@ -12,8 +12,7 @@ from torch import nn
 
 from tests.desugar.classes import EVERY, Labeled, Nested, Pair, Tagged, TwoTensor, make
 from tests.desugar.idioms.running import switched
-from tests.desugar.judge import WAYS, assert_same_values, by_pass, judge, leaves_of
-from tests.desugar.programs import assert_programs
+from tests.desugar.judge import WAYS, assert_programs, assert_same_values, by_pass, judge, leaves_of
 from tests.desugar.test_models import Net
 
 none = contextlib.nullcontext

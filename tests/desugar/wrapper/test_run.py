@@ -209,14 +209,6 @@ def of_an_argument_that_is_gone(fn, cls, twice):
     return torch.autograd.grad(out, x, gradient, create_graph=twice)
 
 
-def of_second_order(fn):
-    x, w = make(TwoTensor, 3, grad=True), torch.rand(3, requires_grad=True)
-    out = fn(x, w)
-    first = torch.autograd.grad(out, [x, w], torch.ones_like(out), create_graph=True)
-    total = first[0] * w + first[1]
-    return torch.autograd.grad(total, [x, w], torch.ones_like(total))
-
-
 def of_third_order(fn, cls):
     x = make(cls, 3, 6, grad=True)
     value, seeds = fn(x), torch.Generator().manual_seed(3)
@@ -257,9 +249,8 @@ def test_a_gradient_of_another_kind_where_the_argument_is_gone(cls, twice):
     [
         (lambda x, w: (x * w, w * w, x + 1), of_subsets),
         (torch.square, of_a_gradient_of_a_class),
-        (lambda x, w: (x * w).sin() * x, of_second_order),
     ],
-    ids=["some results and arguments", "a gradient of a class for a plain result", "twice"],
+    ids=["some results and arguments", "a gradient of a class for a plain result"],
 )
 def test_gradients(fn, run):
     assert_same(fn, run)
