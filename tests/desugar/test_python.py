@@ -117,12 +117,6 @@ def test_texts_and_objects_of_tensors(name, cls, door):
         assert type(got) is type(want) and str(got) == str(want)
 
 
-@EVERY_DOOR
-def test_a_tensor_written_into_a_text(door):
-    fn = lambda x: (f"{x.sum():.2f}", f"{x.sum()}", x * 2)  # noqa: E731
-    judge(fn, lambda: (torch.randn(3),), way=door, calls=3)
-
-
 @dataclasses.dataclass
 class Holder:
     y: Tensor

@@ -100,6 +100,14 @@ def each(fns, held):
     return [fn(wrapper()) for fn in fns]
 
 
+def documented(x, scale: float = 2.0, *, shift=0):
+    """Scales."""
+    return x * scale + shift
+
+
+documented.note = "mine"
+
+
 def shadowing_len(fn, held):
     shadowed = mock.patch(f"{__name__}.len", return_value=10, create=True)
     return within(lambda: fn(wrapper()), None, shadowed, None)
@@ -132,6 +140,11 @@ idioms_of_changes(
             lambda module: [module, module.forward],
             lambda fns, module: [(fn(wrapper()), fn(wrapper(), shift=1.0), fn(wrapper(), 2.0)) for fn in fns],
             put(scale=3.0),
+        ),
+        "looks_like_the_function": (
+            lambda: documented,
+            None,
+            lambda fn, _: (fn(wrapper()), fn.__name__, fn.__doc__, str(inspect.signature(fn)), fn.note),
         ),
         "class_of_a_module_changed": (Derived, None, calling, put(__class__=Base)),
         "defaults_of_the_function_replaced": (
@@ -211,18 +224,6 @@ def compiled_module_copied(compile_):
         lambda: setattr(module, "scale", 5.0),
         lambda: setattr(other, "scale", 7.0),
     )
-
-
-@idiom
-def looks_like_the_function(compile_):
-    def fn(x, scale: float = 2.0, *, shift=0):
-        """Scales."""
-        return x * scale + shift
-
-    fn.note = "mine"
-    compiled = compile_(fn)
-    compiled(make(TwoTensor, 2, 3))
-    yield compiled.__name__, compiled.__doc__, str(inspect.signature(compiled)), compiled.note
 
 
 # ------------------------------------------------------------------------------------ what happens between calls
