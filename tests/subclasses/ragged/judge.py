@@ -1,24 +1,44 @@
-"""A loop over the rows as the judge of what a ragged tensor computes.
+"""A loop over the rows as the judge of what a ragged tensor computes, for jagged batches and padded tables.
 
-A `Batch` has one leaf, the values, of which both the ragged tensor and the plain rows are functions; what lies between
-rows is NaN, so that anything which reads it shows. `check_parts` compares results row by row, and then the gradients of
-the leaf and of all dense parameters under one random cotangent.
+A `Batch` has one leaf, of which both the ragged tensor and the plain rows are functions. What lies between rows, or in
+the padding of a table, is NaN (or an index out of range), so that anything which reads it shows; the cotangent of a
+padded result is NaN there too. `check_parts` compares values, and then the gradients of the leaf and of all dense
+parameters under one random cotangent. `judged` and `refused` make tests of tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-import desugar
-from subclasses.ragged import JaggedTensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.doors import by_desugar as desugared, by_stock, eager
 
-LAYOUTS = ["back to back", "holes", "ragged dim 2", "not contiguous"]
+JAGGED = ["back to back", "holes", "ragged dim 2", "not contiguous"]
+PLACES = {"[B, T]": (0, 1), "[T, B]": (1, 0), "[B, D, T]": (0, 2), "[D, B, T]": (1, 2)}
+LAYOUTS = ["back to back", "holes", "padded"]
+EVERY = [*JAGGED, *PLACES]
 LENGTHS = [3, 0, 5, 1]
+
+
+def stock(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Under stock `torch.compile`."""
+    return by_stock(f, fullgraph=True)
+
+
+WAYS = [eager, stock, desugared]
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+ways = pytest.mark.parametrize("way", WAYS)
+two_ways = pytest.mark.parametrize("way", [eager, desugared])
+classes = pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
 
 # ---- batches ---------------------------------------------------------------------------------------------------
 
@@ -56,82 +76,207 @@ class Batch:
 def make_batch(
     layout: str = "back to back",
     lengths: Sequence[int] = LENGTHS,
-    entry: tuple[int, ...] = (4,),
-    dtype=torch.float64,
+    entry: Sequence[int] = (4,),
+    dtype: torch.dtype = torch.float64,
 ) -> Batch:
     """Random rows ``[length, *entry]``; with ragged dim 2 they are ``[entry[0], length, *entry[1:]]``."""
-    gaps = [i % 2 + 1 if layout == "holes" else 0 for i, _ in enumerate(lengths)]
-    held = torch.tensor([0, *(n + gap for n, gap in zip(lengths, gaps, strict=True))])
-    offsets, sizes = held.cumsum(0), torch.tensor(lengths, dtype=torch.int64)
+    sizes = torch.tensor(lengths, dtype=torch.int64)
+    gaps = torch.arange(len(sizes)) % 2 + 1 if layout == "holes" else 0
+    offsets = F.pad((sizes + gaps).cumsum(0), (1, 0))
     shape = (int(offsets[-1]), *entry)
-    values = (
-        torch.randn(shape, dtype=dtype)
-        if dtype.is_floating_point
-        else torch.randint(0, 9, shape, dtype=dtype)
-    )
+    values = torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.randint(0, 9, shape)
     if layout == "not contiguous":
-        values = (
-            torch.cat([values, values], -1)[..., : entry[-1]]
-            if entry
-            else torch.stack([values, values], 1)[:, 0]
-        )
-    if layout == "holes" and dtype.is_floating_point:
-        exists = torch.zeros(shape[0], dtype=torch.bool)
-        for start, n in zip(offsets.tolist(), lengths, strict=False):
-            exists[start : start + n] = True
-        values[~exists] = float("nan")
-    ragged_dim = 1
+        values = torch.cat([values, values], -1)[..., : entry[-1]]
     if layout == "ragged dim 2":
-        values, ragged_dim = values.movedim(0, 1).contiguous(), 2
-    leaf = values.requires_grad_() if dtype.is_floating_point else values
-    holes = sizes if layout == "holes" else None
-    return Batch(leaf, offsets, holes, ragged_dim, max(lengths, default=0))
+        values = values.movedim(0, 1).contiguous()
+    if layout == "holes" and dtype.is_floating_point:
+        for end, gap in zip(offsets[1:].tolist(), gaps.tolist(), strict=True):
+            values[end - gap : end] = float("nan")
+    leaf = values.to(dtype).requires_grad_(dtype.is_floating_point)
+    place = 2 if layout == "ragged dim 2" else 1
+    return Batch(leaf, offsets, sizes if layout == "holes" else None, place, max(lengths, default=0))
+
+
+@dataclass
+class Table:
+    """Rows as a padded tensor, and as plain slices of the same leaf."""
+
+    leaf: Tensor
+    lengths: Tensor
+    batch_dim: int = 0
+    ragged_dim: int = 1
+
+    @property
+    def x(self) -> PaddedTensor:
+        """The rows as one padded tensor."""
+        return PaddedTensor(self.leaf, self.lengths, ragged_dim=self.ragged_dim, batch_dim=self.batch_dim)
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The rows by plain slicing, without the batch dimension."""
+        return slices_of(self.leaf, self.lengths, self.batch_dim, self.ragged_dim)
+
+
+def slices_of(table: Tensor, lengths: Tensor, batch_dim: int, ragged_dim: int) -> list[Tensor]:
+    """Rows of a plain table by plain slicing; those of merged dimensions follow each other in it."""
+    if batch_dim == ragged_dim:
+        table, ragged_dim = table.unflatten(batch_dim, (len(lengths), -1)), batch_dim + 1
+    place = ragged_dim - (batch_dim < ragged_dim)
+    pairs = zip(table.unbind(batch_dim), lengths.tolist(), strict=True)
+    return [row.narrow(place, 0, n) for row, n in pairs]
+
+
+def make_table(
+    places: str = "[B, T]", lengths: Sequence[int] = LENGTHS, width: int = 7, entry: Sequence[int] = (4,)
+) -> Table:
+    """Random rows whose padding is NaN."""
+    table = torch.randn(len(lengths), width, *entry, dtype=torch.float64)
+    for row, n in zip(table, lengths, strict=True):
+        row[n:] = float("nan")
+    leaf = table.movedim((0, 1), PLACES[places]).contiguous().requires_grad_()
+    return Table(leaf, torch.tensor(lengths), *PLACES[places])
+
+
+def make(
+    layout: str, lengths: Sequence[int] = LENGTHS, entry: Sequence[int] = (4,), width: int | None = None
+) -> Any:
+    """A batch or a table of random rows, the table by the name of its places; what does not exist is NaN."""
+    places = "[B, T]" if layout == "padded" else layout
+    if places in PLACES:
+        return make_table(places, lengths, max(7, *lengths, 0) if width is None else width, entry)
+    return make_batch(layout, lengths, entry)
+
+
+def hold(layout: str, rows: Sequence[Tensor]) -> Any:
+    """A value of these rows; what does not exist is NaN, or an index out of range."""
+    batch = make(layout, [len(row) for row in rows], rows[0].shape[1:])
+    nothing = float("nan") if rows[0].is_floating_point() else 10**9
+    x, stored = batch.x.detach(), torch.full(batch.leaf.shape, nothing, dtype=rows[0].dtype)
+    made = x.with_values(stored) if isinstance(x, JaggedTensor) else x.with_padded(stored)
+    for mine, row in zip(made.to_tensors(), rows, strict=True):
+        mine.copy_(row)
+    return made
+
+
+def random(*shape: int) -> Tensor:
+    """A parameter."""
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def row_dim(batch: Any) -> int:
+    """The ragged dimension, in a row."""
+    return batch.ragged_dim - (batch.batch_dim < batch.ragged_dim)
 
 
 # ---- judging ---------------------------------------------------------------------------------------------------
 
 
-def eager(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself."""
-    return f
-
-
-def stock(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Under stock `torch.compile`."""
-    return torch.compile(f, fullgraph=True, backend="aot_eager")
-
-
-def desugared(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Under the pass."""
-    return desugar.compile(f, backend="eager")
-
-
-WAYS = [eager, stock, desugared]
-
-
-def check_parts(
-    batch: Batch,
-    parts: Sequence[Tensor],
-    expected: Sequence[Tensor],
-    parameters: Sequence[Tensor] = (),
-    **tolerance,
-) -> None:
-    """Compares tensors one by one, and the gradients that flow back from them."""
-    assert len(parts) == len(expected)
-    for got, want in zip(parts, expected, strict=True):
-        torch.testing.assert_close(got, want, equal_nan=True, **tolerance)
+def check_parts(batch: Any, got: Any, expected: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> None:
+    """Compares a result, or its parts, one by one, and the gradients that flow back from them."""
+    outputs = got.to_tensors() if isinstance(got, JaggedTensor | PaddedTensor) else list(got)
+    if isinstance(got, JaggedTensor):
+        assert got.max_length >= max(got.row_lengths().tolist(), default=0)
+    torch.testing.assert_close(outputs, list(expected), equal_nan=True)
     leaves = [t for t in (batch.leaf, *parameters) if t.requires_grad]
     if not leaves or not any(p.requires_grad for p in expected):
         return
     cotangents = [torch.randn_like(p) for p in expected]
-    grads = [_grads(tensors, cotangents, leaves) for tensors in (parts, expected)]
-    for leaf, got, want in zip(leaves, *grads, strict=True):
-        assert type(got) is Tensor and got.shape == leaf.shape
-        got = torch.where(leaf.isnan(), 0, got) if leaf is batch.leaf and batch.lengths is not None else got
-        torch.testing.assert_close(got, want, equal_nan=True, **tolerance)
+    theirs = grads_of(expected, leaves, cotangents)
+    if isinstance(got, PaddedTensor):
+        poisoned = torch.full_like(got.padded, float("nan"))
+        parts = slices_of(poisoned, got.lengths, got.batch_dim, got.ragged_dim)
+        for part, cotangent in zip(parts, cotangents, strict=False):
+            part.copy_(cotangent)
+        outputs, cotangents = [got], [got.detach().with_padded(poisoned)]
+    for leaf, mine, wanted in zip(leaves, grads_of(outputs, leaves, cotangents), theirs, strict=True):
+        assert type(mine) is Tensor and mine.shape == leaf.shape
+        has_holes = leaf is batch.leaf and isinstance(batch, Batch) and batch.lengths is not None
+        mine = torch.where(leaf.isnan(), 0, mine) if has_holes else mine
+        torch.testing.assert_close(mine, wanted, equal_nan=True)
 
 
-def _grads(tensors: Sequence[Tensor], cotangents: Sequence[Tensor], leaves: list[Tensor]) -> Any:
-    pairs = [(t, c) for t, c in zip(tensors, cotangents, strict=True) if t.requires_grad]
-    outputs, given = zip(*pairs, strict=True)
-    return torch.autograd.grad(outputs, leaves, given, allow_unused=True, materialize_grads=True)
+def grads_of(outputs: Sequence[Tensor], leaves: list[Tensor], cotangents: Sequence[Tensor]) -> Any:
+    """The gradients of leaves by those outputs that require grad."""
+    pairs = [(t, c) for t, c in zip(outputs, cotangents, strict=True) if t.requires_grad]
+    outs, given = zip(*pairs, strict=True)
+    return torch.autograd.grad(outs, leaves, given, allow_unused=True, materialize_grads=True)
+
+
+def judge_rows(  # noqa: PLR0913
+    layout: str,
+    on_ragged: Callable[..., Any],
+    on_row: Callable[..., Any],
+    parameters: Sequence[Tensor] = (),
+    lengths: Sequence[int] = LENGTHS,
+    entry: Sequence[int] = (4,),
+    way: Callable[..., Any] = eager,
+    width: int | None = None,
+    whole: bool = False,
+) -> Any:
+    """Values and gradients of ``on_ragged(x, *parameters)``, by ``on_row(row, number, *parameters)``.
+
+    With ``whole``, the judge is ``on_row(entries, *parameters)``, of all entries as one plain tensor.
+    """
+    batch = make(layout, lengths, entry, width)
+    got = way(on_ragged)(batch.x, *parameters)
+    if whole:
+        check_parts(batch, [got], [on_row(torch.cat(batch.rows, row_dim(batch)), *parameters)], parameters)
+    else:
+        check_parts(batch, got, [on_row(row, i, *parameters) for i, row in enumerate(batch.rows)], parameters)
+    return got
+
+
+# ---- tests of tables -------------------------------------------------------------------------------------------
+
+Pairs = Iterable[tuple[str, Callable[..., Any]]]
+
+
+def pairs_of(layouts: Iterable[str] = LAYOUTS, ways: Iterable[Callable[..., Any]] = (eager,)) -> list[Any]:
+    """Each layout with each way."""
+    return list(itertools.product(layouts, ways))
+
+
+IN_EAGER_MODE = pairs_of()
+
+
+def judged(cases: Mapping[str, Any], pairs: Pairs = IN_EAGER_MODE, sweep: int = 1, **options: Any) -> Any:
+    """A test of ``(on_ragged, on_row, *parameters)`` by `judge_rows`, in pairs of a layout and a way.
+
+    A parameter is a tensor, or the size of a random one.
+    """
+
+    @pytest.mark.sweep(sweep)
+    @pytest.mark.parametrize(("layout", "way"), pairs)
+    @pytest.mark.parametrize("name", cases)
+    def test(name, layout, way):
+        on_ragged, on_row, *parameters = cases[name]
+        tensors = [p if isinstance(p, Tensor) else random(*p) for p in parameters]
+        judge_rows(layout, on_ragged, on_row, tensors, way=way, **options)
+
+    return test
+
+
+def along(f: Callable[[Any, int], Any], dim: int = 1) -> tuple[Callable[..., Any], ...]:
+    """A function of a dimension, along this one of the batch, and along the same one of a row."""
+    return (lambda x: f(x, dim)), (lambda row, _: f(row, dim - (dim > 0)))
+
+
+def alike(f: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """A function that means the same of a batch and of a row."""
+    return f, lambda row, _, *parameters: f(row, *parameters)
+
+
+def refused(cases: Mapping[str, Any], layouts: Iterable[str] = LAYOUTS, **options: Any) -> Any:
+    """A test of ``(call, error, words)``: a call with a value of a layout raises, and changes nothing of it."""
+
+    @pytest.mark.parametrize("layout", layouts)
+    @pytest.mark.parametrize("name", cases)
+    def test(name, layout):
+        call, error, words = cases[name]
+        x = make(layout, **options).x.detach()
+        before = x.clone()
+        with pytest.raises(error, match=words):
+            call(x)
+        torch.testing.assert_close(x.unwrap(), before.unwrap(), equal_nan=True)
+
+    return test

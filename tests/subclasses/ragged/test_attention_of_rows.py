@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.both import LAYOUTS, check_parts, hold, judge_rows, make, random
-from tests.subclasses.ragged.judge import WAYS
+from tests.subclasses.ragged.judge import (
+    LAYOUTS,
+    WAYS,
+    check_parts,
+    hold,
+    judge_rows,
+    judged,
+    layouts,
+    make,
+    pairs_of,
+    random,
+    ways,
+)
 
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
-ways = pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 attend = F.scaled_dot_product_attention
 
 
@@ -40,23 +51,25 @@ def of_row(run):
     return lambda row, _, *more: run(row[None], *more)[0] if len(row) else row * 1
 
 
-@pytest.mark.sweep(20)
-@ways
-@layouts
-@pytest.mark.parametrize(
-    "options", [{}, {"is_causal": True}, {"scale": 0.3}, {"is_causal": True, "scale": 0.5}], ids=str
-)
-@pytest.mark.parametrize(
-    ("run", "shapes"),
-    [(attend_itself, []), (attend_groups, [(8, 4), (8, 4)])],
-    ids=["to itself", "in groups"],
-)
-def test_attention(run, shapes, options, layout, way):
-    def call(x, *more):
-        return run(x, *more, **options)
+OPTIONS = [{}, {"is_causal": True}, {"scale": 0.3}, {"is_causal": True, "scale": 0.5}]
 
-    judge_rows(layout, call, of_row(call), [random(*shape) for shape in shapes], entry=(8,), way=way)
 
+def with_options(run, options):
+    """A function of a batch with these options, and the same of a row."""
+    call = functools.partial(run, **options)
+    return call, of_row(call)
+
+
+test_attention = judged(
+    {f"to itself, {options}": with_options(attend_itself, options) for options in OPTIONS}
+    | {
+        f"in groups, {options}": (*with_options(attend_groups, options), (8, 4), (8, 4))
+        for options in OPTIONS
+    },
+    pairs_of(LAYOUTS, WAYS),
+    sweep=20,
+    entry=(8,),
+)
 
 # Of a value [4, T, 8].
 MASKS = {
@@ -164,18 +177,19 @@ def test_a_padded_batch_attends():
 JAGGED, PADDED = (
     cls.from_tensors([torch.randn(n, 8) for n in (3, 5)]) for cls in (JaggedTensor, PaddedTensor)
 )
+SDPA = "scaled_dot_product_attention"
 
 
 @pytest.mark.parametrize(
-    ("f", "error", "words"),
+    ("operands", "error", "words"),
     [
-        (lambda: attend(JAGGED.mT, JAGGED.mT, JAGGED.mT), DispatchError, "scaled_dot_product_attention"),
-        (lambda: attend(JAGGED, JAGGED.to_dense(), JAGGED), DispatchError, "scaled_dot_product_attention"),
-        (lambda: attend(heads(PADDED), heads(PADDED[:1]), heads(PADDED[:1])), ValueError, "[Pp]added"),
-        (lambda: attend(PADDED.transpose(1, 2), PADDED, PADDED), DispatchError, "[Pp]added"),
-        (lambda: attend(PADDED, PADDED.to_dense(), PADDED.to_dense()), DispatchError, "[Pp]added"),
+        ((JAGGED.mT, JAGGED.mT, JAGGED.mT), DispatchError, SDPA),
+        ((JAGGED, JAGGED.to_dense(), JAGGED), DispatchError, SDPA),
+        ((heads(PADDED), heads(PADDED[:1]), heads(PADDED[:1])), ValueError, "[Pp]added"),
+        ((PADDED.transpose(1, 2), PADDED, PADDED), DispatchError, "[Pp]added"),
+        ((PADDED, PADDED.to_dense(), PADDED.to_dense()), DispatchError, "[Pp]added"),
     ],
 )
-def test_what_does_not_fit_is_refused(f, error, words):
+def test_what_does_not_fit_is_refused(operands, error, words):
     with pytest.raises(error, match=words):
-        f()
+        attend(*operands)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tests.subclasses.ragged.both import LAYOUTS, LENGTHS, judge_rows, make, pair_of, random
-from tests.subclasses.ragged.judge import desugared, eager, stock
-
-W = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+from subclasses import DispatchError
+from tests.subclasses.ragged.judge import (
+    LAYOUTS,
+    LENGTHS,
+    check_parts,
+    desugared,
+    eager,
+    judged,
+    layouts,
+    make,
+    pairs_of,
+    refused,
+    stock,
+)
 
 ONE = {
     "btd,de->bte": lambda row, w: row @ w,
@@ -18,24 +27,6 @@ ONE = {
     "btd,de": lambda row, w: (row @ w).mT,  # in the order of the alphabet
     "b...d,de->b...e": lambda row, w: row @ w,
 }
-
-
-@pytest.mark.sweep(12)
-@pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("equation", ONE)
-def test_with_a_matrix(equation, layout, way):
-    f = ONE[equation]
-    judge_rows(layout, lambda x, w: torch.einsum(equation, x, w), lambda row, _, w: f(row, w), [W], way=way)
-
-
-@pytest.mark.parametrize("layout", ["back to back", "padded"])
-def test_under_stock_compile(layout):
-    judge_rows(
-        layout, lambda x, w: torch.einsum("btd,de->bte", x, w), lambda row, _, w: row @ w, [W], way=stock
-    )
-
-
 ITSELF = {
     "btd,btd->bt": lambda row: (row * row).sum(-1),
     "btd,bte->bde": lambda row: row.mT @ row,
@@ -46,114 +37,100 @@ ITSELF = {
     "btd->bdt": lambda row: row.mT,
     "btd->bt": lambda row: row.sum(1),
 }
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("equation", ITSELF)
-def test_with_itself(equation, layout):
-    operands = equation.count(",") + 1
-    judge_rows(
-        layout, lambda x: torch.einsum(equation, *[x] * operands), lambda row, _: ITSELF[equation](row)
-    )
-
-
-def each_place_and_row(width):
-    """One number for each; NaN where a row has no entry."""
-    each = torch.randn(width, len(LENGTHS), dtype=torch.float64)
-    exists = torch.arange(width)[:, None] < torch.tensor(LENGTHS)
-    return torch.where(exists, each, torch.nan)
-
-
+EXISTS = torch.arange(max(LENGTHS))[:, None] < torch.tensor(LENGTHS)
+# One number for each place and row; NaN where a row has no entry.
+EACH = torch.where(EXISTS, torch.arange(20.0, dtype=torch.float64).view(5, 4), torch.nan)
 DENSE = {
-    "btd,bd->bt": (lambda width: random(len(LENGTHS), 4), lambda row, i, t: row @ t[i]),
-    "btd,t->bd": (lambda width: random(width), lambda row, i, t: t[: len(row)] @ row),
-    "btd,tb->btd": (each_place_and_row, lambda row, i, t: row * t[: len(row), i, None]),
-    "btd,tb->bd": (each_place_and_row, lambda row, i, t: t[: len(row), i] @ row),
+    "btd,bd->bt": (lambda row, i, t: row @ t[i], (4, 4)),
+    "btd,t->bd": (lambda row, i, t: t[: len(row)] @ row, (5,)),
+    "btd,tb->btd": (lambda row, i, t: row * t[: len(row), i, None], EACH),
+    "btd,tb->bd": (lambda row, i, t: t[: len(row), i] @ row, EACH),
 }
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("equation", DENSE)
-def test_with_dense_operands_that_know_rows_or_places(equation, layout):
-    make_dense, of_row = DENSE[equation]
-    dense = make_dense(make(layout).x.shape[1])
-    judge_rows(layout, lambda x, t: torch.einsum(equation, x, t), of_row, [dense])
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_other_way_to_write_it(layout):
-    judge_rows(layout, lambda x: torch.einsum(x, [0, 1, 2], [0, 2]), lambda row, _: row.sum(0))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sums_over_rows(layout):
-    batch = make(layout)
-    together = torch.cat(batch.rows)
-    torch.testing.assert_close(torch.einsum("btd,bte->de", batch.x, batch.x), together.mT @ together)
-    by_place = torch.einsum("btd->td", batch.x)
-    torch.testing.assert_close(by_place, batch.x.sum(0))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_merged_dimensions(layout):
-    judge_rows(
-        layout,
-        lambda x, w: torch.einsum("nd,de->ne", x.flatten(0, 1), w).unflatten(0, x.shape[:2]),
-        lambda row, _, w: row @ w,
-        [W],
+WITH_A_MATRIX = {
+    equation: (
+        lambda x, w, equation=equation: torch.einsum(equation, x, w),
+        lambda row, _, w, f=f: f(row, w),
+        (4, 6),
     )
-    batch = make(layout)
-    merged, together = batch.x.flatten(0, 1), torch.cat(batch.rows)
-    torch.testing.assert_close(torch.einsum("nd,ne->de", merged, merged), together.mT @ together)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_that_lie_elsewhere(layout):
-    x, y = pair_of(layout)
-    expected = [a.mT @ b for a, b in zip(x.to_tensors(), y.to_tensors(), strict=True)]
-    torch.testing.assert_close(list(torch.einsum("btd,bte->bde", x, y)), expected)
-    expected = [(a * b).sum(1) for a, b in zip(x.to_tensors(), y.to_tensors(), strict=True)]
-    torch.testing.assert_close(torch.einsum("btd,btd->bt", x, y).to_tensors(), expected)
-
-
-REFUSED = {
-    "two ragged dimensions": (
-        lambda x, layout: torch.einsum("btd,bsd->bts", x, x),
-        NotImplementedError,
-        r"two ragged dimensions; use F\.scaled_dot",
-    ),
-    "two letters for the rows": (
-        lambda x, layout: torch.einsum("btd,ctd->bc", x, x),
-        NotImplementedError,
-        "one letter for the rows of all ragged operands",
-    ),
-    "an operand too few": (
-        lambda x, layout: torch.einsum("btd,de->bte", x),
-        ValueError,
-        "names 2 operands, got 1",
-    ),
-    "a letter too few": (
-        lambda x, layout: torch.einsum("bt->b", x),
-        ValueError,
-        "'bt' in 'bt->b' stands for a tensor",
-    ),
-    "other lengths": (
-        lambda x, layout: torch.einsum("btd,btd->bt", x, make(layout, [2, 2, 2, 2]).x),
-        ValueError,
-        "got lengths|other lengths",
-    ),
+    for equation, f in ONE.items()
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name, layout):
-    f, error, text = REFUSED[name]
-    with pytest.raises(error, match=text):
-        f(make(layout).x, layout)
+test_with_a_matrix = judged(WITH_A_MATRIX, pairs_of(LAYOUTS, [eager, desugared]), sweep=12)
+test_under_stock_compile = judged(
+    {"btd,de->bte": WITH_A_MATRIX["btd,de->bte"]}, pairs_of(["back to back", "padded"], [stock])
+)
+test_with_itself = judged(
+    {
+        equation: (
+            lambda x, equation=equation: torch.einsum(equation, *[x] * (equation.count(",") + 1)),
+            lambda row, _, f=f: f(row),
+        )
+        for equation, f in ITSELF.items()
+    }
+    | {"as lists": (lambda x: torch.einsum(x, [0, 1, 2], [0, 2]), lambda row, _: row.sum(0))}
+)
+test_with_dense_operands_that_know_rows_or_places = judged(
+    {
+        equation: (lambda x, t, equation=equation: torch.einsum(equation, x, t), *case)
+        for equation, case in DENSE.items()
+    },
+    width=max(LENGTHS),
+)
+test_merged_dimensions = judged(
+    {
+        "nd,de->ne": (
+            lambda x, w: torch.einsum("nd,de->ne", x.flatten(0, 1), w).unflatten(0, x.shape[:2]),
+            lambda row, _, w: row @ w,
+            (4, 6),
+        )
+    }
+)
+test_sums_over_rows = judged(
+    {
+        "btd,bte->de": (lambda x: torch.einsum("btd,bte->de", x, x), lambda entries: entries.mT @ entries),
+        "nd,ne->de": (
+            lambda x: torch.einsum("nd,ne->de", *[x.flatten(0, 1)] * 2),
+            lambda entries: entries.mT @ entries,
+        ),
+    },
+    whole=True,
+)
 
 
-@pytest.mark.parametrize("layout", ["back to back", "holes"])
-def test_rows_of_jagged_tensors_come_first(layout):
-    with pytest.raises(NotImplementedError, match="put their letter first"):
-        torch.einsum("btd->tbd", make(layout).x)
+@layouts
+def test_rows_that_lie_elsewhere_and_sums_by_place(layout):
+    a, b = make(layout), make("padded" if layout == "padded" else "holes", width=9)
+    pairs = list(zip(a.rows, b.rows, strict=True))
+    check_parts(a, list(torch.einsum("btd,bte->bde", a.x, b.x)), [p.mT @ q for p, q in pairs])
+    check_parts(a, torch.einsum("btd,btd->bt", a.x, b.x), [(p * q).sum(1) for p, q in pairs])
+    torch.testing.assert_close(torch.einsum("btd->td", a.x), a.x.sum(0))
+
+
+SDPA = r"two ragged dimensions; use F\.scaled_dot"
+ONE_LETTER = "one letter for the rows of all ragged operands"
+
+test_what_is_refused = refused(
+    {
+        "two ragged dimensions": (lambda x: torch.einsum("btd,bsd->bts", x, x), DispatchError, SDPA),
+        "two letters": (lambda x: torch.einsum("btd,ctd->bc", x, x), DispatchError, ONE_LETTER),
+        "an operand too few": (
+            lambda x: torch.einsum("btd,de->bte", x),
+            ValueError,
+            "names 2 operands, got 1",
+        ),
+        "a letter too few": (
+            lambda x: torch.einsum("bt->b", x),
+            ValueError,
+            "'bt' in 'bt->b' stands for a tensor",
+        ),
+        "other lengths": (
+            lambda x: torch.einsum("btd,btd->bt", x, x[[1, 0, 2, 3]]),
+            ValueError,
+            "got lengths|other lengths",
+        ),
+    }
+)
+test_rows_of_jagged_tensors_come_first = refused(
+    {"letters": (lambda x: torch.einsum("btd->tbd", x), DispatchError, "put their letter first")}, LAYOUTS[:2]
+)

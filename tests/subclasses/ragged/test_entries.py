@@ -7,12 +7,20 @@ import torch
 import torch.nn.functional as F
 
 from subclasses.ragged import PaddedTensor
-from tests.subclasses.ragged.both import LAYOUTS, judge_rows, make
-from tests.subclasses.ragged.judge import desugared, eager
+from tests.subclasses.ragged.judge import (
+    LAYOUTS,
+    alike,
+    desugared,
+    eager,
+    judged,
+    layouts,
+    make,
+    pairs_of,
+    refused,
+    two_ways,
+)
 
-ways = pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
-
+PAIRS = pairs_of(LAYOUTS, [eager, desugared])
 B = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
 
@@ -40,25 +48,17 @@ WITHIN = {
 }
 
 
-@pytest.mark.sweep(48)
-@ways
-@layouts
-@pytest.mark.parametrize("name", WITHIN)
-def test_within_entries(name, layout, way):
-    on_ragged, on_row = WITHIN[name]
-    judge_rows(layout, on_ragged, lambda row, _: on_row(row), way=way)
+CROPS = {
+    f"crop {pad}": alike(lambda t, pad=pad: F.pad(t, (0, 0, *pad))) for pad in [(-1, 0), (0, -1), (-1, 2)]
+}
 
-
-@pytest.mark.sweep(12)
-@ways
-@layouts
-@pytest.mark.parametrize("pair", [(-1, 0), (0, -1), (-1, 2)], ids=str)
-def test_rows_that_are_cropped(pair, layout, way):
-    pad = (0, 0, *pair)
-    judge_rows(layout, lambda x: F.pad(x, pad), lambda row, _: F.pad(row, pad), lengths=[3, 1, 5], way=way)
-    if way is eager:
-        with pytest.raises(RuntimeError, match="fewer than the 1 entries"):
-            F.pad(make(layout).x, pad)
+test_within_entries = judged(
+    {name: (f, lambda row, _, g=g: g(row)) for name, (f, g) in WITHIN.items()}, PAIRS, sweep=48
+)
+test_rows_that_are_cropped = judged(CROPS, PAIRS, sweep=12, lengths=[3, 1, 5])
+test_rows_that_are_too_short_to_crop = refused(
+    {name: (f, RuntimeError, "fewer than the 1 entries") for name, (f, _) in CROPS.items()}
+)
 
 
 def test_rows_that_the_batch_has_not_need_nothing_to_crop():
@@ -80,30 +80,40 @@ OF_TWO = {
 }
 
 
-@pytest.mark.sweep(24)
-@ways
-@layouts
-@pytest.mark.parametrize("name", OF_TWO)
-def test_distances(name, layout, way):
-    f = OF_TWO[name]
-    judge_rows(layout, f, lambda row, _, b: f(row, b), [B], way=way)
+ALONG_ROWS = {
+    "least": (lambda x: torch.aminmax(x, dim=1).min, lambda row, _: torch.aminmax(row, dim=0).min),
+    "greatest": (
+        lambda x: torch.aminmax(x, dim=2, keepdim=True).max,
+        lambda row, _: torch.aminmax(row, dim=1, keepdim=True).max,
+    ),
+    "cosine_similarity": (
+        lambda x, b: F.cosine_similarity(x, x * x + b, 1),
+        lambda row, _, b: F.cosine_similarity(row, row * row + b, 0),
+        B,
+    ),
+    "sum_to_size": (
+        lambda x, b: (x + b).sum_to_size(len(x), 1, 4)[:, 0],
+        lambda row, _, b: (row + b).sum(0),
+        B,
+    ),
+    "addmm": (
+        lambda x, b, w: torch.addmm(b, x.flatten(0, 1), w, beta=2, alpha=3).unflatten(0, x.shape[:2]),
+        lambda row, _, b, w: torch.addmm(b, row, w, beta=2, alpha=3),
+        (6,),
+        (4, 6),
+    ),
+}
 
-
-@layouts
-def test_the_least_and_the_greatest(layout):
-    for dim, keepdim in ((1, False), (2, True)):
-        judge_rows(
-            layout,
-            lambda x, d=dim, k=keepdim: torch.aminmax(x, dim=d, keepdim=k).max,
-            lambda row, _, d=dim, k=keepdim: torch.aminmax(row, dim=d - 1, keepdim=k).max,
-            lengths=[3, 5, 1],
-        )
-    batch = make(layout)
-    torch.testing.assert_close(list(torch.aminmax(batch.x)), list(torch.aminmax(torch.cat(batch.rows))))
+test_distances = judged({name: (*alike(f), B) for name, f in OF_TWO.items()}, PAIRS, sweep=24)
+test_along_the_rows = judged(ALONG_ROWS, lengths=[3, 5, 1])
+test_the_least_and_the_greatest_of_all = judged(
+    {name: (lambda t, n=n: torch.aminmax(t)[n],) * 2 for n, name in enumerate(("least", "greatest"))},
+    whole=True,
+)
 
 
 @pytest.mark.sweep(2)
-@ways
+@two_ways
 @layouts
 def test_random_numbers_in_place(layout, way):
     x = make(layout).x.detach()
@@ -119,36 +129,6 @@ def test_random_numbers_in_place(layout, way):
     assert all(bool((row[:1] < 50).all()) and bool((row[1:] > 50).all()) for row in x.to_tensors())
 
 
-@layouts
-def test_along_the_rows(layout):
-    lengths = [3, 5, 1]
-    judge_rows(
-        layout,
-        lambda x, b: F.cosine_similarity(x, x * x + b, 1),
-        lambda row, _, b: F.cosine_similarity(row, row * row + b, 0),
-        [B],
-        lengths,
-    )
-    judge_rows(
-        layout,
-        lambda x, b: (x + b).sum_to_size(len(x), 1, 4)[:, 0],
-        lambda row, _, b: (row + b).sum(0),
-        [B],
-    )
-
-
-@layouts
-def test_addmm(layout):
-    weight = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    judge_rows(
-        layout,
-        lambda x, b, w: torch.addmm(b, x.flatten(0, 1), w, beta=2, alpha=3).unflatten(0, x.shape[:2]),
-        lambda row, _, b, w: torch.addmm(b, row, w, beta=2, alpha=3),
-        [bias, weight],
-    )
-
-
 LOSSES = {
     "margin_ranking": lambda x, how: F.margin_ranking_loss(x, x * x, x.detach().sign(), 0.1, reduction=how),
     "triplet_margin": lambda x, how: F.triplet_margin_loss(x, x * 2, x + B, swap=True, reduction=how),
@@ -161,38 +141,24 @@ LOSSES = {
 }
 
 
-@layouts
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses(name, layout):
-    f = LOSSES[name]
-    judge_rows(layout, lambda x: f(x, "none"), lambda row, _: f(row, "none"))
-    batch = make(layout)
-    together = f(torch.cat(batch.rows), "mean")
-    torch.testing.assert_close(f(batch.x, "mean"), together)
-    grads = [torch.autograd.grad(t, batch.leaf)[0] for t in (f(batch.x, "mean"), together)]
-    torch.testing.assert_close(*(g.nan_to_num(0) for g in grads))
+def cosine(x):
+    return F.cosine_embedding_loss(x, x * x, x.detach().sum(-1).sign(), 0.1, reduction="none")
 
 
-@layouts
-def test_cosine_embedding_loss(layout):
-    def loss(x, sign, how):
-        return F.cosine_embedding_loss(x, x * x, sign, 0.1, reduction=how)
-
-    def signs(x):
-        return x.detach().sum(-1).sign()
-
-    judge_rows(layout, lambda x: loss(x, signs(x), "none"), lambda row, _: loss(row, signs(row), "none"))
+def multilabel(x):
+    return F.multilabel_soft_margin_loss(x, (x.detach() > 0).double(), reduction="none")
 
 
-@layouts
-def test_classes_that_are_places_of_a_row(layout):
-    """The mean over classes is one over what exists."""
-
-    def loss(x):
-        return F.multilabel_soft_margin_loss(x, (x.detach() > 0).double(), reduction="none")
-
-    judge_rows(layout, loss, lambda row, _: loss(row[None])[0], lengths=[3, 5, 1], entry=())
-
+test_losses = judged(
+    {name: alike(lambda t, f=f: f(t, "none")) for name, f in LOSSES.items()} | {"cosine": alike(cosine)}
+)
+test_means_of_losses = judged(
+    {name: (lambda t, f=f: f(t, "mean"),) * 2 for name, f in LOSSES.items()}, whole=True
+)
+# The mean over classes that are places of a row is one over what exists.
+test_classes_that_are_places = judged(
+    {"multilabel": (multilabel, lambda row, _: multilabel(row[None])[0])}, lengths=[3, 5, 1], entry=()
+)
 
 # ---- refused ---------------------------------------------------------------------------------------------------
 
@@ -210,41 +176,30 @@ def test_a_sum_inside_another_op_is_no_silent_error(layout):
 
 
 ALONG = r"ragged along|ragged one|stays|vector norm"
-REFUSED = {
-    "unfold": (lambda x, layout: x.unfold(0, 2, 1), NotImplementedError, ALONG),
-    "pad of the batch": (lambda x, layout: F.pad(x, (0, 0, 0, 0, 0, 1)), NotImplementedError, ALONG),
-    "reflection": (lambda x, layout: F.pad(x, (0, 1), mode="reflect"), NotImplementedError, ALONG),
-    "roll of all": (lambda x, layout: x.roll(1), NotImplementedError, ALONG),
-    "flip of merged rows": (lambda x, layout: x.flatten(0, 1).flip(0), NotImplementedError, ALONG),
-    "glu of rows": (lambda x, layout: F.glu(x, 1), NotImplementedError, ALONG),
-    "nuclear norm": (lambda x, layout: torch.linalg.norm(x, "nuc", (1, 2)), NotImplementedError, ALONG),
-    "sum_to_size": (lambda x, layout: x.sum_to_size(3, 4), ValueError, "is no expansion of"),
-}
+NO_OUT = "not written to an out="
+OUT = torch.zeros(0, dtype=torch.float64)
 
-
-@layouts
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name, layout):
-    f, error, text = REFUSED[name]
-    with pytest.raises(error, match=text):
-        f(make(layout).x, layout)
-
-
-WRITERS = {
-    "amax": lambda x, o: torch.amax(x, -1, out=o),
-    "max": lambda x, o: torch.max(x, 1, out=(o, o.long())),
-    "logsumexp": lambda x, o: torch.logsumexp(x, 1, out=o),
-    "cumsum": lambda x, o: torch.cumsum(x, 1, out=o),
-    "softmax": lambda x, o: torch.softmax(x, -1, out=o),
-    "gather": lambda x, o: torch.gather(x, -1, x.argsort(-1), out=o),
-}
-
-
-@layouts
-@pytest.mark.parametrize("name", WRITERS)
-def test_no_dense_tensor_is_written_to(name, layout):
-    """It would get the size of what is stored."""
-    x, out = make(layout, [3, 1]).x.detach(), torch.zeros(0, dtype=torch.float64)
-    with pytest.raises(NotImplementedError, match="not written to an out="):
-        WRITERS[name](x, out)
-    assert out.numel() == 0
+test_what_is_refused = refused(
+    {
+        "unfold": (lambda x: x.unfold(0, 2, 1), NotImplementedError, ALONG),
+        "pad of the batch": (lambda x: F.pad(x, (0, 0, 0, 0, 0, 1)), NotImplementedError, ALONG),
+        "reflection": (lambda x: F.pad(x, (0, 1), mode="reflect"), NotImplementedError, ALONG),
+        "roll of all": (lambda x: x.roll(1), NotImplementedError, ALONG),
+        "flip of merged rows": (lambda x: x.flatten(0, 1).flip(0), NotImplementedError, ALONG),
+        "glu of rows": (lambda x: F.glu(x, 1), NotImplementedError, ALONG),
+        "nuclear norm": (lambda x: torch.linalg.norm(x, "nuc", (1, 2)), NotImplementedError, ALONG),
+        "sum_to_size": (lambda x: x.sum_to_size(3, 4), ValueError, "is no expansion of"),
+    }
+)
+# A dense tensor that is written to would get the size of what is stored.
+test_no_dense_tensor_is_written_to = refused(
+    {
+        "amax": (lambda x: torch.amax(x, -1, out=OUT), NotImplementedError, NO_OUT),
+        "max": (lambda x: torch.max(x, 1, out=(OUT, OUT.long())), NotImplementedError, NO_OUT),
+        "logsumexp": (lambda x: torch.logsumexp(x, 1, out=OUT), NotImplementedError, NO_OUT),
+        "cumsum": (lambda x: torch.cumsum(x, 1, out=OUT), NotImplementedError, NO_OUT),
+        "softmax": (lambda x: torch.softmax(x, -1, out=OUT), NotImplementedError, NO_OUT),
+        "gather": (lambda x: torch.gather(x, -1, x.argsort(-1), out=OUT), NotImplementedError, NO_OUT),
+    },
+    lengths=[3, 1],
+)

@@ -1,20 +1,26 @@
-"""Gradients given by hand, and gradients of leaves, on both layouts."""
+"""Gradients given by hand, gradients of leaves, and holes, which reach no gradient."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.both import row_dim
-from tests.subclasses.ragged.judge import desugared, eager, stock
-from tests.subclasses.ragged.padded_judge import PLACES, make_table
+from tests.subclasses.ragged.judge import (
+    PLACES,
+    WAYS,
+    classes,
+    make_table,
+    row_dim,
+    two_ways,
+)
 
 ROWS = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0]), torch.tensor([5.0, 6.0])]
 TWOS = [torch.ones(2), torch.ones(2), torch.ones(2)]  # as many entries, other rows
-
-cases = pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)
-ways = pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
+HOLES = JaggedTensor(
+    torch.tensor([1.0, 2, 3, 9, 4, 9, 5, 6]), torch.tensor([0, 4, 6, 8]), lengths=torch.tensor([3, 1, 2])
+)
 
 GIVERS = {
     "backward": lambda y, x, g: (y.backward(g), x.grad)[1],
@@ -37,62 +43,51 @@ def rows_of(x):
 
 @pytest.mark.sweep(2)
 @givers
-@ways
-@cases
-def test_other_lengths_are_an_error(cls, way, give):
+@two_ways
+@classes
+def test_what_is_no_gradient_is_an_error(cls, way, give):
     x = leaf_of(cls)
-    y = way(lambda x: x * 2)(x)
+    y, other = way(lambda x: x * 2)(x), PaddedTensor if cls is JaggedTensor else JaggedTensor
     for rows in (TWOS, [*TWOS[:2], torch.ones(3)]):
         with pytest.raises(ValueError, match=r"lengths \[3, 1, 2\] and \[2, 2, [23]\]"):
             give(y, x, cls.from_tensors(rows))
+    wrong = [torch.ones(3), torch.ones(3, 2), other.from_tensors(ROWS), cls.from_tensors(ROWS).unsqueeze(-1)]
+    for g in wrong:
+        with pytest.raises(ValueError, match=r"a gradient and its value have the same rows"):
+            give(y, x, g)
     assert x.grad is None
     assert rows_of(give(y, x, y.detach())) == [[4, 8, 12], [16], [20, 24]]  # nothing was freed meanwhile
 
 
-@givers
-@cases
-def test_other_sizes_and_layouts_are_an_error(cls, give):
-    x = leaf_of(cls)
-    other = PaddedTensor if cls is JaggedTensor else JaggedTensor
-    wrong = [torch.ones(3), torch.ones(3, 2), other.from_tensors(ROWS), cls.from_tensors(ROWS).unsqueeze(-1)]
-    for g in wrong:
-        with pytest.raises(ValueError, match=r"a gradient and its value have the same rows"):
-            give(x * 2, x, g)
-    assert x.grad is None
+GIVEN = {
+    "the same lengths of another tensor": (
+        lambda cls: cls.from_tensors([row + 1 for row in ROWS]),
+        [[4, 6, 8], [10], [12, 14]],
+    ),
+    "dense, which counts where there are entries": (
+        lambda cls: torch.arange(9.0).view(3, 3),
+        [[0, 2, 4], [6], [12, 14]],
+    ),
+    "wider tables, or holes": (
+        lambda cls: PaddedTensor.from_tensors(ROWS, multiple=8) if cls is PaddedTensor else HOLES,
+        [[2, 4, 6], [8], [10, 12]],
+    ),
+}
 
 
 @pytest.mark.sweep(2)
 @givers
-@ways
-@cases
-def test_the_same_lengths_of_another_tensor(cls, way, give):
+@two_ways
+@classes
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_is_a_gradient(name, cls, way, give):
+    g, expected = GIVEN[name]
     x = leaf_of(cls)
-    got = give(way(lambda x: x * 2)(x), x, cls.from_tensors([row + 1 for row in ROWS]))
-    assert type(got) is cls and got.row_lengths().tolist() == [3, 1, 2]
-    assert rows_of(got) == [[4, 6, 8], [10], [12, 14]]
+    got = give(way(lambda x: x * 2)(x), x, g(cls))
+    assert type(got) is cls and rows_of(got) == expected
 
 
-@pytest.mark.sweep(2)
-@givers
-@ways
-@cases
-def test_a_dense_one_counts_where_there_are_entries(cls, way, give):
-    x = leaf_of(cls)
-    got = give(way(lambda x: x * 2)(x), x, torch.arange(9.0).view(3, 3))
-    assert type(got) is cls
-    assert rows_of(got) == [[0, 2, 4], [6], [12, 14]]
-
-
-@givers
-def test_holes_and_wider_tables(give):
-    x = leaf_of(JaggedTensor)
-    holey = JaggedTensor(torch.arange(12.0), torch.tensor([0, 4, 8, 12]), lengths=torch.tensor([3, 1, 2]))
-    assert rows_of(give(x * 2, x, holey)) == [[0, 2, 4], [8], [16, 18]]
-    x = leaf_of(PaddedTensor)
-    assert rows_of(give(x * 2, x, PaddedTensor.from_tensors(ROWS, multiple=8))) == [[2, 4, 6], [8], [10, 12]]
-
-
-@cases
+@classes
 def test_several_outputs(cls):
     x, bias = leaf_of(cls), torch.zeros(3, requires_grad=True)
     y, z = x * 2, (x + bias).sum(1)
@@ -105,7 +100,7 @@ def test_several_outputs(cls):
     assert bias.grad.tolist() == [3, 2, 1]
 
 
-@cases
+@classes
 def test_a_second_derivative(cls):
     x, g = leaf_of(cls), torch.ones(3, 3, requires_grad=True)
     (first,) = torch.autograd.grad(x * x, x, g, create_graph=True)
@@ -126,7 +121,7 @@ hooks = pytest.mark.parametrize("of_leaf", [True, False], ids=["leaf", "result"]
 
 
 @hooks
-@cases
+@classes
 @pytest.mark.parametrize("wrong", [lambda cls: cls.from_tensors(TWOS), lambda cls: torch.ones(3)])
 def test_what_a_hook_may_not_return(cls, of_leaf, wrong):
     x, y, handle = hooked(cls, of_leaf, lambda g: wrong(cls))
@@ -139,7 +134,7 @@ def test_what_a_hook_may_not_return(cls, of_leaf, wrong):
 
 
 @hooks
-@cases
+@classes
 @pytest.mark.parametrize(
     ("hook", "n"),
     [
@@ -169,7 +164,7 @@ CUTS = {
 
 
 @pytest.mark.sweep(6)
-@pytest.mark.parametrize("way", [eager, desugared, stock], ids=lambda w: w.__name__)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
 def test_a_leaf_of_which_slices_are_used(cut, way):
     table = make_table()
@@ -181,40 +176,73 @@ def test_a_leaf_of_which_slices_are_used(cut, way):
 
 
 @pytest.mark.sweep(2)
+@two_ways
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
-def test_a_leaf_of_which_a_compiled_function_returns_slices(cut):
+def test_a_leaf_of_which_slices_are_returned(cut, way):
     x = leaf_of(PaddedTensor)
-    for way in (eager, desugared):
-        part = way(cut)(x)
-        (grad,) = torch.autograd.grad(part, x, torch.ones_like(part))
-        assert type(grad) is PaddedTensor and grad.lengths is x.lengths
+    part = way(cut)(x)
+    (grad,) = torch.autograd.grad(part, x, torch.ones_like(part))
+    assert type(grad) is PaddedTensor and grad.lengths is x.lengths
 
 
 @pytest.mark.parametrize("places", PLACES)
 def test_slices_of_other_layouts(places):
     table = make_table(places)
-    x = table.x.detach().requires_grad_()
-    x[(*[slice(None)] * table.ragged_dim, slice(1, 3))].square().sum().backward()
+    x, rows = table.x.detach().requires_grad_(), [row.detach().requires_grad_() for row in table.rows]
+    x.narrow(x.ragged_dim, 1, 2).square().sum().backward()
     assert (x.grad.ragged_dim, x.grad.batch_dim) == (x.ragged_dim, x.batch_dim)
-    rows = [row.detach().requires_grad_() for row in table.rows]
-    place = row_dim(table)
-    sum(row[(*[slice(None)] * place, slice(1, 3))].square().sum() for row in rows).backward()
+    part = (*[slice(None)] * row_dim(table), slice(1, 3))
+    sum(row[part].square().sum() for row in rows).backward()
     torch.testing.assert_close(x.grad.to_tensors(), [row.grad for row in rows])
 
 
-def test_a_slice_that_was_written_to():
-    x = leaf_of(PaddedTensor)
-    z = x * 2
-    z[:, 1:].mul_(3)
-    (grad,) = torch.autograd.grad(z.sum(), x)
-    assert rows_of(grad) == [[2, 6, 6], [2], [2, 6]]
-
-
 @pytest.mark.filterwarnings("ignore:(Anomaly Detection|Error detected):UserWarning")
-@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+@classes
 def test_anomaly_mode_finds_a_nan_in_the_entries_alone(cls):
     layer, x = torch.nn.Linear(4, 2), cls.from_tensors([torch.rand(2, 4), torch.rand(3, 4)])
     with torch.autograd.set_detect_anomaly(True):
         layer(x).sum().backward()
         with pytest.raises(RuntimeError, match="returned nan values"):
             (-1 - layer(x).square()).sqrt().sum().backward()
+
+
+# ---- holes -----------------------------------------------------------------------------------------------------
+
+OFFSETS, LENGTHS = torch.tensor([0, 3, 6]), torch.tensor([2, 2])
+
+OPS = {
+    "exp": torch.exp,
+    "log": torch.log,
+    "gelu": F.gelu,
+    "softmax": lambda x: x.softmax(-1),
+    "var": lambda x: x.var(1),
+    "amax": lambda x: x.amax(-1),
+    "prod": lambda x: x.prod(-1),
+}
+
+
+@pytest.mark.sweep(16)
+@pytest.mark.parametrize("fill", [float("nan"), float("inf"), 0.0])
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+@two_ways
+def test_a_gradient_is_that_of_the_rows(op, fill, way):
+    def loss(values, offsets, lengths):
+        return op(JaggedTensor(values, offsets, lengths=lengths, max_length=3)).sum()
+
+    values = torch.arange(1.0, 13.0, dtype=torch.float64).view(6, 2)
+    values[[2, 5]] = fill
+    way(loss)(values.requires_grad_(), OFFSETS, LENGTHS).backward()
+    rows = [values.detach()[a : a + 2].requires_grad_() for a in (0, 3)]
+    sum(op(row.unsqueeze(0)).sum() for row in rows).backward()
+    hole = torch.zeros(1, 2)
+    torch.testing.assert_close(values.grad, torch.cat([rows[0].grad, hole, rows[1].grad, hole]))
+
+
+@two_ways
+def test_a_bias_before_rows_are_cut(way):
+    x = JaggedTensor.from_tensors(
+        [torch.tensor([[1.0, 1], [2, 2], [0, 0]]), torch.tensor([[3.0, 3], [0, 0]])]
+    )
+    w = torch.ones(2, requires_grad=True)
+    way(lambda x, w: (x * w)[:, :-1].log().sum())(x, w).backward()
+    assert w.grad.tolist() == [3, 3]

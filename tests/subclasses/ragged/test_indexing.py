@@ -1,4 +1,4 @@
-"""Indices, masks and cuts, on both layouts, with a loop over the rows as judge."""
+"""Indices, masks, cuts and splits, on both layouts, with a loop over the rows as judge."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ from hypothesis import given, strategies as st
 
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.both import (
+from tests.subclasses.ragged.judge import (
     EVERY,
     JAGGED,
     LAYOUTS,
+    PLACES,
+    WAYS,
+    alike,
     check_parts,
+    desugared,
+    eager,
     hold,
     judge_rows,
+    judged,
+    layouts,
     make,
+    make_batch,
+    pairs_of,
+    refused,
     row_dim,
+    ways,
 )
-from tests.subclasses.ragged.judge import WAYS, eager, make_batch
-from tests.subclasses.ragged.padded_judge import PLACES, make_table
 
-ways = pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
-PAIRS = [
-    *((layout, eager) for layout in [*LAYOUTS, "not contiguous"]),
-    *(("padded", way) for way in WAYS[1:]),
-]
+PAIRS = [*pairs_of([*LAYOUTS, "not contiguous"]), *pairs_of(["padded"], WAYS[1:])]
 FULL = [3, 7, 1]  # no row is empty, one fills the table
 ALL = slice(None)
 
@@ -67,15 +71,12 @@ OF_ROWS = {  # of [B, T, 4] and [T, 4], which an index of every row gives
 }
 
 
-@pytest.mark.sweep(5)
-@pytest.mark.parametrize(("layout", "way"), PAIRS)
-@pytest.mark.parametrize("name", OF_ROWS)
-def test_the_same_of_every_row(name, layout, way):
-    f = OF_ROWS[name]
-    got = judge_rows(layout, lambda x: f(x, (ALL,)) * 1, lambda row, _: f(row, ()), way=way)
-    if isinstance(got, JaggedTensor):
-        assert got.max_length >= max(got.row_lengths().tolist())
+def at_all(f):
+    """A function of ``[B, T, 4]`` and an index of the dimensions before the places, and the same of a row."""
+    return (lambda x: f(x, (ALL,)) * 1), (lambda row, _: f(row, ()))
 
+
+test_the_same_of_every_row = judged({name: at_all(f) for name, f in OF_ROWS.items()}, PAIRS, sweep=5)
 
 OF_FULL = {  # no row has fewer than two entries
     "the first": lambda t, at: t[(*at, 0)],
@@ -86,15 +87,14 @@ OF_FULL = {  # no row has fewer than two entries
     "places again": lambda t, at: t[(*at, [1, 0, 1], slice(1, None))],
     "by index_select": lambda t, at: t.index_select(len(at), torch.tensor([1])),
     "a number as a tensor": lambda t, at: t[(*at, torch.tensor(-1))],
+    "narrow from the end": lambda t, at: t.narrow(len(at), -2, 2),
+    "narrow before the end": lambda t, at: t.narrow(len(at), -2, 1),
 }
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize(("layout", "way"), PAIRS)
-@pytest.mark.parametrize("name", OF_FULL)
-def test_the_same_of_every_full_row(name, layout, way):
-    f = OF_FULL[name]
-    judge_rows(layout, lambda x: f(x, (ALL,)), lambda row, _: f(row, ()), lengths=[3, 7, 2], way=way)
+test_the_same_of_every_full_row = judged(
+    {name: at_all(f) for name, f in OF_FULL.items()}, PAIRS, sweep=4, lengths=[3, 7, 2]
+)
 
 
 @pytest.mark.sweep(6)
@@ -120,23 +120,22 @@ RAGGED_DIM_2 = {
 }
 
 
-@pytest.mark.parametrize("name", RAGGED_DIM_2)
-def test_ragged_dim_2(name):
-    on_ragged, on_row = RAGGED_DIM_2[name]
-    judge_rows("ragged dim 2", on_ragged, lambda row, _: on_row(row))
+test_ragged_dim_2 = judged(
+    {name: (f, lambda row, _, g=g: g(row)) for name, (f, g) in RAGGED_DIM_2.items()},
+    [("ragged dim 2", eager)],
+)
 
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("largest", [True, False])
-@ways
-@layouts
-def test_topk_of_short_rows(layout, way, largest):
-    judge_rows(
-        layout,
-        lambda x: x.topk(2, 1, largest)[0],
-        lambda row, _: row.topk(min(2, len(row)), 0, largest)[0],
-        way=way,
-    )
+test_topk_of_short_rows = judged(
+    {
+        f"largest={largest}": (
+            lambda x, largest=largest: x.topk(2, 1, largest)[0],
+            lambda row, _, largest=largest: row.topk(min(2, len(row)), 0, largest)[0],
+        )
+        for largest in (True, False)
+    },
+    pairs_of(LAYOUTS, WAYS),
+    sweep=3,
+)
 
 
 @pytest.mark.parametrize(
@@ -218,11 +217,13 @@ GROUPS = {
     "split": lambda x: x.split(2),
     "split in threes": lambda x: x.split(3),
     "split by sizes": lambda x: x.split([1, 3]),
+    "narrow": lambda x: [x.narrow(0, 0, 2), x.narrow(0, -2, 2)],
 }
 ONE_BY_ONE = {
     "unbind": lambda x: x.unbind(),
     "list": list,
     "by number": lambda x: [x[n] for n in range(4)],
+    "from the end": lambda x: [x[n] for n in range(-4, 0)],
     "select": lambda x: [x.select(0, n) for n in range(4)],
 }
 
@@ -239,14 +240,6 @@ def test_rows_one_by_one_and_in_groups(name, layout):
     check_parts(batch, [row for part in got for row in part], batch.rows)
 
 
-@pytest.mark.parametrize("layout", [*JAGGED, "padded"])
-def test_one_row(layout):
-    batch = make(layout)
-    check_parts(batch, [batch.x[-1], batch.x[-1, 0]], [batch.rows[3], batch.rows[3][0]])
-    with pytest.raises(IndexError, match="out of bounds for the 4 rows"):
-        batch.x[4]
-
-
 @pytest.mark.sweep(2)
 @ways
 @layouts
@@ -257,22 +250,71 @@ def test_single_entries(layout, way):
     check_parts(batch, got, [batch.rows[0][2], batch.rows[1][6], batch.rows[1][0]])
 
 
-def test_several_index_tensors():
-    lengths = [3, 2, 5, 1]
-    batch = make_batch("holes", lengths, entry=(4, 3))
-    some, more = torch.tensor([0, 3]), torch.tensor([2, 1])
-    check_parts(batch, batch.x[:, :, some, more], [row[:, some, more] for row in batch.rows])
-    found = batch.x[some, torch.tensor([-1, 0]), more]
-    torch.testing.assert_close(found, torch.stack([batch.rows[0][-1][2], batch.rows[3][0][1]]))
-    turned = make_batch("ragged dim 2", lengths, entry=(4, 3))
-    got = turned.x[:, [0, 1]].index_select(3, more)
-    check_parts(turned, got, [row[[0, 1]][..., more] for row in turned.rows])
-    wanted = torch.stack([turned.rows[0][2, 0, 2], turned.rows[3][1, 0, 1]])
-    torch.testing.assert_close(turned.x[some, more, torch.tensor([0, -1]), more], wanted)
-    with pytest.raises(NotImplementedError, match="follow each other"):
-        turned.x[some, :, torch.tensor([0, -1])]
-    with pytest.raises(NotImplementedError, match="features that follow each other"):
-        turned.x[:, some, :, more]
+SOME, MORE = torch.tensor([0, 3]), torch.tensor([2, 1])
+test_several_index_tensors = judged(
+    {
+        "holes": (lambda x: x[:, :, SOME, MORE], lambda row, _: row[:, SOME, MORE]),
+        "numbers": (lambda x: x[:, :, 1, [2, 0]], lambda row, _: row[:, 1, [2, 0]]),
+    },
+    [("holes", eager)],
+    entry=(4, 3),
+)
+test_index_tensors_around_the_rows = judged(
+    {
+        "one": (
+            lambda x: x[:, [0, 1]].index_select(3, MORE),
+            lambda row, _: row[[0, 1]][..., MORE],
+        )
+    },
+    [("ragged dim 2", eager)],
+    entry=(4, 3),
+)
+
+
+@pytest.mark.parametrize(
+    ("layout", "index", "places"),
+    [
+        ("holes", (SOME, torch.tensor([-1, 0]), MORE), [(-1, 2), (0, 1)]),
+        ("ragged dim 2", (SOME, MORE, torch.tensor([0, -1]), MORE), [(2, 0, 2), (1, 0, 1)]),
+    ],
+)
+def test_index_tensors_for_rows_places_and_features(layout, index, places):
+    batch = make(layout, [3, 2, 5, 1], (4, 3))
+    check_parts(batch, batch.x[index], [batch.rows[0][places[0]], batch.rows[3][places[1]]])
+
+
+# ---- splits ----------------------------------------------------------------------------------------------------
+
+SPLITS = {
+    f"{where}, {i}": (
+        lambda x, where=where, i=i: x.tensor_split(where, 1)[i],
+        lambda row, _, where=where, i=i: row.tensor_split(where, 0)[i],
+    )
+    for where in (1, 2, 3, 7, [1, 3], (2,), [-1], [0, 2, 2], torch.tensor([1, 2]))
+    for i in range(where if isinstance(where, int) else len(where) + 1)
+}
+COMPILED_SPLITS = {name: case for name, case in SPLITS.items() if "tensor" not in name}
+OTHER_NAMES = {
+    "features": (lambda x: x.tensor_split(3, -1)[0], lambda row, _: row.tensor_split(3, -1)[0]),
+    "hsplit": (lambda x: x.hsplit([2])[1], lambda row, _: row[2:]),
+    "dsplit": (lambda x: x.dsplit(2)[1], lambda row, _: row[:, 2:]),
+}
+
+test_splits_of_rows = judged(SPLITS | OTHER_NAMES, sweep=5, lengths=[3, 0, 5, 1, 4])
+test_compiled_splits_of_rows = judged(
+    COMPILED_SPLITS, pairs_of(LAYOUTS, [desugared]), sweep=42, lengths=[3, 0, 5, 1, 4]
+)
+
+
+@layouts
+@pytest.mark.parametrize("where", [1, 2, 3, 7, [1, 3], [-1]], ids=str)
+def test_splits_of_the_batch(where, layout):
+    batch = make(layout, [3, 0, 5, 1, 4])
+    numbers = [part.tolist() for part in torch.arange(5).tensor_split(where)]
+    for parts in (batch.x.tensor_split(where), batch.x.vsplit(where if where != 2 else [3])):
+        if len(parts) == len(numbers):  # vsplit refuses numbers that do not divide that of the rows
+            found = [part.to_tensors() for part in parts]
+            torch.testing.assert_close(found, [[batch.rows[n] for n in part] for part in numbers])
 
 
 # ---- masks and indices of entries ------------------------------------------------------------------------------
@@ -282,29 +324,21 @@ MASKED = {
     "elements": lambda t: t[t > 0],
     "masked_select": lambda t: t.masked_select(t > 0),
 }
+KEEP = torch.arange(4 * 7 * 4).view(4, 7, 4) % 3 > 0
 
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize(("layout", "way"), PAIRS)
-@pytest.mark.parametrize("name", MASKED)
-def test_a_mask_of_entries(name, layout, way):
-    f = MASKED[name]
-    judge_rows(layout, lambda x: f(x) * 1, lambda row, _: f(row), way=way)
-
-
-def test_a_mask_of_numbers():
-    judge_rows("holes", lambda x: x[x > 0], lambda row, _: row[row > 0], entry=())
-
-
-@ways
-def test_a_dense_mask(way):
-    keep = torch.rand(4, 7, 4) > 0.5
-    judge_rows(
-        "padded",
-        lambda x: x.masked_select(keep),
-        lambda row, i: row.masked_select(keep[i, : len(row)]),
-        way=way,
-    )
+test_a_mask_of_entries = judged(
+    {name: alike(lambda t, f=f: f(t) * 1) for name, f in MASKED.items()}, PAIRS, sweep=3
+)
+test_a_mask_of_numbers = judged({"elements": alike(MASKED["elements"])}, [("holes", eager)], entry=())
+test_a_dense_mask = judged(
+    {
+        "masked_select": (
+            lambda x: x.masked_select(KEEP),
+            lambda row, i: row.masked_select(KEEP[i, : len(row)]),
+        )
+    },
+    pairs_of(["padded"], WAYS),
+)
 
 
 @ways
@@ -318,63 +352,58 @@ def test_gathering_entries(way):
 
 # ---- refused ---------------------------------------------------------------------------------------------------
 
-SHORT = {
+BEYOND_A_ROW = {
     "the third": lambda x: x[:, 2],
     "the third from the end": lambda x: x[:, -3],
     "places": lambda x: x[:, [0, 2]],
     "an entry": lambda x: x[torch.tensor([0, 1]), torch.tensor([2, 2])],
     "written": lambda x: x.detach().__setitem__((ALL, 2), 1.0),
     "one written": lambda x: x.detach().__setitem__((1, 2), 1.0),
+    "gathered": lambda x: x.gather(1, x.argsort(1) + 1),
+    "a row": lambda x: x[2],
 }
 
-
-@pytest.mark.parametrize("layout", ["back to back", "padded"])
-@pytest.mark.parametrize("name", SHORT)
-def test_a_place_that_a_row_has_not(name, layout):
-    with pytest.raises((IndexError, RuntimeError), match=r"too short|rows \[1\]|out of bounds"):
-        SHORT[name](make(layout, [3, 2]).x)
-
-
-@pytest.mark.parametrize("layout", ["back to back", "padded"])
-def test_a_place_that_gather_finds_beyond_a_row(layout):
-    x = make(layout, [3, 2]).x
-    with pytest.raises(RuntimeError, match="beyond its row"):
-        x.gather(1, x.argsort(1) + 1)
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [
-        lambda x: x[:, torch.tensor([True, False])],
-        lambda x: x[..., [[0, 1]]],
-        lambda x: x[None],
-        lambda x: x.topk(1, 0),
-        lambda x: x.gather(0, x.argsort(1)),
-        lambda x: x.gather(1, torch.zeros(4, 1, 4, dtype=torch.int64)),
-    ],
+test_a_place_that_a_row_has_not = refused(
+    {
+        name: (f, (IndexError, RuntimeError), r"too short|rows \[1\]|out of bounds|beyond its row")
+        for name, f in BEYOND_A_ROW.items()
+    },
+    ["back to back", "padded"],
+    lengths=[3, 2],
 )
-def test_what_is_refused(refused):
-    with pytest.raises(DispatchError):
-        refused(make_batch("holes").x)
 
-
-def test_take_along_dim_needs_a_dim():
-    x = make_batch().x
-    got = torch.take_along_dim(x, indices=x.argsort(1), dim=1)
-    torch.testing.assert_close(got.values, x.sort(1).values.values)
-    with pytest.raises(DispatchError, match="without dim= it takes entries of the flattened tensor"):
-        torch.take_along_dim(x, x.argsort(1))
-
-
-def test_narrow_counts_from_the_end():
-    x = make_table(lengths=[3, 7, 2]).x
-    torch.testing.assert_close(x.narrow(1, -2, 2).to_tensors(), x[:, -2:].to_tensors())
-    torch.testing.assert_close(x.narrow(1, -2, 1).to_tensors(), x[:, -2:-1].to_tensors())
-    assert [row.shape[0] for row in x.narrow(0, -2, 2).to_tensors()] == [7, 2]
-    for dim in (0, 1):
-        with pytest.raises(RuntimeError, match="at least 1 chunk"):
-            x.chunk(0, dim)
-
+FLAT = "without dim= it takes entries of the flattened tensor"
+test_what_jagged_rows_refuse = refused(
+    {
+        "a mask of places": (lambda x: x[:, torch.tensor([True, False])], DispatchError, "Jagged"),
+        "a matrix of features": (lambda x: x[..., [[0, 1]]], DispatchError, "Jagged"),
+        "no batch": (lambda x: x[None], DispatchError, "Jagged"),
+        "topk of the batch": (lambda x: x.topk(1, 0), DispatchError, "Jagged"),
+        "gather of the batch": (lambda x: x.gather(0, x.argsort(1)), DispatchError, "Jagged"),
+        "a dense index": (lambda x: x.gather(1, torch.zeros(4, 1, 4).long()), DispatchError, "Jagged"),
+        "take_along_dim": (lambda x: torch.take_along_dim(x, x.argsort(1)), DispatchError, FLAT),
+    },
+    ["holes"],
+)
+test_index_tensors_apart_are_refused = refused(
+    {
+        "places": (lambda x: x[SOME, :, torch.tensor([0, -1])], DispatchError, "follow each other"),
+        "features": (lambda x: x[:, SOME, :, MORE], DispatchError, "features that follow each other"),
+    },
+    ["ragged dim 2"],
+    lengths=[3, 2, 5, 1],
+    entry=(4, 3),
+)
+test_what_is_refused = refused(
+    {
+        "merged": (lambda x: x.flatten(0, 1).tensor_split(2), DispatchError, "merged dimensions"),
+        "no such dimension": (lambda x: x.tensor_split(2, 3), IndexError, "has no dimension 3"),
+        "no section": (lambda x: x.tensor_split(0, 1), RuntimeError, "1 section or more"),
+        "no chunk": (lambda x: x.chunk(0, 1), RuntimeError, "at least 1 chunk"),
+        "no chunk of the batch": (lambda x: x.chunk(0), RuntimeError, "at least 1 chunk|greater than 0"),
+        "a remainder": (lambda x: x.dsplit(3), RuntimeError, "no multiple of 3"),
+    }
+)
 
 # ---- extremes --------------------------------------------------------------------------------------------------
 

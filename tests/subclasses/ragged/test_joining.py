@@ -6,53 +6,61 @@ import pytest
 import torch
 
 from subclasses.ragged import PaddedTensor
-from tests.subclasses.ragged.both import LAYOUTS, check_parts, judge_rows, make, random, row_dim
-from tests.subclasses.ragged.judge import WAYS, desugared, eager, make_batch
-from tests.subclasses.ragged.padded_judge import PLACES, make_table
+from tests.subclasses.ragged.judge import (
+    LAYOUTS,
+    PLACES,
+    alike,
+    check_parts,
+    desugared,
+    eager,
+    judged,
+    layouts,
+    make,
+    make_batch,
+    make_table,
+    pairs_of,
+    random,
+    refused,
+    row_dim,
+    two_ways,
+    ways,
+)
 
-ways = pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
-all_ways = pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
+NOTHING = torch.tensor([])  # skipped as for dense tensors; a cache of transformers begins with it
+
+test_entries_and_features_of_each_row = judged(
+    {
+        "entries": (
+            lambda x: torch.cat([x, x * 2, x[:, :1]], 1),
+            lambda row, _: torch.cat([row, row * 2, row[:1]]),
+        ),
+        "nothing, and rows": (lambda x: torch.cat([NOTHING, x]), lambda row, _: row),
+        "entries, and nothing": (lambda x: torch.cat([x, NOTHING], 1), lambda row, _: row),
+        "nothing, and features": (lambda x: torch.cat([NOTHING, x], -1), lambda row, _: row),
+        "dense entries": (
+            lambda x, first, many: torch.cat([first.expand(4, 1, 4), x, many], 1),
+            lambda row, i, first, many: torch.cat([first[None], row, many[i]]),
+            (4,),
+            (4, 2, 4),
+        ),
+        "dense features": (
+            lambda x, p: torch.cat([p[:, : x.shape[1]], x], 2),
+            lambda row, i, p: torch.cat([p[i, : len(row)], row], 1),
+            (4, 7, 2),
+        ),
+        "features": alike(lambda t: torch.cat([t, t * 2], -1)),
+        "stacked": (
+            lambda x: torch.stack([x, x * 2], 2, out=None),
+            lambda row, _: torch.stack([row, row * 2], 1),
+        ),
+    },
+    pairs_of(LAYOUTS, [eager, desugared]),
+    sweep=3,
+)
 
 
 @pytest.mark.sweep(2)
-@ways
-@layouts
-def test_entries_of_each_row(layout, way):
-    judge_rows(
-        layout,
-        lambda x: torch.cat([x, x * 2, x[:, :1]], 1),
-        lambda row, _: torch.cat([row, row * 2, row[:1]]),
-        way=way,
-    )
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("dim", [0, 1, -1])
-@ways
-@layouts
-def test_a_list_of_nothing_is_skipped(layout, way, dim):
-    """As for dense tensors, whatever their dimensions; a cache of transformers begins with one."""
-    calls = {0: lambda x: torch.cat([torch.tensor([]), x]), 1: lambda x: torch.cat([x, torch.tensor([])], 1)}
-    last = lambda x: torch.cat([torch.tensor([]), x], -1)  # noqa: E731
-    judge_rows(layout, calls.get(dim, last), lambda row, _: row, way=way)
-
-
-@pytest.mark.sweep(6)
-@ways
-@layouts
-def test_dense_entries_beside_each_row(layout, way):
-    judge_rows(
-        layout,
-        lambda x, first, many: torch.cat([first.expand(4, 1, 4), x, many], 1),
-        lambda row, i, first, many: torch.cat([first[None], row, many[i]]),
-        [random(4), random(4, 2, 4)],
-        way=way,
-    )
-
-
-@pytest.mark.sweep(2)
-@ways
+@two_ways
 @layouts
 def test_dense_rows_before_and_after_rows(layout, way):
     batch, dense = make(layout), random(2, 6, 4)
@@ -61,7 +69,7 @@ def test_dense_rows_before_and_after_rows(layout, way):
 
 
 @pytest.mark.sweep(2)
-@ways
+@two_ways
 @layouts
 def test_rows_after_rows(layout, way):
     batch = make(layout)
@@ -69,31 +77,12 @@ def test_rows_after_rows(layout, way):
     check_parts(batch, got, [*batch.rows, *(row[:2] * 2 for row in batch.rows[1:])])
 
 
-@layouts
-def test_features(layout):
-    judge_rows(layout, lambda x: torch.cat([x, x * 2], -1), lambda row, _: torch.cat([row, row * 2], -1))
-    judge_rows(
-        layout, lambda x: torch.stack([x, x * 2], 2, out=None), lambda row, _: torch.stack([row, row * 2], 1)
-    )
-
-
-@pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
-def test_dense_features_before_features(way):
-    judge_rows(
-        "padded",
-        lambda x, p: torch.cat([p, x], 2),
-        lambda row, i, p: torch.cat([p[i, : len(row)], row], 1),
-        [random(4, 7, 2)],
-        way=way,
-    )
-
-
 elsewhere = pytest.mark.parametrize("layout", [*PLACES, "ragged dim 2"])
 
 
 @pytest.mark.sweep(8)
 @elsewhere
-@all_ways
+@ways
 def test_entries_elsewhere(layout, way):
     a, b = make(layout), make(layout, [1, 0, 0, 6], width=6)
     place = row_dim(a)
@@ -104,7 +93,7 @@ def test_entries_elsewhere(layout, way):
 
 @pytest.mark.sweep(6)
 @elsewhere
-@all_ways
+@ways
 def test_rows_elsewhere(layout, way):
     a, b = make(layout), make(layout, [1, 0], width=9)
     got = way(lambda x, y: torch.cat([x, y], a.batch_dim) * 1)(a.x, b.x)
@@ -118,19 +107,19 @@ def test_batches_without_rows():
     assert torch.cat([x, x], 1).row_lengths().tolist() == []
 
 
-@layouts
-def test_what_is_refused(layout):
-    x = make(layout).x
-    for refused in (
-        lambda: torch.cat([x, x[..., :2]]),
-        lambda: torch.cat([x, x.unsqueeze(-1)], 1),
-        lambda: torch.cat([x, torch.zeros(3, 2, 4, dtype=torch.float64)], 1),
-        lambda: torch.cat([torch.zeros(2, 4, dtype=torch.float64), x], 1),
-        lambda: torch.cat([x, x], -1, out=torch.zeros(())),
-        lambda: torch.stack([x, x], -1, out=torch.zeros(())),
-    ):
-        with pytest.raises(NotImplementedError, match=r"do not join|into a new one|as many dimensions"):
-            refused()
+OTHERS = r"do not join|into a new one|as many dimensions"
+OUT = torch.zeros(())
+
+test_what_is_refused = refused(
+    {
+        "other features": (lambda x: torch.cat([x, x[..., :2]]), NotImplementedError, OTHERS),
+        "more dimensions": (lambda x: torch.cat([x, x.unsqueeze(-1)], 1), NotImplementedError, OTHERS),
+        "dense rows": (lambda x: torch.cat([x, random(3, 2, 4)], 1), NotImplementedError, OTHERS),
+        "a dense row": (lambda x: torch.cat([random(2, 4), x], 1), NotImplementedError, OTHERS),
+        "cat into a tensor": (lambda x: torch.cat([x, x], -1, out=OUT), NotImplementedError, OTHERS),
+        "stack into a tensor": (lambda x: torch.stack([x, x], -1, out=OUT), NotImplementedError, OTHERS),
+    }
+)
 
 
 # ---- growing ---------------------------------------------------------------------------------------------------
@@ -138,7 +127,7 @@ def test_what_is_refused(layout):
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("places", PLACES)
-@all_ways
+@ways
 def test_append(places, way):
     table = make_table(places)
     b, r, place = table.batch_dim, table.ragged_dim, row_dim(table)
@@ -149,12 +138,17 @@ def test_append(places, way):
     check_parts(table, got, expected, [new])
 
 
-def test_append_needs_room():
+@pytest.mark.parametrize(
+    ("new", "error", "words"),
+    [
+        ([7, 7], RuntimeError, "fills the table"),
+        ([7], ValueError, r"one entry for each row, of shape \(2,\)"),
+    ],
+)
+def test_append_needs_room(new, error, words):
     x = PaddedTensor.from_tensors([torch.arange(3), torch.arange(1)])
-    with pytest.raises(RuntimeError, match="fills the table"):
-        x.append(torch.tensor([7, 7]))
-    with pytest.raises(ValueError, match=r"one entry for each row, of shape \(2,\)"):
-        x.append(torch.tensor([7]))
+    with pytest.raises(error, match=words):
+        x.append(torch.tensor(new))
     wider = x.to_padded(multiple=4, at_least=4)
     assert [row.tolist() for row in wider.append(torch.tensor([7, 8])).to_tensors()] == [[0, 1, 2, 7], [0, 8]]
 
@@ -171,18 +165,15 @@ BESIDE = {
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", BESIDE)
 @pytest.mark.parametrize("grad", [False, True])
-@all_ways
+@ways
 @layouts
 def test_the_gradient_of_a_plain_tensor_is_plain(layout, way, grad, name):
     """The entries of it that do not exist have a gradient of 0."""
     batch = make(layout)
-    place = batch.x.ragged_dim
-    p = torch.randn(batch.x.shape, requires_grad=True)
-    way(lambda p, x: BESIDE[name](p, x).square().sum())(p, batch.x.detach().requires_grad_(grad)).backward()
-    table, exists = p.detach().requires_grad_(), batch.x.mask()
-    exists = exists.reshape([n if d in (0, place) else 1 for d, n in enumerate(p.shape)])
-    dense = BESIDE[name](table, batch.x.detach().to_dense())
-    exists = exists.unsqueeze(2) if name == "stack" else exists
-    dense.square().mul(exists).sum().backward()
+    p, table = (torch.ones(batch.x.shape).cumsum(2).requires_grad_() for _ in range(2))
+    x, exists = batch.x.detach(), batch.x.mask().unsqueeze(-1)
+    way(lambda p, x: BESIDE[name](p, x).square().sum())(p, x.clone().requires_grad_(grad)).backward()
+    dense = BESIDE[name](table, x.to_dense()).square()
+    dense.mul(exists.unsqueeze(-1) if dense.dim() == 4 else exists).sum().backward()
     assert type(p.grad) is torch.Tensor
     torch.testing.assert_close(p.grad, table.grad)

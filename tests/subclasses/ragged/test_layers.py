@@ -51,52 +51,79 @@ def check(got: Any, expected: list[Tensor], leaves: list[Tensor]) -> None:
     )
 
 
-# ---- products --------------------------------------------------------------------------------------------------
-
-
-@kinds
-def test_products_along_the_rows_are_refused(kind):
-    x = KINDS[kind](rows_of(4))
-    for f in (
-        lambda: x.mT @ torch.ones(x.shape[1], dtype=torch.float64),
-        lambda: torch.ones(5, 3, dtype=torch.float64) @ x[..., 0],
-        lambda: torch.ones(3, dtype=torch.float64) @ x[..., 0],
-    ):
-        with pytest.raises(DispatchError, match="matmul"):
-            f()
-
-
 # ---- layers ----------------------------------------------------------------------------------------------------
 
 
 @kinds
 @pytest.mark.parametrize("options", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}], ids=str)
 def test_embeddings_that_look_at_all_indices(kind, options):
-    rows = [torch.randint(0, 5, (n,)) for n in LENGTHS]
-    weights = [torch.randn(5, 3, dtype=torch.float64) for _ in "xy"]
-    weights[1].copy_(weights[0])
-    x = KINDS[kind](rows)
+    rows, weight = [torch.randint(0, 5, (n,)) for n in LENGTHS], torch.randn(5, 3, dtype=torch.float64)
     if kind != "jagged":
         with pytest.raises(DispatchError, match=r"embedding: max_norm.*from_tensors"):
-            F.embedding(x, weights[0], **options)
-        x = JaggedTensor.from_tensors(x.to_tensors())
-    leaves = [w.requires_grad_() for w in weights]
-    got = F.embedding(x, leaves[0], **options).unwrap("values")
+            F.embedding(KINDS[kind](rows), weight, **options)
+    leaves = [weight.clone().requires_grad_() for _ in range(2)]
+    got = F.embedding(JaggedTensor.from_tensors(rows), leaves[0], **options).unwrap("values")
     expected = F.embedding(torch.cat(rows), leaves[1], **options)
     torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(t.square().sum(), w) for t, w in zip((got, expected), leaves, strict=True))
-    )
+    grads = [torch.autograd.grad(t.square().sum(), w) for t, w in zip((got, expected), leaves, strict=True)]
+    torch.testing.assert_close(*grads)
+
+
+ONES = torch.ones(3, 4, dtype=torch.float64)
+PARAMETERS = r": expected dense parameters"
+REFUSED = {
+    # products along the rows
+    "a vector of places": (lambda x, y: x.mT @ ONES.new_ones(x.shape[1]), DispatchError, "matmul"),
+    "a matrix of rows": (lambda x, y: ONES.new_ones(5, 3) @ x[..., 0], DispatchError, "matmul"),
+    "a vector of rows": (lambda x, y: ONES.new_ones(3) @ x[..., 0], DispatchError, "matmul"),
+    # ragged parameters
+    "linear": (lambda x, y: F.linear(ONES, x), DispatchError, f"linear{PARAMETERS}"),
+    "layer_norm": (lambda x, y: F.layer_norm(ONES, (4,), x), DispatchError, f"layer_norm{PARAMETERS}"),
+    "rms_norm": (lambda x, y: F.rms_norm(ONES, (4,), x), DispatchError, f"rms_norm{PARAMETERS}"),
+    "embedding": (lambda x, y: F.embedding(ONES.long(), x), DispatchError, f"embedding{PARAMETERS}"),
+    # losses of classes
+    **{
+        f"{loss.__name__}, {name}": (lambda x, y, call=call, loss=loss: call(loss, x, y), error, words)
+        for loss in (F.cross_entropy, F.nll_loss)
+        for name, (call, error, words) in {
+            "classes last": (lambda f, x, y: f(x, y), DispatchError, r"transpose\(1, 2\)"),
+            "dense logits": (
+                lambda f, x, y: f(torch.ones(5, 4), y.flatten(0, 1)),
+                DispatchError,
+                "expected ragged logits",
+            ),
+            "merged targets": (
+                lambda f, x, y: f(x.mT, y.flatten(0, 1)),
+                DispatchError,
+                "do not fit together",
+            ),
+            "a dimension too many": (
+                lambda f, x, y: f(x.mT, y.unsqueeze(-1)),
+                DispatchError,
+                "do not fit together",
+            ),
+            "an old option": (lambda f, x, y: f(x.mT, y, size_average=True), DispatchError, "use reduction"),
+            "no reduction": (
+                lambda f, x, y: f(x.mT, y, reduction="most"),
+                ValueError,
+                "not a valid value for reduction",
+            ),
+            "other lengths": (
+                lambda f, x, y: f(x.mT, y[[2, 0, 1]] if type(y) is JaggedTensor else y[:2]),
+                ValueError,
+                "rows|length",
+            ),
+        }.items()
+    },
+}
 
 
 @kinds
-@pytest.mark.parametrize("layer", [F.linear, F.layer_norm, F.rms_norm, F.embedding], ids=lambda f: f.__name__)
-def test_ragged_parameters_are_refused(kind, layer):
-    x = KINDS[kind](rows_of(4))
-    dense = torch.ones(3, 4, dtype=torch.float64)
-    arguments = {F.embedding: (dense.long(), x), F.linear: (dense, x)}.get(layer, (dense, (4,), x))
-    with pytest.raises(DispatchError, match=rf"{layer.__name__}: expected dense parameters"):
-        layer(*arguments)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit(kind, name):
+    call, error, words = REFUSED[name]
+    with pytest.raises(error, match=words):
+        call(KINDS[kind](rows_of(4)), KINDS[kind]([torch.randint(0, 4, (n,)) for n in LENGTHS]))
 
 
 # ---- losses of classes -----------------------------------------------------------------------------------------
@@ -122,50 +149,3 @@ def test_a_target_that_lies_otherwise(kind):
     wider = PaddedTensor.from_tensors(targets, multiple=8) if kind == "padded" else wider
     expected = F.cross_entropy(torch.cat(rows), torch.cat(targets))
     check(F.cross_entropy(KINDS[kind](rows).transpose(1, 2), wider), [expected], rows)
-
-
-MISFITS = {
-    "classes last": (lambda loss, x, y: loss(x, y), DispatchError, r"transpose\(1, 2\)"),
-    "dense logits": (
-        lambda loss, x, y: loss(torch.ones(5, 4), y.flatten(0, 1)),
-        DispatchError,
-        "expected ragged logits",
-    ),
-    "merged targets": (
-        lambda loss, x, y: loss(x.transpose(1, 2), y.flatten(0, 1)),
-        DispatchError,
-        "do not fit together",
-    ),
-    "a dimension too many": (
-        lambda loss, x, y: loss(x.transpose(1, 2), y.unsqueeze(-1)),
-        DispatchError,
-        "do not fit together",
-    ),
-    "an old option": (
-        lambda loss, x, y: loss(x.transpose(1, 2), y, size_average=True),
-        DispatchError,
-        "use reduction",
-    ),
-    "no reduction": (
-        lambda loss, x, y: loss(x.transpose(1, 2), y, reduction="most"),
-        ValueError,
-        "not a valid value for reduction",
-    ),
-}
-
-
-@kinds
-@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", MISFITS)
-def test_what_does_not_fit(kind, loss, name):
-    call, error, words = MISFITS[name]
-    with pytest.raises(error, match=words):
-        call(loss, KINDS[kind](rows_of(4)), KINDS[kind]([torch.randint(0, 4, (n,)) for n in LENGTHS]))
-
-
-@kinds
-@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss], ids=lambda f: f.__name__)
-def test_targets_of_other_lengths(kind, loss):
-    other = KINDS[kind]([torch.zeros(n, dtype=torch.int64) for n in (3, 2, 0)])
-    with pytest.raises(ValueError, match="same length"):
-        loss(KINDS[kind](rows_of(4)).transpose(1, 2), other)

@@ -7,15 +7,26 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor
-from tests.subclasses.ragged.both import LAYOUTS, LENGTHS, check_parts, hold, judge_rows, make, random
-from tests.subclasses.ragged.judge import WAYS, eager, make_batch
-
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
-ways = pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+from tests.subclasses.ragged.judge import (
+    LAYOUTS,
+    LENGTHS,
+    WAYS,
+    alike,
+    check_parts,
+    eager,
+    hold,
+    judge_rows,
+    judged,
+    layouts,
+    make,
+    pairs_of,
+    random,
+    refused,
+    ways,
+)
 
 LAYERS = {
     "linear": (F.linear, [(3, 4), (3,)]),
@@ -33,13 +44,11 @@ LAYERS = {
 }
 
 
-@pytest.mark.sweep(60)
-@ways
-@pytest.mark.parametrize("layout", [*LAYOUTS, "not contiguous", "[T, B]"])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers(layer, layout, way):
-    f, shapes = LAYERS[layer]
-    judge_rows(layout, f, lambda row, _, *p: f(row, *p), [random(*shape) for shape in shapes], way=way)
+test_layers = judged(
+    {name: (*alike(f), *shapes) for name, (f, shapes) in LAYERS.items()},
+    pairs_of([*LAYOUTS, "not contiguous", "[T, B]"], WAYS),
+    sweep=60,
+)
 
 
 @pytest.mark.sweep(6)
@@ -51,13 +60,6 @@ def test_embedding(padding_idx, layout, way):
     rows = [torch.randint(0, 6, (n,)) for n in LENGTHS]
     got = way(lambda x, w: F.embedding(x, w, padding_idx))(hold(layout, rows), weight)
     check_parts(batch, got, [F.embedding(row, weight, padding_idx) for row in rows], [weight])
-
-
-def test_modules():
-    layer = nn.Sequential(
-        nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.0), nn.Linear(8, 2)
-    ).double()
-    judge_rows("holes", lambda x, *_: layer(x), lambda row, *_: layer(row), list(layer.parameters()))
 
 
 @layouts
@@ -119,9 +121,10 @@ def test_products(product, layout, way):
     judge_rows(layout, on_ragged, on_row, [random(*shape)], entry=entry, way=way)
 
 
-@ways
-def test_a_product_with_a_table_of_features_first(way):
-    judge_rows("[B, D, T]", lambda x, w: w.mT @ x, lambda row, _, w: w.mT @ row, [random(4, 5)], way=way)
+test_a_product_with_a_table_of_features_first = judged(
+    {"dense first": (lambda x, w: w.mT @ x, lambda row, _, w: w.mT @ row, (4, 5))},
+    pairs_of(["[B, D, T]"], WAYS),
+)
 
 
 def test_products_of_rows_with_other_upper_bounds():
@@ -133,32 +136,38 @@ def test_products_of_rows_with_other_upper_bounds():
         torch.testing.assert_close((first @ second).to_tensors(), expected)
 
 
-@pytest.mark.parametrize(
-    ("f", "words"),
-    [
-        (lambda x: x @ x.mT, "matmul"),
-        (lambda x: x @ torch.randn(4, 4, 2, 3), "matmul"),
-        (lambda x: x.mT @ torch.randn(4, 5, 2), "matmul"),
-        (lambda x: F.linear(x.mT, torch.randn(3, 5)), "ragged"),
-        (lambda x: F.layer_norm(x, (5, 4)), "ragged"),
-        (lambda x: F.linear(x, x), "ragged"),
-        (lambda x: F.cross_entropy(x, x), "JaggedTensor"),
-        (lambda x: F.cross_entropy(x.flatten(0, 1), x), "JaggedTensor"),
-        (lambda x: F.cross_entropy(torch.randn(9, 4), x.flatten(0, 1)), "JaggedTensor"),
-        (lambda x: F.mse_loss(x, x.flatten(0, 1)), "JaggedTensor"),
-    ],
+test_what_does_not_fit_is_refused = refused(
+    {
+        "rows with themselves": (lambda x: x @ x.mT, DispatchError, "matmul"),
+        "dimensions": (lambda x: x @ random(4, 4, 2, 3), DispatchError, "matmul"),
+        "a dense factor of positions": (lambda x: x.mT @ random(4, 5, 2), DispatchError, "matmul"),
+        "linear of rows": (lambda x: F.linear(x.mT, random(3, 5)), DispatchError, "ragged"),
+        "layer_norm of rows": (lambda x: F.layer_norm(x, (5, 4)), DispatchError, "ragged"),
+        "a ragged weight": (lambda x: F.linear(x, x), DispatchError, "ragged"),
+        "classes": (lambda x: F.cross_entropy(x, x), DispatchError, "JaggedTensor"),
+        "targets that are not merged": (
+            lambda x: F.cross_entropy(x.flatten(0, 1), x),
+            DispatchError,
+            "JaggedTensor",
+        ),
+        "dense logits": (
+            lambda x: F.cross_entropy(random(9, 4), x.flatten(0, 1)),
+            DispatchError,
+            "JaggedTensor",
+        ),
+        "a merged target": (lambda x: F.mse_loss(x, x.flatten(0, 1)), DispatchError, "JaggedTensor"),
+    },
+    ["back to back"],
 )
-def test_what_does_not_fit_is_refused(f, words):
-    with pytest.raises(DispatchError, match=words):
-        f(make_batch(dtype=torch.float32).x)
-
-
-def test_a_dense_operand_makes_no_new_rows():
-    x, wider = make("padded", [3]).x, torch.ones(5, 4, 2, dtype=torch.float64)
-    for op in (lambda: x @ wider, lambda: x.like_dense(torch.ones(5, 7, 4)), lambda: x * wider[:, :1, :1]):
-        with pytest.raises(ValueError, match="Padded"):
-            op()
-
+test_a_dense_operand_makes_no_new_rows = refused(
+    {
+        "product": (lambda x: x @ random(5, 4, 2), ValueError, "Padded"),
+        "like_dense": (lambda x: x.like_dense(random(5, 7, 4)), ValueError, "Padded"),
+        "factor": (lambda x: x * random(5, 1, 1), ValueError, "Padded"),
+    },
+    ["padded"],
+    lengths=[3],
+)
 
 # ---- losses ----------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,25 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.both import JAGGED, LAYOUTS, check_parts, hold, judge_rows, make, row_dim
-from tests.subclasses.ragged.judge import WAYS, desugared, eager, make_batch
+from subclasses.ragged import PaddedTensor
+from tests.subclasses.ragged.judge import (
+    JAGGED,
+    LAYOUTS,
+    WAYS,
+    along,
+    check_parts,
+    classes,
+    desugared,
+    eager,
+    hold,
+    judged,
+    layouts,
+    make,
+    make_batch,
+    pairs_of,
+    refused,
+    row_dim,
+)
 
 # The judge warns where a row is too short for a variance; ours is NaN as well.
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
@@ -22,8 +38,8 @@ EXTREMA = [torch.amax, torch.amin]
 DIMS = [d for n in (1, 2, 3) for d in itertools.combinations(range(3), n)]
 FULL = [3, 7, 1]  # no row is empty, one fills the table
 
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
-classes = pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)
+ANY = [*JAGGED, "padded"]
+PAIRS = [*pairs_of(ANY), ("padded", desugared)]
 
 
 def positions_of(rows: list[Tensor]) -> list[Tensor]:
@@ -51,25 +67,19 @@ def judge(batch, f, dims, keepdim, way=eager) -> None:
 @pytest.mark.sweep(9)
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dims", DIMS, ids=str)
-@pytest.mark.parametrize("f", SUMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", [*SUMS, *EXTREMA])
 @pytest.mark.parametrize(
     ("layout", "way"),
-    [*((layout, eager) for layout in [*LAYOUTS, "not contiguous"]), ("padded", desugared)],
+    [*pairs_of([*LAYOUTS, "not contiguous"]), ("padded", desugared), *pairs_of(["back to back"], WAYS[1:])],
 )
-def test_sums(layout, way, f, dims, keepdim):
-    judge(make(layout), lambda t, d, k: f(t, dim=d, keepdim=k), dims, keepdim, way)
-
-
-@layouts
-@pytest.mark.parametrize("dims", DIMS, ids=str)
-@pytest.mark.parametrize("f", EXTREMA, ids=lambda f: f.__name__)
-def test_extrema(f, dims, layout):
-    judge(make(layout, FULL), lambda t, d, k: f(t, dim=d, keepdim=k), dims, False)
+def test_sums_and_extrema(layout, way, f, dims, keepdim):
+    batch = make(layout, FULL) if f in EXTREMA else make(layout)
+    judge(batch, lambda t, d, k: f(t, dim=d, keepdim=k), dims, keepdim, way)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 @pytest.mark.parametrize("dims", DIMS, ids=str)
-@pytest.mark.parametrize("f", DISCRETE, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", DISCRETE)
 def test_discrete(f, dims, dtype):
     batch = make_batch(dtype=torch.int64)
     batch.leaf = (batch.leaf % 3).to(dtype)
@@ -77,18 +87,19 @@ def test_discrete(f, dims, dtype):
 
 
 @pytest.mark.parametrize("fill", [0, 7])
-@pytest.mark.parametrize("f", DISCRETE, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", DISCRETE)
 def test_discrete_beside_any_padding(f, fill):
-    rows = [torch.randint(0, 2, (n, 4)) for n in (3, 0, 5)]
-    x = PaddedTensor.from_tensors(rows, multiple=8)
-    x = x.with_padded(x.to_dense(fill=fill))
-    assert torch.equal(f(x, dim=1), torch.stack([f(row, dim=0) for row in rows]))
-    assert torch.equal(f(x), f(torch.cat(rows)))
+    table = torch.full((2, 5, 4), fill)
+    table[0, :3] = torch.randint(0, 2, (3, 4))
+    x, rows = PaddedTensor(table, torch.tensor([3, 0])), table[:, :3].clone()
+    assert torch.equal(f(x, dim=1), torch.stack([f(rows[0], dim=0), f(rows[1, :0], dim=0)]))
+    assert torch.equal(f(x), f(rows[0]))
 
 
 @pytest.mark.parametrize("dims", [(0,), (1,), (2,), (3,), (1, 3), (2, 3), (3, 1)], ids=str)
 @pytest.mark.parametrize(
-    "f", [torch.sum, torch.mean, torch.var, torch.amax, torch.logsumexp], ids=lambda f: f.__name__
+    "f",
+    [torch.sum, torch.mean, torch.var, torch.amax, torch.logsumexp],
 )
 @pytest.mark.parametrize("layout", ["ragged dim 2", "[T, B]", "[D, B, T]"])
 def test_rows_elsewhere(layout, f, dims):
@@ -105,19 +116,27 @@ def test_rows_elsewhere(layout, f, dims):
         check_parts(batch, [f(batch.x, dims)], [torch.stack([f(p, 0) for p in positions], place)])
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize(
-    ("layout", "way"), [*((layout, eager) for layout in [*JAGGED, "padded"]), ("padded", desugared)]
+test_all_entries = judged(
+    {
+        **{
+            f.__name__: (f, lambda entries, f=f: f(entries.flatten()))
+            for f in (
+                torch.sum,
+                torch.mean,
+                torch.var,
+                torch.amax,
+                torch.max,
+                torch.nansum,
+                torch.prod,
+                torch.norm,
+            )
+        },
+        "another norm": (lambda x: x.norm(p=1), lambda entries: entries.norm(p=1)),
+    },
+    PAIRS,
+    sweep=2,
+    whole=True,
 )
-@pytest.mark.parametrize(
-    "f",
-    [torch.sum, torch.mean, torch.var, torch.amax, torch.max, torch.nansum, torch.prod, torch.norm],
-    ids=lambda f: f.__name__,
-)
-def test_all_entries(f, layout, way):
-    batch = make(layout)
-    check_parts(batch, [way(f)(batch.x)], [f(torch.cat([row.flatten() for row in batch.rows]))])
-
 
 PICKED = {
     "max": lambda t, d: t.max(d)[0],
@@ -127,46 +146,41 @@ PICKED = {
     "argmax": lambda t, d: t.argmax(d),
     "argmin": lambda t, d: t.argmin(d),
     "norm": lambda t, d: torch.norm(t, 2, d),
+    "values of var_mean": lambda t, d: torch.var_mean(t, d)[0],
+    "means of var_mean": lambda t, d: torch.var_mean(t, d, correction=0)[1],
+    "values of std_mean": lambda t, d: torch.std_mean(t, d, unbiased=False)[0],
+    "means of std_mean": lambda t, d: torch.std_mean(t, d, keepdim=True)[1],
+    "wide var_mean": lambda t, d: torch.var_mean(t, d, keepdim=True)[0],
 }
 
-
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
-@pytest.mark.parametrize("layout", ["holes", "padded"])
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("name", PICKED)
-def test_extrema_with_indices(name, dim, layout, way):
-    f = PICKED[name]
-    judge_rows(layout, lambda x: f(x, dim), lambda row, _: f(row, dim - 1), lengths=FULL, way=way)
-
-
-@layouts
-def test_another_norm(layout):
-    batch = make(layout)
-    check_parts(batch, [batch.x.norm(p=1)], [torch.cat(batch.rows).norm(p=1)])
-
-
-@pytest.mark.parametrize(
-    ("layout", "error", "words"),
-    [("back to back", IndexError, r"no entries in rows \[1\]"), ("padded", RuntimeError, "has no entries")],
+test_extrema_with_indices_and_two_at_once = judged(
+    {f"{name}, {dim}": along(f, dim) for name, f in PICKED.items() for dim in (1, 2)},
+    pairs_of(["holes", "padded"], [eager, desugared]),
+    sweep=4,
+    lengths=FULL,
 )
-@pytest.mark.parametrize("f", [torch.amax, torch.amin, torch.argmax], ids=lambda f: f.__name__)
-def test_an_empty_row_has_no_extremum(f, layout, error, words):
-    with pytest.raises(error, match=words):
-        f(make(layout).x, 1)
 
-
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("way", WAYS[1:], ids=lambda w: w.__name__)
-@pytest.mark.parametrize("f", [torch.sum, torch.mean, torch.var, torch.amax], ids=lambda f: f.__name__)
-def test_in_graphs(f, way):
-    def run(x):
-        return f(x, 1), f(x, 0), f(x, (0, 1)), f(x, 2).sum()
-
-    compiled = way(run)
-    for lengths in ([3, 5, 1], [2, 2, 6, 4]):
-        batch = make_batch(lengths=lengths)
-        check_parts(batch, compiled(batch.x), run(batch.x))
+test_what_is_refused = refused(
+    {
+        **{
+            f.__name__: (
+                lambda x, f=f: f(x, 1),
+                (IndexError, RuntimeError),
+                r"no entries in rows \[1\]|has no entries",
+            )
+            for f in (torch.amax, torch.amin, torch.argmax)
+        },
+        **{
+            f"dimension {dim}": (
+                lambda x, dim=dim: x.sum(dim),
+                IndexError,
+                r"distinct dimensions of a (Jagged|Padded)T",
+            )
+            for dim in (3, -4, (0, 0))
+        },
+    },
+    ["back to back", "padded"],
+)
 
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------
@@ -179,7 +193,7 @@ def test_half_precision_and_dtype():
 
 
 @classes
-@pytest.mark.parametrize("f", [torch.mean, torch.var, torch.std], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", [torch.mean, torch.var, torch.std])
 def test_half_precision_does_not_overflow(f, cls):
     rows = [(torch.rand(n, 2) * 200 + 200).half() for n in (500, 3)]
     got = f(cls.from_tensors(rows), 1)
@@ -206,14 +220,6 @@ def test_the_least_integer_counts(name, dtype, cls):
     torch.testing.assert_close(list(f(cls.from_tensors(rows), 1)), [f(row, 0) for row in rows])
 
 
-@pytest.mark.parametrize("layout", ["back to back", "padded"])
-@pytest.mark.parametrize("dim", [3, -4, (0, 0)])
-def test_no_such_dimension(dim, layout):
-    x = make(layout).x
-    with pytest.raises(IndexError, match=f"distinct dimensions of a {type(x).__name__}"):
-        x.sum(dim)
-
-
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.sampled_from(DIMS), st.booleans())
 def test_any_rows(lengths, dims, keepdim):
     if max(lengths):
@@ -235,27 +241,11 @@ ALONG = {
     "argsort": lambda t, d: t.argsort(d),
 }
 
-
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize(
-    ("layout", "way"), [*((layout, eager) for layout in [*JAGGED, "padded"]), ("padded", desugared)]
+test_along_a_dimension = judged(
+    {f"{name}, {dim}": along(f, dim) for name, f in ALONG.items() for dim in (1, 2)},
+    [*PAIRS, *pairs_of(["holes"], WAYS[1:])],
+    sweep=8,
 )
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("name", ALONG)
-def test_along_a_dimension(name, dim, layout, way):
-    f = ALONG[name]
-    judge_rows(layout, lambda x: f(x, dim), lambda row, _: f(row, dim - 1), way=way)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS[1:], ids=lambda w: w.__name__)
-def test_along_a_dimension_in_graphs(way):
-    judge_rows(
-        "holes",
-        lambda x: x.softmax(1).cumsum(1).log_softmax(2),
-        lambda row, _: row.softmax(0).cumsum(0).log_softmax(1),
-        way=way,
-    )
 
 
 @layouts
@@ -267,16 +257,3 @@ def test_extreme_entries_sort_before_what_does_not_exist(descending, part, layou
     got = hold(layout, rows).sort(1, descending=descending)[part].to_tensors()
     wanted = [row.sort(dim=0, descending=descending, stable=True)[part] for row in rows]
     torch.testing.assert_close(got, wanted, equal_nan=True)
-
-
-@pytest.mark.parametrize("part", [0, 1])
-@pytest.mark.parametrize("options", [{}, {"correction": 0}, {"keepdim": True}, {"unbiased": False}], ids=str)
-@pytest.mark.parametrize("f", [torch.var_mean, torch.std_mean], ids=lambda f: f.__name__)
-def test_two_at_once(f, options, part):
-    for dim in (1, 2):
-        judge_rows(
-            "padded",
-            lambda x, d=dim: f(x, d, **options)[part],
-            lambda row, _, d=dim: f(row, d - 1, **options)[part],
-            lengths=[3, 7, 2],
-        )

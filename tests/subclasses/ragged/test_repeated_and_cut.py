@@ -9,9 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-import desugar
 from subclasses import DispatchError
-from subclasses.ragged import JaggedTensor, PaddedTensor
+from subclasses.ragged import JaggedTensor
+from tests.subclasses.ragged.judge import (
+    LAYOUTS,
+    check_parts,
+    desugared,
+    eager,
+    make,
+    make_batch,
+    pairs_of,
+    refused,
+    stock,
+)
 
 LENGTHS = [3, 0, 5, 2]
 REPEATS = torch.tensor([2, 1, 0, 3])
@@ -62,69 +72,35 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Rows], Rows]]] = {
 }
 
 
-def make(layout: str) -> tuple[Any, Rows]:
-    """The rows of a layout, which require grad, and the same to loop over."""
-    rows = [torch.randn(n, 3, dtype=torch.float64) for n in LENGTHS]
-    if layout == "padded":
-        x: Any = PaddedTensor.from_tensors(rows, multiple=4)
-    elif layout == "holes":
-        x = JaggedTensor.from_tensors(
-            [torch.full((1, 3), torch.nan, dtype=torch.float64).expand(1, 3), *rows]
-        )[1:]
-        x = JaggedTensor(x.values, x.offsets, lengths=x.row_lengths())
-    else:
-        x = JaggedTensor.from_tensors(rows)
-    return x.detach().requires_grad_(), [row.requires_grad_() for row in rows]
-
-
-def check(op: Callable[[Any], Any], loop: Callable[[Rows], Rows], layout: str) -> None:
-    """Values and gradients are those of a loop."""
-    x, rows = make(layout)
-    result, expected = op(x), loop(rows)
-    assert type(result) is type(x)
-    found = result.to_tensors() if not torch.compiler.is_compiling() else []
-    torch.testing.assert_close(found, expected)
-    result.square().sum().backward()
-    sum(row.square().sum() for row in expected).backward()  # type: ignore[union-attr]
-    for got, row in zip(x.grad.to_tensors(), rows, strict=True):
-        torch.testing.assert_close(got, torch.zeros_like(row) if row.grad is None else row.grad)
-
-
-@pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize(("layout", "way"), [*pairs_of(LAYOUTS, [eager, desugared]), ("back to back", stock)])
 @pytest.mark.parametrize("name", CASES)
-def test_as_a_loop_over_the_rows(name, layout):
-    check(*CASES[name], layout)
-
-
-@pytest.mark.sweep(36)
-@pytest.mark.parametrize("layout", ["back to back", "padded"])
-@pytest.mark.parametrize("name", CASES)
-def test_compiled(name, layout):
+def test_as_a_loop_over_the_rows(name, layout, way):
     op, loop = CASES[name]
-    check(desugar.compile(op, backend="eager"), loop, layout)
+    batch = make(layout, LENGTHS, (3,))
+    got = way(op)(batch.x)
+    assert type(got) is type(batch.x)
+    check_parts(batch, got, loop(batch.rows))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["rows by a tensor", "every other entry"])
-def test_under_stock_in_one_graph(name):
-    op, loop = CASES[name]
-    check(torch.compile(op, backend="aot_eager", fullgraph=True), loop, "back to back")
-
-
-@pytest.mark.parametrize("layout", ["back to back", "padded"])
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda x: x.repeat_interleave(2), r"repeat_interleave: without dim="),
-        (lambda x: x.repeat_interleave(REPEATS, 1), r"repeat_interleave: expected an int of repeats"),
-        (lambda x: x.unfold(0, 2, 1), r"unfold: "),
-        (lambda x: x.repeat(2, 1), r"repeat: expected a number for each dimension"),
-        (lambda x: x[:, ::-1], r"indexing .*positive step"),
-    ],
+test_without_a_meaning = refused(
+    {
+        "no dim": (lambda x: x.repeat_interleave(2), DispatchError, r"repeat_interleave: without dim="),
+        "repeats of places": (
+            lambda x: x.repeat_interleave(REPEATS, 1),
+            DispatchError,
+            r"repeat_interleave: expected an int of repeats",
+        ),
+        "windows of rows": (lambda x: x.unfold(0, 2, 1), DispatchError, r"unfold: "),
+        "a dimension too few": (
+            lambda x: x.repeat(2, 1),
+            DispatchError,
+            r"repeat: expected a number for each dimension",
+        ),
+        "backwards": (lambda x: x[:, ::-1], DispatchError, r"indexing .*positive step"),
+    },
+    ["back to back", "padded"],
 )
-def test_without_a_meaning(layout, call, message):
-    with pytest.raises(DispatchError, match=message):
-        call(make(layout)[0])
 
 
 # ---- ops on lists ----------------------------------------------------------------------------------------------
@@ -146,26 +122,18 @@ LISTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def numbers(results: Any) -> list[Tensor]:
-    """The elements of all results."""
-    return [t.values if isinstance(t, JaggedTensor) else t for t in results]
-
-
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("way", [eager, desugared, stock])
 @pytest.mark.parametrize("name", LISTS)
-def test_lists(name):
-    x, _ = make("back to back")
-    plain = x.values.detach().requires_grad_()
-    found, expected = LISTS[name](x), LISTS[name](plain)
+def test_lists(name, way):
+    batch = make_batch()
+    found, expected = way(LISTS[name])(batch.x), LISTS[name](batch.leaf)
     assert type(found) is type(expected)
-    torch.testing.assert_close(numbers(found), list(expected))
-    sum(t.sum() for t in found).backward()
-    sum(t.sum() for t in expected).backward()
-    torch.testing.assert_close(x.grad.values, plain.grad)
+    check_parts(batch, [t.unwrap("values") if isinstance(t, JaggedTensor) else t for t in found], expected)
 
 
 def test_lists_in_place():
-    x, _ = make("back to back")
-    x = x.detach()
+    x = make_batch().x.detach()
     given = [x.clone(), x.clone()]
     assert torch._foreach_add_(given, [x, x]) is given
     torch._foreach_maximum_(given, 0.5)
@@ -175,20 +143,10 @@ def test_lists_in_place():
     torch.testing.assert_close([t.values for t in given], [x.values * 0, x.values * 3])
 
 
-def test_lists_of_other_rows():
-    x, y = (JaggedTensor.from_tensors([torch.ones(n)]) for n in (2, 3))
-    with pytest.raises(ValueError, match="same length"):
-        torch._foreach_add([x], [y])
-    with pytest.raises(RuntimeError, match="lists of one length"):
-        torch._foreach_add([x], [x, x])
-
-
-def test_compiled_lists():
-    x, _ = make("back to back")
-
-    def both(x: Any) -> Any:
-        a, b = torch._foreach_mul([x, x], 2.0)
-        return (a * b).sum()
-
-    torch.testing.assert_close(desugar.compile(both, backend="eager")(x), both(x))
-    torch.testing.assert_close(torch.compile(both, backend="aot_eager", fullgraph=True)(x), both(x))
+test_lists_of_other_rows = refused(
+    {
+        "other rows": (lambda x: torch._foreach_add([x], [x[:, 1:]]), ValueError, "same length"),
+        "a longer list": (lambda x: torch._foreach_add([x], [x, x]), RuntimeError, "lists of one length"),
+    },
+    ["back to back"],
+)

@@ -7,7 +7,7 @@ import torch
 
 import desugar
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.both import LAYOUTS, make
+from tests.subclasses.ragged.judge import LAYOUTS, make
 from tests.subclasses.ragged.judge import make_batch, stock
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)

@@ -6,9 +6,19 @@ import pytest
 import torch
 
 from subclasses import DispatchError
-from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.both import judge_rows, make, random
-from tests.subclasses.ragged.judge import WAYS, desugared, eager, make_batch
+from tests.subclasses.ragged.judge import (
+    WAYS,
+    classes,
+    desugared,
+    eager,
+    judge_rows,
+    judged,
+    make,
+    make_batch,
+    pairs_of,
+    random,
+    refused,
+)
 
 # On [B, T, 4, 6] and on a row [n, 4, 6].
 VIEWS = {
@@ -71,22 +81,25 @@ OF_TABLES = {
 }
 
 
-@pytest.mark.sweep(12)
-@pytest.mark.parametrize(
-    ("layout", "way"),
-    [
-        ("holes", eager),
-        ("not contiguous", eager),
-        *(("back to back", way) for way in WAYS),
-        *(("padded", way) for way in (eager, desugared)),
-    ],
+def doubled(views):
+    """Cases of functions whose results are read by another op."""
+    return {name: (lambda x, f=f: f(x) * 2, lambda row, _, g=g: g(row) * 2) for name, (f, g) in views.items()}
+
+
+NO_COPY = {name: case for name, case in VIEWS.items() if "view" not in name}
+
+test_views = judged(
+    doubled(VIEWS),
+    [("holes", eager), *pairs_of(["back to back"], WAYS)],
+    sweep=12,
+    entry=(4, 6),
 )
-@pytest.mark.parametrize("view", VIEWS | OF_TABLES)
-def test_views(view, layout, way):
-    if (view in OF_TABLES and layout != "padded") or ("view" in view and layout == "not contiguous"):
-        pytest.skip("not a view there")
-    on_ragged, on_row = (VIEWS | OF_TABLES)[view]
-    judge_rows(layout, lambda x: on_ragged(x) * 2, lambda row, _: on_row(row) * 2, entry=(4, 6), way=way)
+test_views_of_values_that_are_not_contiguous = judged(
+    doubled(NO_COPY), [("not contiguous", eager)], sweep=12, entry=(4, 6)
+)
+test_views_of_tables = judged(
+    doubled(VIEWS | OF_TABLES), pairs_of(["padded"], [eager, desugared]), sweep=12, entry=(4, 6)
+)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +124,17 @@ def test_a_view_shares_memory_and_is_written_through(layout, view):
     torch.testing.assert_close(x.to_tensors(), rows)
 
 
-@pytest.mark.parametrize("layout", ["back to back", "padded"])
-def test_a_view_written_in_place_under_autograd(layout):
-    def run(t, dim):
-        y = t * 1
-        y.transpose(dim, dim + 1)[..., :2].mul_(t.transpose(dim, dim + 1)[..., :2])
-        return y
+def write_to_a_view(t, dim):
+    y = t * 1
+    y.transpose(dim, dim + 1)[..., :2].mul_(t.transpose(dim, dim + 1)[..., :2])
+    return y
 
-    judge_rows(layout, lambda x: run(x, 2), lambda row, _: run(row, 1), entry=(4, 6))
+
+test_a_view_written_in_place_under_autograd = judged(
+    {"mul_": (lambda x: write_to_a_view(x, 2), lambda row, _: write_to_a_view(row, 1))},
+    pairs_of(["back to back", "padded"]),
+    entry=(4, 6),
+)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 3, 1), (2, 1, 1), (2, 1, 4)])
@@ -145,28 +161,27 @@ def test_merged_dimensions_hold_what_exists():
     assert merged.unflatten(0, batch.x.shape[:2]).offsets is batch.x.offsets
 
 
-@pytest.mark.parametrize(
-    "f",
-    [
-        lambda x: x.transpose(0, 2),
-        lambda x: x.permute(1, 0, 2),
-        lambda x: x.unsqueeze(0),
-        lambda x: x.flatten(),
-        lambda x: x.flatten(1),
-        lambda x: x.view(x.shape[0], -1),
-        lambda x: x.transpose(1, 2).flatten(0, 1),
-        lambda x: x.expand(3, *x.shape),
-        lambda x: x[:, ::-1],
-        lambda x: x @ x.mT,
-        lambda x: x.mT + x,
-    ],
+test_what_rows_cannot_do_is_refused = refused(
+    {
+        name: (f, DispatchError, "JaggedTensor")
+        for name, f in {
+            "transpose": lambda x: x.transpose(0, 2),
+            "permute": lambda x: x.permute(1, 0, 2),
+            "unsqueeze": lambda x: x.unsqueeze(0),
+            "flatten": lambda x: x.flatten(),
+            "flatten of places": lambda x: x.flatten(1),
+            "view": lambda x: x.view(x.shape[0], -1),
+            "flatten of features": lambda x: x.transpose(1, 2).flatten(0, 1),
+            "expand": lambda x: x.expand(3, *x.shape),
+            "backwards": lambda x: x[:, ::-1],
+            "a sum of rows elsewhere": lambda x: x.mT + x,
+        }.items()
+    },
+    ["back to back"],
 )
-def test_what_rows_cannot_do_is_refused(f):
-    with pytest.raises(DispatchError, match="JaggedTensor"):
-        f(make_batch().x)
 
 
-@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)
+@classes
 @pytest.mark.parametrize("lengths", [[1], [1, 1], [1, 0, 1]], ids=str)
 @pytest.mark.parametrize("entry", [(4,), (1,), (2, 1)], ids=str)
 def test_rows_of_one_entry_are_merged_and_unmerged(entry, lengths, cls):

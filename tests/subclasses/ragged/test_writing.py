@@ -8,12 +8,20 @@ import torch
 import desugar
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.both import LAYOUTS, judge_rows, make, random
-from tests.subclasses.ragged.judge import WAYS, desugared, eager, make_batch
+from tests.subclasses.ragged.judge import (
+    LAYOUTS,
+    WAYS,
+    alike,
+    classes,
+    desugared,
+    judged,
+    make,
+    make_batch,
+    pairs_of,
+    refused,
+)
 
 LENGTHS = [3, 2, 5, 1]
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
-classes = pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
 ALL = slice(None)
 
 NUMBER = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
@@ -49,27 +57,13 @@ CASES = {
     ),
 }
 SHOWN = {"features": lambda v: v[1:3], "pairs": lambda v: v[:2]}
-# The size of what is read depends on the data; a table refuses what is not at one place of all rows.
-LEFT_OUT = {
-    ("a row", desugared),
-    ("listed rows", desugared),
-    ("the last two", "padded"),
-    ("listed places", "padded"),
-}
+# A table refuses what is not at one place of all rows; the size of what is read may depend on the data.
+REFUSED_BY_TABLES = ("the last two", "listed places")
+OF_DATA = ("a row", "listed rows")
 
 
-@pytest.mark.sweep(30)
-@pytest.mark.parametrize(
-    ("name", "layout", "way"),
-    [
-        (name, layout, way)
-        for name in CASES
-        for layout in LAYOUTS
-        for way in ([eager, desugared] if layout != "padded" else WAYS)
-        if not LEFT_OUT & {(name, layout), (name, way)}
-    ],
-)
-def test_by_index(name, layout, way):
+def by_index(name):
+    """A write by an index to a copy, and the same write to each row."""
     index, value, on_row = CASES[name]
 
     def write(x, v):
@@ -83,50 +77,52 @@ def test_by_index(name, layout, way):
             y[where[0]] = where[1]
         return y
 
-    judge_rows(layout, write, write_row, [value], LENGTHS, way=way)
+    return write, write_row, value
 
 
-MASKS = {
-    "elements": (lambda t: t > 0, lambda t, v: v, NUMBER),
-    "entries": (lambda t: t.sum(-1) > 0, lambda t, v: v, NUMBER),
-    "entries by an entry": (lambda t: t.sum(-1) > 0, lambda t, v: v, ENTRY),
-    "elements by what was picked": (lambda t: t > 0, lambda t, v: t[t > 0] * 2, NUMBER),
-    "entries by what was picked": (lambda t: t.sum(-1) > 0, lambda t, v: t[t.sum(-1) > 0] * v, NUMBER),
-}
+BY_INDEX = {name: by_index(name) for name in CASES}
+ON_TABLES = {name: case for name, case in BY_INDEX.items() if name not in REFUSED_BY_TABLES}
+IN_GRAPHS = {name: case for name, case in ON_TABLES.items() if name not in OF_DATA}
 
-
-# A table takes a number, or the entries that the mask picks.
-OF_TABLES = ("elements", "entries", "entries by what was picked")
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize(
-    ("name", "layout", "way"),
-    [
-        *((name, layout, eager) for name in MASKS for layout in LAYOUTS[:2]),
-        *((name, "padded", way) for name in OF_TABLES for way in WAYS),
-    ],
+test_by_index = judged(BY_INDEX, pairs_of(LAYOUTS[:2]), sweep=9, lengths=LENGTHS)
+test_by_index_on_tables = judged(ON_TABLES, pairs_of(["padded"]), sweep=9, lengths=LENGTHS)
+test_by_index_in_graphs = judged(
+    IN_GRAPHS, [*pairs_of(LAYOUTS, [desugared]), ("padded", WAYS[1])], sweep=30, lengths=LENGTHS
 )
-def test_by_mask(name, layout, way):
-    mask, written, value = MASKS[name]
+
+
+def by_mask(mask, written, value):
+    """A write by a mask to a copy."""
 
     def write(t, *rest):
         y = t * 1
         y[mask(t.detach())] = written(t, rest[-1])
         return y
 
-    judge_rows(layout, write, write, [value], LENGTHS, way=way)
+    return write, write, value
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-def test_a_number_by_mask_in_a_graph(way):
-    def clear(x):
-        y = x * 1
-        y[y > 0] = 0
-        return y
+BY_MASK = {
+    "elements": by_mask(lambda t: t > 0, lambda t, v: v, NUMBER),
+    "entries": by_mask(lambda t: t.sum(-1) > 0, lambda t, v: v, NUMBER),
+    "entries by what was picked": by_mask(lambda t: t.sum(-1) > 0, lambda t, v: t[t.sum(-1) > 0] * v, NUMBER),
+    "entries by an entry": by_mask(lambda t: t.sum(-1) > 0, lambda t, v: v, ENTRY),
+    "elements by what was picked": by_mask(lambda t: t > 0, lambda t, v: t[t > 0] * 2, NUMBER),
+}
+# A table takes a number, or the entries that the mask picks.
+test_by_mask = judged(BY_MASK, pairs_of(LAYOUTS[:2]), sweep=3, lengths=LENGTHS)
+test_by_mask_on_tables = judged(
+    dict(list(BY_MASK.items())[:3]), pairs_of(["padded"], WAYS), sweep=3, lengths=LENGTHS
+)
 
-    judge_rows("holes", clear, lambda row, _: torch.where(row > 0, 0, row), lengths=LENGTHS, way=way)
+
+def clear(x):
+    y = x * 1
+    y[y > 0] = 0
+    return y
+
+
+test_a_number_by_mask_in_a_graph = judged({"0": alike(clear)}, pairs_of(["holes"], WAYS), sweep=3)
 
 
 WRITES = {  # of a table and a value, and what it does to each row
@@ -146,40 +142,30 @@ WRITES = {  # of a table and a value, and what it does to each row
 }  # fmt: skip
 
 
-@pytest.mark.sweep(10)
-@pytest.mark.parametrize("name", WRITES)
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-def test_writes(name, way):
-    on_padded, on_row = WRITES[name]
+def on_a_copy(write):
+    """A write to a copy, which is returned."""
 
-    def written(t, write, *rest):
+    def run(t, *rest):
         t = t * 1
         write(t, *rest)
         return t
 
-    judge_rows(
-        "padded",
-        lambda x, v: written(x, on_padded, v),
-        lambda row, i, v: written(row, on_row, i, v),
-        [random(4)],
-        [3, 7, 1],
-        way=way,
-    )
+    return run
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize("layout", ["back to back", "holes"])
-def test_index_put(layout, accumulate):
-    index = torch.tensor([0, 2, 2]), torch.tensor([1, 4, 4])
-    batch, value = make(layout, LENGTHS), NUMBER.detach()
-    got = torch.index_put(batch.x, index, NUMBER, accumulate).detach()
-    expected = [row.detach().clone() for row in batch.rows]
-    for row, place in zip(*(i.tolist() for i in index), strict=True):
-        expected[row][place] = value + (expected[row][place] if accumulate else 0)
-    torch.testing.assert_close(got.to_tensors(), expected)
-    leaf = batch.x.detach()
-    assert leaf.index_put_(index, value, accumulate) is leaf
-    torch.testing.assert_close(leaf.to_tensors(), expected)
+test_writes = judged(
+    {name: (on_a_copy(f), on_a_copy(on_row), (4,)) for name, (f, on_row) in WRITES.items()},
+    pairs_of(["padded"], WAYS),
+    sweep=10,
+    lengths=[3, 7, 1],
+)
+
+
+test_writes_by_index_tensors = judged(
+    {name: (on_a_copy(f), on_a_copy(on_row), (4,)) for name, (f, on_row) in list(WRITES.items())[-2:]},
+    pairs_of(LAYOUTS[:2]),
+    lengths=[3, 7, 1],
+)
 
 
 def test_values_elsewhere_stay():
@@ -188,56 +174,69 @@ def test_values_elsewhere_stay():
     assert x.values.isnan().any() and not any(row.any() for row in x.to_tensors())
 
 
-def test_an_optimizer_that_writes_by_mask():
-    x = make_batch(lengths=LENGTHS).x.detach().requires_grad_()
-    optimizer = torch.optim.Rprop([x])
-    for _ in range(2):
-        optimizer.zero_grad(set_to_none=False)
-        x.square().sum().backward()
-        optimizer.step()
-    assert type(x.grad) is JaggedTensor
-
-
 # ---- refused ---------------------------------------------------------------------------------------------------
 
 PLAIN = torch.zeros(4, 5, 4, dtype=torch.float64)
-REFUSED = {
-    "rows of others": ("back to back", lambda x: x.__setitem__(slice(1, None), x[:3]),
-                       ValueError, r"got lengths \[2, 5, 1\] and \[3, 2, 5\]"),
-    "rows at a place": ("back to back", lambda x: x.__setitem__((ALL, 0), x.clone()),
-                        NotImplementedError, "expected a dense value for this index"),
-    "a place too far": ("back to back", lambda x: x.__setitem__((ALL, 2), 0),
-                        IndexError, r"out of bounds for rows \[1, 3\]"),
-    "rows into a plain tensor": ("back to back", lambda x: PLAIN.__setitem__(ALL, x),
-                                 NotImplementedError, "cannot write a JaggedTensor"),
-    "an entry too far": ("back to back", lambda x: x.__setitem__((torch.tensor([1]), torch.tensor([2])), 0),
-                         RuntimeError, "too short"),
-    **{name: ("padded", f, (DispatchError, ValueError, IndexError), r"[Pp]added|lengths|x\[mask\]") for name, f in {
-        "the last two": lambda x: x.__setitem__((ALL, slice(-2, None)), 1.0),
-        "listed places": lambda x: x.__setitem__((ALL, [0, 1]), 1.0),
-        "a value of another size": lambda x: x.__setitem__(x > 0, torch.ones(3)),
-        "a mask of other rows": lambda x: x.__setitem__(x[:, :2] > 0, 1.0),
-        "a part by all": lambda x: x.__setitem__((ALL, slice(None, 2)), x),
-        "merged entries": lambda x: x.flatten(0, 1).__setitem__(slice(1, 2), 1.0),
-        "a table into a plain tensor": lambda x: PLAIN.__setitem__(ALL, x),
-        "a mask of a plain tensor": lambda x: PLAIN[x > 0],
-        "a plain mask": lambda x: x[PLAIN > 0],
-        "a dimension too many": lambda x: x[:, :, :, 1],
-        "a merged entry": lambda x: x.flatten(0, 1)[2],
-        "backwards": lambda x: x[:, ::-1],
-        "splits of other sizes": lambda x: x.split([2, 3], 1),
-    }.items()},
-}  # fmt: skip
+OUT_OF_RANGE = torch.tensor([1]), torch.tensor([2])
+
+test_what_jagged_rows_refuse = refused(
+    {
+        "rows of others": (
+            lambda x: x.__setitem__(slice(1, None), x[:3]),
+            ValueError,
+            r"got lengths \[2, 5, 1\] and \[3, 2, 5\]",
+        ),
+        "rows at a place": (
+            lambda x: x.__setitem__((ALL, 0), x.clone()),
+            DispatchError,
+            "expected a dense value for this index",
+        ),
+        "a place too far": (
+            lambda x: x.__setitem__((ALL, 2), 0),
+            IndexError,
+            r"out of bounds for rows \[1, 3\]",
+        ),
+        "rows into a plain tensor": (
+            lambda x: PLAIN.__setitem__(ALL, x),
+            DispatchError,
+            "cannot write a JaggedTensor",
+        ),
+        "an entry too far": (lambda x: x.__setitem__(OUT_OF_RANGE, 0), RuntimeError, "too short"),
+    },
+    ["back to back"],
+    lengths=LENGTHS,
+)
+test_what_tables_refuse = refused(
+    {
+        name: (f, (DispatchError, ValueError, IndexError), r"[Pp]added|lengths|x\[mask\]")
+        for name, f in {
+            "the last two": lambda x: x.__setitem__((ALL, slice(-2, None)), 1.0),
+            "listed places": lambda x: x.__setitem__((ALL, [0, 1]), 1.0),
+            "a value of another size": lambda x: x.__setitem__(x > 0, torch.ones(3)),
+            "a mask of other rows": lambda x: x.__setitem__(x[:, :2] > 0, 1.0),
+            "a part by all": lambda x: x.__setitem__((ALL, slice(None, 2)), x),
+            "merged entries": lambda x: x.flatten(0, 1).__setitem__(slice(1, 2), 1.0),
+            "a table into a plain tensor": lambda x: PLAIN.__setitem__(ALL, x),
+            "a mask of a plain tensor": lambda x: PLAIN[x > 0],
+            "a plain mask": lambda x: x[PLAIN > 0],
+            "a dimension too many": lambda x: x[:, :, :, 1],
+            "a merged entry": lambda x: x.flatten(0, 1)[2],
+            "backwards": lambda x: x[:, ::-1],
+            "splits of other sizes": lambda x: x.split([2, 3], 1),
+            "a row of another length": lambda x: x.__setitem__(0, torch.zeros(4, 4)),
+        }.items()
+    },
+    ["padded"],
+    lengths=LENGTHS,
+    width=5,
+)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_changes_nothing(name):
-    layout, write, error, words = REFUSED[name]
-    x = make(layout, LENGTHS, width=5).x.detach()
-    before = x.to_dense()
-    with pytest.raises(error, match=words):
-        write(x)
-    assert torch.equal(x.to_dense(), before) and not PLAIN.any()
+def test_a_plain_tensor_stays_as_it_is():
+    for layout in LAYOUTS:
+        with pytest.raises(DispatchError):
+            PLAIN[ALL] = make(layout, LENGTHS, width=5).x
+    assert not PLAIN.any()
 
 
 # ---- numbers as tensors, beside index tensors ------------------------------------------------------------------
@@ -377,13 +376,7 @@ def test_a_row_is_written_by_what_reading_it_gives(name, door):
 def test_a_row_along_the_second_dimension_is_written_too():
     x = PaddedTensor.from_tensors([torch.ones(2, 3), torch.ones(1, 3)]).transpose(0, 1)
     x[:, 0] = x[:, 0] * 5
-    assert x[:, 0].tolist() == [[5, 5, 5], [5, 5, 5]] and x[:, 1].tolist() == [[1, 1, 1]]
-
-
-def test_a_row_of_another_length_is_not_written():
-    x = PaddedTensor.from_tensors([torch.ones(2), torch.ones(4)])
-    with pytest.raises(
-        ValueError, match="expected the 2 entries of the row, or the 4 places of the table, got 3"
-    ):
-        x[0] = torch.zeros(3)
-    assert x[0].tolist() == [1, 1]
+    assert [row.unique().tolist() for row in x.to_tensors()] == [[5], [1]]
+    text = "expected the 2 entries of the row, or the 2 places of the table, got 3"
+    with pytest.raises(ValueError, match=text):
+        x[:, 0] = torch.zeros(3, 3)
