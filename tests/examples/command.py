@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,3 +24,12 @@ def check_exits(capsys: pytest.CaptureFixture[str], words: str, call: Callable[.
     with pytest.raises(typer.Exit) as stopped:
         call(*args)
     assert stopped.value.exit_code == 1 and words in capsys.readouterr().err
+
+
+def report_of(
+    example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: Any
+) -> str:
+    """What an example prints that puts a class to the kit, here without compiling."""
+    monkeypatch.setattr(example, "examine", partial(example.examine, paths={}))
+    example.main(*args)
+    return capsys.readouterr().out

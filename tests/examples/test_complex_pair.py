@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ import complex_pair as example
 import desugar
 from complex_pair import ComplexPair
 from subclasses.testing import suite
+from tests.examples.command import report_of
 
 aten = torch.ops.aten
 W = torch.linspace(-1, 1, 24).view(6, 4)
@@ -69,14 +68,6 @@ def test_promotion_follows_pytorch(real):
             torch.testing.assert_close(example.rejoin_pair(got), expected)
 
 
-def test_gradients_by_both_parts():
-    re, im = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
-    (ComplexPair(re, im) * (2 + 1j)).abs().sum().backward()
-    expected = [t.detach().clone().requires_grad_() for t in (re, im)]
-    (torch.complex(*expected) * (2 + 1j)).abs().sum().backward()
-    torch.testing.assert_close([re.grad, im.grad], [t.grad for t in expected])
-
-
 def test_views_of_parts_that_start_elsewhere():
     base = torch.arange(12.0)
     x = ComplexPair(base[2:8].view(2, 3), base[6:].view(2, 3))
@@ -88,9 +79,6 @@ def test_views_of_parts_that_start_elsewhere():
 
 @pytest.mark.parametrize("ops", [SOME, pytest.param("all", marks=pytest.mark.slow)])
 def test_the_report(ops, capsys, monkeypatch):
-    # The class is put to the kit above, promise by promise; here without compiling.
-    monkeypatch.setattr(example, "examine", partial(example.examine, paths={}))
-    example.main(ops)
-    out = capsys.readouterr().out
+    out = report_of(example, monkeypatch, capsys, ops)
     assert "ComplexPair: of " in out and "softmax right, addr right, inv right" in out
     assert "breaks none" in out

@@ -107,35 +107,32 @@ def test_requests_come_and_go(model, requests, monkeypatch):
 
 
 def test_a_request_waits_until_it_arrives(model, monkeypatch):
-    server = example.Server(model, SLOTS, lambda function: function)
+    server, order = example.Server(model, SLOTS, lambda function: function), []
     early, late = Request(torch.tensor([1, 2]), 2, arrives=0), Request(torch.tensor([3]), 1, arrives=5)
-    order = []
     give = server.give
-    monkeypatch.setattr(
-        server, "give", lambda slot, token: (order.append(server.busy[slot]), give(slot, token))
-    )
+    watched = lambda slot, token: (order.append(server.busy[slot]), give(slot, token))  # noqa: E731
+    monkeypatch.setattr(server, "give", watched)
     server.serve([early, late])
     assert order == [early, early, late]
     assert len(early.answer) == 2 and len(late.answer) == 1
 
 
-@pytest.mark.slow
-def test_an_answer_that_is_not_its_own_fails(model, requests, monkeypatch, capsys):
-    def attend_to_everything(self, layer, q, k, v):
-        self.write(layer, torch.arange(SLOTS)[:, None], self.lengths[:, None], k, v)
-        return example.attention(q, self.key[layer], self.value[layer])
-
-    monkeypatch.setattr(example, "RUNS", 1)
-    monkeypatch.setattr(example.KVCache, "attend_next", attend_to_everything)
-    words = "not that of its request alone"
-    check_exits(capsys, words, example.compare, model, ["float32"], requests, SLOTS, "eager")
+def attend_to_everything(self, layer, q, k, v):
+    self.write(layer, torch.arange(SLOTS)[:, None], self.lengths[:, None], k, v)
+    return example.attention(q, self.key[layer], self.value[layer])
 
 
 @pytest.mark.slow
-def test_too_many_programs_fail(model, requests, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "words"),
+    [
+        (example.KVCache, "attend_next", attend_to_everything, "not that of its request alone"),
+        (example, "PROGRAMS", 2, "too many programs"),
+    ],
+)
+def test_what_fails(owner, name, wrong, words, model, requests, monkeypatch, capsys):  # noqa: PLR0913
     monkeypatch.setattr(example, "RUNS", 1)
-    monkeypatch.setattr(example, "PROGRAMS", 2)
-    words = "too many programs"
+    monkeypatch.setattr(owner, name, wrong)
     check_exits(capsys, words, example.compare, model, ["float32"], requests, SLOTS, "eager")
 
 

@@ -1,13 +1,15 @@
-"""What the tests of several classes of the gallery check."""
+"""What the tests of several classes of the gallery check, and tests that many of them have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+Make = Callable[[], Any]
 
 
 def check_gradients(
@@ -18,19 +20,49 @@ def check_gradients(
 ) -> None:
     """Compares values, and the gradients of a loss of them."""
     torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(loss(value), leaves) for value in (got, expected)))
+    options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+    grads = [torch.autograd.grad(loss(value), leaves, **options) for value in (got, expected)]
+    torch.testing.assert_close(*grads)
 
 
-def check_refused(
-    *calls: Callable[[], Any], error: Any = NotImplementedError, match: str | None = None
-) -> None:
-    for call in calls:
-        with pytest.raises(error, match=match):
-            call()
+def inners_of(x: Any) -> list[Tensor]:
+    """The inner tensors of a declared class, or of one by hand."""
+    return [getattr(x, name) for name in x.__tensor_flatten__()[0]]
 
 
-def check_unchanged(tensors: Sequence[Tensor], *calls: Callable[[], Any], **refused: Any) -> None:
-    """Checks that calls are refused, and leave some tensors as they are."""
-    before = [t.clone() for t in tensors]
-    check_refused(*calls, **refused)
-    assert all(map(torch.equal, tensors, before))
+def refused(makes: Sequence[Make], cases: Mapping[str, tuple[Any, str | None, Sequence[Any]]]) -> Any:
+    """A test of ``(error, words, calls)``: each call with a value raises, and changes no inner tensor."""
+
+    @pytest.mark.parametrize("make", makes)
+    @pytest.mark.parametrize("case", cases)
+    def test(case, make):
+        error, words, calls = cases[case]
+        x = make()
+        before = [t.clone() for t in inners_of(x)]
+        for call in calls:
+            with pytest.raises(error, match=words):
+                call(x)
+        assert all(map(torch.equal, inners_of(x), before))
+
+    return test
+
+
+def converted(makes: Sequence[Make], dtypes: Sequence[torch.dtype], results: Callable[[Any], Any]) -> Any:
+    """A test that a converted value keeps its class and metadata, and that results have its dtype.
+
+    Inner tensors of the dtype of the value are converted, all others are kept.
+    """
+
+    @pytest.mark.parametrize("make", makes)
+    @pytest.mark.parametrize("dtype", dtypes)
+    def test(dtype, make):
+        x = make()
+        y = x.to(dtype)
+        assert type(y) is type(x) and y.shape == x.shape
+        for kept, t in zip(inners_of(x), inners_of(y), strict=True):
+            assert t.dtype == dtype if kept.dtype == x.dtype else torch.equal(t, kept)
+        for z in (y, y.clone(), *results(y)):
+            assert z.dtype == dtype
+            assert type(z) is not type(x) or dtype in [t.dtype for t in inners_of(z)]
+
+    return test

@@ -10,7 +10,7 @@ import desugar
 from classes.block_sparse import BlockSparse
 from subclasses import strict
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, check_refused, check_unchanged
+from tests.examples.classes.checks import check_gradients, converted, refused
 
 X = torch.linspace(-1, 1, 18).view(3, 6)
 ROW, COLUMN = [0, 1, 1], [1, 0, 2]
@@ -26,6 +26,25 @@ TestBlockSparse = suite(
     ops={F.linear: lambda x: (torch.cat([X, X], 1)[:, : x.shape[1]], x)},
     sizes=[lambda n=n: make(n) for n in (5, 7)],
     variants=[lambda: make(grid=(3, 3))],
+)
+test_conversions_keep_the_places = converted(
+    [make], [torch.bfloat16, torch.float64], lambda w: [F.linear(X.to(w.dtype), w)]
+)
+TWO, THREE = torch.zeros(2).long(), torch.zeros(3).long()
+test_what_is_refused = refused(
+    [make],
+    {
+        "other places": (
+            ValueError,
+            r"need \[n, height, width\], \[n\], \[n\]",
+            [lambda w: BlockSparse(torch.ones(2, 2, 2), THREE, TWO, grid=(1, 1))],
+        ),
+        "writes": (
+            NotImplementedError,
+            None,
+            [lambda w: w.mul_(2), lambda w: w.__isub__(w), lambda w: w.copy_(torch.zeros(4, 6))],
+        ),
+    },
 )
 
 
@@ -46,15 +65,17 @@ def test_values_and_gradients(way, size):
     def layer(x, blocks, bias):
         return F.linear(x, BlockSparse(blocks, w.row, w.column, grid=w.grid), bias).tanh()
 
-    got = way(layer)(*leaves)
     expected = F.linear(leaves[0], whole(leaves[1], w.row, w.column, w.grid), leaves[2]).tanh()
-    check_gradients(got, expected, leaves)
+    check_gradients(way(layer)(*leaves), expected, leaves)
 
 
-def test_the_matrix():
-    w = make(4)
-    torch.testing.assert_close(w.materialize(), whole(w.blocks, w.row, w.column, w.grid))
-    torch.testing.assert_close(2 / (w + 1), 2 / (w.materialize() + 1))
+@pytest.mark.parametrize("count", [0, 4])
+def test_the_matrix(count):
+    w = make(count)
+    expected = whole(w.blocks, w.row, w.column, w.grid) if count else torch.zeros(4, 6)
+    torch.testing.assert_close(w.materialize(), expected)
+    torch.testing.assert_close(F.linear(X, w), X @ expected.T)
+    torch.testing.assert_close(2 / (w + 1), 2 / (expected + 1))
 
 
 def test_a_product_never_makes_the_matrix(way):
@@ -75,25 +96,5 @@ def test_one_program_serves_every_pattern():
 def test_the_largest_blocks():
     w = torch.arange(24.0).view(4, 6)
     assert torch.equal(BlockSparse.largest(w, 2, 3, 4).materialize(), w)
-    kept = BlockSparse.largest(w, 2, 3, 1).materialize()
-    assert torch.equal(kept[2:, 3:], w[2:, 3:]) and kept.count_nonzero() == 6
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_conversions_keep_the_places(dtype):
-    w = make().to(dtype)
-    assert isinstance(w, BlockSparse) and w.dtype == w.blocks.dtype == dtype and w.row.dtype == torch.int64
-    assert F.linear(X.to(dtype), w).dtype == dtype
-
-
-def test_no_blocks():
-    w = make(0)
-    assert not w.materialize().any() and not F.linear(X, w).any()
-
-
-def test_what_is_refused():
-    blocks, two, three = torch.ones(2, 2, 2), torch.zeros(2).long(), torch.zeros(3).long()
-    words = r"need \[n, height, width\], \[n\], \[n\]"
-    check_refused(lambda: BlockSparse(blocks, three, two, grid=(1, 1)), error=ValueError, match=words)
-    w = make()
-    check_unchanged([w.blocks], lambda: w.mul_(2), lambda: w.__isub__(w), lambda: w.copy_(torch.zeros(4, 6)))
+    expected = torch.nn.functional.pad(w[2:, 3:], (3, 0, 2, 0))
+    assert torch.equal(BlockSparse.largest(w, 2, 3, 1).materialize(), expected)

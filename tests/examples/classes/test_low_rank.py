@@ -14,7 +14,7 @@ from by_hand.low_rank import LowRank as ByHand
 from classes.low_rank import LowRank
 from subclasses import strict
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, check_refused, check_unchanged
+from tests.examples.classes.checks import check_gradients, converted, refused
 
 X = torch.linspace(-1, 1, 18).view(3, 6)
 
@@ -53,19 +53,14 @@ def test_values_and_gradients(cls, way):
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     factors = [t.requires_grad_() for size in ((4, 2), (2, 6)) * 2 for t in [torch.randn(size).double()]]
     wrapped = cls(*factors[:2]), cls(*factors[2:])
-    got = way(chain)(x, *wrapped)
     expected = chain(x, factors[0] @ factors[1], factors[2] @ factors[3])
-    check_gradients(got, expected, [x, *factors])
+    check_gradients(way(chain)(x, *wrapped), expected, [x, *factors])
 
 
 def test_gradients_of_products_and_of_the_matrix_add_up(cls):
     factors = torch.randn(4, 2, requires_grad=True), torch.randn(2, 6, requires_grad=True)
-    w, plain = cls(*factors), factors[0] @ factors[1]
-    gradients = [
-        torch.autograd.grad((torch.ones(3, 4) @ x).square().sum() + (x * x).sum(), factors)
-        for x in (w, plain)
-    ]
-    torch.testing.assert_close(*gradients)
+    results = [(torch.ones(3, 4) @ w, w * w) for w in (cls(*factors), factors[0] @ factors[1])]
+    check_gradients(*results, factors, lambda t: t[0].square().sum() + t[1].sum())
 
 
 @pytest.mark.sweep(2)
@@ -86,46 +81,44 @@ def test_no_product_makes_the_matrix(cls, way):
 
 
 @pytest.mark.parametrize("size", [(4,), (2, 3, 4), (0, 4)], ids=str)
-def test_batches_and_vectors(cls, size):
+def test_batches_vectors_and_keywords(cls, size):
     w, x = make(cls, 4, 2, 4), torch.randn(size)
     torch.testing.assert_close(x @ w, x @ w.materialize())
     torch.testing.assert_close(w @ x.unsqueeze(-1), w.materialize() @ x.unsqueeze(-1))
+    torch.testing.assert_close(F.linear(x, weight=w, bias=X[0, :4]), F.linear(x, w.materialize(), X[0, :4]))
 
 
-def test_arguments_by_keyword(cls):
-    w = make(cls)
-    torch.testing.assert_close(F.linear(X, weight=w, bias=X[0, :4]), F.linear(X, w.materialize(), X[0, :4]))
-
-
-def test_the_nearest_matrix(cls):
-    w = make(cls, 8, 3, 8)
-    torch.testing.assert_close(
-        cls.nearest(w.materialize(), 3).materialize(), w.materialize(), rtol=1e-4, atol=1e-4
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_conversions(cls, dtype):
-    w = make(cls).to(dtype)
-    assert w.dtype == w.left.dtype == w.right.dtype == (w @ torch.ones(6, dtype=dtype)).dtype == dtype
-
-
-@pytest.mark.parametrize("size", [(0, 1, 3), (3, 0, 2), (1, 1, 1)], ids=str)
-def test_sizes_of_none_and_one(cls, size):
+@pytest.mark.parametrize("size", [(0, 1, 3), (3, 0, 2), (1, 1, 1), (8, 3, 8)], ids=str)
+def test_sizes_of_none_and_one_and_the_nearest_matrix(cls, size):
     w = make(cls, *size)
     assert w.shape == (size[0], size[2])
     torch.testing.assert_close(w @ torch.ones(size[2], 2), w.materialize() @ torch.ones(size[2], 2))
+    if 0 not in size:
+        nearest = cls.nearest(w.materialize(), size[1]).materialize()
+        torch.testing.assert_close(nearest, w.materialize(), rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_refused(cls):
-    words = r"factors of sizes \[4, 2\] and \[3, 6\]"
-    check_refused(lambda: cls(torch.ones(4, 2), torch.ones(3, 6)), error=ValueError, match=words)
-    w = make(cls)
-    check_unchanged(
-        [w.left, w.right],
-        lambda: w.mul_(2),
-        lambda: w.__iadd__(w),
-        lambda: w.copy_(torch.zeros(4, 6)),
-        lambda: w.__setitem__(0, 1.0),
-    )
-    torch.testing.assert_close(2 / w - w, 2 / w.materialize() - w.materialize())
+MAKES = [partial(make, LowRank), partial(make, ByHand)]
+test_conversions = converted(
+    MAKES, [torch.bfloat16, torch.float64], lambda w: [w @ torch.ones(6, dtype=w.dtype), 2 / w - w]
+)
+test_what_is_refused = refused(
+    MAKES,
+    {
+        "other factors": (
+            ValueError,
+            r"factors of sizes \[4, 2\] and \[3, 6\]",
+            [lambda w: type(w)(torch.ones(4, 2), torch.ones(3, 6))],
+        ),
+        "writes": (
+            NotImplementedError,
+            None,
+            [
+                lambda w: w.mul_(2),
+                lambda w: w.__iadd__(w),
+                lambda w: w.copy_(torch.zeros(4, 6)),
+                lambda w: w.__setitem__(0, 1.0),
+            ],
+        ),
+    },
+)

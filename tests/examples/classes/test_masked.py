@@ -8,7 +8,7 @@ import torch
 from classes.masked import Masked
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, check_refused, check_unchanged
+from tests.examples.classes.checks import check_gradients, converted, refused
 
 aten = torch.ops.aten
 BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
@@ -45,9 +45,8 @@ def test_values_and_gradients(way):
     def function(x, y):
         return ((x.log() - 2 / y) * y.relu() / x.sqrt()).t().mean(0)
 
-    got = way(function)(*map(Masked, plain, masks))
-    rows = [row for row in range(4) if (masks[0] & masks[1])[row].any()]
-    both = masks[0] & masks[1]
+    got, both = way(function)(*map(Masked, plain, masks)), masks[0] & masks[1]
+    rows = [row for row in range(4) if both[row].any()]
     expected = [function(plain[0][r][both[r]], plain[1][r][both[r]]) for r in rows]
     assert got.mask.nonzero().squeeze(1).tolist() == rows and 1 not in rows
     check_gradients(got.values[rows], torch.stack(expected), plain, torch.sum)  # NaN would differ
@@ -70,26 +69,30 @@ def test_operands_broadcast(way):
     torch.testing.assert_close(y.filled(0), (1 - (x.values + row.values) * 3).masked_fill(~y.mask, 0))
 
 
-def test_reductions_by_each_dim():
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [None, 0, -1, (0, 1)])
+def test_reductions_by_each_dim(dim, keepdim):
     x = make()
-    for dim in (None, 0, -1, (0, 1)):
-        for keepdim in (False, True):
-            n = x.mask.sum(dim, keepdim)
-            total = x.values.masked_fill(~x.mask, 0).sum(dim, keepdim)
-            got = x.sum(dim, keepdim), x.mean(dim, keepdim=keepdim)
-            torch.testing.assert_close(got[0].filled(0), total)
-            torch.testing.assert_close(got[1].filled(0), (total / n).nan_to_num())
-            assert torch.equal(got[0].mask, n > 0) and torch.equal(got[1].mask, n > 0)
+    n, total = x.mask.sum(dim, keepdim), x.values.masked_fill(~x.mask, 0).sum(dim, keepdim)
+    for got, expected in (
+        (x.sum(dim, keepdim), total),
+        (x.mean(dim, keepdim=keepdim), (total / n).nan_to_num()),
+    ):
+        torch.testing.assert_close(got.filled(0), expected)
+        assert torch.equal(got.mask, n > 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32])
-def test_conversions_keep_the_mask(dtype):
+test_conversions_keep_the_mask = converted(
+    [make],
+    [torch.bfloat16, torch.float64, torch.int32],
+    lambda x: [x + 1, x * x, x.abs(), *([x.mean(), x.sum(0)] if x.is_floating_point() else [])],
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
+def test_a_missing_zero_is_no_division_by_zero(dtype):
     x = make().to(dtype)
-    assert x.dtype == dtype and x.mask.dtype == torch.bool and torch.equal(x.clone().mask, x.mask)
-    assert (x + 1).dtype == (x * x).dtype == x.abs().dtype == dtype
-    assert (x / x).mask.equal(x.mask)  # a missing zero is no division by zero
-    assert x.sum(0).dtype == x.values.sum(0).dtype
-    assert x.is_floating_point() is False or x.mean().dtype == dtype
+    assert (x / x).mask.equal(x.mask) and x.sum(0).dtype == x.values.sum(0).dtype
 
 
 def test_no_entries_and_one():
@@ -113,20 +116,28 @@ def test_zeros_are_present():
         assert zeros.mask.all() and not zeros.values.any()
 
 
-def test_what_is_refused():
-    words = r"values of size \[3\] with a mask of size \[2\]"
-    short = torch.ones(2, dtype=torch.bool)
-    check_refused(lambda: Masked(torch.ones(3), short), error=ValueError, match=words)
-    x = make()
-    check_unchanged(
-        [x.values, x.mask],
-        lambda: x.add_(1),
-        lambda: x.__isub__(x),
-        lambda: x.copy_(torch.zeros(4, 6)),
-        lambda: x.zero_(),
-        lambda: x.cumsum(0),
-        lambda: x @ x.t(),
-        lambda: torch.mul(x, x, out=x),
-        lambda: torch.zeros(4, 6).add_(x),
-        error=DispatchError,
-    )
+SHORT, PLAIN = torch.ones(2, dtype=torch.bool), torch.zeros(4, 6)
+test_what_is_refused = refused(
+    [make],
+    {
+        "another mask": (
+            ValueError,
+            r"values of size \[3\] with a mask of size \[2\]",
+            [lambda x: Masked(torch.ones(3), SHORT)],
+        ),
+        "writes, and ops without a rule": (
+            DispatchError,
+            None,
+            [
+                lambda x: x.add_(1),
+                lambda x: x.__isub__(x),
+                lambda x: x.copy_(PLAIN),
+                lambda x: x.zero_(),
+                lambda x: x.cumsum(0),
+                lambda x: x @ x.t(),
+                lambda x: torch.mul(x, x, out=x),
+                lambda x: PLAIN.add_(x),
+            ],
+        ),
+    },
+)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
 from classes.named import Named
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, check_unchanged
+from tests.examples.classes.checks import check_gradients, converted, refused
 
 UNARY = (torch.exp, torch.neg, torch.abs, torch.relu, torch.tanh, torch.square, torch.reciprocal)
 BINARY = (
@@ -74,17 +72,16 @@ def test_the_order_of_operands_does_not_matter():
     torch.testing.assert_close((y + x).values, (x + y).values.T)
 
 
-def test_names_and_positions_agree():
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin", "std", "var"])
+@pytest.mark.parametrize(("name", "position"), [("a", 0), ("b", -1), (("b", "a"), (1, 0)), (None, None)])
+def test_names_and_positions_agree(name, position, reduce, keepdim):
     x = make()
-    for name, position in (("a", 0), ("b", -1), (("b", "a"), (1, 0)), (None, None)):
-        for keepdim in (False, True):
-            for reduce in ("sum", "mean", "amax", "amin", "std", "var"):
-                got, by_position = (getattr(x, reduce)(dim, keepdim) for dim in (name, position))
-                every = (0, 1) if position is None else position
-                expected = getattr(torch, reduce)(x.values, every, keepdim=keepdim)
-                assert got.dims == by_position.dims and len(got.dims) == got.ndim == expected.ndim
-                torch.testing.assert_close(got.values, expected)
-                torch.testing.assert_close(by_position.values, expected)
+    every = (0, 1) if position is None else position
+    expected = getattr(torch, reduce)(x.values, every, keepdim=keepdim)
+    got, by_position = (getattr(x, reduce)(dim, keepdim) for dim in (name, position))
+    assert got.dims == by_position.dims and len(got.dims) == got.ndim == expected.ndim
+    torch.testing.assert_close([got.values, by_position.values], [expected] * 2)
 
 
 def test_reductions_by_the_functions_of_torch():
@@ -92,7 +89,7 @@ def test_reductions_by_the_functions_of_torch():
     x = make()
     torch.testing.assert_close(torch.logsumexp(x, 0).values, x.values.logsumexp(0))
     assert torch.logsumexp(x, 0).dims == ("b",) and (x > 0).any("a").values.dtype == torch.bool
-    assert (x > 9).all("b").dims == ("a",) and x.std("b").dims == ("a",)
+    assert (x > 9).all("b").dims == ("a",)
 
 
 def test_order_and_at():
@@ -110,46 +107,45 @@ def test_no_entries_one_and_no_dimensions():
     assert (2 / number).sum().values == 1 and (number * one).dims == ("a", "b")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32])
-def test_conversions_keep_the_names(dtype):
-    x = make().to(dtype)
-    for y in (x, x + 1, x * x, x.sum("a").to(dtype), x.clone()):
-        assert y.dtype == y.values.dtype == dtype and set(y.dims) <= {"a", "b"}
-
-
-REFUSED = {
-    "other numbers of names": (
-        ValueError,
-        "need as many different names",
-        [
-            lambda x: Named(torch.ones(2, 2), dims=("a",)),
-            lambda x: Named(torch.ones(2, 2), dims=("a", "a")),
-            lambda x: Named(torch.ones(()), dims=("a",)),
-        ],
-    ),
-    "a name that is not there": (ValueError, r"no dimension c among \('a', 'b'\)", [lambda x: x.sum("c")]),
-    "another size": (RuntimeError, "must match", [lambda x: x + make(5)]),
-    "an order of some": (RuntimeError, None, [lambda x: x.order("a")]),
-    "plain tensors": (
-        NotImplementedError,
-        "have no names",
-        [lambda x: x + torch.ones(6), lambda x: torch.ones(4, 6) * x],
-    ),
-    "ops without a rule": (
-        DispatchError,
-        "Named has no rule for aten",
-        [
-            lambda x: x.mul_(2),
-            lambda x: x.__isub__(x),
-            lambda x: x[0],
-            lambda x: x.T,
-            lambda x: x.cumsum(0),
-        ],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case):
-    x, (error, match, calls) = make(), REFUSED[case]
-    check_unchanged([x.values], *(partial(call, x) for call in calls), error=error, match=match)
+test_conversions_keep_the_names = converted(
+    [make],
+    [torch.bfloat16, torch.float64, torch.int32],
+    lambda x: [x + 1, x * x, x.sum("a").to(x.dtype)],
+)
+test_what_is_refused = refused(
+    [make],
+    {
+        "other numbers of names": (
+            ValueError,
+            "need as many different names",
+            [
+                lambda x: Named(torch.ones(2, 2), dims=("a",)),
+                lambda x: Named(torch.ones(2, 2), dims=("a", "a")),
+                lambda x: Named(torch.ones(()), dims=("a",)),
+            ],
+        ),
+        "a name that is not there": (
+            ValueError,
+            r"no dimension c among \('a', 'b'\)",
+            [lambda x: x.sum("c")],
+        ),
+        "another size": (RuntimeError, "must match", [lambda x: x + make(5)]),
+        "an order of some": (RuntimeError, None, [lambda x: x.order("a")]),
+        "plain tensors": (
+            NotImplementedError,
+            "have no names",
+            [lambda x: x + torch.ones(6), lambda x: torch.ones(4, 6) * x],
+        ),
+        "ops without a rule": (
+            DispatchError,
+            "Named has no rule for aten",
+            [
+                lambda x: x.mul_(2),
+                lambda x: x.__isub__(x),
+                lambda x: x[0],
+                lambda x: x.T,
+                lambda x: x.cumsum(0),
+            ],
+        ),
+    },
+)

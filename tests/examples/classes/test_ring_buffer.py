@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import desugar
 from classes.ring_buffer import RingBuffer
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, check_refused, check_unchanged
+from tests.examples.classes.checks import check_gradients, converted, refused
 
 
 def make(capacity=4, count=9):
@@ -56,22 +55,10 @@ def test_gradients(way):
     storage, entries = torch.randn(3, 2, requires_grad=True), torch.randn(2, 2, requires_grad=True)
 
     def function(storage, entries):
-        buffer = RingBuffer(storage, count=4)
-        return buffer.append(entries[0]).append(entries[1]).read()
+        return RingBuffer(storage, count=4).append(entries[0]).append(entries[1]).read()
 
-    got = way(function)(storage, entries)
     expected = torch.stack([storage[0], entries[0], entries[1]])
-    assert torch.equal(got, expected)
-    check_gradients(got, expected, (storage, entries), lambda v: v.pow(3).sum())
-
-
-def test_a_gradient_is_never_lost_in_silence():
-    entry = torch.randn(6, requires_grad=True)
-    learned = RingBuffer(torch.randn(4, 6, requires_grad=True), count=1)
-    calls = lambda: make().append_(entry), lambda: learned.append_(entry.detach())
-    check_refused(*calls, error=RuntimeError, match="append_ takes no gradients; use append")
-    with torch.no_grad():
-        assert learned.detach().append_(torch.zeros(6)).count == 2
+    check_gradients(way(function)(storage, entries), expected, (storage, entries), lambda v: v.pow(3).sum())
 
 
 def test_few_programs_serve_all_positions():
@@ -83,18 +70,36 @@ def test_few_programs_serve_all_positions():
     assert len(step.programs) <= 3  # for 0, for 1, and for the rest
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64])
-def test_conversions_and_copies_keep_the_position(dtype):
-    buffer = make().to(dtype)
-    for other in (buffer, copy.deepcopy(buffer), buffer.clone()):
-        assert other.dtype == other.read().dtype == dtype and other.count == 9
-    assert buffer.append(torch.ones(6, dtype=dtype)).read()[-1].tolist() == [1] * 6
+def test_copies_and_entries_keep_the_position():
+    for buffer in (make(), copy.deepcopy(make()), make().clone(), make().long()):
+        entry = torch.ones(6, dtype=buffer.dtype)
+        assert buffer.count == 9 and buffer.append(entry).read()[-1].tolist() == [1] * 6
+    learned = RingBuffer(torch.randn(4, 6, requires_grad=True), count=1)
+    assert learned.detach().append_(torch.zeros(6)).count == 2
 
 
-def test_what_is_refused():
-    empty = (partial(RingBuffer, torch.zeros(size)) for size in ((), (0,), (0, 3)))
-    check_refused(*empty, error=ValueError, match="needs a capacity of 1 or more")
-    x = make()
-    check_unchanged([x.storage], lambda: x.append(torch.ones(2, 6)), error=RuntimeError, match="expand")
-    ops = lambda: x + 1, lambda: x.mul_(2), lambda: x[0], lambda: x.sum()
-    check_unchanged([x.storage], *ops, error=DispatchError, match="RingBuffer has no rule for aten")
+ENTRY = torch.randn(6, requires_grad=True)
+LEARNED = torch.randn(4, 6, requires_grad=True)
+test_conversions = converted([make], [torch.bfloat16, torch.int64], lambda x: [x.read()])
+test_what_is_refused = refused(
+    [make],
+    {
+        "no capacity": (
+            ValueError,
+            "needs a capacity of 1 or more",
+            [lambda x, size=size: RingBuffer(torch.zeros(size)) for size in ((), (0,), (0, 3))],
+        ),
+        "two entries": (RuntimeError, "expand", [lambda x: x.append(torch.ones(2, 6))]),
+        # A gradient is never lost in silence.
+        "gradients": (
+            RuntimeError,
+            "append_ takes no gradients; use append",
+            [lambda x: x.append_(ENTRY), lambda x: RingBuffer(LEARNED, count=1).append_(ENTRY.detach())],
+        ),
+        "ops without a rule": (
+            DispatchError,
+            "RingBuffer has no rule for aten",
+            [lambda x: x + 1, lambda x: x.mul_(2), lambda x: x[0], lambda x: x.sum()],
+        ),
+    },
+)

@@ -9,7 +9,7 @@ from classes import uncertain as example
 from classes.uncertain import Uncertain
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_refused, check_unchanged
+from tests.examples.classes.checks import check_gradients, converted, refused
 
 aten = torch.ops.aten
 
@@ -64,22 +64,15 @@ FORMULAS = {
 def test_values_errors_and_gradients(formula, way):
     values = [(torch.rand(4, 6, dtype=torch.float64) + 0.5).requires_grad_() for _ in range(2)]
     errors = [torch.rand(4, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    got = way(formula)(*map(Uncertain, values, errors))
-    expected = expand(formula, values, errors)
-    torch.testing.assert_close((got.value, got.error), expected)
-    leaves = [*values, *errors]
-    gradients = [
-        torch.autograd.grad((v.sin() + e).sum(), leaves, allow_unused=True, materialize_grads=True)
-        for v, e in ((got.value, got.error), expected)
-    ]
-    torch.testing.assert_close(*gradients)
+    got, expected = way(formula)(*map(Uncertain, values, errors)), expand(formula, values, errors)
+    check_gradients((got.value, got.error), expected, [*values, *errors], lambda t: (t[0].sin() + t[1]).sum())
 
 
 def test_errors_agree_with_random_measurements():
     x, y = Uncertain(torch.tensor(2.0), torch.tensor(0.01)), Uncertain(torch.tensor(3.0), torch.tensor(0.02))
     a, b = (t.value + t.error * torch.randn(200_000) for t in (x, y))
-    torch.testing.assert_close((x / y).error, (a / b).std(), rtol=0.02, atol=0)
-    torch.testing.assert_close((x * y).error, (a * b).std(), rtol=0.02, atol=0)
+    errors, deviations = [(x / y).error, (x * y).error], [(a / b).std(), (a * b).std()]
+    torch.testing.assert_close(errors, deviations, rtol=0.02, atol=0)
 
 
 def test_exact_values_get_finite_gradients():
@@ -90,11 +83,11 @@ def test_exact_values_get_finite_gradients():
         assert torch.autograd.grad(y.error.sum(), error)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_conversions(dtype):
-    x = make().to(dtype)
-    for y in (x, x + x, 2 * x, 2 / x, x**2, x.sum(0), x.mean(), x.exp()):
-        assert y.dtype == y.value.dtype == y.error.dtype == dtype
+test_conversions = converted(
+    [make],
+    [torch.bfloat16, torch.float64],
+    lambda x: [x + x, 2 * x, 2 / x, x**2, x.sum(0), x.mean(), x.exp()],
+)
 
 
 def test_no_entries_and_one():
@@ -104,20 +97,29 @@ def test_no_entries_and_one():
     assert make(1, 1).mean().shape == ()
 
 
-def test_what_is_refused():
-    words = r"values of size \[3\] with errors of size \[2\]"
-    check_refused(lambda: Uncertain(torch.ones(3), torch.ones(2)), error=ValueError, match=words)
-    x = make()
-    check_refused(lambda: x.long(), match=r"values of torch\.int64")
-    check_refused(lambda: x.tanh(), error=DispatchError, match="Uncertain has no rule for aten")
-    check_unchanged(
-        [x.value, x.error],
-        lambda: x.add_(1),
-        lambda: x.__imul__(x),
-        lambda: x.copy_(torch.zeros(4, 6)),
-        lambda: x @ x.t(),
-        lambda: x > 1,
-        lambda: 2**x,
-        lambda: x**x,
-        lambda: torch.mul(x, x, out=x),
-    )
+test_what_is_refused = refused(
+    [make],
+    {
+        "other errors": (
+            ValueError,
+            r"values of size \[3\] with errors of size \[2\]",
+            [lambda x: Uncertain(torch.ones(3), torch.ones(2))],
+        ),
+        "integers": (NotImplementedError, r"values of torch\.int64", [lambda x: x.long()]),
+        "no rule": (DispatchError, "Uncertain has no rule for aten", [lambda x: x.tanh()]),
+        "writes, and ops without a formula": (
+            NotImplementedError,
+            None,
+            [
+                lambda x: x.add_(1),
+                lambda x: x.__imul__(x),
+                lambda x: x.copy_(torch.zeros(4, 6)),
+                lambda x: x @ x.t(),
+                lambda x: x > 1,
+                lambda x: 2**x,
+                lambda x: x**x,
+                lambda x: torch.mul(x, x, out=x),
+            ],
+        ),
+    },
+)

@@ -1,4 +1,4 @@
-"""Quantized layers, matrices of integers, and the ways to compile, for the tests of this folder."""
+"""Quantized layers and matrices of integers, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import desugar
 from subclasses.int8 import (
     Int8DynamicActivationInt8WeightConfig,
     Int8Tensor,
@@ -24,9 +23,16 @@ CONFIGS = {
     "groups": Int8WeightOnlyConfig(PerGroup(4), symmetric=False),
     "dynamic": Int8DynamicActivationInt8WeightConfig(act_mapping_type="asymmetric"),
 }
-COMPILERS = {
-    "torch.compile": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
-    "desugar.compile": lambda f: desugar.compile(f, backend="eager"),
+# As they run on a processor, in float32 and with the layers of every kind.
+PRODUCTS = {
+    "weights": WEIGHTS,
+    "asymmetric": Int8WeightOnlyConfig(symmetric=False),
+    "groups": Int8WeightOnlyConfig(PerGroup(16)),
+    "asymmetric groups": Int8WeightOnlyConfig(PerGroup(16), symmetric=False),
+    "dynamic": DYNAMIC,
+    "dynamic asymmetric": Int8DynamicActivationInt8WeightConfig(
+        act_mapping_type="asymmetric", symmetric=False
+    ),
 }
 
 
@@ -44,6 +50,21 @@ def int8_names(model: nn.Module) -> set[str]:
 def integers(*size: int) -> Tensor:
     """Random int8 numbers."""
     return torch.randint(-128, 128, size, dtype=torch.int8)
+
+
+# Matrices of one size, in memory laid out otherwise.
+LAYOUTS = {
+    "rows": integers,
+    "transposed": lambda m, k: integers(k, m).t(),
+    "sliced": lambda m, k: integers(m, k + 5)[:, 3 : 3 + k],
+    "strided": lambda m, k: integers(2 * m, 2 * k)[::2, ::2],
+    "expanded": lambda m, k: integers(1, k).expand(m, k),
+}
+
+
+def frozen(columns: int, rows: int, config: Any = WEIGHTS, **options: Any) -> Any:
+    """A quantized linear layer that is not trained."""
+    return quantized(nn.Linear(columns, rows, **options).requires_grad_(False), config)
 
 
 def sqnr(expected: Tensor, got: Tensor) -> float:

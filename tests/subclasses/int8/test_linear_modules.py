@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-import desugar
 from subclasses.int8 import FqnToConfig, Int8WeightOnlyConfig, quantize_
 from subclasses.strict_mode import strict
+from tests.doors import by_desugar
 from tests.subclasses.int8 import models
 from tests.subclasses.int8.models import int8_names, quantized
 
@@ -39,27 +39,30 @@ def test_adapters_stay_floats_and_train(config):
     assert model[0].lora_A["default"].weight.grad is not None
 
 
-def test_adapters_are_quantized_if_chosen():
-    model = quantized(Adapted(), choose=lambda _, name: name.startswith("lora_A."))
-    assert int8_names(model) == {"lora_A.default.weight"}
+def test_modules_and_names_of_int8_weights():
+    """Adapters that are chosen, weights that are frozen, and one that two layers share."""
+    adapted = quantized(Adapted(), choose=lambda _, name: name.startswith("lora_A."))
+    assert int8_names(adapted) == {"lora_A.default.weight"}
+    pair = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).requires_grad_(False)
+    pair[1].weight = pair[0].weight
+    assert quantized(pair)[0].weight is pair[1].weight and int8_names(pair) == {"0.weight"}
+    assert not any(p.requires_grad for p in pair.parameters())
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_addmm_is_a_linear_layer_with_the_weight_transposed(config):
-    layer = quantized(nn.Linear(16, 8), CONFIGS[config])
-    weight, bias, x = layer.weight.t(), layer.bias, torch.randn(3, 16, requires_grad=True)
+    layer, x = quantized(nn.Linear(16, 8), CONFIGS[config]), torch.randn(3, 16, requires_grad=True)
+    weight, bias, product = layer.weight.t(), layer.bias, layer(x) - layer.bias
     with strict():
         got = torch.addmm(bias, x, weight)
     torch.testing.assert_close(got, layer(x))
-    torch.testing.assert_close(
-        *(torch.autograd.grad(y.square().sum(), (x, bias)) for y in (got, layer(x))), rtol=1e-5, atol=1e-5
-    )
-    product = layer(x) - bias
+    grads = [torch.autograd.grad(y.square().sum(), (x, bias)) for y in (got, layer(x))]
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(torch.addmm(bias, x, weight, beta=2, alpha=3), 3 * product + 2 * bias)
     nothing = torch.full_like(bias, torch.nan)
     torch.testing.assert_close(torch.addmm(nothing, x, weight, beta=0), product)
-    compiled = desugar.compile(lambda x: torch.addmm(bias, x, weight), backend="eager", fullgraph=True)
+    compiled = by_desugar(lambda x: torch.addmm(bias, x, weight), fullgraph=True)
     torch.testing.assert_close(compiled(x), got)
     with pytest.raises(RuntimeError, match="expand"):
         torch.addmm(torch.zeros(5, 8), x[:1], weight)
@@ -79,18 +82,6 @@ def test_conv1d_of_transformers(config):
     x = torch.randn(2, 3, 16)
     with strict():
         torch.testing.assert_close(layer(x), linear(x))
-
-
-def test_two_linear_layers_that_share_a_weight():
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    model[1].weight = model[0].weight
-    assert quantized(model)[0].weight is model[1].weight
-
-
-def test_frozen_weights():
-    model = quantized(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)).requires_grad_(False))
-    assert int8_names(model) == {"0.weight", "1.weight"}
-    assert not any(p.requires_grad for p in model.parameters())
 
 
 @pytest.mark.parametrize("config", CONFIGS)

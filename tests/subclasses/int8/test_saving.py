@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 from torch import nn
@@ -16,11 +14,36 @@ def floats(dtype=torch.bfloat16):
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).to(dtype)
 
 
-def make_model(config, dtype=torch.float32):
-    return quantized(floats(dtype), config)
+def by_torch(state, path):
+    torch.save(state, path)
+    return torch.load(path, weights_only=True)
 
 
-def assert_same(model, other, dtype=torch.float32):
+def by_safetensors(state, path):
+    pytest.importorskip("safetensors")
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    tensors, metadata = to_plain(state)
+    save_file(tensors, path, metadata)
+    with safe_open(path, "pt") as file:
+        read = from_plain(load_file(path), file.metadata())
+    assert set(read) == set(state)
+    return read
+
+
+FILES = {"none": lambda state, path: state, "torch.save": by_torch, "safetensors": by_safetensors}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_dicts(config, file, assign, dtype, tmp_path):
+    """Int8 weights are loaded into others by copying, and in the place of floats by assignment."""
+    model = quantized(floats(dtype), CONFIGS[config])
+    other = floats(dtype) if assign else quantized(floats(dtype), CONFIGS[config])
+    other.load_state_dict(FILES[file](model.state_dict(), str(tmp_path / "model")), assign=assign)
     x = torch.randn(3, 16, dtype=dtype)
     assert torch.equal(model(x), other(x))
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
@@ -28,46 +51,7 @@ def assert_same(model, other, dtype=torch.float32):
         assert type(a.data) is not Int8Tensor or a.data._layout is b.data._layout
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("assign", [False, True])
-def test_state_dict(config, assign):
-    model, other = make_model(CONFIGS[config]), make_model(CONFIGS[config])
-    other.load_state_dict(model.state_dict(), assign=assign)
-    assert_same(model, other)
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_torch_save(config):
-    model, file = make_model(CONFIGS[config], torch.bfloat16), io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    other = floats()
-    other.load_state_dict(torch.load(file, weights_only=True), assign=True)
-    assert_same(model, other, torch.bfloat16)
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_safetensors(config, tmp_path):
-    safetensors = pytest.importorskip("safetensors")
-    from safetensors.torch import load_file, save_file
-
-    model, path = make_model(CONFIGS[config], torch.bfloat16), str(tmp_path / "model.safetensors")
-    tensors, metadata = to_plain(model.state_dict())
-    save_file(tensors, path, metadata)
-    with safetensors.safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    other = floats()
-    state = from_plain(load_file(path), metadata)
-    assert set(state) == set(model.state_dict())
-    other.load_state_dict(state, assign=True)
-    assert_same(model, other, torch.bfloat16)
-
-
 def test_tied_weights_are_written_once(tmp_path):
-    pytest.importorskip("safetensors")
-    from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
-
     def make(seed):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 10, bias=False))
@@ -75,22 +59,18 @@ def test_tied_weights_are_written_once(tmp_path):
         model[2].weight = model[0].weight
         return quantized(model, choose=lambda m, name: name in ("0", "1", "2"))
 
-    model, other, path = make(0), make(1), str(tmp_path / "model.safetensors")
-    state = model.state_dict()
-    tensors, metadata = to_plain(state)
-    assert len(tensors) == 2 + 3 + 2  # the tied pair, the layer between, the layer that comes twice
-    save_file(tensors, path, metadata)
-    with safe_open(path, "pt") as file:
-        read = from_plain(load_file(path), file.metadata())
-    assert set(read) == set(state)
-    ids = torch.tensor([1, 9])
+    model, other, ids = make(0), make(1), torch.tensor([1, 9])
+    assert (
+        len(to_plain(model.state_dict())[0]) == 2 + 3 + 2
+    )  # the pair, the layer between, one that comes twice
+    read = by_safetensors(model.state_dict(), str(tmp_path / "model.safetensors"))
     for assign in (False, True):
         other.load_state_dict(read, assign=assign)
         assert torch.equal(other(ids), model(ids))
     assert other[0].weight.qdata.data_ptr() == other[2].weight.qdata.data_ptr()
 
 
-STATE = make_model(CONFIGS["rows"]).state_dict()
+STATE = quantized(floats(), CONFIGS["rows"]).state_dict()
 TENSORS, METADATA = to_plain(STATE)
 
 
@@ -114,9 +94,8 @@ def test_wrong_files(convert, text):
 
 
 def test_module_to():
-    model = make_model(CONFIGS["rows"])
-    before = model[0].weight.dequantize()
-    model.to(torch.bfloat16)
-    assert model[0].weight.dtype == torch.bfloat16 and type(model[0].weight.data) is Int8Tensor
-    assert torch.equal(model[0].weight.data.float().dequantize(), before)
+    model = quantized(floats(torch.float32), CONFIGS["rows"])
+    before, weight = model[0].weight.dequantize(), model.to(torch.bfloat16)[0].weight
+    assert weight.dtype == torch.bfloat16 and type(weight.data) is Int8Tensor
+    assert torch.equal(weight.data.float().dequantize(), before)
     assert model(torch.randn(2, 16).bfloat16()).dtype == torch.bfloat16

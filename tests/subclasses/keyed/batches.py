@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-import desugar
 from subclasses.keyed import KeyedJaggedTensor
+from tests.doors import by_desugar, by_stock, by_torch, eager
 
 IDS = 10
 
@@ -24,13 +25,12 @@ LENGTHS = (
 )
 
 WAYS = {
-    "eager": lambda f: f,
-    "desugar.compile": lambda f: desugar.compile(f, backend="eager"),
-    "behind Dynamo": lambda f: torch.compile(
-        f, backend="desugar", options={"backend": "eager"}, fullgraph=True
-    ),
-    "stock": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
+    "eager": eager,
+    "desugar.compile": by_desugar,
+    "behind Dynamo": functools.partial(by_torch, fullgraph=True),
+    "stock": functools.partial(by_stock, fullgraph=True),
 }
+COMPILED = [way for way in WAYS if way != "eager"]
 
 
 def batch(lengths, keys=("a", "b"), weighted=False):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from subclasses import DispatchError
 from subclasses.keyed import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
+from tests.doors import by_desugar
 from tests.subclasses.keyed.batches import batch
+from tests.subclasses.ragged.judge import raising
 
 V, L = torch.arange(6), torch.tensor([1, 2, 0, 3])
 
@@ -67,41 +68,54 @@ WRONG = {
 }
 
 
+ENTRIES = batch([1, 2, 0, 3])
+ONES = {key: ENTRIES[key].with_values(torch.ones(6)) for key in ENTRIES.keys}
+GAPS = JaggedTensor(V, torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 3]))
+
+
+def from_jagged(features=None, **weights):
+    """A batch of other features, or of the same with these weights."""
+    given = {"weights": weights} if weights else {}
+    return lambda: KeyedJaggedTensor.from_jagged(features or ENTRIES.to_dict(), **given)
+
+
+WRONG |= {
+    "gaps": (from_jagged({"a": GAPS}), "rows back to back, got some with gaps"),
+    "weights of one key": (from_jagged(b=ONES["b"]), r"expected weights for \['a', 'b'\], got \['b'\]"),
+    "weights of other rows": (
+        from_jagged(a=ONES["b"], b=ONES["a"]),
+        "rows of other lengths, or that lie elsewhere",
+    ),
+    "weights of two columns": (
+        from_jagged(**{key: ENTRIES.with_values(torch.ones(6, 2))[key] for key in "ab"}),
+        "make it by feature",
+    ),
+}
+ERRORS = TypeError, ValueError, LookupError, DispatchError
+test_refused = raising({name: (call, ERRORS, text) for name, (call, text) in WRONG.items()})
+
+
+def read_in_a_graph(function, *args):
+    """Calls a compiled function, with Dynamo's own error around ours."""
+    return lambda: by_desugar(function)(*args)
+
+
+test_what_cannot_be_read_in_a_graph = raising(
+    {
+        "the longest row": (
+            read_in_a_graph(lambda v, n: KeyedJaggedTensor(["a"], v, n)["a"].sum(1), V, L),
+            Exception,
+            "give max_length=, or build it outside",
+        ),
+        "the lengths": (
+            read_in_a_graph(lambda x: x.compact().values, ENTRIES),
+            "compact reads the lengths",
+        ),
+    }
+)
+
+
 def test_permute_takes_keys_and_places_of_any_iterable():
     x = batch([1, 2])
     assert x.permute({"b": 1}.keys()).keys == ("b",)
     assert x.permute((-1, 0)).keys == ("b", "a")
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_refused(name):
-    make, text = WRONG[name]
-    with pytest.raises((TypeError, ValueError, LookupError, DispatchError), match=text):
-        make()
-
-
-def test_rows_with_gaps_are_no_feature_of_a_batch():
-    gaps = JaggedTensor(V, torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 3]))
-    with pytest.raises(ValueError, match="rows back to back, got some with gaps"):
-        KeyedJaggedTensor.from_jagged({"a": gaps})
-
-
-def test_weights_of_other_keys_or_rows():
-    x = batch([1, 2, 0, 3])
-    ones = {key: x[key].with_values(torch.ones(6)) for key in x.keys}
-    with pytest.raises(ValueError, match=r"expected weights for \['a', 'b'\], got \['b'\]"):
-        KeyedJaggedTensor.from_jagged(x.to_dict(), weights={"b": ones["b"]})
-    with pytest.raises(ValueError, match="rows of other lengths, or that lie elsewhere"):
-        KeyedJaggedTensor.from_jagged(x.to_dict(), weights={"a": ones["b"], "b": ones["a"]})
-    with pytest.raises(ValueError, match="make it by feature"):
-        KeyedJaggedTensor.from_jagged(
-            x.to_dict(), weights={k: x.with_values(torch.ones(6, 2))[k] for k in "ab"}
-        )
-
-
-def test_a_longest_row_cannot_be_read_in_a_graph():
-    import desugar
-
-    compiled = desugar.compile(lambda v, n: KeyedJaggedTensor(["a"], v, n)["a"].sum(1), backend="eager")
-    with pytest.raises(Exception, match="give max_length=, or build it outside"):  # by way of Dynamo's own
-        compiled(V, L)

@@ -6,14 +6,13 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-import desugar
-from subclasses import DispatchError
 from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
+from tests.doors import by_desugar
 from tests.subclasses.keyed.batches import IDS, LENGTHS, WAYS, batch, rows_of
+from tests.subclasses.ragged.judge import raising
 
 WIDTHS = {"a": 3, "b": 4}
 POOL = {
@@ -86,6 +85,8 @@ KINDS = {
     "sparse": ("sum", False, {"sparse": True}),
     "sparse mean": ("mean", False, {"sparse": True, "padding_idx": -1}),
     "sparse weighted": ("sum", True, {"sparse": True}),
+    "bfloat16": ("sum", False, {"dtype": torch.bfloat16}),
+    "float64": ("mean", False, {"dtype": torch.float64}),
 }
 
 
@@ -101,29 +102,32 @@ def _by_bag(module):
     return run
 
 
-@pytest.mark.sweep(72)
+def by_plain_bags(module):
+    """What a loop would count is not the batch's frequency: plain bags take ids and offsets."""
+
+    def run(x):
+        starts = {k: [0, *(len(row) for row in rows[:-1])] for k, rows in rows_of(x, x.values).items()}
+        ids = {k: torch.cat(rows) for k, rows in rows_of(x, x.values).items()}
+        return {k: module.tables[k](ids[k], torch.tensor(starts[k]).cumsum(0)) for k in x.keys}
+
+    return run
+
+
+@pytest.mark.sweep(88)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", [_by_collection, _by_bag], ids=["collection", "each feature"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pooled(kind, form, way):
     mode, weighted, options = KINDS[kind]
-    module = bags(mode=mode, **options)
-    run = WAYS[way](form(module))
-
-    def by_loop(x):
-        return pooled_by_loop(x, module.tables, mode)
-
-    if kind == "by frequency":  # what a loop would count is not the batch's frequency
-
-        def by_loop(x):
-            return {k: module.tables[k](*_flat(rows)) for k, rows in rows_of(x, x.values).items()}
-
+    module, sparse = bags(mode=mode, **options), options.get("sparse", False)
+    run, by_loop = WAYS[way](form(module)), lambda x: pooled_by_loop(x, module.tables, mode)
+    if kind == "by frequency":
+        by_loop = by_plain_bags(module)
     for lengths in LENGTHS if way != "behind Dynamo" else LENGTHS[:3]:
-        check_gradients(module, run, by_loop, batch(lengths, weighted=weighted), options.get("sparse", False))
+        check_gradients(module, run, by_loop, batch(lengths, weighted=weighted), sparse)
     if way == "desugar.compile":
         assert len(run.programs) <= 2  # one row in the batch has a program of its own
-    x = batch([1, 2, 0, 3], weighted=weighted)
-    check_gradients(module, run, by_loop, x, options.get("sparse", False), torch.int32)
+    check_gradients(module, run, by_loop, batch([1, 2, 0, 3], weighted=weighted), sparse, torch.int32)
 
 
 def test_sparse_gradients_by_inductor():
@@ -137,42 +141,14 @@ def test_sparse_gradients_by_inductor():
     check_gradients(module, run, by_loop, batch([1, 2, 0, 3]), sparse=True)
 
 
-def _flat(rows):
-    """Ids and offsets as a plain ``nn.EmbeddingBag`` takes them."""
-    sizes = torch.tensor([0, *(len(row) for row in rows[:-1])])
-    return torch.cat(rows), sizes.cumsum(0)
-
-
 @pytest.mark.slow
-def test_rows_with_gaps_between_them():
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_with_gaps_between_them(way):
     x = JaggedTensor(torch.arange(8), torch.tensor([1, 4, 7]), lengths=torch.tensor([2, 3]), max_length=3)
-    bag = nn.EmbeddingBag(IDS, 3, mode="sum")
-    weights = x.with_values(torch.rand(8))
-    expected = torch.stack(
-        [(bag.weight[a:b] * weights.values[a:b, None]).sum(0) for a, b in ((1, 3), (4, 7))]
-    )
-    for way in WAYS.values():
-        torch.compiler.reset()
-        torch.testing.assert_close(way(lambda x, w: bag(x, per_sample_weights=w))(x, weights), expected)
-
-
-def test_a_jagged_tensor_without_holes():
-    x = JaggedTensor.from_tensors([torch.tensor([1, 2]), torch.tensor([3])])
-    bag = nn.EmbeddingBag(IDS, 3)
-    expected = torch.stack([bag.weight[[1, 2]].mean(0), bag.weight[3]])
-    torch.testing.assert_close(bag(x), expected)
-    torch.testing.assert_close(F.embedding_bag(x, bag.weight), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_dtypes(dtype):
-    module = bags(mode="sum", dtype=dtype)
-    x = batch([1, 2, 0, 3])
-    got, compiled = module(x), WAYS["desugar.compile"](module)(x)
-    for key, expected in pooled_by_loop(x, module.tables, "sum").items():
-        torch.testing.assert_close(got[key], expected)
-        torch.testing.assert_close(compiled[key], expected)
+    bag, weights = nn.EmbeddingBag(IDS, 3, mode="sum"), x.with_values(torch.rand(8))
+    rows = [bag.weight[a:b] * weights.values[a:b, None] for a, b in ((1, 3), (4, 7))]
+    found = WAYS[way](lambda x, w: bag(x, per_sample_weights=w))(x, weights)
+    torch.testing.assert_close(list(found), [row.sum(0) for row in rows])
 
 
 @pytest.mark.sweep(12)
@@ -197,25 +173,21 @@ def test_nothing_to_look_up(lengths, way):
 def test_entry_by_entry(widths, options, way):
     module = tables(dict(zip("ab", widths, strict=True)), **options)
     run = WAYS[way](lambda x: {k: v.sum(1) for k, v in module(x).items()})
+    arguments = module, run, lambda x: looked_up_by_loop(x, module.tables)
     for lengths in LENGTHS if way != "behind Dynamo" else LENGTHS[:3]:
-        x = batch(lengths)
-        for dtype in (torch.int64, torch.int32) if lengths is LENGTHS[0] else (torch.int64,):
-            check_gradients(
-                module, run, lambda x: looked_up_by_loop(x, module.tables), x, "sparse" in options, dtype
-            )
+        check_gradients(*arguments, batch(lengths), "sparse" in options)
+    check_gradients(*arguments, batch(LENGTHS[0]), "sparse" in options, torch.int32)
 
 
 @pytest.mark.slow
-def test_other_orders_of_keys_share_the_values():
-    module = tables(dict.fromkeys("abc", 3))
-    x = batch([1, 2, 0, 3, 4, 1], "abc")
+@pytest.mark.parametrize("way", ["eager", "desugar.compile"])
+@pytest.mark.parametrize("keys", ["ca", "b", "cba"])
+def test_other_orders_of_keys_share_the_values(keys, way):
+    module, x = tables(dict.fromkeys("abc", 3)), batch([1, 2, 0, 3, 4, 1], "abc")
     expected = looked_up_by_loop(x, module.tables)
-    for keys in ("ca", "b", "cba"):
-        for way in (lambda f: f, WAYS["desugar.compile"]):
-            found = way(lambda x: {k: v.sum(1) for k, v in module(x).items()})(x.permute(list(keys)))
-            assert list(found) == list(keys)
-            for key in keys:
-                torch.testing.assert_close(found[key], expected[key])
+    found = WAYS[way](lambda x: {k: v.sum(1) for k, v in module(x).items()})(x.permute(list(keys)))
+    assert list(found) == list(keys)
+    torch.testing.assert_close(found, {key: expected[key] for key in keys})
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------
@@ -232,33 +204,25 @@ def test_max_norm_writes_outside_of_a_graph_and_breaks_one():
         assert torch.equal(compiled(x), expected) and torch.equal(other.weight, bag.weight)
     assert not compiled.programs
     torch.compiler.reset()  # Dynamo takes code that it has given up as it is, fullgraph or not
-    with pytest.raises(
-        torch._dynamo.exc.Unsupported,
-        match=r"a table with max_norm: each|max_norm=0.1: each lookup writes to it",
-    ):
-        desugar.compile(bag, backend="eager", fullgraph=True)(x)
+    text = r"a table with max_norm: each|max_norm=0.1: each lookup writes to it"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=text):
+        by_desugar(bag, fullgraph=True)(x)
 
 
 MEAN, SUM = (nn.EmbeddingBag(IDS, 3, mode=mode) for mode in ("mean", "sum"))
-
-
-@pytest.mark.parametrize(
-    ("look_up", "error", "text"),
+X = batch([1, 2, 0, 3], weighted=True)
+test_refused_arguments = raising(
     [
         (
-            lambda x: MEAN(x["a"], per_sample_weights=x.feature_weights("a")),
-            DispatchError,
+            lambda: MEAN(X["a"], per_sample_weights=X.feature_weights("a")),
             "go with mode='sum', got mode='mean'",
         ),
-        (lambda x: MEAN(x["a"], torch.tensor([0])), DispatchError, "no offsets"),
+        (lambda: MEAN(X["a"], torch.tensor([0])), "no offsets"),
         (
-            lambda x: SUM(x["a"], per_sample_weights=x.feature_weights("b")),
+            lambda: SUM(X["a"], per_sample_weights=X.feature_weights("b")),
             ValueError,
             "rows of other lengths, or that lie elsewhere",
         ),
-        (lambda x: SUM(x["a"], per_sample_weights=torch.ones(6)), ValueError, "got a Tensor of size"),
-    ],
+        (lambda: SUM(X["a"], per_sample_weights=torch.ones(6)), ValueError, "got a Tensor of size"),
+    ]
 )
-def test_refused_arguments(look_up, error, text):
-    with pytest.raises(error, match=text):
-        look_up(batch([1, 2, 0, 3], weighted=True))

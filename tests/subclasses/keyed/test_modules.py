@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-import desugar
 from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
-from tests.subclasses.keyed.batches import IDS, WAYS, batch
+from tests.subclasses.keyed.batches import COMPILED, IDS, WAYS, batch
+from tests.subclasses.ragged.judge import raising
 
 
 def test_tables_stay_modules():
@@ -20,38 +20,22 @@ def test_tables_stay_modules():
     assert module.tables["a"] is tables["a"]
 
 
-@pytest.mark.slow
-def test_one_table_for_two_keys():
-    shared = nn.EmbeddingBag(IDS, 3, mode="sum")
-    module = EmbeddingBagCollection({"a": shared, "b": shared})
-    x = batch([1, 2, 0, 3])
-    for run in (module, desugar.compile(module, backend="eager")):
-        module.zero_grad()
-        sum(run(x).values()).sum().backward()
-        assert shared.weight.grad[:, 0].equal(torch.bincount(x.values, minlength=IDS).float())
-
-
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.sweep(12)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
-def test_one_sparse_table_for_two_keys(kind, way):
+def test_one_table_for_two_keys(kind, sparse, way):
     options = {"mode": "sum"} if kind is EmbeddingBagCollection else {}
-    shared = kind.kind(IDS, 3, sparse=True, **options)
+    shared, x = kind.kind(IDS, 3, sparse=sparse, **options), batch([1, 2, 0, 3])
     module = kind({"a": shared, "b": shared})
-    x = batch([1, 2, 0, 3])
-
-    def loss(found):
-        return sum(f.square().sum() for f in found.values())
-
-    loss(module(x)).backward()
-    expected, shared.weight.grad = shared.weight.grad.to_dense(), None
-    WAYS[way](lambda x: loss(module(x)))(x).backward()
-    assert shared.weight.grad.is_sparse
-    torch.testing.assert_close(shared.weight.grad.to_dense(), expected)
+    WAYS[way](lambda x: sum(f.sum() for f in module(x).values()))(x).backward()
+    assert shared.weight.grad.is_sparse is sparse
+    counts = torch.bincount(x.values, minlength=IDS).float()
+    assert shared.weight.grad.to_dense().equal(counts[:, None].expand(-1, 3))
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.parametrize("way", COMPILED)
 def test_a_sparse_table_may_be_looked_up_twice(way):
     module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="sum", sparse=True) for k in "ab"})
     batches = batch([1, 2, 0, 3]), batch([2, 2, 1, 1])
@@ -87,55 +71,42 @@ def test_a_batch_may_have_fewer_keys_in_another_order():
 
 
 @pytest.mark.slow
-def test_training_in_a_compiled_step_is_that_of_eager_mode():
-    def train(compile):
+@pytest.mark.parametrize("way", COMPILED)
+def test_training_in_a_compiled_step_is_that_of_eager_mode(way):
+    losses = {"eager": [], way: []}
+    for name, found in losses.items():
         torch.manual_seed(0)
         module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="sum") for k in "ab"})
         optimizer = torch.optim.SGD(module.parameters(), 0.1)
-        step = compile(lambda x: sum(((o - 1) ** 2).sum() for o in module(x).values()))
-        losses = []
+        step = WAYS[name](lambda x, module=module: sum(((o - 1) ** 2).sum() for o in module(x).values()))
         for lengths in ([1, 2, 0, 3], [2, 2, 1, 1], [4, 4, 0, 0, 1, 2]):
             optimizer.zero_grad()
-            loss = step(batch(lengths))
-            loss.backward()
+            found.append(step(batch(lengths)))
+            found[-1].backward()
             optimizer.step()
-            losses.append(loss.item())
-        return losses
-
-    assert train(lambda f: f) == pytest.approx(train(lambda f: desugar.compile(f, backend="eager")))
+    torch.testing.assert_close(*losses.values())
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: EmbeddingBagCollection({"a": nn.Embedding(2, 2)}), "expected an nn.EmbeddingBag for 'a'"),
-        (lambda: EmbeddingCollection({"a": nn.EmbeddingBag(2, 2)}), "expected an nn.Embedding for 'a'"),
-        (lambda: EmbeddingCollection({"a.b": nn.Embedding(2, 2)}), "can name a module"),
-        (lambda: EmbeddingCollection({"": nn.Embedding(2, 2)}), "can name a module"),
-        (lambda: EmbeddingCollection({"training": nn.Embedding(2, 2)}), "can name a module"),
-        (lambda: EmbeddingCollection({}), "at least one key"),
-        (
-            lambda: EmbeddingBagCollection({"a": nn.EmbeddingBag(2, 2)})(batch([1, 2])),
-            "no table for b; it has a",
+BAG = EmbeddingBagCollection({"a": nn.EmbeddingBag(2, 2)})
+FLOATS = KeyedJaggedTensor(["a"], torch.ones(2), torch.tensor([2]))
+REFUSED = [
+    (lambda: EmbeddingBagCollection({"a": nn.Embedding(2, 2)}), "expected an nn.EmbeddingBag for 'a'"),
+    (lambda: EmbeddingCollection({"a": nn.EmbeddingBag(2, 2)}), "expected an nn.Embedding for 'a'"),
+    (lambda: EmbeddingCollection({"a.b": nn.Embedding(2, 2)}), "can name a module"),
+    (lambda: EmbeddingCollection({"": nn.Embedding(2, 2)}), "can name a module"),
+    (lambda: EmbeddingCollection({"training": nn.Embedding(2, 2)}), "can name a module"),
+    (lambda: EmbeddingCollection({}), "at least one key"),
+    (lambda: BAG(batch([1, 2])), "no table for b; it has a"),
+    (lambda: BAG(torch.ones(2)), "expected a KeyedJagged"),
+    (
+        lambda: EmbeddingBagCollection({k: nn.EmbeddingBag(2, 2) for k in "ab"})(
+            batch([1, 2], weighted=True)
         ),
-        (
-            lambda: EmbeddingBagCollection({"a": nn.EmbeddingBag(2, 2)})(torch.ones(2)),
-            "expected a KeyedJagged",
-        ),
-        (
-            lambda: EmbeddingBagCollection({k: nn.EmbeddingBag(2, 2) for k in "ab"})(
-                batch([1, 2], weighted=True)
-            ),
-            "weights go with mode='sum', and a, b pool otherwise",
-        ),
-        (
-            lambda: EmbeddingCollection({"a": nn.Embedding(2, 2)})(
-                KeyedJaggedTensor(["a"], torch.ones(2), torch.tensor([2]))
-            ),
-            r"expected ids, integers \[total\], got torch.float32\[2\]",
-        ),
-    ],
-)
-def test_refused(make, text):
-    with pytest.raises((TypeError, ValueError, KeyError), match=text):
-        make()
+        "weights go with mode='sum', and a, b pool otherwise",
+    ),
+    (
+        lambda: EmbeddingCollection({"a": nn.Embedding(2, 2)})(FLOATS),
+        r"expected ids, integers \[total\], got torch.float32\[2\]",
+    ),
+]
+test_refused = raising([(call, (TypeError, ValueError, KeyError), text) for call, text in REFUSED])

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from subclasses import DispatchError
 from subclasses.keyed import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
 from subclasses.testing import suite
-from tests.subclasses.keyed.batches import LENGTHS, WAYS, batch, rows_of
+from tests.subclasses.keyed.batches import COMPILED as COMPILED_WAYS, LENGTHS, WAYS, batch
 
 # ---- one value -------------------------------------------------------------------------------------------------
 
@@ -32,19 +31,13 @@ def test_keys_lengths_and_rows():
 
 def test_weights_have_the_rows_of_their_feature_and_gradients():
     x = batch([1, 2, 0, 3], weighted=True)
-    w = x.unwrap("weights")
     assert x.dtype == torch.float32 and x.requires_grad and x.values.dtype == torch.int64
-    assert "weighted" in repr(x)
-    (x.feature_weights("a").sum(1) * x.feature_weights("b").sum(1)).sum().backward()
-    assert x.feature_weights("a").to_dense().shape == (2, 3)
+    assert "weighted" in repr(x) and x.feature_weights("a").to_dense().shape == (2, 3)
     leaf = torch.rand(6, requires_grad=True)
     y = KeyedJaggedTensor(x.keys, x.values, x.lengths, weights=leaf)
     (y.feature_weights("a").sum(1) * y.feature_weights("b").sum(1)).sum().backward()
-    a, b = leaf.detach()[:3], leaf.detach()[3:]
-    assert torch.allclose(
-        leaf.grad, torch.cat([torch.tensor([0.0, 1, 1]) * b.sum(), (a[1] + a[2]).expand(3)])
-    )
-    assert w.shape == (6,)
+    expected = torch.cat([torch.tensor([0.0, 1, 1]) * leaf[3:].sum(), leaf[1:3].sum().expand(3)])
+    torch.testing.assert_close(leaf.grad, expected.detach())
 
 
 @pytest.mark.parametrize("lengths", [[0, 0], [0] * 4, []], ids=str)
@@ -73,11 +66,11 @@ def test_copies(again):
     assert y.values.equal(x.values) and y.values is not x.values
 
 
-def test_the_outer_dtype_is_that_of_the_weights():
-    x = batch([1, 2, 0, 3], weighted=True).to(torch.float64)
-    assert x.weights.dtype == x.dtype == torch.float64 and x.values.dtype == torch.int64
-    y = batch([1, 2, 0, 3]).to(torch.int32)
-    assert y.values.dtype == y.dtype == torch.int32 and y.offsets.dtype == torch.int64
+@pytest.mark.parametrize(("weighted", "dtype"), [(True, torch.float64), (False, torch.int32)])
+def test_the_outer_dtype_is_that_of_the_weights(weighted, dtype):
+    x = batch([1, 2, 0, 3], weighted=weighted).to(dtype)
+    assert x.dtype == (x.weights if weighted else x.values).dtype == dtype
+    assert x.offsets.dtype == torch.int64 and x.values.dtype == (torch.int64 if weighted else dtype)
 
 
 # ---- other keys ------------------------------------------------------------------------------------------------
@@ -143,7 +136,7 @@ COMPILED = {
 
 
 @pytest.mark.sweep(22)
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.parametrize("way", COMPILED_WAYS)
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_as_in_eager_mode(name, way):
     compiled = WAYS[way](COMPILED[name])
@@ -167,51 +160,51 @@ class _Batches(torch.utils.data.Dataset):
 @pytest.mark.parametrize("way", ["desugar.compile", "behind Dynamo"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_workers_run_one_program(way, workers):
-    score = COMPILED["features"]
-    compiled = WAYS["desugar.compile"](score)
-    frames = CompileCounter()
-    if way == "behind Dynamo":
-        compiled = torch.compile(score, backend=frames, fullgraph=True)
-    loader = torch.utils.data.DataLoader(_Batches(), batch_size=None, num_workers=workers)
-    for x in loader:
+    score, frames, is_ours = COMPILED["features"], CompileCounter(), way == "desugar.compile"
+    compiled = WAYS[way](score) if is_ours else torch.compile(score, backend=frames, fullgraph=True)
+    for x in torch.utils.data.DataLoader(_Batches(), batch_size=None, num_workers=workers):
         assert compiled(x).equal(score(x))
-    count = frames.frame_count if way == "behind Dynamo" else len(compiled.programs)
-    assert count == 1
+    assert (len(compiled.programs) if is_ours else frames.frame_count) == 1
 
 
 def test_what_comes_back_is_keyed():
-    compiled = WAYS["desugar.compile"](lambda x: x.permute(["b", "a"]))
     x = batch([1, 2, 0, 3], weighted=True)
-    y = compiled(x)
+    y = WAYS["desugar.compile"](lambda x: x.permute(["b", "a"]))(x)
     assert y.keys == ("b", "a") and y["a"].to_dense().equal(x["a"].to_dense())
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("way", WAYS)
-def test_gaps_between_rows_are_refused_in_graphs_too(way):
-    run = WAYS[way](lambda x: KeyedJaggedTensor.from_jagged({"c": x})["c"].sum(1))
-    offsets, values = torch.tensor([0, 3, 6]), torch.arange(6)
-    whole = JaggedTensor(values, offsets, lengths=torch.tensor([3, 3]), max_length=3)
-    assert run(whole).tolist() == [3, 12]
-    with pytest.raises((ValueError, RuntimeError), match="expected rows back to back"):
-        run(JaggedTensor(values, offsets, lengths=torch.tensor([3, 2]), max_length=3))
+def whole(*lengths):
+    return JaggedTensor(torch.arange(6), torch.tensor([0, 3, 6]), lengths=torch.tensor(lengths), max_length=3)
+
+
+WEIGHTED = batch([1, 2, 0, 3], weighted=True)
+BAG = torch.nn.EmbeddingBag(9, 3, mode="sum")
+# A function, arguments that it takes, and arguments that it refuses.
+REFUSED = {
+    "gaps between rows": (
+        lambda x: KeyedJaggedTensor.from_jagged({"c": x})["c"].sum(1),
+        (whole(3, 3),),
+        (whole(3, 2),),
+        "expected rows back to back",
+    ),
+    "weights of other rows": (
+        lambda x, w: BAG(x, per_sample_weights=w),
+        (WEIGHTED["a"], WEIGHTED.feature_weights("a")),
+        (WEIGHTED["a"], WEIGHTED.feature_weights("b")),
+        "rows of other lengths",
+    ),
+}
 
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_of_other_rows_are_refused_in_graphs_too(way):
-    bag, x = torch.nn.EmbeddingBag(9, 3, mode="sum"), batch([1, 2, 0, 3], weighted=True)
-    run = WAYS[way](lambda x, w: bag(x, per_sample_weights=w))
-    weights = x.feature_weights("a")
-    torch.testing.assert_close(run(x["a"], weights), bag(x["a"], per_sample_weights=weights))
-    with pytest.raises((ValueError, RuntimeError), match="rows of other lengths"):
-        run(x["a"], x.feature_weights("b"))
-
-
-def test_what_reads_the_lengths_says_so():
-    compiled = WAYS["desugar.compile"](lambda x: x.compact().values)
-    with pytest.raises(DispatchError, match="compact reads the lengths"):
-        compiled(batch([1, 2, 0, 3]))
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_graphs_too(name, way):
+    function, taken, refused, text = REFUSED[name]
+    run = WAYS[way](function)
+    torch.testing.assert_close(run(*taken), function(*taken))
+    with pytest.raises((ValueError, RuntimeError), match=text):
+        run(*refused)
 
 
 # ---- the conformance kit ---------------------------------------------------------------------------------------
@@ -239,12 +232,3 @@ TestConformance = suite(
     variants=[lambda: _make(keys="abd")],
     ops={torch.ops.aten._to_copy.default: lambda x: (x,), torch.cat: lambda x: ([x],)},
 )
-
-
-# ---- the kit's table of rows -----------------------------------------------------------------------------------
-
-
-def test_rows_of_the_tests_are_those_of_the_features():
-    x = batch([1, 2, 0, 3])
-    for key, rows in rows_of(x, x.values).items():
-        assert all(a.equal(b) for a, b in zip(rows, x[key].to_tensors(), strict=True))

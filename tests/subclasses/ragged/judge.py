@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.doors import by_desugar as desugared, by_stock, eager
 
@@ -158,6 +159,29 @@ def hold(layout: str, rows: Sequence[Tensor]) -> Any:
     return made
 
 
+def with_gaps(rows: Sequence[Tensor]) -> Tensor:
+    """A table of rows, as a function of them, with poison behind each: NaN, or an index out of range."""
+    poison = float("nan") if rows[0].is_floating_point() else 10**9
+    longer = [*rows, rows[0].new_zeros(max(map(len, rows)) + 2, *rows[0].shape[1:])]
+    return torch.nn.utils.rnn.pad_sequence(longer, True, poison)[:-1]
+
+
+def with_holes(rows: Sequence[Tensor]) -> JaggedTensor:
+    """The rows with poison between them."""
+    table, lengths = with_gaps(rows), torch.tensor([len(row) for row in rows])
+    starts = torch.arange(len(rows) + 1) * table.shape[1]
+    return JaggedTensor(table.flatten(0, 1), starts, lengths=lengths)
+
+
+# How a value is made of rows, as a differentiable function of them.
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "jagged": JaggedTensor.from_tensors,
+    "holes": with_holes,
+    "padded": lambda rows: PaddedTensor(with_gaps(rows), torch.tensor([len(row) for row in rows])),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
 def random(*shape: int) -> Tensor:
     """A parameter."""
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -195,7 +219,18 @@ def check_parts(batch: Any, got: Any, expected: Sequence[Tensor], parameters: Se
         torch.testing.assert_close(mine, wanted, equal_nan=True)
 
 
-def grads_of(outputs: Sequence[Tensor], leaves: list[Tensor], cotangents: Sequence[Tensor]) -> Any:
+def check_leaves(got: Any, expected: Sequence[Tensor], leaves: Sequence[Tensor], **tolerance: Any) -> None:
+    """Compares the rows of a result, or its parts, and the gradients of leaves that flow back from them."""
+    parts = got.to_tensors() if isinstance(got, JaggedTensor | PaddedTensor) else list(got)
+    torch.testing.assert_close(parts, list(expected), **tolerance)
+    if not leaves:
+        return
+    cotangents = [torch.randn_like(part) for part in expected]
+    ours, theirs = (grads_of(each, leaves, cotangents) for each in (parts, expected))
+    torch.testing.assert_close(ours, theirs, **tolerance)
+
+
+def grads_of(outputs: Sequence[Tensor], leaves: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
     """The gradients of leaves by those outputs that require grad."""
     pairs = [(t, c) for t, c in zip(outputs, cotangents, strict=True) if t.requires_grad]
     outs, given = zip(*pairs, strict=True)
@@ -278,5 +313,27 @@ def refused(cases: Mapping[str, Any], layouts: Iterable[str] = LAYOUTS, **option
         with pytest.raises(error, match=words):
             call(x)
         torch.testing.assert_close(x.unwrap(), before.unwrap(), equal_nan=True)
+
+    return test
+
+
+def raising(cases: Mapping[str, Any] | Sequence[Any]) -> Any:
+    """A test of ``(call, words)``, or ``(call, error, words)``: a call raises, by default a `DispatchError`."""
+
+    @pytest.mark.parametrize("name", cases if isinstance(cases, Mapping) else range(len(cases)))
+    def test(name):
+        call, *errors, words = cases[name]
+        with pytest.raises(*(errors or [DispatchError]), match=words):
+            call()
+
+    return test
+
+
+def working(cases: Mapping[str, Callable[[], Any]]) -> Any:
+    """A test that calls raise nothing."""
+
+    @pytest.mark.parametrize("name", cases)
+    def test(name):
+        cases[name]()
 
     return test

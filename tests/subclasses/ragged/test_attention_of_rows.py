@@ -128,18 +128,6 @@ def test_keys_with_holes_and_rows_without_keys_beside_a_mask():
     assert (got[0] == 0).all()
 
 
-@pytest.mark.parametrize("layout", ["back to back", "padded"])
-def test_dropout_of_scores(layout):
-    batch = make(layout, [300, 0, 200], (8,))
-    x = batch.x
-    out = attend(heads(x), heads(x), torch.ones_like(heads(x.detach())), dropout_p=0.5)
-    for part in out.to_tensors():
-        if part.numel():  # the weights that are left add up to one in the mean
-            assert part.std() > 0.01 and abs(part.mean() - 1) < 0.05
-    out.sum().backward()
-    assert not torch.where(batch.leaf.isnan(), 0, batch.leaf.grad).isnan().any()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @layouts
 def test_half_precision(layout, dtype):

@@ -14,26 +14,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import desugar
-from subclasses.ragged import JaggedTensor, PaddedTensor, autocast
+from subclasses.ragged import JaggedTensor, autocast
 from subclasses.rules.registry import collect_function_rules
 from tests.doors import DOORS
+from tests.subclasses.ragged.judge import KINDS, kinds
 
 LENGTHS, WIDTH = (5, 3, 4), 4
-KINDS = {"jagged": JaggedTensor.from_tensors, "padded": PaddedTensor.from_tensors}
 ON_CPU, ELSEWHERE = torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA
 
 
 def rows_of(dtype: torch.dtype, features: int = WIDTH) -> list[Tensor]:
     torch.manual_seed(0)
     return [(torch.rand(n, features) * 0.8 + 0.1).to(dtype) for n in LENGTHS]
-
-
-def holed(rows: list[Tensor]) -> JaggedTensor:
-    longer = JaggedTensor.from_tensors([torch.cat([row, row[:1]]) for row in rows])
-    return JaggedTensor(longer.values, longer.offsets, lengths=torch.tensor([len(row) for row in rows]))
-
-
-KINDS["holes"] = holed
 
 
 def weight(*size: int) -> Tensor:
@@ -201,36 +193,25 @@ def test_a_given_dtype_is_that_of_the_sum():
 
 # ---- values ----------------------------------------------------------------------------------------------------
 
-
-def test_means_of_pools_are_as_precise_as_without_autocast():
-    for make in (KINDS["jagged"], KINDS["padded"]):
-        x = make(rows_of(torch.float32)).transpose(1, 2)
-        exact = F.adaptive_avg_pool1d(x, 2)
-        with torch.autocast("cpu", torch.bfloat16):
-            torch.testing.assert_close(F.adaptive_avg_pool1d(x, 2), exact)
-
-
-def test_double_precision_stays():
-    x = heads(KINDS["jagged"](rows_of(torch.float64)))
+@kinds
+def test_precision(kind):
+    """Pools are as precise as without autocast, norms scale before they round, and double precision stays."""
+    x, half, double = (KINDS[kind](rows_of(t)) for t in (torch.float32, torch.bfloat16, torch.float64))
+    x, half, w = x.transpose(1, 2), half.transpose(1, 2), weight(4)
+    exact = F.adaptive_avg_pool1d(x, 2)
     with torch.autocast("cpu", torch.bfloat16):
-        assert F.scaled_dot_product_attention(x, x, x).dtype is torch.float64
+        torch.testing.assert_close(F.adaptive_avg_pool1d(x, 2), exact)
+        assert F.scaled_dot_product_attention(*[heads(double)] * 3).dtype is torch.float64
+    for y in (F.group_norm(half, 2, w, w), F.batch_norm(half, w, w, w, w)):
+        assert y.dtype is torch.bfloat16  # of entries in half precision beside parameters in float32
 
 
-def test_operands_of_several_dtypes_are_refused_without_autocast():
-    for make in KINDS.values():
-        x, y = (heads(make(rows_of(dtype))) for dtype in (torch.float32, torch.bfloat16))
-        with pytest.raises(
-            ValueError, match=r"of one dtype, got torch\.float32, torch\.float32, torch\.bfloat16"
-        ):
-            F.scaled_dot_product_attention(x, x, y)
-
-
-def test_norms_scale_before_they_round():
-    """Parameters in float32 beside entries in half precision give entries in half precision."""
-    for make in KINDS.values():
-        x = make(rows_of(torch.bfloat16)).transpose(1, 2)
-        assert F.group_norm(x, 2, weight(4), weight(4)).dtype is torch.bfloat16
-        assert F.batch_norm(x, weight(4), weight(4), weight(4), weight(4)).dtype is torch.bfloat16
+@kinds
+def test_operands_of_several_dtypes_are_refused_without_autocast(kind):
+    x, y = (heads(KINDS[kind](rows_of(dtype))) for dtype in (torch.float32, torch.bfloat16))
+    text = r"of one dtype, got torch\.float32, torch\.float32, torch\.bfloat16"
+    with pytest.raises(ValueError, match=text):
+        F.scaled_dot_product_attention(x, x, y)
 
 
 # ---- doors -----------------------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 from hypothesis import given, strategies as st
 
 from subclasses.ragged import PaddedTensor, kernel_multiple, propose_buckets
 from subclasses.ragged.padded.buckets import bucket_of
+from tests.subclasses.ragged.judge import raising
 
 
 @given(st.integers(0, 100), st.integers(1, 20))
@@ -26,9 +26,7 @@ def test_powers(length):
 
 def test_powers_of_a_table():
     x = PaddedTensor.from_tensors([torch.ones(5), torch.ones(2)], buckets="powers")
-    assert x.shape == (2, 8) and x.to_jagged().to_padded(buckets="powers").shape == (2, 8)
-    with pytest.raises(ValueError, match="or 'powers', got 'primes'"):
-        PaddedTensor.from_tensors([torch.ones(5)], buckets="primes")  # type: ignore[arg-type]
+    assert x.shape == x.to_jagged().to_padded(buckets="powers").shape == (2, 8)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4), st.sampled_from([1, 4, 8]))
@@ -47,12 +45,24 @@ def test_proposed_buckets_pad_least(lengths, programs, multiple):
     assert places(buckets) == min(map(places, every))
 
 
-def test_no_lengths_and_no_programs():
-    for options in ({"programs": 0}, {"multiple": 0}):
-        with pytest.raises(ValueError, match="at least 1, got 0"):
-            propose_buckets([3], **options)
-    with pytest.raises(ValueError, match="one length or more"):
-        propose_buckets([])
+test_what_is_refused = raising(
+    {
+        "primes": (
+            lambda: PaddedTensor.from_tensors([torch.ones(5)], buckets="primes"),  # type: ignore[arg-type]
+            ValueError,
+            "or 'powers', got 'primes'",
+        ),
+        "no programs": (lambda: propose_buckets([3], programs=0), ValueError, "at least 1, got 0"),
+        "no multiple": (lambda: propose_buckets([3], multiple=0), ValueError, "at least 1, got 0"),
+        "no lengths": (lambda: propose_buckets([]), ValueError, "one length or more"),
+        "a row that fits nowhere": (
+            lambda: PaddedTensor.by_length([torch.ones(9, 1)], [4, 8]),
+            ValueError,
+            "fits into none of",
+        ),
+        "no rows": (lambda: PaddedTensor.by_length([], [4]), ValueError, "at least one row"),
+    }
+)
 
 
 def test_multiples_of_kernels():
@@ -90,10 +100,3 @@ def test_results_lead_back_to_the_order_of_the_rows():
     sums = torch.cat([table.sum(1) for _, table in tables])
     order = torch.cat([numbers for numbers, _ in tables]).argsort()
     torch.testing.assert_close(sums[order], torch.stack([row.sum(0) for row in rows]))
-
-
-def test_a_row_that_fits_nowhere_and_no_rows():
-    with pytest.raises(ValueError, match="fits into none of"):
-        PaddedTensor.by_length([torch.ones(9, 1)], [4, 8])
-    with pytest.raises(ValueError, match="at least one row"):
-        PaddedTensor.by_length([], [4])

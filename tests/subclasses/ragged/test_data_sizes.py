@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-import desugar
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.data_sizes import size_of, true_places
+from tests.doors import COMPILED, by_desugar
 
 KERNEL = torch.linspace(-1, 1, 18).view(3, 3, 2)
 ODD_ROWS = torch.tensor([1, 0, 1])
@@ -76,15 +75,11 @@ def check(f: Callable[[Any], Any], program: Callable[[Any], Any]) -> None:
         torch.testing.assert_close(x.grad.values, judge.grad.values)  # type: ignore[union-attr]
 
 
-@pytest.mark.sweep(33)
-@pytest.mark.parametrize("door", ["stock", "desugar"])
+@pytest.mark.sweep(50)
+@pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_those_of_eager_mode(name, door):
-    f = parts(CASES[name])
-    if door == "stock":
-        check(CASES[name], torch.compile(f, backend="aot_eager", fullgraph=True))
-    else:
-        check(CASES[name], desugar.compile(f, backend="eager"))
+    check(CASES[name], COMPILED[door](parts(CASES[name]), fullgraph=True))
 
 
 @pytest.mark.slow
@@ -94,38 +89,28 @@ def test_values_are_those_of_eager_mode_in_kernels(name, backend):
     check(CASES[name], torch.compile(parts(CASES[name]), backend=backend, fullgraph=True))
 
 
-def test_mean_over_the_values_of_a_convolution():
-    x = JaggedTensor.from_tensors([torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[4.0], [5.0]])])
-    program = desugar.compile(
-        lambda x: F.conv1d(x.mT, torch.ones(1, 1, 2)).mT.values.mean(), backend="eager", strict=True
-    )
-    torch.testing.assert_close(program(x), torch.tensor((3 + 5 + 9) / 3))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(mode):
     f = parts(CASES["from_padded"])
-    program = desugar.compile(f, backend="eager")
+    program = by_desugar(f)
     with mode():
         for lengths in ([3, 2, 5], [0, 1], [0, 0], [1, 1, 1]):
             x = batch(lengths)
             torch.testing.assert_close(program(x)[:-1], f(x)[:-1], equal_nan=True)
 
 
-def test_rows_of_a_mask_that_is_all_false():
-    program = desugar.compile(lambda x, mask: x[mask].values.sum(0), backend="eager")
-    for mask in ([True, False], [False, False]):
-        x = batch([3, 2])
-        torch.testing.assert_close(program(x, torch.tensor(mask)), x[torch.tensor(mask)].values.sum(0))
+@pytest.mark.parametrize("mask", [[True, False], [False, False]])
+def test_rows_of_a_mask_that_is_all_false(mask):
+    x, mask = batch([3, 2]), torch.tensor(mask)
+    program = by_desugar(lambda x, mask: x[mask].values.sum(0))
+    torch.testing.assert_close(program(x, mask), x[mask].values.sum(0))
 
 
 @pytest.mark.parametrize("lengths", [[2, 4], [2, -1]])
 def test_lengths_that_a_table_does_not_have(lengths):
-    def rows(table: Tensor, lengths: Tensor) -> Tensor:
-        return JaggedTensor.from_padded(table, lengths).values.sum()
-
-    table, program = torch.ones(2, 3), desugar.compile(rows, backend="eager")
+    table = torch.ones(2, 3)
+    program = by_desugar(lambda table, lengths: JaggedTensor.from_padded(table, lengths).values.sum())
     program(table, torch.tensor([1, 3]))
     with pytest.raises(RuntimeError, match="from_padded: a length is negative, or beyond the extent"):
         program(table, torch.tensor(lengths))

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import desugar
 from subclasses import _torch
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.attention import fused, rule
 from subclasses.ragged.attention.fused import Kernel, kernel_for
+from tests.doors import DOORS
+from tests.subclasses.ragged.judge import check_leaves
 
 LENGTHS, OTHERS = [3, 1, 5], [4, 0, 2]
 
@@ -84,12 +85,7 @@ def loop(q, k, v, **options: Any) -> list[Tensor]:
 
 def check(got: JaggedTensor, expected: list[Tensor], leaves: list[Tensor], **tolerance: Any) -> None:
     """Compares what came out row by row, and then the gradients of all leaves."""
-    rows = got.transpose(1, 2).to_tensors()
-    torch.testing.assert_close(rows, expected, **tolerance)
-    cotangents = [torch.randn_like(row) for row in expected]
-    grads = [torch.autograd.grad(parts, leaves, cotangents, allow_unused=True) for parts in (rows, expected)]
-    for leaf, ours, theirs in zip(leaves, *grads, strict=True):
-        torch.testing.assert_close(ours, torch.zeros_like(leaf) if theirs is None else theirs, **tolerance)
+    check_leaves(got.transpose(1, 2), expected, leaves, **tolerance)
 
 
 # ---- on the CPU, by the contracts ------------------------------------------------------------------------------
@@ -138,45 +134,52 @@ def test_pytorch_knows_the_kernels_like_that(chosen, monkeypatch):
         assert [g.shape for g in grads] == [row.shape for row in rows]
 
 
-def test_which_kernel(monkeypatch):
+def fake_rows(dtype=torch.float16, features=8, device="cuda", **parts: Any) -> JaggedTensor:
+    values, starts = torch.empty(2, 9, features, device=device, dtype=dtype), torch.empty(4, device=device)
+    return JaggedTensor(values, starts.long(), ragged_dim=2, **{"max_length": 5} | parts)
+
+
+# How queries, keys and values are made, and which kernel is chosen for them, also where it is causal.
+CHOSEN = {
+    "itself": (lambda: [fake_rows()] * 3, Kernel.FLASH, Kernel.FLASH),
+    "other rows": (lambda: [fake_rows(), *[fake_rows()] * 2], Kernel.FLASH, Kernel.EFFICIENT),
+    "bfloat16": (lambda: [fake_rows(torch.bfloat16)] * 3, Kernel.FLASH, Kernel.FLASH),
+    "float32": (lambda: [fake_rows(torch.float32)] * 3, Kernel.EFFICIENT, Kernel.EFFICIENT),
+    "192 features": (lambda: [fake_rows(features=192)] * 3, Kernel.FLASH, Kernel.FLASH),
+    "256 features": (lambda: [fake_rows(features=256)] * 3, Kernel.EFFICIENT, Kernel.EFFICIENT),
+    "float64": (lambda: [fake_rows(torch.float64)] * 3, None, None),
+    "the CPU": (lambda: [fake_rows(device="cpu")] * 3, None, None),
+    "holes": (lambda: [fake_rows(lengths=torch.empty(3, device="cuda").long())] * 3, None, None),
+    "no entries": (lambda: [fake_rows(max_length=0)] * 3, None, None),
+    "several dtypes": (lambda: [fake_rows(), fake_rows(torch.bfloat16), fake_rows()], None, None),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_which_kernel(name, monkeypatch):
     monkeypatch.setattr(fused, "_devices", lambda: (True, True))
-
-    def rows(dtype=torch.float16, features=8, device="cuda", **parts: Any) -> JaggedTensor:
-        values, starts = (
-            torch.empty(2, 9, features, device=device, dtype=dtype),
-            torch.empty(4, device=device),
-        )
-        parts = {"max_length": 5} | parts
-        return JaggedTensor(values, starts.long(), ragged_dim=2, **parts)
-
-    def chosen(x, y=None, causal=False):
-        return kernel_for(x, x if y is None else y, x if y is None else y, causal)
-
+    operands, expected, causal = CHOSEN[name]
     with _torch.fake_mode(), torch.no_grad():
-        x, y = rows(), rows()
-        assert (
-            chosen(x)
-            is chosen(x, causal=True)
-            is chosen(x, y)
-            is chosen(rows(torch.bfloat16))
-            is Kernel.FLASH
-        )
-        assert chosen(x, y, causal=True) is chosen(rows(torch.float32)) is Kernel.EFFICIENT
-        assert chosen(rows(features=256)) is Kernel.EFFICIENT and chosen(rows(features=192)) is Kernel.FLASH
-        holes = rows(lengths=torch.empty(3, device="cuda").long())
-        for none in (rows(torch.float64), rows(device="cpu"), holes, rows(max_length=0)):
-            assert chosen(none) is None
-        assert kernel_for(x, rows(torch.bfloat16), x, False) is None
-        for backend, expected in (
-            (SDPBackend.FLASH_ATTENTION, Kernel.FLASH),
-            (SDPBackend.EFFICIENT_ATTENTION, Kernel.EFFICIENT),
-            (SDPBackend.MATH, None),
-        ):
-            with sdpa_kernel(backend):
-                assert chosen(x) is expected
-    monkeypatch.setattr(fused, "_devices", lambda: (False, False))
-    with _torch.fake_mode():
-        assert chosen(rows()) is None
+        operands = operands()
+        assert kernel_for(*operands, False) is expected and kernel_for(*operands, True) is causal
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        (SDPBackend.FLASH_ATTENTION, Kernel.FLASH),
+        (SDPBackend.EFFICIENT_ATTENTION, Kernel.EFFICIENT),
+        (SDPBackend.MATH, None),
+    ],
+)
+def test_which_kernel_a_user_allows(backend, expected, monkeypatch):
+    monkeypatch.setattr(fused, "_devices", lambda: (True, True))
+    with _torch.fake_mode(), torch.no_grad():
+        operands = [fake_rows()] * 3
+        with sdpa_kernel(backend):
+            assert kernel_for(*operands, False) is expected
+        monkeypatch.setattr(fused, "_devices", lambda: (False, False))
+        assert kernel_for(*operands, False) is None
 
 
 def test_values_that_lie_otherwise():
@@ -203,21 +206,16 @@ TOLERANCE = {
     torch.float32: {"atol": 1e-4, "rtol": 1e-4},
     torch.float64: {},
 }
-COMPILERS = {
-    "eager": lambda f: f,
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-    "stock": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
-}
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("door", ["eager", "desugar", "stock"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("features", [16, 20])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
-def test_on_a_gpu(dtype, features, options, compiler):
+def test_on_a_gpu(dtype, features, options, door):
     rows, x = make([300, 1, 70, 0, 129], features, device="cuda", dtype=dtype)
-    run = COMPILERS[compiler](lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, **options))
+    run = DOORS[door](lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, **options))
     expected = loop(rows, [r * 2 for r in rows], [r + 1 for r in rows], **options)
     check(run(x), expected, rows, **TOLERANCE[dtype])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import re
 import subprocess
 import sys
 from collections import UserDict
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader
 from subclasses.errors import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor, TokenBatchSampler, hugging_face
 from subclasses.ragged.hugging_face import RaggedCollator
+from tests.subclasses.ragged.judge import raising
 
 COLLATORS = {
     "jagged": RaggedCollator(),
@@ -80,22 +80,21 @@ def test_columns_are_lists_arrays_or_tensors(made):
 
 def test_labels_that_are_not_given_are_the_tokens():
     given = [{"input_ids": row} for row in ROWS]
-    given[1]["labels"] = [-100]
-    given[2]["attention_mask"] = [0, 1, 1, 1, 1]
+    given[1]["labels"], given[2]["attention_mask"] = [-100], [0, 1, 1, 1, 1]
     batch = RaggedCollator(labels="input_ids")(given)
     assert rows(batch["labels"]) == [ROWS[0], [-100], ROWS[2][1:]]
     batch["labels"].values.zero_()
     assert rows(batch["input_ids"]) == [*ROWS[:2], ROWS[2][1:]], "the labels share no memory with the tokens"
 
 
-def test_examples_are_left_as_they_are():
-    given = [{key: torch.tensor(row) for key, row in example.items()} for example in examples("left")]
-    batch = RaggedCollator()(given)
-    for x in batch.values():
+@pytest.mark.parametrize("count", [1, 3])
+def test_examples_are_left_as_they_are(count):
+    given, want = (
+        [{key: torch.tensor(row) for key, row in example.items()} for example in examples("left")]
+        for _ in range(2)
+    )
+    for x in RaggedCollator()(given[:count]).values():
         x.values.zero_()
-    one = RaggedCollator()(given[:1])
-    one["input_ids"].values.zero_()
-    want = [{key: torch.tensor(row) for key, row in example.items()} for example in examples("left")]
     torch.testing.assert_close(given, want)
 
 
@@ -205,85 +204,78 @@ def test_a_bad_example_is_named(name):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_columns_that_only_some_examples_have(order):
-    given = [GOOD, GOOD | {"labels": [1, 2, 3]}, GOOD | {"labels": [1, 2, 3]}]
-    given = [given[n] for n in order]
-    message = f"example {order.index(0)} has no 'labels', which other examples of the batch have; give all"
-    with pytest.raises(ValueError, match=message + r'.*or labels="input_ids"'):
-        RaggedCollator()(given)
-    types = [example | {"token_type_ids": [0, 0, 0]} for example in given[:2]]
-    with pytest.raises(ValueError, match="example 2 has no 'token_type_ids'"):
-        RaggedCollator(labels="input_ids")([*types, given[2]])
+@pytest.mark.parametrize("column", ["labels", "token_type_ids"])
+def test_columns_that_only_some_examples_have(order, column):
+    given = [GOOD, GOOD | {column: [1, 2, 3]}, GOOD | {column: [1, 2, 3]}]
+    message = f"example {order.index(0)} has no '{column}', which other examples of the batch have; give all"
+    message += r'.*or labels="input_ids"' if column == "labels" else ""
+    with pytest.raises(ValueError, match=message):
+        RaggedCollator()([given[n] for n in order])
 
 
-def test_a_batch_without_tokens_is_refused():
-    with pytest.raises(ValueError, match="at least one example, got an empty batch"):
-        RaggedCollator()([])
-    with pytest.raises(
-        ValueError, match="in at least one of the 2 examples, got none; remove empty examples"
-    ):
-        RaggedCollator()([{"input_ids": []}, {"input_ids": [5], "attention_mask": [0]}])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layout": "dense"}, "expected layout as one of ['jagged', 'padded'], got 'dense'"),
-        ({"labels": "none"}, "expected labels as one of ['given', 'input_ids'], got 'none'"),
-        ({"multiple": 8}, 'expected neither multiple nor buckets; pass layout="padded"'),
-        ({"buckets": [8]}, 'expected neither multiple nor buckets; pass layout="padded"'),
-    ],
+MISSING = r"in at least one of the 2 examples, got none; remove empty examples"
+NEITHER = 'expected neither multiple nor buckets; pass layout="padded"'
+EMPTY = [{"input_ids": []}, {"input_ids": [5], "attention_mask": [0]}]
+test_what_is_refused = raising(
+    {
+        "no example": (lambda: RaggedCollator()([]), ValueError, "at least one example, got an empty batch"),
+        "no token": (lambda: RaggedCollator()(EMPTY), ValueError, MISSING),
+        "beyond the buckets": (
+            lambda: RaggedCollator(layout="padded", buckets=[2])([GOOD]),
+            ValueError,
+            "bucket",
+        ),
+        "layout": (
+            lambda: RaggedCollator(layout="dense"),
+            ValueError,
+            r"expected layout as one of \['jagged', 'padded'\], got 'dense'",
+        ),
+        "labels": (
+            lambda: RaggedCollator(labels="none"),
+            ValueError,
+            r"expected labels as one of \['given', 'input_ids'\], got 'none'",
+        ),
+        "multiple": (lambda: RaggedCollator(multiple=8), ValueError, NEITHER),
+        "buckets": (lambda: RaggedCollator(buckets=[8]), ValueError, NEITHER),
+    }
 )
-def test_options_are_checked(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        RaggedCollator(**options)
-
-
-def test_a_row_beyond_the_buckets():
-    with pytest.raises(ValueError, match="bucket"):
-        RaggedCollator(layout="padded", buckets=[2])([GOOD])
 
 
 # ---- patches ---------------------------------------------------------------------------------------------------
 
 
-class Accelerator:
-    def pad_across_processes(self, tensor, dim=0, pad_index=0, pad_first=False):
-        return tensor
+def patched(patch, name, **methods):
+    """A class of this name that is patched here alone."""
+    cls = type(name, (), methods)
+    patch(SimpleNamespace(**{name: cls}))
+    return cls()
 
 
-class LabelSmoother:
-    ignore_index = -100
+def pad_across_processes(self, tensor, dim=0, pad_index=0, pad_first=False):
+    return tensor
 
-    def __call__(self, model_output, labels, shift_labels=False, num_items_in_batch=None):
-        return num_items_in_batch
+
+def smooth(self, model_output, labels, shift_labels=False, num_items_in_batch=None):
+    return num_items_in_batch
 
 
 @pytest.mark.parametrize("kind", COLLATORS)
 def test_results_are_padded_before_they_are_gathered(kind):
-    class Patched(Accelerator):
-        """A class that is patched here alone."""
-
-    hugging_face._pad_ragged_results(SimpleNamespace(Accelerator=Patched))
     batch, plain = COLLATORS[kind](examples()), torch.ones(2)
-    pad = Patched().pad_across_processes
-    got = pad((batch, [plain], batch["labels"]), dim=1, pad_index=-100)
-    assert got[1][0] is plain and type(got[0]) is dict
-    for x, want in ((got[0]["input_ids"], batch["input_ids"]), (got[2], batch["labels"])):
+    methods = {"pad_across_processes": pad_across_processes}
+    pad = patched(hugging_face._pad_ragged_results, "Accelerator", **methods).pad_across_processes
+    first, (same,), last = pad((batch, [plain], batch["labels"]), dim=1, pad_index=-100)
+    assert same is plain and type(first) is dict and pad(plain, pad_first=True) is plain
+    for x, want in ((first["input_ids"], batch["input_ids"]), (last, batch["labels"])):
         assert type(x) is torch.Tensor and torch.equal(x, want.to_dense(-100))
-    assert pad(plain, pad_first=True) is plain
     with pytest.raises(DispatchError, match="expected pad_first=False"):
         pad(batch, dim=1, pad_first=True)
 
 
 @pytest.mark.parametrize("kind", COLLATORS)
 def test_label_smoothing_counts_labels(kind):
-    class Patched(LabelSmoother):
-        """A class that is patched here alone."""
-
-    hugging_face._count_labels(SimpleNamespace(LabelSmoother=Patched))
+    smoother = patched(hugging_face._count_labels, "LabelSmoother", ignore_index=-100, __call__=smooth)
     labels = COLLATORS[kind](examples())["labels"]
-    smoother = Patched()
     assert smoother(None, labels, True) == smoother(None, labels) == 6
     assert smoother(None, labels, True, 3) == smoother(None, labels, num_items_in_batch=3) == 3
     assert smoother(None, labels.to_dense(-100)) is None

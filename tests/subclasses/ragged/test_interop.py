@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.doors import COMPILED, by_desugar
-from tests.subclasses.ragged.judge import classes
+from tests.subclasses.ragged.judge import classes, with_holes
 
 KINDS = {
     "jagged": JaggedTensor.from_tensors,
@@ -22,11 +22,6 @@ KINDS = {
     "padded batch": lambda rows: PaddedTensor.from_tensors(rows, multiple=4, batch_multiple=4),
 }
 LENGTHS = [2, 0, 3]
-
-
-def with_holes(rows: list[Tensor]) -> JaggedTensor:
-    wide = JaggedTensor.from_tensors([torch.cat([row, row.new_full((1, 2), torch.nan)]) for row in rows])
-    return JaggedTensor(wide.values, wide.offsets, lengths=torch.tensor([len(row) for row in rows]))
 
 
 MORE_KINDS = KINDS | {"holes": with_holes, "[T, B]": lambda rows: KINDS["padded"](rows).transpose(0, 1)}
@@ -118,17 +113,6 @@ def test_a_mask_may_lie_anywhere():
 def test_a_wrong_mask(cls, mask):
     with pytest.raises(ValueError, match=rf"{cls.__name__}\.from_mask: expected .* a bool mask \[B, T\]"):
         cls.from_mask(torch.ones(2, 3), mask)
-
-
-@kinds
-def test_iteration(kind):
-    rows = rows_of(requires_grad=True)
-    x = KINDS[kind](rows)
-    for got in (list(x), list(x.unbind()), x.to_tensors()):
-        torch.testing.assert_close(got, rows)
-        assert all(type(row) is Tensor for row in got)
-    sum(row.square().sum() for row in x).backward()  # type: ignore[union-attr]
-    torch.testing.assert_close([row.grad for row in rows], [2 * row.detach() for row in rows])
 
 
 # ---- copies and files ------------------------------------------------------------------------------------------
@@ -298,18 +282,6 @@ def test_equal(kind):
         assert not torch.equal(x, other)
     with pytest.raises(NotImplementedError, match=f"equal: expected two {type(x).__name__}s"):
         torch.equal(x, x.to_dense())
-
-
-@kinds
-def test_filled_in_place(kind):
-    x = KINDS[kind](rows_of())
-    check_rows(x.clone().masked_fill(x > 0, torch.tensor(2.0)), [r.masked_fill(r > 0, 2.0) for r in x])
-    assert x.zero_() is x and x.sum() == 0 and x.fill_(2).mean() == 2
-    dense = torch.zeros(x.shape, dtype=x.dtype)
-    for write in (dense.add_, dense.copy_):
-        with pytest.raises(NotImplementedError, match="use to_dense"):
-            write(x)
-    assert (dense == 0).all()
 
 
 # ---- made inside a compiled function ---------------------------------------------------------------------------

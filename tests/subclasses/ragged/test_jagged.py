@@ -21,6 +21,7 @@ from tests.subclasses.ragged.judge import (
     desugared,
     eager,
     make_batch,
+    raising,
     refused,
     stock,
 )
@@ -65,8 +66,7 @@ def test_no_rows_at_all():
     )
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
+test_bad_input = raising(
     [
         (lambda: JaggedTensor([1.0], torch.tensor([0, 1])), TypeError, "JaggedTensor.values"),
         (lambda: JaggedTensor(torch.ones(2), [0, 2]), TypeError, "JaggedTensor.offsets"),
@@ -107,13 +107,8 @@ def test_no_rows_at_all():
             ValueError,
             "offsets: expected device",
         ),
-    ],
+    ]
 )  # fmt: skip
-def test_bad_input(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
-
-
 test_what_is_refused = refused(
     {
         "a table of another size": (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.subclasses.ragged.judge import raising, working
 
 LENGTHS = (3, 1, 2)
 
@@ -176,12 +175,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
-    call, text = REFUSED[name]
-    with pytest.raises(DispatchError, match=text):
-        call()
-
+test_refused = raising(REFUSED)
 
 # What PyTorch refuses of plain tensors as well, by an error of the same type.
 WRONG = {
@@ -242,12 +236,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments(name):
-    call, error, text = WRONG[name]
-    with pytest.raises(error, match=text):
-        call()
-
+test_wrong_arguments = raising(WRONG)
 
 # ---- what the errors advise ------------------------------------------------------------------------------------
 
@@ -274,6 +263,4 @@ ADVICE = {
 }
 
 
-@pytest.mark.parametrize("name", ADVICE)
-def test_what_is_advised_works(name):
-    ADVICE[name]()
+test_what_is_advised_works = working(ADVICE)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from subclasses import DispatchError
-from subclasses.ragged import JaggedTensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.subclasses.ragged.judge import (
+    KINDS,
     LAYOUTS,
     LENGTHS,
     WAYS,
@@ -20,6 +21,7 @@ from tests.subclasses.ragged.judge import (
     hold,
     judge_rows,
     judged,
+    kinds,
     layouts,
     make,
     pairs_of,
@@ -60,6 +62,21 @@ def test_embedding(padding_idx, layout, way):
     rows = [torch.randint(0, 6, (n,)) for n in LENGTHS]
     got = way(lambda x, w: F.embedding(x, w, padding_idx))(hold(layout, rows), weight)
     check_parts(batch, got, [F.embedding(row, weight, padding_idx) for row in rows], [weight])
+
+
+@kinds
+@pytest.mark.parametrize("options", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}], ids=str)
+def test_embeddings_that_look_at_all_indices(kind, options):
+    rows, weight = [torch.randint(0, 5, (n,)) for n in LENGTHS], torch.randn(5, 3, dtype=torch.float64)
+    if kind != "jagged":
+        with pytest.raises(DispatchError, match=r"embedding: max_norm.*from_tensors"):
+            F.embedding(KINDS[kind](rows), weight, **options)
+    leaves = [weight.clone().requires_grad_() for _ in range(2)]
+    got = F.embedding(JaggedTensor.from_tensors(rows), leaves[0], **options).unwrap("values")
+    expected = F.embedding(torch.cat(rows), leaves[1], **options)
+    torch.testing.assert_close(got, expected)
+    grads = [torch.autograd.grad(t.square().sum(), w) for t, w in zip((got, expected), leaves, strict=True)]
+    torch.testing.assert_close(*grads)
 
 
 @layouts
@@ -136,28 +153,54 @@ def test_products_of_rows_with_other_upper_bounds():
         torch.testing.assert_close((first @ second).to_tensors(), expected)
 
 
+ONES = torch.ones(3, 4, dtype=torch.float64)
+PARAMETERS = r": expected dense parameters"
+
+
+def targets_of(x):
+    """A class for each entry."""
+    return (x[..., 0] * 0).nan_to_num().long()
+
+
+MISFITS = {
+    "classes last": (lambda f, x, y: f(x, y), DispatchError, r"transpose\(1, 2\)"),
+    "dense logits": (lambda f, x, y: f(ONES, y.flatten(0, 1)), DispatchError, "expected ragged logits"),
+    "merged targets": (lambda f, x, y: f(x.mT, y.flatten(0, 1)), DispatchError, "do not fit together"),
+    "a dimension too many": (lambda f, x, y: f(x.mT, y.unsqueeze(-1)), DispatchError, "do not fit together"),
+    "an old option": (lambda f, x, y: f(x.mT, y, size_average=True), DispatchError, "use reduction"),
+    "no reduction": (
+        lambda f, x, y: f(x.mT, y, reduction="most"),
+        ValueError,
+        "not a valid value for reduction",
+    ),
+    "other lengths": (lambda f, x, y: f(x.mT, y[:, 1:]), ValueError, "same length"),
+}
+
 test_what_does_not_fit_is_refused = refused(
     {
+        # products along the rows
         "rows with themselves": (lambda x: x @ x.mT, DispatchError, "matmul"),
         "dimensions": (lambda x: x @ random(4, 4, 2, 3), DispatchError, "matmul"),
         "a dense factor of positions": (lambda x: x.mT @ random(4, 5, 2), DispatchError, "matmul"),
+        "a vector of places": (lambda x: x.mT @ random(x.shape[1]), DispatchError, "matmul"),
+        "a matrix of rows": (lambda x: random(5, 4) @ x[..., 0], DispatchError, "matmul"),
+        "a vector of rows": (lambda x: random(4) @ x[..., 0], DispatchError, "matmul"),
+        # layers along the rows, and with ragged parameters
         "linear of rows": (lambda x: F.linear(x.mT, random(3, 5)), DispatchError, "ragged"),
         "layer_norm of rows": (lambda x: F.layer_norm(x, (5, 4)), DispatchError, "ragged"),
-        "a ragged weight": (lambda x: F.linear(x, x), DispatchError, "ragged"),
-        "classes": (lambda x: F.cross_entropy(x, x), DispatchError, "JaggedTensor"),
-        "targets that are not merged": (
-            lambda x: F.cross_entropy(x.flatten(0, 1), x),
-            DispatchError,
-            "JaggedTensor",
-        ),
-        "dense logits": (
-            lambda x: F.cross_entropy(random(9, 4), x.flatten(0, 1)),
-            DispatchError,
-            "JaggedTensor",
-        ),
-        "a merged target": (lambda x: F.mse_loss(x, x.flatten(0, 1)), DispatchError, "JaggedTensor"),
-    },
-    ["back to back"],
+        "linear": (lambda x: F.linear(ONES, x), DispatchError, f"linear{PARAMETERS}"),
+        "linear of ragged ones": (lambda x: F.linear(x, x), DispatchError, "ragged"),
+        "layer_norm": (lambda x: F.layer_norm(ONES, (4,), x), DispatchError, f"layer_norm{PARAMETERS}"),
+        "rms_norm": (lambda x: F.rms_norm(ONES, (4,), x), DispatchError, f"rms_norm{PARAMETERS}"),
+        "embedding": (lambda x: F.embedding(ONES.long(), x), DispatchError, f"embedding{PARAMETERS}"),
+        # losses
+        "a merged target": (lambda x: F.mse_loss(x, x.flatten(0, 1)), DispatchError, "Tensor"),
+        **{
+            f"{loss.__name__}, {name}": (lambda x, call=call, f=loss: call(f, x, targets_of(x)), error, words)
+            for loss in (F.cross_entropy, F.nll_loss)
+            for name, (call, error, words) in MISFITS.items()
+        },
+    }
 )
 test_a_dense_operand_makes_no_new_rows = refused(
     {
@@ -255,8 +298,23 @@ def test_losses_of_classes(layout, way, form, loss, options, probabilities, redu
         check_parts(batch, [got], [expected])
 
 
-def test_cross_entropy_beside_merged_dense_targets():
-    batch, targets = make("padded"), torch.randint(4, (4, 7))
-    rows = [targets[i, : len(row)] for i, row in enumerate(batch.rows)]
-    got = F.cross_entropy(batch.x.view(-1, 4), targets.flatten())
-    check_parts(batch, [got], [F.cross_entropy(torch.cat(batch.rows), torch.cat(rows))])
+@pytest.mark.parametrize("probabilities", [False, True])
+@layouts
+def test_a_dense_target_of_classes(layout, probabilities):
+    batch = make(layout)
+    size = batch.x.shape[:2]
+    dense = torch.rand(*size, 4, dtype=torch.float64) if probabilities else torch.randint(0, 4, size)
+    together = torch.cat([t[: len(row)] for t, row in zip(dense, batch.rows, strict=True)])
+    got = F.cross_entropy(batch.x.mT, dense.mT if probabilities else dense)
+    check_parts(batch, [got], [F.cross_entropy(torch.cat(batch.rows), together)])
+    got = F.cross_entropy(batch.x.view(-1, 4), dense.flatten(0, 1)) if layout == "padded" else got
+    check_parts(batch, [got], [F.cross_entropy(torch.cat(batch.rows), together)])
+
+
+@layouts
+def test_a_target_that_lies_otherwise(layout):
+    batch, targets = make(layout), [torch.randint(0, 4, (n,)) for n in LENGTHS]
+    wider = PaddedTensor.from_tensors(targets, multiple=8)
+    wider = hold("back to back" if layout == "holes" else "holes", targets) if layout != "padded" else wider
+    expected = F.cross_entropy(torch.cat(batch.rows), torch.cat(targets))
+    check_parts(batch, [F.cross_entropy(batch.x.mT, wider)], [expected])

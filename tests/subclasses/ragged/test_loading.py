@@ -38,17 +38,13 @@ def check_batches(batches: list[Any]) -> None:
     assert [len(batch) for batch in batches] == [2, 2, 1]
 
 
-def test_from_tensors_collates(kind):
-    check_batches(list(DataLoader(ROWS, batch_size=2, collate_fn=COLLATE[kind])))
+WORKERS = {"num_workers": 2, "multiprocessing_context": "fork"}
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("start", START)
-def test_from_tensors_collates_in_workers(kind, start):
-    loader = DataLoader(
-        ROWS, batch_size=2, collate_fn=COLLATE[kind], num_workers=2, multiprocessing_context=start
-    )
-    check_batches(list(loader))
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("options", [{}, WORKERS, WORKERS | {"multiprocessing_context": "spawn"}], ids=str)
+def test_from_tensors_collates(kind, options):
+    check_batches(list(DataLoader(ROWS, batch_size=2, collate_fn=COLLATE[kind], **options)))
 
 
 @pytest.mark.gpu
@@ -89,8 +85,7 @@ def make_and_send(kind: str, outgoing: Any, received: Any) -> None:
 @pytest.mark.parametrize("start", START)
 def test_a_queue_shares_memory(kind, start):
     context = mp.get_context(start)
-    arrived, done = context.Queue(), context.Queue()
-    x = COLLATE[kind](ROWS)
+    arrived, done, x = context.Queue(), context.Queue(), COLLATE[kind](ROWS)
     assert x.share_memory_() is x and x.is_shared() and all(part.is_shared() for part in PARTS[kind](x))
     process = context.Process(target=double_in_place, args=(arrived, done))
     process.start()

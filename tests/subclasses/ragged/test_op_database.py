@@ -13,10 +13,8 @@ from tests.subclasses.ragged.database import (
     Converted,
     alike,
     biased,
-    check_grads,
     check_values,
-    expected_grads,
-    grads_of,
+    count,
     parts_of,
     run_compiled,
     run_eager,
@@ -42,7 +40,6 @@ REFUSED = {
     "split": "a row cut in pieces of a given length gives another number of pieces for each row",
     "nn.functional.prelu": "the channels of a row are those of the outer dimension 1, ragged or not",
 }
-REFUSED_BY = {"jagged": REFUSED, "padded": REFUSED}
 
 # Refused in a graph besides: how many entries a result has depends on the data.
 DATA_DEPENDENT = {"jagged": ("masked_select", "select"), "padded": ("select",)}
@@ -53,38 +50,30 @@ def layout(request):
     return request.param
 
 
-def check(op, sample, expected, layout, run):
-    theirs = expected_grads(op, sample, expected)
-    converted = Converted(sample, LAYOUTS[layout])
-    got = alike(parts_of(run(op, converted)), expected)
-    check_values(op, got, expected)
-    if theirs is not None:
-        check_grads(op, grads_of(converted, got), theirs)
+def check(op, layout, run, stride=1):
+    """All samples are right, and their gradients."""
+    if op.full_name in REFUSED:
+        pytest.skip(REFUSED[op.full_name])
+    for counted in count(op, layout, run, stride):
+        assert counted.right == counted.of, counted.first_error
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.full_name)
 def test_eager(op, layout):
-    if op.full_name in REFUSED_BY[layout]:
-        pytest.skip(REFUSED_BY[layout][op.full_name])
-    for sample, expected in samples_of(op):
-        check(op, sample, expected, layout, run_eager)
+    check(op, layout, run_eager)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.full_name)
 def test_compiled(op, layout):
-    if op.full_name in REFUSED_BY[layout]:
-        pytest.skip(REFUSED_BY[layout][op.full_name])
     if op.full_name in DATA_DEPENDENT[layout]:
         pytest.skip("the size of a result depends on the data")
-    samples = samples_of(op)
-    for sample, expected in samples[:: max(1, len(samples) // 4)]:
-        check(op, sample, expected, layout, run_compiled)
+    check(op, layout, run_compiled, max(1, len(samples_of(op)) // 4))
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.supports_autograd], ids=lambda op: op.full_name)
 def test_a_broadcast_bias(op, layout):
     """Its gradient comes from existing entries alone, whatever op the biased rows go through."""
-    if op.full_name in REFUSED_BY[layout] or any(name in op.name for name in RANDOM):
+    if op.full_name in REFUSED or any(name in op.name for name in RANDOM):
         pytest.skip("refused, or random")
     for sample, _ in samples_of(op)[::3]:
         found = biased(sample)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from subclasses import DispatchError
 from subclasses.ragged import PaddedTensor
+from tests.subclasses.ragged.judge import raising, working
 
 LENGTHS = (3, 1, 2)
 NAME = r"a PaddedTensor of size \(3, 3, 4\), rows along 0, ragged along 1"
@@ -178,6 +178,11 @@ REFUSED = {
         lambda: padded().index_put((MASK,), torch.zeros(4)),
         r"by a Tensor of size \(3, 3\): a mask of entries is a PaddedTensor with the same rows, such as",
     ),
+    "a reduction that is none": (
+        lambda: F.l1_loss(padded(), padded(), reduction="avg"),
+        ValueError,
+        "l1_loss: expected reduction 'none', 'mean' or 'sum', got 'avg'",
+    ),
     "into a dense tensor": (
         lambda: torch.ops.aten.copy_(torch.zeros(3, 3, 4), padded()),
         rf"copy_.*: cannot write {NAME} into a dense tensor; use to_dense\(\)",
@@ -185,34 +190,27 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
-    call, text = REFUSED[name]
-    with pytest.raises(DispatchError, match=text):
-        call()
+test_refused = raising(REFUSED)
 
 
-@pytest.mark.parametrize("read", [lambda x: x.to_tensors(), lambda x: x.unbind(0), lambda x: x[0]])
-def test_rows_as_plain_tensors_in_a_graph(read):
-    compiled = torch.compile(read, backend="eager", fullgraph=True)
-    with pytest.raises(
-        Exception, match=r"PaddedTensor: rows as plain tensors have sizes .* slices, x\[:, -1\] and"
-    ):
-        compiled(padded())  # by way of Dynamo's own
+def in_a_graph(call, make=padded, **options):
+    """A call of a compiled function, with Dynamo's own error around ours."""
+    return lambda: torch.compile(call, backend="eager", fullgraph=True, **options)(make())
 
 
-def test_a_slice_of_a_batch_whose_size_a_graph_does_not_know():
-    compiled = torch.compile(lambda x: x[1:] * 1, backend="eager", fullgraph=True, dynamic=True)
-    text = (
-        r"rows of a padded batch are taken where their number is known, and this compiled function is to take any; "
-        r"compile it with dynamic=False, or give it a batch that is not padded"
-    )
-    with pytest.raises(Exception, match=text):
-        compiled(batch())
-    assert compiled(padded()).shape == (2, 3, 4)
-    torch.compiler.reset()
-    fixed = torch.compile(lambda x: x[1:] * 1, backend="eager", fullgraph=True, dynamic=False)
-    assert fixed(batch()).shape == (3, 3, 4)
+PLAIN = r"PaddedTensor: rows as plain tensors have sizes .* slices, x\[:, -1\] and"
+UNKNOWN = (
+    r"rows of a padded batch are taken where their number is known, and this compiled function is to take any; "
+    r"compile it with dynamic=False, or give it a batch that is not padded"
+)
+test_refused_in_a_graph = raising(
+    {
+        "to_tensors": (in_a_graph(lambda x: x.to_tensors()), Exception, PLAIN),
+        "unbind": (in_a_graph(lambda x: x.unbind(0)), Exception, PLAIN),
+        "a row": (in_a_graph(lambda x: x[0]), Exception, PLAIN),
+        "a slice of a batch": (in_a_graph(lambda x: x[1:] * 1, batch, dynamic=True), Exception, UNKNOWN),
+    }
+)
 
 
 # ---- what the errors advise ------------------------------------------------------------------------------------
@@ -249,14 +247,18 @@ ADVICE = {
 }
 
 
-@pytest.mark.parametrize("name", ADVICE)
-def test_what_is_advised_works(name):
-    ADVICE[name]()
+test_what_is_advised_works = working(ADVICE)
 
 
-@pytest.mark.parametrize("read", [lambda x: x[:, 1:], lambda x: x[:, -1], lambda x: x[x > 0]])
-def test_what_is_advised_works_in_a_graph(read):
-    torch.compile(read, backend="eager", fullgraph=True)(padded())
+test_what_is_advised_works_in_a_graph = working(
+    {
+        "a slice": in_a_graph(lambda x: x[:, 1:]),
+        "the last": in_a_graph(lambda x: x[:, -1]),
+        "a mask": in_a_graph(lambda x: x[x > 0]),
+        "dynamic=False": in_a_graph(lambda x: x[1:] * 1, batch, dynamic=False),
+        "a batch that is not padded": in_a_graph(lambda x: x[1:] * 1, dynamic=True),
+    }
+)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------
@@ -285,8 +287,3 @@ def test_what_a_file_of_merged_rows_may_not_say(name):
     assert rebuild(cls, inners, metadata, *rest).ragged_dim == 0
     with pytest.raises(ValueError, match=text):
         rebuild(cls, inners | changed.get("inners", {}), metadata | changed.get("metadata", {}), *rest)
-
-
-def test_a_reduction_that_is_none():
-    with pytest.raises(ValueError, match="l1_loss: expected reduction 'none', 'mean' or 'sum', got 'avg'"):
-        F.l1_loss(padded(), padded(), reduction="avg")

@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import desugar
 from subclasses.ragged import PaddedTensor
+from tests.doors import by_desugar
 from tests.subclasses.ragged.serving import Model, NoReading, decode, decode_row, decode_step
 
 PROMPTS = [3, 1, 2]
@@ -40,11 +41,13 @@ def run(step, model, longest=LONGEST):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("dynamic", "programs"), [(False, {4}), (None, {1, 2})])
 @torch.no_grad()
-def test_64_lengths_in_buckets_of_16_are_4_programs(model):
-    compiled = desugar.compile(functools.partial(decode_step, model), backend="eager", dynamic=False)
+def test_64_lengths_in_buckets_of_16_are_4_programs(model, dynamic, programs):
+    """With symbolic widths they are fewer."""
+    compiled = by_desugar(functools.partial(decode_step, model), dynamic=dynamic)
     run(compiled, model)
-    assert len(compiled.programs) == 4
+    assert len(compiled.programs) in programs
     for program in compiled.programs:
         names = {str(node.target) for node in program.forward.graph.nodes}
         assert not [n for n in names if any(n.startswith(f"aten.{word}.") for word in NoReading.REFUSED)]
@@ -53,21 +56,13 @@ def test_64_lengths_in_buckets_of_16_are_4_programs(model):
 @pytest.mark.slow
 @torch.no_grad()
 def test_each_length_by_itself_is_4_programs(model):
-    compiled = desugar.compile(lambda tokens: model(tokens), backend="eager", dynamic=False)
+    compiled = by_desugar(lambda tokens: model(tokens), dynamic=False)
     for length in range(1, 65):
         rows = [torch.randint(20, (n,)) for n in (length, length // 2)]
         got = compiled(PaddedTensor.from_tensors(rows, multiple=BUCKET))
         if length % 21 == 1:
             torch.testing.assert_close(got.to_tensors(), [model(row[None])[0] for row in rows])
     assert len(compiled.programs) == 4
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_with_symbolic_widths_they_are_fewer(model):
-    compiled = desugar.compile(functools.partial(decode_step, model), backend="eager")
-    run(compiled, model)
-    assert 0 < len(compiled.programs) <= 2
 
 
 @pytest.mark.slow
@@ -83,7 +78,7 @@ def test_64_lengths_are_4_programs_behind_dynamo(model, backend):
 @torch.no_grad()
 def test_a_padded_batch_takes_no_more_programs(model):
     """Batches of 1 to 8 requests in a table of 8 rows: one program."""
-    compiled = desugar.compile(functools.partial(decode_step, model), backend="eager", dynamic=False)
+    compiled = by_desugar(functools.partial(decode_step, model), dynamic=False)
     for count in range(1, 9):
         rows = [torch.randint(20, (n + 1,)) for n in range(count)]
         tokens = PaddedTensor.from_tensors(rows, multiple=BUCKET, batch_multiple=8)
@@ -100,7 +95,7 @@ def test_a_padded_batch_takes_no_more_programs(model):
 @torch.no_grad()
 def test_no_step_reads_a_length(model, compiled):
     step = functools.partial(decode_step, model)
-    step = desugar.compile(step, backend="eager", dynamic=False) if compiled else step
+    step = by_desugar(step, dynamic=False) if compiled else step
     run(step, model, 20)  # what is compiled is compiled now
     steps = decode(step, prompts_of(), 20, BUCKET)
     with NoReading():

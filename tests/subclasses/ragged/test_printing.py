@@ -7,23 +7,22 @@ import torch
 
 from subclasses import _torch
 from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.subclasses.ragged.judge import classes
 
-KINDS = [JaggedTensor, PaddedTensor]
 
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_few_rows_are_shown_whole(kind):
-    x = kind.from_tensors([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
-    assert repr(x) == f"{kind.__name__}([\n  tensor([1., 2.]),\n  tensor([3.]),\n], size=(2, 2))"
+@classes
+def test_few_rows_are_shown_whole(cls):
+    x = cls.from_tensors([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
+    assert repr(x) == f"{cls.__name__}([\n  tensor([1., 2.]),\n  tensor([3.]),\n], size=(2, 2))"
     assert str(x) == f"{x}" == repr(x)
     assert "tensor([1, 2]),\n" in repr(x.long()) and "dtype=torch.float16" in repr(x.half())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_rows_are_shown_from_both_ends(kind):
+@classes
+def test_many_rows_are_shown_from_both_ends(cls):
     rows = [torch.full((i % 3,), i) for i in range(500)]
-    assert repr(kind.from_tensors(rows)).splitlines() == [
-        f"{kind.__name__}([",
+    assert repr(cls.from_tensors(rows)).splitlines() == [
+        f"{cls.__name__}([",
         "  tensor([], dtype=torch.int64),",
         "  tensor([1]),",
         "  tensor([2, 2]),",
@@ -33,24 +32,24 @@ def test_many_rows_are_shown_from_both_ends(kind):
         "  tensor([499]),",
         "], size=(500, 2))",
     ]
-    assert repr(kind.from_tensors(rows[:20])).count("tensor(") == 20
+    assert repr(cls.from_tensors(rows[:20])).count("tensor(") == 20
     with _torch.printing_with(edgeitems=1):
-        assert repr(kind.from_tensors(rows)).count("tensor(") == 2
+        assert repr(cls.from_tensors(rows)).count("tensor(") == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_long_rows_are_shown_from_both_ends(kind):
-    x = kind.from_tensors([torch.arange(n) for n in (900, 400, 2)])
+@classes
+def test_long_rows_are_shown_from_both_ends(cls):
+    x = cls.from_tensors([torch.arange(n) for n in (900, 400, 2)])
     long = "  tensor([  0,   1,   2,  ..., {}, {}, {}]),\n"
     expected = long.format(897, 898, 899) + long.format(397, 398, 399) + "  tensor([0, 1]),\n"
-    assert repr(x) == f"{kind.__name__}([\n{expected}], size=(3, 900))"
+    assert repr(x) == f"{cls.__name__}([\n{expected}], size=(3, 900))"
     assert "..." not in repr(x[:, :300])
     assert str(torch.arange(900)).count(",") == 899, "the options are put back"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_how_it_hangs_in_the_graph(kind):
-    x = kind.from_tensors([torch.ones(2), torch.ones(1)])
+@classes
+def test_how_it_hangs_in_the_graph(cls):
+    x = cls.from_tensors([torch.ones(2), torch.ones(1)])
     leaf = x.clone().requires_grad_()
     assert repr(leaf).endswith("], size=(2, 2), requires_grad=True)")
     assert repr(leaf * 2).endswith("], size=(2, 2), grad_fn=<MulBackward0>)")
@@ -58,31 +57,35 @@ def test_how_it_hangs_in_the_graph(kind):
         assert repr(x * 2).endswith("  tensor([2.]),\n], size=(2, 2))")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_where_the_rows_are(kind):
-    x = kind.from_tensors([torch.ones(2, 3), torch.ones(1, 3)])
+@classes
+def test_where_the_rows_are(cls):
+    x = cls.from_tensors([torch.ones(2, 3), torch.ones(1, 3)])
     assert repr(x.transpose(1, 2)).endswith("size=(2, 3, 2), ragged_dim=2)")
     assert "ragged_dim=0" in repr(x.flatten(0, 1)) and repr(x.flatten(0, 1)).count("tensor(") == 2
-    if kind is PaddedTensor:
+    if cls is PaddedTensor:
         assert repr(x.transpose(0, 1)).endswith("size=(2, 2, 3), ragged_dim=0, batch_dim=1)")
 
 
-def test_no_rows():
-    nothing = torch.zeros(0, dtype=torch.int64)
-    x = JaggedTensor(torch.ones(0, 4), torch.zeros(1, dtype=torch.int64))
-    assert repr(x) == "JaggedTensor([], size=(0, 0, 4))"
-    assert repr(PaddedTensor(torch.ones(0, 3), nothing)) == "PaddedTensor([], size=(0, 3))"
-    assert repr(PaddedTensor(nothing[:, None], nothing)) == "PaddedTensor([], size=(0, 1), dtype=torch.int64)"
+NOTHING, ONE = torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+SPECIAL = {
+    "JaggedTensor([], size=(0, 0, 4))": lambda: JaggedTensor(torch.ones(0, 4), ONE),
+    "PaddedTensor([], size=(0, 3))": lambda: PaddedTensor(torch.ones(0, 3), NOTHING),
+    "PaddedTensor([], size=(0, 1), dtype=torch.int64)": lambda: PaddedTensor(NOTHING[:, None], NOTHING),
+    # lengths beyond the table
+    "PaddedTensor([\n  tensor([1., 1.]),\n  tensor([1.]),\n], size=(2, 2))": lambda: PaddedTensor(
+        torch.ones(2, 2), torch.tensor([5, 1])
+    ),
+}
 
 
-def test_lengths_beyond_the_table():
-    x = PaddedTensor(torch.ones(2, 2), torch.tensor([5, 1]))
-    assert repr(x) == "PaddedTensor([\n  tensor([1., 1.]),\n  tensor([1.]),\n], size=(2, 2))"
+@pytest.mark.parametrize("text", SPECIAL)
+def test_no_rows_and_lengths_beyond_the_table(text):
+    assert repr(SPECIAL[text]()) == text
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_under_a_mode(kind):
-    x = kind.from_tensors([torch.ones(2), torch.ones(1)])
+@classes
+def test_under_a_mode(cls):
+    x = cls.from_tensors([torch.ones(2), torch.ones(1)])
     text = repr(x)
 
     class Refusing(_torch.TorchDispatchMode):
@@ -95,6 +98,6 @@ def test_under_a_mode(kind):
     fake = repr(mode.from_tensor(x))
     with mode:
         assert repr(x) == text
-    first = kind.__spec__.inner_names[0]
-    assert fake.startswith(f"{kind.__name__}({first}=FakeTensor(...") and "ragged_dim=1" in fake
-    assert repr(x.to("meta")).startswith(f"{kind.__name__}({first}=tensor(..., device='meta'")
+    first = cls.__spec__.inner_names[0]
+    assert fake.startswith(f"{cls.__name__}({first}=FakeTensor(...") and "ragged_dim=1" in fake
+    assert repr(x.to("meta")).startswith(f"{cls.__name__}({first}=tensor(..., device='meta'")

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-import desugar
 from subclasses._torch import dims_marked_dynamic
 from subclasses.keyed import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.indexing.splitting import extent_of_slice
+from tests.doors import by_desugar
 
 BATCHES = [(3, 5), (4, 2, 7), (9, 8, 3, 2), (2, 6), (3, 3, 3, 3, 3)]
-triple = desugar.compile(lambda x: x * 3, backend="eager")
+triple = by_desugar(lambda x: x * 3)
+doors = pytest.mark.parametrize("door", ["ours", "stock"])
 
 WAYS = {
     "op": lambda x: x * 2,
@@ -47,7 +48,7 @@ def count_programs(door, fn, calls):
     """Runs calls through a door, compares with eager mode, and returns how many programs it took."""
     counter = CompileCounter()
     stock = door == "stock"
-    compiled = torch.compile(fn, backend=counter) if stock else desugar.compile(fn, backend="eager")
+    compiled = torch.compile(fn, backend=counter) if stock else by_desugar(fn)
     for x in calls:
         got, want = compiled(x), fn(x)
         assert got.shape == want.shape
@@ -57,20 +58,20 @@ def count_programs(door, fn, calls):
 
 
 @pytest.mark.sweep(24)
-@pytest.mark.parametrize("door", ["ours", "stock"])
+@doors
 @pytest.mark.parametrize("way", WAYS)
 def test_one_program(way, door):
     assert count_programs(door, lambda x: x.sin() + 1, [WAYS[way](rows(n)) for n in BATCHES]) == 1
 
 
-@pytest.mark.parametrize("door", ["ours", "stock"])
+@doors
 def test_one_program_for_values_of_the_constructor_and_of_ops(door):
     calls = [rows(n) if number % 2 else rows(n) * 2 for number, n in enumerate(BATCHES)]
     assert count_programs(door, torch.sin, calls) == 1
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("door", ["ours", "stock"])
+@doors
 @pytest.mark.parametrize("change", [lambda x: x, lambda x: x.to(torch.float64), lambda x: x.permute([1, 0])])
 def test_one_program_for_keyed_rows(change, door):
     def keyed(lengths):
@@ -80,33 +81,37 @@ def test_one_program_for_keyed_rows(change, door):
     assert count_programs(door, lambda x: x["a"].sin(), [change(keyed(n)) for n in BATCHES]) == 1
 
 
-def test_a_feature_of_the_extent_of_the_rows_is_no_symbol():
+def test_dims_marked_dynamic():
+    """A feature of the extent of the rows is no symbol; a user's mark adds to those of the class."""
     x = rows((4, 2))  # as long as the features are many
     assert x.shape == (2, 4, 4) and dims_marked_dynamic(x) == [0, 1]
-
-
-def test_a_users_mark_adds_to_those_of_the_class():
-    x = rows((4, 2))
     torch._dynamo.maybe_mark_dynamic(x, 2)
     assert dims_marked_dynamic(x) == [0, 1, 2]
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: x[:, slice(0, None), :],
-        lambda x: x[:, :-1],
-        lambda x: x[:, 1:-1],
-        lambda x: x[:, -2:],
-        lambda x: x.view(*x.shape[:2], -1, 2),
-        lambda x: x.reshape(*x.shape[:2], 2, -1),
-    ],
-)
-def test_no_guard_on_the_longest_row(fn):
+PARTS = {
+    "all of it": lambda x: x[:, slice(0, None), :],
+    "all but the last": lambda x: x[:, :-1],
+    "all but the first and the last": lambda x: x[:, 1:-1],
+    "last two": lambda x: x[:, -2:],
+    "last two, read": lambda x: x[:, -2:].values.sum(),
+    "view": lambda x: x.view(*x.shape[:2], -1, 2),
+    "reshape": lambda x: x.reshape(*x.shape[:2], 2, -1),
+    "first entry": lambda x: x[:, :1].mean(1),
+    "all but the first": lambda x: x[:, 1:].to_dense().sum(1),
+    "in the middle": lambda x: x[:, -4:-1].sum(1),
+    "the greatest": lambda x: x.topk(1, 1).values.sum(1),
+    "narrow": lambda x: x.narrow(1, 0, 2) + 1,
+}
+
+
+@pytest.mark.sweep(12)
+@doors
+@pytest.mark.parametrize("name", PARTS)
+def test_no_guard_on_the_longest_row(name, door):
     """The longest rows are also as long as an entry has elements, or as a part of one has."""
     calls = [rows(lengths) for lengths in [(3, 7), (4, 3, 3), (3, 2, 3), (9, 8, 3, 5), (5, 4)]]
-    assert count_programs("ours", fn, calls) == 1
+    assert count_programs(door, PARTS[name], calls) == 1
 
 
 def test_extent_of_a_slice():
@@ -121,41 +126,34 @@ def test_extent_of_a_slice():
 SHORT = [(2, 5, 1), (1, 1, 1), (4, 3), (0, 1, 1, 0)]
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("first", range(len(SHORT)))
-@pytest.mark.parametrize(
-    "fn", [lambda x: x.sum(1), lambda x: x.mean(1), lambda x: x.softmax(1), lambda x: x.sin() * 2]
-)
-def test_one_program_for_a_longest_row_of_1(fn, first):
-    calls = [rows(lengths) for lengths in SHORT[first:] + SHORT[:first]]
-    assert count_programs("ours", fn, calls) == 1
-
-
-def test_features_with_a_longest_row_of_1_do_not_multiply_programs():
-    """Constants would make a program of each combination of features."""
-    torch.compiler.reset()
-    compiled = desugar.compile(lambda *xs: [x.sum(1) for x in xs], backend="eager")
-    for short in range(4):
-        xs = [rows((1, 1, 0) if n == short else (2, 3, 1)) for n in range(4)]
-        for got, x in zip(compiled(*xs), xs, strict=True):
-            torch.testing.assert_close(got, x.sum(1))
-    assert len(compiled.programs) == 1
+# How many programs a function takes at most: a guard separates those where the results differ.
+FUNCTIONS = {
+    "sum": (1, lambda x: x.sum(1)),
+    "mean": (1, lambda x: x.mean(1)),
+    "softmax": (1, lambda x: x.softmax(1)),
+    "sin": (1, lambda x: x.sin() * 2),
+    "a comparison": (2, lambda x: x.sum(1) * (3 if x.shape[1] > 1 else 5)),
+    "the first": (2, lambda x: x[:, :1].sum(1)),
+    "all but the first": (2, lambda x: x[:, 1:].sum(1)),
+    "squeeze": (2, lambda x: x.to_dense(0).squeeze(1)),
+    "a dense operand": (2, lambda x: x + torch.ones(x.shape[1], 1)),
+    "positions": (2, lambda x: x * x.to_dense(1).sum(0)),
+}
 
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("first", range(len(SHORT)))
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: x.sum(1) * (3 if x.shape[1] > 1 else 5),
-        lambda x: x[:, :1].sum(1),
-        lambda x: x[:, 1:].sum(1),
-        lambda x: x.to_dense(0).squeeze(1),
-        lambda x: x + torch.ones(x.shape[1], 1),
-        lambda x: x * x.to_dense(1).sum(0),
-    ],
-)
-def test_an_op_that_compares_the_longest_row_with_1(fn, first):
-    """A guard separates the programs where the results differ."""
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_programs_for_a_longest_row_of_1(name, first):
+    most, fn = FUNCTIONS[name]
     calls = [rows(lengths) for lengths in SHORT[first:] + SHORT[:first]]
-    assert count_programs("ours", fn, calls) <= 2
+    assert count_programs("ours", fn, calls) <= most
+
+
+def test_features_with_a_longest_row_of_1_do_not_multiply_programs():
+    """Constants would make a program of each combination of features."""
+    compiled = by_desugar(lambda *xs: [x.sum(1) for x in xs])
+    for short in range(4):
+        xs = [rows((1, 1, 0) if n == short else (2, 3, 1)) for n in range(4)]
+        torch.testing.assert_close(compiled(*xs), [x.sum(1) for x in xs])
+    assert len(compiled.programs) == 1

@@ -10,21 +10,13 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import desugar
-from subclasses.int8 import Int8DynamicActivationInt8WeightConfig, Int8Tensor, Int8WeightOnlyConfig
+from subclasses.int8 import Int8Tensor
 from subclasses.int8.matmul import cpu_kernels, integers, kernels
-from tests.subclasses.int8.models import integers as random_integers, quantized
+from tests.subclasses.int8.models import PRODUCTS as CONFIGS, frozen, integers as random_integers
 
-CONFIGS = {
-    "weights": Int8WeightOnlyConfig(),
-    "asymmetric": Int8WeightOnlyConfig(symmetric=False),
-    "dynamic": Int8DynamicActivationInt8WeightConfig(),
-    "dynamic asymmetric": Int8DynamicActivationInt8WeightConfig(
-        act_mapping_type="asymmetric", symmetric=False
-    ),
-}
+COMPILERS = {"torch.compile": torch.compile, "desugar.compile": desugar.compile}
 
 
 @pytest.fixture(params=["AVX2", "AVX2 and VNNI", "AVX-512 without VNNI"])
@@ -53,26 +45,16 @@ def test_the_op_is_one_for_pytorch():
     torch.library.opcheck(integers.integer_product, (random_integers(2, 5), random_integers(3, 5)))
 
 
-@pytest.mark.sweep(132)
+@pytest.mark.sweep(198)
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("compiler", ["torch.compile", "desugar.compile"])
-def test_layers(compiler, config, dtype, rows, processor):
-    layer = quantized(nn.Linear(64, 32, dtype=dtype).requires_grad_(False), CONFIGS[config])
-    compiled = {"torch.compile": torch.compile, "desugar.compile": desugar.compile}[compiler](
-        copy.deepcopy(layer), backend="inductor"
-    )
-    x = torch.randn(rows, 64, dtype=dtype)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_layers(compiler, config, dtype, error, rows, processor):
+    layer, x = frozen(64, 32, CONFIGS[config], dtype=dtype), torch.randn(rows, 64, dtype=dtype)
+    compiled = COMPILERS[compiler](copy.deepcopy(layer), backend="inductor")
     with torch.no_grad():
-        got, expected = compiled(x), layer(x)
-    assert got.dtype is dtype
-    torch.testing.assert_close(
-        got,
-        expected,
-        rtol=2e-2 if dtype is torch.bfloat16 else 1e-4,
-        atol=2e-2 if dtype is torch.bfloat16 else 1e-4,
-    )
+        torch.testing.assert_close(compiled(x), layer(x), rtol=error, atol=error)
 
 
 @pytest.mark.parametrize("activation", [None, "row"])
@@ -86,25 +68,22 @@ def test_a_weight_at_another_place_in_memory(activation, processor):
 
 
 @pytest.mark.sweep(2)
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_one_row_is_no_sum_that_a_compiler_fuses(dtype, symmetric, monkeypatch):
+@pytest.mark.parametrize("config", ["weights", "asymmetric"])
+def test_one_row_is_no_sum_that_a_compiler_fuses(dtype, config, alone, monkeypatch):
     """A compiler would convert the numbers one at a time; the op runs the kernel of eager mode."""
-    layer = quantized(
-        nn.Linear(256, 256, dtype=dtype).requires_grad_(False), Int8WeightOnlyConfig(symmetric=symmetric)
-    )
-    for alone in (True, False):
-        monkeypatch.setattr(cpu_kernels, "has_avx2_alone", lambda alone=alone: alone)
-        with torch.no_grad():
-            graph = desugar.trace(layer, torch.randn(1, 256, dtype=dtype)).forward
-        assert any("int8_product" in str(node.target) for node in graph.graph.nodes) is alone
+    layer = frozen(256, 256, CONFIGS[config], dtype=dtype)
+    monkeypatch.setattr(cpu_kernels, "has_avx2_alone", lambda: alone)
+    with torch.no_grad():
+        graph = desugar.trace(layer, torch.randn(1, 256, dtype=dtype)).forward
+    assert any("int8_product" in str(node.target) for node in graph.graph.nodes) is alone
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch's _int_mm
 @pytest.mark.parametrize("config", ["dynamic", "dynamic asymmetric"])
 def test_a_batch_of_inputs_under_vmap(config, processor):
-    layer = quantized(nn.Linear(16, 8).requires_grad_(False), CONFIGS[config])
-    x = torch.randn(5, 3, 16)
+    layer, x = frozen(16, 8, CONFIGS[config]), torch.randn(5, 3, 16)
     torch.testing.assert_close(torch.vmap(layer)(x), torch.stack([layer(one) for one in x]))
 
 
@@ -122,15 +101,18 @@ assert kernels.multiply_integers(a[:1], b).equal(a[:1].int() @ b.int().t())
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
 
 
-def test_what_the_processor_says(monkeypatch):
+@pytest.mark.parametrize(
+    ("other", "is_without"),
+    [
+        ({}, True),
+        ({"avx512_vnni": True}, False),
+        ({"avx_vnni": True}, False),
+        ({"architecture": "aarch64"}, False),
+    ],
+)
+def test_what_the_processor_says(other, is_without, monkeypatch):
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
-    integers.is_without_vnni.cache_clear()
     says = {"architecture": "x86_64", "avx2": True, "avx512_vnni": False, "avx_vnni": False}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: says)
-    assert integers.is_without_vnni()
-    for other in ({"avx512_vnni": True}, {"avx_vnni": True}, {"architecture": "aarch64"}):
-        integers.is_without_vnni.cache_clear()
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda other=other: says | other)
-        assert not integers.is_without_vnni()
-    integers.is_without_vnni.cache_clear()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: says | other)
+    assert integers.is_without_vnni.__wrapped__() is is_without

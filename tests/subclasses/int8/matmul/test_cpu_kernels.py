@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import subprocess
@@ -25,20 +26,17 @@ SIZES = [(32, 32), (64, 96), (160, 64), (96, 416)]
 # ---- values ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def dtypes():
-    return (torch.float32, torch.bfloat16) if cpu_kernels.has_bfloat16() else (torch.float32,)
-
-
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 16, 33, 70])
-def test_products_of_floats(rows, height, width, dtypes):
-    q = integers(height, width)
-    for dtype in dtypes:
-        x, g = torch.randn(rows, width).to(dtype), torch.randn(rows, height).to(dtype)
-        got, expected = cpu_kernels.times_rows(x, q), x.double() @ q.double().t()
-        assert got.dtype is torch.float32 and (got - expected).norm() < 1e-6 * expected.norm()
-        got, expected = cpu_kernels.times_columns(g, q), g.double() @ q.double()
+def test_products_of_floats(rows, height, width, dtype):
+    if dtype is torch.bfloat16 and not cpu_kernels.has_bfloat16():
+        pytest.skip("this processor has no products of bfloat16")
+    q, x, g = integers(height, width), torch.randn(rows, width).to(dtype), torch.randn(rows, height).to(dtype)
+    for got, expected in (
+        (cpu_kernels.times_rows(x, q), x.double() @ q.double().t()),
+        (cpu_kernels.times_columns(g, q), g.double() @ q.double()),
+    ):
         assert got.dtype is torch.float32 and (got - expected).norm() < 1e-6 * expected.norm()
 
 
@@ -56,32 +54,28 @@ def test_products_of_integers_are_exact(rows, height, width):
 def test_all_int8_numbers_become_bfloat16():
     q = torch.arange(-128, 128, dtype=torch.int8).repeat(3, 1)
     for part in (q, q[:, 32:96], q[1:2]):
-        assert torch.equal(
-            cpu_kernels.to_bfloat16(part, torch.empty(part.shape, dtype=torch.bfloat16)), part.bfloat16()
-        )
+        got = cpu_kernels.to_bfloat16(part, torch.empty(part.shape, dtype=torch.bfloat16))
+        assert torch.equal(got, part.bfloat16())
 
 
-def test_numbers_that_are_not_finite_stay_so():
-    for dtype in (torch.float32, torch.bfloat16):
-        x, q = torch.ones(2, 64, dtype=dtype), torch.ones(32, 64, dtype=torch.int8)
-        x[0, 5], x[1, 6] = float("inf"), float("nan")
-        y = products.int8_product(x, q, None, None)
-        assert y[0].isposinf().all() and y[1].isnan().all()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_that_are_not_finite_stay_so(dtype):
+    x = torch.ones(2, 64, dtype=dtype)
+    x[0, 5], x[1, 6] = float("inf"), float("nan")
+    y = products.int8_product(x, torch.ones(32, 64, dtype=torch.int8), None, None)
+    assert y[0].isposinf().all() and y[1].isnan().all()
 
 
-def test_threads_share_the_work(monkeypatch):
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_the_work(threads, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "WORK", 1)
-    threads, (x, q, g) = (
-        torch.get_num_threads(),
-        (torch.randn(5, 96), integers(160, 96), torch.randn(5, 160)),
-    )
+    before, x, q, g = torch.get_num_threads(), torch.randn(5, 96), integers(160, 96), torch.randn(5, 160)
+    torch.set_num_threads(threads)
     try:
-        for n in (1, 2, 3):
-            torch.set_num_threads(n)
-            torch.testing.assert_close(cpu_kernels.times_rows(x, q), x @ q.float().t(), rtol=1e-4, atol=1e-3)
-            torch.testing.assert_close(cpu_kernels.times_columns(g, q), g @ q.float(), rtol=1e-4, atol=1e-3)
+        found = [cpu_kernels.times_rows(x, q), cpu_kernels.times_columns(g, q)]
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found, [x @ q.float().t(), g @ q.float()], rtol=1e-4, atol=1e-3)
 
 
 # ---- the library -------------------------------------------------------------------------------------------
@@ -117,12 +111,11 @@ def test_without_a_compiler_pytorchs_kernels_multiply(tmp_path, monkeypatch, cap
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch's _int_mm
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_values_without_the_library(dtype, without_library):
-    for rows in (1, 16, 40):
-        x, q, scale = torch.randn(rows, 64).to(dtype), integers(96, 64), torch.rand(96, 1)
-        for scale_or_none in (None, scale):
-            got = products.int8_product(x / 64, q, scale_or_none, None).double()
-            expected = (x / 64).double() @ (q.double() * (1 if scale_or_none is None else scale)).t()
-            assert (got - expected).norm() < 6 * torch.finfo(dtype).eps * expected.norm()
+    for rows, scale in itertools.product((1, 16, 40), (None, torch.rand(96, 1))):
+        x, q = torch.randn(rows, 64).to(dtype) / 64, integers(96, 64)
+        got = products.int8_product(x, q, scale, None).double()
+        expected = x.double() @ (q.double() * (1 if scale is None else scale)).t()
+        assert (got - expected).norm() < 6 * torch.finfo(dtype).eps * expected.norm()
     a, b = integers(3, 64), integers(32, 64)
     assert torch.equal(integer_product(a, b), a.int() @ b.int().t())
 
@@ -164,46 +157,58 @@ def has_tiles(request, monkeypatch):
     return request.param
 
 
-def test_which_kernel_is_chosen(has_tiles):
-    q, scale, groups = integers(64, 128), torch.rand(64, 1), torch.rand(64, 4)
-    x = torch.randn(4, 128)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        whole = has_tiles and dtype is torch.float32
-        rest = "_at_once" if whole or dtype is torch.bfloat16 else "_in_parts"
-        assert chosen(x.to(dtype), q) == chosen(x.to(dtype), q, scale) == "_by_rows"
-        assert chosen(torch.randn(4, 64).to(dtype), q.t()) == "_by_columns"
-        assert chosen(x.to(dtype), q, groups) == rest
-        assert chosen(x.to(dtype), q, scale, integers(64, 1)) == "_by_rows"
-        assert chosen(torch.randn(4, 64).to(dtype), q.t(), scale.t(), integers(1, 64)) == "_by_columns"
-        assert chosen(x.to(dtype), q, groups, integers(64, 4)) == rest
-        assert chosen(x[:, :100].to(dtype), q[:, :100]) == rest
-    assert chosen(x.double(), q) == "_in_parts"
+Q, SCALE, GROUPS = integers(64, 128), torch.rand(64, 1), torch.rand(64, 4)
 
 
-def test_rows_of_which_the_converted_matrix_pays(has_tiles):
-    small, large = integers(256, 256), integers(1024, 1056)
-    own = "_at_once" if has_tiles else "_by_rows"
-    assert chosen(torch.randn(24, 256), small) == "_by_rows" and chosen(torch.randn(49, 256), small) == own
-    assert chosen(torch.randn(300, 1056), large) == "_by_rows"
-    assert chosen(torch.randn(300, 1024), large.t()) == ("_in_parts" if has_tiles else "_by_columns")
-    assert chosen(torch.randn(16, 256).bfloat16(), small) == own
-    assert chosen(torch.randn(16, 1056).bfloat16(), large) == ("_at_once" if has_tiles else "_by_rows")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_which_kernel_is_chosen(dtype, has_tiles):
+    x, y = torch.randn(4, 128, dtype=dtype), torch.randn(4, 64, dtype=dtype)
+    at_once = (has_tiles and dtype is torch.float32) or dtype is torch.bfloat16
+    rest = "_at_once" if at_once else "_in_parts"
+    assert chosen(x, Q) == chosen(x, Q, SCALE) == chosen(x, Q, SCALE, integers(64, 1)) == "_by_rows"
+    assert chosen(y, Q.t()) == chosen(y, Q.t(), SCALE.t(), integers(1, 64)) == "_by_columns"
+    assert chosen(x, Q, GROUPS) == chosen(x, Q, GROUPS, integers(64, 4)) == rest
+    assert chosen(x[:, :100], Q[:, :100]) == rest
+    assert chosen(x.double(), Q) == "_in_parts"
 
 
-def test_many_rows_of_bfloat16(monkeypatch):
+SMALL, LARGE = (256, 256), (1024, 1056)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "size", "transposed", "kernel", "kernel_with_tiles"),
+    [
+        (24, torch.float32, SMALL, False, "_by_rows", "_by_rows"),
+        (49, torch.float32, SMALL, False, "_by_rows", "_at_once"),
+        (300, torch.float32, LARGE, False, "_by_rows", "_by_rows"),
+        (300, torch.float32, LARGE, True, "_by_columns", "_in_parts"),
+        (16, torch.bfloat16, SMALL, False, "_by_rows", "_at_once"),
+        (16, torch.bfloat16, LARGE, False, "_by_rows", "_at_once"),
+    ],
+)
+def test_rows_of_which_the_converted_matrix_pays(  # noqa: PLR0913
+    rows, dtype, size, transposed, kernel, kernel_with_tiles, has_tiles
+):
+    q = integers(*size).t() if transposed else integers(*size)
+    x = torch.randn(rows, q.shape[1], dtype=dtype)
+    assert chosen(x, q) == (kernel_with_tiles if has_tiles else kernel)
+
+
+@pytest.mark.parametrize(
+    ("has_bfloat16", "few", "many"), [(True, "_by_rows", "_at_once"), (False, "_by_rows", "_by_rows")]
+)
+def test_many_rows_of_bfloat16(has_bfloat16, few, many, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
-    q, x = integers(64, 128), torch.randn(300, 128).bfloat16()
-    monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: True)
-    assert chosen(x[:32], q) == "_by_rows" and chosen(x, q) == "_at_once"
-    monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: False)
-    assert chosen(x, q) == "_by_rows"
+    monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: has_bfloat16)
+    x = torch.randn(300, 128).bfloat16()
+    assert (chosen(x[:32], Q), chosen(x, Q)) == (few, many)
 
 
 def test_few_rows_of_bfloat16_without_the_library(without_library, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
-    q, x = integers(64, 128), torch.randn(17, 128).bfloat16()
-    assert chosen(x[:16], q) == "_packed" and chosen(x, q) == "_at_once"
-    assert chosen(x.double(), q) == "_in_parts"
+    x = torch.randn(17, 128).bfloat16()
+    assert chosen(x[:16], Q) == "_packed" and chosen(x, Q) == "_at_once"
+    assert chosen(x.double(), Q) == "_in_parts"
 
 
 def test_other_dtypes_are_refused():

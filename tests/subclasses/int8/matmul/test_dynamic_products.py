@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
 from torch import nn
 
-import desugar
-from subclasses.int8 import Int8Tensor
 from subclasses.int8.matmul import cpu_kernels, dynamic_products, integers, kernels
-from tests.subclasses.int8.models import DYNAMIC, quantized
+from tests.doors import by_desugar, by_stock
+from tests.subclasses.int8.models import DYNAMIC, frozen, quantized
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LIBRARY = pytest.mark.skipif(cpu_kernels.library() is None, reason="needs a C++ compiler and AVX2")
@@ -39,6 +39,11 @@ def by_steps(x, qdata, scale):
     return kernels.int8_times_int8(rows, kernels.Rows(qdata, scale, None), x.dtype)
 
 
+def check(x, qdata, scale):
+    """Compares the op with the steps, to the last bit."""
+    assert_same(dynamic_products.dynamic_product(x, qdata, scale), by_steps(x, qdata, scale))
+
+
 def assert_same(got, expected):
     assert got.dtype is expected.dtype and got.shape == expected.shape and got.is_contiguous()
     assert torch.equal(got.isnan(), expected.isnan())
@@ -53,8 +58,7 @@ def assert_same(got, expected):
 def test_values(dtype, scales, rows):
     for k in (64, 192):
         x = (torch.randn(rows, k) * torch.logspace(-3, 3, rows)[:, None]).to(dtype)
-        w = weight(40, k, scales)
-        assert_same(dynamic_products.dynamic_product(x, *w), by_steps(x, *w))
+        check(x, *weight(40, k, scales))
 
 
 ROWS = {
@@ -80,8 +84,7 @@ ROWS = {
 def test_rows_of_all_kinds(name, rows, dtype):
     x = torch.randn(rows, 64)
     x[0] = ROWS[name]
-    w = weight(33, 64, 33)
-    assert_same(dynamic_products.dynamic_product(x.to(dtype), *w), by_steps(x.to(dtype), *w))
+    check(x.to(dtype), *weight(33, 64, 33))
 
 
 @LIBRARY
@@ -93,16 +96,10 @@ def test_integers_and_scales_are_those_of_the_ops(dtype):
     assert torch.equal(q, expected.qdata) and torch.equal(scales, expected.scale[:, 0])
 
 
-@pytest.mark.parametrize("make", [lambda: torch.randn(64, 5).t(), lambda: torch.randn(10, 128)[::2, 32:96]])
-def test_strides_of_the_input(make):
-    x, w = make(), weight(40, 64, 40)
-    assert_same(dynamic_products.dynamic_product(x, *w), by_steps(x, *w))
-
-
-def test_a_scale_with_strides():
-    qdata, _ = weight(40, 64, 40)
-    x, scale = torch.randn(3, 64), torch.rand(40, 2)[:, 1:]
-    assert_same(dynamic_products.dynamic_product(x, qdata, scale), by_steps(x, qdata, scale))
+@pytest.mark.parametrize("x", [torch.randn(64, 5).t(), torch.randn(10, 128)[::2, 32:96]])
+@pytest.mark.parametrize("scale", [torch.rand(40, 1), torch.rand(40, 2)[:, 1:]])
+def test_strides_of_the_input_and_of_the_scale(x, scale):
+    check(x, weight(40, 64, 40)[0], scale)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 20])
@@ -118,26 +115,30 @@ def test_without_the_library(rows, monkeypatch):
 @LIBRARY
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads(threads, monkeypatch):
-    monkeypatch.setattr(cpu_kernels, "WORK", 64)
-    monkeypatch.setattr(cpu_kernels, "WORK_OF_PASSES", 64)
+    for name in ("WORK", "WORK_OF_PASSES"):
+        monkeypatch.setattr(cpu_kernels, name, 64)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         for rows in (1, 3, 30):
-            x, w = torch.randn(rows, 64), weight(41, 64, 41)
-            assert_same(dynamic_products.dynamic_product(x, *w), by_steps(x, *w))
+            check(torch.randn(rows, 64), *weight(41, 64, 41))
     finally:
         torch.set_num_threads(before)
 
 
+FITS = torch.randn(2, 64), *weight(40, 64, 40)
+UNFIT = {
+    "float64": lambda x, q, scale: (x.double(), q, scale.double()),
+    "no whole vectors, not contiguous": lambda x, q, scale: (x, q[:, :32], scale),
+    "groups": lambda x, q, scale: (x, q, torch.rand(40, 2)),
+    "meta": lambda *tensors: [t.to("meta") for t in tensors],
+}
+
+
 @LIBRARY
-def test_what_it_is_for():
-    x, (qdata, scale) = torch.randn(2, 64), weight(40, 64, 40)
-    assert dynamic_products.takes(x, qdata, scale)
-    assert not dynamic_products.takes(x.double(), qdata, scale.double())
-    assert not dynamic_products.takes(x, qdata[:, :32], scale), "no whole vectors, not contiguous"
-    assert not dynamic_products.takes(x, qdata, torch.rand(40, 2)), "groups"
-    assert not dynamic_products.takes(x.to("meta"), qdata.to("meta"), scale.to("meta"))
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_it_is_for(name):
+    assert dynamic_products.takes(*FITS) and not dynamic_products.takes(*UNFIT[name](*FITS))
 
 
 # ---- transformations ---------------------------------------------------------------------------------------
@@ -147,13 +148,13 @@ def test_is_a_proper_op():
     torch.library.opcheck(dynamic_products.dynamic_product, (torch.randn(3, 64), *weight(40, 64, 40)))
 
 
-def test_a_batch_of_inputs_and_a_batch_of_weights():
-    x, qdata, scale = torch.randn(5, 3, 64), weight(200, 64, 1)[0].view(5, 40, 64), torch.rand(5, 40, 1)
-    op = dynamic_products.dynamic_product
-    got = torch.func.vmap(op, (0, None, None))(x, qdata[0], scale[0])
-    assert_same(got, torch.stack([op(one, qdata[0], scale[0]) for one in x]))
-    got = torch.func.vmap(op, (None, 0, 0))(x[0], qdata, scale)
-    assert_same(got, torch.stack([op(x[0], *one) for one in zip(qdata, scale, strict=True)]))
+@pytest.mark.parametrize("dims", [(0, None, None), (None, 0, 0)])
+def test_a_batch_of_inputs_and_a_batch_of_weights(dims):
+    tensors = torch.randn(5, 3, 64), weight(200, 64, 1)[0].view(5, 40, 64), torch.rand(5, 40, 1)
+    given = [t if dim == 0 else t[0] for t, dim in zip(tensors, dims, strict=True)]
+    got = torch.func.vmap(dynamic_products.dynamic_product, dims)(*given)
+    each = ([t[n] if dim == 0 else t for t, dim in zip(given, dims, strict=True)] for n in range(5))
+    assert_same(got, torch.stack([dynamic_products.dynamic_product(*one) for one in each]))
 
 
 # ---- layers ------------------------------------------------------------------------------------------------
@@ -161,23 +162,20 @@ def test_a_batch_of_inputs_and_a_batch_of_weights():
 
 @pytest.mark.sweep(2)
 @LIBRARY
-@pytest.mark.parametrize("door", [desugar.compile, lambda fn, **o: torch.compile(fn, backend="aot_eager")])
+@pytest.mark.parametrize("door", [by_desugar, by_stock])
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_a_compiled_layer_is_eagers_for_any_batch(door, dtype):
-    layer = quantized(nn.Linear(64, 48, dtype=dtype).requires_grad_(False), DYNAMIC)
-    assert isinstance(layer.weight, Int8Tensor)
-    compiled = door(copy.deepcopy(layer), backend="eager")
-    for rows in (1, 2, 8, 9, 33):
+    layer = frozen(64, 48, DYNAMIC, dtype=dtype)
+    compiled = door(copy.deepcopy(layer))
+    for rows, grad in itertools.product((1, 2, 8, 9, 33), (True, False)):
         x = torch.randn(rows, 64).to(dtype)
-        assert torch.equal(compiled(x), layer(x))
-        with torch.no_grad():
+        with torch.set_grad_enabled(grad):
             assert torch.equal(compiled(x), layer(x))
 
 
 @LIBRARY
 def test_a_program_has_one_op_for_the_product():
-    layer = quantized(nn.Linear(64, 48).requires_grad_(False), DYNAMIC)
-    compiled = desugar.compile(layer, backend="eager")
+    compiled = by_desugar(frozen(64, 48, DYNAMIC))
     compiled(torch.randn(3, 64))
     names = [str(node.target) for node in compiled.programs[0].joint.graph.nodes]
     found = [name for name in names if "int8" in name or "mm" in name]
@@ -188,17 +186,13 @@ def test_a_program_has_one_op_for_the_product():
 @pytest.mark.parametrize("learned", [False, True])
 def test_gradients_are_straight_through(learned):
     """Of the input, and of the scale at the quantized input."""
-    layer = quantized(nn.Linear(64, 48, bias=False), DYNAMIC)
-    x = torch.randn(4, 64, requires_grad=True)
-    qdata, scale, _ = layer.weight.detach().unwrap()
-    scale = scale.clone().requires_grad_(learned)
-    y = kernels.dynamic_linear(x, kernels.Rows(qdata, scale, None), "row", symmetric=True)
-    assert torch.equal(y, by_steps(x.detach(), qdata, scale.detach()))
+    x, (qdata, scale, _) = torch.randn(4, 64), quantized(nn.Linear(64, 48), DYNAMIC).weight.detach().unwrap()
+    leaves = [x.clone().requires_grad_(), scale.clone().requires_grad_(learned)]
+    y = kernels.dynamic_linear(leaves[0], kernels.Rows(qdata, leaves[1], None), "row", symmetric=True)
+    assert torch.equal(y, by_steps(x, qdata, scale))
     cotangent = torch.randn_like(y)
-    found = torch.autograd.grad(y, (x, scale) if learned else (x,), cotangent)
-    torch.testing.assert_close(found[0], cotangent @ (qdata * scale.detach()))
-    if learned:
-        seen = kernels.quantize_rows(x.detach(), "row", symmetric=True).to_float(torch.float32)
-        torch.testing.assert_close(
-            found[1], (cotangent * (seen @ qdata.float().t())).sum(0)[:, None], rtol=1e-4, atol=1e-3
-        )
+    seen = kernels.quantize_rows(x, "row", symmetric=True).to_float(torch.float32)
+    expected = [cotangent @ (qdata * scale), (cotangent * (seen @ qdata.float().t())).sum(0)[:, None]]
+    count = 1 + learned
+    found = torch.autograd.grad(y, leaves[:count], cotangent)
+    torch.testing.assert_close(list(found), expected[:count], rtol=1e-4, atol=1e-3)

@@ -40,6 +40,9 @@ def ids_elsewhere():
     return KeyedJaggedTensor(["a", "b"], values, lengths, max_length=1)
 
 
+FLOAT64 = batch([1, 2], weighted=True).to(torch.float64)
+
+
 @pytest.mark.parametrize(
     ("ranks", "run", "text"),
     [
@@ -59,22 +62,20 @@ def ids_elsewhere():
             lambda mesh: shard(bags(), mesh)(ids_elsewhere()),
             "expected ids on cpu, the device of the mesh, got meta; move them there by ids.to",
         ),
+        (
+            1,
+            lambda mesh: shard(bags(), mesh)(FLOAT64),
+            "expected weights of the tables' dtype, torch.float32, got torch.float64; convert the batch with "
+            r"ids.to\(torch.float32\)",
+        ),
     ],
-    ids=["a mesh of other ranks", "tables elsewhere", "ids elsewhere"],
+    ids=["a mesh of other ranks", "tables elsewhere", "ids elsewhere", "weights of another dtype"],
 )
-def test_devices_and_ranks(ranks, run, text):
+def test_devices_ranks_and_dtypes(ranks, run, text):
     with fake_ranks(ranks) as mesh, pytest.raises(ValueError, match=f"{NAME}: {text}"):
         run(mesh)
 
 
-def test_weights_of_another_dtype_than_the_tables():
-    ids = batch([1, 2], weighted=True).to(torch.float64)
-    text = (
-        rf"{NAME}: expected weights of the tables' dtype, torch.float32, got torch.float64; convert the batch with "
-        rf"ids.to\(torch.float32\)"
-    )
+def test_weights_are_converted_as_advised():
     with fake_ranks(1) as mesh:
-        sharded = shard(bags(), mesh)
-        with pytest.raises(ValueError, match=text):
-            sharded(ids)
-        assert sharded(ids.to(torch.float32))["a"].dtype == torch.float32
+        assert shard(bags(), mesh)(FLOAT64.to(torch.float32))["a"].dtype == torch.float32

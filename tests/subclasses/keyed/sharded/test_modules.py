@@ -15,7 +15,6 @@ from torch import nn
 if not dist.is_available():
     pytest.skip("needs torch.distributed", allow_module_level=True)
 
-import desugar
 from subclasses.int8 import Int8Tensor
 from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from subclasses.keyed.sharded import (
@@ -27,6 +26,7 @@ from subclasses.keyed.sharded import (
     TableWise,
     shard,
 )
+from tests.doors import by_desugar, by_torch, eager
 from tests.subclasses.keyed.batches import IDS, LENGTHS, batch
 
 ROOT = Path(__file__).parents[4]
@@ -43,55 +43,60 @@ def bags(**options):
     return EmbeddingBagCollection({key: nn.EmbeddingBag(IDS, 3, **options) for key in "ab"})
 
 
+def looked_up():
+    return EmbeddingCollection({key: nn.Embedding(IDS, 3) for key in "ab"})
+
+
+def numbers(found):
+    """The dense numbers of what a lookup gives."""
+    return [f if type(f) is torch.Tensor else f.values for f in found.values()]
+
+
+def check_gradients(sharded, whole):
+    for key, table in whole.tables.items():
+        torch.testing.assert_close(sharded.tables[key].weight.grad.local, table.weight.grad)
+
+
 @pytest.mark.parametrize("plan", [None, ShardingPlan({"a": TableWise(0), "b": RowWise()})])
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_one_rank_gives_what_the_collection_gives(mesh, plan, lengths):
-    x = batch(lengths)
-    for whole in (bags(), EmbeddingCollection({key: nn.Embedding(IDS, 3) for key in "ab"})):
-        sharded = shard(whole, mesh, plan)
-        kind = ShardedEmbeddingBagCollection if type(whole) is EmbeddingBagCollection else None
-        assert type(sharded) is (kind or ShardedEmbeddingCollection)
-        found, expected = sharded(x), whole(x)
-        for key, want in expected.items():
-            got = found[key]
-            assert type(got) is type(want) and got.shape == want.shape
-            torch.testing.assert_close(*((got, want) if kind else (got.values, want.values)))
-        sum((f * f).sum() for f in found.values()).backward()
-        sum((f * f).sum() for f in expected.values()).backward()
-        for key in "ab":
-            got = sharded.tables[key].weight.grad
-            torch.testing.assert_close(got.local, whole.tables[key].weight.grad)
+@pytest.mark.parametrize("lengths", [*LENGTHS, []])
+@pytest.mark.parametrize(
+    ("make", "kind"), [(bags, ShardedEmbeddingBagCollection), (looked_up, ShardedEmbeddingCollection)]
+)
+def test_one_rank_gives_what_the_collection_gives(mesh, make, kind, plan, lengths):
+    x, whole = batch(lengths), make()
+    sharded = shard(whole, mesh, plan)
+    found, expected = sharded(x), whole(x)
+    assert type(sharded) is kind and list(found) == list(expected)
+    for got, want in zip(found.values(), expected.values(), strict=True):
+        assert type(got) is type(want) and got.shape == want.shape
+    torch.testing.assert_close(numbers(found), numbers(expected))
+    for results in (found, expected):
+        sum((f * f).sum() for f in results.values()).backward()
+    check_gradients(sharded, whole)
 
 
 def test_parameters_have_the_names_of_the_collection(mesh):
-    whole = bags()
+    whole, x = bags(), batch([1, 2, 0, 3])
     sharded = shard(whole, mesh)
     assert list(sharded.state_dict()) == list(whole.state_dict())
     assert all(type(p) is TableShard or isinstance(p, nn.Parameter) for p in sharded.parameters())
     assert "rows 0 to 10 of 10, 3 columns" in repr(sharded)
     sharded.tables["a"].weight.rows_here().zero_()
     assert whole.tables["a"].weight.abs().min() > 0, "it has a copy"
-    other = copy.deepcopy(sharded)
-    assert torch.equal(other(batch([1, 2, 0, 3]))["b"], sharded(batch([1, 2, 0, 3]))["b"])
+    assert torch.equal(copy.deepcopy(sharded)(x)["b"], sharded(x)["b"])
 
 
 def test_a_table_without_rows(mesh):
     sharded = shard(EmbeddingBagCollection({"a": nn.EmbeddingBag(0, 3), "b": nn.EmbeddingBag(2, 3)}), mesh)
-    x = KeyedJaggedTensor(["a", "b"], torch.tensor([1]), torch.tensor([0, 0, 1, 0]))
-    found = sharded(x)
+    found = sharded(KeyedJaggedTensor(["a", "b"], torch.tensor([1]), torch.tensor([0, 0, 1, 0])))
     assert found["a"].tolist() == [[0] * 3] * 2
     found["b"].sum().backward()
 
 
-def test_a_batch_without_rows(mesh):
-    x = KeyedJaggedTensor(["a", "b"], torch.ones(0, dtype=torch.int64), torch.ones(0, dtype=torch.int64))
-    assert shard(bags(), mesh)(x)["a"].shape == bags()(x)["a"].shape == (0, 3)
-
-
 BREAKING = {
     "stock": lambda f: torch.compile(f, backend="eager"),
-    "behind Dynamo": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-    "desugar.compile": lambda f: desugar.compile(f, backend="eager"),
+    "behind Dynamo": by_torch,
+    "desugar.compile": by_desugar,
 }
 
 
@@ -100,24 +105,17 @@ BREAKING = {
 def test_a_compiled_model_breaks_its_graph_there(mesh, way):
     whole = bags(mode="sum")
     sharded, x = shard(whole, mesh), batch([1, 2, 0, 3])
-
-    def loss(module):
-        return lambda x: sum((f * f).sum() for f in module(x).values()) * 2
-
-    BREAKING[way](loss(sharded))(x).backward()
-    loss(whole)(x).backward()
-    for key in "ab":
-        torch.testing.assert_close(sharded.tables[key].weight.grad.local, whole.tables[key].weight.grad)
+    for module, door in ((sharded, BREAKING[way]), (whole, eager)):
+        door(lambda x, module=module: sum((f * f).sum() for f in module(x).values()) * 2)(x).backward()
+    check_gradients(sharded, whole)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------
 
 
 def quantized():
-    collection = bags()
-    collection.tables["b"].weight = nn.Parameter(
-        Int8Tensor.from_float(torch.randn(IDS, 3)), requires_grad=False
-    )
+    collection, int8 = bags(), Int8Tensor.from_float(torch.randn(IDS, 3))
+    collection.tables["b"].weight = nn.Parameter(int8, requires_grad=False)
     return collection
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("torch.distributed.device_mesh")
 from subclasses.keyed import EmbeddingBagCollection
 from subclasses.keyed.sharded import RowWise, ShardingPlan, TableWise, plan_by_bytes
 from subclasses.keyed.sharded.plan import rows_by_key
+from tests.subclasses.ragged.judge import raising
 
 
 def tables(**sizes):
@@ -48,42 +49,60 @@ def test_a_plan_is_a_record():
     assert pickle.loads(pickle.dumps(plan)) == plan != ShardingPlan({"a": TableWise(0)})
 
 
-@pytest.mark.parametrize(
-    ("placements", "text"),
-    [
-        ({"a": 0}, r"expected a TableWise\(rank\) or RowWise\(\) for each key, got 0 for 'a'"),
-        ({"a": TableWise}, "for each key"),
-        ({0: RowWise()}, "for each key"),
-    ],
-)
-def test_what_is_no_placement_is_refused(placements, text):
-    with pytest.raises(TypeError, match=text):
-        ShardingPlan(placements)
+SHARED, TIED = nn.EmbeddingBag(4, 1), nn.EmbeddingBag(4, 1)
+TIED.weight = SHARED.weight
+KEYS_OF_ONE = {"a": SHARED, "b": SHARED, "c": TIED}
 
 
-@pytest.mark.parametrize(
-    ("placements", "text"),
-    [
-        ({"a": RowWise()}, "a placement for 'b', got none"),
-        ({"a": RowWise(), "b": RowWise(), "z": RowWise()}, "which are a, b, got z"),
-        ({"a": TableWise(2), "b": RowWise()}, "a rank from 0 to 1 for 'a', got 2"),
-        ({"a": TableWise(-1), "b": RowWise()}, "a rank from 0 to 1 for 'a', got -1"),
-    ],
+def planned(**placements):
+    """A plan of two ranks for the tables a and b."""
+    return lambda: ShardingPlan(placements).bytes_by_rank(tables(a=3, b=4), 2)
+
+
+test_what_is_refused = raising(
+    {
+        "no placement": (
+            lambda: ShardingPlan({"a": 0}),
+            TypeError,
+            r"expected a TableWise\(rank\) or RowWise\(\) for each key, got 0 for 'a'",
+        ),
+        "a class": (lambda: ShardingPlan({"a": TableWise}), TypeError, "for each key"),
+        "a number as key": (lambda: ShardingPlan({0: RowWise()}), TypeError, "for each key"),
+        "a key too few": (planned(a=RowWise()), ValueError, "a placement for 'b', got none"),
+        "a key too many": (
+            planned(a=RowWise(), b=RowWise(), z=RowWise()),
+            ValueError,
+            "which are a, b, got z",
+        ),
+        "a rank too far": (
+            planned(a=TableWise(2), b=RowWise()),
+            ValueError,
+            "a rank from 0 to 1 for 'a', got 2",
+        ),
+        "a rank below 0": (
+            planned(a=TableWise(-1), b=RowWise()),
+            ValueError,
+            "a rank from 0 to 1 for 'a', got -1",
+        ),
+        "two placements of one table": (
+            lambda: ShardingPlan({"a": RowWise(), "c": TableWise(0)}).bytes_by_rank(KEYS_OF_ONE, 2),
+            ValueError,
+            "one placement for a table that keys share",
+        ),
+        "no ranks": (lambda: plan_by_bytes(tables(a=1), 0), ValueError, "at least one rank, got 0"),
+        "no tables": (
+            lambda: plan_by_bytes(3, 2),
+            TypeError,
+            "a collection of embedding tables, or its tables by key, got int",
+        ),
+    }
 )
-def test_a_plan_that_does_not_fit_is_refused(placements, text):
-    with pytest.raises(ValueError, match=text):
-        ShardingPlan(placements).bytes_by_rank(tables(a=3, b=4), 2)
 
 
 def test_keys_that_share_a_table_share_its_placement():
-    table, tied = nn.EmbeddingBag(4, 1), nn.EmbeddingBag(4, 1)
-    tied.weight = table.weight
-    shared = {"a": table, "b": table, "c": tied}
-    assert ShardingPlan({"b": TableWise(1)}).bytes_by_rank(shared, 2) == [0, 16]
-    assert ShardingPlan({"b": RowWise(), "a": RowWise()}).bytes_by_rank(shared, 2) == [8, 8]
-    with pytest.raises(ValueError, match="one placement for a table that keys share"):
-        ShardingPlan({"a": RowWise(), "c": TableWise(0)}).bytes_by_rank(shared, 2)
-    assert set(plan_by_bytes(shared, 1).placements.items()) == {(key, TableWise(0)) for key in "abc"}
+    assert ShardingPlan({"b": TableWise(1)}).bytes_by_rank(KEYS_OF_ONE, 2) == [0, 16]
+    assert ShardingPlan({"b": RowWise(), "a": RowWise()}).bytes_by_rank(KEYS_OF_ONE, 2) == [8, 8]
+    assert set(plan_by_bytes(KEYS_OF_ONE, 1).placements.items()) == {(key, TableWise(0)) for key in "abc"}
 
 
 @pytest.mark.parametrize(
@@ -110,10 +129,3 @@ def test_the_planner_takes_a_collection_and_counts_its_dtypes():
     wide = nn.EmbeddingBag(4, 2, dtype=torch.float64)
     collection = EmbeddingBagCollection({"a": wide, "b": nn.EmbeddingBag(4, 2)})
     assert plan_by_bytes(collection, 2, row_wise_over=64).bytes_by_rank(collection, 2) == [64, 32]
-
-
-def test_the_planner_refuses_what_it_cannot_plan():
-    with pytest.raises(ValueError, match="at least one rank, got 0"):
-        plan_by_bytes(tables(a=1), 0)
-    with pytest.raises(TypeError, match="a collection of embedding tables, or its tables by key, got int"):
-        plan_by_bytes(3, 2)

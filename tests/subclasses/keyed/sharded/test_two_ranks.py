@@ -56,16 +56,6 @@ def compare(mesh, plan, parts, make):
         torch.testing.assert_close(of_weights, leaf.grad)
 
 
-def lookups_are_those_of_one_process(mesh):
-    for mode, plan, lengths in itertools.product(MODES, PLANS, LENGTHS):
-        compare(mesh, plan, batches(lengths), partial(make_collection, mode))
-
-
-def weights_get_gradients(mesh):
-    for sparse, plan, lengths in itertools.product((False, True), PLANS, LENGTHS):
-        compare(mesh, plan, batches(lengths, weighted=True), partial(make_collection, "sum", sparse=sparse))
-
-
 OPTIONS = (
     {"padding_idx": 0},
     {"padding_idx": -1},
@@ -74,6 +64,7 @@ OPTIONS = (
     {"sparse": True, "padding_idx": 0},
     {"dtype": torch.float64},
 )
+SELECTION = ["e", "b", "a"]
 
 
 def has_gradient(mode, options):
@@ -83,25 +74,31 @@ def has_gradient(mode, options):
     )
 
 
-def options_of_tables_are_kept(mesh):
+def with_ids(dtypes):
+    """Batches of all lengths whose ids have these dtypes."""
+    pairs = zip(batches("rows of all lengths"), dtypes, strict=True)
+    return [KeyedJaggedTensor(KEYS, part.values.to(dtype), part.lengths) for part, dtype in pairs]
+
+
+def lookups():
+    """Plans, batches for each rank, a mode and options of tables."""
+    every = "rows of all lengths"
+    for mode, plan, lengths in itertools.product(MODES, PLANS, LENGTHS):
+        yield plan, batches(lengths), mode, {}
+    for sparse, plan, lengths in itertools.product((False, True), PLANS, LENGTHS):
+        yield plan, batches(lengths, weighted=True), "sum", {"sparse": sparse}
     for options, mode, plan in itertools.product(OPTIONS, MODES, ("both", "rows")):
         if has_gradient(mode, options):
-            compare(mesh, plan, batches("rows of all lengths"), partial(make_collection, mode, **options))
-
-
-def ids_may_be_int32_on_some_ranks(mesh):
+            yield plan, batches(every), mode, options
     for dtypes in ((torch.int32, torch.int32), (torch.int32, torch.int64)):
-        long = batches("rows of all lengths")
-        parts = [
-            KeyedJaggedTensor(KEYS, p.values.to(t), p.lengths) for p, t in zip(long, dtypes, strict=True)
-        ]
-        compare(mesh, "both", parts, partial(make_collection, "mean"))
-
-
-def keys_may_be_a_selection(mesh):
+        yield "both", with_ids(dtypes), "mean", {}
     for mode in MODES:
-        parts = [part.permute(["e", "b", "a"]) for part in batches("rows of all lengths")]
-        compare(mesh, "both", parts, partial(make_collection, mode))
+        yield "both", [part.permute(SELECTION) for part in batches(every)], mode, {}
+
+
+def lookups_are_those_of_one_process(mesh):
+    for plan, parts, mode, options in lookups():
+        compare(mesh, plan, parts, partial(make_collection, mode, **options))
 
 
 def tables_may_have_several_dtypes(mesh):
@@ -145,21 +142,21 @@ def some_tables_may_be_frozen(mesh):
 
 def gradients_may_be_averages(mesh):
     for sparse in (False, True):
-        parts = batches("rows of all lengths", weighted=True)
-        whole, part = make_collection("sum", sparse=sparse), parts[mesh.get_local_rank()]
+        parts, rank = batches("rows of all lengths", weighted=True), mesh.get_local_rank()
+        whole, leaf = make_collection("sum", sparse=sparse), parts[rank].leaf
         sharded = shard(whole, mesh, make_plan("both"), average_gradients=True)
-        loss_of(sharded(part), mesh.get_local_rank()).backward()
-        of_weights, part.leaf.grad = part.leaf.grad, None
+        loss_of(sharded(parts[rank]), rank).backward()
+        of_weights, leaf.grad = leaf.grad, None
         (joint_loss(whole, parts) / 2).backward()
         assert_same_rows(sharded, whole, lambda weight: weight.grad)
-        torch.testing.assert_close(of_weights, part.leaf.grad * 2)
+        torch.testing.assert_close(of_weights, leaf.grad * 2)
 
 
 def weights_may_require_grad_on_one_rank(mesh):
     rank, whole, parts = mesh.get_local_rank(), make_collection("sum"), batches("one row", weighted=True)
+    part = parts[rank]
     for plan in PLANS:
-        sharded, part = shard(whole, mesh, make_plan(plan)), parts[rank]
-        weights = part.leaf.detach().requires_grad_(rank == 1)
+        weights, sharded = part.leaf.detach().requires_grad_(rank == 1), shard(whole, mesh, make_plan(plan))
         loss_of(sharded(KeyedJaggedTensor(KEYS, part.values, part.lengths, weights=weights)), rank).backward()
         part.leaf.grad = None
         joint_loss(whole, parts).backward()
@@ -168,8 +165,7 @@ def weights_may_require_grad_on_one_rank(mesh):
 
 
 def without_gradients(mesh):
-    whole = make_collection("mean")
-    part = batches("rows of all lengths")[mesh.get_local_rank()]
+    whole, part = make_collection("mean"), batches("rows of all lengths")[mesh.get_local_rank()]
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             found = shard(whole, mesh, make_plan("both"))(part)
@@ -200,16 +196,15 @@ def training_is_that_of_one_process(mesh):
     for sparse, make_optimizer in optimizers:
         whole = make_collection("sum", sparse=sparse)
         sharded = shard(whole, mesh, make_plan("both"))
-        one, two = make_optimizer([*whole.parameters()]), make_optimizer([*sharded.parameters()])
+        both = [make_optimizer([*module.parameters()]) for module in (whole, sharded)]
         for lengths in ("rows of all lengths", "no ids on one rank", "one row"):
             parts = batches(lengths)
-            for optimizer in (one, two):
-                optimizer.zero_grad()
             for _ in range(2):  # gradients accumulate
                 joint_loss(whole, parts).backward()
                 loss_of(sharded(parts[rank]), rank).backward()
-            one.step()
-            two.step()
+            for optimizer in both:
+                optimizer.step()
+                optimizer.zero_grad()
         assert_same_rows(sharded, whole)
 
 
@@ -269,48 +264,41 @@ def tables_may_be_on_the_meta_device_first(mesh):
     assert_same_rows(sharded, make_collection("sum"))
 
 
+def one_key(key, *ids):
+    return KeyedJaggedTensor([key], torch.tensor(ids), torch.ones(len(ids), dtype=torch.int64))
+
+
 def bad_batches_are_refused_on_all_ranks(mesh):
     rank, lengths = mesh.get_local_rank(), LENGTHS["rows of all lengths"][0]
-    good, sharded = make_batch(lengths), shard(make_collection("sum"), mesh, make_plan("both"))
-    outside = KeyedJaggedTensor(["a"], torch.tensor([3, 7]), torch.tensor([1, 1]))
-    negative = KeyedJaggedTensor(["a"], torch.tensor([3, -1]), torch.tensor([1, 1]))
-    unknown = KeyedJaggedTensor(["z"], torch.tensor([3]), torch.tensor([1]))
-    weighted = make_batch(lengths, weighted=True)
-    for bad, error, text in (
-        (unknown, KeyError, "no table for z"),
-        (outside, ValueError, "ids from 0 to 6 for 'a'"),
-        (negative, ValueError, "ids from 0 to 6 for 'a'"),
+    good, weighted = (make_batch(lengths, weighted=weighted) for weighted in (False, True))
+    sharded, other_plan = (
+        shard(make_collection("sum"), mesh, make_plan(plan)) for plan in ("both", ("both", "rows")[rank])
+    )
+    bad = [
+        (one_key("z", 3), KeyError, "no table for z"),
+        (one_key("a", 3, 7), ValueError, "ids from 0 to 6 for 'a'"),
+        (one_key("a", 3, -1), ValueError, "ids from 0 to 6 for 'a'"),
         (torch.ones(2), TypeError, "expected a KeyedJaggedTensor"),
         (weighted.to(torch.float64), ValueError, "weights of the tables' dtype"),
-    ):
-        for bad_rank in range(2):
-            here = rank == bad_rank
-            expected = (error, text) if here else (ValueError, f"rank {bad_rank} refused its batch")
-            with pytest.raises(expected[0], match=expected[1]):
-                sharded(bad if here else good)
-    for one, other, text in (
-        (good, good.permute(KEYS[::-1]), "the same keys"),
-        (good, weighted, "weights of one dtype, or none"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            sharded((one, other)[rank])
-    with pytest.raises(
-        ValueError, match="expected the same tables and plan on all ranks; ranks 0 and 1 differ"
-    ):
-        shard(make_collection("sum"), mesh, make_plan(("both", "rows")[rank]))(good)
+    ]
+    refused = [  # a module, and for each rank a batch, an error and words of it
+        (sharded, (good, good.permute(KEYS[::-1])), [(ValueError, "the same keys")] * 2),
+        (sharded, (good, weighted), [(ValueError, "weights of one dtype, or none")] * 2),
+        (other_plan, (good, good), [(ValueError, "the same tables and plan on all ranks; ranks 0 and 1 differ")] * 2),
+    ]
+    for x, *expected in bad:
+        refused.append((sharded, (x, good), (expected, (ValueError, "rank 0 refused its batch"))))
+        refused.append((sharded, (good, x), ((ValueError, "rank 1 refused its batch"), expected)))
+    for module, parts, errors in refused:
+        with pytest.raises(errors[rank][0], match=errors[rank][1]):
+            module(parts[rank])
     with pytest.raises(ValueError, match="gradients enabled"), torch.set_grad_enabled(rank == 0):
         sharded(good)
-    compare(
-        mesh, "both", batches("one row"), partial(make_collection, "sum")
-    )  # all ranks are where they were
+    compare(mesh, "both", batches("one row"), partial(make_collection, "sum"))  # all are where they were
 
 
 CASES = [
     lookups_are_those_of_one_process,
-    weights_get_gradients,
-    options_of_tables_are_kept,
-    ids_may_be_int32_on_some_ranks,
-    keys_may_be_a_selection,
     tables_may_have_several_dtypes,
     some_tables_may_be_frozen,
     gradients_may_be_averages,

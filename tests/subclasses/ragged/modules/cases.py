@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.subclasses.ragged.test_layers import KINDS
+from tests.subclasses.ragged.judge import KINDS, check_leaves
 
 DIM, LENGTHS = 8, (4, 3, 7, 5)
 
@@ -133,15 +133,5 @@ def judge(case: Case, kind: str, way: Callable[..., Any], lengths: Any = LENGTHS
     rows = rows_of(lengths)
     expected = row_results(case, module, rows)
     got = way(case.call)(module, KINDS[kind](rows))
-    parts = got.to_tensors() if type(got) is not Tensor else list(got)
-    torch.testing.assert_close(
-        parts, [p.detach().requires_grad_() if p.requires_grad else p for p in expected]
-    )
-    cotangents = [torch.randn_like(part) for part in expected]
-    leaves = [*rows, *module.parameters()]
-    grads = [
-        torch.autograd.grad(each, leaves, cotangents, allow_unused=True, materialize_grads=True)
-        for each in (parts, expected)
-    ]
-    torch.testing.assert_close(*grads)
+    check_leaves(got, expected, [*rows, *module.parameters()])
     return got

@@ -26,9 +26,8 @@ from tests.subclasses.ragged.modules.cases import (
     row_results,
     rows_of,
 )
-from tests.subclasses.ragged.test_layers import KINDS
+from tests.subclasses.ragged.judge import KINDS, check_leaves, kinds
 
-kinds = pytest.mark.parametrize("kind", KINDS)
 cases = pytest.mark.parametrize("name", CASES)
 
 # ---- one by one ----------------------------------------------------------------------------------------------
@@ -117,12 +116,11 @@ def test_weights_of_keys_of_other_lengths(kind, average):
     queries, keys = rows_of((2, 4, 1)), rows_of((3, 1, 5))
     x, y = KINDS[kind](queries), KINDS[kind](keys)
     got, weights = module(x, y, y, average_attn_weights=average)
-    assert weights.shape[0] == 3
-    for number, (q, k) in enumerate(zip(queries, keys, strict=True)):
-        out, each = module(q[None], k[None], k[None], average_attn_weights=average)
-        torch.testing.assert_close(got.to_tensors()[number], out[0])
-        torch.testing.assert_close(weights[number, ..., : len(q), : len(k)], each[0])
-        assert not weights[number, ..., len(q) :, :].any() and not weights[number, ..., len(k) :].any()
+    for part, table, q, k in zip(got.to_tensors(), weights, queries, keys, strict=True):
+        out, (each,) = module(q[None], k[None], k[None], average_attn_weights=average)
+        torch.testing.assert_close(part, out[0])
+        padding = (0, table.shape[-1] - len(k), 0, table.shape[-2] - len(q))
+        torch.testing.assert_close(table, nn.functional.pad(each, padding))
 
 
 # How a mask is made for rows up to a length, and the part of it for one row.
@@ -197,41 +195,22 @@ RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 @kinds
 @pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.parametrize("lengths", [(3, 0, 5, 1), (0, 0, 2), (0, 0)])
-def test_an_empty_row_keeps_its_state(kind, name, lengths):
+def test_states_are_given_and_an_empty_row_keeps_its_own(kind, name, lengths):
+    """Each row by itself; the gradients of the given states are those of the states of the rows."""
     module = RECURRENT[name](DIM, 6, 2, batch_first=True, bidirectional=True).double()
-    rows = rows_of(lengths)
-    given = tuple(
-        torch.randn(4, len(rows), 6, dtype=torch.float64) for _ in range(2 if name == "lstm" else 1)
-    )
-    hx = given if name == "lstm" else given[0]
-    out, ends = module(KINDS[kind](rows), hx)
-    ends = ends if name == "lstm" else (ends,)
-    assert out.shape[2] == 12
-    for number, row in enumerate(rows):
-        own = [h[:, number : number + 1] for h in given]
-        if not len(row):
-            assert all(torch.equal(e[:, number : number + 1], h) for e, h in zip(ends, own, strict=True))
-            continue
-        alone, states = module(row.unsqueeze(0), tuple(own) if name == "lstm" else own[0])
-        torch.testing.assert_close(out.to_tensors()[number], alone[0])
-        for end, state in zip(ends, states if name == "lstm" else (states,), strict=True):
-            torch.testing.assert_close(end[:, number : number + 1], state)
-
-
-def test_states_are_differentiable():
-    module = nn.LSTM(DIM, 6, batch_first=True).double()
-    rows = rows_of((3, 0, 2))
-    h, c = (torch.randn(1, 3, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    _, (end, cell) = module(JaggedTensor.from_tensors(rows), (h, c))
-    got = torch.autograd.grad((end * 2 + cell).sum(), [h, c])
-    expected = [torch.zeros_like(h), torch.zeros_like(c)]
-    for number, row in enumerate(rows):
-        own = [t[:, number : number + 1].detach().requires_grad_() for t in (h, c)]
-        states = module(row.unsqueeze(0), tuple(own))[1] if len(row) else own
-        grads = torch.autograd.grad((states[0] * 2 + states[1]).sum(), own)
-        for whole, grad in zip(expected, grads, strict=True):
-            whole[:, number : number + 1] = grad
-    torch.testing.assert_close(list(got), expected)
+    rows, count, is_lstm = rows_of(lengths), len(lengths), name == "lstm"
+    size = (4, count, 6)
+    given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for _ in range(1 + is_lstm)]
+    out, ends = module(KINDS[kind](rows), tuple(given) if is_lstm else given[0])
+    expected = [[] for _ in given]
+    for row, part, *own in zip(rows, out.to_tensors(), *(h.split(1, 1) for h in given), strict=True):
+        states = tuple(own) if is_lstm else own[0]
+        if len(row):
+            alone, states = module(row.unsqueeze(0), states)
+            torch.testing.assert_close(part, alone[0])
+        for found, state in zip(expected, states if is_lstm else (states,), strict=True):
+            found.append(state)
+    check_leaves(ends if is_lstm else [ends], [torch.cat(found, 1) for found in expected], [*given, *rows])
 
 
 # ---- convolutions and pools ----------------------------------------------------------------------------------
@@ -239,8 +218,7 @@ def test_states_are_differentiable():
 
 @kinds
 def test_rows_shorter_than_the_kernel_have_no_result(kind):
-    module = nn.Conv1d(DIM, 6, 4).double()
-    rows = rows_of((6, 2, 0, 4))
+    module, rows = nn.Conv1d(DIM, 6, 4).double(), rows_of((6, 2, 0, 4))
     got = channels_first(module, KINDS[kind](rows)).to_tensors()
     assert [len(part) for part in got] == [3, 0, 0, 1]
     torch.testing.assert_close(got[0], channels_first(module, rows[0].unsqueeze(0))[0])
@@ -265,9 +243,7 @@ def test_places_of_the_greatest_are_those_in_the_row(kind, pool):
 
 def test_same_padding_keeps_the_rows():
     x = JaggedTensor.from_tensors(rows_of()).transpose(1, 2)
-    y = nn.Conv1d(DIM, 6, 3, padding=1).double()(x)
-    assert y.offsets is x.offsets
-    assert torch.equal((y + y).row_lengths(), x.row_lengths())
+    assert nn.Conv1d(DIM, 6, 3, padding=1).double()(x).offsets is x.offsets
 
 
 def attend_once(x, y, **options):
