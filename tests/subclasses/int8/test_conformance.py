@@ -60,43 +60,28 @@ def test_the_kit_on_a_narrow_dtype():
 # ---- torchao's ---------------------------------------------------------------------------------------------
 
 
-def run(case: type, methods: list[str]) -> unittest.TestResult:
-    result = unittest.TestResult()
-    unittest.TestSuite([case(m) for m in methods]).run(result)
-    return result
+# The basic case calls .cuda().
+NEEDS_CUDA = set() if torch.cuda.is_available() else {"test_device1_to_device2_device1_cpu_device2_cpu"}
 
 
-def case_of(base: type) -> type:
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("base", "excused"),
+    [
+        ("TorchAOBasicTestCase", NEEDS_CUDA),
+        pytest.param("TorchAOCompileTestCase", set(), marks=pytest.mark.slow),
+    ],
+)
+def test_torchaos_cases(base, excused):
+    utils, result = pytest.importorskip("torchao.testing.utils"), unittest.TestResult()
     # Parametrized tests are made anew for each class; those of the base are inherited as they are.
     body = {"TENSOR_SUBCLASS": Int8Tensor, "FACTORY_FN": staticmethod(Int8Tensor.from_float), "kwargs": {}}
-    return type(f"Ours{base.__name__}", (base,), body)
-
-
-def methods_of(case: type) -> list[str]:
-    return [name for name in dir(case) if name.startswith("test_")]
-
-
-def passes_all_but(case: type, excused: set[str]) -> None:
-    methods = methods_of(case)
-    result = run(case, methods)
+    case = type(f"Ours{base}", (getattr(utils, base),), body)
+    methods = [name for name in dir(case) if name.startswith("test_")]
+    unittest.TestSuite([case(m) for m in methods]).run(result)
     failed = {test.id().rpartition(".")[2]: text for test, text in (*result.failures, *result.errors)}
     assert result.testsRun == len(methods) > 0
     assert set(failed) <= excused, next(text for name, text in failed.items() if name not in excused)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_torchaos_basic_cases():
-    utils = pytest.importorskip("torchao.testing.utils")
-    # That one calls .cuda().
-    needs_cuda = set() if torch.cuda.is_available() else {"test_device1_to_device2_device1_cpu_device2_cpu"}
-    passes_all_but(case_of(utils.TorchAOBasicTestCase), needs_cuda)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_torchaos_compiled_cases():
-    utils = pytest.importorskip("torchao.testing.utils")
-    passes_all_but(case_of(utils.TorchAOCompileTestCase), set())
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -113,11 +98,12 @@ def test_torchaos_chunks(dim):
 def test_torchaos_shards(dtype):
     """The steps of its tensor parallel case that need no second device: quantize, cut by columns or rows, use."""
     utils = pytest.importorskip("torchao.testing.utils")
-    layer = torch.nn.Linear(64, 32, bias=False, dtype=dtype)
+    layer, linear = torch.nn.Linear(64, 32, bias=False, dtype=dtype), torch.nn.functional.linear
     quantize_(layer, Int8WeightOnlyConfig())
     assert utils.TorchAOTensorParallelTestCase.QUANT_METHOD_FN is not None
     x, whole = torch.randn(3, 64, dtype=dtype), layer.weight
-    rows = torch.cat([torch.nn.functional.linear(x, part) for part in (whole[:16, :], whole[16:, :])], -1)
-    torch.testing.assert_close(rows, layer(x))
-    columns = sum(torch.nn.functional.linear(x[:, i : i + 32], whole[:, i : i + 32]) for i in (0, 32))
+    torch.testing.assert_close(
+        torch.cat([linear(x, part) for part in (whole[:16, :], whole[16:, :])], -1), layer(x)
+    )
+    columns = sum(linear(x[:, i : i + 32], whole[:, i : i + 32]) for i in (0, 32))
     torch.testing.assert_close(columns, layer(x), atol=2e-2, rtol=2e-2)

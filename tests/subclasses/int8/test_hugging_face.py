@@ -84,9 +84,11 @@ def test_layers_that_the_user_tied(tmp_path):
     assert other.model.layers[0].mlp.up_proj.weight is other.model.layers[0].mlp.gate_proj.weight
 
 
-def test_nothing_is_reported_missing(tmp_path):
-    _, found = through_a_file(make(tied=True), tmp_path, output_loading_info=True)
+def test_nothing_is_reported_missing_and_a_copy_is_saved_too(tmp_path):
+    model = make(tied=True)
+    other, found = through_a_file(copy.deepcopy(model), tmp_path, output_loading_info=True)
     assert not found["missing_keys"] and not found["unexpected_keys"]
+    assert_same(other, model)
 
 
 def test_the_block_on_the_page_runs(tmp_path, monkeypatch):
@@ -96,11 +98,6 @@ def test_the_block_on_the_page_runs(tmp_path, monkeypatch):
     (tmp_path / "block.py").write_text(block)
     monkeypatch.chdir(tmp_path)
     runpy.run_path("block.py")
-
-
-def test_a_copy_of_a_quantized_model_is_saved_too(tmp_path):
-    model = make()
-    assert_same(through_a_file(copy.deepcopy(model), tmp_path), model)
 
 
 def test_a_model_without_int8_weights_is_not_marked():

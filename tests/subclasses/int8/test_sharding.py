@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
-import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+
+if not dist.is_available():
+    pytest.skip("needs torch.distributed", allow_module_level=True)
+
+from torch.distributed.checkpoint import state_dict as dcp
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from subclasses import DispatchError, TensorSubclass, inner
 from subclasses.int8 import Int8Tensor
 from tests.subclasses.int8.models import CONFIGS, quantized
-
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
-
-
-def on_ranks(run):
-    """A function of a mesh, run by each of the ranks of a group that talks over gloo."""
-
-    @functools.wraps(run)
-    def start(rank, world, store):
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-        try:
-            run(dist.init_device_mesh("cpu", (world,)))
-        finally:
-            dist.destroy_process_group()
-
-    return start
-
-
-def run_and_leave(rank, start, *args):
-    """Ends without finalization, in which processes with a gloo group abort now and then (torch 2.13)."""
-    start(rank, *args)
-    os._exit(0)
+from tests.subclasses.ragged.ranks import in_processes, on_ranks
 
 
 def layers(config, *sizes):
@@ -49,16 +32,20 @@ def layers(config, *sizes):
 # ---- hooks of FSDP2 ----------------------------------------------------------------------------------------
 
 
+def gather(x, shards, mesh, policy=None):
+    """What FSDP2 gathers of shards, and the metadata of each."""
+    asked = [s.fsdp_pre_all_gather(mesh, x.shape, None, None, policy) for s in shards]
+    parts = [inputs for inputs, _ in asked]
+    return parts, tuple(map(torch.cat, zip(*parts, strict=True))), [metadata for _, metadata in asked]
+
+
 @pytest.mark.parametrize("block_size", [None, (8, 6), (1, 3), (2, 6), (4, 2)])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_shards_are_put_together(block_size, ranks):
     x = Int8Tensor.from_float(torch.randn(8, 6), block_size=block_size, symmetric=False)
-    if block_size == (4, 2) and ranks == 4:
-        ranks = 2
-    policy = SimpleNamespace(param_dtype=torch.bfloat16)
-    asked = [s.fsdp_pre_all_gather(None, x.shape, None, None, policy) for s in x.chunk(ranks)]
-    outputs = tuple(torch.cat(parts) for parts in zip(*(inputs for inputs, _ in asked), strict=True))
-    whole, _ = x.fsdp_post_all_gather(outputs, asked[0][1], torch.bfloat16)
+    shards = x.chunk(2 if block_size == (4, 2) else ranks)
+    _, outputs, metadata = gather(x, shards, None, SimpleNamespace(param_dtype=torch.bfloat16))
+    whole, _ = x.fsdp_post_all_gather(outputs, metadata[0], torch.bfloat16)
     assert whole.dtype == torch.bfloat16 and whole.scale.dtype == torch.float32
     assert torch.equal(whole.float().dequantize(), x.dequantize())
 
@@ -71,18 +58,17 @@ def test_shards_are_put_together(block_size, ranks):
 def test_uneven_shards_are_put_together(size, blocks, symmetric, ranks):
     block_size = {"rows": None, "tensor": size, "entries": (1,) * len(size)}[blocks]
     x = Int8Tensor.from_float(torch.randn(size), block_size=block_size, symmetric=symmetric)
-    rows, mesh = -(-size[0] // ranks), SimpleNamespace(size=lambda: ranks)
+    rows = -(-size[0] // ranks)
     shards = [x[min(i * rows, size[0]) : min((i + 1) * rows, size[0])] for i in range(ranks)]
-    asked = [s.fsdp_pre_all_gather(mesh, x.shape, None, None, None) for s in shards]
+    parts, outputs, metadata = gather(x, shards, SimpleNamespace(size=lambda: ranks))
     # FSDP2 takes no other size where a shard is padded.
-    assert all(t.shape == (rows, *size[1:]) and t.is_contiguous() for inputs, _ in asked for t in inputs)
-    outputs = tuple(torch.cat(parts) for parts in zip(*(inputs for inputs, _ in asked), strict=True))
-    whole, freed = x.fsdp_post_all_gather(outputs, asked[-1][1], None)
+    assert all(t.shape == (rows, *size[1:]) and t.is_contiguous() for inputs in parts for t in inputs)
+    whole, freed = x.fsdp_post_all_gather(outputs, metadata[-1], None)
     assert freed is outputs
     assert torch.equal(whole.dequantize(), x.dequantize())
     for t in (whole.qdata, whole.scale):
         t.zero_()
-    assert x.fsdp_post_all_gather(outputs, asked[0][1], None, out=whole) is None
+    assert x.fsdp_post_all_gather(outputs, metadata[0], None, out=whole) is None
     whole.qdata.copy_(x.qdata)  # FSDP2 fills what it was given back
     assert torch.equal(whole.dequantize(), x.dequantize())
 
@@ -91,10 +77,8 @@ def test_uneven_shards_are_put_together(size, blocks, symmetric, ranks):
 
 
 @on_ranks
-def shard_and_compare(mesh):
+def shard_and_compare(mesh, folder):
     """What each process does: the same model whole and sharded gives the same."""
-    from torch.distributed.fsdp import fully_shard
-
     for config in CONFIGS.values():
         for rows in (32, 33, 1):
             torch.manual_seed(0)
@@ -114,14 +98,8 @@ def shard_and_compare(mesh):
 
 
 @on_ranks
-def save_and_load(mesh):
+def save_and_load(mesh, folder):
     """Full and sharded state dicts hold int8 weights, and load."""
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_model_state_dict,
-        set_model_state_dict,
-    )
-    from torch.distributed.fsdp import fully_shard
 
     def make(config, rows, seed):
         torch.manual_seed(seed)
@@ -130,14 +108,14 @@ def save_and_load(mesh):
         fully_shard(sharded[0], mesh=mesh)
         return whole, fully_shard(sharded, mesh=mesh)
 
-    full, x = StateDictOptions(full_state_dict=True), torch.randn(4, 16)
+    full, x = dcp.StateDictOptions(full_state_dict=True), torch.randn(4, 16)
     for config in CONFIGS.values():
         for rows in (4, 5, 1):
             (whole, sharded), (alone, other), (_, third) = (make(config, rows, seed) for seed in range(3))
-            expected, state = whole(x), get_model_state_dict(sharded, options=full)
+            expected, state = whole(x), dcp.get_model_state_dict(sharded, options=full)
             assert torch.equal(state["0.weight"].dequantize(), whole[0].weight.dequantize())
             alone.load_state_dict(state, assign=True)
-            set_model_state_dict(other, state, options=full)
+            dcp.set_model_state_dict(other, state, options=full)
             third.load_state_dict(sharded.state_dict())
             for model in (alone, other, third):
                 torch.testing.assert_close(model(x), expected)
@@ -147,11 +125,8 @@ def save_and_load(mesh):
 
 
 @on_ranks
-def cut_by_device(mesh):
+def cut_by_device(mesh, folder):
     """One layer cut by rows, the next by columns, as parts of distributed tensors."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
     rank, n = mesh.get_local_rank(), 32 // mesh.size()
     for config in (CONFIGS["rows"], CONFIGS["tensor"], CONFIGS["groups"]):
         torch.manual_seed(0)
@@ -184,7 +159,7 @@ class Halved(TensorSubclass, fallback="materialize"):
 
 
 @on_ranks
-def send(mesh):
+def send(mesh, folder):
     """What a collective would fill is filled, or refused: nothing is written to a copy and lost."""
 
     def make(seed, **options):
@@ -222,11 +197,10 @@ ALONE = {"fully_shard": shard_and_compare, "state dicts": save_and_load, "collec
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("start", ALONE.values(), ids=ALONE)
 def test_in_one_process(start, tmp_path):
-    start(0, 1, tmp_path / "store")
+    start(0, tmp_path, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [*ALONE.values(), cut_by_device], ids=[*ALONE, "tensor parallelism"])
 def test_in_two_processes(start, tmp_path):
-    """Processes of their own: one forked after a backward may not run another where there is CUDA."""
-    mp.start_processes(run_and_leave, (start, 2, tmp_path / "store"), nprocs=2, start_method="spawn")
+    in_processes(start, tmp_path)
