@@ -64,12 +64,6 @@ def test_keys_that_are_names_of_a_module_s_own():
     assert list(other.state_dict()) == [f"tables.{n}.weight" for n in names]
 
 
-def test_a_batch_may_have_fewer_keys_in_another_order():
-    module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3) for k in "abc"})
-    x = batch([1, 2, 0, 3], "cb")
-    assert list(module(x)) == ["c", "b"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("way", COMPILED)
 def test_training_in_a_compiled_step_is_that_of_eager_mode(way):

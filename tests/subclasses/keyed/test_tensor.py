@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -53,17 +50,6 @@ def test_entries_may_be_vectors_and_carry_gradients():
     assert x.shape == (2, 2, 3, 4)
     (x["b"].sum(1) * 2).sum().backward()
     assert values.grad.equal(torch.tensor([0.0, 0, 0, 2, 2, 2]).unsqueeze(1).expand(6, 4))
-
-
-COPIES = {"copy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x)), "clone": torch.clone}
-
-
-@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
-def test_copies(again):
-    x = batch([1, 2, 0, 3], weighted=True).detach()
-    y = again(x)
-    assert y.keys == x.keys and y.offsets.equal(x.offsets) and y.weights.equal(x.weights)
-    assert y.values.equal(x.values) and y.values is not x.values
 
 
 @pytest.mark.parametrize(("weighted", "dtype"), [(True, torch.float64), (False, torch.int32)])

@@ -17,14 +17,12 @@ from tests.subclasses.keyed.sharded.ranks import (
     PLANS,
     assert_same_rows,
     batches,
-    group,
-    in_two_processes,
     joint_loss,
     loss_of,
     make_collection,
     make_plan,
-    on_ranks,
 )
+from tests.subclasses.ragged.ranks import group, in_processes, on_ranks
 
 # torch's own: of reading and writing without a process group, and of its typed storages.
 pytestmark = [
@@ -128,7 +126,7 @@ def test_checkpoints_load_on_other_numbers_of_ranks(tmp_path):
     with group(0, 1, tmp_path / "first store") as mesh:
         save(mesh, "rank 0", tmp_path / "of one rank")
         dcp.save(whole.state_dict(), checkpoint_id=tmp_path / "whole")
-    in_two_processes(load_and_save, tmp_path)
+    in_processes(load_and_save, tmp_path)
     with group(0, 1, tmp_path / "last store") as mesh:
         load(mesh, "rank 0", tmp_path / "of two ranks")
         load(mesh, "rows", tmp_path / "of one rank")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -86,14 +84,6 @@ REFUSED = {
 test_other_ops_are_refused = raising(
     {name: (lambda call=call: call(shard()), text) for name, (call, text) in REFUSED.items()}
 )
-
-
-def test_it_is_pickled_with_its_rows():
-    file = io.BytesIO()
-    torch.save(shard().detach(), file)
-    file.seek(0)
-    found = torch.load(file, weights_only=False)
-    assert (found.start, found.rows) == (START, ROWS) and torch.equal(found.local, shard().local)
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------

@@ -25,14 +25,13 @@ from tests.subclasses.keyed.sharded.ranks import (
     assert_same_results,
     assert_same_rows,
     batches,
-    in_two_processes,
     joint_loss,
     loss_of,
     make_batch,
     make_collection,
     make_plan,
-    on_ranks,
 )
+from tests.subclasses.ragged.ranks import in_processes, on_ranks
 
 MODES = ["sum", "mean", "max", "none"]
 
@@ -124,20 +123,13 @@ def tables_may_have_several_dtypes(mesh):
 
 def some_tables_may_be_frozen(mesh):
     """The rank whose own tables are frozen still returns gradients to the other one."""
-    whole = make_collection("sum")
+    whole, parts, rank = make_collection("sum"), batches("rows of all lengths"), mesh.get_local_rank()
     whole.tables["b"].weight.requires_grad_(False)
-    plan = ShardingPlan(PLANS["both"])
-    sharded = shard(whole, mesh, plan)
+    sharded = shard(whole, mesh, make_plan("both"))
     assert not sharded.tables["b"].weight.requires_grad
-    parts = batches("rows of all lengths")
-    loss_of(sharded(parts[mesh.get_local_rank()]), mesh.get_local_rank()).backward()
+    loss_of(sharded(parts[rank]), rank).backward()
     joint_loss(whole, parts).backward()
-    assert sharded.tables["b"].weight.grad is None
-    whole.tables["b"].weight.grad = sharded.tables["b"].weight.grad = None
-    for key in "ace":
-        table, want = sharded.tables[key], whole.tables[key].weight.grad
-        if table.stop > table.start:
-            torch.testing.assert_close(table.weight.grad.local, want[table.start : table.stop])
+    assert_same_rows(sharded, whole, lambda weight: weight.grad)
 
 
 def gradients_may_be_averages(mesh):
@@ -284,7 +276,11 @@ def bad_batches_are_refused_on_all_ranks(mesh):
     refused = [  # a module, and for each rank a batch, an error and words of it
         (sharded, (good, good.permute(KEYS[::-1])), [(ValueError, "the same keys")] * 2),
         (sharded, (good, weighted), [(ValueError, "weights of one dtype, or none")] * 2),
-        (other_plan, (good, good), [(ValueError, "the same tables and plan on all ranks; ranks 0 and 1 differ")] * 2),
+        (
+            other_plan,
+            (good, good),
+            [(ValueError, "the same tables and plan on all ranks; ranks 0 and 1 differ")] * 2,
+        ),
     ]
     for x, *expected in bad:
         refused.append((sharded, (x, good), (expected, (ValueError, "rank 0 refused its batch"))))
@@ -326,5 +322,5 @@ def all_cases(mesh, folder):
 
 @pytest.mark.slow
 def test_two_ranks_give_what_one_process_gives(tmp_path):
-    in_two_processes(all_cases, tmp_path)
+    in_processes(all_cases, tmp_path)
     assert len([*tmp_path.glob("*.[01]")]) == 2 * len(CASES)
