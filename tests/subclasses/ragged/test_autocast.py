@@ -193,6 +193,7 @@ def test_a_given_dtype_is_that_of_the_sum():
 
 # ---- values ----------------------------------------------------------------------------------------------------
 
+
 @kinds
 def test_precision(kind):
     """Pools are as precise as without autocast, norms scale before they round, and double precision stays."""

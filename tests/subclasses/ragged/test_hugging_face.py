@@ -135,14 +135,6 @@ def test_workers(kind, start):
     assert all(torch.equal(b["labels"].mask(), b["input_ids"].mask()) for b in batches)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["jagged", "padded"])
-def test_pinned_batches(kind):
-    loader = DataLoader(examples(), batch_size=2, collate_fn=COLLATORS[kind], num_workers=1, pin_memory=True)
-    for batch in loader:
-        assert all(x.is_pinned() and x.to("cuda", non_blocking=True).is_cuda for x in batch.values())
-
-
 def test_batches_of_a_budget_of_tokens():
     sampler = TokenBatchSampler([len(row) for row in ROWS], tokens_per_step=5, shuffle=False)
     loader = DataLoader(examples(), batch_sampler=sampler, collate_fn=RaggedCollator())

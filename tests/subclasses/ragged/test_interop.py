@@ -170,17 +170,6 @@ def test_conversions(kind):
     assert meta.device.type == "meta" and meta.shape == x.sum(1).shape
 
 
-@pytest.mark.gpu
-@kinds
-def test_conversions_to_a_gpu(kind):
-    rows = rows_of()
-    x = KINDS[kind](rows)
-    y = x.to("cuda", torch.float32)
-    assert all(part.is_cuda for part in y.unwrap() if part is not None)
-    check_rows((y * 2).cpu(), [row.float() * 2 for row in rows])
-    assert x.pin_memory().is_pinned() and x.pin_memory().cuda(non_blocking=True).is_cuda
-
-
 # ---- modules and optimizers ------------------------------------------------------------------------------------
 
 

@@ -305,10 +305,10 @@ def test_a_dense_target_of_classes(layout, probabilities):
     size = batch.x.shape[:2]
     dense = torch.rand(*size, 4, dtype=torch.float64) if probabilities else torch.randint(0, 4, size)
     together = torch.cat([t[: len(row)] for t, row in zip(dense, batch.rows, strict=True)])
-    got = F.cross_entropy(batch.x.mT, dense.mT if probabilities else dense)
-    check_parts(batch, [got], [F.cross_entropy(torch.cat(batch.rows), together)])
-    got = F.cross_entropy(batch.x.view(-1, 4), dense.flatten(0, 1)) if layout == "padded" else got
-    check_parts(batch, [got], [F.cross_entropy(torch.cat(batch.rows), together)])
+    results = [F.cross_entropy(batch.x.mT, dense.mT if probabilities else dense)]
+    if layout == "padded":
+        results.append(F.cross_entropy(batch.x.view(-1, 4), dense.flatten(0, 1)))
+    check_parts(batch, results, [F.cross_entropy(torch.cat(batch.rows), together)] * len(results))
 
 
 @layouts

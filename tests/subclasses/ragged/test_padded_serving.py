@@ -54,18 +54,6 @@ def test_64_lengths_in_buckets_of_16_are_4_programs(model, dynamic, programs):
 
 
 @pytest.mark.slow
-@torch.no_grad()
-def test_each_length_by_itself_is_4_programs(model):
-    compiled = by_desugar(lambda tokens: model(tokens), dynamic=False)
-    for length in range(1, 65):
-        rows = [torch.randint(20, (n,)) for n in (length, length // 2)]
-        got = compiled(PaddedTensor.from_tensors(rows, multiple=BUCKET))
-        if length % 21 == 1:
-            torch.testing.assert_close(got.to_tensors(), [model(row[None])[0] for row in rows])
-    assert len(compiled.programs) == 4
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["desugar", "aot_eager"])
 @torch.no_grad()
 def test_64_lengths_are_4_programs_behind_dynamo(model, backend):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
-import os
+import functools
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 
-from subclasses.ragged import JaggedTensor, TokenBatchSampler, mean_over_ranks, weighted_loss
+if not dist.is_available():
+    pytest.skip("needs torch.distributed", allow_module_level=True)
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
+from torch.distributed.fsdp import fully_shard
+
+from subclasses.ragged import JaggedTensor, TokenBatchSampler, mean_over_ranks, weighted_loss
+from tests.subclasses.ragged.ranks import in_processes, on_ranks
 
 ROWS = [torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (9, 1, 2, 5, 3, 1)]
 
@@ -42,26 +44,14 @@ def joint():
 # ---- ranks -----------------------------------------------------------------------------------------------------
 
 
-def check_rank(rank, ranks, store):
+@on_ranks
+def check_rank(mesh, folder):
     """What each rank does: the same gradients and means as one process, by DDP, FSDP2 and with accumulation."""
-    torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=60)
-    method = f"file://{store}"
-    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=ranks, timeout=timeout)
-    try:
-        (own,) = TokenBatchSampler([len(row) for row in ROWS], rows_per_step=6)
-        for parallel in (nn.parallel.DistributedDataParallel, sharded):
-            check_gradients(parallel(make_model()), own)
-        check_accumulation(nn.parallel.DistributedDataParallel(make_model()), own)
-        check_rank_without_tokens(rank, ranks)
-    finally:
-        dist.destroy_process_group()
-
-
-def sharded(model):
-    from torch.distributed.fsdp import fully_shard
-
-    return fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    (own,) = TokenBatchSampler([len(row) for row in ROWS], rows_per_step=6)
+    for parallel in (nn.parallel.DistributedDataParallel, functools.partial(fully_shard, mesh=mesh)):
+        check_gradients(parallel(make_model()), own)
+    check_accumulation(nn.parallel.DistributedDataParallel(make_model()), own)
+    check_rank_without_tokens(mesh.get_local_rank(), mesh.size())
 
 
 def check_gradients(model, own):
@@ -104,19 +94,13 @@ def check_rank_without_tokens(rank, ranks):
 
 @pytest.mark.filterwarnings("ignore")
 def test_one_rank(tmp_path):
-    check_rank(0, 1, tmp_path / "store")
-
-
-def check_rank_and_leave(rank, ranks, store):
-    """Ends without finalization, in which processes with a gloo group abort now and then (torch 2.13)."""
-    check_rank(rank, ranks, store)
-    os._exit(0)
+    check_rank(0, tmp_path, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_several_ranks(ranks, tmp_path):
-    mp.start_processes(check_rank_and_leave, (ranks, tmp_path / "store"), nprocs=ranks, start_method="spawn")
+    in_processes(check_rank, tmp_path, ranks)
 
 
 # ---- without a group -------------------------------------------------------------------------------------------

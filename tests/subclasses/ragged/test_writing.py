@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import desugar
 from subclasses import DispatchError
-from subclasses.ragged import JaggedTensor, PaddedTensor
+from subclasses.ragged import PaddedTensor
 from tests.subclasses.ragged.judge import (
     LAYOUTS,
     WAYS,
@@ -56,39 +55,69 @@ CASES = {
         lambda i, v: {0: (2, v), 1: (-1, v)}.get(i),
     ),
 }
+# What is read by an index, doubled, is written by it.
+CASES |= {
+    f"doubled, {name}": (
+        index,
+        None,
+        lambda i, v, rows=rows, of_row=of_row: (of_row, v) if i in rows else None,
+    )
+    for name, (index, rows, of_row) in {
+        "a row": ((1,), (1,), ALL),
+        "the last row, after an ellipsis": ((-1, ...), (3,), ALL),
+        "some features of a row": ((2, ALL, slice(1, 3)), (2,), (ALL, slice(1, 3))),
+        "one feature of a row": ((0, ALL, 1), (0,), (ALL, 1)),
+        "features of rows": (([0, 2], ALL, [1, 3]), (0, 2), (ALL, [1, 3])),
+        "features of the last entries of rows": (([0, 2], -1, [1, 3]), (0, 2), (-1, [1, 3])),
+        "features of the last entries": ((ALL, -1, [0, 1, 3]), range(4), (-1, [0, 1, 3])),
+        "features of one row": ((2, ALL, [1, 3]), (2,), (ALL, [1, 3])),
+    }.items()
+}
+CASES |= {
+    "features of rows": (
+        ([0, 2], ALL, [1, 3]),
+        NUMBER,
+        lambda i, v: ((ALL, [1, 3]), v) if i in (0, 2) else None,
+    ),
+    "features of last entries": ((ALL, -1, [0, 1, 3]), NUMBER, lambda i, v: ((-1, [0, 1, 3]), v)),
+}
 SHOWN = {"features": lambda v: v[1:3], "pairs": lambda v: v[:2]}
 # A table refuses what is not at one place of all rows; the size of what is read may depend on the data.
 REFUSED_BY_TABLES = ("the last two", "listed places")
-OF_DATA = ("a row", "listed rows")
 
 
 def by_index(name):
     """A write by an index to a copy, and the same write to each row."""
     index, value, on_row = CASES[name]
 
-    def write(x, v):
+    def write(x, *v):
         y = x * 1
-        y[index] = SHOWN.get(name, lambda v: v)(v)
+        y[index] = SHOWN.get(name, lambda v: v)(*v) if v else y[index] * 2
         return y
 
-    def write_row(row, i, v):
+    def write_row(row, i, v=None):
         y = row * 1
         if (where := on_row(i, v)) is not None:
-            y[where[0]] = where[1]
+            y[where[0]] = y[where[0]] * 2 if v is None else where[1]
         return y
 
-    return write, write_row, value
+    return (write, write_row) if value is None else (write, write_row, value)
 
 
 BY_INDEX = {name: by_index(name) for name in CASES}
 ON_TABLES = {name: case for name, case in BY_INDEX.items() if name not in REFUSED_BY_TABLES}
-IN_GRAPHS = {name: case for name, case in ON_TABLES.items() if name not in OF_DATA}
+IN_GRAPHS = {name: case for name, case in ON_TABLES.items() if "row" not in name}
+ROWS_OF_TABLES = {
+    name: case for name, case in ON_TABLES.items() if name.startswith("doubled, ") and "rows" not in name
+}
 
 test_by_index = judged(BY_INDEX, pairs_of(LAYOUTS[:2]), sweep=9, lengths=LENGTHS)
 test_by_index_on_tables = judged(ON_TABLES, pairs_of(["padded"]), sweep=9, lengths=LENGTHS)
 test_by_index_in_graphs = judged(
     IN_GRAPHS, [*pairs_of(LAYOUTS, [desugared]), ("padded", WAYS[1])], sweep=30, lengths=LENGTHS
 )
+
+test_rows_of_tables_in_graphs = judged(ROWS_OF_TABLES, [("padded", desugared)], sweep=6, lengths=LENGTHS)
 
 
 def by_mask(mask, written, value):
@@ -311,66 +340,6 @@ def test_a_row_is_put_at_its_own_places(write):
     found = write(PaddedTensor.from_tensors(rows), (torch.tensor(2),), value)
     rows[2] = rows[2] + value if write is added else value
     torch.testing.assert_close(found.to_tensors(), rows)
-
-
-# Features of each row: an index of the batch, and that of a row, for rows that are picked.
-CROSSED = {
-    "of rows": (([0, 2], ALL, [1, 3]), (ALL, [1, 3])),
-    "of the last entries of rows": (([0, 2], -1, [1, 3]), (-1, [1, 3])),
-    "of the last entries": ((ALL, -1, [0, 1, 3]), (-1, [0, 1, 3])),
-    "of a row": ((2, ALL, [1, 3]), (ALL, [1, 3])),
-}
-
-
-@classes
-@pytest.mark.parametrize("name", CROSSED)
-def test_features_of_each_row(name, cls):
-    """What is written is what the same index reads."""
-    index, of_row = CROSSED[name]
-    rows = short_rows()
-    x, value = cls.from_tensors(rows), torch.randn((), dtype=torch.float64, requires_grad=True)
-    picked = range(3) if index[0] == ALL else [index[0]] if index[0] == 2 else index[0]
-
-    def written(t, value):
-        t = t.clone()
-        t[index] = value
-        return t
-
-    filled, doubled = ([row.clone() for row in rows] for _ in range(2))
-    for i in picked:
-        filled[i][of_row] = value.detach()
-        doubled[i][of_row] *= 2
-    y = written(x, value)
-    torch.testing.assert_close([row.detach() for row in y.to_tensors()], filled)
-    torch.testing.assert_close(written(x, x[index] * 2).to_tensors(), doubled)
-    y.sum().backward()
-    assert value.grad == sum(filled[i][of_row].numel() for i in picked)
-
-
-# ---- a row by its own length -----------------------------------------------------------------------------------
-
-ROW_BY_ROW = {
-    "the row itself": lambda x, i: x.__setitem__(i, x[i] * 2),
-    "after an ellipsis": lambda x, i: x.__setitem__((i, ...), x[i] * 2),
-    "some features": lambda x, i: x.__setitem__((i, slice(None), slice(1, 3)), x[i][:, 1:3] * 2),
-    "one feature": lambda x, i: x.__setitem__((i, slice(None), 1), x[i][:, 1] * 2),
-    "a number": lambda x, i: x.__setitem__(i, 7.0),
-}
-
-
-@pytest.mark.sweep(10)
-@pytest.mark.parametrize("door", [lambda f: f, lambda f: desugar.compile(f, backend="eager")])
-@pytest.mark.parametrize("name", ROW_BY_ROW)
-def test_a_row_is_written_by_what_reading_it_gives(name, door):
-    rows = [torch.rand(n, 4) for n in (2, 0, 3, 1)]
-    x = PaddedTensor.from_tensors([row.clone() for row in rows])
-    jagged = JaggedTensor.from_tensors(rows)
-    write = door(lambda x: [ROW_BY_ROW[name](x, i) for i in (0, 1, 2, -1)] and x * 1)
-    written = write(x)
-    for i in range(4):
-        ROW_BY_ROW[name](jagged, i)
-    for out in (x, written):
-        assert all(map(torch.equal, out.unbind(), jagged.unbind()))
 
 
 def test_a_row_along_the_second_dimension_is_written_too():

@@ -34,27 +34,22 @@ def parts_of(x: Any) -> list[Tensor]:
     return list(x) if type(x) is Tensor else x.to_tensors()
 
 
+PARTS = {
+    "encoder": lambda encoder, x: encoder(x),
+    "attention": lambda encoder, x: encoder.layers[0].self_attn(x, x, x, need_weights=False)[0],
+}
+
+
 @pytest.mark.sweep(18)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("kind", INPUTS)
-def test_an_encoder_is_one_graph(kind, door, mode):
-    encoder, x = make_encoder(kind), make_input(kind)
+@pytest.mark.parametrize("part", PARTS)
+def test_an_encoder_and_its_attention_are_one_graph(part, kind, door, mode):
+    encoder, x, run = make_encoder(kind), make_input(kind), PARTS[part]
+    compiled = COMPILED[door](lambda x: run(encoder, x), fullgraph=True)
     with mode():
-        torch.testing.assert_close(parts_of(COMPILED[door](encoder, fullgraph=True)(x)), parts_of(encoder(x)))
-
-
-@pytest.mark.sweep(9)
-@pytest.mark.parametrize("door", COMPILED)
-@pytest.mark.parametrize("kind", INPUTS)
-def test_an_attention_is_one_graph(kind, door):
-    attention, x = make_encoder(kind).layers[0].self_attn, make_input(kind)
-
-    def run(x: Any) -> Any:
-        return attention(x, x, x, need_weights=False)[0]
-
-    with torch.no_grad():
-        torch.testing.assert_close(parts_of(COMPILED[door](run, fullgraph=True)(x)), parts_of(run(x)))
+        torch.testing.assert_close(parts_of(compiled(x)), parts_of(run(encoder, x)))
 
 
 @pytest.mark.slow

@@ -76,11 +76,16 @@ test_refused = raising(
 test_what_is_advised_works = working(
     {
         **{
-            f"{make.__name__}, {cls.__name__}": lambda make=make, cls=cls: make(4, 5, batch_first=True)(rows(cls))
+            f"{make.__name__}, {cls.__name__}": lambda make=make, cls=cls: make(4, 5, batch_first=True)(
+                rows(cls)
+            )
             for make in LAYERS
             for cls in CLASSES
         },
-        **{f"a mask, {cls.__name__}": lambda cls=cls: attend(cls, is_causal=True, attn_mask=MASK) for cls in CLASSES},
+        **{
+            f"a mask, {cls.__name__}": lambda cls=cls: attend(cls, is_causal=True, attn_mask=MASK)
+            for cls in CLASSES
+        },
         "dense states": lambda: FIRST(rows(), torch.zeros(1, 3, 5)),
     }
 )

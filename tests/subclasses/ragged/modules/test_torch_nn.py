@@ -11,22 +11,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import desugar
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from subclasses.ragged.modules.time_major import TimeMajor
 from tests.doors import COMPILED as DOORS, eager
+from tests.subclasses.ragged.judge import KINDS, check_leaves, kinds
 from tests.subclasses.ragged.modules import coverage
 from tests.subclasses.ragged.modules.cases import (
     CASES,
     DIM,
     channels_first,
-    encoder_layer,
     judge,
     row_results,
     rows_of,
 )
-from tests.subclasses.ragged.judge import KINDS, check_leaves, kinds
 
 cases = pytest.mark.parametrize("name", CASES)
 
@@ -92,18 +90,6 @@ def test_bfloat16(name):
         got = case.call(module, KINDS[kind](rows))
         assert got.dtype is torch.bfloat16
         torch.testing.assert_close(got.to_tensors(), row_results(case, module, rows), atol=0.05, rtol=0.05)
-
-
-@pytest.mark.slow
-def test_ever_new_lengths_make_one_program():
-    module = nn.TransformerEncoder(encoder_layer(), 2).double()
-    compiled = desugar.compile(module, backend="eager")
-    for seed in range(6):
-        torch.manual_seed(seed)
-        rows = rows_of(torch.randint(1, 12, (4,)).tolist())
-        got = compiled(JaggedTensor.from_tensors(rows)).to_tensors()
-        torch.testing.assert_close(got, [module(row.unsqueeze(0)).squeeze(0) for row in rows])
-    assert len(compiled.programs) <= 2
 
 
 # ---- attention -----------------------------------------------------------------------------------------------
