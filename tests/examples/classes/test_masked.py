@@ -8,7 +8,7 @@ import torch
 from classes.masked import Masked
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, converted, refused
+from tests.examples.classes.checks import check_gradients, converted, giving, refused
 
 aten = torch.ops.aten
 BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
@@ -95,11 +95,26 @@ def test_a_missing_zero_is_no_division_by_zero(dtype):
     assert (x / x).mask.equal(x.mask) and x.sum(0).dtype == x.values.sum(0).dtype
 
 
-def test_no_entries_and_one():
-    empty = Masked(torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.bool))
-    assert not empty.sum(0).mask.any() and not empty.mean().mask and (empty + 1).shape == (0, 3)
-    one = Masked(torch.tensor(2.0), torch.tensor(True))
-    assert (2 / one).mean().values == 1
+EMPTY = Masked(torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.bool))
+test_no_entries_one_and_zeros = giving(
+    {
+        "sums of nothing": (lambda: EMPTY.sum(0).mask.tolist(), [False] * 3),
+        "a mean of nothing": (lambda: EMPTY.mean().mask, False),
+        "nothing, and one": (lambda: (EMPTY + 1).shape, (0, 3)),
+        "a single entry": (lambda: (2 / Masked(torch.tensor(2.0), torch.tensor(True))).mean().values, 1),
+        # zeros are present
+        **{
+            name: (
+                lambda zeros=zeros: (zeros().mask.all().item(), zeros().values.any().item()),
+                (True, False),
+            )
+            for name, zeros in {
+                "zeros_like": lambda: torch.zeros_like(make()),
+                "new_zeros": lambda: make().new_zeros(2, 3),
+            }.items()
+        },
+    }
+)
 
 
 def test_views_of_inner_tensors_with_other_strides(way):
@@ -109,11 +124,6 @@ def test_views_of_inner_tensors_with_other_strides(way):
     torch.testing.assert_close(row.filled(0), x.filled(0)[1])
     with pytest.raises(NotImplementedError, match="the same strides mean other elements"):
         x.as_strided((2,), (1,))
-
-
-def test_zeros_are_present():
-    for zeros in (torch.zeros_like(make()), make().new_zeros(2, 3)):
-        assert zeros.mask.all() and not zeros.values.any()
 
 
 SHORT, PLAIN = torch.ones(2, dtype=torch.bool), torch.zeros(4, 6)

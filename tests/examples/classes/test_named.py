@@ -8,7 +8,7 @@ import torch
 from classes.named import Named
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, converted, refused
+from tests.examples.classes.checks import check_gradients, converted, giving, refused
 
 UNARY = (torch.exp, torch.neg, torch.abs, torch.relu, torch.tanh, torch.square, torch.reciprocal)
 BINARY = (
@@ -65,13 +65,6 @@ def test_values_and_gradients(way):
     check_gradients(got.values, expected, (x, y, z))
 
 
-def test_the_order_of_operands_does_not_matter():
-    x, y = make(), Named(torch.randn(6, 4), dims=("b", "a"))
-    assert (x + y).dims == ("a", "b") and (y + x).dims == ("b", "a")
-    torch.testing.assert_close((x + y).values, x.values + y.values.T)
-    torch.testing.assert_close((y + x).values, (x + y).values.T)
-
-
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin", "std", "var"])
 @pytest.mark.parametrize(("name", "position"), [("a", 0), ("b", -1), (("b", "a"), (1, 0)), (None, None)])
@@ -84,29 +77,35 @@ def test_names_and_positions_agree(name, position, reduce, keepdim):
     torch.testing.assert_close([got.values, by_position.values], [expected] * 2)
 
 
-def test_reductions_by_the_functions_of_torch():
-    """By position, as PyTorch's parser has it."""
-    x = make()
-    torch.testing.assert_close(torch.logsumexp(x, 0).values, x.values.logsumexp(0))
-    assert torch.logsumexp(x, 0).dims == ("b",) and (x > 0).any("a").values.dtype == torch.bool
-    assert (x > 9).all("b").dims == ("a",)
+X, Y = make(), Named(torch.randn(6, 4), dims=("b", "a"))
+NUMBER = Named(torch.tensor(2.0), dims=())
 
 
-def test_order_and_at():
-    x = make()
-    y = x.order("new", "b", "a")
-    assert y.shape == (1, 6, 4) and torch.equal(y.values[0], x.values.T)
-    assert x.at(b=2).dims == ("a",) and torch.equal(x.at(b=2).values, x.values[:, 2])
-    assert x.at(a=slice(0, 0)).shape == (0, 6)
+def told(x):
+    """Names and numbers."""
+    return x.dims, x.values.tolist()
 
 
-def test_no_entries_one_and_no_dimensions():
-    empty, one, number = make(0), make(1), Named(torch.tensor(2.0), dims=())
-    assert empty.sum("a").values.tolist() == [0] * 6 and (empty * 2).shape == (0, 6)
-    torch.testing.assert_close((make(4) + one).values.shape, torch.Size([4, 6]))
-    assert (2 / number).sum().values == 1 and (number * one).dims == ("a", "b")
-
-
+test_names_of_results = giving(
+    {
+        # the order of the operands does not matter
+        "a sum": (lambda: told(X + Y), (("a", "b"), (X.values + Y.values.T).tolist())),
+        "the other way": (lambda: told(Y + X), (("b", "a"), (X.values + Y.values.T).T.tolist())),
+        # reductions by position, as PyTorch's parser has it
+        "logsumexp": (lambda: told(torch.logsumexp(X, 0)), (("b",), X.values.logsumexp(0).tolist())),
+        "any": (lambda: (X > 0).any("a").values.dtype, torch.bool),
+        "all": (lambda: (X > 9).all("b").dims, ("a",)),
+        "order": (lambda: X.order("new", "b", "a").values.tolist(), [X.values.T.tolist()]),
+        "at": (lambda: told(X.at(b=2)), (("a",), X.values[:, 2].tolist())),
+        "at none": (lambda: X.at(a=slice(0, 0)).shape, (0, 6)),
+        # no entries, one, and no dimensions
+        "a sum of nothing": (lambda: make(0).sum("a").values.tolist(), [0] * 6),
+        "nothing": (lambda: (make(0) * 2).shape, (0, 6)),
+        "one row": (lambda: (make(4) + make(1)).values.shape, (4, 6)),
+        "a number": (lambda: (2 / NUMBER).sum().values, 1),
+        "a number and a row": (lambda: (NUMBER * make(1)).dims, ("a", "b")),
+    }
+)
 test_conversions_keep_the_names = converted(
     [make],
     [torch.bfloat16, torch.float64, torch.int32],

@@ -11,7 +11,7 @@ from classes import quantity as example
 from classes.quantity import Quantity, UnitError
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, converted, refused
+from tests.examples.classes.checks import check_gradients, converted, giving, refused
 
 aten = torch.ops.aten
 
@@ -73,14 +73,20 @@ def test_a_unit_that_does_not_fit_is_an_error(way):
             way(wrong)(x, y)
 
 
-def test_units_are_sorted_and_cancel():
-    x = Quantity.of(torch.ones(2), s=-1, m=1, kg=0)
-    assert x.unit == (("m", 1), ("s", -1))
-    assert (x / x).unit == (x**0).unit == ()
-    assert (1 / x).unit == (("m", -1), ("s", 1))
-    assert (x.view(1, 2) @ x).unit == (("m", 2), ("s", -2))
-    assert (x / x + 1).value.tolist() == (1 + x / x).value.tolist() == [2, 2]
-    assert example.show((x * x).unit) == "m^2 s^-2"
+SPEED = Quantity.of(torch.ones(2), s=-1, m=1, kg=0)
+
+test_units_are_sorted_and_cancel = giving(
+    {
+        "sorted": (lambda: SPEED.unit, (("m", 1), ("s", -1))),
+        "a quotient": (lambda: (SPEED / SPEED).unit, ()),
+        "a power of 0": (lambda: (SPEED**0).unit, ()),
+        "an inverse": (lambda: (1 / SPEED).unit, (("m", -1), ("s", 1))),
+        "a product": (lambda: (SPEED.view(1, 2) @ SPEED).unit, (("m", 2), ("s", -2))),
+        "a number without unit": (lambda: (SPEED / SPEED + 1).value.tolist(), [2, 2]),
+        "a number first": (lambda: (1 + SPEED / SPEED).value.tolist(), [2, 2]),
+        "shown": (lambda: example.show((SPEED * SPEED).unit), "m^2 s^-2"),
+    }
+)
 
 
 def test_in_place():

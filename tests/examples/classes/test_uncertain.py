@@ -9,7 +9,7 @@ from classes import uncertain as example
 from classes.uncertain import Uncertain
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, converted, refused
+from tests.examples.classes.checks import check_gradients, converted, giving, refused
 
 aten = torch.ops.aten
 
@@ -90,13 +90,15 @@ test_conversions = converted(
 )
 
 
-def test_no_entries_and_one():
-    assert make(0, 3).sum(0).error.tolist() == [0] * 3
-    one = make(1)
-    assert torch.equal(one.sum(0).error, one.error[0]) and (one * make(0)).shape == (0,)
-    assert make(1, 1).mean().shape == ()
-
-
+ONE = make(1)
+test_no_entries_and_one = giving(
+    {
+        "a sum of nothing": (lambda: make(0, 3).sum(0).error.tolist(), [0] * 3),
+        "a sum of one": (lambda: ONE.sum(0).error, ONE.error[0]),
+        "one and nothing": (lambda: (ONE * make(0)).shape, (0,)),
+        "a mean": (lambda: make(1, 1).mean().shape, ()),
+    }
+)
 test_what_is_refused = refused(
     [make],
     {

@@ -29,17 +29,13 @@ def make_model():
     return nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 8))
 
 
-def kinds(model):
-    return [type(m.weight.data) is Int8Tensor for m in model]
-
-
 # ---- choosing ----------------------------------------------------------------------------------------------
 
 
 def test_linear_layers_by_default():
     model = make_model()
     assert quantize_(model, Int8WeightOnlyConfig()) is None
-    assert kinds(model) == [False, True, False, True]
+    assert int8_names(model) == {"1.weight", "3.weight"}
     assert not model[1].weight.requires_grad and model[1].bias.requires_grad
     before = model[1].weight
     quantize_(model, Int8DynamicActivationInt8WeightConfig())
@@ -49,7 +45,7 @@ def test_linear_layers_by_default():
 def test_a_filter_sees_modules_and_names():
     model, seen = make_model(), []
     quantize_(model, Int8WeightOnlyConfig(), lambda module, name: seen.append(name) or name in ("0", "3"))
-    assert kinds(model) == [True, False, False, True] and seen == ["", "0", "1", "2", "3"]
+    assert int8_names(model) == {"0.weight", "3.weight"} and seen == ["", "0", "1", "2", "3"]
     assert model(torch.tensor([1, 9])).shape == (2, 8)
 
 
@@ -63,7 +59,7 @@ def test_a_configuration_for_each_layer():
     found = [(m.weight.block_size, m.weight.activation) for m in (model[0], model[1], model[3])]
     assert found == [((10, 16), None), ((1, 16), "row"), ((1, 8), None)]
     left = quantized(make_model(), FqnToConfig({"1": None, "_default": Int8WeightOnlyConfig()}))
-    assert kinds(left) == [False, False, False, True]
+    assert int8_names(left) == {"3.weight"}
 
 
 def test_a_configuration_for_each_parameter():
@@ -141,9 +137,9 @@ def test_matrices_that_stay_floats_are_logged_once(caplog):
 def test_names_in_a_compiled_model_are_those_of_the_model(compile_):
     model = make_model()
     quantize_(compile_(model), FqnToConfig({"3": Int8WeightOnlyConfig()}))
-    assert kinds(model) == [False, False, False, True]
+    assert int8_names(model) == {"3.weight"}
     quantize_(nn.Sequential(compile_(model)), Int8WeightOnlyConfig(), lambda m, name: name == "0.1")
-    assert kinds(model) == [False, True, False, True]
+    assert int8_names(model) == {"1.weight", "3.weight"}
 
 
 @pytest.mark.parametrize("normalize", [parametrizations.weight_norm, parametrizations.orthogonal])
@@ -155,14 +151,14 @@ def test_a_computed_weight_is_refused_before_anything_changes(normalize):
     assert type(model[0].weight.data) is torch.Tensor
     parametrize.remove_parametrizations(model[1], "weight")
     quantize_(model, Int8WeightOnlyConfig())
-    assert kinds(model) == [True, True]
+    assert int8_names(model) == {"0.weight", "1.weight"}
 
 
 def test_a_shared_weight_stays_shared():
     model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 10, bias=False))
     model[1].weight = model[0].weight
     quantize_(model, Int8WeightOnlyConfig(), lambda m, _: isinstance(m, nn.Linear | nn.Embedding))
-    assert model[0].weight is model[1].weight and kinds(model) == [True, True]
+    assert model[0].weight is model[1].weight and int8_names(model) == {"0.weight"}
 
 
 @pytest.mark.parametrize(
@@ -223,7 +219,7 @@ def test_a_wrong_call_changes_nothing(run, error, says):
     model = nn.Sequential(nn.Linear(14, 16), nn.Linear(16, 8))
     with pytest.raises(error, match=says):
         run(model)
-    assert kinds(model) == [False, False]
+    assert int8_names(model) == set()
 
 
 # ---- beside torchao ----------------------------------------------------------------------------------------

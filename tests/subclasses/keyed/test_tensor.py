@@ -10,20 +10,30 @@ from subclasses.keyed import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
 from subclasses.testing import suite
 from tests.subclasses.keyed.batches import COMPILED as COMPILED_WAYS, LENGTHS, WAYS, batch
+from tests.subclasses.ragged.judge import giving, numbers_of
 
 # ---- one value -------------------------------------------------------------------------------------------------
 
 
-def test_keys_lengths_and_rows():
-    x = KeyedJaggedTensor(["a", "b"], torch.arange(6), torch.tensor([1, 2, 0, 3]))
-    assert x.keys == ("a", "b") and x.batch_size == 2 and x.max_length == 3
-    assert x.shape == (2, 2, 3) and x.dtype == torch.int64
-    assert x.lengths.tolist() == [1, 2, 0, 3]
-    assert [r.tolist() for r in x["a"].to_tensors()] == [[0], [1, 2]]
-    assert [r.tolist() for r in x["b"].to_tensors()] == [[], [3, 4, 5]]
-    assert x["b"].values is x.values
-    assert list(x.to_dict()) == ["a", "b"]
-    assert repr(x) == "KeyedJaggedTensor(lengths={'a': [1, 2], 'b': [0, 3]}, torch.int64[6])"
+X = KeyedJaggedTensor(["a", "b"], torch.arange(6), torch.tensor([1, 2, 0, 3]))
+
+test_keys_lengths_and_rows = giving(
+    {
+        "keys": (lambda: X.keys, ("a", "b")),
+        "sizes": (lambda: (X.batch_size, X.max_length, X.shape), (2, 3, (2, 2, 3))),
+        "dtype": (lambda: X.dtype, torch.int64),
+        "lengths": (lambda: X.lengths.tolist(), [1, 2, 0, 3]),
+        "rows of a": (lambda: numbers_of(X["a"]), [[0], [1, 2]]),
+        "rows of b": (lambda: numbers_of(X["b"]), [[], [3, 4, 5]]),
+        "shared values": (lambda: X["b"].values is X.values, True),
+        "a dict": (lambda: list(X.to_dict()), ["a", "b"]),
+        "repr": (lambda: repr(X), "KeyedJaggedTensor(lengths={'a': [1, 2], 'b': [0, 3]}, torch.int64[6])"),
+        "no entries": (lambda: batch([0] * 4).shape, (2, 2, 0)),
+        "no entries of a key": (lambda: batch([0, 0])["b"].to_dense().shape, (1, 0)),
+        "no rows": (lambda: batch([]).shape, (2, 0, 0)),
+        "no rows of a key": (lambda: batch([])["b"].to_dense().shape, (0, 0)),
+    }
+)
 
 
 def test_weights_have_the_rows_of_their_feature_and_gradients():
@@ -35,13 +45,6 @@ def test_weights_have_the_rows_of_their_feature_and_gradients():
     (y.feature_weights("a").sum(1) * y.feature_weights("b").sum(1)).sum().backward()
     expected = torch.cat([torch.tensor([0.0, 1, 1]) * leaf[3:].sum(), leaf[1:3].sum().expand(3)])
     torch.testing.assert_close(leaf.grad, expected.detach())
-
-
-@pytest.mark.parametrize("lengths", [[0, 0], [0] * 4, []], ids=str)
-def test_no_entries_or_no_rows(lengths):
-    x = batch(lengths)
-    assert x.shape == (2, len(lengths) // 2, 0)
-    assert x["b"].to_dense().shape == (len(lengths) // 2, 0)
 
 
 def test_entries_may_be_vectors_and_carry_gradients():

@@ -222,44 +222,35 @@ def check_grads(op: Any, ours: Any, theirs: Any) -> None:
 
 @dataclass
 class Count:
-    """How many of an op's samples are right, of how many."""
+    """How many of an op's samples are right, of how many; a block under it is one sample."""
 
     right: int = 0
     of: int = 0
     first_error: str = ""
 
-    def add(self, error: BaseException | None) -> None:
+    def __enter__(self) -> None:
         """One more sample."""
         self.of += 1
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        """Whatever is wrong, it is counted and shown."""
         self.right += error is None
         if error is not None and not self.first_error:
             self.first_error = f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def judge(op: Any, sample: Any, expected: list[Any], make: Any, run: Any) -> tuple[Any, Any]:
-    """What is wrong with an op's result on one sample, and with its gradients; `...` where none are compared."""
-    theirs = expected_grads(op, sample, expected)
-    try:
-        converted = Converted(sample, make)
-        got = alike(parts_of(run(op, converted)), expected)
-        check_values(op, got, expected)
-    except (Exception, AssertionError) as error:  # noqa: BLE001  whatever it is, it is counted and shown
-        return error, ... if theirs is None else error
-    if theirs is None:
-        return None, ...
-    try:
-        check_grads(op, grads_of(converted, got), theirs)
-    except (Exception, AssertionError) as error:  # noqa: BLE001
-        return None, error
-    return None, None
+        return isinstance(error, Exception)
 
 
 def count(op: Any, layout: str, run: Any = run_eager, stride: int = 1) -> tuple[Count, Count]:
-    """An op's samples, forward and backward."""
+    """An op's samples, forward and backward; where no gradients are compared, there is none backward."""
     forward, backward = Count(), Count()
     for sample, expected in samples_of(op)[::stride]:
-        wrong, wrong_grads = judge(op, sample, expected, LAYOUTS[layout], run)
-        forward.add(wrong)
-        if wrong_grads is not ...:
-            backward.add(wrong_grads)
+        theirs, right = expected_grads(op, sample, expected), forward.right
+        with forward:
+            converted = Converted(sample, LAYOUTS[layout])
+            got = alike(parts_of(run(op, converted)), expected)
+            check_values(op, got, expected)
+        if theirs is not None:
+            with backward:
+                assert forward.right > right, forward.first_error
+                check_grads(op, grads_of(converted, got), theirs)
     return forward, backward

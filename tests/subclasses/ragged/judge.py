@@ -187,6 +187,11 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
+def numbers_of(x: Any) -> list[Any]:
+    """The entries of each row as numbers."""
+    return [row.tolist() for row in x.to_tensors()]
+
+
 def row_dim(batch: Any) -> int:
     """The ragged dimension, in a row."""
     return batch.ragged_dim - (batch.batch_dim < batch.ragged_dim)
@@ -335,5 +340,16 @@ def working(cases: Mapping[str, Callable[[], Any]]) -> Any:
     @pytest.mark.parametrize("name", cases)
     def test(name):
         cases[name]()
+
+    return test
+
+
+def giving(cases: Mapping[str, tuple[Callable[[], Any], Any]]) -> Any:
+    """A test of ``(call, expected)``: a call gives this number, size, text, or list of them."""
+
+    @pytest.mark.parametrize("name", cases)
+    def test(name):
+        call, expected = cases[name]
+        assert call() == expected
 
     return test

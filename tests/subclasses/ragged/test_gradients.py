@@ -12,6 +12,7 @@ from tests.subclasses.ragged.judge import (
     WAYS,
     classes,
     make_table,
+    numbers_of,
     row_dim,
     two_ways,
 )
@@ -34,10 +35,6 @@ def leaf_of(cls):
     return cls.from_tensors(ROWS).requires_grad_()
 
 
-def rows_of(x):
-    return [row.tolist() for row in x.to_tensors()]
-
-
 # ---- given by hand ---------------------------------------------------------------------------------------------
 
 
@@ -56,7 +53,7 @@ def test_what_is_no_gradient_is_an_error(cls, way, give):
         with pytest.raises(ValueError, match=r"a gradient and its value have the same rows"):
             give(y, x, g)
     assert x.grad is None
-    assert rows_of(give(y, x, y.detach())) == [[4, 8, 12], [16], [20, 24]]  # nothing was freed meanwhile
+    assert numbers_of(give(y, x, y.detach())) == [[4, 8, 12], [16], [20, 24]]  # nothing was freed meanwhile
 
 
 GIVEN = {
@@ -84,7 +81,7 @@ def test_what_is_a_gradient(name, cls, way, give):
     g, expected = GIVEN[name]
     x = leaf_of(cls)
     got = give(way(lambda x: x * 2)(x), x, g(cls))
-    assert type(got) is cls and rows_of(got) == expected
+    assert type(got) is cls and numbers_of(got) == expected
 
 
 @classes
@@ -96,7 +93,7 @@ def test_several_outputs(cls):
     with pytest.raises(ValueError, match=r"is dense, got a"):
         torch.autograd.backward([z, y], [x.detach(), None])
     torch.autograd.backward([z, y], [torch.ones(3), y.detach()])
-    assert rows_of(x.grad) == [[5, 9, 13], [17], [21, 25]]
+    assert numbers_of(x.grad) == [[5, 9, 13], [17], [21, 25]]
     assert bias.grad.tolist() == [3, 2, 1]
 
 
@@ -130,7 +127,7 @@ def test_what_a_hook_may_not_return(cls, of_leaf, wrong):
     assert x.grad is None
     handle.remove()
     y.sum().backward()
-    assert rows_of(x.grad) == [[2, 2, 2], [2], [2, 2]]
+    assert numbers_of(x.grad) == [[2, 2, 2], [2], [2, 2]]
 
 
 @hooks
@@ -146,7 +143,7 @@ def test_what_a_hook_may_not_return(cls, of_leaf, wrong):
 def test_what_a_hook_returns(cls, of_leaf, hook, n):
     x, y, _ = hooked(cls, of_leaf, hook)
     y.sum().backward()
-    assert rows_of(x.grad) == [[n, n, n], [n], [n, n]]
+    assert numbers_of(x.grad) == [[n, n, n], [n], [n, n]]
 
 
 # ---- leaves ----------------------------------------------------------------------------------------------------

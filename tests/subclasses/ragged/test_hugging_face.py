@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from subclasses.errors import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor, TokenBatchSampler, hugging_face
 from subclasses.ragged.hugging_face import RaggedCollator
-from tests.subclasses.ragged.judge import raising
+from tests.subclasses.ragged.judge import numbers_of, raising
 
 COLLATORS = {
     "jagged": RaggedCollator(),
@@ -47,10 +47,6 @@ def examples(padded="not"):
     ]
 
 
-def rows(x):
-    return [row.tolist() for row in x.to_tensors()]
-
-
 # ---- batches ---------------------------------------------------------------------------------------------------
 
 
@@ -60,9 +56,9 @@ def test_a_batch_has_the_tokens_that_exist(kind, padded):
     assert list(batch) == ["input_ids", "labels", "token_type_ids"]
     assert {type(x) for x in batch.values()} == {JaggedTensor if kind == "jagged" else PaddedTensor}
     assert {x.dtype for x in batch.values()} == {torch.int64}
-    assert rows(batch["input_ids"]) == ROWS
-    assert rows(batch["labels"]) == [[-100, *row[1:]] for row in ROWS]
-    assert rows(batch["token_type_ids"]) == [[n % 2 for n in row] for row in ROWS]
+    assert numbers_of(batch["input_ids"]) == ROWS
+    assert numbers_of(batch["labels"]) == [[-100, *row[1:]] for row in ROWS]
+    assert numbers_of(batch["token_type_ids"]) == [[n % 2 for n in row] for row in ROWS]
     width = {"multiple": 8, "buckets": 8}.get(kind, 5)
     assert {tuple(x.shape) for x in batch.values()} == {(3, width)}
 
@@ -74,7 +70,7 @@ def test_a_batch_has_the_tokens_that_exist(kind, padded):
 )
 def test_columns_are_lists_arrays_or_tensors(made):
     batch = RaggedCollator()([UserDict({"input_ids": made(row)}) for row in ROWS])
-    assert list(batch) == ["input_ids"] and rows(batch["input_ids"]) == ROWS
+    assert list(batch) == ["input_ids"] and numbers_of(batch["input_ids"]) == ROWS
     assert batch["input_ids"].dtype == torch.int64
 
 
@@ -82,9 +78,11 @@ def test_labels_that_are_not_given_are_the_tokens():
     given = [{"input_ids": row} for row in ROWS]
     given[1]["labels"], given[2]["attention_mask"] = [-100], [0, 1, 1, 1, 1]
     batch = RaggedCollator(labels="input_ids")(given)
-    assert rows(batch["labels"]) == [ROWS[0], [-100], ROWS[2][1:]]
+    assert numbers_of(batch["labels"]) == [ROWS[0], [-100], ROWS[2][1:]]
     batch["labels"].values.zero_()
-    assert rows(batch["input_ids"]) == [*ROWS[:2], ROWS[2][1:]], "the labels share no memory with the tokens"
+    assert numbers_of(batch["input_ids"]) == [*ROWS[:2], ROWS[2][1:]], (
+        "the labels share no memory with the tokens"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -107,7 +105,7 @@ def test_empty_rows_among_others(kind):
             {"input_ids": [5], "labels": [5], "position_ids": [0]},
         ]
     )
-    assert rows(batch["input_ids"]) == rows(batch["labels"]) == [[], [], [5]]
+    assert numbers_of(batch["input_ids"]) == numbers_of(batch["labels"]) == [[], [], [5]]
 
 
 def test_positions_that_count_from_0_are_left_to_the_model():
@@ -131,14 +129,14 @@ def test_workers(kind, start):
         multiprocessing_context=start,
     )
     batches = list(loader)
-    assert [row for batch in batches for row in rows(batch["input_ids"])] == ROWS
+    assert [row for batch in batches for row in numbers_of(batch["input_ids"])] == ROWS
     assert all(torch.equal(b["labels"].mask(), b["input_ids"].mask()) for b in batches)
 
 
 def test_batches_of_a_budget_of_tokens():
     sampler = TokenBatchSampler([len(row) for row in ROWS], tokens_per_step=5, shuffle=False)
     loader = DataLoader(examples(), batch_sampler=sampler, collate_fn=RaggedCollator())
-    assert [rows(batch["input_ids"]) for batch in loader] == [ROWS[:2], ROWS[2:]]
+    assert [numbers_of(batch["input_ids"]) for batch in loader] == [ROWS[:2], ROWS[2:]]
 
 
 def test_a_collator_is_pickled():

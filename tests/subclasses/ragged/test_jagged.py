@@ -20,6 +20,7 @@ from tests.subclasses.ragged.judge import (
     classes,
     desugared,
     eager,
+    giving,
     make_batch,
     raising,
     refused,
@@ -46,24 +47,45 @@ def test_from_padded_and_back():
     )
 
 
-def test_max_length_is_an_upper_bound():
-    x = JaggedTensor(torch.randn(6, 2), torch.tensor([0, 2, 6]), max_length=9)
-    assert x.shape == (2, 9, 2) and x.to_dense().shape == (2, 9, 2) and x.mask().sum() == 6
-    assert JaggedTensor(x.values, x.offsets).shape == (2, 4, 2)
+OFFSETS = torch.tensor([0, 2, 6])
+SIX = JaggedTensor(torch.randn(6, 2), OFFSETS, max_length=9)
+NO_ROWS = JaggedTensor(torch.randn(0, 4), torch.zeros(1, dtype=torch.int64))
+NO_ENTRIES = JaggedTensor.from_tensors([torch.randn(0, 4)] * 2)
+HOLES = make_batch("holes").x.detach()
 
-
-def test_no_rows_at_all():
-    x = JaggedTensor(torch.randn(0, 4), torch.zeros(1, dtype=torch.int64))
-    assert x.shape == (0, 0, 4) and x.to_tensors() == []
-    assert (x * 2 + 1).shape == (0, 0, 4) and x.sum(1).shape == (0, 4) and x.sum().item() == 0
-    assert x.to_dense().shape == (0, 0, 4) and F.linear(x, torch.randn(3, 4)).shape == (0, 0, 3)
-    nothing = JaggedTensor.from_tensors([torch.randn(0, 4)] * 2)
-    assert nothing.softmax(1).shape == (2, 0, 4) and nothing.sum(1).tolist() == [[0] * 4] * 2
-    assert (
-        nothing.sum(0).shape == (0, 4)
-        and nothing.mask().shape == (2, 0)
-        and (nothing + torch.ones(2, 1, 4)).sum() == 0
-    )
+test_sizes_and_likenesses = giving(
+    {
+        # max_length is an upper bound
+        "an upper bound": (lambda: SIX.shape, (2, 9, 2)),
+        "as dense": (lambda: SIX.to_dense().shape, (2, 9, 2)),
+        "a mask": (lambda: SIX.mask().sum(), 6),
+        "without a bound": (lambda: JaggedTensor(SIX.values, OFFSETS).shape, (2, 4, 2)),
+        # no rows, and no entries
+        "no rows": (lambda: NO_ROWS.shape, (0, 0, 4)),
+        "no rows as tensors": (lambda: NO_ROWS.to_tensors(), []),
+        "no rows, pointwise": (lambda: (NO_ROWS * 2 + 1).shape, (0, 0, 4)),
+        "sums of no rows": (lambda: NO_ROWS.sum(1).shape, (0, 4)),
+        "a sum of nothing": (lambda: NO_ROWS.sum(), 0),
+        "no rows as dense": (lambda: NO_ROWS.to_dense().shape, (0, 0, 4)),
+        "a layer of no rows": (lambda: F.linear(NO_ROWS, torch.randn(3, 4)).shape, (0, 0, 3)),
+        "softmax of no entries": (lambda: NO_ENTRIES.softmax(1).shape, (2, 0, 4)),
+        "sums of no entries": (lambda: NO_ENTRIES.sum(1).tolist(), [[0] * 4] * 2),
+        "sums of no positions": (lambda: NO_ENTRIES.sum(0).shape, (0, 4)),
+        "a mask of no entries": (lambda: NO_ENTRIES.mask().shape, (2, 0)),
+        "no entries beside dense ones": (lambda: (NO_ENTRIES + torch.ones(2, 1, 4)).sum(), 0),
+        # likenesses are ragged
+        **{
+            f.__name__: (
+                lambda f=f: (type(f(HOLES)), f(HOLES).offsets is HOLES.offsets),
+                (JaggedTensor, True),
+            )
+            for f in (torch.zeros_like, torch.ones_like, torch.empty_like, torch.randn_like)
+        },
+        "a dtype": (lambda: torch.zeros_like(HOLES, dtype=torch.int64).dtype, torch.int64),
+        "full_like": (lambda: torch.full_like(HOLES, 3.0).sum(), 3 * 9 * 4),
+        "new_zeros": (lambda: type(HOLES.new_zeros(3)), Tensor),
+    }
+)
 
 
 test_bad_input = raising(
@@ -150,15 +172,6 @@ def test_nested_and_back_without_a_copy(layout):
 
 
 # ---- being a tensor --------------------------------------------------------------------------------------------
-
-
-def test_likenesses_are_ragged():
-    x = make_batch("holes").x.detach()
-    for like in (torch.zeros_like, torch.ones_like, torch.empty_like, torch.randn_like):
-        assert type(like(x)) is JaggedTensor and like(x).offsets is x.offsets
-    assert torch.zeros_like(x, dtype=torch.int64).dtype == torch.int64
-    assert torch.full_like(x, 3.0).sum() == 3 * 9 * 4
-    assert type(x.new_zeros(3)) is Tensor
 
 
 @classes

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from subclasses import DispatchError
 from subclasses.ragged import PaddedTensor
-from tests.subclasses.ragged.judge import LENGTHS, PLACES, Table, check_parts, make_table, refused
+from tests.subclasses.ragged.judge import LENGTHS, PLACES, Table, check_parts, giving, make_table, refused
 
 # ---- making and converting -------------------------------------------------------------------------------------
 
@@ -69,12 +69,23 @@ def test_copies_keep_the_lengths(copy):
     assert copy(x).lengths is x.lengths and copy(x).shape == x.shape
 
 
-def test_no_rows_and_no_entries():
-    empty = PaddedTensor(torch.ones(0, 4, 2), torch.zeros(0, dtype=torch.int64))
-    assert (empty * 2).sum() == 0 and empty.sum(1).shape == (0, 2) and empty.to_tensors() == []
-    nothing = PaddedTensor(torch.full((2, 0, 3), 1.0), torch.zeros(2, dtype=torch.int64))
-    assert nothing.sum() == 0 and nothing.mean().isnan() and nothing.softmax(1).shape == (2, 0, 3)
-    assert PaddedTensor.from_tensors([torch.ones(0)], multiple=8).shape == (1, 8)
+NO_ROWS = PaddedTensor(torch.ones(0, 4, 2), torch.zeros(0, dtype=torch.int64))
+NO_ENTRIES = PaddedTensor(torch.ones(2, 0, 3), torch.zeros(2, dtype=torch.int64))
+
+test_no_rows_and_no_entries = giving(
+    {
+        "a sum of no rows": (lambda: (NO_ROWS * 2).sum(), 0),
+        "sums of no rows": (lambda: NO_ROWS.sum(1).shape, (0, 2)),
+        "no rows as tensors": (lambda: NO_ROWS.to_tensors(), []),
+        "a sum of no entries": (lambda: NO_ENTRIES.sum(), 0),
+        "a mean of no entries": (lambda: NO_ENTRIES.mean().isnan(), True),
+        "softmax of no entries": (lambda: NO_ENTRIES.softmax(1).shape, (2, 0, 3)),
+        "a multiple of nothing": (
+            lambda: PaddedTensor.from_tensors([torch.ones(0)], multiple=8).shape,
+            (1, 8),
+        ),
+    }
+)
 
 
 # ---- refusing --------------------------------------------------------------------------------------------------

@@ -10,15 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.judge import WAYS, classes, desugared, stock, two_ways
+from tests.subclasses.ragged.judge import WAYS, classes, desugared, numbers_of, stock, two_ways
 
 
 def make(cls):
     return cls.from_tensors([torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0]), torch.tensor([5.0, 6.0])])
-
-
-def rows_of(x):
-    return [row.tolist() for row in x.to_tensors()]
 
 
 # ---- what a write reaches --------------------------------------------------------------------------------------
@@ -53,7 +49,7 @@ def test_a_write_reaches_what_is_in_the_slice(name, write, cls):
     cut, expected = CUTS[name]
     x = make(cls)
     write(cut(x))
-    assert rows_of(x) == expected
+    assert numbers_of(x) == expected
 
 
 @pytest.mark.sweep(12)
@@ -63,7 +59,7 @@ def test_in_a_graph(name, cls):
     cut, expected = CUTS[name]
     x = make(cls)
     got = desugared(lambda x: (cut(x).neg_(), x.sum())[1])(x)
-    assert rows_of(x) == expected and got == sum(map(sum, expected))
+    assert numbers_of(x) == expected and got == sum(map(sum, expected))
 
 
 @classes
@@ -72,7 +68,7 @@ def test_numbers_and_dropout(cls):
     x[:, :1].zero_()
     x[:2].fill_(7)
     F.dropout(x[2:], 1.0, inplace=True)
-    assert rows_of(x) == [[7, 7, 7], [7], [0, 0]]
+    assert numbers_of(x) == [[7, 7, 7], [7], [0, 0]]
 
 
 # ---- what autograd knows of it ---------------------------------------------------------------------------------
@@ -88,10 +84,10 @@ def test_a_recorded_write_to_shared_values_is_refused(name, of_weight):
     for write in (lambda t: t.mul_(w * 2), lambda t: t.copy_(t * w), lambda t: t.mul_(w).add_(1)):
         with pytest.raises(NotImplementedError, match=r"shares its values"):
             write(cut(y))
-    assert rows_of(y.detach()) == rows_of(x.detach())
+    assert numbers_of(y.detach()) == numbers_of(x.detach())
     with torch.no_grad():
         cut(y).neg_()
-    assert rows_of(y.detach()) == CUTS[name][1]
+    assert numbers_of(y.detach()) == CUTS[name][1]
 
 
 @pytest.mark.parametrize("name", CUTS)
@@ -101,7 +97,7 @@ def test_of_a_padded_tensor_it_has_its_gradient(name):
     y = x * 1
     cut(y).neg_()
     y.sum().backward()
-    assert rows_of(x.grad) == [[1 if n > 0 else -1 for n in row] for row in signs]
+    assert numbers_of(x.grad) == [[1 if n > 0 else -1 for n in row] for row in signs]
 
 
 @classes
@@ -111,7 +107,7 @@ def test_rows_are_not_written_to_where_it_would_be_lost(cls):
     for part in (lambda: y[1], lambda: y.unbind()[1], lambda: y.to_tensors()[1], lambda: y.unwrap(stored)):
         with pytest.raises(RuntimeError, match="is being modified inplace"):
             part().mul_(2)
-    assert rows_of(y.detach()) == rows_of(make(cls))
+    assert numbers_of(y.detach()) == numbers_of(make(cls))
     make(cls)[1].mul_(2)
 
 
@@ -159,7 +155,7 @@ def test_dropout_in_place(cls, way):
 
     x = make(cls).requires_grad_()
     way(loss)(x).backward()
-    assert rows_of(x.grad) == [[1, 1, 1], [1], [1, 1]]
+    assert numbers_of(x.grad) == [[1, 1, 1], [1], [1, 1]]
 
 
 @two_ways
@@ -192,13 +188,13 @@ def test_a_write_beside_a_slice_in_use_is_refused(way):
     with pytest.raises(refused, match=r"is in use and shares its values"):
         way(beside)(x)
     way(after)(x).backward()
-    assert rows_of(x.grad) == [[6, 7, 7], [2], [2, 3]]
+    assert numbers_of(x.grad) == [[6, 7, 7], [2], [2, 3]]
 
 
 @pytest.mark.parametrize("twin", [copy.deepcopy, copy.copy, lambda t: pickle.loads(pickle.dumps(t))])
 def test_what_shares_values_is_copied_without_the_rest(twin):
     y = make(JaggedTensor)
     for t in (y, y[1:]):
-        assert rows_of(twin(t)) == rows_of(t)
+        assert numbers_of(twin(t)) == numbers_of(t)
     copy.deepcopy(y[1:]).neg_()
-    assert rows_of(y) == rows_of(make(JaggedTensor))
+    assert numbers_of(y) == numbers_of(make(JaggedTensor))

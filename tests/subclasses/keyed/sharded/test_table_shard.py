@@ -10,7 +10,7 @@ from torch import nn
 pytest.importorskip("torch.distributed.device_mesh")
 
 from subclasses.keyed.sharded import TableShard
-from tests.subclasses.ragged.judge import raising
+from tests.subclasses.ragged.judge import giving, raising
 
 ROWS, START = 9, 2
 
@@ -24,11 +24,20 @@ def shard(sparse=False, local=3):
     return p
 
 
-def test_it_has_the_size_of_the_whole_table():
+test_it_has_the_size_of_the_whole_table = giving(
+    {
+        "a shard": (lambda: shard().shape, (ROWS, 2)),
+        "a gradient": (lambda: shard().grad.shape, (ROWS, 2)),
+        "zeros": (lambda: torch.zeros_like(shard()).shape, (ROWS, 2)),
+        "the rows here": (lambda: shard().rows_here().shape, (3, 2)),
+        "the rows here, without a gradient": (lambda: shard().rows_here().requires_grad, False),
+        "a state of rows": (lambda: shard().like(torch.ones(3)).shape, (ROWS,)),
+    }
+)
+
+
+def test_rows_here_are_those_of_the_shard():
     p = shard()
-    assert p.shape == p.grad.shape == torch.zeros_like(p).shape == (ROWS, 2)
-    assert p.rows_here().shape == (3, 2) and not p.rows_here().requires_grad
-    assert p.like(torch.ones(3)).shape == (ROWS,)
     p.rows_here().fill_(3)
     assert p.local.sum() == 18
 
