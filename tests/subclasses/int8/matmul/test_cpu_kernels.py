@@ -151,64 +151,67 @@ def chosen(x, q, scale=None, zero_point=None):
     return None
 
 
-@pytest.fixture(params=[False, True], ids=["without tiles", "with tiles"])
-def has_tiles(request, monkeypatch):
-    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: request.param)
-    return request.param
-
-
 Q, SCALE, GROUPS = integers(64, 128), torch.rand(64, 1), torch.rand(64, 4)
+SMALL, LARGE = integers(256, 256), integers(1024, 1056)
+FLOATS = torch.float32, torch.float16, torch.bfloat16
+TILES, NO_TILES = {"has_tiles": True}, {"has_tiles": False}
+BFLOAT16, NO_BFLOAT16 = NO_TILES | {"has_bfloat16": True}, NO_TILES | {"has_bfloat16": False}
+NO_LIBRARY = NO_BFLOAT16 | {"library": None}
+
+# What the processor has, rows and dtype of the input, the matrix with its scales and zero points; and the kernel.
+CHOSEN = [
+    *(
+        (has, 4, dtype, matrix, kernel)
+        for has in (TILES, NO_TILES)
+        for dtype in FLOATS
+        for matrix, kernel in [
+            ((Q,), "_by_rows"),
+            ((Q, SCALE), "_by_rows"),
+            ((Q, SCALE, integers(64, 1)), "_by_rows"),
+            ((Q.t(),), "_by_columns"),
+            ((Q.t(), SCALE.t(), integers(1, 64)), "_by_columns"),
+        ]
+    ),
+    *(
+        (has, 4, dtype, matrix, kernel)
+        for has, dtype, kernel in [
+            (TILES, torch.float32, "_at_once"),
+            (NO_TILES, torch.float32, "_in_parts"),
+            (TILES, torch.float16, "_in_parts"),
+            (NO_TILES, torch.float16, "_in_parts"),
+            (TILES, torch.bfloat16, "_at_once"),
+            (NO_TILES, torch.bfloat16, "_at_once"),
+        ]
+        for matrix in [(Q, GROUPS), (Q, GROUPS, integers(64, 4)), (Q[:, :100],)]
+    ),
+    *((has, 4, torch.float64, (Q,), "_in_parts") for has in (TILES, NO_TILES, NO_LIBRARY)),
+    # rows of which the converted matrix pays
+    (NO_TILES, 24, torch.float32, (SMALL,), "_by_rows"),
+    (TILES, 24, torch.float32, (SMALL,), "_by_rows"),
+    (NO_TILES, 49, torch.float32, (SMALL,), "_by_rows"),
+    (TILES, 49, torch.float32, (SMALL,), "_at_once"),
+    (NO_TILES, 300, torch.float32, (LARGE,), "_by_rows"),
+    (TILES, 300, torch.float32, (LARGE,), "_by_rows"),
+    (NO_TILES, 300, torch.float32, (LARGE.t(),), "_by_columns"),
+    (TILES, 300, torch.float32, (LARGE.t(),), "_in_parts"),
+    (NO_TILES, 16, torch.bfloat16, (SMALL,), "_by_rows"),
+    (TILES, 16, torch.bfloat16, (SMALL,), "_at_once"),
+    (NO_TILES, 16, torch.bfloat16, (LARGE,), "_by_rows"),
+    (TILES, 16, torch.bfloat16, (LARGE,), "_at_once"),
+    # many and few rows of bfloat16
+    (BFLOAT16, 32, torch.bfloat16, (Q,), "_by_rows"),
+    (BFLOAT16, 300, torch.bfloat16, (Q,), "_at_once"),
+    (NO_BFLOAT16, 300, torch.bfloat16, (Q,), "_by_rows"),
+    (NO_LIBRARY, 16, torch.bfloat16, (Q,), "_packed"),
+    (NO_LIBRARY, 17, torch.bfloat16, (Q,), "_at_once"),
+]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_which_kernel_is_chosen(dtype, has_tiles):
-    x, y = torch.randn(4, 128, dtype=dtype), torch.randn(4, 64, dtype=dtype)
-    at_once = (has_tiles and dtype is torch.float32) or dtype is torch.bfloat16
-    rest = "_at_once" if at_once else "_in_parts"
-    assert chosen(x, Q) == chosen(x, Q, SCALE) == chosen(x, Q, SCALE, integers(64, 1)) == "_by_rows"
-    assert chosen(y, Q.t()) == chosen(y, Q.t(), SCALE.t(), integers(1, 64)) == "_by_columns"
-    assert chosen(x, Q, GROUPS) == chosen(x, Q, GROUPS, integers(64, 4)) == rest
-    assert chosen(x[:, :100], Q[:, :100]) == rest
-    assert chosen(x.double(), Q) == "_in_parts"
-
-
-SMALL, LARGE = (256, 256), (1024, 1056)
-
-
-@pytest.mark.parametrize(
-    ("rows", "dtype", "size", "transposed", "kernel", "kernel_with_tiles"),
-    [
-        (24, torch.float32, SMALL, False, "_by_rows", "_by_rows"),
-        (49, torch.float32, SMALL, False, "_by_rows", "_at_once"),
-        (300, torch.float32, LARGE, False, "_by_rows", "_by_rows"),
-        (300, torch.float32, LARGE, True, "_by_columns", "_in_parts"),
-        (16, torch.bfloat16, SMALL, False, "_by_rows", "_at_once"),
-        (16, torch.bfloat16, LARGE, False, "_by_rows", "_at_once"),
-    ],
-)
-def test_rows_of_which_the_converted_matrix_pays(  # noqa: PLR0913
-    rows, dtype, size, transposed, kernel, kernel_with_tiles, has_tiles
-):
-    q = integers(*size).t() if transposed else integers(*size)
-    x = torch.randn(rows, q.shape[1], dtype=dtype)
-    assert chosen(x, q) == (kernel_with_tiles if has_tiles else kernel)
-
-
-@pytest.mark.parametrize(
-    ("has_bfloat16", "few", "many"), [(True, "_by_rows", "_at_once"), (False, "_by_rows", "_by_rows")]
-)
-def test_many_rows_of_bfloat16(has_bfloat16, few, many, monkeypatch):
-    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
-    monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: has_bfloat16)
-    x = torch.randn(300, 128).bfloat16()
-    assert (chosen(x[:32], Q), chosen(x, Q)) == (few, many)
-
-
-def test_few_rows_of_bfloat16_without_the_library(without_library, monkeypatch):
-    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
-    x = torch.randn(17, 128).bfloat16()
-    assert chosen(x[:16], Q) == "_packed" and chosen(x, Q) == "_at_once"
-    assert chosen(x.double(), Q) == "_in_parts"
+@pytest.mark.parametrize(("has", "rows", "dtype", "matrix", "kernel"), CHOSEN)
+def test_which_kernel_is_chosen(has, rows, dtype, matrix, kernel, monkeypatch):
+    for name, value in has.items():
+        monkeypatch.setattr(cpu_kernels, name, lambda value=value: value)
+    assert chosen(torch.randn(rows, matrix[0].shape[1], dtype=dtype), *matrix) == kernel
 
 
 def test_other_dtypes_are_refused():
