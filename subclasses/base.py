@@ -131,7 +131,7 @@ class TensorSubclass(Tensor):
         }
         scope = names_around(sys._getframe(1))
         if not cls._is_cotangent:
-            check_undeclared(cls)
+            check_undeclared(cls, scope)
         cls._value_cls = cls.__base__ if cls._is_cotangent else cls
         cls.Cotangent = CotangentClass()
         cls.__spec__ = collect_spec(cls, keywords, scope)

@@ -11,12 +11,13 @@ import inspect
 import re
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from torch import Tensor
 
 from subclasses.errors import SpecError
-from subclasses.spec.annotations import annotations_of
+from subclasses.spec.annotations import annotations_of, is_union, resolve_annotation
 from subclasses.spec.collect import OWN_FIELDS
 from subclasses.spec.fields import Marker, dynamic, inner, static
 from subclasses.spec.names import check_field_name, check_method_name, check_special_methods
@@ -29,10 +30,14 @@ _NOT_A_FIELD = re.compile(r"(\w+\.)*(ClassVar|Final)\b")
 _MISSING = object()
 
 
-def check_undeclared(cls: type) -> None:
+def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
     """Checks the body of a class, before its markers are collected.
 
     Annotations of names with a leading underscore, and ``ClassVar`` or ``Final`` with a value, declare no field.
+
+    Args:
+        cls: the class with its markers.
+        scope: the local names at the class statement, to resolve annotations that are strings.
 
     Raises:
         SpecError: a name is annotated and has no marker, a marker is not called, a plain value replaces an inherited
@@ -51,7 +56,7 @@ def check_undeclared(cls: type) -> None:
         if name in inherited and value is _MISSING:
             continue  # narrows the type of an inherited field for type checkers
         check_field_name(cls, name)
-        _raise_undeclared(cls, name, annotation, value)
+        _raise_undeclared(cls, name, annotation, value, scope)
     check_special_methods(cls)
     for name, value in vars(cls).items():
         _check_value(cls, name, value, name in inherited)
@@ -109,17 +114,54 @@ def _is_constant(annotation: Any, value: object) -> bool:
     return kind is ClassVar or (kind is Final and value is not _MISSING)
 
 
-def _raise_undeclared(cls: type, name: str, annotation: Any, value: object) -> None:
+def _raise_undeclared(cls: type, name: str, annotation: Any, value: object, scope: Mapping[str, Any]) -> None:
     if isinstance(value, dataclasses.Field):  # of a dataclass, whose MISSING is not that of a declaration
         value = _MISSING if value.default is dataclasses.MISSING else value.default
     written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     written = _FINAL.sub(r"\2", written).replace("torch.Tensor", "Tensor")
-    shown = "..." if isinstance(value, Tensor) else repr(value)
-    given, default = ("", "") if value is _MISSING else (f" = {shown}", f"default={shown}")
+    given = "" if value is _MISSING else f" = {_show(value)}"
+    kinds = _kinds(cls, name, annotation, scope)
+    if _are_tensors(kinds):
+        fixed = f"`{name} = constant([...])`"
+    else:
+        fixed = f"`{name}: ClassVar[{written}]{given or ' = ...'}`"
     raise SpecError(
-        f"{cls.__name__}: `{name}: {written}{given}` declares no field. Write, for an inner tensor, `{name}: Tensor = "
-        f"inner()` or `{name}: Tensor | None = inner(optional=True)`; for metadata, which is hashable, `{name}: "
-        f"{written} = static({default})`; for a non-negative int that may change without a recompile, dynamic"
-        f"({default}); for a constant of the class, `{name}: ClassVar[{written}]{given or ' = ...'}`, or `{name} = "
-        f"constant([...])` if it is a tensor"
+        f"{cls.__name__}: `{name}: {written}{given}` declares no field: {_mend(name, written, kinds, value)}. For a "
+        f"constant of the class, write {fixed}"
     )
+
+
+def _are_tensors(kinds: set[Any]) -> bool:
+    plain = kinds - {types.NoneType}
+    return bool(plain) and all(isinstance(k, type) and issubclass(k, Tensor) for k in plain)
+
+
+def _mend(name: str, written: str, kinds: set[Any], value: object) -> str:
+    """Returns how to declare the field that was meant, in words that the next check accepts."""
+    plain = kinds - {types.NoneType}
+    if _are_tensors(kinds):
+        optional = types.NoneType in kinds
+        if len(plain) > 1:
+            written = "Tensor | None" if optional else "Tensor"  # of any class
+        return f"an inner tensor is declared with `{name}: {written} = inner({'optional=True' * optional})`"
+    mutable = {list, dict, set, bytearray}
+    if any((typing.get_origin(k) or k) in mutable for k in plain) or type(value) in mutable:
+        return f"metadata is hashable, so declare a tuple or a frozen dataclass, `{name}: tuple = static()`"
+    default = "" if value is _MISSING else f"default={_show(value)}"
+    mend = f"metadata is declared with `{name}: {written} = static({default})`"
+    if plain == {int} and (value is _MISSING or (type(value) is int and value >= 0)):
+        mend += f", or with dynamic({default}) if a change is not to recompile"
+    return mend
+
+
+def _show(value: object) -> str:
+    return "..." if isinstance(value, Tensor) else repr(value)
+
+
+def _kinds(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> set[Any]:
+    """Returns the types that an annotation allows; empty if it cannot be evaluated."""
+    try:
+        hint = resolve_annotation(cls, name, annotation, scope)
+    except SpecError:
+        return set()
+    return set(typing.get_args(hint)) if is_union(hint) else {hint}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from subclasses import SpecError, TensorSubclass, constant, dynamic, inner, static
-from tests.subclasses.subjects import Int8Weight, declare as declare_any
+from tests.subclasses.subjects import Int8Weight, Pair, declare as declare_any
 
 
 def declare(annotations: dict[str, Any], base: Any = TensorSubclass, **body: Any) -> Any:
@@ -24,25 +24,26 @@ MISSING = object()
 
 
 @pytest.mark.parametrize(
-    ("annotation", "value", "shown", "mends"),
+    ("annotation", "value", "mends"),
     [
-        (Tensor, MISSING, "x: Tensor", ["`x: Tensor = inner()`", "`x = constant([...])`"]),
-        ("Tensor | None", None, "x: Tensor | None = None", ["inner(optional=True)"]),
-        ("Tensor", torch.ones(2), "x: Tensor = ...", ["`x: Tensor = inner()`"]),
-        (int, MISSING, "x: int", ["`x: int = static()`", "dynamic()", "`x: ClassVar[int] = ...`"]),
-        (
-            int,
-            3,
-            "x: int = 3",
-            ["`x: int = static(default=3)`", "dynamic(default=3)", "`x: ClassVar[int] = 3`"],
-        ),
-        (Final[int], MISSING, "x: int", ["`x: int = static()`", "ClassVar[int]"]),
-        ("OnlyForTypeCheckers", MISSING, "x: Only", ["`x: OnlyForTypeCheckers = static()`"]),
+        (Tensor, MISSING, ["`x: Tensor = inner()`", "`x = constant([...])`"]),
+        (Tensor | None, MISSING, ["`x: Tensor | None = inner(optional=True)`"]),
+        ("Tensor | None", None, ["`x: Tensor | None = None`", "inner(optional=True)"]),
+        (Pair, MISSING, ["Pair = inner()"]),
+        ("Tensor", torch.ones(2), ["`x: Tensor = inner()`"]),
+        (int, MISSING, ["`x: int = static()`", "dynamic()", "`x: ClassVar[int] = ...`"]),
+        (int, 3, ["`x: int = static(default=3)`", "dynamic(default=3)", "`x: ClassVar[int] = 3`"]),
+        ("str | None", None, ["static(default=None)"]),
+        ("list[int]", MISSING, ["hashable", "`x: tuple = static()`"]),
+        (dict, {}, ["hashable", "`x: tuple = static()`"]),
+        (Final[int], MISSING, ["`x: int = static()`", "ClassVar[int]"]),
+        ("OnlyForTypeCheckers", MISSING, ["`x: OnlyForTypeCheckers = static()`"]),
+        (Any, 1.5, ["static(default=1.5)"]),
     ],
 )
-def test_an_annotated_name_without_a_marker_says_which_one(annotation, value, shown, mends):
+def test_an_annotated_name_without_a_marker_says_which_one(annotation, value, mends):
     body = {} if value is MISSING else {"x": value}
-    with pytest.raises(SpecError, match=rf"Bad: `{re.escape(shown)}.*` declares no field") as caught:
+    with pytest.raises(SpecError, match=r"Bad: `x: .*` declares no field") as caught:
         declare({"x": annotation}, **body)
     for mend in mends:
         assert mend in str(caught.value)
@@ -245,6 +246,13 @@ def test_refused_at_the_class_statement(case):
     make, words = REFUSED[case]
     with pytest.raises(SpecError, match=words):
         make()
+
+
+@pytest.mark.parametrize("negative", [-1, True])
+def test_dynamic_is_advised_where_its_default_is_allowed(negative):
+    with pytest.raises(SpecError, match="static") as caught:
+        declare({"x": int}, x=negative)
+    assert "dynamic" not in str(caught.value)
 
 
 def test_what_is_declared_in_place_of_what_is_refused():
