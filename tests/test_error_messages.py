@@ -563,7 +563,7 @@ def refusal(fn, *args):
 AGAIN = "this backward has to run the function again, "
 ELSEWHERE = {
     "a result holds a view of an argument that is written to, in another memory order than the argument": (
-        "tests/desugar/tracing/test_held_views.py",
+        "tests/desugar/tracing/test_views.py",
         "in another memory order",
     ),
     "this program cannot be saved:": (
@@ -576,7 +576,7 @@ ELSEWHERE = {
         "test_what_needs_the_function_again_is_refused",
     ),
     ", a class written by hand": (  # up to 2.14 Dynamo refuses the loop
-        "tests/desugar/test_while_loop.py",
+        "tests/desugar/test_higher_order_ops.py",
         "test_a_class_written_by_hand_is_named",
     ),
     "expected tensors with their values in memory, got a lazily negated one of size": (
@@ -596,7 +596,7 @@ ELSEWHERE = {
         "test_data_that_a_dispatch_assigns",
     ),
     "(or gets it as an argument, too), which Dynamo does before the graph runs": (
-        "tests/desugar/dynamo/test_inner_assignment.py",
+        "tests/desugar/dynamo/test_attributes.py",
         "test_a_replaced_inner_tensor_that_is_used_is_refused",
     ),
     ".__tensor_unflatten__ returns": (
