@@ -615,7 +615,7 @@ ELSEWHERE = {
     "backward without gradients": ("tests/desugar/test_custom_ops.py", "is to be differentiated"),
     f"{AGAIN}and": ("tests/desugar/wrapper/test_backward.py", "has been assigned"),
     "requires grad although gradients are off around the call": (
-        "tests/desugar/tracing/test_trace.py",
+        "tests/desugar/tracing/test_unsupported.py",
         "gradients are off",
     ),
 }
