@@ -106,7 +106,8 @@ def _way_of(func: Any, args: Any, kwargs: Any) -> _Way:
     for t in tensors_in(args, kwargs):
         (values if is_above(t) else plain).append(t)
     is_transforming = current_transform() is not None
-    if values and is_transforming and any(map(is_differentiated_by_transform, plain)):
+    is_beside = values and is_transforming and not _has_no_derivative(func)
+    if is_beside and any(map(is_differentiated_by_transform, plain)):
         raise transformed_error(type(values[0]), func)
     # Autocast, and lazy bits, make PyTorch run other ops on a plain operand that requires grad first.
     plain_records = any_requires_grad(*plain)
@@ -118,6 +119,15 @@ def _way_of(func: Any, args: Any, kwargs: Any) -> _Way:
     if is_view and not (any(type(t)._rules_views for t in values) or in_rule()):
         return _Way.AS_IT_IS
     return _Way.ONE_OP if way is _Way.ONE_OP and not plain_records else _Way.SEVERAL_OPS
+
+
+def _has_no_derivative(func: Any) -> bool:
+    """Whether a function compares, or takes only the size or type of its second operand."""
+    name = getattr(func, "__name__", "").strip("_")
+    return name in _COMPARING or name.endswith("_as")
+
+
+_COMPARING = frozenset("eq ne gt ge lt le isclose greater greater_equal less less_equal not_equal".split())
 
 
 @functools.cache
@@ -336,6 +346,18 @@ def run_open(run: Call, opens: Callable[[Any], bool] = is_above) -> Call:
         if not CALLING.opens:
             return run(*args, **kwargs)
         return call_open(run, args, kwargs, opens)
+
+    return plan
+
+
+def run_copy(op: OpOverload, run: Call) -> Call:
+    """Wraps the plan of a copy: of a result by formula, PyTorch's formula passes the gradient on."""
+    opened = run_open(run)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if CALLING.opens and BY_FORMULA in vars(args[0]):
+            return _natively(op, args, kwargs)
+        return opened(*args, **kwargs)
 
     return plan
 

@@ -16,11 +16,10 @@ from subclasses.layout import BY_FORMULA
 from subclasses.spec.values import tensors_in
 
 
-def noting_results(cls: Any, run: Callable[..., Any], *, by_rule: bool) -> Callable[..., Any]:
+def noting_results(run: Callable[..., Any], *, by_rule: bool) -> Callable[..., Any]:
     """Wraps the plan of an op: a result that follows from a rule is noted, and any result of a noted operand.
 
     Args:
-        cls: The class.
         run: The plan.
         by_rule: Whether it is by a rule of the author.
     """
@@ -32,7 +31,7 @@ def noting_results(cls: Any, run: Callable[..., Any], *, by_rule: bool) -> Calla
         operands = tensors_in(args, kwargs)
         is_noted = any_requires_grad(*operands) if by_rule else any(BY_FORMULA in vars(t) for t in operands)
         for t in tensors_in((out,), None) if is_noted else ():
-            if type(t) is cls:
+            if hasattr(type(t), "__spec__"):
                 t.__dict__[BY_FORMULA] = True
         return out
 

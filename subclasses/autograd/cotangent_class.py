@@ -74,7 +74,9 @@ def call_without_rules(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
     is_mixed = cls._value_cls in types and func not in _TAKING_BOTH and not isinstance(func, OpOverload)
     if is_mixed and not (torch.compiler.is_dynamo_compiling() or is_tracing() or is_below_autograd()):
         _check_points(cls, func, tensors_in(args, kwargs or {}))
-    before, CALLING.func = CALLING.func, None if func in TAKES_GRADIENTS else func
+    before = CALLING.func
+    if not is_below_autograd():  # else a plan calls an op on what a cotangent holds
+        CALLING.func = None if func in TAKES_GRADIENTS else func
     try:
         with DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, in_backward, is_composite, is_tracing, nodes_ahead
+from subclasses.autograd.calling import is_called_by_engine
 from subclasses.autograd.construct import Construct, Primal, as_gradient
 from subclasses.autograd.cotangent_class import is_cotangent
 from subclasses.autograd.detach import in_one_step
@@ -57,6 +58,8 @@ Call = Callable[..., Any]
 _SUMS = frozenset({aten.sum.default, aten.sum.dim_IntList})
 # By these, they join the gradients of parts.
 _JOINING = frozenset({aten.cat.default, aten.stack.default})
+# Of these, formulas are linear in the gradient: what they scale is the gradient of a value that an op made.
+_PRODUCTS = SCALING_OPS - {aten.zero_.default, aten.zeros_like.default}
 _OF_ANOMALY_CHECK = frozenset({aten.isnan.default, aten._is_any_true.default})
 
 
@@ -188,7 +191,13 @@ def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
     """Returns the plan of a pointwise op, and of one that fills: between cotangents, Parameters and numbers."""
     facts = op_facts(op)
 
+    is_product = op in _PRODUCTS
+
     def plan(*args: Any, **kwargs: Any) -> Any:
+        if is_product and (not value._traits.is_mapped or value._runs_above) and is_called_by_engine():
+            if is_tracing() and value._has_formulas:
+                check_no_cotangents(value, op, [v for v in args if is_cotangent(v)])
+            raise inside_error(value, op)
         if op is aten.add.Tensor and not kwargs:
             args = _wrap_plain(*args)
         operands: list[Any] = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]

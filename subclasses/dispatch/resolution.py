@@ -30,6 +30,7 @@ from subclasses.autograd.above import (
     is_above,
     is_read_by_materialize,
     run_by_formula,
+    run_copy,
     run_each_op,
     run_native,
     run_open,
@@ -211,7 +212,7 @@ def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
     facts = op_facts(op)
     if plan.step == Step.DECOMPOSITION:
         return run_each_op(run)
-    if plan.by_formula:
+    if plan.by_formula and op not in COPYING_OPS:
         return run_by_formula(op, run)
     is_out = any(facts.arguments[i].keyword for i in facts.written)
     if facts.written and not (is_out or facts.changes_metadata or op in _FILLING):
@@ -224,6 +225,8 @@ def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
     computes = set(facts.returns) != {"other"} and not (facts.viewed or makes_like)
     if facts.written or not computes:
         return run_native(op, run)
+    if op in COPYING_OPS:
+        return run_copy(op, run)
     return run_open(run, is_read_by_materialize if plan.step == Step.MATERIALIZE else is_above)
 
 
@@ -233,7 +236,7 @@ def _rule_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wr
         yield "above autograd", partial(_run_above, cls, op, plan)
     if cls._has_formulas and op is not aten.detach.default:
         # A copy is the value itself, whatever rule makes it.
-        yield "by formula", partial(noting_results, cls, by_rule=plan.by_formula and op not in COPYING_OPS)
+        yield "by formula", partial(noting_results, by_rule=plan.by_formula and op not in COPYING_OPS)
 
 
 def find_step(cls: Any, op: OpOverload) -> str:

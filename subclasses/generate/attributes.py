@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from subclasses._torch import (
     DisableTorchFunctionSubclass,
@@ -40,7 +39,7 @@ from subclasses.spec.constants import constants_of
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
 from subclasses.spec.fields import MISSING
 from subclasses.spec.shapes import check_shapes
-from subclasses.spec.values import carrier, innermost
+from subclasses.spec.values import DERIVED, PLAIN, carrier, dynamic_ints, innermost
 
 # ---- dynamic ints ------------------------------------------------------------------------------------------
 
@@ -276,22 +275,26 @@ class DerivedField:
 
     def __init__(self, name: str, compute: Callable[[Any], Tensor]) -> None:
         self.name, self.compute = name, compute
-        self.known = WeakTensorKeyDictionary()  # value -> its inner tensors, the result and its version
 
     def __get__(self, x: Any, owner: type | None = None) -> Any:
         if x is None:
             return self
+        tensors = [*innermost(x)]
         is_traced = is_compiling_here() or in_dispatch_mode() or current_transform() is not None
-        if is_traced or torch.is_inference_mode_enabled() or any(t.requires_grad for t in innermost(x)):
+        is_kept = not (is_traced or torch.is_inference_mode_enabled())
+        if not is_kept or any(
+            t.requires_grad or t.is_inference() or t.__class__ not in PLAIN for t in tensors
+        ):
             return self._compute(x)
-        known = self.known.get(x)
-        if known is not None:
-            primal, found, version = known
-            if primal.is_of(x) and found._version == version:
-                return found
+        # What it was computed from: the metadata, and the memory and the version of each tensor.
+        state = (x._layout, _all_ints(x), [(t, t.data_ptr(), t._version) for t in tensors])
+        known = x.__dict__.get(DERIVED, {}).get(self.name)
+        if known is not None and _is_same_state(known[0], state) and known[1]._version == known[2]:
+            return known[1]
         with torch.no_grad():
             found = self._compute(x)
-        self.known[x] = construct.Primal(x), found, found._version
+        if type(found) is Tensor and not found.is_inference() and found._base is not x:
+            x.__dict__.setdefault(DERIVED, {})[self.name] = state, found, found._version
         return found
 
     def _compute(self, x: Any) -> Tensor:
@@ -306,6 +309,24 @@ class DerivedField:
         raise AttributeError(
             f"{type(x).__name__}.{self.name} follows from the other fields; assign one of these"
         )
+
+
+def _all_ints(x: Any) -> tuple[Any, ...]:
+    """Returns the dynamic ints of a value, and of the values inside of it."""
+    inside = [
+        _all_ints(x.__dict__[name]) for name, layout in x._layout.nested if hasattr(layout.cls, "__spec__")
+    ]
+    return (*dynamic_ints(x), *inside)
+
+
+def _is_same_state(one: Any, other: Any) -> bool:
+    (layout, ints, tensors), (now, ints_now, tensors_now) = one, other
+    return (
+        layout is now
+        and ints == ints_now
+        and len(tensors) == len(tensors_now)
+        and all(t is u and rest == more for (t, *rest), (u, *more) in zip(tensors, tensors_now, strict=True))
+    )
 
 
 class StaticField:

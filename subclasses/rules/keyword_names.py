@@ -62,16 +62,18 @@ def with_keyword_names(key: Any, rule: Rule, taken: Taken | None) -> Rule:
     """
     forms = list(_forms(key))
     known = {name for names, _ in forms for name in names}
-    if taken is None or not known or (taken.is_open and not taken.required):
+    if taken is None or not known:
         return rule
-    if known.issubset(taken.names) and known.isdisjoint(_OF_NUMPY.values()):
+    renames = {old: new for old, new in _OF_NUMPY.items() if new in known and old not in taken.names}
+    if not renames and (known.issubset(taken.names) or (taken.is_open and not taken.required)):
         return rule
 
     @functools.wraps(rule)
     def renamed(func: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs and not taken.takes(args, kwargs):
-            kwargs = {n if n in taken.names else _OF_NUMPY.get(n, n): v for n, v in kwargs.items()}
-            args, kwargs = _place(forms, taken, args, kwargs)
+        if kwargs:
+            kwargs = {renames.get(n, n): v for n, v in kwargs.items()}
+            if not taken.takes(args, kwargs):
+                args, kwargs = _place(forms, taken, args, kwargs)
         return rule(func, *args, **kwargs)
 
     return renamed
@@ -125,7 +127,7 @@ def _place(forms: list[Parameters], taken: Taken, args: Any, kwargs: Any) -> tup
             continue
         count = len(taken.required) if taken.is_open else taken.count
         foreign = [i for i, n in enumerate(names) if n in kwargs and (taken.is_open or n not in taken.names)]
-        given = [i for i in foreign if kwargs[names[i]] is not defaults[i]]
+        given = [i for i in foreign if i < len(taken.required) or kwargs[names[i]] is not defaults[i]]
         last = max((i for i in given if len(args) <= i < count), default=-1)
         placed = [kwargs.get(names[i], defaults[i]) for i in range(len(args), last + 1)]
         if not any(value is _REQUIRED for value in placed):

@@ -17,7 +17,7 @@ from subclasses.errors import one_of
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.fields import MISSING
 from subclasses.spec.names import OWN_NAMES
-from subclasses.spec.values import HOOKS, PART, POINT, PRIMAL, RANKS, carrier
+from subclasses.spec.values import DERIVED, HOOKS, PART, POINT, PRIMAL, RANKS, carrier
 
 # Prefix of the attributes that Dynamo sets on tensors; files say which dims are dynamic among the flags.
 OF_DYNAMO = "_dynamo_"
@@ -79,6 +79,7 @@ def own_attributes(spec: SubclassSpec) -> set[str]:
         *spec.names,
         *spec.attributes,
         "_layout",
+        DERIVED,
         HOOKS,
         PRIMAL,
         PART,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # them has whole.
 POINT, HOOKS = "_of_parameter", "_gradient_hooks"
 PART, RANKS = "_part", "_ranks"
+# The attribute of a value that keeps its derived tensors.
+DERIVED = "_derived"
 # The attribute of a cotangent that holds what a plain gradient of the same value needs to become one.
 PRIMAL = "_primal"
 

@@ -548,7 +548,7 @@ def test_the_formula_of_an_op_on_what_holds_a_value_is_refused(door):
     """It would multiply the gradient by each inner tensor, which is not the derivative of the rule."""
     p = numbers(3).requires_grad_()
     run = DOORS[door](lambda p: (Holding(Dual(p, p * 2)) * Holding(Dual(p, p * 3))).unwrap("dual").b.sum())
-    with pytest.raises(Exception, match=r"Where another value holds a Dual, call the op on x\.unwrap\("):
+    with pytest.raises(Exception, match=r"another value holds a Dual.*call the op on .*x\.unwrap\("):
         run(p).backward()
     q = Holding(Dual(p, p * 2))
     (q.dual * q.dual + q.dual).a.sum().backward()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import subclasses
 from subclasses import DispatchError, SpecError, TensorSubclass, inner
@@ -143,6 +146,76 @@ def test_in_place():
     (expected[0].exp() * expected[1].exp().square()).sum().backward()
     for got, wanted in zip(given, expected, strict=True):
         torch.testing.assert_close(got.grad, wanted.grad, rtol=3e-3, atol=1e-3)
+
+
+class Times(Log):
+    """With a rule for a number, by which the formula scales the gradient of the product."""
+
+
+@Times.implements(aten.mul.Tensor, derivative="formula")
+def times(func, x, y):
+    return Times(x.log + math.log(y)) if not isinstance(y, Tensor) else rounded(func, x, y)
+
+
+class Box(TensorSubclass, fallback="map"):
+    held: Times = inner()
+
+
+class Passed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+# Ways to a result by a formula that lose its mark: a gradient by inner tensors reaches the formula all the same.
+AROUND = {
+    "checkpoint": lambda x: checkpoint(lambda z: z.materialize().sin(), x * 3.0, use_reentrant=True),
+    "a value that holds it": lambda x: Box(x * 3.0).unwrap("held").materialize(),
+    "an autograd function": lambda x: Passed.apply(x * 3.0).materialize(),
+    "a mapped op of a value that holds one": lambda x: (Box(x) * 3.0).unwrap("held").materialize(),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_the_formula_scales_no_gradient_by_inner_tensors(name):
+    with pytest.raises(DispatchError, match=r"aten\.mul\.\w+ on .*Cotangent: PyTorch's formula"):
+        AROUND[name](Times(leaves()[0])).sum().backward()
+
+
+COPIES = {
+    "clone": lambda z: z.clone(),
+    "to": lambda z: z.to(torch.float64),
+    "contiguous": lambda z: z.contiguous(),
+    "detach and back": lambda z: z.alias() if hasattr(z, "alias") else z.view_as(z),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_of_a_result_is_one_too(name):
+    given, expected = leaves(), leaves()
+    COPIES[name](Log(given[0]) * Log(given[1])).materialize().sum().backward()
+    (expected[0].exp() * expected[1].exp()).sum().backward()
+    torch.testing.assert_close(given[0].grad, expected[0].grad, rtol=3e-3, atol=1e-3)
+
+
+def test_a_rule_may_return_a_value_of_another_class():
+    class Other(TensorSubclass, fallback="materialize", kind="structure"):
+        part: Tensor = inner()
+
+        def materialize(self):
+            return self.part * 2
+
+    cls = type("Own", (Log,), {})
+    cls.implements(aten.exp.default, derivative="formula")(lambda func, x: Other(x.log.exp().exp() / 2))
+    leaf = leaves()[0]
+    out = cls(leaf).exp()
+    torch.testing.assert_close(
+        torch.autograd.grad(out.materialize().sum(), leaf)[0], leaf.exp().exp() * leaf.exp()
+    )
 
 
 class Pair(TensorSubclass, fallback="map"):

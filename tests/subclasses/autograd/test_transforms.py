@@ -52,3 +52,19 @@ def test_a_batch_without_derivatives_runs_the_rule():
     x = Squaring(torch.tensor([1.0, 2.0]))
     got = torch.vmap(lambda t: (x * t).sum())(torch.tensor([[3.0, 4.0], [1.0, 1.0]]))
     assert got.tolist() == [9 + 32, 3]
+
+
+WITHOUT = {
+    "a comparison": lambda x, t: (t * (x.unwrap("held") * 0 + (x > t))).sum(),
+    "a size": lambda x, t: t.expand_as(x).sum(),
+    "a detached operand": lambda x, t: (t * (x * t.detach()).sum()).sum(),
+}
+Squaring.implements(aten.gt)(lambda func, x, y: func(x.held, y))
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_what_has_no_derivative_is_not_refused(name):
+    x, t = Squaring(torch.tensor([1.0, 8.0])), torch.tensor([3.0, 4.0])
+    leaf = t.clone().requires_grad_()
+    expected = torch.autograd.grad(WITHOUT[name](x, leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(lambda t: WITHOUT[name](x, t))(t), *expected)

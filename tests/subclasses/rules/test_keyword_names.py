@@ -159,3 +159,26 @@ def test_names_of_numpy(door):
     t = torch.rand(2, 3)
     for got, want in zip(DOORS[door](fn)(Factor(t)), fn(t), strict=True):
         assert torch.equal(got, want)
+
+
+def test_a_default_that_the_rule_requires_is_passed():
+    class Factor(TensorSubclass):
+        held: Tensor = inner()
+
+    @Factor.implements(F.dropout)
+    def _(func, x, p, train, in_place):
+        return p, train, in_place
+
+    assert F.dropout(Factor(torch.ones(2)), p=0.3, training=False) == (0.3, False, False)
+
+
+def test_names_of_numpy_for_a_rule_that_takes_all_keywords():
+    class Factor(TensorSubclass):
+        held: Tensor = inner()
+
+    @Factor.implements(torch.sum)
+    def _(func, x, dim=None, keepdim=False, **options):
+        assert not options
+        return func(x.held, dim, keepdim)
+
+    assert torch.sum(Factor(torch.ones(2, 3)), axis=1, keepdims=True).shape == (2, 1)
