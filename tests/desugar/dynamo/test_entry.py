@@ -74,6 +74,21 @@ def test_calls_of_every_kind(fn, args, kwargs):
     assert inspect.signature(compiled) == inspect.signature(fn)
 
 
+@pytest.mark.parametrize(
+    ("fn", "right", "wrong"),
+    [
+        (lambda x, *, by: x * by, {"by": 2}, lambda f, x: f(x, 2)),
+        (lambda x, by=2, /: x * by, {}, lambda f, x: f(x, by=2)),
+    ],
+)
+def test_parameters_by_position_or_name_alone_stay_so(fn, right, wrong):
+    compiled, x = by_pass(fn), torch.ones(2)
+    for _ in range(2):
+        compiled(x, **right)
+        with pytest.raises(TypeError, match="positional"):
+            wrong(compiled, x)
+
+
 # ---- what is compiled ----------------------------------------------------------------------------------------
 
 

@@ -421,3 +421,11 @@ def test_what_a_trace_cannot_know_is_named(name):
     with pytest.raises(DesugarError, match=match) as caught, tracing_modes(FakeTensorMode()):
         read(torch.ones(3))
     assert caught.value.instead and caught.value.where is not None
+
+
+def test_a_run_on_fake_tensors_draws_no_random_number():
+    """Dynamo restores the generator around a first trace, and nothing does it around a backward that is traced late."""
+    state = torch.get_rng_state()
+    with tracing_modes(FakeTensorMode()):
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), state)
