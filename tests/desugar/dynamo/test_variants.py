@@ -7,7 +7,7 @@ import torch
 
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.variants import MAX_PROGRAMS, Specialized, facts_of, offsets_of
-from tests.desugar.classes import EVERY, Pair, TwoTensor, make
+from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make
 from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
 
 
@@ -53,6 +53,20 @@ def test_other_sizes_make_one_more_program():
         (got,) = compiled(x, y)
         assert_same_values([got], [x * y])
     assert len(compiled.entries) == 2
+
+
+@pytest.mark.parametrize(
+    ("fn", "make_x"),
+    [
+        (lambda x: x * 2 if x.shape[0] % 2 else x + 1, lambda n: torch.full((n,), 3.0)),
+        (lambda x: x * 2 if x.count % 2 else x + 1, lambda n: Labeled(torch.full((3,), 3.0), count=n)),
+    ],
+)
+def test_what_a_program_assumed_of_sizes_is_compared(fn, make_x):
+    """No guard of Dynamo's does it for these calls."""
+    compiled = specialized(fn)
+    for n in (4, 6, 7, 9, 8, 5):
+        assert_same_values(compiled(make_x(n)), [fn(make_x(n))])
 
 
 def test_other_modes_make_other_programs():
