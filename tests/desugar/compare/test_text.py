@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from desugar.compare import picture
 from desugar.compare.records import Comparison, Programs, Request, Spread, Verdict, Way
 from desugar.compare.run import with_times
 from desugar.compare.text import render, spread_text, table_of
@@ -81,3 +82,9 @@ def test_records_are_data():
     assert found.way(STOCK).verdict.state == "error"
     with pytest.raises(KeyError, match="expected one of eager"):
         found.way("fast")
+
+
+def test_the_picture_is_a_png(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    picture.save_picture(comparison(), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -276,3 +276,14 @@ def test_a_gradient_with_a_conjugate_bit(door):
         gradients += torch.autograd.grad((result.conj() * weight).real.sum(), held, retain_graph=True)
         gradients += torch.autograd.grad(result, held, weight.conj())
     torch.testing.assert_close(gradients[:2], gradients[2:])
+
+
+def test_the_function_runs_again_under_its_autocast():
+    fn, found = lambda x: (x @ x).sin(), []
+    for call in (fn, by_pass(fn)):
+        x = torch.linspace(0, 1, 9).view(3, 3).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = call(x)
+        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        found.append([first.detach(), *torch.autograd.grad(first.sum(), x)])
+    torch.testing.assert_close(*found)
