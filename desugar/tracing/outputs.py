@@ -214,7 +214,7 @@ class _ResultUnwrapper:
                 and leaf.requires_grad
                 and is_traceable_wrapper_subclass(own_base),
             )
-        no_grad = own_base.requires_grad and leaf.grad_fn is None
+        no_grad = own_base.requires_grad and _has_no_node(leaf)
         if not leaf._is_view():
             replay = return_base if dtype is None else ViewReplay(leaf, dtype)
             return View(of, index, replay, (), detached, no_grad)
@@ -342,3 +342,14 @@ def _has_own_gradient(tensor: Tensor) -> bool:
         return False
     made_by_function = private.get_creation_meta(tensor) == private.CreationMeta.IN_CUSTOM_FUNCTION
     return made_by_function or not base_of(tensor).requires_grad
+
+
+def _has_no_node(view: Tensor) -> bool:
+    """Whether autograd has no node for a view.
+
+    PyTorch raises where the view was taken without gradients and its base has been written to since.
+    """
+    try:
+        return view.grad_fn is None
+    except RuntimeError:
+        return True

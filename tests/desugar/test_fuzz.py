@@ -315,12 +315,16 @@ DETACHED = (("expand", 0, 0), ("add_", 0, 0), ("add_", 0, 0), ("detach", 1, 0), 
 # A detached argument that a write with a gradient has reached.
 GRADIENT = (("detach", 0, 0), ("add_other_", 1, 0))
 
+# A view that was taken without gradients, of an argument that requires grad and is written to.
+STALE = (("expand", 0, 0), ("detach", 1, 0), ("add_", 0, 0))
+
 
 @ONE_DOOR
 @settings(max_examples=40, suppress_health_check=QUIET)
 @given(script=scripts(OPS, 15))
 @example(script=Script(TwoTensor, ("wrapper",), (False,) * 4, DETACHED, (2, 0), frozenset(), 0))
 @example(script=Script(TwoTensor, ("wrapper",), (True,) * 4, GRADIENT, (1,), frozenset(), None))
+@example(script=Script(TwoTensor, ("wrapper",), (True,) * 4, STALE, (2,), frozenset(), None, grad_mode=False))
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_programs(script, door):
     event(check(script, door))
