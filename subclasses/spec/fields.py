@@ -76,7 +76,8 @@ def inner(  # noqa: PLR0913 - each is a keyword of a declaration
         default: ``None`` is allowed together with ``optional=True``. It only tells type checkers that the argument may
             be omitted.
         derived: a function from the value to the tensor, which follows from the other fields. The constructor does not
-            take it. It is computed when it is read first, and again after an inner tensor was written to or assigned.
+            take it. It is computed when it is read first, and again after an inner tensor was written to or assigned. A
+            write that PyTorch does not count, as by NumPy or through ``t.data``, is not seen.
             It is not a parameter, and not saved. A rule that autograd differentiates, and a compiled program, compute
             it each time. No other keyword goes with it.
     """
