@@ -109,6 +109,7 @@ def _(func: Any, x: TableShard, mask: Tensor) -> Tensor:
 
 
 @TableShard.implements(torch.Tensor.add_)
+@TableShard.Cotangent.implements(torch.Tensor.add_)  # a state of SparseAdam
 def _(func: Any, x: TableShard, other: Any, *, alpha: Any = 1) -> TableShard:
     if not isinstance(other, Tensor) or isinstance(other, TableShard) or not other.is_sparse:
         return TableShard.unruled(func, x, other, alpha=alpha)
