@@ -68,12 +68,15 @@ is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore
 
 def is_differentiated_by_transform(t: torch.Tensor) -> bool:
     """Whether a transform of torch.func that is running differentiates by a tensor, also below a batch."""
-    interpreter = current_transform()
-    is_forward_mode = interpreter is not None and interpreter.key() == torch._C._functorch.TransformType.Jvp  # type: ignore[attr-defined]
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    stack = functorch.get_interpreter_stack() or []
+    forward = {i.level() for i in stack if i.key() == functorch.TransformType.Jvp}
     while is_transformed(t):
-        if torch._C._functorch.is_gradtrackingtensor(t):  # type: ignore[attr-defined]
-            return is_forward_mode or t.requires_grad
-        t = torch._C._functorch.get_unwrapped(t)  # type: ignore[attr-defined]
+        if functorch.is_gradtrackingtensor(t) and (
+            t.requires_grad or functorch.maybe_get_level(t) in forward
+        ):
+            return True
+        t = functorch.get_unwrapped(t)
     return False
 
 

@@ -29,6 +29,9 @@ TRANSFORMS = {
     "grad": lambda f, t: torch.func.grad(f)(t),
     "vjp": lambda f, t: torch.func.vjp(f, t)[1](torch.ones(())),
     "jvp": lambda f, t: torch.func.jvp(f, (t,), (torch.ones_like(t),)),
+    "jvp of a batch": lambda f, t: torch.func.jvp(
+        lambda t: torch.vmap(f)(t[None]).sum(), (t,), (torch.ones_like(t),)
+    ),
     "jacrev": lambda f, t: torch.func.jacrev(f)(t),
     "a batch of gradients": lambda f, t: torch.vmap(torch.func.grad(f))(t[None]),
     "a gradient of a batch": lambda f, t: torch.func.grad(lambda t: torch.vmap(f)(t[None]).sum())(t),
