@@ -66,14 +66,3 @@ def converted(makes: Sequence[Make], dtypes: Sequence[torch.dtype], results: Cal
             assert type(z) is not type(x) or dtype in [t.dtype for t in inners_of(z)]
 
     return test
-
-
-def giving(cases: Mapping[str, tuple[Callable[[], Any], Any]]) -> Any:
-    """A test of ``(call, expected)``: a call gives this number, size, text, or list of them."""
-
-    @pytest.mark.parametrize("name", cases)
-    def test(name):
-        call, expected = cases[name]
-        assert call() == expected
-
-    return test

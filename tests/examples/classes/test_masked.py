@@ -8,7 +8,8 @@ import torch
 from classes.masked import Masked
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, converted, giving, refused
+from tests.examples.classes.checks import check_gradients, converted, refused
+from tests.tables import giving
 
 aten = torch.ops.aten
 BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)

@@ -8,7 +8,8 @@ import torch
 from classes.named import Named
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, converted, giving, refused
+from tests.examples.classes.checks import check_gradients, converted, refused
+from tests.tables import giving
 
 UNARY = (torch.exp, torch.neg, torch.abs, torch.relu, torch.tanh, torch.square, torch.reciprocal)
 BINARY = (

@@ -11,7 +11,8 @@ from classes import quantity as example
 from classes.quantity import Quantity, UnitError
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, converted, giving, refused
+from tests.examples.classes.checks import check_gradients, converted, refused
+from tests.tables import giving
 
 aten = torch.ops.aten
 

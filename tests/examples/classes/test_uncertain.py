@@ -9,7 +9,8 @@ from classes import uncertain as example
 from classes.uncertain import Uncertain
 from subclasses import DispatchError
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, converted, giving, refused
+from tests.examples.classes.checks import check_gradients, converted, refused
+from tests.tables import giving
 
 aten = torch.ops.aten
 

@@ -10,7 +10,8 @@ from subclasses.keyed import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
 from subclasses.testing import suite
 from tests.subclasses.keyed.batches import COMPILED as COMPILED_WAYS, LENGTHS, WAYS, batch
-from tests.subclasses.ragged.judge import giving, numbers_of
+from tests.subclasses.ragged.judge import numbers_of
+from tests.tables import giving
 
 # ---- one value -------------------------------------------------------------------------------------------------
 

@@ -342,14 +342,3 @@ def working(cases: Mapping[str, Callable[[], Any]]) -> Any:
         cases[name]()
 
     return test
-
-
-def giving(cases: Mapping[str, tuple[Callable[[], Any], Any]]) -> Any:
-    """A test of ``(call, expected)``: a call gives this number, size, text, or list of them."""
-
-    @pytest.mark.parametrize("name", cases)
-    def test(name):
-        call, expected = cases[name]
-        assert call() == expected
-
-    return test

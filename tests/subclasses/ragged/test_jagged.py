@@ -20,13 +20,13 @@ from tests.subclasses.ragged.judge import (
     classes,
     desugared,
     eager,
-    giving,
     make_batch,
     raising,
     refused,
     stock,
 )
 from tests.subclasses.ragged.serving import Model, NoReading
+from tests.tables import giving
 
 # ---- making one ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from subclasses import DispatchError
 from subclasses.ragged import PaddedTensor
-from tests.subclasses.ragged.judge import LENGTHS, PLACES, Table, check_parts, giving, make_table, refused
+from tests.subclasses.ragged.judge import LENGTHS, PLACES, Table, check_parts, make_table, refused
+from tests.tables import giving
 
 # ---- making and converting -------------------------------------------------------------------------------------
 

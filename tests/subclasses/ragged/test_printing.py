@@ -6,7 +6,8 @@ import torch
 
 from subclasses import _torch
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.judge import classes, giving
+from tests.subclasses.ragged.judge import classes
+from tests.tables import giving
 
 CLASSES = JaggedTensor, PaddedTensor
 MANY = [torch.full((i % 3,), i) for i in range(500)]

@@ -10,7 +10,8 @@ from torch import nn
 pytest.importorskip("torch.distributed.device_mesh")
 
 from subclasses.keyed.sharded import TableShard
-from tests.subclasses.ragged.judge import giving, raising
+from tests.subclasses.ragged.judge import raising
+from tests.tables import giving
 
 ROWS, START = 9, 2
 
