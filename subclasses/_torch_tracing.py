@@ -149,6 +149,11 @@ def is_compiling_here() -> bool:
     return compiler.is_compiling() and (compiler.is_dynamo_compiling() or in_dispatch_mode() or is_tracing())
 
 
+def is_transient_here() -> bool:
+    """Whether a tensor that is made now belongs to a trace or a transform, so that no value may keep it."""
+    return is_compiling_here() or in_dispatch_mode() or current_transform() is not None
+
+
 def in_dual_level(forward_ad: str) -> str:
     """Returns an expression: whether ``dual_level()`` is active, in which tensors may have tangents.
 

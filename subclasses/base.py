@@ -257,8 +257,8 @@ class TensorSubclass(Tensor):
         spec = type(self).__spec__
         if name is None:
             return construct.unwrap(self, spec.attributes)
-        if (compute := dict(spec.derived).get(name)) is not None:
-            return compute(construct.open_wrapper(self))
+        if name in dict(spec.derived):
+            return getattr(type(self), name).make(construct.open_wrapper(self))
         if name not in spec.inner_names:
             raise AttributeError(
                 f"{type(self).__name__} has no inner tensor {name!r}; its inner tensors are "

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from subclasses._torch import (
     DisableTorchFunctionSubclass,
-    current_transform,
-    in_dispatch_mode,
     is_recording,
     marked_dims_name,
     skip_frames,
@@ -28,7 +26,7 @@ from subclasses._torch_capture import (
     guard_identities,
     record_readings,
 )
-from subclasses._torch_tracing import is_compiling_here, set_version_counters
+from subclasses._torch_tracing import is_transient_here, set_version_counters
 from subclasses.autograd import construct
 from subclasses.autograd.calling import in_rule
 from subclasses.autograd.gradient_errors import assigned_error
@@ -280,24 +278,24 @@ class DerivedField:
         if x is None:
             return self
         tensors = [*innermost(x)]
-        is_traced = is_compiling_here() or in_dispatch_mode() or current_transform() is not None
-        is_kept = not (is_traced or torch.is_inference_mode_enabled())
+        is_kept = not (is_transient_here() or torch.is_inference_mode_enabled())
         if not is_kept or any(
             t.requires_grad or t.is_inference() or t.__class__ not in PLAIN for t in tensors
         ):
-            return self._compute(x)
+            return self.make(x)
         # What it was computed from: the metadata, and the memory and the version of each tensor.
         state = (x._layout, _all_ints(x), [(t, t.data_ptr(), t._version) for t in tensors])
         known = x.__dict__.get(DERIVED, {}).get(self.name)
         if known is not None and _is_same_state(known[0], state) and known[1]._version == known[2]:
             return known[1]
         with torch.no_grad():
-            found = self._compute(x)
+            found = self.make(x)
         if type(found) is Tensor and not found.is_inference() and found._base is not x:
             x.__dict__.setdefault(DERIVED, {})[self.name] = state, found, found._version
         return found
 
-    def _compute(self, x: Any) -> Tensor:
+    def make(self, x: Any) -> Tensor:
+        """Computes the tensor; as a function of inner tensors that require grad, where they do."""
         found = self.compute(x)
         if not isinstance(found, Tensor):
             raise TypeError(

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import current_transform, in_dispatch_mode
-from subclasses._torch_tracing import is_compiling_here
+from subclasses._torch_tracing import is_transient_here
 from subclasses.errors import SpecError
 
 
@@ -64,7 +63,7 @@ class Constant:
 
     def on(self, device: torch.device | str) -> Tensor:
         """Returns the tensor on a device; the same one at each call in eager mode."""
-        if is_compiling_here() or in_dispatch_mode() or current_transform() is not None:
+        if is_transient_here():
             return self._make(device)
         device = torch.device(device)
         found = self._tensors.get(device)

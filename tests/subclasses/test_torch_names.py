@@ -583,6 +583,14 @@ def is_compiling_here():
     assert (seen, others, _torch_tracing.is_compiling_here()) == ([True], [False], False)
 
 
+def is_transient_here():
+    seen = []
+    torch.vmap(lambda x: seen.append(_torch_tracing.is_transient_here()) or x)(torch.ones(2))
+    with Seeing():
+        seen.append(_torch_tracing.is_transient_here())
+    assert seen == [True, True] and not _torch_tracing.is_transient_here()
+
+
 class Seeing(_torch.TorchDispatchMode):
     def __init__(self):
         super().__init__()
@@ -1176,6 +1184,7 @@ CHECKS = {
     "in_dual_level": in_dual_level,
     "is_differentiated": is_differentiated,
     "is_compiling_here": is_compiling_here,
+    "is_transient_here": is_transient_here,
     "canonicalize_dim": canonicalize_dim,
     "any_requires_grad": any_requires_grad,
     "set_hooks": hooks,

@@ -192,3 +192,5 @@ def test_what_is_refused():
 
     with pytest.raises(TypeError, match=r"Number\.count: expected a tensor from derived=, got an int"):
         _ = Number(torch.ones(2)).count
+    with pytest.raises(TypeError, match=r"Number\.count: expected a tensor from derived=, got an int"):
+        Number(torch.ones(2)).unwrap("count")
