@@ -285,10 +285,8 @@ class Primal:
     def is_of(self, x: Any) -> bool:
         """Whether a value holds the inner tensors and the ints that it held, unmodified."""
         held = [x.__dict__[n] for n in x.__spec__.attributes]
-        is_same = all(
-            t is u for t, u in zip(self.inners, held, strict=True)
-        ) and self.dynamics == dynamic_ints(x)
-        return is_same and not self.is_modified()
+        is_same = all(t is u for t, u in zip(self.inners, held, strict=True))
+        return is_same and self.dynamics == dynamic_ints(x) and not self.is_modified()
 
     def is_modified(self) -> bool:
         """Whether an inner tensor was modified in place since."""

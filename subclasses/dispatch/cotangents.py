@@ -58,7 +58,7 @@ Call = Callable[..., Any]
 _SUMS = frozenset({aten.sum.default, aten.sum.dim_IntList})
 # By these, they join the gradients of parts.
 _JOINING = frozenset({aten.cat.default, aten.stack.default})
-# Of these, formulas are linear in the gradient: what they scale is the gradient of a value that an op made.
+# By these, a formula scales the gradient of a result. No formula is the derivative of an op of a class with rules.
 _PRODUCTS = SCALING_OPS - {aten.zero_.default, aten.zeros_like.default}
 _OF_ANOMALY_CHECK = frozenset({aten.isnan.default, aten._is_any_true.default})
 
@@ -189,9 +189,7 @@ def _sum(op: OpOverload, asked: Call, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
     """Returns the plan of a pointwise op, and of one that fills: between cotangents, Parameters and numbers."""
-    facts = op_facts(op)
-
-    is_product = op in _PRODUCTS
+    facts, is_product = op_facts(op), op in _PRODUCTS
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         if is_product and (not value._traits.is_mapped or value._runs_above) and is_called_by_engine():

@@ -219,9 +219,8 @@ def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
         return run_write(op, run, plan.functional, by_rule=plan.by_rule)
     if facts.viewed and plan.by_rule:
         return run_view_rule(op, run)
-    makes_like = op is not aten._to_copy.default and is_factory(
-        op
-    )  # zeros of its size, which do not depend on it
+    # Zeros of its size do not depend on a value.
+    makes_like = op is not aten._to_copy.default and is_factory(op)
     computes = set(facts.returns) != {"other"} and not (facts.viewed or makes_like)
     if facts.written or not computes:
         return run_native(op, run)
@@ -270,8 +269,7 @@ def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
     refuse = () if _is_left_to_python(op) else (partial(check_refusal, cls, op, rule),)
     rule = with_numbers(rule, describe(rule))
     run: Call = with_lazy_bits(partial(with_results_of(cls, op, rule, *refuse), op))
-    by_formula = cls._traits.is_representation or cls._has_formulas
-    return with_plain_gradients(cls, run) if by_formula else run
+    return with_plain_gradients(cls, run) if cls._has_formulas else run
 
 
 def _is_left_to_python(op: OpOverload) -> bool:

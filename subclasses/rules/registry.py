@@ -367,13 +367,6 @@ def rules_views(cls: type) -> bool:
     return any(isinstance(key, OpOverload) and op_facts(key).viewed for key, _ in all_rules(cls))
 
 
-def has_pointwise_rules(cls: type) -> bool:
-    """Whether a class or a base of it has a rule for a pointwise op, by which formulas for other ops may compute."""
-    books = _books(cls)
-    ops = [op for b in books for op in (*b.overloads, *b.packets, *b.families)]
-    return any(b.tags for b in books) or any(torch.Tag.pointwise in op.tags for op in ops)
-
-
 def has_formulas(cls: type) -> bool:
     """Whether a class or a base of it has a rule with ``derivative="formula"``."""
     return any(has_formula(rule) for _, rule in all_rules(cls))

@@ -161,10 +161,9 @@ def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args,
         refuse: called with the arguments for which the rule returned NotImplemented.
     """
     facts = op_facts(op)
-    kinds, finish = facts.returns, _as_they_are
+    kinds = facts.returns
     # What an op writes to is its result, and a rule for a composite op runs above autograd.
-    if not (facts.written or is_composite(op)):
-        finish = new_result
+    finish = _as_they_are if facts.written or is_composite(op) else new_result
     if kinds == ("tensor",):
         return with_tensor(cls, op, rule, finish, refuse)
     if kinds == ("tensors",) or (len(kinds) > 1 and set(kinds) == {"tensor"}):
