@@ -281,5 +281,7 @@ class Int8Product(torch.autograd.Function):
 def multiply(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
     """Returns ``int8_product``, on any device; differentiable in ``x`` and ``scale``, forward and backward."""
     if x.device.type != "cpu" or qdata.numel() <= SMALL:
-        return F.linear(x, to_floats(qdata, scale, zero_point, x.dtype))
+        # The floats have the strides of the integers. A compiled call makes no view of them.
+        scale, zero_point = (None if t is None else t.t() for t in (scale, zero_point))
+        return x @ to_floats(qdata.t(), scale, zero_point, x.dtype)
     return apply(Int8Product, x, qdata, scale, zero_point)
