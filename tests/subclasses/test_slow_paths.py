@@ -66,6 +66,7 @@ SLOW = {
         "leave out a mask",
     ),
     "padded, dropout": (lambda: lambda x: attend(x, None, 0.5), (PADDED,), "x.to_jagged()"),
+    "padded, causal": (lambda: lambda x: attend(x, is_causal=True), (PADDED,), "x.to_jagged()"),
     "jagged, nearly full rows": (lambda: attend, (FULL,), "use x.to_padded()"),
     "weights of attention": (make_attention, (JAGGED,), "need_weights=False"),
     "a convolution": (lambda: CONV, (torch.randn(2, 4, 6),), "leave the layer out of quantize_"),
@@ -73,7 +74,6 @@ SLOW = {
 FAST = {
     "jagged": (lambda: attend, (JAGGED,)),
     "jagged, dropout": (lambda: lambda x: attend(x, None, 0.5), (JAGGED,)),
-    "padded, causal": (lambda: lambda x: attend(x, is_causal=True), (PADDED,)),
     "attention": (lambda: make_attention(need_weights=False), (JAGGED,)),
     "int8": (
         lambda: quantized(nn.Linear(8, 8), Int8DynamicActivationInt8WeightConfig()),

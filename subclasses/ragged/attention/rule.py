@@ -58,10 +58,10 @@ def _attend(  # noqa: PLR0913
     kernel = kernel_for(query, key, value, is_causal) if by_rows else None
     if kernel is None and not (by_rows and query.device.type == "cpu"):
         options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+        _say_padded(query, jagged, attn_mask, is_causal, dropout_p)
         if is_causal and attn_mask is None and _share_rows(query, key):
             # The padding of a row comes after each query that exists, so the causal mask hides it.
             return _attend_tables(query, key, value, is_causal=True, **options)
-        _say_padded(query, jagged, attn_mask, dropout_p)
         mask = score_mask(query, key, attn_mask, is_causal)
         return _attend_tables(query, key, value, attn_mask=mask, **options)
     q, k, v = _heads_first(query), _heads_first(key), _heads_first(value)
@@ -119,9 +119,9 @@ def _share_rows(query: Any, key: Any) -> bool:
     return query is key or (query.lengths is key.lengths and not torch.compiler.is_dynamo_compiling())
 
 
-def _say_padded(query: Any, jagged: bool, attn_mask: Any, dropout_p: float) -> None:
-    """Says that attention computes padded tables. A compiler fuses the masks of a PaddedTensor, but not dropout."""
-    is_fused = not jagged and not dropout_p and is_traced(query.lengths)
+def _say_padded(query: Any, jagged: bool, attn_mask: Any, is_causal: bool, dropout_p: float) -> None:
+    """Says that attention computes padded tables. A compiler fuses the mask of padding, if there is nothing else."""
+    is_fused = not (jagged or dropout_p or is_causal) and is_traced(query.lengths)
     if is_fused and attn_mask is not None:
         say_once(
             "compiled attention of a PaddedTensor with an attn_mask writes the mask anew for each row",
@@ -131,8 +131,9 @@ def _say_padded(query: Any, jagged: bool, attn_mask: Any, dropout_p: float) -> N
         return
     if not jagged:
         say_once(
-            "attention of a PaddedTensor, in eager mode or with dropout, computes and masks every padded score",
-            "use x.to_jagged() for query, key and value, or without dropout compile the function",
+            "attention of a PaddedTensor, in eager mode, with dropout or with is_causal, computes and masks every padded "
+            "score",
+            "use x.to_jagged() for query, key and value, or without dropout and is_causal compile the function",
         )
     elif attn_mask is not None:
         say_once(
