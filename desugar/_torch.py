@@ -326,10 +326,11 @@ def build_powers() -> None:
     sympy, proxy_tensor = map(importlib.import_module, ("sympy", "torch.fx.experimental.proxy_tensor"))
     functions = importlib.import_module("torch.utils._sympy.functions")
     for kind in (sympy.Pow, functions.PowByNatural):
-        proxy_tensor._sympy_handlers().setdefault(kind, _power)
+        proxy_tensor._sympy_handlers().setdefault(kind, power)
 
 
-def _power(base: Any, exponent: int) -> Any:
+def power(base: Any, exponent: int) -> Any:
+    """Returns the product of so many equal factors; a graph that is traced has it as a node."""
     return functools.reduce(operator.mul, [base] * exponent)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +137,31 @@ def read_sizes_early(graph: fx.GraphModule) -> None:
         size = _insert_size_read(node.meta["val"], forward)
         if size is not None:
             node.replace_all_uses_with(size)
+
+
+def multiply_in_pairs(graph: fx.GraphModule) -> None:
+    """Makes each product of sizes a product of two factors, as Inductor takes it; changes the graph in place.
+
+    A trace records an int that it has not met, such as a stride `s0 ** 2 * s1`, as one node for each sympy expression.
+    """
+    for node in list(graph.graph.nodes):
+        if node.target is private.power:
+            factors = [node.args[0]] * node.args[1]
+        elif node.target is operator.mul and len(node.args) > 2:
+            factors = list(node.args)
+        else:
+            continue
+        with graph.graph.inserting_before(node):
+            product = functools.reduce(_multiply, factors)
+        node.replace_all_uses_with(product)
+
+
+def _multiply(x: Any, y: Any) -> fx.Node:
+    """Inserts a node that multiplies two nodes or ints."""
+    graph = next(factor.graph for factor in (x, y) if isinstance(factor, fx.Node))
+    node = graph.call_function(operator.mul, (x, y))
+    node.meta["val"] = operator.mul(*(v.meta["val"] if isinstance(v, fx.Node) else v for v in (x, y)))
+    return node
 
 
 def _insert_size_read(value: torch.SymInt, nodes: list[fx.Node]) -> fx.Node | None:

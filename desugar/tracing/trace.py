@@ -26,7 +26,7 @@ from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.flatten.inputs import Inputs, StaticNeeded
 from desugar.flatten.storage_offsets import views_larger_elements
-from desugar.ir.fx_utils import read_sizes_early
+from desugar.ir.fx_utils import multiply_in_pairs, read_sizes_early
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import GradientCall, LeafFunction, Traced
 from desugar.ir.storage import may_overlap, storage_of
@@ -186,6 +186,7 @@ def trace_graph(
     unsupported.check_constants(graph)
     inputs.fakes.offsets_matter |= views_larger_elements(graph)
     read_sizes_early(graph)
+    multiply_in_pairs(graph)
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
     graph.recompile()
