@@ -28,9 +28,6 @@ from desugar.compare.run import Plan
 from desugar.compare.subject import make_module
 from desugar.errors import DesugarError
 from desugar.explain.api import Explanation, explain as explain_function
-from desugar.explain.diff import compare_reports
-from desugar.explain.diff_text import render_diff
-from desugar.explain.read import ReportError, read_report
 from desugar.explain.render import render_page
 from desugar.explain.text import duration, render_report_text
 from desugar.ir.values import is_wrapper
@@ -171,24 +168,6 @@ def report(
 
 
 @app.command()
-def diff(
-    before: Annotated[Path, typer.Argument(metavar="A.json", help="Of report --json or explain --json.")],
-    after: Annotated[Path, typer.Argument(metavar="B.json", help="Another one.")],
-) -> None:
-    """Tells what two reports differ in: programs, ops, guards, times.
-
-    The exit code is 0 if they differ in times at most, else 1; a file that is no report has 2.
-    """
-    try:
-        found = compare_reports(read_report(before), read_report(after))
-    except ReportError as error:
-        raise typer.BadParameter(str(error)) from error
-    typer.echo(render_diff(found), nl=False)
-    if found.differs:
-        raise typer.Exit(1)
-
-
-@app.command()
 def coverage(
     target: Annotated[str, typer.Argument(metavar="MODULE:CLASS")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every op as JSON.")] = False,
@@ -246,7 +225,6 @@ def compare(  # noqa: PLR0913 - one option each for what a user chooses
     rounds: Rounds = 50,
     timeout: Timeout = 600.0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
-    png: Annotated[Path | None, typer.Option("--png", help="Write a picture, too; needs matplotlib.")] = None,
 ) -> None:
     """Compares eager mode, torch.compile and this library.
 
@@ -254,20 +232,7 @@ def compare(  # noqa: PLR0913 - one option each for what a user chooses
     call, memory, graphs and graph breaks. The exit code is 1 if one of ours fails or differs from eager mode.
     """
     request = Request(target, inputs, backend, train, no_grad, calls)
-    comparing.run(request, Plan(rounds, timeout, second_start), json_out, png)
-
-
-@app.command()
-def bench(
-    target: Target,
-    inputs: ManyInputs = None,
-    backend: BackendName = "inductor",
-    train: Train = False,
-    rounds: Rounds = 50,
-    timeout: Timeout = 600.0,
-) -> None:
-    """The table of `compare`, without its other options."""
-    comparing.run(Request(target, inputs, backend, train), Plan(rounds, timeout))
+    comparing.run(request, Plan(rounds, timeout, second_start), json_out)
 
 
 @app.command()

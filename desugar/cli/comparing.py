@@ -1,4 +1,4 @@
-"""What `compare` and `bench` do around a comparison: checks before it, output and exit code after it."""
+"""The command `compare` around a comparison: checks before it, output and exit code after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 
 from desugar.cli.checks import check_backend, check_outputs
 from desugar.cli.progress import progress
-from desugar.compare import picture, subject, text
+from desugar.compare import subject, text
 from desugar.compare.processes import WayFailed
 from desugar.compare.records import Comparison, Request
 from desugar.compare.replay.worth import sum_up
@@ -24,11 +24,11 @@ from desugar.compare.ways import DIRECT, EAGER, OURS, STOCK
 from desugar.explain.records import Worth
 
 
-def run(request: Request, plan: Plan, json_out: Path | None = None, png: Path | None = None) -> None:
+def run(request: Request, plan: Plan, json_out: Path | None = None) -> None:
     """Compares, prints the table, writes the files; exits with 1 if one of ours fails or is wrong."""
     check_backend(request.backend)
-    check_outputs(("--json", json_out, ".json"), ("--png", png, ".png"))
-    check_target(request, png)
+    check_outputs(("--json", json_out, ".json"))
+    check_target(request)
     with progress() as tell:
         found = _compare(request, plan, tell)
     show(found)
@@ -37,15 +37,13 @@ def run(request: Request, plan: Plan, json_out: Path | None = None, png: Path | 
             json_out,
             lambda path: path.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8"),
         )
-    if png is not None:
-        _write(png, lambda path: picture.save_picture(found, path))
     if not all(found.way(way).verdict.agrees for way in OURS):
         raise typer.Exit(1)
 
 
 def worth_of(request: Request, plan: Plan) -> Worth:
     """Runs a function in eager mode, under `torch.compile` and here, and sums it up for an explanation."""
-    check_target(request, None)
+    check_target(request)
     with progress() as tell:
         found = _compare(request, plan, tell)
     shown = [found.way(name) for name in (EAGER, STOCK, DIRECT)]
@@ -62,15 +60,13 @@ def _write(path: Path, write: Callable[[Path], Any]) -> None:
     typer.echo(f"wrote {path}", err=True)
 
 
-def check_target(request: Request, png: Path | None) -> None:
+def check_target(request: Request) -> None:
     """Says what has to be installed, and which options do not go together."""
     if request.train and request.no_grad:
         raise typer.BadParameter("--train needs gradients and --no-grad has none; expected one of them")
     try:
         if request.target.startswith(subject.PREFIX):
             subject.check_available()
-        if png is not None:
-            picture.check_available()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

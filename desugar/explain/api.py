@@ -10,13 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-_GUARDS = 1.0  # seconds in which guards may be timed
-
 if TYPE_CHECKING:
     from desugar.backends.base import Backend
     from desugar.dynamo.entry import Calls
     from desugar.explain.collecting.guards import TakenGuards
-    from desugar.explain.records import Cost, GuardTimes, Program
+    from desugar.explain.records import Cost, Program
     from desugar.recording.listeners import Recording
 
 
@@ -116,16 +114,13 @@ def _explain(
     kwargs: dict[str, Any],
 ) -> Program:
     """Returns the record of one call, compiled for the purpose, with its measured cost."""
-    from desugar._torch_guards import watch_guards
     from desugar.api import capture
     from desugar.explain.collecting.collect import collect_program
     from desugar.explain.collecting.cost import measure_cost
-    from desugar.explain.collecting.guard_times import Budget, time_taken_guards
     from desugar.explain.collecting.guards import take_guards
     from desugar.recording.listeners import listen, resumed
 
     found: list[tuple[Program, TakenGuards, Callable[[], Cost | str]]] = []
-    times: list[GuardTimes | None] = []
     thread = threading.get_ident()
 
     def note(recording: Recording) -> None:
@@ -139,16 +134,12 @@ def _explain(
         measure = partial(measure_cost, program, recording.traced.outputs, recording.args)
         found.append((record, take_guards(recording, record), measure))
 
-    def time_guards(root: Any, frame: dict[str, Any]) -> None:
-        if found and not times and threading.get_ident() == thread:
-            times.append(time_taken_guards(found[0][1], root, frame, Budget(_GUARDS)))
-
-    with listen(note), watch_guards(time_guards):
+    with listen(note):
         capture(fn, args, kwargs, backend, reason="to be explained", dynamic=dynamic)
     record, guards, measure = found[0]
     cost = measure()
     measured = {"no_cost": cost} if isinstance(cost, str) else {"cost": cost}
-    return replace(record, guards=guards.describe(), guard_times=next(iter(times), None), **measured)
+    return replace(record, guards=guards.describe(), **measured)
 
 
 __all__ = ["Explanation", "explain"]

@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from desugar import _torch as private, _torch_guards
+from desugar import _torch as private
 from desugar.explain.collecting.collect import collect_program, describe_left_out, merge_materialized
 from desugar.explain.collecting.cost import Meter, attach_meter
-from desugar.explain.collecting.guard_times import Budget, time_taken_guards
 from desugar.explain.collecting.guards import TakenGuards, take_guards
 from desugar.explain.collecting.labels import name_apart
-from desugar.explain.records import GuardTimes, Materialized, Program, Report
+from desugar.explain.records import Materialized, Program, Report
 from desugar.recording.frames import Frames, Watch, watch_frames
 from desugar.recording.listeners import Recording, SkippedCheck, current, listen
 from desugar.recording.user_names import function_name
@@ -31,7 +30,6 @@ from subclasses import slow_paths, strict_mode
 log = logging.getLogger("desugar")
 
 _SHORT = 1e-3  # seconds; a late stage that took less is not listed
-_GUARDS = 2.0  # seconds in which guards are timed, those of all programs together
 
 # ------------------------------------------------------------------------------------------------ collector
 
@@ -40,7 +38,6 @@ _GUARDS = 2.0  # seconds in which guards are timed, those of all programs togeth
 class _Seen:
     record: Program
     guards: TakenGuards | None = None
-    guard_times: GuardTimes | None = None
     program: Any = None  # a weak reference
     meter: Meter | None = None
     skipped: Mapping[str, SkippedCheck] = field(default_factory=dict)
@@ -52,7 +49,6 @@ class _Seen:
         cost, program = self.meter.cost, self.program()
         found: dict[str, Any] = {
             "guards": () if self.guards is None else self.guards.describe(),
-            "guard_times": self.guard_times,
             "calls": self.meter.calls,
             "cost": cost,
             "no_cost": "" if cost else "it was not called",
@@ -80,8 +76,6 @@ class Collector:
         self._eager: list[tuple[str, str, Line | None]] = []
         self._slow: dict[str, None] = {}  # in order
         self._watch: Watch | None = None
-        self._compiled: dict[str, _Seen] = {}  # by Dynamo's compile id
-        self._budget = Budget(_GUARDS)
         self._lock = threading.Lock()
         self._start = time.perf_counter()
 
@@ -91,7 +85,7 @@ class Collector:
         strict_mode.watchers.append(self._note_eager)
         slow_paths.watchers.append(self._note_slow)
         try:
-            with listen(self._note), watch_frames() as watch, _torch_guards.watch_guards(self._time_guards):
+            with listen(self._note), watch_frames() as watch:
                 self._watch = watch
                 yield
         finally:
@@ -105,18 +99,6 @@ class Collector:
         with self._lock:
             self._also(recording)
             self._seen.append(seen)
-            self._compiled[str(private.CompileContext.current_compile_id())] = seen
-
-    def _time_guards(self, root: Any, frame: dict[str, Any]) -> None:
-        seen = self._compiled.pop(str(private.CompileContext.current_compile_id()), None)
-        if seen is None or seen.guards is None:
-            return
-        try:
-            seen.guard_times = time_taken_guards(seen.guards, root, frame, self._budget)
-        except Exception as error:  # noqa: BLE001 - not an error of the script, whose compilation goes on
-            log.warning(
-                "the guards of %s were not timed: %s: %s", seen.record.name, type(error).__name__, error
-            )
 
     def _note_eager(self, cls: type, op: Any) -> None:
         if (

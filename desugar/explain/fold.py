@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from string import digits
 from typing import TypeVar
 
-from desugar.explain.records import Graph, Guard, GuardTimes, Leaf, OuterOp, Program
+from desugar.explain.records import Graph, Guard, Leaf, OuterOp, Program
 from desugar.explain.repeats import Run, find_runs
 from desugar.ir.record_base import Record
 
@@ -37,7 +37,6 @@ class GuardGroup(Record):
         count: How many names there are.
         checks: Dynamo's checks for all of them, counted.
         guards: The guards themselves, name by name.
-        seconds: What the checks take together; None if they were not timed.
     """
 
     name: str
@@ -45,12 +44,6 @@ class GuardGroup(Record):
     count: int
     checks: int
     guards: tuple[Guard, ...]
-    seconds: float | None = None
-
-    @property
-    def key(self) -> str:
-        """By which times refer to it."""
-        return self.name or self.texts[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +84,7 @@ def fold_program(program: Program) -> Folds:
         ),
         wrapper=find_runs(_keys_of_wrapper(program.wrapper)),
         graphs=tuple(map(fold_graph, program.graphs)),
-        guards=group_guards(program.guards, program.guard_times),
+        guards=group_guards(program.guards),
     )
 
 
@@ -231,8 +224,8 @@ def _names_of_ops(program: Program) -> dict[int, list[str]]:
 # ------------------------------------------------------------------------------------------------- its guards
 
 
-def group_guards(guards: Sequence[Guard], times: GuardTimes | None = None) -> tuple[GuardGroup, ...]:
-    """Puts the guards of one name together, and those of repeated layers; the slowest first."""
+def group_guards(guards: Sequence[Guard]) -> tuple[GuardGroup, ...]:
+    """Puts the guards of one name together, and those of repeated layers; names with the most checks first."""
     by_name: dict[str, list[Guard]] = {}
     for guard in guards:
         by_name.setdefault(guard.name or guard.text, []).append(guard)
@@ -247,14 +240,7 @@ def group_guards(guards: Sequence[Guard], times: GuardTimes | None = None) -> tu
             [_group(found)] if len(found) >= _LEAST and found[0][0].name else [_group([one]) for one in found]
         )
     ]
-    seconds = {} if times is None else dict(times.parts)
-    timed = [replace(group, seconds=seconds.get(group.key)) for group in folded]
-    return tuple(sorted(timed, key=_rank))
-
-
-def _rank(group: GuardGroup) -> tuple[bool, float, int]:
-    """Modes come last; without times, those of most checks come first."""
-    return not group.name, -(group.seconds or 0.0), -group.checks
+    return tuple(sorted(folded, key=lambda group: (not group.name, -group.checks)))  # modes come last
 
 
 def _group(found: Sequence[list[Guard]]) -> GuardGroup:

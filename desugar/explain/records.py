@@ -195,25 +195,6 @@ class FailedGuard(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class GuardTimes(Record):
-    """What Dynamo's guards of a program take: minima of warm checks in a loop, when they were made.
-
-    A call of what `desugar.compile` made of a large module takes less: it checks that nothing in the module was
-    assigned, and leaves out the guards that follow from that.
-
-    Attributes:
-        whole: Seconds of one check of all guards.
-        modes: Seconds of those on modes and on conditions between sizes.
-        parts: (name, seconds) of the guards of one name, or of the names of repeated layers together, without the way
-            to the value. They do not add up to `whole`. Names that are not there were not timed.
-    """
-
-    whole: float
-    modes: float
-    parts: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LeftOut(Record):
     """A check that the wrapper does without: its line in the text (from 0), what it is, what proves it."""
 
@@ -280,7 +261,6 @@ class Program(Record):
             globals, and what comes out of it. Python around the graph is Dynamo's, and has its say in the guards alone.
         aliasing, mutation: What was found, as sentences.
         symbols, guards: What a call has to meet; Dynamo checks it.
-        guard_times: What these checks take; None where Dynamo guards nothing.
         sources, ops, graphs: The user's lines, the outer ops and the plain graphs, tied by op numbers.
         saved: What the backward reads; `saved_bytes` what is kept for it besides inputs and results.
         wrapper: The generated text.
@@ -320,7 +300,6 @@ class Program(Record):
     label: str = ""
     worth: Worth | None = None
     no_worth: str = ""
-    guard_times: GuardTimes | None = None
     failures: tuple[FailedGuard, ...] = ()
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from desugar.explain.fold import Folds, GuardGroup, fold_program, group_guards
+from desugar.explain.fold import Folds, fold_program, group_guards
 from desugar.explain.folded_text import fold_code, fold_lines
 from desugar.explain.records import (
     Cost,
@@ -174,9 +174,9 @@ def _guards(program: Program, folded: bool) -> Iterator[str]:
         return
     yield guards_title(program)
     lines = [
-        _guard_text(text + _group_note(group, number), guard)
-        for group in group_guards(program.guards, program.guard_times)
-        for number, (text, guard) in enumerate(zip(group.texts, group.guards, strict=False))
+        _guard_text(text + (f"  x {group.count}" if group.count > 1 else ""), guard)
+        for group in group_guards(program.guards)
+        for text, guard in zip(group.texts, group.guards, strict=False)
     ]
     yield from lines[:_MOST_GUARDS]
     if len(lines) > _MOST_GUARDS:
@@ -184,26 +184,9 @@ def _guards(program: Program, folded: bool) -> Iterator[str]:
 
 
 def guards_title(program: Program) -> str:
-    """How many checks there are, and what they take together."""
+    """Returns how many checks there are."""
     checks = count(sum(guard.checks for guard in program.guards), "check")
-    times = program.guard_times
-    if times is None:
-        return f"{checks} of Dynamo's, not timed; names with the most of them first"
-    return (
-        f"{checks} of Dynamo's, {duration(times.whole)} in a warm loop, {duration(times.modes)} of it for modes and "
-        "conditions on sizes; the slowest names first"
-    )
-
-
-def _group_note(group: GuardGroup, line: int) -> str:
-    """What stands behind the lines of a group: how many layers it is of, and behind the first what it takes."""
-    times = f"  x {group.count}" if group.count > 1 else ""
-    return times if line or group.seconds is None else f"{times}  [{guard_time(group.seconds)}]"
-
-
-def guard_time(seconds: float) -> str:
-    """The time of some guards, which is a difference of two: below 10 ns it is noise."""
-    return "< 0.01 µs" if seconds < 1e-8 else f"{seconds * 1e6:.2g} µs"
+    return f"{checks} of Dynamo's; names with the most of them first"
 
 
 def _guard_text(text: str, guard: Guard) -> str:

@@ -73,15 +73,13 @@ function wrapper(p, folds) {
 // ---- guards --------------------------------------------------------------------------------------------------
 
 function guards(p, folds) {
-  const checks = many(p.guards.reduce((sum, g) => sum + g.checks, 0), "check"), times = p.guard_times;
-  const title = times ? `${checks} of Dynamo's, ${time(times.whole)} in a warm loop, ${time(times.modes)} of it for modes and conditions on sizes. Before the names: what their checks take, the slowest first.` : `${checks} of Dynamo's, not timed. The number before a name is how many of them are about it.`;
-  const before = group => group.seconds == null ? times ? "" : group.checks : group.seconds < 1e-8 ? "< 0.01 µs" : `${Number((group.seconds * 1e6).toPrecision(2))} µs`;
+  const checks = many(p.guards.reduce((sum, g) => sum + g.checks, 0), "check");
   const row = (text, g, n) => el("code", { class: "row" }, el("span", { class: "n" }, n), python(text), g.place ? el("span", { class: "c" }, `  # ${where(g.place)}: ${g.place.text}`) : null);
   return el("section", { class: "card" }, el("h2", {}, "A call runs this program if"),
-    el("p", {}, title),
-    el("pre", { class: times ? "timed-guards" : "" }, folds.guards.map(group => {
-      const first = group.texts.map((text, n) => row(text, group.guards[n], n ? "" : before(group)));
-      return group.count > 1 ? foldBox(group.count, group.name, first, group.guards.map(g => row(g.text, g, times ? "" : g.checks))) : first;
+    el("p", {}, `${checks} of Dynamo's. The number before a name is how many of them are about it.`),
+    el("pre", {}, folds.guards.map(group => {
+      const first = group.texts.map((text, n) => row(text, group.guards[n], n ? "" : group.checks));
+      return group.count > 1 ? foldBox(group.count, group.name, first, group.guards.map(g => row(g.text, g, g.checks))) : first;
     })));
 }
 

@@ -69,15 +69,6 @@ class TakenGuards:
             found[text] = Guard(text, checks=sum(map(_checks, inner_workings)))
         return tuple(found.values())
 
-    def sources(self) -> dict[str, set[str]]:
-        """Dynamo's sources of the values that guards are about, by the names of the guards, or by the text of those."""
-        inner = [guard for guard in self.guards if _is_about_inner_workings(guard)]
-        found = {_inner_workings_text(len(inner)): {guard.name for guard in inner}}
-        for guard in self.guards:
-            if not _is_about_inner_workings(guard):
-                found.setdefault(self._name(guard), set()).add(guard.name)
-        return found
-
     def _name(self, guard: Any) -> str:
         """What a guard is about, in the user's names; empty for a mode."""
         name, kind = readable(guard.name, self.what), guard.create_fn_name()

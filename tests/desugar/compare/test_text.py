@@ -1,10 +1,9 @@
-"""The table, its details and the picture, for records made by hand."""
+"""The table and its details, for records made by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from desugar.compare import picture
 from desugar.compare.records import Comparison, Programs, Request, Spread, Verdict, Way
 from desugar.compare.run import with_times
 from desugar.compare.text import render, spread_text, table_of
@@ -82,9 +81,3 @@ def test_records_are_data():
     assert found.way(STOCK).verdict.state == "error"
     with pytest.raises(KeyError, match="expected one of eager"):
         found.way("fast")
-
-
-def test_the_picture_is_a_png(tmp_path):
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    picture.save_picture(comparison(), tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -204,7 +204,9 @@ def test_search_and_selection_open_what_is_folded(opened, deep):
 def test_guards_of_layers_are_one_block_with_their_number(opened, deep):
     page = opened(Report("deep", (deep.program,)))
     guards = page.locator("section", has=page.locator("h2", has_text="A call runs this"))
-    assert "in a warm loop" in guards.inner_text() and "µs" in guards.locator(".row .n").first.inner_text()
+    assert (
+        "checks of Dynamo's" in guards.inner_text() and guards.locator(".row .n").first.inner_text().isdigit()
+    )
     block = guards.locator(".fold", has_text="self.layers[0 … 8].up.weight").first
     assert "\u00d7 9" in block.inner_text()
     block.locator("button").click()

@@ -108,7 +108,6 @@ MISTAKES = [
     ("report -o FOLDER/a.html --json FOLDER/a.html SCRIPT", "--report and --json both name"),
     ("report -o FOLDER/none/out.html SCRIPT", "no folder"),
     ("report FOLDER/none.py", ""),
-    ("diff SUBJECTS SUBJECTS", "to be the JSON that"),
     ("coverage SUBJECTS:layer", ""),
     ("check SUBJECTS:torch.pi", ""),
     ("check SUBJECTS:layer", ""),
@@ -149,7 +148,7 @@ ERRORS = [
     ("check", "def f():\n    raise ValueError('no data today')", ["no data today", "script.py"]),
     *(
         (command, "import sys\nsys.exit(0)", ["called sys.exit(0)"])
-        for command in ("explain", "check", "coverage", "bench", "compare")
+        for command in ("explain", "check", "coverage", "compare")
     ),
 ]
 
@@ -389,21 +388,6 @@ def test_long_work_says_on_a_terminal_what_it_is_at(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_bench_has_a_line_for_each_way(run):
-    result = run("bench", "SUBJECTS:no_inputs", "--backend", "eager", "--rounds", "3")
-    assert result.exit_code == 0, result.output
-    header, *lines = result.stdout.splitlines()[:5]
-    assert header.split()[:2] == ["result", "1st"]
-    assert [line.split("  ")[0] for line in lines] == [
-        "eager",
-        "torch.compile",
-        'backend="desugar"',
-        "desugar.compile",
-    ]
-    assert all(" ± " in line for line in lines[1:])
-
-
-@pytest.mark.slow
 def test_doctor_tells_of_a_release_that_lacks_a_name(run, monkeypatch):
     monkeypatch.setitem(private._LAZY, "no_such_name", "torch")
     monkeypatch.setattr(private, "NAMES", (*private.NAMES, "no_such_name"))
@@ -422,6 +406,5 @@ def test_help_is_printed_whole(run):
     result = run("--help")
     assert result.exit_code == 0 and "..." not in result.output.replace("[ARGS]...", "")
     assert all(
-        name in result.output
-        for name in ("explain", "report", "coverage", "check", "compare", "bench", "doctor")
+        name in result.output for name in ("explain", "report", "coverage", "check", "compare", "doctor")
     )

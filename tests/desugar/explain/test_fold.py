@@ -128,15 +128,15 @@ def test_guards_are_grouped_by_name_and_those_of_layers_are_one(explanation, fol
     assert sum(len(group.guards) for group in folds.guards) == len(explanation.program.guards)
 
 
-def test_without_times_the_most_checks_come_first_and_modes_last(explanation):
-    program = replace(explanation.program, guard_times=None)
+def test_the_most_checks_come_first_and_modes_last(explanation):
+    program = explanation.program
     groups = fold_program(program).guards
     named = [group.checks for group in groups if group.name]
     assert named == sorted(named, reverse=True)
     assert not groups[-1].name and "modes" in groups[-1].texts[0] + groups[-2].texts[0]
     total = sum(guard.checks for guard in program.guards)
     assert sum(group.checks for group in groups) == total
-    assert f"{total} checks of Dynamo's, not timed; names with the most" in render_text(program)
+    assert f"{total} checks of Dynamo's; names with the most" in render_text(program)
 
 
 def test_a_layer_that_differs_stands_alone():
