@@ -267,6 +267,12 @@ def test_readers_of_frames_are_listed():
     assert readers_of_frames("def f():\n    def g():\n        return sys._getframe(1)") == {"g"}
 
 
+def test_what_a_newcomer_reads_first_is_short():
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("### Read first")[2].partition("\n\n[")[0]
+    files = [ROOT / row.split("`")[1] for row in section.split("\n") if row.startswith("| `")]
+    assert len(files) > 8 and sum(path.read_text().count("\n") for path in files) <= 2500
+
+
 def test_tests_lie_as_their_modules_do():
     folders = {path.parent.relative_to(ROOT) for path in sources()}
     tests = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
