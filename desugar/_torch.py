@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from subclasses.after_import import after_import
+from subclasses.releases import lacking
 
 _LAZY = {
     # ---- tracing -------------------------------------------------------------------------------------------
@@ -243,12 +244,18 @@ def load_lazily(table: Mapping[str, str], name: str, scope: dict[str, Any]) -> A
     """Imports a name that a table lists as "module" or "module:attribute", and keeps it in a module's globals.
 
     Raises:
-        AttributeError: The table lacks the name, or PyTorch does.
+        AttributeError: The table lacks the name.
+        ImportError: PyTorch lacks it.
     """
     if name not in table:
         raise AttributeError(f"module {scope['__name__']!r} has no attribute {name!r}")
     module, _, attribute = table[name].partition(":")
-    value = scope[name] = getattr(importlib.import_module(module), attribute or name)
+    try:
+        value = scope[name] = getattr(importlib.import_module(module), attribute or name)
+    except (AttributeError, ImportError) as error:
+        if (lacks := lacking(error)) is not None:
+            raise lacks from error
+        raise
     return value
 
 

@@ -234,13 +234,17 @@ def is_recording(
     return any_requires_grad(x) and is_grad_enabled() and not is_below_autograd()
 
 
+# Whether a transform of torch.func is active in this thread.
+_are_transforms_active = torch._C._are_functorch_transforms_active  # type: ignore[attr-defined]
+
+
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     """Calls an autograd function with all its arguments, by position.
 
     ``Function.apply`` binds defaults with :mod:`inspect` at each call, which takes three times as long as the rest.
     Only a transform of ``torch.func`` needs more than the method of the C++ base class.
     """
-    if torch.compiler.is_dynamo_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_dynamo_compiling() or _are_transforms_active():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
@@ -290,26 +294,27 @@ preserve_version_counter = torch.autograd._unsafe_preserve_version_counter  # ty
 nn_functions = torch._C._nn  # type: ignore[attr-defined]
 
 
+# The dispatcher's own table. Asking an overload for one key raises if it has no kernel at all.
+_has_kernel = torch._C._dispatch_has_kernel
+_all_op_names = torch._C._dispatch_get_all_op_names
+# The keys of ops whose kernel is composed of other ops: autograd differentiates through the first kind.
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSED = torch._C.DispatchKey.CompositeExplicitAutograd
+
+
 def is_dispatched(op: Any) -> bool:
     """Whether an overload has kernels; TorchScript's overloads on ints, lists and strings have none."""
-    # The dispatcher's own table. Asking an overload for one key raises if it has no kernel at all.
-    return torch._C._dispatch_has_kernel(op.name())
+    return _has_kernel(op.name())
 
 
 def is_composite(op: Any) -> bool:
     """Whether PyTorch decomposes an op above dispatch, except in inference mode."""
-    # The key of ops whose kernel is composed of other ops, through which autograd differentiates.
-    return is_dispatched(op) and op.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    )
+    return is_dispatched(op) and op.has_kernel_for_dispatch_key(_COMPOSITE)
 
 
 def is_composed(op: Any) -> bool:
     """Whether the kernel of an op calls other ops, below autograd."""
-    # The key of such kernels.
-    return is_dispatched(op) and op.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeExplicitAutograd
-    )
+    return is_dispatched(op) and op.has_kernel_for_dispatch_key(_COMPOSED)
 
 
 def resolve_overload(packet: Any, args: Any, kwargs: Any) -> Any:
@@ -335,9 +340,8 @@ def schema_of(op: Any) -> Any:
 
 def aten_overload_names() -> dict[str, list[str]]:
     """Returns the names of the overloads with a kernel of every aten packet, by name of the packet, sorted."""
-    # The dispatcher's own table; dir(torch.ops.aten) lists only the packets that were used.
-    found: dict[str, list[str]] = {}
-    for name in sorted(n for n in torch._C._dispatch_get_all_op_names() if n[:6] == "aten::"):
+    found: dict[str, list[str]] = {}  # dir(torch.ops.aten) lists only the packets that were used
+    for name in sorted(n for n in _all_op_names() if n[:6] == "aten::"):
         packet, _, overload = name[6:].partition(".")
         found.setdefault(packet, []).append(overload or "default")
     return found
