@@ -1,16 +1,48 @@
-"""The two errors of ``subclasses``, each derived from the builtin exception that a caller would expect."""
+"""The two errors of ``subclasses``, each derived from the builtin exception that a caller would expect.
+
+``docs/error-codes.md`` lists the codes. A test compares its table with the sources.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
-class SpecError(TypeError):
-    """Raised where a subclass or one of its rules is declared incorrectly."""
+class _CodedError(Exception):
+    """An error with a code and a hint, which ends its message."""
+
+    code: str | None = None
+    hint: str | None = None
+
+    def __init__(self, *args: object, code: str | None = None, hint: str | None = None) -> None:
+        super().__init__(*((f"{args[0]}{'. ' if hint[0].isupper() else '; '}{hint}",) if hint else args))
+        self.code, self.hint = code or self.code, hint or self.hint
 
 
-class DispatchError(NotImplementedError):
-    """Raised where no rule, derivation, decomposition or fallback defines how an op runs on a subclass."""
+class SpecError(_CodedError, TypeError):
+    """Raised where a subclass or one of its rules is declared incorrectly.
+
+    Attributes:
+        code: the kind of mistake, a short name that later releases keep; None where a raise statement gave none.
+        hint: how to correct it, which the message ends with; None if there is no hint.
+    """
+
+
+class DispatchError(_CodedError, NotImplementedError):
+    """Raised where no rule, derivation, decomposition or fallback defines how an op runs on a subclass.
+
+    Attributes:
+        code: the kind of mistake, a short name that later releases keep; None where a raise statement gave none.
+        hint: how to avoid it, which the message ends with; None if there is no hint.
+    """
+
+
+def with_code(error: E, *, code: str) -> E:
+    """Returns an error of another type with an attribute ``code``."""
+    error.code = code  # type: ignore[attr-defined]
+    return error
 
 
 def one_of(cls: type) -> str:
