@@ -323,7 +323,9 @@ def _check_no_view(op: OpOverload, x: Any) -> None:
             return
     raise DispatchError(
         f"{op} on {one_of(type(x))} that is a view and requires grad: PyTorch takes the view again, without this "
-        f"change, for the gradient of a later write; use the op that returns a view, such as x.mT"
+        "change, for the gradient of a later write",
+        code="view-derivative",
+        hint="use the op that returns a view, such as x.mT",
     )
 
 

@@ -136,14 +136,17 @@ def wrap_cotangent(primal: Any, cotangent: Any, used: Sequence[bool] = ()) -> An
     if not isinstance(found, cls) and not _is_base(type(found), cls):
         raise DispatchError(
             f"{cls.__name__}.wrap_cotangent: expected {one_of(cls)} with the derivatives by each inner tensor, got "
-            f"{one_of(type(found))}; return {cls.__name__}({', '.join(cls.__spec__.inner_names)}) of those"
+            f"{one_of(type(found))}",
+            code="cotangent-wrapped",
+            hint=f"return {cls.__name__}({', '.join(cls.__spec__.inner_names)}) of those",
         )
     for name, is_used in zip(attributes, used, strict=False):
         wanted, got = primal.__dict__[name], found.__dict__[name]
         if is_used and got is not None and known_to_differ(got.shape, wanted.shape):
             raise DispatchError(
                 f"{cls.__name__}.wrap_cotangent: expected a derivative of size {tuple(wanted.shape)} by "
-                f"{name.removeprefix(RAW)}, got one of size {tuple(got.shape)}"
+                f"{name.removeprefix(RAW)}, got one of size {tuple(got.shape)}",
+                code="cotangent-wrapped",
             )
     return found
 
@@ -301,8 +304,9 @@ class Primal:
         cls = self.layout.cls
         if self.is_modified():
             raise DispatchError(
-                f"{cls.__name__}: a plain cotangent needs the inner tensors that unwrap() gave, and one of them "
-                f"was modified by an in-place operation since"
+                f"{cls.__name__}: a plain cotangent needs the inner tensors that unwrap() gave, and one of them was "
+                "modified by an in-place operation since",
+                code="inner-modified",
             )
         with autograd_enabled():  # the engine adds cotangents below autograd
             found = wrap_cotangent(cls._wrap(self.layout, *self.inners, *self.dynamics), plain)

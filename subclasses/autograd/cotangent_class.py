@@ -99,8 +99,10 @@ def _check_points(cls: Any, func: Any, operands: Sequence[Any]) -> None:
         if isinstance(x, cls._value_cls) and not (is_cotangent(x) or is_point(x)):
             raise DispatchError(
                 f"{resolve_name(func) or func} on {one_of(cls)} beside {one_of(type(x))}: what a product or a sum of "
-                f"derivatives and a value means is not known; compute with inner tensors, g.unwrap() and x.unwrap(). "
-                f"An optimizer is given torch.nn.Parameter(x), and not x"
+                "derivatives and a value means is not known",
+                code="cotangent-mixed",
+                hint="compute with inner tensors, g.unwrap() and x.unwrap(). An optimizer is given "
+                "torch.nn.Parameter(x), and not x",
             )
 
 

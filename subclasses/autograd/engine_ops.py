@@ -123,7 +123,9 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
         )
     return DispatchError(
         f"{op} on {shown[0]} and {shown[1]}: cotangents of {one_of(cls)} are added to one another and scaled by "
-        f"numbers only. {mend}"
+        "numbers only",
+        code="cotangent-mixed",
+        hint=mend,
     )
 
 
@@ -132,8 +134,10 @@ def inside_error(cls: Any, op: OpOverload) -> DispatchError:
     advice = f"register a rule for cotangents with @{cls.__name__}.Cotangent.implements(torch.ops.{op})"
     return DispatchError(
         f"{op} on {one_of(cls.Cotangent)}: PyTorch's formula for an op asks for it. The formula is not the derivative "
-        f"of the rules of {cls.__name__}, which run above autograd where an op is called on {one_of(cls)}. If another "
-        f"value holds {one_of(cls)} as an inner tensor, call the op on that inner tensor, x.unwrap(...); or {advice}"
+        f"of the rules of {cls.__name__}, which run above autograd where an op is called on {one_of(cls)}",
+        code="cotangent-operand",
+        hint=f"If another value holds {one_of(cls)} as an inner tensor, call the op on that inner tensor, "
+        f"x.unwrap(...); or {advice}",
     )
 
 
@@ -164,7 +168,9 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
                     else f", or, for an optimizer, declare {cls.__name__} with trainable=True"
                 )
         raise DispatchError(
-            f"{op} on a cotangent of {cls.__name__} (a gradient, say), which does not represent a plain tensor; {mend}"
+            f"{op} on a cotangent of {cls.__name__} (a gradient, say), which does not represent a plain tensor",
+            code="cotangent-operand",
+            hint=mend,
         )
 
 

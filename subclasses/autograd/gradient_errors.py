@@ -11,34 +11,26 @@ from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
 from subclasses.spec.values import known_to_differ
 
-PLAIN_COTANGENT = (
-    "{cls}: a plain tensor arrived as the cotangent of a {cls}. Define `wrap_cotangent(self, cotangent)`, which "
-    "returns it as a {cls}. If a rule for an op returned a plain tensor, it may be registered above autograd instead, "
-    "for the functions that callers use: for x[i] that is torch.Tensor.__getitem__"
-)
 
-
-class FormulaError(DispatchError):
-    """Inner tensors are read of what a rule for an op of a representation made."""
-
-
-def formula_error(cls: Any) -> FormulaError:
+def formula_error(cls: Any) -> DispatchError:
     """Returns the error for reading inner tensors of what a rule for an op of a representation made."""
-    return FormulaError(
+    return DispatchError(
         f"{one_of(cls)} that a rule for an op made: its inner tensors are read where gradients are recorded. PyTorch's "
-        f"formula for the op gives a gradient to the tensor which the value represents, and none to them. Read "
-        f"x.materialize(); or register the rule for the function, such as torch.mul, and read x.unwrap() in it; or, "
-        f'if a value of {cls.__name__} is its inner tensors, declare it with kind="structure", and its rules without '
-        f'derivative="formula"'
+        "formula for the op gives a gradient to the tensor which the value represents, and none to them",
+        code="formula-result",
+        hint="Read x.materialize(); or register the rule for the function, such as torch.mul, and read x.unwrap() in "
+        f"it; or, if a value of {cls.__name__} is its inner tensors, declare it with kind='structure', and its rules "
+        "without derivative='formula'",
     )
 
 
-def open_formula_error(cls: Any, op: Any) -> FormulaError:
+def open_formula_error(cls: Any, op: Any) -> DispatchError:
     """Returns the error for a rule that calls an op with ``derivative="formula"`` on a value that it differentiates."""
-    return FormulaError(
+    return DispatchError(
         f"{op} on {one_of(cls)} inside of a rule: the rule for {op} has derivative='formula', which is the gradient of "
-        f"the tensor that a value represents, and the rule that calls it is differentiated by inner tensors; compute "
-        f"with inner tensors there, or with x.materialize()"
+        "the tensor that a value represents, and the rule that calls it is differentiated by inner tensors",
+        code="formula-result",
+        hint="compute with inner tensors there, or with x.materialize()",
     )
 
 
@@ -46,9 +38,10 @@ def transformed_error(cls: Any, func: Any) -> DispatchError:
     """Returns the error for a transform of torch.func that differentiates by an operand beside a value."""
     return DispatchError(
         f"{resolve_name(func) or func} on {one_of(cls)} and a tensor by which a transform of torch.func (grad, vjp, "
-        f"jvp, jacrev, ...) differentiates: the transform takes PyTorch's formula for the op, which is not the "
-        f"derivative of the rules of {cls.__name__}. Differentiate with torch.autograd.grad, or compute with "
-        f"x.unwrap() inside"
+        "jvp, jacrev, ...) differentiates: the transform takes PyTorch's formula for the op, which is not the "
+        f"derivative of the rules of {cls.__name__}",
+        code="transform-refused",
+        hint="Differentiate with torch.autograd.grad, or compute with x.unwrap() inside",
     )
 
 
@@ -57,7 +50,9 @@ def value_gradient_error(cls: Any) -> DispatchError:
     fields = ", ".join(f"{f.name}=..." for f in cls.__spec__.inners)
     return DispatchError(
         f"{one_of(cls)} was given or returned as a gradient: its arithmetic is that of values, and a gradient has the "
-        f"derivatives by inner tensors. Write x.cotangent({fields}), where x is the value that the gradient is of"
+        "derivatives by inner tensors",
+        code="value-as-cotangent",
+        hint=f"Write x.cotangent({fields}), where x is the value that the gradient is of",
     )
 
 
@@ -73,9 +68,11 @@ def fitting(cls: Any, names: Sequence[str], gradients: Iterable[Any], sizes: Ite
             raise DispatchError(
                 f"{one_of(cls)}: the gradient by its inner tensor {field_name(name)} of size {tuple(size)} has size "
                 f"{tuple(g.shape)}. It is from PyTorch's formula for an op, a view in most cases, which ran on each "
-                f"inner tensor alike and does not fit this one. Write a rule for the derivative that the formula "
-                f"calls, such as torch.ops.aten.select_backward.default, or read inner tensors of the view before the "
-                f"value that it is a view of is written to"
+                "inner tensor alike and does not fit this one",
+                code="gradient-misfit",
+                hint="Write a rule for the derivative that the formula calls, such as "
+                "torch.ops.aten.select_backward.default, or read inner tensors of the view before the value that it is "
+                "a view of is written to",
             )
     return found
 
@@ -102,8 +99,10 @@ def class_gradient_error(kind: Any, what: str, tensor: str) -> DispatchError:
     kind = kind._value_cls
     return DispatchError(
         f"{one_of(kind)}: {what} is {one_of(kind.Cotangent)}. A plain tensor that {tensor} is an operand of an op that "
-        f"maps to the inner tensors of {one_of(kind)}, and has a gradient by each of them: make it a value first, as "
-        f"in `x / {kind.__name__}(t, ...)` for `x / t`, with t in place of each inner tensor; its gradient is their sum"
+        f"maps to the inner tensors of {one_of(kind)}, and has a gradient by each of them",
+        code="gradient-misfit",
+        hint=f"make it a value first, as in `x / {kind.__name__}(t, ...)` for `x / t`, with t in place of each inner "
+        "tensor; its gradient is their sum",
     )
 
 
@@ -111,10 +110,18 @@ def cotangent_error(cls: Any, cotangent: Any) -> DispatchError:
     """Returns the error for a cotangent of another type than the class, which has no way to convert it."""
     kind = type(cotangent)
     if not hasattr(kind, "__spec__"):
-        return DispatchError(PLAIN_COTANGENT.format(cls=cls.__name__))
+        return DispatchError(
+            f"{cls.__name__}: a plain tensor arrived as the cotangent of {one_of(cls)}",
+            code="cotangent-plain",
+            hint=f"Define `wrap_cotangent(self, cotangent)`, which returns it as {one_of(cls)}. If a rule for an op "
+            "returned a plain tensor, it may be registered above autograd instead, for the functions that callers use: "
+            "for x[i] that is torch.Tensor.__getitem__",
+        )
     return DispatchError(
         f"{cls.__name__}: {one_of(kind)} arrived as the cotangent of a {cls.__name__}. A rule that {cls.__name__} "
-        f"inherits makes `{kind.__name__}(...)`: let it make `type(x)(...)`"
+        f"inherits makes `{kind.__name__}(...)`",
+        code="value-as-cotangent",
+        hint="let it make `type(x)(...)`",
     )
 
 
@@ -125,9 +132,11 @@ def view_rule_error(cls: Any, op: Any) -> DispatchError:
     )
     return DispatchError(
         f"{op} on {one_of(cls)} that requires grad: PyTorch differentiates a view by a formula of its own, which need "
-        f"not be the derivative of the rule. If the dims of {one_of(cls)} are the leading dims of each inner tensor, "
-        f"declare so, as in `{fields}`, and remove the rule; else write a method that makes {one_of(cls)} of "
-        f"x.unwrap(), or call the view under torch.no_grad()"
+        "not be the derivative of the rule",
+        code="view-derivative",
+        hint=f"If the dims of {one_of(cls)} are the leading dims of each inner tensor, declare so, as in `{fields}`, "
+        f"and remove the rule; else write a method that makes {one_of(cls)} of x.unwrap(), or call the view under "
+        "torch.no_grad()",
     )
 
 
@@ -151,8 +160,10 @@ def integer_value_error(cls: Any, dtype: Any, inners: Iterable[Any]) -> ValueErr
 def assigned_error(cls: Any) -> DispatchError:
     """Returns the error for assigning a field of a value that autograd recorded."""
     return DispatchError(
-        f"{one_of(cls)} that was computed and requires grad: a field is assigned, and the recorded gradient "
-        f"would not fit the new value; construct a new {cls.__name__} of its inner tensors, or assign to x.detach()"
+        f"{one_of(cls)} that was computed and requires grad: a field is assigned, and the recorded gradient would not "
+        "fit the new value",
+        code="assignment-recorded",
+        hint=f"construct a new {cls.__name__} of its inner tensors, or assign to x.detach()",
     )
 
 
@@ -161,6 +172,8 @@ def refuse_tangents(ctx: Any, *tangents: Any) -> Any:
     raise DispatchError(
         "a dual tensor of torch.autograd.forward_ad that requires grad too became part of a value of a declared class, "
         "or such a value became one and was read: what connects a value with its inner tensors in the graph has no "
-        "forward derivative. Pass dual tensors that do not require grad, and compute with x.unwrap() or "
-        "x.materialize(), or differentiate with torch.autograd.grad or torch.autograd.functional.jvp"
+        "forward derivative",
+        code="forward-mode",
+        hint="Pass dual tensors that do not require grad, and compute with x.unwrap() or x.materialize(), or "
+        "differentiate with torch.autograd.grad or torch.autograd.functional.jvp",
     )

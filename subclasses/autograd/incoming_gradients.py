@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import skip_frames
-from subclasses.autograd.gradient_errors import PLAIN_COTANGENT, value_gradient_error
-from subclasses.errors import DispatchError
+from subclasses.autograd.gradient_errors import cotangent_error, value_gradient_error
 
 # The functions that take gradients, with the place and the name of the argument.
 _TAKING: dict[Any, tuple[int, str]] = {
@@ -58,7 +57,7 @@ def _check_fits(output: Any, gradient: Any) -> None:
     if type(gradient) is not Tensor or not (isinstance(output, Tensor) and hasattr(cls, "__spec__")):
         return
     if not cls._traits.is_mapped and not cls._traits.pulls_back:
-        raise DispatchError(PLAIN_COTANGENT.format(cls=cls.__name__))
+        raise cotangent_error(cls, gradient)
 
 
 def _checking(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:

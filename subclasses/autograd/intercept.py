@@ -39,8 +39,10 @@ def check_interceptable(cls: type, op: OpOverload) -> None:
     if not python_functions(op):
         raise SpecError(
             f"{cls.__name__}: {op} is composite: PyTorch decomposes it before a rule is called, and no Python-level "
-            f"function in torch, torch.Tensor, torch.nn.functional or torch.linalg calls it that could have the rule "
-            f"instead; write rules for the ops that it decomposes to"
+            "function in torch, torch.Tensor, torch.nn.functional or torch.linalg calls it that could have the rule "
+            "instead",
+            code="rule-not-called",
+            hint="write rules for the ops that it decomposes to",
         )
 
 

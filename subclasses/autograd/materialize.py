@@ -75,8 +75,10 @@ def _check_not_cotangent(x: Any) -> None:
     if x.__dict__["_layout"].cotangent:
         raise DispatchError(
             f"{type(x).__name__}.materialize() of a cotangent (a gradient, say), which does not represent a plain "
-            f"tensor; read its inner tensors instead. A derivative calls ops, and asks their rules; a rule for the "
-            f"function, such as torch.mul, that reads inner tensors with x.unwrap() has no such derivative"
+            "tensor",
+            code="cotangent-operand",
+            hint="read its inner tensors instead. A derivative calls ops, and asks their rules; a rule for the "
+            "function, such as torch.mul, that reads inner tensors with x.unwrap() has no such derivative",
         )
 
 

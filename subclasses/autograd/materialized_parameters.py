@@ -55,8 +55,10 @@ def _check_of(x: Any) -> Callable[[Any], None]:
             cls = primal.layout.cls
             raise DispatchError(
                 f"the gradient of a Parameter goes through {cls.__name__}.materialize() with the inner tensors of the "
-                f"forward, and one of them has been modified in place or assigned since, as by an optimizer's step; "
-                f"run the backward before that, or give {one_of(cls)} a rule for the function that reads x.unwrap()"
+                "forward, and one of them has been modified in place or assigned since, as by an optimizer's step",
+                code="inner-modified",
+                hint=f"run the backward before that, or give {one_of(cls)} a rule for the function that reads "
+                "x.unwrap()",
             )
 
     return check
