@@ -73,7 +73,9 @@ def coverage(cls: Any) -> Coverage:
         SpecError: ``cls`` is not a declared class.
     """
     if not isinstance(cls, type) or not hasattr(cls, "__spec__"):
-        raise SpecError(f"coverage() takes a class declared with TensorSubclass, got {cls!r}")
+        raise SpecError(
+            f"coverage() takes a class declared with TensorSubclass, got {cls!r}", code="class-not-declared"
+        )
     return Coverage(cls.__name__, {str(op): _step(cls, op) for op in all_aten_ops() if takes_tensors(op)})
 
 

@@ -111,7 +111,11 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         for i in written_indices:
             for x in wrappers_in(cls, argument(facts, args, kwargs, i)):
                 _check_same_metadata(cls, op, args)
-                raise DispatchError(_of_lost_write(cls, op, x))
+                raise DispatchError(
+                    f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost",
+                    code="write-refused",
+                    hint=_instead_of_writing(cls, op, x),
+                )
         check_strided_copy(cls, op)
         check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
         return run(args, kwargs)
@@ -119,21 +123,20 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
     return plan
 
 
-def _of_lost_write(cls: Any, op: OpOverload, x: Any) -> str:
-    lost = f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost"
+def _instead_of_writing(cls: Any, op: OpOverload, x: Any) -> str:
     name = f"{op.overloadpacket.__name__.rstrip('_')}_"
     if torch.Tag.nondeterministic_seeded not in op.tags and name not in _FILLS:
-        return f"{lost}; use the functional op, or {hint_for(cls, op)}"
+        return f"use the functional op, or {hint_for(cls, op)}"
     if name not in _FILLS:
         return (
-            f"{lost}; a function that draws random numbers, such as F.dropout, writes so: call it on x.materialize(), "
-            f"or add a rule for it, @{cls.__name__}.implements(torch.dropout)"
+            f"a function that draws random numbers, such as F.dropout, writes so: call it on x.materialize(), or add a "
+            f"rule for it, @{cls.__name__}.implements(torch.dropout)"
         )
     call = "torch.nn.init.{1}(x.{0})" if hasattr(torch.nn.init, name) else "x.{0}.{1}(...)"
     fills = " and ".join(call.format(field, name) for field in float_fields(x))
     return (
-        f"{lost}; {f'fill its inner tensors under torch.no_grad(), as in {fills}, or ' if fills else ''}add a rule "
-        f"that fills them and returns the value, @{cls.__name__}.implements(torch.ops.{op})"
+        f"{f'fill its inner tensors under torch.no_grad(), as in {fills}, or ' if fills else ''}add a rule that fills "
+        f"them and returns the value, @{cls.__name__}.implements(torch.ops.{op})"
     )
 
 
@@ -158,8 +161,10 @@ def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
         if x._layout is not source._layout and not (x._layout.cotangent or source._layout.cotangent):
             names = f"{describe_metadata(source._layout)} to {describe_metadata(x._layout)}"
             raise DispatchError(
-                f"{op} of {names}: metadata, and which inner tensors there are, do not change; put the other value in "
-                f"its place, as load_state_dict(..., assign=True) does, or {hint_for(cls, op)}"
+                f"{op} of {names}: metadata, and which inner tensors there are, do not change",
+                code="metadata-differs",
+                hint="put the other value in its place, as load_state_dict(..., assign=True) does, or "
+                f"{hint_for(cls, op)}",
             )
 
 
@@ -173,8 +178,9 @@ class _NoRuleForPartError(DispatchError):
 def _error(cls: Any, op: OpOverload) -> Call:
     def plan(*args: Any, **kwargs: Any) -> Any:
         _check_same_metadata(cls, op, args)
-        kind = _NoRuleForPartError if op.namespace == "prims" else DispatchError
-        raise kind(_no_rule(cls, op, args, kwargs))
+        raise _no_rule(
+            cls, op, args, kwargs, _NoRuleForPartError if op.namespace == "prims" else DispatchError
+        )
 
     return plan
 
@@ -186,14 +192,17 @@ def naming_whole(cls: Any, op: OpOverload, decomposed: Call) -> Call:
         try:
             return decomposed(*args, **kwargs)
         except _NoRuleForPartError:
-            raise DispatchError(_no_rule(cls, op, args, kwargs)) from None
+            raise _no_rule(cls, op, args, kwargs) from None
 
     return plan
 
 
-def _no_rule(cls: Any, op: OpOverload, args: Any, kwargs: Any) -> str:
-    shown = [_describe(a) for a in (*args, *kwargs.values())]
-    return f"{cls.__name__} has no rule for {op}({', '.join(shown)}); {hint_for(cls, op, args[:1])}"
+def _no_rule(
+    cls: Any, op: OpOverload, args: Any, kwargs: Any, kind: type[DispatchError] = DispatchError
+) -> DispatchError:
+    shown = ", ".join(_describe(a) for a in (*args, *kwargs.values()))
+    hint = hint_for(cls, op, args[:1])
+    return kind(f"{cls.__name__} has no rule for {op}({shown})", code="no-rule", hint=hint)
 
 
 def _describe(value: Any) -> str:

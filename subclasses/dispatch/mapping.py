@@ -380,8 +380,9 @@ def check_alike(op: OpOverload, x: Any, y: Any) -> None:
     if are_alike(x._layout, y._layout) and dynamic_ints(x) == dynamic_ints(y):
         return
     raise DispatchError(
-        f"{op} on two {type(x).__name__} with different metadata: {_metadata(x)} and {_metadata(y)}; "
-        f"write a rule that says what the result has: @{type(x).__name__}.implements(torch.ops.{op})"
+        f"{op} on two {type(x).__name__} with different metadata: {_metadata(x)} and {_metadata(y)}",
+        code="metadata-differs",
+        hint=f"write a rule that says what the result has: @{type(x).__name__}.implements(torch.ops.{op})",
     )
 
 
@@ -393,8 +394,9 @@ def _metadata(x: Any) -> str:
 def raise_dtype(op: OpOverload, x: Any, field: str, expected: Any, got: Any) -> NoReturn:
     """Raises DispatchError: the op returns an inner tensor with a dtype that its field does not allow."""
     raise DispatchError(
-        f"{op} makes {type(x).__name__}.{field} {got}, which is declared {expected}; "
-        f"write a rule for it: @{type(x).__name__}.implements(torch.ops.{op})"
+        f"{op} makes {type(x).__name__}.{field} {got}, which is declared {expected}",
+        code="dtype-misfit",
+        hint=f"write a rule for it: @{type(x).__name__}.implements(torch.ops.{op})",
     )
 
 
@@ -404,9 +406,10 @@ def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
     facts = op_facts(op)
     if any(facts.arguments[i].keyword for i in facts.written):
         raise DispatchError(
-            f"{op} would write {one_of(cls)} into a plain tensor, which is passed as out= and holds only one value; "
-            f"leave out= out, or pass {one_of(cls)}. A DataLoader with workers passes it where it collates: give it a "
-            "collate_fn, such as torch.stack"
+            f"{op} would write {one_of(cls)} into a plain tensor, which is passed as out= and holds only one value",
+            code="write-to-plain",
+            hint=f"leave out= out, or pass {one_of(cls)}. A DataLoader with workers passes it where it collates: give "
+            "it a collate_fn, such as torch.stack",
         )
     whole = "x.materialize()" if cls.__spec__.has_materialize else "an inner tensor"  # type: ignore[attr-defined]
     fields = ", ".join("t" for _ in cls.__spec__.inners)  # type: ignore[attr-defined]
@@ -415,8 +418,10 @@ def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
         f"gradient if the op takes {cls.__name__}({fields}) in place of t"
     )
     raise DispatchError(
-        f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value; write {whole} there, or "
-        f"use the functional op{of_gradients if op.overloadpacket.__name__ in ('add_', 'copy_') else ''}"
+        f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value",
+        code="write-to-plain",
+        hint=f"write {whole} there, or use the functional "
+        f"op{of_gradients if op.overloadpacket.__name__ in ('add_', 'copy_') else ''}",
     )
 
 
@@ -425,8 +430,9 @@ def other_size_error(op: OpOverload, x: Any, name: str, why: str) -> DispatchErr
     cls = type(x)
     return DispatchError(
         f"{op} on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors, of which {field_name(name)!r} "
-        f"of size {tuple(x.__dict__[name].shape)} has other elements {why}; give each the size of the value, or write "
-        f"a rule: @{cls.__name__}.implements(torch.ops.{op})"
+        f"of size {tuple(x.__dict__[name].shape)} has other elements {why}",
+        code="inner-size",
+        hint=f"give each the size of the value, or write a rule: @{cls.__name__}.implements(torch.ops.{op})",
     )
 
 
@@ -435,8 +441,10 @@ def further_dims_error(op: OpOverload, x: Any, name: str) -> DispatchError:
     cls = type(x)
     return DispatchError(
         f"{op} on {one_of(cls)} of size {tuple(x.shape)} is mapped over its inner tensors, and it would change the "
-        f"further dims of {field_name(name)!r}, whose size is {tuple(x.__dict__[name].shape)}. Name dims of the value, "
-        f"as x.sum(dim=0) does, or write a rule: @{cls.__name__}.implements(torch.ops.{op})"
+        f"further dims of {field_name(name)!r}, whose size is {tuple(x.__dict__[name].shape)}",
+        code="inner-size",
+        hint="Name dims of the value, as x.sum(dim=0) does, or write a rule: "
+        f"@{cls.__name__}.implements(torch.ops.{op})",
     )
 
 
@@ -447,9 +455,10 @@ def outer_dims_error(op: OpOverload, x: Any, result: Any, name: str) -> Dispatch
     return DispatchError(
         f"{op} on {one_of(cls)} of size {tuple(x.shape)} is mapped over its inner tensors: {cls.__name__}.outer gives "
         f"size {tuple(result.shape)} for a result whose {field!r} has size {size}, of which "
-        f"{size[: len(size) - count]} are dims of the value. Let outer take those alone, as in Outer({field}.shape"
-        f"[:-{count}]), or write a rule: "
-        f"@{cls.__name__}.implements(torch.ops.{op})"
+        f"{size[: len(size) - count]} are dims of the value",
+        code="inner-size",
+        hint=f"Let outer take those alone, as in Outer({field}.shape[:-{count}]), or write a rule: "
+        f"@{cls.__name__}.implements(torch.ops.{op})",
     )
 
 
@@ -460,8 +469,9 @@ def check_size(op: OpOverload, x: Any, outs: dict[str, Any]) -> None:
     if any(size != first for size in sizes.values()):
         cls, shown = type(x), {field_name(n): tuple(t.shape) for n, t in outs.items()}
         raise DispatchError(
-            f"{op}: the inner tensors of {one_of(cls)} give results of sizes {shown}; say what the result has in a "
-            f"rule: @{cls.__name__}.implements(torch.ops.{op})"
+            f"{op}: the inner tensors of {one_of(cls)} give results of sizes {shown}",
+            code="inners-disagree",
+            hint=f"say what the result has in a rule: @{cls.__name__}.implements(torch.ops.{op})",
         )
 
 
@@ -496,8 +506,9 @@ def _check_source(cls: Any, op: OpOverload, run: Call) -> Call:
             return run(x, source)
         name = cls.__spec__.inners[0].name
         raise DispatchError(
-            f"{op} of a plain tensor to {one_of(cls)} would let its inner tensors share memory; pass {one_of(cls)}, or "
-            f"set one inner tensor, as x.{name}.set_(source) does"
+            f"{op} of a plain tensor to {one_of(cls)} would let its inner tensors share memory",
+            code="write-to-plain",
+            hint=f"pass {one_of(cls)}, or set one inner tensor, as x.{name}.set_(source) does",
         )
 
     return plan
@@ -574,8 +585,9 @@ def sends_message(op: OpOverload) -> bool:
 def message_error(cls: Any, op: OpOverload) -> DispatchError:
     """Returns the error for an op that sends or receives one plain tensor."""
     return DispatchError(
-        f"{op} takes one plain tensor, and {one_of(cls)} is more than that; send and receive its inner tensors, or "
-        f"{hint_for(cls, op)}"
+        f"{op} takes one plain tensor, and {one_of(cls)} is more than that",
+        code="message-refused",
+        hint=f"send and receive its inner tensors, or {hint_for(cls, op)}",
     )
 
 
@@ -630,7 +642,11 @@ def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> An
         return joint_work(list(outs.values()))
     if any(_differ(o, first) for o in outs.values()):
         found = {field_name(n): o for n, o in outs.items()}
-        raise DispatchError(f"{op}: inner tensors of {one_of(type(x))} disagree: {found}; read one of them")
+        raise DispatchError(
+            f"{op}: inner tensors of {one_of(type(x))} disagree: {found}",
+            code="inners-disagree",
+            hint="read one of them",
+        )
     return first
 
 
@@ -674,15 +690,17 @@ def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
             if op in STRIDED_OPS:
                 raise DispatchError(
                     f"{op}, with which torch.compile remakes views of its arguments, on {one_of(cls)} of size "
-                    f"{tuple(x.shape)}, whose inner tensor {field.name!r} has size {tuple(t.shape)}; "
-                    f"{strided_advice(cls, op)}"
+                    f"{tuple(x.shape)}, whose inner tensor {field.name!r} has size {tuple(t.shape)}",
+                    code="strided-view",
+                    hint=strided_advice(cls, op),
                 )
             raise DispatchError(
                 f"{op}: the {which} is {one_of(cls)} of size {tuple(x.shape)}, and its inner tensor {field.name!r} "
                 f'has size {tuple(t.shape)}. fallback="views" maps an op that names dims or sizes only over inner '
-                f"tensors of the outer size, since the same dims mean other elements there; where a rule that "
-                f"broadcasts made the value, let it broadcast {field.name!r} too; else say what the result has in a "
-                f"rule: @{cls.__name__}.implements(torch.ops.{op})"
+                f"tensors of the outer size, since the same dims mean other elements there",
+                code="views-size",
+                hint=f"where a rule that broadcasts made the value, let it broadcast {field.name!r} too; else say what "
+                f"the result has in a rule: @{cls.__name__}.implements(torch.ops.{op})",
             )
 
 
@@ -719,8 +737,9 @@ def _check_not_cut(x: Any, out: Any, dim: int) -> None:
         ):
             raise DispatchError(
                 f"aten.slice on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors, of which "
-                f"{field.name!r} of size {tuple(t.shape)} has fewer of these elements along dim {dim}; write a rule: "
-                f"@{cls.__name__}.implements(torch.ops.aten.slice)"
+                f"{field.name!r} of size {tuple(t.shape)} has fewer of these elements along dim {dim}",
+                code="inner-size",
+                hint=f"write a rule: @{cls.__name__}.implements(torch.ops.aten.slice)",
             )
 
 

@@ -30,7 +30,9 @@ def check_not_traced(cls: Any, op: OpOverload) -> None:
     if is_tracing():
         raise DispatchError(
             f"{op} writes to a Parameter of {one_of(cls)} in a compiled function, whose graph cannot tell Parameters "
-            f"from other values; compile without fullgraph=True, or keep the optimizer's step out of the function"
+            "from other values",
+            code="optimizer-step",
+            hint="compile without fullgraph=True, or keep the optimizer's step out of the function",
         )
 
 

@@ -384,8 +384,9 @@ def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
         plain = [t.__name__ for t in declared if t.__spec__.has_materialize]
         convert = f", or call it with the materialize() of the {plain[-1]}" if plain else ""
         raise DispatchError(
-            f"{op} on {names}: none of the classes has a rule for it, and what one makes of the other is not known; "
-            f"{way_out(cls, f'add one to either: @{cls.__name__}.implements(torch.ops.{op})')}{convert}"
+            f"{op} on {names}: none of the classes has a rule for it, and what one makes of the other is not known",
+            code="classes-mixed",
+            hint=f"{way_out(cls, f'add one to either: @{cls.__name__}.implements(torch.ops.{op})')}{convert}",
         )
     return True
 
@@ -405,6 +406,8 @@ def _leaves(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
     if bases and is_mapped and not inside.issuperset(bases):
         raise DispatchError(
             f"{op} on {one_of(cls)} and {one_of(bases[0])}: an op is mapped over the inner tensors of values of one "
-            f"class; make {one_of(cls)} of the other value, or write a rule: @{cls.__name__}.implements(torch.ops.{op})"
+            "class",
+            code="classes-mixed",
+            hint=f"make {one_of(cls)} of the other value, or write a rule: @{cls.__name__}.implements(torch.ops.{op})",
         )
     return not (bases or inside.issuperset(others))

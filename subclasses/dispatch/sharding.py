@@ -60,32 +60,40 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
     if x.requires_grad and not cls._traits.trainable:
         raise DispatchError(
             f"fully_shard of a Parameter that is {one_of(cls)} and requires grad: the gradients of inner tensors are "
-            f"summed over the ranks, and its class is not one whose inner tensors are trained. Declare it with "
-            f"trainable=True; or freeze it with requires_grad_(False); or make the inner tensors Parameters of the "
-            f"module, and {one_of(cls)} of them in its forward"
+            "summed over the ranks, and its class is not one whose inner tensors are trained",
+            code="shard-refused",
+            hint="Declare it with trainable=True; or freeze it with requires_grad_(False); or make the inner tensors "
+            f"Parameters of the module, and {one_of(cls)} of them in its forward",
         )
     if name := _handwritten_inside(x):
         raise DispatchError(
             f"fully_shard of {one_of(cls)}: its inner tensor {name} is of a class that is not declared, and cannot be "
-            f"gathered; declare that class, or pass the Parameter to fully_shard in ignored_params"
+            "gathered",
+            code="shard-refused",
+            hint="declare that class, or pass the Parameter to fully_shard in ignored_params",
         )
     if dim != 0:
         raise DispatchError(
-            f"fully_shard of {one_of(cls)} along dim {dim}: values that are no plain tensors are cut into rows; let "
-            f"shard_placement_fn return Shard(0) or None for it, or pass it in ignored_params"
+            f"fully_shard of {one_of(cls)} along dim {dim}: values that are no plain tensors are cut into rows",
+            code="shard-refused",
+            hint="let shard_placement_fn return Shard(0) or None for it, or pass it in ignored_params",
         )
     parts = [rows_of(x, start, start + size) for start in range(0, rows, size)] or [x]
     if (rows and rows % size) or fsdp_ranks() not in (None, len(parts)):
         raise DispatchError(
             f"fully_shard of {one_of(cls)} of size {tuple(x.shape)}: FSDP2 gathers equal numbers of rows of values "
-            f"that are no plain tensors; pass it to fully_shard in ignored_params, or make dim 0 divisible by the ranks"
+            "that are no plain tensors",
+            code="shard-refused",
+            hint="pass it to fully_shard in ignored_params, or make dim 0 divisible by the ranks",
         )
     _check_cut(x, size)
     if not (x.is_meta or _are_rows(x, parts)):
         raise DispatchError(
             f"fully_shard of {one_of(cls)}: its rows are not what the same rows of its inner tensors stand for, so it "
-            f"cannot be cut; pass it to fully_shard in ignored_params, or write rules for torch.ops.aten.split.Tensor, "
-            f"slice.Tensor, new_zeros and view"
+            "cannot be cut",
+            code="shard-refused",
+            hint="pass it to fully_shard in ignored_params, or write rules for torch.ops.aten.split.Tensor, "
+            "slice.Tensor, new_zeros and view",
         )
     return parts
 
@@ -107,8 +115,9 @@ def _check_cut(x: Any, size: int) -> None:
         if t.dim() and t.size(0) == size != x.size(0):
             raise DispatchError(
                 f"fully_shard of {one_of(type(x))}: the inner tensor {name} of size {tuple(t.shape)} stays whole on "
-                f"each rank, and has as many rows as the part of a rank; choose another number of ranks, or pass the "
-                f"Parameter to fully_shard in ignored_params"
+                "each rank, and has as many rows as the part of a rank",
+                code="shard-refused",
+                hint="choose another number of ranks, or pass the Parameter to fully_shard in ignored_params",
             )
 
 
@@ -192,7 +201,9 @@ def _as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = Non
     if tuple(size) != tuple(x.shape) or tuple(stride) != x.stride():
         raise DispatchError(
             f"fully_shard of {one_of(type(x))}: fsdp_post_all_gather returned one of size {tuple(x.shape)}, and the "
-            f"Parameter has size {tuple(size)}; rebuild the whole Parameter in it"
+            f"Parameter has size {tuple(size)}",
+            code="shard-refused",
+            hint="rebuild the whole Parameter in it",
         )
     return x.detach()
 
@@ -210,8 +221,9 @@ def narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
     )
     if dim != 0:
         raise DispatchError(
-            f"{refused}values that are no plain tensors are cut into rows, and this asks for a part of dim {dim}; load "
-            f"it with the placements and as many ranks as it was saved with"
+            f"{refused}values that are no plain tensors are cut into rows, and this asks for a part of dim {dim}",
+            code="shard-refused",
+            hint="load it with the placements and as many ranks as it was saved with",
         )
     part = _slice(x, dim, start, stop)
     inners = [x.__dict__[name] for name in x._layout.present]
@@ -221,8 +233,9 @@ def narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
         fits = _are_same(materialize_apart(x)[start:stop], materialize_apart(part))
     if not fits:
         raise DispatchError(
-            f"{refused}its rows are not what the same rows of its inner tensors stand for; load it with as many ranks "
-            f"as saved it, or write rules for torch.ops.aten.slice.Tensor and view"
+            f"{refused}its rows are not what the same rows of its inner tensors stand for",
+            code="shard-refused",
+            hint="load it with as many ranks as saved it, or write rules for torch.ops.aten.slice.Tensor and view",
         )
     return part
 

@@ -78,9 +78,10 @@ def _further_dims(x: Any, t: Any) -> tuple[int, Sequence[Any], Sequence[Any]]:
 
 def _strides_error(op: OpOverload, x: Any, name: str, t: Any) -> DispatchError:
     return DispatchError(
-        f"{op} on a {type(x).__name__} of size {tuple(x.shape)} and stride {x.stride()}, whose inner tensor "
-        f"{name!r} has size {tuple(t.shape)} and stride {t.stride()}: the same strides mean other elements there; "
-        f"{strided_advice(type(x), op)}"
+        f"{op} on a {type(x).__name__} of size {tuple(x.shape)} and stride {x.stride()}, whose inner tensor {name!r} "
+        f"has size {tuple(t.shape)} and stride {t.stride()}: the same strides mean other elements there",
+        code="strided-view",
+        hint=strided_advice(type(x), op),
     )
 
 
@@ -90,7 +91,9 @@ def check_strided_copy(cls: Any, op: OpOverload) -> None:
     if op in STRIDED_OPS and viewing:
         raise DispatchError(
             f"{cls.__name__} has a rule for {viewing[0]}, and none for {op}, with which torch.compile remakes views of "
-            f"its arguments; {strided_advice(cls, op)}"
+            "its arguments",
+            code="strided-view",
+            hint=strided_advice(cls, op),
         )
 
 
@@ -109,9 +112,10 @@ def check_told_apart(x: Any) -> None:
                 raise DispatchError(
                     f"{aten.as_strided.default} on {one_of(cls)} of size {tuple(x.shape)} and stride {x.stride()}, "
                     f"with which torch.compile remakes views of its arguments: what the rule for {op} returns has the "
-                    f"same size and stride, so that it may be asked for, or the value itself; let {cls.__name__}.outer "
-                    f"give the strides of a view, as Outer(size, stride=...), or "
-                    f"{strided_advice(cls, aten.as_strided.default)}"
+                    "same size and stride, so that it may be asked for, or the value itself",
+                    code="strided-view",
+                    hint=f"let {cls.__name__}.outer give the strides of a view, as Outer(size, stride=...), or "
+                    f"{strided_advice(cls, aten.as_strided.default)}",
                 )
 
 
@@ -171,8 +175,10 @@ def with_checked_views(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Cal
             kind = "a plain tensor" if type(out) is Tensor else one_of(type(out))
             raise DispatchError(
                 f"x[...] = value on {one_of(cls)}: the rule for {op} returned {kind} with memory of its own, in place "
-                f"of a view, and what is written to that would be lost; let it return a {cls.__name__} that holds "
-                f"views of the inner tensors, or use a functional op such as torch.where"
+                "of a view, and what is written to that would be lost",
+                code="rule-write",
+                hint=f"let it return a {cls.__name__} that holds views of the inner tensors, or use a functional op "
+                "such as torch.where",
             )
         return out
 
@@ -204,10 +210,11 @@ def _check_strides(cls: Any, op: OpOverload, x: Tensor, out: Tensor, view: Tenso
     given, expected = _strides(out, x.storage_offset()), _strides(view, 0)
     if not known_to_differ(out.shape, view.shape) and known_to_differ(given, expected):
         raise DispatchError(
-            f"{op} on {one_of(cls)} of size {tuple(x.shape)}: the rule's result has stride {out.stride()} and "
-            f"offset {given[-1]}, and the view has stride {view.stride()} and offset {expected[-1]}. "
-            f"torch.compile remakes views by these with the rule for as_strided: let {cls.__name__}.outer give "
-            f"them, as Outer(size, stride=..., storage_offset=...)"
+            f"{op} on {one_of(cls)} of size {tuple(x.shape)}: the rule's result has stride {out.stride()} and offset "
+            f"{given[-1]}, and the view has stride {view.stride()} and offset {expected[-1]}. torch.compile remakes "
+            "views by these with the rule for as_strided",
+            code="strided-view",
+            hint=f"let {cls.__name__}.outer give them, as Outer(size, stride=..., storage_offset=...)",
         )
 
 

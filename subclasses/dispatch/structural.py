@@ -237,8 +237,10 @@ def raise_dtype_stays(cls: type, op: OpOverload, out: Any, kwargs: dict[str, Any
     """Raises DispatchError: the outer dtype that a class computes does not change with its inner tensors."""
     raise DispatchError(
         f"{op} of {one_of(cls)} to {kwargs['dtype']}: with its inner tensors converted, its outer dtype is "
-        f"{out.dtype}, which `outer` returns; compute it there from an inner tensor without a declared dtype, or add a "
-        f"rule with @{cls.__name__}.implements(torch.ops.{op})"
+        f"{out.dtype}, which `outer` returns",
+        code="dtype-misfit",
+        hint="compute it there from an inner tensor without a declared dtype, or add a rule with "
+        f"@{cls.__name__}.implements(torch.ops.{op})",
     )
 
 

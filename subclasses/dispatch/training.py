@@ -106,11 +106,12 @@ def _with_copies(cls: Any, run: Call) -> Call:
         if not (ruled or mapped) and isinstance(x, cls) and is_point(x) and not isinstance(source, cls):
             fills = " and ".join(f"torch.nn.init.orthogonal_(x.{name})" for name in float_fields(x))
             raise DispatchError(
-                f"{op} of {one_of(type(source))} to a Parameter of {one_of(cls)}: a plain tensor, as a "
-                f"checkpoint may hold and as arithmetic on values gives, has no inner tensors. Make {one_of(cls)} of "
-                f"it first; or update in place, as average.lerp_(p, 0.1) does; for an AveragedModel pass "
-                f"multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn(); to initialize it, call the function "
-                f"on its inner tensors, as in {fills}"
+                f"{op} of {one_of(type(source))} to a Parameter of {one_of(cls)}: a plain tensor, as a checkpoint may "
+                "hold and as arithmetic on values gives, has no inner tensors",
+                code="write-misfit",
+                hint=f"Make {one_of(cls)} of it first; or update in place, as average.lerp_(p, 0.1) does; for an "
+                "AveragedModel pass multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn(); to initialize it, "
+                f"call the function on its inner tensors, as in {fills}",
             )
         return run(x, source, *args)
 
