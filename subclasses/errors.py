@@ -17,7 +17,7 @@ class _CodedError(Exception):
     hint: str | None = None
 
     def __init__(self, *args: object, code: str | None = None, hint: str | None = None) -> None:
-        super().__init__(*((f"{args[0]}{'. ' if hint[0].isupper() else '; '}{hint}",) if hint else args))
+        super().__init__(*([_with_hint(args[0], hint)] if hint else args))
         self.code, self.hint = code or self.code, hint or self.hint
 
 
@@ -39,10 +39,15 @@ class DispatchError(_CodedError, NotImplementedError):
     """
 
 
-def with_code(error: E, *, code: str) -> E:
-    """Returns an error of another type with an attribute ``code``."""
-    error.code = code  # type: ignore[attr-defined]
+def coded(kind: type[E], message: str, *, code: str, hint: str) -> E:
+    """Returns an error of a builtin type, with the attributes and the message that an error of this module has."""
+    error = kind(_with_hint(message, hint))
+    error.code, error.hint = code, hint  # type: ignore[attr-defined]
     return error
+
+
+def _with_hint(message: object, hint: str) -> str:
+    return f"{message}{'. ' if hint[0].isupper() else '; '}{hint}"
 
 
 def one_of(cls: type) -> str:

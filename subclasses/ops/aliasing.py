@@ -123,8 +123,10 @@ def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
         field = cls.__spec__.inners[0].name
         raise DispatchError(
             f"{op} on {one_of(cls)}: {words} returned a value with memory of its own, in place of the {cls.__name__} "
-            f"to write to; write to its inner tensors, as x.{field}.copy_(...) does, and return x; or give the rule to "
-            f"the form of the op that writes nothing, if there is one, from which this form follows"
+            "to write to",
+            code="rule-write",
+            hint=f"write to its inner tensors, as x.{field}.copy_(...) does, and return x; or give the rule to the "
+            "form of the op that writes nothing, if there is one, from which this form follows",
         )
 
 
@@ -136,7 +138,9 @@ def _check_changed(cls: Any, op: OpOverload, words: str, target: Any, result: An
         field, method = cls.__spec__.inners[0].name, op.overloadpacket.__name__
         raise DispatchError(
             f"{op} on {one_of(cls)}: {words} returned a new value, in place of the {cls.__name__} that is to have its "
-            f"sizes; change those of its inner tensors, as x.{field}.{method}(...) does, and return x"
+            "sizes",
+            code="rule-write",
+            hint=f"change those of its inner tensors, as x.{field}.{method}(...) does, and return x",
         )
 
 
@@ -303,9 +307,10 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     cls = type(target)
     if type(value) is not cls or value._layout is not target._layout:
         raise DispatchError(
-            f"{op}: cannot write {_describe(value)} into {_describe(target) if type(value) is cls else one_of(cls)}; "
-            f"use the functional op"
-            f"{for_optimizers(cls) if op is torch.ops.aten.add_.Tensor and not cls._traits.trainable else ''}"
+            f"{op}: cannot write {_describe(value)} into {_describe(target) if type(value) is cls else one_of(cls)}",
+            code="write-misfit",
+            hint="use the functional "
+            f"op{for_optimizers(cls) if op is torch.ops.aten.add_.Tensor and not cls._traits.trainable else ''}",
         )
     spec = cls.__spec__
     named = [(n, target.__dict__[n], value.__dict__[n]) for n in spec.attributes]
@@ -321,7 +326,9 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
             if a is not None and not torch.can_cast(b.dtype, a.dtype):
                 raise DispatchError(
                     f"{op}: result type {b.dtype} of {field_name(name)!r} can't be cast to the {a.dtype} of "
-                    f"{one_of(cls)}; use the functional op"
+                    f"{one_of(cls)}",
+                    code="write-misfit",
+                    hint="use the functional op",
                 )
     for a, _ in pairs[1:]:  # the first one raises before it is written to
         if may_overlap(a) and a.numel() > 1:
@@ -391,7 +398,9 @@ def _sizes_error(op: OpOverload, target: Any, value: Any) -> DispatchError:
         mend = "use the other value itself, as load_state_dict(state, assign=True) does"
     return DispatchError(
         f"{op}: cannot write {one_of(type(value))} into one of another {what}: expected {_show(wanted)}, got "
-        f"{_show(got)}; {mend}"
+        f"{_show(got)}",
+        code="write-misfit",
+        hint=mend,
     )
 
 

@@ -41,10 +41,11 @@ def check_no_tangents(cls: Any, func: Any, args: Any, kwargs: Any) -> None:
             t = x.__dict__[name]
             if type(t) is Tensor and _has_tangent(t):
                 raise DispatchError(
-                    f"{func} on {one_of(cls)} whose {name.removeprefix(RAW)} is a dual tensor of torch.autograd."
-                    f"forward_ad: an op on the value would lose the tangent; compute with x.unwrap() or "
-                    f"x.materialize(), in a rule for the function if need be, or differentiate with "
-                    f"torch.autograd.grad"
+                    f"{func} on {one_of(cls)} whose {name.removeprefix(RAW)} is a dual tensor of "
+                    "torch.autograd.forward_ad: an op on the value would lose the tangent",
+                    code="forward-mode",
+                    hint="compute with x.unwrap() or x.materialize(), in a rule for the function if need be, or "
+                    "differentiate with torch.autograd.grad",
                 )
 
 

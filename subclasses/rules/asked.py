@@ -32,12 +32,16 @@ def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
         if called and called not in map(_packet, keys) and find_op_rule(cls, called.default) is None:
             raise SpecError(
                 f"{cls.__name__}.implements: torch.{_packet(key).__name__} and the method call no rule for {key}, "
-                f"since they compute by {called}; name torch.ops.{called} in its place, or beside it"
+                f"since they compute by {called}",
+                code="rule-not-called",
+                hint=f"name torch.ops.{called} in its place, or beside it",
             )
         if (name := getattr(key, "__name__", "")) in UNASKED and getattr(Tensor, name) is key:
             raise SpecError(
                 f"{cls.__name__}.implements: compiled code calls no rule for Tensor.{name}, since the size says what "
-                f"it gives; write a method of another name, or say with `outer` what the value shows"
+                "it gives",
+                code="rule-not-called",
+                hint="write a method of another name, or say with `outer` what the value shows",
             )
         hook = "__torch_function__" if _is_above_autograd(key) else "__torch_dispatch__"
         bases = cls.__mro__[: cls.__mro__.index(root)]
@@ -45,8 +49,9 @@ def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
         if author is not None and not _calls_super(vars(author)[hook], hook):
             raise SpecError(
                 f"{cls.__name__}.implements: torch never calls a rule for {key}, since {author.__name__} defines "
-                f"{hook} and does not call the generated one, which asks for rules; end it with `return "
-                f"super().{hook}(func, types, args, kwargs)`, or remove it"
+                f"{hook} and does not call the generated one, which asks for rules",
+                code="rule-not-called",
+                hint=f"end it with `return super().{hook}(func, types, args, kwargs)`, or remove it",
             )
 
 
@@ -59,20 +64,25 @@ def check_derivative(cls: Any, keys: Iterable[Any], derivative: str | None) -> N
     """
     name = f"{cls.__name__}.implements"
     if derivative not in (None, "formula"):
-        raise SpecError(f'{name}: expected derivative="formula" or None, got {derivative!r}')
+        raise SpecError(
+            f'{name}: expected derivative="formula" or None, got {derivative!r}', code="derivative-refused"
+        )
     if derivative is None:
         return
     if not cls.__spec__.has_materialize or cls.__spec__.fallback == "map":
         raise SpecError(
             f'{name}: derivative="formula" is the gradient of the tensor that a value represents, and {cls.__name__} '
-            f"has no materialize() or maps ops over its inner tensors; leave derivative out: autograd differentiates "
-            f"the rule"
+            f"has no materialize() or maps ops over its inner tensors",
+            code="derivative-refused",
+            hint="leave derivative out: autograd differentiates the rule",
         )
     for key in keys:
         if _is_above_autograd(key):
             raise SpecError(
                 f'{name}: derivative="formula" is for an op that reaches the class below autograd, and autograd '
-                f"differentiates a rule for {key}; name an op that PyTorch does not decompose, or leave derivative out"
+                f"differentiates a rule for {key}",
+                code="derivative-refused",
+                hint="name an op that PyTorch does not decompose, or leave derivative out",
             )
 
 

@@ -62,26 +62,35 @@ def check_key(cls: type, key: Any) -> None:
         packet = key.overloadpacket
         others = [str(op) for op in ops_of_packet(packet) if _takes_a_tensor(op)]
         mend = f"name torch.ops.{packet}, for {' and '.join(others[:3])}" if others else "name one that does"
-        raise SpecError(f"{name}: torch never calls a rule for {key}, which takes no tensor; {mend}")
+        raise SpecError(
+            f"{name}: torch never calls a rule for {key}, which takes no tensor",
+            code="rule-not-called",
+            hint=mend,
+        )
     if isinstance(key, OpOverload | OpOverloadPacket | torch.Tag | HigherOrderOperator | Family):
         return
     method = getattr(key, "__name__", "")
     if method in _GENERATED and getattr(Tensor, method, None) == key:
         raise SpecError(
             f"{name}: torch never calls a rule for Tensor.{method}, since the class has a method {method} of its own, "
-            f"which is generated; define {method} in the body of {cls.__name__} to replace it"
+            "which is generated",
+            code="rule-not-called",
+            hint=f"define {method} in the body of {cls.__name__} to replace it",
         )
     if not callable(key) or isinstance(key, type):
-        raise SpecError(f"{name} takes {_ACCEPTED}, got {key!r}")
+        raise SpecError(f"{name} takes {_ACCEPTED}, got {key!r}", code="rule-key")
     if called := _operator_method(key):
         home = "torch.Tensor" if called.endswith("_") else "torch"
         raise SpecError(
-            f"{name}: torch never calls a rule for Tensor.{key.__name__}, since the operator calls Tensor.{called}; "
-            f"name {home}.{called}"
+            f"{name}: torch never calls a rule for Tensor.{key.__name__}, since the operator calls Tensor.{called}",
+            code="rule-not-called",
+            hint=f"name {home}.{called}",
         )
     if not is_dispatchable(key):
         raise SpecError(
-            f"{name}: torch never calls a rule for {_describe(key)}. {_advice(cls, key)} {name} takes {_ACCEPTED}"
+            f"{name}: torch never calls a rule for {_describe(key)}",
+            code="rule-not-called",
+            hint=f"{_advice(cls, key)} {name} takes {_ACCEPTED}",
         )
 
 
@@ -217,13 +226,17 @@ def check_rule(cls: type, keys: Iterable[Any], rule: Callable[..., Any]) -> None
     if not callable(rule):
         raise SpecError(
             f"{cls.__name__}: expected a function as the rule for {next(iter(keys))}, got {rule!r} of type "
-            f"{type(rule).__name__}; {expected}"
+            f"{type(rule).__name__}",
+            code="rule-signature",
+            hint=expected,
         )
     code = getattr(rule, "__code__", None)
     if code is not None and code.co_varnames[1:3] == ("types", "args"):
         raise SpecError(
             f"{cls.__name__}: the rule {rule.__qualname__} has the parameters of a __torch_dispatch__, and a rule is "
-            f"called with the arguments of the op; {expected}"
+            "called with the arguments of the op",
+            code="rule-signature",
+            hint=expected,
         )
 
 

@@ -17,7 +17,7 @@ from torch.overrides import resolve_name
 
 from subclasses._torch import OpOverload, in_backward, schema_of
 from subclasses.autograd.python_functions import twins
-from subclasses.errors import DispatchError, one_of
+from subclasses.errors import DispatchError, coded, one_of
 from subclasses.ops.schema import functional_counterpart
 from subclasses.rules.author_code import unwrapped
 from subclasses.rules.registry import collect_function_rules, family_of, find_op_rule, find_tag_rule
@@ -82,7 +82,12 @@ def _raise_type_error(cls: Any, func: Any, error: TypeError, operands: Any) -> N
     said, rule, is_operator = _ARGUMENTS.match(str(error)), _rule_for(cls, func), is_of_operator(func)
     if said is not None and said[1] == getattr(unwrapped(rule), "__qualname__", None):
         kind = RuntimeError if is_operator else TypeError
-        raise kind(f"{_shown(cls, func)}: its rule {said[2]}; {_signature_of(cls, func)}") from error
+        raise coded(
+            kind,
+            f"{_shown(cls, func)}: its rule {said[2]}",
+            code="rule-parameters",
+            hint=_signature_of(cls, func),
+        ) from error
     if (
         is_operator
         and not any(words in str(error) for words in _NOT_TAKEN)
@@ -151,17 +156,16 @@ def _raise_for_redefined(cls: Any, name: str) -> None:
         ) from None
 
 
-# In the error for a tensor that a compiler has no stand-in for.
-FROM_OUTSIDE = "from outside of the class"
-
-
 def _raise_for_constants(cls: Any, func: Any, error: AssertionError, operands: Any) -> None:
     """Raises RuntimeError if a compiler met a tensor that a rule or ``materialize`` took from outside of the class."""
     if "convert all Tensors to FakeTensors" in str(error) and (code := _code_for(cls, func)):
-        raise RuntimeError(
-            f"{_shown(cls, func)}: {code} computes with a tensor {FROM_OUTSIDE}, which a compiler cannot take for a "
-            f"constant; write `table = constant([...])` in the class body and read it as self.table, or make it an "
-            f"inner tensor"
+        raise coded(
+            RuntimeError,
+            f"{_shown(cls, func)}: {code} computes with a tensor from outside of the class, which a compiler cannot "
+            "take for a constant",
+            code="tensor-from-outside",
+            hint="write `table = constant([...])` in the class body and read it as self.table, or make it an inner "
+            "tensor",
         ) from error
 
 
@@ -177,10 +181,13 @@ def _raise_for_sizes(cls: Any, func: Any, error: Exception, operands: Any) -> No
             sizes = {name: t.shape for name, t in tensors.items() if t is not None}
             other = [f"{name!r} of size {tuple(size)}" for name, size in sizes.items() if size != x.shape]
             if other:
-                raise type(error)(
+                raise coded(
+                    type(error),
                     f"{func} on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors, of which "
-                    f"{' and '.join(other)} {'has' if len(other) == 1 else 'have'} another size: {error}; give each "
-                    f"the size of the value, or write a rule: @{cls.__name__}.implements(torch.ops.{func})"
+                    f"{' and '.join(other)} {'has' if len(other) == 1 else 'have'} another size: {error}",
+                    code="inner-size",
+                    hint=f"give each the size of the value, or write a rule: @{cls.__name__}.implements(torch.ops."
+                    f"{func})",
                 ) from error
 
 

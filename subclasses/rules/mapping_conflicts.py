@@ -33,23 +33,17 @@ def with_rules_above(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         func = CALLING.func
-        if in_backward():
+        if in_backward() or (func is not None and _op_name(func) == name):
             return run(*args, **kwargs)
-        if func is None:
-            raise DispatchError(
-                f"{op} on {one_of(cls)} arrived without the function {name}, whose rule is not asked, and mapping "
-                f"{op} would not be what the rule says. So it is inside of a transform of torch.func (vmap, grad, "
-                f"jvp, ...), for what an op has returned, and where another class maps {op}. Add a rule for the op "
-                f"with @{cls.__name__}.implements(torch.ops.{op})"
-            )
-        if _op_name(func) != name:
-            caller, function = (_shown(f) for f in (func, ruled[0]))
-            raise DispatchError(
-                f"{caller} on {one_of(cls)} computes by {op}, for which the rule of the function {function} is not "
-                f"asked, and mapping it would not be what that rule says. Add a rule for {caller} too; or, if it "
-                f"returns {one_of(cls)}, make that rule one for the op, @{cls.__name__}.implements(torch.ops.{op})"
-            )
-        return run(*args, **kwargs)
+        call = f"{op} on {one_of(cls)} arrived without the function {name}, as in a transform of torch.func (vmap, "
+        call += f"grad, jvp, ...) for a result of an op, or from another class that maps {op}"
+        raise DispatchError(
+            f"{call if func is None else f'{_shown(func)} on {one_of(cls)} computes by {op}'}, for which the rule of "
+            f"the function {_shown(ruled[0])} is not asked, and mapping {op} would not be what that rule says",
+            code="rule-not-asked",
+            hint=f"add a rule for the op, @{cls.__name__}.implements(torch.ops.{op}), or for each function that "
+            "computes by it",
+        )
 
     return plan
 

@@ -30,7 +30,6 @@ from subclasses.autograd.above import call
 from subclasses.autograd.cotangent_class import made_cotangent_class
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import (
-    WITHOUT_DERIVATIVE,
     in_place_forms,
     python_functions,
     twins,
@@ -179,25 +178,15 @@ def _keeping_writes(cls: type, rule: Rule, written: Callable[[Any, Any], Sequenc
             if state is not None and is_written_unseen(state, x):
                 raise DispatchError(
                     f"{name}: the rule {describe(rule)} wrote to inner tensors of {one_of(cls)} where autograd does "
-                    f"not see it, and gradients would be lost. {_instead_of_writing(cls, func)}"
+                    "not see it, and gradients would be lost",
+                    code="rule-write",
+                    hint="register it for the op that writes, such as "
+                    f"@{cls.__name__}.implements(torch.ops.aten.copy_), whose writes have derivatives; or write a rule "
+                    "for a function that returns a new value, and call that",
                 )
         return out
 
     return keeping
-
-
-def _instead_of_writing(cls: type, func: Any) -> str:
-    if func is Tensor.__setitem__:
-        return (
-            f"Write rules for the ops that it runs, whose writes have derivatives: "
-            f"@{cls.__name__}.implements(torch.ops.aten.copy_), and select, slice or index_put_"
-        )
-    # Of an operator such as `x &= y`, the name of the method that is the same.
-    written = next(f.__name__ for f in (*twins(func), func) if not f.__name__.startswith("__") or f is func)
-    name, is_out = written.strip("_"), not (written.endswith("_") or isinstance(func, types.FunctionType))
-    if is_out or name in WITHOUT_DERIVATIVE or not hasattr(torch.ops.aten, f"{name}_"):
-        return f"Write a rule for a function that returns a new value, as torch.{name} does, and call that"
-    return f"Register it for the op, @{cls.__name__}.implements(torch.ops.aten.{name}_), whose writes have derivatives"
 
 
 def _called_with(key: Any, rule: Rule) -> Rule:
@@ -231,9 +220,10 @@ def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
         if not torch.is_grad_enabled() or any(find_op_rule(found, op) is not None for op in ops):
             return call(func, (found,), args, kwargs)
         raise DispatchError(
-            f"{cls.__name__} has a rule for {key.__name__} and none for Tensor.{in_place.__name__}: write "
-            f"x = {_shown(key)}(x, ...) for what writes to x, or add one with "
-            f"@{cls.__name__}.implements({_op_or_method(in_place)})"
+            f"{cls.__name__} has a rule for {key.__name__} and none for Tensor.{in_place.__name__}",
+            code="rule-not-asked",
+            hint=f"write x = {_shown(key)}(x, ...) for what writes to x, or add one with "
+            f"@{cls.__name__}.implements({_op_or_method(in_place)})",
         )
 
     refused.__dict__[_REFUSES] = True
@@ -291,7 +281,9 @@ def has_formula(rule: Rule) -> bool:
 def _add(cls: type, table: dict[Any, Rule], key: Any, rule: Rule) -> None:
     if key in table:
         raise SpecError(
-            f"{cls.__name__} has two rules for {key}: {describe(table[key])} and {describe(rule)}; remove one"
+            f"{cls.__name__} has two rules for {key}: {describe(table[key])} and {describe(rule)}",
+            code="rules-conflict",
+            hint="remove one",
         )
     table[key] = rule
 
@@ -409,18 +401,15 @@ def _unless_ambiguous(cls: type, function: Any, rule: Rule) -> Rule:
     """Returns the rule, or a rule that raises if another base has an equally near one."""
     try:
         find_rule(cls, ("functions", "implied"), function)
-    except DispatchError as error:
-        text = str(error)
-
-        def ambiguous(func: Any, *args: Any, **kwargs: Any) -> Any:
-            raise DispatchError(text)
-
-        return ambiguous
+    except DispatchError:
+        return lambda *args, **kwargs: find_rule(cls, ("functions", "implied"), function)(*args, **kwargs)
     return rule
 
 
 def _ambiguity_error(cls: type, key: Any, rules: list[Rule]) -> DispatchError:
     both = " and ".join(describe(r) for r in rules)
     return DispatchError(
-        f"{cls.__name__}: two rules apply to {key}, equally specific: {both}; give {cls.__name__} its own"
+        f"{cls.__name__}: two rules apply to {key}, equally specific: {both}",
+        code="rules-conflict",
+        hint=f"give {cls.__name__} its own",
     )

@@ -65,20 +65,9 @@ def check_refusal(cls: Any, op: Any, rule: Rule, args: Any, kwargs: Any) -> None
     if not any(is_traceable_wrapper_subclass(t) and not isinstance(t, cls) for t in operands):
         raise DispatchError(
             f"{op} on {one_of(cls)}: the rule {describe(rule)} returned NotImplemented for these arguments, and no "
-            f"operand of another class is left to ask"
+            "operand of another class is left to ask",
+            code="rule-refused",
         )
-
-
-class WrongResultError(DispatchError):
-    """A rule returned what its op cannot have as a result: a fault, where a class that refuses a call has none.
-
-    Attributes:
-        advice: which rule to correct, and how.
-    """
-
-    def __init__(self, message: str, rule: Rule, mend: str) -> None:
-        super().__init__(f"{message}; {mend}")
-        self.advice = f"in the rule {describe(rule)}: {mend}"
 
 
 def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) -> Rule:
@@ -109,15 +98,15 @@ def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) 
 
 
 def _check_nested(cls: type, op: Any, rule: Rule, name: str, operands: list[Any]) -> None:
-    """Raises WrongResultError for a value inside of another one of its class, unless an operand is one, too."""
+    """Raises DispatchError for a value inside of another one of its class, unless an operand is one, too."""
     values = [t for t in operands if isinstance(t, cls)]
     if not any(isinstance(t, cls) for x in values for t in vars(x).values()):
-        raise WrongResultError(
+        raise DispatchError(
             f"{op} on {one_of(cls)}: the rule {describe(rule)} returned {one_of(cls)} whose {field_name(name)} is "
             f"{one_of(cls)}, as no operand holds one: it took an operand for a plain tensor",
-            rule,
-            f"it is called when any operand is {one_of(cls)}: read the fields of each for which isinstance(operand, "
-            f"{cls.__name__}) holds",
+            code="rule-result",
+            hint=f"it is called when any operand is {one_of(cls)}: read the fields of each for which "
+            f"isinstance(operand, {cls.__name__}) holds",
         )
 
 
@@ -206,7 +195,8 @@ def copying_by(cls: type, rule: Rule) -> Callable[[Any, Any, Any], None]:
         out = run(x, value)
         if out is NotImplemented:
             raise DispatchError(
-                f"{op} on {one_of(cls)}: {words} returned NotImplemented, so that nothing was written"
+                f"{op} on {one_of(cls)}: {words} returned NotImplemented, so that nothing was written",
+                code="rule-write",
             )
         check_kept(cls, op, words, x, out)
 
@@ -260,10 +250,10 @@ def _mend_of_one(cls: Any, out: Any) -> str:
 def _result_error(
     cls: type, name: Any, rule: Rule, out: Any, expected: str, mend: str = _ENDS
 ) -> DispatchError:
-    return WrongResultError(
+    return DispatchError(
         f"{name} on {one_of(cls)}: the rule {describe(rule)} returned {_show(out)} for these arguments, and {expected}",
-        rule,
-        _ENDS if out is None else mend,
+        code="rule-result",
+        hint=_ENDS if out is None else mend,
     )
 
 

@@ -57,7 +57,8 @@ def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str
         return _without_aliases(typing.get_type_hints(holder, localns={**scope, cls.__name__: cls})[name])
     except (NameError, SyntaxError, AttributeError, TypeError) as error:
         raise SpecError(
-            f"{cls.__name__}.{name}: cannot resolve the annotation {annotation!r}: {error}"
+            f"{cls.__name__}.{name}: cannot resolve the annotation {annotation!r}: {error}",
+            code="annotation-wrong",
         ) from error
 
 
@@ -91,15 +92,18 @@ def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[s
     kinds = typing.get_args(hint) if is_union(hint) else (hint,)
     if any(isinstance(k, type) and issubclass(k, Tensor) for k in kinds):
         raise SpecError(
-            f"{cls.__name__}.{name}: static metadata holds no tensor, and the annotation is {_named(hint)}; declare it "
-            f"with inner()"
+            f"{cls.__name__}.{name}: static metadata holds no tensor, and the annotation is {_named(hint)}",
+            code="annotation-wrong",
+            hint="declare it with inner()",
         )
     accepted = (*kinds, *(_NUMBERS if complex in kinds else _NUMBERS[:2] if float in kinds else ()))
     if not set(kinds) <= _SIMPLE:
         return ()
     if default is not MISSING and is_unlike(default, accepted):
         raise SpecError(
-            f"{cls.__name__}.{name}: expected a default of type {_named(hint)}, got {default!r}; mend one of the two"
+            f"{cls.__name__}.{name}: expected a default of type {_named(hint)}, got {default!r}",
+            code="default-refused",
+            hint="mend one of the two",
         )
     return accepted
 

@@ -137,7 +137,9 @@ KEYWORDS = ("size_from", "dtype_from", "fallback", "decompose", "trainable", "ki
 def raise_unknown_keywords(cls: type, unknown: Collection[str]) -> NoReturn:
     """Raises SpecError for class keywords that neither this package nor another base accepts."""
     raise SpecError(
-        f"{cls.__name__}: unknown class keyword {', '.join(map(repr, unknown))}; the keywords are {', '.join(KEYWORDS)}"
+        f"{cls.__name__}: unknown class keyword {', '.join(map(repr, unknown))}",
+        code="keyword-unknown",
+        hint=f"the keywords are {', '.join(KEYWORDS)}",
     )
 
 
@@ -180,8 +182,9 @@ def _check_stays_differentiable(cls: type, inherited: Mapping[str, Field], own: 
         before = inherited.get(name)
         if getattr(before, "differentiable", False) and not getattr(field, "differentiable", False):
             raise SpecError(
-                f"{cls.__name__}.{name}: a base of the class declares it differentiable; write "
-                f"`{name}: Tensor = inner(differentiable=True)`, since rules of the base rely on it"
+                f"{cls.__name__}.{name}: a base of the class declares it differentiable",
+                code="keyword-conflict",
+                hint=f"write `{name}: Tensor = inner(differentiable=True)`, since rules of the base rely on it",
             )
 
 
@@ -206,7 +209,9 @@ def _check_derived(cls: type, name: str, marker: InnerMarker, scope: Mapping[str
     if not callable(marker.derived) or marker != InnerMarker(None, False, None, derived=marker.derived):
         raise SpecError(
             f"{cls.__name__}.{name}: derived= is a function from the value to a tensor, and no other keyword goes with "
-            f"it; write `{name}: Tensor = inner(derived=lambda x: ...)`"
+            "it",
+            code="keyword-conflict",
+            hint=f"write `{name}: Tensor = inner(derived=lambda x: ...)`",
         )
     _tensor_annotation(cls, name, scope)
 
@@ -216,20 +221,30 @@ def _collect_inner(cls: type, name: str, marker: InnerMarker, scope: Mapping[str
     if optional != marker.optional:
         has, lacks = ("the annotation", "inner()") if optional else ("inner()", "the annotation")
         raise SpecError(
-            f"{cls.__name__}.{name}: {has} says that the inner tensor may be None and {lacks} does not; "
-            f"write `{name}: Tensor | None = inner(optional=True)` or `{name}: Tensor = inner()`"
+            f"{cls.__name__}.{name}: {has} says that the inner tensor may be None and {lacks} does not",
+            code="annotation-wrong",
+            hint=f"write `{name}: Tensor | None = inner(optional=True)` or `{name}: Tensor = inner()`",
         )
     if marker.default is not MISSING and not (marker.default is None and marker.optional):
         raise SpecError(
-            f"{cls.__name__}.{name}: default= may be None beside optional=True, got {marker.default!r}"
+            f"{cls.__name__}.{name}: default= may be None beside optional=True, got {marker.default!r}",
+            code="keyword-value",
         )
     if marker.device not in (None, "any"):
-        raise SpecError(f"{cls.__name__}.{name}: expected device None or 'any', got {marker.device!r}")
+        raise SpecError(
+            f"{cls.__name__}.{name}: expected device None or 'any', got {marker.device!r}",
+            code="keyword-value",
+        )
     if not isinstance(marker.dtype, torch.dtype | None):
-        raise SpecError(f"{cls.__name__}.{name}: expected a torch.dtype or None, got {marker.dtype!r}")
+        raise SpecError(
+            f"{cls.__name__}.{name}: expected a torch.dtype or None, got {marker.dtype!r}",
+            code="keyword-value",
+        )
     if marker.differentiable and marker.dtype is not None and not _is_differentiable(marker.dtype):
         raise SpecError(
-            f"{cls.__name__}.{name}: a tensor of {marker.dtype} has no gradient; remove differentiable=True or dtype="
+            f"{cls.__name__}.{name}: a tensor of {marker.dtype} has no gradient",
+            code="keyword-conflict",
+            hint="remove differentiable=True or dtype=",
         )
     shape = parse_shape(f"{cls.__name__}.{name}", marker.shape, marker.ndim)
     return InnerField(
@@ -247,8 +262,9 @@ def _check_count_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> N
     hint = int if annotation is None else resolve_annotation(cls, name, annotation, scope)
     if int not in (hint, *typing.get_args(hint)) and hint is not Any:
         raise SpecError(
-            f"{cls.__name__}.{name}: dynamic() declares a non-negative int, and the annotation is {annotation!r}; "
-            f"write `{name}: int = dynamic()`, or declare metadata of another type with static()"
+            f"{cls.__name__}.{name}: dynamic() declares a non-negative int, and the annotation is {annotation!r}",
+            code="annotation-wrong",
+            hint=f"write `{name}: int = dynamic()`, or declare metadata of another type with static()",
         )
 
 
@@ -256,14 +272,19 @@ def _tensor_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[
     """Returns the tensor class that an annotation names, and whether the annotation allows None."""
     annotation = annotations_of(cls).get(name)
     if annotation is None:
-        raise SpecError(f"{cls.__name__}.{name} has no annotation; write `{name}: Tensor = inner()`")
+        raise SpecError(
+            f"{cls.__name__}.{name} has no annotation",
+            code="annotation-wrong",
+            hint=f"write `{name}: Tensor = inner()`",
+        )
     hint = resolve_annotation(cls, name, annotation, scope)
     options = set(typing.get_args(hint)) if is_union(hint) else {hint}
     kinds = options - {type(None)}
     if len(kinds) == 1 and isinstance(kind := kinds.pop(), type) and issubclass(kind, Tensor):
         return kind, type(None) in options
     raise SpecError(
-        f"{cls.__name__}.{name}: expected the annotation Tensor, Tensor | None or a subclass, got {annotation!r}"
+        f"{cls.__name__}.{name}: expected the annotation Tensor, Tensor | None or a subclass, got {annotation!r}",
+        code="annotation-wrong",
     )
 
 
@@ -271,7 +292,11 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
     inners = tuple(f for f in fields.values() if isinstance(f, InnerField))
     meta = [f for f in fields.values() if not isinstance(f, InnerField)]
     if not inners:
-        raise SpecError(f"{cls.__name__} declares no inner tensor; write `values: Tensor = inner()`")
+        raise SpecError(
+            f"{cls.__name__} declares no inner tensor",
+            code="inner-missing",
+            hint="write `values: Tensor = inner()`",
+        )
     size_from = keywords.get("size_from", inners[0].name)
     fallback, has_materialize = keywords.get("fallback", "error"), _has_materialize(cls)
     kind = keywords.get("kind", default_kind(fallback, has_materialize))
@@ -307,7 +332,8 @@ def _has_materialize(cls: type) -> bool:
     if found is not None and not isinstance(found, types.FunctionType):
         raise SpecError(
             f"{cls.__name__}.materialize must be a method, `def materialize(self) -> Tensor`, got {found!r} of type "
-            f"{type(found).__name__}"
+            f"{type(found).__name__}",
+            code="method-signature",
         )
     if found is not None:
         _check_no_arguments(cls, found)
@@ -320,8 +346,9 @@ def _check_no_arguments(cls: type, materialize: types.FunctionType) -> None:
         signature.bind(None)
     except TypeError:
         raise SpecError(
-            f"{cls.__name__}.materialize{signature} is called without arguments; write `def materialize(self) -> "
-            f"Tensor`, or give the other parameters defaults"
+            f"{cls.__name__}.materialize{signature} is called without arguments",
+            code="method-signature",
+            hint="write `def materialize(self) -> Tensor`, or give the other parameters defaults",
         ) from None
 
 
@@ -329,7 +356,10 @@ def _collect_decompose(cls: type, value: bool | Collection[Any]) -> bool | froze
     if isinstance(value, bool):
         return value
     if isinstance(value, str | OpOverload | OpOverloadPacket) or not isinstance(value, Iterable):
-        raise SpecError(f"{cls.__name__}: decompose= takes a bool or a collection of ops, got {value!r}")
+        raise SpecError(
+            f"{cls.__name__}: decompose= takes a bool or a collection of ops, got {value!r}",
+            code="keyword-value",
+        )
     ops: set[Any] = set()
     for op in value:
         if isinstance(op, OpOverload):
@@ -337,7 +367,10 @@ def _collect_decompose(cls: type, value: bool | Collection[Any]) -> bool | froze
         elif isinstance(op, OpOverloadPacket):
             ops.update(found for name in op.overloads() if is_dispatched(found := getattr(op, name)))
         else:
-            raise SpecError(f"{cls.__name__}: decompose= takes ops such as torch.ops.aten.silu, got {op!r}")
+            raise SpecError(
+                f"{cls.__name__}: decompose= takes ops such as torch.ops.aten.silu, got {op!r}",
+                code="keyword-value",
+            )
     return frozenset(ops)
 
 
@@ -348,7 +381,8 @@ def _collect_outer_args(cls: type, outer: object, fields: frozenset[str]) -> tup
             return args
     raise SpecError(
         f"{cls.__name__}.outer must be a @staticmethod whose parameters are names of fields "
-        f"({', '.join(sorted(fields))}), and which returns an Outer(size, ...)"
+        f"({', '.join(sorted(fields))}), and which returns an Outer(size, ...)",
+        code="method-signature",
     )
 
 
@@ -361,17 +395,25 @@ def check_spec(cls: type, spec: SubclassSpec) -> None:
         named = getattr(spec, keyword)
         if named not in spec.inner_names:
             raise SpecError(
-                f"{spec.name}: {keyword}={named!r} is not an inner tensor; the class has {', '.join(spec.inner_names)}"
+                f"{spec.name}: {keyword}={named!r} is not an inner tensor; the class has {', '.join(spec.inner_names)}",
+                code="keyword-value",
             )
         field = spec.inners[spec.inner_names.index(named)]
         if field.optional and not spec.has_outer:
-            raise SpecError(f"{spec.name}: {keyword}={named!r} may be None; name one that is always there")
+            raise SpecError(
+                f"{spec.name}: {keyword}={named!r} may be None",
+                code="keyword-value",
+                hint="name one that is always there",
+            )
     if spec.fallback not in FALLBACKS:
-        raise SpecError(f"{spec.name}: expected fallback in {FALLBACKS}, got {spec.fallback!r}")
+        raise SpecError(
+            f"{spec.name}: expected fallback in {FALLBACKS}, got {spec.fallback!r}", code="keyword-value"
+        )
     if spec.fallback == "materialize" and not spec.has_materialize:
         raise SpecError(
             f'{spec.name}: fallback="materialize" needs a method `materialize(self) -> Tensor` that returns '
-            f"the plain tensor this stands for"
+            f"the plain tensor this stands for",
+            code="materialize-missing",
         )
     check_kind(spec)
     _check_trainable(spec)
@@ -380,12 +422,17 @@ def check_spec(cls: type, spec: SubclassSpec) -> None:
     for field in spec.dynamics:
         default = field.default
         if default is not MISSING and (type(default) is not int or default < 0):
-            raise SpecError(f"{spec.name}.{field.name}: expected a non-negative int default, got {default!r}")
+            raise SpecError(
+                f"{spec.name}.{field.name}: expected a non-negative int default, got {default!r}",
+                code="default-refused",
+            )
 
 
 def _check_trainable(spec: SubclassSpec) -> None:
     if not isinstance(spec.trainable, bool):
-        raise SpecError(f"{spec.name}: expected a bool as trainable=, got {spec.trainable!r}")
+        raise SpecError(
+            f"{spec.name}: expected a bool as trainable=, got {spec.trainable!r}", code="keyword-value"
+        )
     dtypes = [f.dtype for f in spec.inners]
     if (
         spec.trainable
@@ -394,5 +441,7 @@ def _check_trainable(spec: SubclassSpec) -> None:
     ):
         raise SpecError(
             f"{spec.name}: trainable=True needs an inner tensor that an optimizer can update, and all are declared "
-            f"with the dtypes {', '.join(map(str, dtypes))}; remove trainable=True"
+            f"with the dtypes {', '.join(map(str, dtypes))}",
+            code="keyword-conflict",
+            hint="remove trainable=True",
         )

@@ -104,15 +104,17 @@ def constant(values: Any, *, dtype: torch.dtype | None = None) -> Any:
     """
     if isinstance(values, Tensor) and values.requires_grad:
         raise SpecError(
-            "constant() takes a tensor that does not require grad, since a constant gets no gradient; pass "
-            "t.detach(), or declare what is trained with inner()"
+            "constant() takes a tensor that does not require grad, since a constant gets no gradient",
+            code="constant-refused",
+            hint="pass t.detach(), or declare what is trained with inner()",
         )
     try:
         made = torch.as_tensor(values, dtype=dtype, device=None if isinstance(values, Tensor) else "cpu")
         return Constant(_frozen(made.tolist()), made.dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(
-            f"constant() takes numbers, nested lists of them or a tensor with data, got {values!r}: {error}"
+            f"constant() takes numbers, nested lists of them or a tensor with data, got {values!r}: {error}",
+            code="constant-refused",
         ) from error
 
 

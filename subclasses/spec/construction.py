@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import DisableTorchFunctionSubclass, in_function_mode, is_transformed
-from subclasses.errors import DispatchError, one_of
+from subclasses.errors import DispatchError, coded, one_of
 from subclasses.spec.fields import MISSING
 from subclasses.spec.statics import describe
 from subclasses.spec.values import known_to_differ
@@ -82,8 +82,10 @@ def raise_failed_outer(cls: str, error: RuntimeError) -> NoReturn:
             raise error
         raise DispatchError(
             f"{cls}.outer reads what is in an inner tensor, as int(t.max()) does, and no compiler knows it ({error}): "
-            f"compute the size from sizes and metadata. Declare one that only the contents tell as a field, "
-            f"`length: int = dynamic()`, and pass it to the constructor"
+            "compute the size from sizes and metadata",
+            code="outer-reads-data",
+            hint="Declare one that only the contents tell as a field, `length: int = dynamic()`, and pass it to the "
+            "constructor",
         ) from error
     finally:
         del error  # its traceback holds this frame
@@ -124,25 +126,34 @@ def check_materialized(x: Any, plain: Any) -> None:
     if not isinstance(plain, Tensor):
         got = f"{plain!r} of type {type(plain).__name__}"
     elif plain is x or (type(plain) is type(x) and not x._layout.nested):
-        raise ValueError(
+        raise coded(
+            ValueError,
             f"{type(x).__name__}.materialize: expected a plain tensor, which is what ops without a rule compute with, "
-            f"got a {type(x).__name__} again; compute it from the inner tensors, as in self.{x._layout.present[0]}"
+            f"got a {type(x).__name__} again",
+            code="materialize-result",
+            hint=f"compute it from the inner tensors, as in self.{x._layout.present[0]}",
         )
     elif known_to_differ(plain.shape, x.shape) or not (
         plain.dtype == x.dtype or _is_autocasting(plain.device.type)
     ):
         got = f"one of size {tuple(plain.shape)} and {plain.dtype}"
     elif plain.device != x.device:
-        raise ValueError(
+        raise coded(
+            ValueError,
             f"{type(x).__name__}.materialize: expected a tensor on {x.device}, where the value is, got one on "
-            f"{plain.device}; make what it computes with there, as in torch.arange(n, device=self.device)"
+            f"{plain.device}",
+            code="materialize-result",
+            hint="make what it computes with there, as in torch.arange(n, device=self.device)",
         )
     else:
         return
-    raise ValueError(
+    raise coded(
+        ValueError,
         f"{type(x).__name__}.materialize: expected a tensor of the outer size {tuple(x.shape)} and {x.dtype}, got "
-        f"{got}; mend it, or say with size_from=, dtype_from= or `outer` what the value shows. Where other values "
-        f"pass, a rule made this one with inner tensors that do not go together, as a slice of one of them alone"
+        f"{got}",
+        code="materialize-result",
+        hint="mend it, or say with size_from=, dtype_from= or `outer` what the value shows. Where other values pass, "
+        "a rule made this one with inner tensors that do not go together, as a slice of one of them alone",
     )
 
 
@@ -175,8 +186,10 @@ def check_not_transformed(cls: str, *inners: Tensor | None) -> None:
     if any(t is not None and is_transformed(t) for t in inners):
         raise DispatchError(
             f"{cls}: cannot be made inside a transform of torch.func (vmap, grad, jvp, ...) from tensors that it "
-            f"transforms, since an op on it would reach them after the transform was left; make it outside and pass "
-            f"what is inside as plain tensors, or use torch.autograd.grad or a batch dimension"
+            "transforms, since an op on it would reach them after the transform was left",
+            code="transform-refused",
+            hint="make it outside and pass what is inside as plain tensors, or use torch.autograd.grad or a batch "
+            "dimension",
         )
 
 

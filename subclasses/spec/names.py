@@ -62,7 +62,9 @@ def check_field_name(cls: type, name: str, *, is_inner: bool = False) -> None:
         reason = "is a builtin that generated code calls"
     if reason:
         raise SpecError(
-            f"{cls.__name__}.{name} {reason}; choose another name, such as {name.strip('_')}_data"
+            f"{cls.__name__}.{name} {reason}",
+            code="name-taken",
+            hint=f"choose another name, such as {name.strip('_')}_data",
         )
 
 
@@ -74,13 +76,15 @@ def check_method_name(cls: type, name: str, value: object) -> None:
         return
     if is_data_attribute(name):
         raise SpecError(
-            f"{cls.__name__}.{name} hides a data attribute of Tensor, which compilers read from the tensor itself; "
-            f"choose another name, or say with `outer` what the value shows"
+            f"{cls.__name__}.{name} hides a data attribute of Tensor, which compilers read from the tensor itself",
+            code="name-taken",
+            hint="choose another name, or say with `outer` what the value shows",
         )
     if callable(found) and isinstance(value, classmethod | staticmethod):
         raise SpecError(
-            f"{cls.__name__}.{name} hides a method of Tensor, so that x.{name}(...) would call a function without x; "
-            f"choose another name, such as from_{name}"
+            f"{cls.__name__}.{name} hides a method of Tensor, so that x.{name}(...) would call a function without x",
+            code="name-taken",
+            hint=f"choose another name, such as from_{name}",
         )
 
 
@@ -99,7 +103,9 @@ def _check_relied_on(cls: type, name: str) -> None:
     else:
         return
     raise SpecError(
-        f"{cls.__name__}.{name} {reason}; choose another name, such as {name.strip('_')}_of_mine{mend}"
+        f"{cls.__name__}.{name} {reason}",
+        code="name-taken",
+        hint=f"choose another name, such as {name.strip('_')}_of_mine{mend}",
     )
 
 
@@ -140,29 +146,36 @@ def check_special_methods(cls: type) -> None:
     body = vars(cls)
     for base, instead in _NO_BASES.items():
         if issubclass(cls, base):
-            raise SpecError(f"{cls.__name__} cannot inherit from {base.__name__} too; {instead}")
+            raise SpecError(
+                f"{cls.__name__} cannot inherit from {base.__name__} too", code="base-refused", hint=instead
+            )
     if "__eq__" in body and body.get("__hash__") is None:
         raise SpecError(
             f"{cls.__name__} defines __eq__ without __hash__, so that Python makes its values unhashable, and autograd "
-            f"and optimizers hash tensors; write `__hash__ = torch.Tensor.__hash__` beside it, or, in place of "
-            f"__eq__, a rule: @{cls.__name__}.implements(torch.eq)"
+            "and optimizers hash tensors",
+            code="hash-missing",
+            hint="write `__hash__ = torch.Tensor.__hash__` beside it, or, in place of __eq__, a rule: "
+            f"@{cls.__name__}.implements(torch.eq)",
         )
     for name, meaning in _OF_SIZES.items():
         if name in body:
             raise SpecError(
-                f"{cls.__name__}.{name} is not called by compiled code, in which {meaning}; write a method of another "
-                f"name, such as {name.strip('_')}_of_mine"
+                f"{cls.__name__}.{name} is not called by compiled code, in which {meaning}",
+                code="method-not-called",
+                hint=f"write a method of another name, such as {name.strip('_')}_of_mine",
             )
     if "__post_init__" in body:
         raise SpecError(
-            f"{cls.__name__}.__post_init__ is never called, since the class is no dataclass; write its checks in a "
-            f"`__new__` that ends with `return super().__new__(cls, ...)`"
+            f"{cls.__name__}.__post_init__ is never called, since the class is no dataclass",
+            code="method-not-called",
+            hint="write its checks in a `__new__` that ends with `return super().__new__(cls, ...)`",
         )
     for name in ("__torch_function__", "__torch_dispatch__"):
         if isinstance(inspect.getattr_static(cls, name, None), types.FunctionType):
             raise SpecError(
-                f"{cls.__name__}.{name} is a plain method, and torch calls it on the class; write `@classmethod` above "
-                f"`def {name}(cls, func, types, args=(), kwargs=None)`"
+                f"{cls.__name__}.{name} is a plain method, and torch calls it on the class",
+                code="method-signature",
+                hint=f"write `@classmethod` above `def {name}(cls, func, types, args=(), kwargs=None)`",
             )
     _check_operators(cls)
     _check_hooks(cls)
@@ -174,8 +187,9 @@ def _check_operators(cls: type) -> None:
         op = _OPS_OF_OPERATORS[name]
         raise SpecError(
             f"{cls.__name__}.{name} is not called by the function of torch that computes the same, nor where a tensor "
-            f"stands on the left, or the value is written in place; write a rule, which they ask: "
-            f"@{cls.__name__}.implements(torch.{op})"
+            "stands on the left, or the value is written in place",
+            code="method-not-called",
+            hint=f"write a rule, which they ask: @{cls.__name__}.implements(torch.{op})",
         )
 
 
@@ -184,13 +198,15 @@ def _check_hooks(cls: type) -> None:
     wraps, checks = vars(cls).get("wrap_cotangent"), vars(cls).get("check_loaded")
     if wraps is not None and not (isinstance(wraps, types.FunctionType) and _takes(wraps, None, None)):
         raise SpecError(
-            f"{cls.__name__}.wrap_cotangent is called on a value, with a plain cotangent; write it as a method, `def "
-            f"wrap_cotangent(self, cotangent)`, that returns {one_of(cls)}"
+            f"{cls.__name__}.wrap_cotangent is called on a value, with a plain cotangent",
+            code="method-signature",
+            hint=f"write it as a method, `def wrap_cotangent(self, cotangent)`, that returns {one_of(cls)}",
         )
     if checks is not None and not isinstance(checks, classmethod):
         raise SpecError(
-            f"{cls.__name__}.check_loaded is asked before there is a value: write `@classmethod` above `def "
-            f"check_loaded(cls, **fields)`"
+            f"{cls.__name__}.check_loaded is asked before there is a value",
+            code="method-signature",
+            hint="write `@classmethod` above `def check_loaded(cls, **fields)`",
         )
 
 

@@ -53,18 +53,28 @@ def parse_shape(where: str, text: Any, ndim: Any) -> Shape | None:
     """
     if ndim is not None:
         if text is not None:
-            raise SpecError(f"{where}: shape={text!r} fixes the number of dims already; remove ndim={ndim!r}")
+            raise SpecError(
+                f"{where}: shape={text!r} fixes the number of dims already",
+                code="keyword-conflict",
+                hint=f"remove ndim={ndim!r}",
+            )
         if type(ndim) is not int or ndim < 0:
-            raise SpecError(f"{where}: expected ndim= to be a non-negative int, got {ndim!r}")
+            raise SpecError(
+                f"{where}: expected ndim= to be a non-negative int, got {ndim!r}", code="keyword-value"
+            )
         return Shape((ANY,) * ndim, False)
     if text is None:
         return None
     if not isinstance(text, str):
-        raise SpecError(f'{where}: expected shape= to be a string such as "out in", got {text!r}')
+        raise SpecError(
+            f'{where}: expected shape= to be a string such as "out in", got {text!r}', code="keyword-value"
+        )
     words = text.replace(",", " ").split()
     if "," in text:
         raise SpecError(
-            f"{where}: shape={text!r}: dims are separated by spaces; write shape={' '.join(words)!r}"
+            f"{where}: shape={text!r}: dims are separated by spaces",
+            code="shape-wrong",
+            hint=f"write shape={' '.join(words)!r}",
         )
     leading = words[:1] == ["..."]
     return Shape(tuple(_parse_dim(where, text, w) for w in words[leading:]), leading)
@@ -77,11 +87,15 @@ def _parse_dim(where: str, text: str, word: str) -> str | int:
         return word
     if word == "...":
         raise SpecError(
-            f"{where}: shape={text!r}: `...` is for leading dims and stands first; write `_` for one dim"
+            f"{where}: shape={text!r}: `...` is for leading dims and stands first",
+            code="shape-wrong",
+            hint="write `_` for one dim",
         )
     raise SpecError(
         f"{where}: shape={text!r}: a dim is a name, an int, `_` for any size, or a leading `...`, and {word!r} is none "
-        f"of these; write a name, and compare sizes that depend on others in `__new__`"
+        "of these",
+        code="shape-wrong",
+        hint="write a name, and compare sizes that depend on others in `__new__`",
     )
 
 

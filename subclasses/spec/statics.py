@@ -75,22 +75,29 @@ def check_default(cls: str, field: Any) -> None:
     if field.default is MISSING:
         return
     if find_tensor(field.default) is not None:
-        raise SpecError(f"{cls}.{field.name}: a default cannot be a tensor; declare an inner() instead")
+        raise SpecError(
+            f"{cls}.{field.name}: a default cannot be a tensor",
+            code="default-refused",
+            hint="declare an inner() instead",
+        )
     try:
         hash(field.default)
     except TypeError as error:
         raise SpecError(
-            f"{cls}.{field.name}: static metadata is hashable, and the default {field.default!r} is not; "
-            f"use a tuple or a frozen dataclass"
+            f"{cls}.{field.name}: static metadata is hashable, and the default {field.default!r} is not",
+            code="default-refused",
+            hint="use a tuple or a frozen dataclass",
         ) from error
     if (found := find_changeable(field.default)) is not None:
         raise SpecError(
             f"{cls}.{field.name}: expected a default that is compared by value and cannot change in place, since "
-            f"compiled programs are found by it, got {mend_changeable(field.default, found)}"
+            f"compiled programs are found by it, got {mend_changeable(field.default, found)}",
+            code="default-refused",
         )
     if is_no_choice(field.default, field.choices):
         raise SpecError(
-            f"{cls}.{field.name}: expected a default among {show_choices(field.choices)}, got {field.default!r}"
+            f"{cls}.{field.name}: expected a default among {show_choices(field.choices)}, got {field.default!r}",
+            code="default-refused",
         )
 
 

@@ -75,16 +75,19 @@ def default_kind(fallback: Any, has_materialize: bool) -> str:
 def check_kind(spec: Any) -> None:
     """Raises SpecError unless the kind of a declaration is one that its fallback and its methods allow."""
     if spec.kind not in KINDS:
-        raise SpecError(f"{spec.name}: expected kind in {KINDS}, got {spec.kind!r}")
+        raise SpecError(f"{spec.name}: expected kind in {KINDS}, got {spec.kind!r}", code="keyword-value")
     if spec.kind == Kind.STRUCTURE:
         return
     if spec.fallback == "map":
         raise SpecError(
             f'{spec.name}: kind="representation" with fallback="map": an op runs on each inner tensor, so a value is '
-            f"its inner tensors; leave kind out"
+            f"its inner tensors",
+            code="keyword-conflict",
+            hint="leave kind out",
         )
     if not spec.has_materialize:
         raise SpecError(
             f'{spec.name}: kind="representation" needs a method `materialize(self) -> Tensor` that returns the plain '
-            f"tensor which a value represents"
+            f"tensor which a value represents",
+            code="materialize-missing",
         )

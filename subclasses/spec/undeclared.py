@@ -49,7 +49,9 @@ def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
         if _is_method_named(name, value) and not name.startswith("_"):
             raise SpecError(
                 f"{cls.__name__}.{name} is annotated, as a field is, and a method or property of the class body too, "
-                f"of which the last one counts; give one of them another name"
+                "of which the last one counts",
+                code="name-taken",
+                hint="give one of them another name",
             )
         if name.startswith("_") or _is_declared(value) or _is_constant(annotation, value):
             continue
@@ -64,8 +66,9 @@ def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
         for name, value in vars(base).items():
             if isinstance(value, Marker):
                 raise SpecError(
-                    f"{cls.__name__}: its base {base.__name__} declares the field {name!r} and is not a declared "
-                    f"class; write `class {base.__name__}(TensorSubclass)`, or declare {name!r} in {cls.__name__}"
+                    f"{cls.__name__}: its base {base.__name__} declares the field {name!r} and is not a declared class",
+                    code="base-refused",
+                    hint=f"write `class {base.__name__}(TensorSubclass)`, or declare {name!r} in {cls.__name__}",
                 )
 
 
@@ -74,21 +77,26 @@ def _check_value(cls: type, name: str, value: object, is_inherited_field: bool) 
     if any(value is f for f in (inner, static, dynamic)):
         marker = value.__name__  # type: ignore[attr-defined]
         raise SpecError(
-            f"{cls.__name__}: `{name} = {marker}` names a function; call it: `{name} = {marker}()`"
+            f"{cls.__name__}: `{name} = {marker}` names a function",
+            code="field-undeclared",
+            hint=f"call it: `{name} = {marker}()`",
         )
     if is_inherited_field and not isinstance(value, Marker):
         kind = "a method or property" if hasattr(type(value), "__get__") else "a constant of the class"
         raise SpecError(
             f"{cls.__name__}.{name} = {value!r} replaces an inherited field with {kind}, which generated code does not "
-            f"read; declare the field again, with static(default=...), dynamic(default=...) or inner(), or choose "
-            f"another name"
+            "read",
+            code="field-undeclared",
+            hint="declare the field again, with static(default=...), dynamic(default=...) or inner(), or choose "
+            "another name",
         )
     if not isinstance(value, Marker):
         check_method_name(cls, name, value)
     if isinstance(value, Tensor):
         raise SpecError(
-            f"{cls.__name__}.{name} is a tensor in the class body, which compilers refuse where a rule reads it; "
-            f"write `{name} = constant(...)` with its numbers"
+            f"{cls.__name__}.{name} is a tensor in the class body, which compilers refuse where a rule reads it",
+            code="constant-refused",
+            hint=f"write `{name} = constant(...)` with its numbers",
         )
 
 
@@ -121,13 +129,12 @@ def _raise_undeclared(cls: type, name: str, annotation: Any, value: object, scop
     written = _FINAL.sub(r"\2", written).replace("torch.Tensor", "Tensor")
     given = "" if value is _MISSING else f" = {_show(value)}"
     kinds = _kinds(cls, name, annotation, scope)
-    if _are_tensors(kinds):
-        fixed = f"`{name} = constant([...])`"
-    else:
-        fixed = f"`{name}: ClassVar[{written}]{given or ' = ...'}`"
+    fixed = f"{name}: ClassVar[{written}]{given or ' = ...'}"
     raise SpecError(
-        f"{cls.__name__}: `{name}: {written}{given}` declares no field: {_mend(name, written, kinds, value)}. For a "
-        f"constant of the class, write {fixed}"
+        f"{cls.__name__}: `{name}: {written}{given}` declares no field",
+        code="field-undeclared",
+        hint=f"{_mend(name, written, kinds, value)}. For a constant of the class, write "
+        f"`{f'{name} = constant([...])' if _are_tensors(kinds) else fixed}`",
     )
 
 

@@ -15,8 +15,6 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
-from subclasses.rules.results import WrongResultError
-
 # ---- errors of a property function -------------------------------------------------------------------------
 
 
@@ -105,7 +103,7 @@ def refusal(error: BaseException | None, is_own: Callable[[FrameType], bool] | N
     """
     for one in chain(error):
         text = " ".join(str(one).split())
-        if isinstance(one, Broken | WrongResultError):
+        if isinstance(one, Broken) or code_of(one) == "rule-result":
             return None
         by_type = isinstance(one, NotImplementedError) or type(one).__name__ in _COMPILER_REFUSES
         by_type = by_type or (is_own is not None and _is_deliberate(one, is_own))
@@ -155,7 +153,14 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = getattr(error, "inner_exception", None) or error.__cause__
+        cause = getattr(error, "inner_exception", None) or error.__cause__
+        # Dynamo raises its own errors "from None".
+        error = cause or (error.__context__ if type(error).__module__.startswith("torch._dynamo.") else None)
+
+
+def code_of(error: BaseException) -> str | None:
+    """The code of an error of ``subclasses``; None for another error."""
+    return getattr(error, "code", None)
 
 
 def first_line(text: str) -> str:

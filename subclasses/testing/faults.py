@@ -22,11 +22,10 @@ from torch import Tensor
 from subclasses.base import TensorSubclass, descendants
 from subclasses.errors import DispatchError, one_of
 from subclasses.rules.author_code import global_names, steps_of
-from subclasses.rules.errors import FROM_OUTSIDE
-from subclasses.rules.results import WrongResultError, describe
+from subclasses.rules.results import describe
 from subclasses.testing.cases import accepted, once
 from subclasses.testing.compare import snapshot, value_difference
-from subclasses.testing.errors import Attempt, Broken, Skipped, chain, innermost, problem
+from subclasses.testing.errors import Attempt, Broken, Skipped, chain, code_of, innermost, problem
 from subclasses.testing.property import Case
 from subclasses.testing.reach import functions_of, is_for_op, names_of_rules, rules_run
 from subclasses.testing.subject import Subject
@@ -148,18 +147,12 @@ OTHER_SIZE = (
 )
 
 
-def _other_size(error: BaseException, cls: type) -> str | None:
-    """An op that is mapped over the inner tensors does not fit one of them."""
-    return OTHER_SIZE if "mapped over its inner tensors" in str(error) else None
-
-
 # ---- causes that an error tells ----------------------------------------------------------------------------
 
 IsOwn = Callable[[types.FrameType], bool]
 
 # PyTorch's message where a compiler's stand-in meets a tensor with data that is no argument.
 _REAL_TENSOR = "Please convert all Tensors to FakeTensors"
-_PARAMETERS = re.compile(r"a rule takes the arguments of its op.*|a rule for subclasses\.\w+ is called as .*")
 _UNEXPECTED = re.compile(r"(\S+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -173,14 +166,11 @@ def mend_of(error: BaseException | None, cls: type, is_own: IsOwn = lambda frame
     """
     for one in chain(error):
         for find in (
-            _wrong_result,
+            _by_code,
             _other_operand,
             _unexpected_keyword,
-            _parameters,
             _foreign_tensor,
             _endless,
-            _materialize,
-            _other_size,
         ):
             if mend := find(one, cls):
                 return mend
@@ -210,19 +200,22 @@ def _other_operand(error: BaseException, cls: type) -> str | None:
     return _reads_any_operand(describe(rule), name, cls)
 
 
-def _wrong_result(error: BaseException, cls: type) -> str | None:
-    """A rule returned what its op cannot have as a result."""
-    return error.advice if isinstance(error, WrongResultError) else None
+# The codes of errors that this package raises for a fault of the class, with the advice; {} is the error's own hint.
+_ADVICE = {
+    "rule-result": "correct what that rule returns: {}",
+    "rule-parameters": "correct the parameters of that rule: {}",
+    "materialize-result": "correct materialize(): it returns a plain tensor of the size, dtype and device that the "
+    "value shows; or say with size_from=, dtype_from= or `outer` what the value shows",
+    "inner-size": OTHER_SIZE,
+}
 
 
-def _materialize(error: BaseException, cls: type) -> str | None:
-    """``materialize`` returns something else than the value shows."""
-    if f"{cls.__name__}.materialize: expected" not in str(error):
-        return None
-    return (
-        "correct materialize(): it returns a plain tensor of the size, dtype and device that the value shows; or say "
-        "with size_from=, dtype_from= or `outer` what the value shows"
-    )
+def _by_code(error: BaseException, cls: type) -> str | None:
+    """The advice for an error of this package that tells a fault of the class."""
+    advice = _ADVICE.get(code_of(error) or "")
+    if "keyword argument 'out'" in str(error):
+        return None  # _unexpected_keyword says more, of the error that is the cause of this one
+    return advice and advice.replace("{}", getattr(error, "hint", None) or "")
 
 
 def _reads_any_operand(where: str, name: str, cls: type) -> str:
@@ -298,12 +291,6 @@ def _in_torch_function(error: BaseException, cls: type, is_own: IsOwn) -> str | 
     )
 
 
-def _parameters(error: BaseException, cls: type) -> str | None:
-    """A rule cannot take the arguments of its op; the error says what they are."""
-    found = _PARAMETERS.search(str(error))
-    return found and f"correct the parameters of that rule: {found[0]}"
-
-
 def _unexpected_keyword(error: BaseException, cls: type) -> str | None:
     """A rule lacks a parameter that its op has: ``out``, as a rule."""
     found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
@@ -320,7 +307,7 @@ def _unexpected_keyword(error: BaseException, cls: type) -> str | None:
 
 def _foreign_tensor(error: BaseException, cls: type) -> str | None:
     """A rule uses a tensor that is no operand, such as a table in a global."""
-    if not any(words in str(error) for words in (_REAL_TENSOR, FROM_OUTSIDE)):
+    if code_of(error) != "tensor-from-outside" and _REAL_TENSOR not in str(error):
         return None
     found = [f"{name}, which {describe(rule)} reads" for rule, name in _global_tensors(cls)]
     which = f" ({'; '.join(dict.fromkeys(found))})" if found else ""
