@@ -285,8 +285,9 @@ def check_assignable(x: Any, name: str) -> None:
                 _end_graph(x, name)
     if is_exporting() and _is_tracked(x):
         raise DispatchError(
-            f"torch.export records no assignment: {name} of {one_of(type(x))} would be the old one in the program; "
-            f"write into the inner tensor, {name}.copy_(...), or construct a new {type(x).__name__}"
+            f"torch.export records no assignment: {name} of {one_of(type(x))} would be the old one in the program",
+            code="export-refused",
+            hint=f"write into the inner tensor, {name}.copy_(...), or construct a new {type(x).__name__}",
         )
 
 
@@ -471,8 +472,9 @@ def _refusing_results(create_arg: Any, is_ours: Callable[[Any], bool]) -> Any:
     def create(tracer: Any, a: Any) -> Any:
         if torch.compiler.is_exporting() and is_ours(a) and _is_fake(a):
             raise DispatchError(
-                f"torch.export: expected a function that returns plain tensors, got {one_of(type(a))}; return its "
-                f"inner tensors, or export subclasses.export.Flattened(fn), whose results are flattened"
+                f"torch.export: expected a function that returns plain tensors, got {one_of(type(a))}",
+                code="export-refused",
+                hint="return its inner tensors, or export subclasses.export.Flattened(fn), whose results are flattened",
             )
         return create_arg(tracer, a)
 

@@ -185,10 +185,14 @@ class TensorSubclass(Tensor):
         """
         if cls is TensorSubclass:
             raise SpecError(
-                "TensorSubclass.implements: register a rule on a class declared with TensorSubclass"
+                "TensorSubclass.implements",
+                code="class-not-declared",
+                hint="register a rule on a class declared with TensorSubclass",
             )
         if not ops:
-            raise SpecError(f"{cls.__name__}.implements() needs an op, such as torch.ops.aten.mul.Tensor")
+            raise SpecError(
+                f"{cls.__name__}.implements() needs an op, such as torch.ops.aten.mul.Tensor", code="rule-key"
+            )
         for op in ops:
             check_key(cls, op)
         check_asked(cls, TensorSubclass, ops)
@@ -218,12 +222,15 @@ class TensorSubclass(Tensor):
         """
         if not callable(func):
             raise SpecError(
-                f"{cls.__name__}.unruled takes the function before its arguments, got {one_of(type(func))}"
+                f"{cls.__name__}.unruled takes the function before its arguments, got {one_of(type(func))}",
+                code="rule-key",
             )
         if isinstance(func, OpOverload | OpOverloadPacket) and not is_decomposed(func):
             raise SpecError(
                 f"{cls.__name__}.unruled takes a Python-level function, such as torch.add, got {func}, whose rule is "
-                f"asked for below; compute with the inner tensors, or with x.materialize()"
+                "asked for below",
+                code="rule-key",
+                hint="compute with the inner tensors, or with x.materialize()",
             )
         if cls.__spec__.fallback == "materialize" and func in view_functions:
             return view_functions[func](func, *args, **kwargs)
@@ -299,7 +306,8 @@ class TensorSubclass(Tensor):
         if not type(self).__spec__.has_materialize:
             raise DispatchError(
                 f"{type(self).__name__}: a plain cotangent needs a method `materialize(self) -> Tensor`, or "
-                f"`wrap_cotangent(self, cotangent)` that returns it as {one_of(type(self))}"
+                f"`wrap_cotangent(self, cotangent)` that returns it as {one_of(type(self))}",
+                code="cotangent-plain",
             )
         return construct.pull_back(self, cotangent)
 
@@ -345,8 +353,9 @@ def _no_memory(x: TensorSubclass, call: str) -> DispatchError:
     spec = type(x).__spec__
     whole = ", or on x.materialize()" if spec.has_materialize else ""
     return DispatchError(
-        f"{type(x).__name__}.{call} reads the numbers of a tensor in memory, and {one_of(type(x))} has none of its "
-        f"own; call it on an inner tensor (x.{spec.inner_names[0]}){whole}"
+        f"{type(x).__name__}.{call} reads the numbers of a tensor in memory, and {one_of(type(x))} has none of its own",
+        code="no-memory",
+        hint=f"call it on an inner tensor (x.{spec.inner_names[0]}){whole}",
     )
 
 

@@ -35,7 +35,9 @@ def strict() -> Iterator[None]:
 def check_materialize(cls: type, op: Any) -> None:
     """Raises a ``DispatchError`` inside :func:`strict`; elsewhere notifies the watchers."""
     if _strict.get():
-        raise DispatchError(f"{op} would materialize {one_of(cls)}, and subclasses.strict() is in force")
+        raise DispatchError(
+            f"{op} would materialize {one_of(cls)}, and subclasses.strict() is in force", code="strict-mode"
+        )
     for watcher in watchers:
         watcher(cls, op)
     if not cls.__module__.startswith("subclasses."):

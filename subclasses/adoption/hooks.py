@@ -54,7 +54,8 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
     if to_plain is not None and not callable(to_plain):
         raise SpecError(
             f"adopt: to_plain= takes a function from {one_of(cls)} to a plain tensor, such as "
-            f"{cls.__name__}.dequantize, got {to_plain!r}"
+            f"{cls.__name__}.dequantize, got {to_plain!r}",
+            code="adopt-refused",
         )
     if is_adopted(cls):
         _check_same_conversion(cls, to_plain)
@@ -85,14 +86,20 @@ def _check(cls: Any) -> None:
     """
     if not isinstance(cls, type) or not issubclass(cls, Tensor):
         shown = cls.__name__ if isinstance(cls, type) else f"{one_of(type(cls))}"
-        raise SpecError(f"adopt: expected a class derived from torch.Tensor, got {shown}")
+        raise SpecError(
+            f"adopt: expected a class derived from torch.Tensor, got {shown}", code="adopt-refused"
+        )
     if issubclass(cls, TensorSubclass):
-        raise SpecError(f"adopt: {cls.__name__} is declared with TensorSubclass and has all hooks")
+        raise SpecError(
+            f"adopt: {cls.__name__} is declared with TensorSubclass and has all hooks", code="adopt-refused"
+        )
     missing = [n for n in ("__tensor_flatten__", "__tensor_unflatten__") if not hasattr(cls, n)]
     if missing:
         raise SpecError(
             f"adopt: {cls.__name__} has no {' and no '.join(missing)}, so PyTorch's compilers do not know its inner "
-            f"tensors; define both, or declare the class with TensorSubclass"
+            "tensors",
+            code="adopt-refused",
+            hint="define both, or declare the class with TensorSubclass",
         )
 
 
@@ -110,8 +117,9 @@ def _check_same_conversion(cls: Any, to_plain: Callable[[Any], Tensor] | None) -
     if to_plain is not None and to_plain != known:
         how = "without to_plain=" if known is None else f"with to_plain={known!r}"
         raise SpecError(
-            f"adopt: {cls.__name__} is adopted already, {how}, got to_plain={to_plain!r}; adopt it once, with the "
-            f"function that converts its gradients"
+            f"adopt: {cls.__name__} is adopted already, {how}, got to_plain={to_plain!r}",
+            code="adopt-refused",
+            hint="adopt it once, with the function that converts its gradients",
         )
 
 

@@ -127,7 +127,9 @@ def set_field(x: Any, name: str, value: Any) -> None:
     meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
     if "__dataclass_fields__" in vars(cls):  # its __init__ assigns each field
         raise SpecError(
-            f"{cls.__name__}: leave out @dataclass, whose __init__, __eq__ and __hash__ are not a tensor's"
+            f"{cls.__name__}",
+            code="method-not-called",
+            hint="leave out @dataclass, whose __init__, __eq__ and __hash__ are not a tensor's",
         )
     if field.shape is not None and isinstance(value, Tensor):
         check_shapes(spec, list(inners.values()), meta, assigned=name)

@@ -108,7 +108,9 @@ def _check_can_train(x: Any, where: str, is_inside: bool = False) -> None:
             _check_can_train(inner, f"{where} with {one_of(type(inner))} as {field_name(name)}", True)
     elif why := _why_not(cls):
         raise DispatchError(
-            f"{where}: an optimizer adds to it in place, and {why}. {_instead(cls, is_inside)}"
+            f"{where}: an optimizer adds to it in place, and {why}",
+            code="optimizer-step",
+            hint=_instead(cls, is_inside),
         )
 
 

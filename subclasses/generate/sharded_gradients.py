@@ -39,7 +39,9 @@ def pack(part: Any, gradient: Any, ranks: int) -> Tensor | None:
     if not isinstance(gradient, cls):
         raise DispatchError(
             f"FSDP2: the gradient of a Parameter of {one_of(cls)} is {one_of(type(gradient))}, and its inner tensors "
-            f"get their gradients from one of {one_of(cls)}; let the rules of {cls.__name__} give such gradients"
+            f"get their gradients from one of {one_of(cls)}",
+            code="gradient-misfit",
+            hint=f"let the rules of {cls.__name__} give such gradients",
         )
     size = gradient.size(0) // ranks
     rows = [list(_tensors(rows_of(gradient, k * size, (k + 1) * size))) for k in range(ranks)]

@@ -115,7 +115,9 @@ def check_not_random(op: HigherOrderOperator, fns: Iterable[Call], plain: Sequen
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
                 raise DispatchError(
                     f"{op.name()}: a function that it is given draws random numbers ({node.target}), and the "
-                    f"derivative would draw others; draw them outside and pass them as operands"
+                    "derivative would draw others",
+                    code="branch-random",
+                    hint="draw them outside and pass them as operands",
                 )
 
 

@@ -47,7 +47,9 @@ def higher_order_run(cls: Any, op: HigherOrderOperator) -> Call:
 def _raise_unsupported(cls: Any, op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
     rule = f"@{cls.__name__}.implements(torch.ops.higher_order.{op.name()})"
     way = way_out(cls, f"pass it the inner tensors, or add a rule with {rule}")
-    raise DispatchError(f"{cls.__name__} has no rule for the higher-order op {op.name()}; {way}")
+    raise DispatchError(
+        f"{cls.__name__} has no rule for the higher-order op {op.name()}", code="no-rule", hint=way
+    )
 
 
 def _run_cond(op: HigherOrderOperator, pred: Any, true_fn: Call, false_fn: Call, operands: Any = ()) -> Any:
@@ -109,8 +111,10 @@ def _dispatch_plain(op: HigherOrderOperator, dispatch: Call, key: Any, args: Any
 
 def _handwritten_error(name: str, cls: type) -> DispatchError:
     return DispatchError(
-        f"{name}: PyTorch cannot run it on {one_of(cls)}, a wrapper class written by hand; declare the class as a "
-        f"TensorSubclass, or pass its inner tensors as operands and make a {cls.__name__} of the results"
+        f"{name}: PyTorch cannot run it on {one_of(cls)}, a wrapper class written by hand",
+        code="class-not-declared",
+        hint=f"declare the class as a TensorSubclass, or pass its inner tensors as operands and make a {cls.__name__} "
+        "of the results",
     )
 
 
