@@ -286,7 +286,7 @@ def check_assignable(x: Any, name: str) -> None:
     if is_exporting() and _is_tracked(x):
         raise DispatchError(
             f"torch.export records no assignment: {name} of {one_of(type(x))} would be the old one in the program",
-            code="export-refused",
+            code="graph-refused",
             hint=f"write into the inner tensor, {name}.copy_(...), or construct a new {type(x).__name__}",
         )
 
@@ -473,7 +473,7 @@ def _refusing_results(create_arg: Any, is_ours: Callable[[Any], bool]) -> Any:
         if torch.compiler.is_exporting() and is_ours(a) and _is_fake(a):
             raise DispatchError(
                 f"torch.export: expected a function that returns plain tensors, got {one_of(type(a))}",
-                code="export-refused",
+                code="graph-refused",
                 hint="return its inner tensors, or export subclasses.export.Flattened(fn), whose results are flattened",
             )
         return create_arg(tracer, a)

@@ -162,7 +162,7 @@ def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
             names = f"{describe_metadata(source._layout)} to {describe_metadata(x._layout)}"
             raise DispatchError(
                 f"{op} of {names}: metadata, and which inner tensors there are, do not change",
-                code="metadata-differs",
+                code="write-misfit",
                 hint="put the other value in its place, as load_state_dict(..., assign=True) does, or "
                 f"{hint_for(cls, op)}",
             )

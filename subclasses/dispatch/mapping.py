@@ -698,7 +698,7 @@ def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
                 f"{op}: the {which} is {one_of(cls)} of size {tuple(x.shape)}, and its inner tensor {field.name!r} "
                 f'has size {tuple(t.shape)}. fallback="views" maps an op that names dims or sizes only over inner '
                 f"tensors of the outer size, since the same dims mean other elements there",
-                code="views-size",
+                code="inners-disagree",
                 hint=f"where a rule that broadcasts made the value, let it broadcast {field.name!r} too; else say what "
                 f"the result has in a rule: @{cls.__name__}.implements(torch.ops.{op})",
             )

@@ -31,7 +31,7 @@ def check_not_traced(cls: Any, op: OpOverload) -> None:
         raise DispatchError(
             f"{op} writes to a Parameter of {one_of(cls)} in a compiled function, whose graph cannot tell Parameters "
             "from other values",
-            code="optimizer-step",
+            code="graph-refused",
             hint="compile without fullgraph=True, or keep the optimizer's step out of the function",
         )
 

@@ -116,7 +116,7 @@ def check_not_random(op: HigherOrderOperator, fns: Iterable[Call], plain: Sequen
                 raise DispatchError(
                     f"{op.name()}: a function that it is given draws random numbers ({node.target}), and the "
                     "derivative would draw others",
-                    code="branch-random",
+                    code="graph-refused",
                     hint="draw them outside and pass them as operands",
                 )
 

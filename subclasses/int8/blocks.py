@@ -106,7 +106,9 @@ def view_counts(size: Size, counts: Size, new: Size) -> tuple[int, ...]:
         if moved is None:
             raise DispatchError(
                 f"view: blocks of {block_size_of(size, counts)} in {tuple(size)} do not correspond to blocks of "
-                f"{tuple(new)}; call dequantize() first"
+                f"{tuple(new)}",
+                code="blocks-refused",
+                hint="call dequantize() first",
             )
         out += moved
     return tuple(out)

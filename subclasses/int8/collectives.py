@@ -71,13 +71,16 @@ def _per_inner(func: Any, filled: list[Any], *rest: Any) -> Any:
     for t in _tensors_in((filled, rest)):
         if not isinstance(t, Int8Tensor) or t._layout.present != first._layout.present:
             raise DispatchError(
-                f"{func}: expected {_describe(first)} throughout, got {_describe(t)} too; quantize what each rank "
-                f"gives and what it receives alike, all with symmetric=True or all with symmetric=False"
+                f"{func}: expected {_describe(first)} throughout, got {_describe(t)} too",
+                code="argument-refused",
+                hint="quantize what each rank gives and what it receives alike, all with symmetric=True or all with "
+                "symmetric=False",
             )
         if t.scale.shape != first.scale.shape:
             raise DispatchError(
-                f"{func}: expected {_describe(first)} throughout, got {_describe(t)} too; give each rank its own part, "
-                f"with src_data_rank=None in distribute_tensor or parallelize_module"
+                f"{func}: expected {_describe(first)} throughout, got {_describe(t)} too",
+                code="argument-refused",
+                hint="give each rank its own part, with src_data_rank=None in distribute_tensor or parallelize_module",
             )
     names = first._layout.present
     started = [func(_select_inner(filled, name), *_select_inner(rest, name)) for name in names]

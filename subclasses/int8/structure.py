@@ -81,8 +81,9 @@ def _(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> 
         why = "may be either of two views" if views else "is not a view"
         raise DispatchError(
             f"as_strided: size {size} with strides {stride} and storage offset {offset} {why} of an Int8Tensor of size "
-            f"{tuple(x.shape)} with strides {x.stride()} that keeps its blocks; call dequantize() first, or clone() "
-            f"the view"
+            f"{tuple(x.shape)} with strides {x.stride()} that keeps its blocks",
+            code="blocks-refused",
+            hint="call dequantize() first, or clone() the view",
         )
     return views[0]
 
@@ -177,8 +178,9 @@ def _blocks_within(x: Any, dim: int, start: int, end: int, step: int) -> tuple[i
     if end <= (first + 1) * extent:
         return first, first + 1, True
     raise DispatchError(
-        f"slice [{start}:{end}:{step}] of dimension {dim} cuts through blocks of {x.block_size}; slice at multiples "
-        f"of {extent}, within one block, or call dequantize() first"
+        f"slice [{start}:{end}:{step}] of dimension {dim} cuts through blocks of {x.block_size}",
+        code="blocks-refused",
+        hint=f"slice at multiples of {extent}, within one block, or call dequantize() first",
     )
 
 
@@ -198,7 +200,11 @@ def _index(x: Any, dim: int, index: int) -> int:
 
 def _selected(x: Any, dim: int, index: int) -> Any:
     if x.dim() == 1:
-        raise DispatchError("select: an Int8Tensor has one dimension or more; call dequantize() first")
+        raise DispatchError(
+            "select: an Int8Tensor has one dimension or more",
+            code="blocks-refused",
+            hint="call dequantize() first",
+        )
     one = _sliced(x, dim, index, index + 1)
     return map_parts(one, lambda t: aten.select.int(t, dim, 0))
 

@@ -106,8 +106,9 @@ def _match_blocks(x: Any, source: Any) -> tuple[Tensor, Any]:
     """
     if not isinstance(source, Int8Tensor):
         raise DispatchError(
-            f"copy_ of floats to an Int8Tensor would round them; quantize them first: "
-            f"x.copy_(Int8Tensor.from_float(source, block_size={x.block_size}))"
+            "copy_ of floats to an Int8Tensor would round them",
+            code="write-misfit",
+            hint=f"quantize them first: x.copy_(Int8Tensor.from_float(source, block_size={x.block_size}))",
         )
     counts = x.scale.shape
     finer = source.shape == x.shape and all(
@@ -116,7 +117,9 @@ def _match_blocks(x: Any, source: Any) -> tuple[Tensor, Any]:
     if not finer or (x.zero_point is None and source.zero_point is not None):
         raise DispatchError(
             f"copy_: an Int8Tensor of size {tuple(x.shape)} with {_describe(x)} cannot hold one of size "
-            f"{tuple(source.shape)} with {_describe(source)} exactly; quantize the source for these blocks"
+            f"{tuple(source.shape)} with {_describe(source)} exactly",
+            code="write-misfit",
+            hint="quantize the source for these blocks",
         )
     zero_point = source.zero_point
     if zero_point is None and x.zero_point is not None:
@@ -126,8 +129,9 @@ def _match_blocks(x: Any, source: Any) -> tuple[Tensor, Any]:
     )
     if x.partial and not (_equal(x.scale, scale) and _equal(x.zero_point, zero_point)):
         raise DispatchError(
-            "copy_ to a part of a block would change the scale of the whole block; write whole blocks of the "
-            "tensor that it was sliced from, or quantize anew"
+            "copy_ to a part of a block would change the scale of the whole block",
+            code="blocks-refused",
+            hint="write whole blocks of the tensor that it was sliced from, or quantize anew",
         )
     return scale, zero_point  # type: ignore[return-value]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch_tracing import is_compiling_here
-from subclasses.errors import DispatchError, one_of
+from subclasses.errors import DispatchError, coded, one_of
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.checks import GREATEST_BOUND, check_bound
 from subclasses.spec.load_checks import check_unwrapped, has_data
@@ -201,12 +201,17 @@ def check_counts(counts: Any, dim: int) -> None:
     """Raises unless the counts are a sequence of ints, along the keys."""
     if dim not in (0, -3):
         raise DispatchError(
-            f"{_NAME}.split: only dim 0, that of the keys, is split, got dim {dim}; x[key] is a JaggedTensor"
+            f"{_NAME}.split: only dim 0, that of the keys, is split, got dim {dim}",
+            code="argument-refused",
+            hint="x[key] is a JaggedTensor",
         )
     if not isinstance(counts, Sequence) or not all(isinstance(n, int) for n in counts):
         wrong = DispatchError if isinstance(counts, int) else TypeError  # torch.split accepts an int
-        raise wrong(
-            f"{_NAME}.split: expected the number of keys of each part, such as [2, 1], got {counts!r}"
+        raise coded(
+            wrong,
+            f"{_NAME}.split: expected the number of keys of each part, got {counts!r}",
+            code="argument-refused",
+            hint="pass a sequence, such as [2, 1]",
         )
 
 
@@ -214,7 +219,9 @@ def check_not_traced(x: Any, method: str, instead: str) -> None:
     """Raises DispatchError if a method that reads lengths is called while a graph is traced."""
     if is_traced(x._raw_values):
         raise DispatchError(
-            f"{_NAME}.{method} reads the lengths, which a compiled function cannot; {instead}"
+            f"{_NAME}.{method} reads the lengths, which a compiled function cannot",
+            code="graph-refused",
+            hint=instead,
         )
 
 

@@ -31,7 +31,8 @@ def _check_graph(tables: Sequence[Table]) -> None:
     for t in tables:
         if t.max_norm is not None:
             raise DispatchError(
-                f"a table of shape {tuple(t.weight.shape)} with max_norm={t.max_norm}: {WRITES_TO_TABLES}"
+                f"a table of shape {tuple(t.weight.shape)} with max_norm={t.max_norm}: {WRITES_TO_TABLES}",
+                code="graph-refused",
             )
 
 
@@ -154,19 +155,28 @@ def _embedding_bag(  # noqa: PLR0913
 ) -> Tensor:
     """Implements ``embedding_bag`` of ragged ids ``[B, T]``: returns ``[B, D]``, as a loop over the rows would."""
     if isinstance(weight, JaggedTensor):
-        raise DispatchError(f"embedding_bag: weight: expected a dense table [V, D], got {shown(weight)}")
+        raise DispatchError(
+            f"embedding_bag: weight: expected a dense table [V, D], got {shown(weight)}",
+            code="argument-refused",
+        )
     if not isinstance(input, JaggedTensor):
         raise DispatchError(
             f"embedding_bag: input: expected a JaggedTensor of ids beside {shown(per_sample_weights)} as "
-            f"per_sample_weights, got {shown(input)}; give both as JaggedTensors with the same rows, or both dense"
+            f"per_sample_weights, got {shown(input)}",
+            code="rows-apart",
+            hint="give both as JaggedTensors with the same rows, or both dense",
         )
     if input.dim() != 2 or input.ragged_dim != 1 or offsets is not None:
         raise DispatchError(
-            f"embedding_bag: expected indices [B, T], each row of which is a bag, and no offsets, got {shown(input)}"
-            f"{'' if offsets is None else f' and offsets {shown(offsets)}'}"
+            "embedding_bag: expected indices [B, T], each row of which is a bag, and no offsets, got "
+            f"{shown(input)}{'' if offsets is None else f' and offsets {shown(offsets)}'}",
+            code="argument-refused",
         )
     if per_sample_weights is not None and mode != "sum":
-        raise DispatchError(f"embedding_bag: per_sample_weights go with mode='sum', got mode={mode!r}")
+        raise DispatchError(
+            f"embedding_bag: per_sample_weights go with mode='sum', got mode={mode!r}",
+            code="argument-refused",
+        )
     factors = (
         None if per_sample_weights is None else check_weights(input, per_sample_weights).unwrap("values")
     )

@@ -186,8 +186,10 @@ class KeyedJaggedTensor(TensorSubclass):
         if isinstance(key, str):
             return self.feature(key)
         raise DispatchError(
-            f"KeyedJaggedTensor[...]: expected a key, got {key!r}; its keys are {', '.join(self.keys)}. Select several "
-            f"keys with permute([...]) or split([...]), and rows with kjt[key][...]"
+            f"KeyedJaggedTensor[...]: expected a key, got {key!r}",
+            code="argument-refused",
+            hint=f"its keys are {', '.join(self.keys)}. Select several keys with permute([...]) or split([...]), and "
+            "rows with kjt[key][...]",
         )
 
     def to_dict(self) -> dict[str, JaggedTensor]:
@@ -309,10 +311,15 @@ class KeyedJaggedTensor(TensorSubclass):
 @KeyedJaggedTensor.implements(torch.cat)
 def _(func: Any, tensors: Any, dim: int = 0) -> Any:
     if dim != 0:
-        raise DispatchError(f"torch.cat of KeyedJaggedTensors joins keys, along dim 0, got dim={dim}")
+        raise DispatchError(
+            f"torch.cat of KeyedJaggedTensors joins keys, along dim 0, got dim={dim}", code="argument-refused"
+        )
     keys = [key for x in tensors if isinstance(x, KeyedJaggedTensor) for key in x.keys]
     if len(set(keys)) < len(keys):
-        raise DispatchError(f"torch.cat of KeyedJaggedTensors joins distinct keys, got {', '.join(keys)}")
+        raise DispatchError(
+            f"torch.cat of KeyedJaggedTensors joins distinct keys, got {', '.join(keys)}",
+            code="argument-refused",
+        )
     return KeyedJaggedTensor.cat(tensors)
 
 

@@ -82,8 +82,9 @@ def check_has_rows(x: Any, method: str) -> None:
     """Raises for merged dimensions, where rows are no dimension of their own."""
     if x.ragged_dim == 0:
         raise DispatchError(
-            f"JaggedTensor.{method} needs rows, and this one has its batch and ragged dimensions merged; unmerge them "
-            f"by x.unflatten(0, (B, T))"
+            f"JaggedTensor.{method} needs rows, and this one has its batch and ragged dimensions merged",
+            code="row-dims",
+            hint="unmerge them by x.unflatten(0, (B, T))",
         )
 
 
@@ -103,6 +104,8 @@ def check_not_recorded(op: Any, x: Any) -> None:
     """
     if is_recorded(x):
         raise DispatchError(
-            f"{op}: reached from inside another op, whose gradient would count entries that {one_of(type(x))} does "
-            f"not have; use x.sum(...), or take the op apart into ones that have rules"
+            f"{op}: reached from inside another op, whose gradient would count entries that {one_of(type(x))} does not "
+            "have",
+            code="padding-counted",
+            hint="use x.sum(...), or take the op apart into ones that have rules",
         )

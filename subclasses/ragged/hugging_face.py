@@ -203,7 +203,9 @@ def _check_keys(keys: Any) -> None:
     if isinstance(keys, RaggedTensor):
         raise DispatchError(
             f"get_seq_length: a cache with {shown(keys)} as its keys has no single length, and further tokens would "
-            f"get wrong positions; pass whole rows without past_key_values, or a dense batch with an attention_mask"
+            "get wrong positions",
+            code="padding-counted",
+            hint="pass whole rows without past_key_values, or a dense batch with an attention_mask",
         )
 
 
@@ -246,7 +248,9 @@ def _as_dense(x: Any, fill: int, pad_first: bool) -> Any:
         if pad_first:
             raise DispatchError(
                 "pad_across_processes: expected pad_first=False for a ragged tensor, whose rows are padded at their "
-                "end, got True; call x.to_dense(fill) and move the entries"
+                "end, got True",
+                code="argument-refused",
+                hint="call x.to_dense(fill) and move the entries",
             )
         return x.to_dense(fill)  # type: ignore[attr-defined]
     if isinstance(x, Mapping):

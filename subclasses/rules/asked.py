@@ -65,7 +65,7 @@ def check_derivative(cls: Any, keys: Iterable[Any], derivative: str | None) -> N
     name = f"{cls.__name__}.implements"
     if derivative not in (None, "formula"):
         raise SpecError(
-            f'{name}: expected derivative="formula" or None, got {derivative!r}', code="derivative-refused"
+            f'{name}: expected derivative="formula" or None, got {derivative!r}', code="keyword-value"
         )
     if derivative is None:
         return
@@ -73,7 +73,7 @@ def check_derivative(cls: Any, keys: Iterable[Any], derivative: str | None) -> N
         raise SpecError(
             f'{name}: derivative="formula" is the gradient of the tensor that a value represents, and {cls.__name__} '
             f"has no materialize() or maps ops over its inner tensors",
-            code="derivative-refused",
+            code="keyword-conflict",
             hint="leave derivative out: autograd differentiates the rule",
         )
     for key in keys:
@@ -81,7 +81,7 @@ def check_derivative(cls: Any, keys: Iterable[Any], derivative: str | None) -> N
             raise SpecError(
                 f'{name}: derivative="formula" is for an op that reaches the class below autograd, and autograd '
                 f"differentiates a rule for {key}",
-                code="derivative-refused",
+                code="keyword-conflict",
                 hint="name an op that PyTorch does not decompose, or leave derivative out",
             )
 

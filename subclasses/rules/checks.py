@@ -227,7 +227,7 @@ def check_rule(cls: type, keys: Iterable[Any], rule: Callable[..., Any]) -> None
         raise SpecError(
             f"{cls.__name__}: expected a function as the rule for {next(iter(keys))}, got {rule!r} of type "
             f"{type(rule).__name__}",
-            code="rule-signature",
+            code="rule-parameters",
             hint=expected,
         )
     code = getattr(rule, "__code__", None)
@@ -235,7 +235,7 @@ def check_rule(cls: type, keys: Iterable[Any], rule: Callable[..., Any]) -> None
         raise SpecError(
             f"{cls.__name__}: the rule {rule.__qualname__} has the parameters of a __torch_dispatch__, and a rule is "
             "called with the arguments of the op",
-            code="rule-signature",
+            code="rule-parameters",
             hint=expected,
         )
 

@@ -66,7 +66,7 @@ def check_refusal(cls: Any, op: Any, rule: Rule, args: Any, kwargs: Any) -> None
         raise DispatchError(
             f"{op} on {one_of(cls)}: the rule {describe(rule)} returned NotImplemented for these arguments, and no "
             "operand of another class is left to ask",
-            code="rule-refused",
+            code="no-rule",
         )
 
 

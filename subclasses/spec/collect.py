@@ -138,7 +138,7 @@ def raise_unknown_keywords(cls: type, unknown: Collection[str]) -> NoReturn:
     """Raises SpecError for class keywords that neither this package nor another base accepts."""
     raise SpecError(
         f"{cls.__name__}: unknown class keyword {', '.join(map(repr, unknown))}",
-        code="keyword-unknown",
+        code="keyword-value",
         hint=f"the keywords are {', '.join(KEYWORDS)}",
     )
 

@@ -153,7 +153,7 @@ def check_special_methods(cls: type) -> None:
         raise SpecError(
             f"{cls.__name__} defines __eq__ without __hash__, so that Python makes its values unhashable, and autograd "
             "and optimizers hash tensors",
-            code="hash-missing",
+            code="method-signature",
             hint="write `__hash__ = torch.Tensor.__hash__` beside it, or, in place of __eq__, a rule: "
             f"@{cls.__name__}.implements(torch.eq)",
         )

@@ -73,7 +73,7 @@ def parse_shape(where: str, text: Any, ndim: Any) -> Shape | None:
     if "," in text:
         raise SpecError(
             f"{where}: shape={text!r}: dims are separated by spaces",
-            code="shape-wrong",
+            code="keyword-value",
             hint=f"write shape={' '.join(words)!r}",
         )
     leading = words[:1] == ["..."]
@@ -88,13 +88,13 @@ def _parse_dim(where: str, text: str, word: str) -> str | int:
     if word == "...":
         raise SpecError(
             f"{where}: shape={text!r}: `...` is for leading dims and stands first",
-            code="shape-wrong",
+            code="keyword-value",
             hint="write `_` for one dim",
         )
     raise SpecError(
         f"{where}: shape={text!r}: a dim is a name, an int, `_` for any size, or a leading `...`, and {word!r} is none "
         "of these",
-        code="shape-wrong",
+        code="keyword-value",
         hint="write a name, and compare sizes that depend on others in `__new__`",
     )
 

@@ -146,6 +146,7 @@ _NORMS = (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.
 def _(func: Any, *args: Any, **kwargs: Any) -> Any:
     raise DispatchError(
         f"{func.__name__} of a TableShard, such as clip_grad_norm_ asks for, would be that of this rank's rows alone, "
-        f"and differ between ranks; clip the gradients of the other parameters, or add up squares of x.rows_here() "
-        f"over all ranks"
+        "and differ between ranks",
+        code="argument-refused",
+        hint="clip the gradients of the other parameters, or add up squares of x.rows_here() over all ranks",
     )

@@ -91,8 +91,9 @@ def _check_operand(kind: Any, x: Any) -> None:
     name, first = ("ragged", "") if kind is JaggedTensor else ("padded", "the batch dimension is first and ")
     place = "the ragged dimension is" if kind is JaggedTensor else "the ragged one"
     raise DispatchError(
-        f"scaled_dot_product_attention: expected {name} query, key and value [B, ..., T, D], got {shown(x)}; "
-        f"transpose so that {first}{place} the last but one"
+        f"scaled_dot_product_attention: expected {name} query, key and value [B, ..., T, D], got {shown(x)}",
+        code="row-dims",
+        hint=f"transpose so that {first}{place} the last but one",
     )
 
 
@@ -173,8 +174,9 @@ def score_mask(query: Any, key: Any, attn_mask: Any, is_causal: bool) -> Tensor:
     """
     if attn_mask is not None and (not isinstance(attn_mask, Tensor) or hasattr(type(attn_mask), "__spec__")):
         raise DispatchError(
-            f"scaled_dot_product_attention: expected a dense attn_mask that broadcasts against [B, ..., T, S], got "
-            f"{shown(attn_mask)}"
+            "scaled_dot_product_attention: expected a dense attn_mask that broadcasts against [B, ..., T, S], got "
+            f"{shown(attn_mask)}",
+            code="argument-refused",
         )
     exists = key.mask() | (key.row_lengths() == 0).unsqueeze(1)
     exists = exists.view(exists.shape[0], *[1] * (query.dim() - 2), exists.shape[1])

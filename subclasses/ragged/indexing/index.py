@@ -19,11 +19,15 @@ def expanded(x: Any, index: Any) -> tuple[Any, ...]:
     index = as_tuple(index)
     masks = [i for i in index if isinstance(i, Tensor) and i.dtype == torch.bool and i.dim() > 1]
     if len(index) == len(masks) == 1 and not isinstance(masks[0], RaggedTensor):
-        raise DispatchError(f"indexing {shown(x)} by {shown(masks[0])}: {mask_of_rows(x, masks[0].dim())}")
+        raise DispatchError(
+            f"indexing {shown(x)} by {shown(masks[0])}: {mask_of_rows(x, masks[0].dim())}",
+            code="argument-refused",
+        )
     if any(isinstance(i, RaggedTensor | bool) for i in index):
         raise DispatchError(
-            f"indexing {shown(x)}: expected ints, slices, None, lists and dense tensors, got {shown_index(index)}; "
-            f"apply a mask of the same rows alone, x[mask], and index the result"
+            f"indexing {shown(x)}: expected ints, slices, None, lists and dense tensors, got {shown_index(index)}",
+            code="argument-refused",
+            hint="apply a mask of the same rows alone, x[mask], and index the result",
         )
     used = sum(i is not None and i is not Ellipsis for i in index)
     if used > x.dim():
@@ -107,7 +111,9 @@ def check_numbers(x: Any, rows: Tensor, entries: Tensor) -> None:
     """Raises unless rows and places are both numbers."""
     if torch.bool in (rows.dtype, entries.dtype):
         raise DispatchError(
-            f"indexing {shown(x)}: index by one ragged mask, or by two index tensors of ints; {mask_of_rows(x)}"
+            f"indexing {shown(x)}: index by one ragged mask, or by two index tensors of ints",
+            code="argument-refused",
+            hint=f"{mask_of_rows(x)}",
         )
 
 
@@ -120,7 +126,8 @@ def row_index(x: Any, which: Any) -> Tensor:
     if which.dim() != 1 or which.is_floating_point():
         raise DispatchError(
             f"indexing {shown(x)}: expected rows as an int, a slice, a list or a tensor [n] of ints or bools, got "
-            f"{which.dtype} of shape {tuple(which.shape)}"
+            f"{which.dtype} of shape {tuple(which.shape)}",
+            code="argument-refused",
         )
     if which.dtype == torch.bool and which.shape != x.counts.shape:
         raise IndexError(
@@ -141,7 +148,8 @@ def common_places(x: Any, places: Any) -> Tensor:
     if places.dim() != 1 or places.dtype == torch.bool or places.is_floating_point():
         raise DispatchError(
             f"indexing {shown(x)}: expected places of every row as an int, a slice, a list or a tensor [n] of ints, "
-            f"got {places.dtype} of shape {tuple(places.shape)}"
+            f"got {places.dtype} of shape {tuple(places.shape)}",
+            code="argument-refused",
         )
     return places
 

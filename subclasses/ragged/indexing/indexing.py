@@ -40,7 +40,9 @@ aten = torch.ops.aten
 def _getitem(func: Any, x: Any, index: Any) -> Any:
     if not is_ragged(x):
         by = first_ragged(as_tuple(index))
-        raise DispatchError(f"indexing {shown(x)} by {shown(by)}{by.index_hint}")
+        raise DispatchError(
+            f"indexing {shown(x)} by {shown(by)}", code="argument-refused", hint=by.index_hint
+        )
     if isinstance(index, x.ragged_class):
         return x.pick(func, index)
     index = expanded(x, index)
@@ -50,7 +52,9 @@ def _getitem(func: Any, x: Any, index: Any) -> Any:
         _check_whole(x, index[at_rows])
         return _take_features(x, index)
     if x.rows_first and at_rows:
-        raise DispatchError(f"indexing {shown(x)}: the batch dimension stays first, got {shown_index(index)}")
+        raise DispatchError(
+            f"indexing {shown(x)}: the batch dimension stays first, got {shown_index(index)}", code="row-dims"
+        )
     rows, entries = index[at_rows], index[at_entries]
     if is_index(rows) and is_index(entries):
         return x.take_pairs(rows, entries, index)
@@ -71,7 +75,9 @@ def _check_whole(x: Any, i: Any) -> None:
     whole = isinstance(i, slice) and i.start in (None, 0) and i.stop is None and i.step in (None, 1)
     if not (x.rows_first or whole):
         raise DispatchError(
-            f"indexing {shown(x)}: merged dimensions stay whole; unmerge them by x.unflatten(0, (B, T))"
+            f"indexing {shown(x)}: merged dimensions stay whole",
+            code="row-dims",
+            hint="unmerge them by x.unflatten(0, (B, T))",
         )
 
 
@@ -80,8 +86,9 @@ def _take_features(x: Any, index: tuple[Any, ...]) -> Any:
     if sum(is_index(i) for i in index) > 1:
         if not x.rows_first:
             raise DispatchError(
-                f"indexing {shown(x)}: expected one index tensor [n] for the features, got {shown_index(index)}; "
-                f"x.to_jagged() takes several"
+                f"indexing {shown(x)}: expected one index tensor [n] for the features, got {shown_index(index)}",
+                code="argument-refused",
+                hint="x.to_jagged() takes several",
             )
         return x.pick_together(index)
     result, dim = aten.alias.default(x), 0
@@ -103,7 +110,8 @@ def _pick_features(x: Any, dim: int, which: Any) -> Any:
     if which.dim() != 1:
         raise DispatchError(
             f"indexing {shown(x)}: expected one index tensor [n] for the features, got {which.dtype} of shape "
-            f"{tuple(which.shape)}"
+            f"{tuple(which.shape)}",
+            code="argument-refused",
         )
     which = true_places(which) if which.dtype == torch.bool else which
     return x.index_select(dim, torch.where(which < 0, which + x.shape[dim], which))
@@ -172,7 +180,9 @@ def _take_along_dim(func: Any, input: Any, indices: Any, dim: int | None = None,
         x = first_ragged((input, indices))
         raise DispatchError(
             f"{func.__name__}: without dim= it takes entries of the flattened tensor, and rows of {shown(x)} do not "
-            f"flatten to one; pass dim="
+            "flatten to one",
+            code="row-dims",
+            hint="pass dim=",
         )
     return _gather(func, input, dim, indices, **kwargs)
 
@@ -183,12 +193,15 @@ def _gather(func: Any, input: Any, dim: int, index: Any, **kwargs: Any) -> Any:
     x = first_ragged((input, index))
     if not isinstance(input, x.ragged_class) or not isinstance(index, x.ragged_class):
         raise DispatchError(
-            f"{func.__name__}: expected two {x.kind} tensors with the same rows, got {shown(input)} and {shown(index)}"
+            f"{func.__name__}: expected two {x.kind} tensors with the same rows, got {shown(input)} and {shown(index)}",
+            code="rows-apart",
         )
     (dim,) = outer_dims(func, input, dim)
     if (input.dim(), input.row_dims) != (index.dim(), index.row_dims) or dim == input.batch_dim:  # type: ignore[attr-defined]
         raise DispatchError(
-            f"{func.__name__}: {shown(index)} along {dim} of {shown(input)}; rows are taken by x[rows]"
+            f"{func.__name__}: {shown(index)} along {dim} of {shown(input)}",
+            code="argument-refused",
+            hint="rows are taken by x[rows]",
         )
     if rows_stay(input, [dim]):
         index = input.relaid(func, index)
@@ -206,7 +219,10 @@ def _topk(func: Any, input: Any, k: int, dim: int = -1, largest: bool = True, so
         found = func(input.unwrap_stored(), k, input.stored_dim(dim), largest, sorted)
         return type(found)(tuple(input.with_stored(part) for part in found))
     if dim != input.ragged_dim or input.merged:
-        raise DispatchError(f"{func.__name__}: takes entries of a row, got dimension {dim} of {shown(input)}")
+        raise DispatchError(
+            f"{func.__name__}: takes entries of a row, got dimension {dim} of {shown(input)}",
+            code="argument-refused",
+        )
     order = torch.sort(input, dim=dim, descending=largest, stable=True).indices
     order = order[(*[slice(None)] * dim, slice(0, k))]
     return torch.return_types.topk((torch.gather(input, dim, order), order))
@@ -240,4 +256,8 @@ def _index_put_(func: Any, input: Any, indices: Sequence[Any], values: Any, accu
 
 def _check_ragged(func: Any, x: Any, value: Any) -> None:
     if not is_ragged(x):
-        raise DispatchError(f"{func.__name__}: cannot write {shown(value)} into {shown(x)}; use to_dense()")
+        raise DispatchError(
+            f"{func.__name__}: cannot write {shown(value)} into {shown(x)}",
+            code="write-misfit",
+            hint="use to_dense()",
+        )

@@ -50,7 +50,8 @@ def _check_no_out(func: Any, x: Any, out: Any) -> None:
     if out is not None:
         kind = "ragged" if x.rows_first else x.kind
         raise DispatchError(
-            f"{func.__name__}: {kind} tensors are joined into a new one, and not into an out="
+            f"{func.__name__}: {kind} tensors are joined into a new one, and not into an out=",
+            code="argument-refused",
         )
 
 
@@ -61,7 +62,9 @@ def _check_joins(func: Any, x: Any, y: Any, dim: int) -> None:
     if not alike or any(
         m != n for d, (m, n) in enumerate(zip(x.shape, y.shape, strict=True)) if d not in free
     ):
-        raise DispatchError(f"{func.__name__}: {shown(x)} and {shown(y)} do not join along dimension {dim}")
+        raise DispatchError(
+            f"{func.__name__}: {shown(x)} and {shown(y)} do not join along dimension {dim}", code="rows-apart"
+        )
 
 
 @RULES.of(torch.dstack)
@@ -112,11 +115,13 @@ def _check_joined(func: Any, x: Any, t: Any) -> Tensor:
     """An operand beside `stored`; raises unless it has as many dimensions, and tables are equally wide."""
     if x.rows_first and t.dim() != x.dim():
         raise DispatchError(
-            f"{func}: expected ragged tensors or dense ones of as many dimensions as {shown(x)}, got {shown(t)}"
+            f"{func}: expected ragged tensors or dense ones of as many dimensions as {shown(x)}, got {shown(t)}",
+            code="argument-refused",
         )
     stored = x.beside(func, t)
     if not x.rows_first and (t.dim() != x.dim() or any(t.shape[d] != x.shape[d] for d in x.row_dims)):
         raise DispatchError(
-            f"{func}: expected tables of the same rows and width as {shown(x)}, got {shown(t)}"
+            f"{func}: expected tables of the same rows and width as {shown(x)}, got {shown(t)}",
+            code="rows-apart",
         )
     return stored

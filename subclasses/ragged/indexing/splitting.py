@@ -37,7 +37,8 @@ def _split(func: Any, tensor: Any, split_size_or_sections: Any, dim: int = 0) ->
     of_places = dim == tensor.ragged_dim and not tensor.rows_first
     if of_places and not isinstance(split_size_or_sections, int):
         raise DispatchError(
-            f"{func.__name__}: rows of {shown(tensor)} have other lengths than the sections {split_size_or_sections}"
+            f"{func.__name__}: rows of {shown(tensor)} have other lengths than the sections {split_size_or_sections}",
+            code="argument-refused",
         )
     return _split_equally(func, tensor, split_size_or_sections, dim)
 
@@ -72,7 +73,9 @@ def _tensor_split(func: Any, x: Any, indices_or_sections: Any, dim: int = 0) -> 
         return unruled(func, x, where, dim)
     if x.merged:
         raise DispatchError(
-            f"tensor_split: merged dimensions of {shown(x)} stay whole; unmerge them by unflatten"
+            f"tensor_split: merged dimensions of {shown(x)} stay whole",
+            code="row-dims",
+            hint="unmerge them by unflatten",
         )
     if isinstance(where, int) and where < 1:
         raise RuntimeError(f"tensor_split: expected 1 section or more, got {where}")

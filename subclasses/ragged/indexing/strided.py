@@ -41,8 +41,9 @@ def _strided(func: Any, x: Any, stored: Tensor, size: Any, stride: Any, offset: 
     if rows is None:
         raise DispatchError(
             f"{name_of(func)}: cannot tell where the rows of {shown(x)} of stride {x.stride()} are in one of size "
-            f"{tuple(size)} and stride {tuple(stride)}; torch.compile remakes views of its arguments so: return a "
-            f"copy by clone(), or use backend='desugar'"
+            f"{tuple(size)} and stride {tuple(stride)}",
+            code="strided-view",
+            hint="torch.compile remakes views of its arguments so: return a copy by clone(), or use backend='desugar'",
         )
     lacking = x.dim() - stored.dim()
     kept = [x.stored_dim(d) for d in set(x.row_dims) if d >= lacking]
@@ -50,14 +51,16 @@ def _strided(func: Any, x: Any, stored: Tensor, size: Any, stride: Any, offset: 
     if skipped is None:
         raise DispatchError(
             f"{name_of(func)}: {shown(x)} that begins at {x.storage_offset()} of its storage is viewed with the "
-            f"beginning {offset}, where no element of a row's first entry is for certain; return a copy by clone(), or "
-            f"use backend='desugar'"
+            f"beginning {offset}, where no element of a row's first entry is for certain",
+            code="strided-view",
+            hint="return a copy by clone(), or use backend='desugar'",
         )
     batch, ragged = rows
     if x.rows_first and (batch != 0 or (batch == ragged) != x.merged):
         raise DispatchError(
-            f"as_strided: the rows of {shown(x)} stay at the first dimension, got the size {list(size)}; x.to_dense() "
-            f"gives a tensor without this limit"
+            f"as_strided: the rows of {shown(x)} stay at the first dimension, got the size {list(size)}",
+            code="row-dims",
+            hint="x.to_dense() gives a tensor without this limit",
         )
     size = list(size)
     if x.rows_first:

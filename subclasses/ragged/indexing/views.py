@@ -61,11 +61,14 @@ def _expand(op: Any, x: Any, size: Sequence[int], *, implicit: bool = False) -> 
     new = len(size) - x.dim()
     if new < 0 or (new and x.rows_first):
         raise DispatchError(
-            f"{op}: {shown(x)} expands along dimensions that it has, got the size {list(size)}"
+            f"{op}: {shown(x)} expands along dimensions that it has, got the size {list(size)}",
+            code="row-dims",
         )
     rows = [d + new for d in x.row_dims]
     if any(size[d] != -1 and size[d] != x.size(d - new) for d in rows):
-        raise DispatchError(f"{op}: {shown(x)} cannot expand along its rows, got the size {list(size)}")
+        raise DispatchError(
+            f"{op}: {shown(x)} cannot expand along its rows, got the size {list(size)}", code="row-dims"
+        )
     wanted = [-1 if d in rows else n for d, n in enumerate(size)][x.dim() - x.stored.dim() :]
     return x.with_stored(x.stored.expand(wanted), x.ragged_dim + new, x.batch_dim + new)
 

@@ -21,7 +21,7 @@ class JaggedInterface(RaggedTensor):
     kind = "jagged"
     rows_first = True
     contraction_hint = "select the entries first"
-    index_hint = ": index by index.unwrap('values'), or to_dense()"
+    index_hint = "index by index.unwrap('values'), or to_dense()"
 
     @property
     def batch_dim(self: Any) -> int:
@@ -161,8 +161,9 @@ class JaggedInterface(RaggedTensor):
         (outer,) = outer_dims(func, self, dim)
         if outer == self.ragged_dim:
             raise DispatchError(
-                f"{func}: dimension {dim} of {shown(self)} is the ragged one; x.to_dense() gives a tensor without this "
-                f"limit"
+                f"{func}: dimension {dim} of {shown(self)} is the ragged one",
+                code="row-dims",
+                hint="x.to_dense() gives a tensor without this limit",
             )
         if outer == 0:
             self.check_first(func)
@@ -172,12 +173,14 @@ class JaggedInterface(RaggedTensor):
         """Raises, since no other dimension comes before the rows."""
         if self.merged:
             raise DispatchError(
-                f"{func}: the merged dimensions of {shown(self)} stay first; x.to_dense() or x.unwrap('values') gives "
-                f"a tensor without this limit"
+                f"{func}: the merged dimensions of {shown(self)} stay first",
+                code="row-dims",
+                hint="x.to_dense() or x.unwrap('values') gives a tensor without this limit",
             )
         raise DispatchError(
-            f"{func}: the batch dimension of {shown(self)} comes first and stays as it is; x.to_dense() gives a tensor "
-            f"without this limit"
+            f"{func}: the batch dimension of {shown(self)} comes first and stays as it is",
+            code="row-dims",
+            hint="x.to_dense() gives a tensor without this limit",
         )
 
     # ---- operands, selection, joining -------------------------------------------------------------------------

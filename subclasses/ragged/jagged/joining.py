@@ -21,8 +21,9 @@ def as_rows(x: JaggedTensor, func: Any, dense: Tensor) -> JaggedTensor:
     """A dense tensor as rows that all have its extent, beside those of ``x``."""
     if hasattr(type(dense), "__spec__") or dense.dim() != x.dim():
         raise DispatchError(
-            f"{func.__name__}: {shown(x)} and {shown(dense)} do not join; expected ragged tensors, or dense ones of as "
-            f"many dimensions"
+            f"{func.__name__}: {shown(x)} and {shown(dense)} do not join",
+            code="rows-apart",
+            hint="expected ragged tensors, or dense ones of as many dimensions",
         )
     rows, width = dense.shape[0], dense.shape[x.ragged_dim]
     starts = torch.arange(rows + 1, device=x.offsets.device) * width

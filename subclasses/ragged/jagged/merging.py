@@ -57,7 +57,8 @@ def _ragged_place(x: JaggedTensor, size: Sequence[int]) -> int | None:
 def _cannot_view(func: Any, x: JaggedTensor, size: Sequence[int]) -> DispatchError:
     return DispatchError(
         f"{func}: cannot view {shown(x)} as {list(size)}: the batch and ragged extents stay, or are merged by "
-        f"flatten(0, 1) or view(-1, ...), and unmerged by unflatten(0, (B, T))"
+        "flatten(0, 1) or view(-1, ...), and unmerged by unflatten(0, (B, T))",
+        code="row-dims",
     )
 
 

@@ -64,7 +64,9 @@ def check_shapes_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
     if x.ragged_dim != y.ragged_dim or x._raw_values.dim() != y._raw_values.dim():
         raise DispatchError(
             f"{name_of(func)}: ragged tensors combine when they have as many dimensions and are ragged along the same "
-            f"one, got {shown(x)} and {shown(y)}; add dimensions by unsqueeze, or swap them by transpose"
+            f"one, got {shown(x)} and {shown(y)}",
+            code="rows-apart",
+            hint="add dimensions by unsqueeze, or swap them by transpose",
         )
 
 
@@ -124,7 +126,8 @@ def spread(func: Any, x: JaggedTensor, y: Tensor) -> Tensor:
     missing = x.dim() - y.dim()
     if missing < 0:
         raise DispatchError(
-            f"{name_of(func)}: a dense tensor of shape {tuple(y.shape)} has more dimensions than {shown(x)}"
+            f"{name_of(func)}: a dense tensor of shape {tuple(y.shape)} has more dimensions than {shown(x)}",
+            code="rows-apart",
         )
     ragged = x.ragged_dim - missing
     along_rows, along_ragged = _varies(y, -missing), _varies(y, ragged)
@@ -202,6 +205,7 @@ def check_factors(x: JaggedTensor, func: Any, a: Any, b: Any) -> None:
     merged = any(isinstance(t, x.ragged_class) and t.ragged_dim == 0 for t in (a, b))
     if a.dim() != b.dim() or n < 3 or merged:
         raise DispatchError(
-            f"{func.__name__}: {shown(a)} and {shown(b)}; expected as many dimensions, with the rows numbered before "
-            f"the last two"
+            f"{func.__name__}: {shown(a)} and {shown(b)}",
+            code="rows-apart",
+            hint="expected as many dimensions, with the rows numbered before the last two",
         )

@@ -117,8 +117,9 @@ def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
     step = 1 if part.step is None else part.step
     if not isinstance(step, int) or step < 1:
         raise DispatchError(
-            f"indexing {shown(x)}: expected a positive step along the rows, got {part}; x.flip({x.ragged_dim}) "
-            f"reverses each row"
+            f"indexing {shown(x)}: expected a positive step along the rows, got {part}",
+            code="argument-refused",
+            hint=f"x.flip({x.ragged_dim}) reverses each row",
         )
     part = slice(part.start, part.stop)
     lengths = x.row_lengths()
@@ -189,7 +190,9 @@ def take_pairs(x: JaggedTensor, rows: Any, places: Any, index: tuple[Any, ...]) 
     rest = index[1:]
     if x.ragged_dim != 1 and not all(is_index(i) for i in rest):
         raise DispatchError(
-            f"indexing {shown(x)}: index tensors for rows and places follow each other, or are there for all dimensions"
+            f"indexing {shown(x)}: index tensors for rows and places follow each other, or are there for all "
+            "dimensions",
+            code="argument-refused",
         )
     pair = [torch.as_tensor(i, device=x.offsets.device) for i in (rows, places)]
     check_numbers(x, *pair)
@@ -223,12 +226,14 @@ def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
     if mask.dtype != torch.bool or mask.ragged_dim != x.ragged_dim:
         raise DispatchError(
             f"{doing(func)} {shown(x)}: expected a bool mask of the same rows, ragged along {x.ragged_dim}, got "
-            f"{shown(mask)}, {mask.dtype}{_cure_of(x, mask)}"
+            f"{shown(mask)}, {mask.dtype}{_cure_of(x, mask)}",
+            code="rows-apart",
         )
     if x.ragged_dim > 1:
         raise DispatchError(
-            f"{doing(func)} {shown(x)} by a mask: rows are ragged along 1 there; write x.transpose(1, {x.ragged_dim}), "
-            f"and the same for the mask"
+            f"{doing(func)} {shown(x)} by a mask: rows are ragged along 1 there",
+            code="row-dims",
+            hint=f"write x.transpose(1, {x.ragged_dim}), and the same for the mask",
         )
     check_rows_match(func, x, mask)
     same_size = x if x.dim() == mask.dim() else x.with_values(mask._raw_values)
@@ -260,7 +265,8 @@ def pick_together(x: JaggedTensor, index: tuple[Any, ...]) -> JaggedTensor:
     if not alone or places != list(range(places[0], places[-1] + 1)):
         raise DispatchError(
             f"indexing {shown(x)}: expected index tensors for features that follow each other, and whole dimensions "
-            f"beside them, got {shown_index(index)}"
+            f"beside them, got {shown_index(index)}",
+            code="argument-refused",
         )
     found = torch.broadcast_tensors(*(torch.as_tensor(rest[p], device=x.device) for p in places))
     values = x.unwrap("values")[(*rest[: places[0]], *found, *rest[places[-1] + 1 :])]

@@ -58,13 +58,15 @@ def check_writable(x: Any, func: Any, *operands: Any) -> None:
     if root is base:
         raise DispatchError(
             f"{name}: a slice of this JaggedTensor, or the same with its dimensions merged, is in use and shares its "
-            f"values, and its gradient would not know of the write; take the slice after the write, or write to a copy "
-            f"by clone()"
+            "values, and its gradient would not know of the write",
+            code="write-shared",
+            hint="take the slice after the write, or write to a copy by clone()",
         )
     raise DispatchError(
         f"{name}: this JaggedTensor is a slice of another one, or has its dimensions merged, and shares its values, so "
-        f"the gradient of the other would not know of the write; write to the other one, such as y[index] = value, or "
-        f"to a copy by clone()"
+        "the gradient of the other would not know of the write",
+        code="write-shared",
+        hint="write to the other one, such as y[index] = value, or to a copy by clone()",
     )
 
 

@@ -53,7 +53,8 @@ def _written(func: Any, x: JaggedTensor, index: Any, value: Any, accumulate: boo
     found, new = _ragged(func, x, places, value) if isinstance(places, x.ragged_class) else (places, value)
     if isinstance(new, x.ragged_class):
         raise DispatchError(
-            f"{func.__name__}: expected a dense value for this index of {shown(x)}, got {shown(new)}"
+            f"{func.__name__}: expected a dense value for this index of {shown(x)}, got {shown(new)}",
+            code="write-misfit",
         )
     new = torch.as_tensor(new, dtype=x.dtype, device=x.device).expand(found.shape)
     # What belongs to no row is written behind the others, and cut off.

@@ -91,8 +91,9 @@ def _check_rows_last(func: Any, x: Any, *parameters: Any) -> None:
     check_dense(func, *parameters)
     if not is_ragged(x) or x.dim() != 3 or x.row_dims != (0, 2):
         raise DispatchError(
-            f"{name_of(func)}: expected channels before the rows, [B, C, T] ragged along 2, got {shown(x)}; write "
-            f"x.transpose(1, 2) for rows [B, T, C]"
+            f"{name_of(func)}: expected channels before the rows, [B, C, T] ragged along 2, got {shown(x)}",
+            code="row-dims",
+            hint="write x.transpose(1, 2) for rows [B, T, C]",
         )
 
 
@@ -149,8 +150,9 @@ def _window(
     _check_rows_last(func, x)
     if ceil_mode:
         raise DispatchError(
-            f"{name_of(func)}: a window past the end of a row, as with ceil_mode=True, is not supported for "
-            f"{shown(x)}; pass ceil_mode=False, and padding if all entries are to count"
+            f"{name_of(func)}: a window past the end of a row, as with ceil_mode=True, is not supported for {shown(x)}",
+            code="argument-refused",
+            hint="pass ceil_mode=False, and padding if all entries are to count",
         )
     kernel = _one(kernel_size)
     return kernel, kernel if stride is None or stride == [] else _one(stride), _one(padding)

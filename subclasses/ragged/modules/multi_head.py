@@ -87,7 +87,8 @@ def _batch_first(func: Any, x: Any) -> Any:
         return x.transpose(0, 1)
     raise DispatchError(
         f"{name_of(func)}: expected query, key and value of rows [T, B, E], as nn.MultiheadAttention(batch_first=True) "
-        f"makes them of rows [B, T, E]; got {shown(x)}"
+        f"makes them of rows [B, T, E]; got {shown(x)}",
+        code="argument-refused",
     )
 
 
@@ -98,7 +99,9 @@ def _check_plain_heads(
     if add_zero_attn or any(t is not None for t in (bias_k, bias_v, static_k, static_v)):
         raise DispatchError(
             f"{name_of(func)}: add_bias_kv, add_zero_attn, static_k and static_v add keys to each row, which is not "
-            f"supported for ragged rows; append them by torch.cat before the module"
+            "supported for ragged rows",
+            code="argument-refused",
+            hint="append them by torch.cat before the module",
         )
 
 

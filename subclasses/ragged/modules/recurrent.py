@@ -66,25 +66,33 @@ def _check(func: Any, input: Any, hx: Any, batch_first: bool) -> Any:
     """The rows of entries ``[B, T, C]``; raises unless their lengths can be read, and states are dense."""
     for h in hx if isinstance(hx, tuple | list) else (hx,):
         if is_ragged(h):
-            raise DispatchError(f"{name_of(func)}: expected dense states hx [layers, B, H], got {shown(h)}")
+            raise DispatchError(
+                f"{name_of(func)}: expected dense states hx [layers, B, H], got {shown(h)}",
+                code="argument-refused",
+            )
     if not batch_first and is_ragged(input) and input.row_dims == (0, 1):
         raise DispatchError(
-            f"{name_of(func)}: a layer without batch_first takes [T, B, C], got {shown(input)}; make the layer with "
-            f"batch_first=True"
+            f"{name_of(func)}: a layer without batch_first takes [T, B, C], got {shown(input)}",
+            code="argument-refused",
+            hint="make the layer with batch_first=True",
         )
     if batch_first and (isinstance(input, TimeMajor) or (is_ragged(input) and input.row_dims == (1, 0))):
         raise DispatchError(
-            f"{name_of(func)}: a layer with batch_first=True takes [B, T, C], got rows [T, B, C]; write "
-            f"x.transpose(0, 1)"
+            f"{name_of(func)}: a layer with batch_first=True takes [B, T, C], got rows [T, B, C]",
+            code="row-dims",
+            hint="write x.transpose(0, 1)",
         )
     x = input if batch_first else input.transpose(0, 1)
     if not is_ragged(x) or x.dim() != 3 or x.row_dims != (0, 1):
         size = "[B, T, C], ragged along 1" if batch_first else "[T, B, C], ragged along 0"
-        raise DispatchError(f"{name_of(func)}: expected rows of entries {size}, got {shown(input)}")
+        raise DispatchError(
+            f"{name_of(func)}: expected rows of entries {size}, got {shown(input)}", code="argument-refused"
+        )
     if is_traced(x.row_lengths()):
         raise DispatchError(
-            f"{name_of(func)}: the kernel needs the lengths of the rows on the host, so it is no part of a graph; call "
-            f"the layer outside of the compiled function, or leave torch._dynamo.config.allow_rnn False, with which "
-            f"Dynamo breaks the graph there"
+            f"{name_of(func)}: the kernel needs the lengths of the rows on the host, so it is no part of a graph",
+            code="graph-refused",
+            hint="call the layer outside of the compiled function, or leave torch._dynamo.config.allow_rnn False, with "
+            "which Dynamo breaks the graph there",
         )
     return x

@@ -88,8 +88,9 @@ def read_lengths(x: Any) -> list[int]:
     """The lengths on the host of the rows in the batch, if they are lengths of rows of the table."""
     if is_traced(x.lengths):
         raise DispatchError(
-            f"{type(x).__name__}: rows as plain tensors have sizes that a compiled function does not know; slices, "
-            f"x[:, -1] and x[mask] give tensors of sizes that it does"
+            f"{type(x).__name__}: rows as plain tensors have sizes that a compiled function does not know",
+            code="graph-refused",
+            hint="slices, x[:, -1] and x[mask] give tensors of sizes that it does",
         )
     found, width = x.lengths.tolist(), x._raw_padded.shape[x.ragged_dim]
     if any(not 0 <= n <= width for n in found):

@@ -21,7 +21,7 @@ class PaddedInterface(RaggedTensor):
     kind = "padded"
     rows_first = False
     has_gaps = True
-    index_hint = "; use to_dense()"
+    index_hint = "use to_dense()"
     contraction_hint = "make both PaddedTensors with the same lengths"
 
     @property
@@ -81,8 +81,9 @@ class PaddedInterface(RaggedTensor):
         """Raises where a place would be numbered among the entries of several rows: their padding lies between them."""
         if self.merged and self.ragged_dim in dims and self.lengths.shape[0] != 1:
             raise DispatchError(
-                f"{name_of(func)}: an order of merged rows has no place in {shown(self)}; unmerge them by "
-                f"x.unflatten({self.ragged_dim}, (B, T)), or use x.to_jagged()"
+                f"{name_of(func)}: an order of merged rows has no place in {shown(self)}",
+                code="row-dims",
+                hint=f"unmerge them by x.unflatten({self.ragged_dim}, (B, T)), or use x.to_jagged()",
             )
 
     # ---- dimensions --------------------------------------------------------------------------------------------
@@ -92,8 +93,9 @@ class PaddedInterface(RaggedTensor):
         (dim,) = outer_dims(func, self, dim)
         if not rows_stay(self, [dim]):
             raise DispatchError(
-                f"{func}: {shown(self)} stays whole along its rows, got dimension {dim}; x.to_dense(), x.to_tensors() "
-                f"and x.to_jagged() give tensors without this limit"
+                f"{func}: {shown(self)} stays whole along its rows, got dimension {dim}",
+                code="row-dims",
+                hint="x.to_dense(), x.to_tensors() and x.to_jagged() give tensors without this limit",
             )
         return dim
 

@@ -26,7 +26,8 @@ def as_rows(x: PaddedTensor, func: Any, dense: Tensor) -> PaddedTensor:
     """A dense tensor as rows all of its width, beside those of ``x``; rows that the batch has not stay empty."""
     if dense.dim() != x.dim() or x.merged:
         raise DispatchError(
-            f"{func.__name__}: expected as many dimensions as {shown(x)} has, got {shown(dense)}"
+            f"{func.__name__}: expected as many dimensions as {shown(x)} has, got {shown(dense)}",
+            code="rows-apart",
         )
     lengths = x.lengths.new_full((dense.shape[x.batch_dim],), dense.shape[x.ragged_dim])
     if x.row_count is not None:
@@ -54,7 +55,9 @@ def join_rows(x: PaddedTensor, func: Any, parts: Sequence[PaddedTensor]) -> Padd
         if part.row_count is not None:
             raise DispatchError(
                 f"{func.__name__}: expected batches that are not padded, got tensors[{number}] with a row_count, "
-                f"{shown(part)}; {checks.UNPAD_BATCH}"
+                f"{shown(part)}",
+                code="batch-padded",
+                hint=checks.UNPAD_BATCH,
             )
     width = max(part.width for part in parts)
     tables = [widen(part.unwrap("padded"), x.ragged_dim, width) for part in parts]

@@ -34,8 +34,9 @@ def places_after(func: Any, x: PaddedTensor, size: list[int]) -> tuple[int, int]
     if found is None:
         raise DispatchError(
             f"{func}: cannot view {shown(x)} as {size}: batch and ragged dimension stay, or are merged where one "
-            f"follows the other, with dimensions of the entries before and behind them; x.to_dense(), x.to_tensors() "
-            f"and x.to_jagged() give tensors without this limit"
+            "follows the other, with dimensions of the entries before and behind them",
+            code="row-dims",
+            hint="x.to_dense(), x.to_tensors() and x.to_jagged() give tensors without this limit",
         )
     return found
 

@@ -36,20 +36,26 @@ def check_fits(func: Any, x: PaddedTensor, y: Any) -> None:
     if isinstance(y, x.ragged_class):
         if (y.dim(), y.ragged_dim, y.batch_dim) != (x.dim(), x.ragged_dim, x.batch_dim):
             raise DispatchError(
-                f"{name_of(func)}: padded tensors combine when they have as many dimensions and their rows at the "
-                f"same ones, got {shown(x)} and {shown(y)}; add dimensions by unsqueeze, or swap them by transpose"
+                f"{name_of(func)}: padded tensors combine when they have as many dimensions and their rows at the same "
+                f"ones, got {shown(x)} and {shown(y)}",
+                code="rows-apart",
+                hint="add dimensions by unsqueeze, or swap them by transpose",
             )
         if 1 in (x.lengths.shape[0], y.lengths.shape[0]) and x.lengths.shape != y.lengths.shape:
             raise DispatchError(
-                f"{name_of(func)}: a single row is not repeated: {shown(x)} and {shown(y)}; a table is, with 0 where "
-                f"it has no entry: write y.to_dense() for the one of a single row{_widened(x, y)}"
+                f"{name_of(func)}: a single row is not repeated: {shown(x)} and {shown(y)}",
+                code="rows-apart",
+                hint="a table is, with 0 where it has no entry: write y.to_dense() for the one of a single "
+                f"row{_widened(x, y)}",
             )
         check_rows_match(func, x, y)
         return
     missing = x.dim() - y.dim()
     if missing < 0 or hasattr(type(y), "__spec__"):
         raise DispatchError(
-            f"{name_of(func)}: {shown(y)} beside {shown(x)}; expected a dense tensor that broadcasts against it"
+            f"{name_of(func)}: {shown(y)} beside {shown(x)}",
+            code="rows-apart",
+            hint="expected a dense tensor that broadcasts against it",
         )
     for dim in (x.ragged_dim, x.batch_dim):
         if dim >= missing and y.size(dim - missing) != 1 and y.size(dim - missing) != x.size(dim):
@@ -155,8 +161,9 @@ def check_factors(x: PaddedTensor, func: Any, a: Any, b: Any) -> None:
         matrix = t.dim() == 2 and not padded
         if (t.dim() != n and not matrix) or (padded and t.batch_dim >= n - 2 and not t.merged):
             raise DispatchError(
-                f"{func.__name__}: {shown(a)} and {shown(b)}; expected as many dimensions, or a matrix, and "
-                f"the batch dimension before the last two"
+                f"{func.__name__}: {shown(a)} and {shown(b)}",
+                code="rows-apart",
+                hint="expected as many dimensions, or a matrix, and the batch dimension before the last two",
             )
 
 
@@ -165,11 +172,14 @@ def check_same_rows(x: PaddedTensor, func: Any, a: PaddedTensor, b: PaddedTensor
     moved = a.batch_dim != b.batch_dim and not (a.merged and b.merged)
     if moved:
         raise DispatchError(
-            f"{func.__name__}: {shown(a)} and {shown(b)} have their rows at other places; use transpose"
+            f"{func.__name__}: {shown(a)} and {shown(b)} have their rows at other places",
+            code="rows-apart",
+            hint="use transpose",
         )
     if a.width != b.width:
         raise DispatchError(
-            f"{func.__name__}: expected tables of one width, got {a.width} for {shown(a)} and {b.width} for {shown(b)}"
-            f"; use x.to_padded(at_least={max(a.width, b.width)})"
+            f"{func.__name__}: expected tables of one width, got {a.width} for {shown(a)} and {b.width} for {shown(b)}",
+            code="rows-apart",
+            hint=f"use x.to_padded(at_least={max(a.width, b.width)})",
         )
     check_rows_match(func, a, b)

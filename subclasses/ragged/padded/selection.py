@@ -112,7 +112,9 @@ def slice_rows(x: PaddedTensor, part: slice) -> PaddedTensor:
     """
     step = 1 if part.step is None else part.step
     if not isinstance(step, int) or step < 1:
-        raise DispatchError(f"indexing {shown(x)}: rows are cut with a positive step, got {part}")
+        raise DispatchError(
+            f"indexing {shown(x)}: rows are cut with a positive step, got {part}", code="argument-refused"
+        )
     start = 0 if part.start is None else part.start
     if start >= 0:
         return slice_view(x, x.ragged_dim, start, part.stop, step)
@@ -136,12 +138,16 @@ def count_after(func: Any, x: PaddedTensor, start: Any, end: Any, step: int) -> 
         return None
     if step != 1:
         raise DispatchError(
-            f"{func}: rows of a padded batch are taken with step 1, got step {step}; {checks.UNPAD_BATCH}"
+            f"{func}: rows of a padded batch are taken with step 1, got step {step}",
+            code="batch-padded",
+            hint=checks.UNPAD_BATCH,
         )
     if not isinstance(x.lengths.shape[0], int):
         raise DispatchError(
             f"{func}: rows of a padded batch are taken where their number is known, and this compiled function is to "
-            f"take any; compile it with dynamic=False, or give it a batch that is not padded"
+            "take any",
+            code="batch-padded",
+            hint="compile it with dynamic=False, or give it a batch that is not padded",
         )
     rows = range(x.lengths.shape[0])[slice(start, end)]
     return (x.row_count - rows.start).clamp(min=0, max=len(rows))
@@ -224,7 +230,9 @@ def take_rows(x: PaddedTensor, which: Any) -> PaddedTensor:
     which = row_numbers(x, which)
     if x.row_count is not None:
         raise DispatchError(
-            f"indexing {shown(x)}: rows of a padded batch are taken by slices; {checks.UNPAD_BATCH}"
+            f"indexing {shown(x)}: rows of a padded batch are taken by slices",
+            code="batch-padded",
+            hint=checks.UNPAD_BATCH,
         )
     which = torch.where(which < 0, which + x.lengths.shape[0], which)
     table = x.unwrap("padded").index_select(x.batch_dim, which)
@@ -249,8 +257,9 @@ def take_pairs(x: PaddedTensor, rows: Any, places: Any, index: tuple[Any, ...]) 
     """Single entries, by the number of the row and the place in it: dense."""
     if not all(is_index(i) or is_all(i) for i in index):
         raise DispatchError(
-            f"indexing {shown(x)}: index tensors stand beside whole dimensions, got {shown_index(index)}; index in two "
-            f"steps, as in x[rows, places][..., 1]"
+            f"indexing {shown(x)}: index tensors stand beside whole dimensions, got {shown_index(index)}",
+            code="argument-refused",
+            hint="index in two steps, as in x[rows, places][..., 1]",
         )
     at = outer_places(index)
     rows, places = settled_pairs(x, rows, places)
@@ -302,7 +311,8 @@ def check_mask(func: Any, x: PaddedTensor, mask: PaddedTensor) -> None:
     ):
         raise DispatchError(
             f"{doing(func)} {shown(x)}: expected a bool mask of its rows, with the dimensions of an entry or none, got "
-            f"{shown(mask)}, {mask.dtype}"
+            f"{shown(mask)}, {mask.dtype}",
+            code="argument-refused",
         )
     check_rows_match(func, x, mask)
 
@@ -311,7 +321,9 @@ def _batch_first(func: Any, x: PaddedTensor) -> PaddedTensor:
     """The same rows as ``[B, T, ...]``."""
     if (x.batch_dim, x.ragged_dim) != (0, 1):
         raise DispatchError(
-            f"{doing(func)} {shown(x)} by a mask: expected rows along 0, ragged along 1, of both; use transpose"
+            f"{doing(func)} {shown(x)} by a mask: expected rows along 0, ragged along 1, of both",
+            code="row-dims",
+            hint="use transpose",
         )
     return x
 

@@ -51,8 +51,9 @@ def with_put(
     """``x`` with values at index tensors."""
     if isinstance(values, x.ragged_class):
         raise DispatchError(
-            f"{func.__name__}: expected dense values for a padded tensor, got {shown(values)} for {shown(x)}; write "
-            f"x[index] = values"
+            f"{func.__name__}: expected dense values for a padded tensor, got {shown(values)} for {shown(x)}",
+            code="write-misfit",
+            hint="write x[index] = values",
         )
     index = _existing(x, tuple(indices), values)
     table = x.unwrap("padded")
@@ -72,7 +73,8 @@ def _by_mask(func: Any, x: Any, mask: Any, value: Any) -> Tensor:
         check_mask(func, x, mask)
         return _put_back(x, as_wide(x, mask), value)
     raise DispatchError(
-        f"{doing(func)} {shown(x)}: expected a number, or what x[mask] gives for a mask [B, T], got {shown(value)}"
+        f"{doing(func)} {shown(x)}: expected a number, or what x[mask] gives for a mask [B, T], got {shown(value)}",
+        code="argument-refused",
     )
 
 
@@ -114,7 +116,9 @@ def _existing(x: PaddedTensor, index: Any, value: Any) -> tuple[Any, ...]:
     places = outer_places(index)
     at_batch, at_ragged = places[x.batch_dim], places[x.ragged_dim]
     if x.merged and not is_all(index[at_batch]):
-        raise DispatchError(f"writing into {shown(x)}: merged dimensions stay whole; {checks.UNMERGE}")
+        raise DispatchError(
+            f"writing into {shown(x)}: merged dimensions stay whole", code="row-dims", hint=checks.UNMERGE
+        )
     rows, entries = index[at_batch], index[at_ragged]
     if is_int(rows) and is_all(entries) and isinstance(value, Tensor) and not any(map(is_index, index)):
         index = replaced(index, at_ragged, _places_of_row(x, rows, index[at_ragged + 1 :], value))
@@ -153,7 +157,8 @@ def _table_of(x: PaddedTensor, index: tuple[Any, ...], value: PaddedTensor) -> T
     part = x[index]
     if not isinstance(part, x.ragged_class):
         raise DispatchError(
-            f"writing into {shown(x)}: expected a dense value for {shown_index(index)}, got {shown(value)}"
+            f"writing into {shown(x)}: expected a dense value for {shown_index(index)}, got {shown(value)}",
+            code="write-misfit",
         )
     check_rows_match("x[index] = value", part, value)
     return as_wide(part, value).to_dense()
@@ -167,11 +172,16 @@ def _settled(x: PaddedTensor, index: Any, at_rows: Any, at_entries: Any) -> Any:
     if isinstance(entries, slice):
         if any(bound is not None and bound < 0 for bound in (entries.start, entries.stop)):
             raise DispatchError(
-                f"writing into {shown(x)}: bounds that count from each row's end are read only; use a mask"
+                f"writing into {shown(x)}: bounds that count from each row's end are read only",
+                code="argument-refused",
+                hint="use a mask",
             )
         return index
     if not is_int(entries):
-        raise DispatchError(f"writing into {shown(x)}: index tensors for places need index tensors for rows")
+        raise DispatchError(
+            f"writing into {shown(x)}: index tensors for places need index tensors for rows",
+            code="argument-refused",
+        )
     if not isinstance(rows, slice):
         return _paired(x, index, at_batch, at_ragged)
     reached = x if is_all(rows) else take_rows(x, rows)
@@ -180,8 +190,9 @@ def _settled(x: PaddedTensor, index: Any, at_rows: Any, at_entries: Any) -> Any:
         r, b = x.ragged_dim, x.batch_dim
         other = f"transpose({r}, {b})" if r + 1 == b else f"movedim({r}, {b if r < b else b + 1})"
         raise DispatchError(
-            f"writing into {shown(x)}: one place of every row needs the batch dimension just before it; write to "
-            f"x.{other}"
+            f"writing into {shown(x)}: one place of every row needs the batch dimension just before it",
+            code="row-dims",
+            hint=f"write to x.{other}",
         )
     numbers = torch.arange(x.lengths.shape[0], device=x.lengths.device)[rows]
     # Rows that the batch has not write to their padding.

@@ -84,7 +84,11 @@ def new_dense(op: Any, x: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
 def copy_into(op: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
     """Writes into the entries that exist."""
     if not is_ragged(x):
-        raise DispatchError(f"{op}: cannot write {shown(source)} into a dense tensor; use to_dense()")
+        raise DispatchError(
+            f"{op}: cannot write {shown(source)} into a dense tensor",
+            code="write-misfit",
+            hint="use to_dense()",
+        )
     x.write(op, x.beside(op, source), non_blocking)
     return x
 

@@ -104,13 +104,16 @@ def _check(equation: str, terms: Terms, operands: Any, found: list[Any]) -> None
     ):
         raise DispatchError(
             f"einsum: {equation!r} of {names}: expected one letter for the rows of all ragged operands, and another "
-            f"for the places in them; x.to_dense() gives a tensor without this limit"
+            "for the places in them",
+            code="argument-refused",
+            hint="x.to_dense() gives a tensor without this limit",
         )
     ragged = [c for c in terms.output if c in places]
     if len(ragged) > 1:
         raise DispatchError(
-            f"einsum: {equation!r} of {names} would have two ragged dimensions; use F.scaled_dot_product_attention, "
-            f"or x.to_dense() with x.mask()"
+            f"einsum: {equation!r} of {names} would have two ragged dimensions",
+            code="ragged-dims",
+            hint="use F.scaled_dot_product_attention, or x.to_dense() with x.mask()",
         )
 
 
@@ -138,7 +141,9 @@ def _place(x: Any, terms: Terms, rows: Rows) -> tuple[int, int]:
     batch, ragged = terms.output.index(rows.batch), terms.output.index(rows.ragged)
     if x.rows_first and batch != 0:
         raise DispatchError(
-            f"einsum: the rows of {shown(x)} come first in the result as well; put their letter first there"
+            f"einsum: the rows of {shown(x)} come first in the result as well",
+            code="row-dims",
+            hint="put their letter first there",
         )
     return batch, ragged
 

@@ -71,7 +71,8 @@ def _roll(func: Any, input: Any, shifts: Any, dims: Any = ()) -> Any:
     shifts = [shifts] if isinstance(shifts, int | torch.SymInt) else list(shifts)
     if not given or len(given) != len(shifts):
         raise DispatchError(
-            f"roll: expected a shift for each of the dims of {shown(input)}, got shifts={shifts} and dims={given}"
+            f"roll: expected a shift for each of the dims of {shown(input)}, got shifts={shifts} and dims={given}",
+            code="argument-refused",
         )
     for shift, dim in zip(shifts, given, strict=True):
         input = _rolled(input, shift, dim)
@@ -93,12 +94,16 @@ def _repeat_interleave(
     if dim is None:
         raise DispatchError(
             f"repeat_interleave: without dim= it repeats elements of the flattened tensor, and rows of {shown(input)} "
-            f"do not flatten to one; pass dim="
+            "do not flatten to one",
+            code="row-dims",
+            hint="pass dim=",
         )
     if _is_ragged(input, dim):
         if not isinstance(repeats, int):
             raise DispatchError(
-                f"repeat_interleave: expected an int of repeats for the entries of {shown(input)}, got {shown(repeats)}"
+                f"repeat_interleave: expected an int of repeats for the entries of {shown(input)}, got "
+                f"{shown(repeats)}",
+                code="argument-refused",
             )
         return input.of_lengths(input.to_dense().repeat_interleave(repeats, dim), input.counts * repeats)
     if _is_batch(input, dim):
@@ -120,7 +125,8 @@ def _repeat(func: Any, x: Any, *repeats: Any) -> Any:
     times = [1] * (x.dim() - len(times) if name == "tile" else 0) + times
     if len(times) != x.dim() or x.merged:
         raise DispatchError(
-            f"{name}: expected a number for each dimension of {shown(x)}, of which none are merged, got {times}"
+            f"{name}: expected a number for each dimension of {shown(x)}, of which none are merged, got {times}",
+            code="row-dims",
         )
     of_rows, of_entries = times[x.batch_dim], times[x.ragged_dim]
     if of_rows != 1:
@@ -153,7 +159,8 @@ def _is_batch(x: Any, dim: int) -> bool:
 def _pad(func: Any, input: Any, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
     if mode != "constant" or len(pad) % 2 or len(pad) > 2 * input.dim():
         raise DispatchError(
-            f"pad: expected a constant in pairs for {shown(input)}, got {list(pad)} and mode={mode!r}"
+            f"pad: expected a constant in pairs for {shown(input)}, got {list(pad)} and mode={mode!r}",
+            code="argument-refused",
         )
     stored, of_rows = input.unwrap_stored(), (0, 0)
     wanted = [0, 0] * stored.dim()

@@ -74,8 +74,10 @@ def _embedding(  # noqa: PLR0913
     check_dense(func, weight)
     if (max_norm is not None or scale_grad_by_freq) and input.has_gaps:
         raise DispatchError(
-            f"{func.__name__}: max_norm and scale_grad_by_freq look at every stored index of {shown(input)}, "
-            f"those that do not exist as well; use JaggedTensor.from_tensors(x.to_tensors())"
+            f"{func.__name__}: max_norm and scale_grad_by_freq look at every stored index of {shown(input)}, those "
+            "that do not exist as well",
+            code="padding-counted",
+            hint="use JaggedTensor.from_tensors(x.to_tensors())",
         )
     options = padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
     return input.with_kept(func(input.clean(), weight, *options))
@@ -85,8 +87,9 @@ def _check_features(func: Any, x: Any, count: int) -> None:
     """Raises unless the last dimensions are those of an entry."""
     if max(x.row_dims) >= x.dim() - count:
         raise DispatchError(
-            f"{func.__name__}: works along the last {count} dimensions, and {shown(x)} has its rows along "
-            f"one of them; swap them by transpose"
+            f"{func.__name__}: works along the last {count} dimensions, and {shown(x)} has its rows along one of them",
+            code="row-dims",
+            hint="swap them by transpose",
         )
 
 
@@ -94,7 +97,9 @@ def check_dense(func: Any, *parameters: Any) -> None:
     """Raises unless the parameters of a layer are dense."""
     for p in parameters:
         if is_ragged(p):
-            raise DispatchError(f"{func.__name__}: expected dense parameters, got {shown(p)}")
+            raise DispatchError(
+                f"{func.__name__}: expected dense parameters, got {shown(p)}", code="argument-refused"
+            )
 
 
 # ---- matrix products -------------------------------------------------------------------------------------------
@@ -129,14 +134,16 @@ def _multiply_tables(func: Any, a: Any, b: Any) -> Any:
     if len(ragged) == 2:
         if not (contracted == [True, True] or ragged[0][1] == ragged[1][1] < n - 2):
             raise DispatchError(
-                f"{func.__name__}: the product of {shown(a)} and {shown(b)} would have two ragged dimensions; use "
-                f"F.scaled_dot_product_attention, or x.to_dense() with x.mask()"
+                f"{func.__name__}: the product of {shown(a)} and {shown(b)} would have two ragged dimensions",
+                code="ragged-dims",
+                hint="use F.scaled_dot_product_attention, or x.to_dense() with x.mask()",
             )
         x.check_same_rows(func, a, b)
     elif contracted[0]:
         raise DispatchError(
-            f"{func.__name__}: {shown(a)} and {shown(b)} are contracted along rows of other lengths; "
-            f"{x.contraction_hint}"
+            f"{func.__name__}: {shown(a)} and {shown(b)} are contracted along rows of other lengths",
+            code="ragged-dims",
+            hint=x.contraction_hint,
         )
     x, width = ragged[0][0], max(t.width for t, _ in ragged)
     product = torch.matmul(*(t.to_table(width) if isinstance(t, x.ragged_class) else t for t in (a, b)))

@@ -39,7 +39,11 @@ def _reduced(
 ) -> Any:
     """The loss of each entry, reduced."""
     if size_average is not None or reduce is not None:
-        raise DispatchError(f"{func.__name__}: size_average and reduce are deprecated; use reduction")
+        raise DispatchError(
+            f"{func.__name__}: size_average and reduce are deprecated",
+            code="argument-refused",
+            hint="use reduction",
+        )
     if reduction not in ("none", "mean", "sum"):
         more = ", 'batchmean'" if func is F.kl_div else ""
         raise ValueError(
@@ -57,7 +61,11 @@ def _elementwise(
 ) -> Any:
     x = first_ragged((input, target))
     if any(v is not None for v in (kwargs.pop("size_average", None), kwargs.pop("reduce", None))):
-        raise DispatchError(f"{func.__name__}: size_average and reduce are deprecated; use reduction")
+        raise DispatchError(
+            f"{func.__name__}: size_average and reduce are deprecated",
+            code="argument-refused",
+            hint="use reduction",
+        )
     operands = [x.operand(func, t) for t in (input, target, *args)]
     kwargs = {k: x.operand(func, v) for k, v in kwargs.items()}
     loss = x.with_kept(func(*operands, reduction="none", **kwargs))
@@ -123,12 +131,18 @@ def _cross_entropy(  # noqa: PLR0913
     label_smoothing: float = 0.0,
 ) -> Any:
     if size_average is not None or reduce is not None:
-        raise DispatchError(f"{func.__name__}: size_average and reduce are deprecated; use reduction")
+        raise DispatchError(
+            f"{func.__name__}: size_average and reduce are deprecated",
+            code="argument-refused",
+            hint="use reduction",
+        )
     dims = input.dim()
     if not is_ragged(input) or dims < 2 or 1 in input.row_dims:
         raise DispatchError(
-            f"{func.__name__}: expected ragged logits [N, C] of merged dimensions, or [B, C, T], got "
-            f"{shown(input)} beside {shown(target)}; write x.flatten(0, 1) or x.transpose(1, 2)"
+            f"{func.__name__}: expected ragged logits [N, C] of merged dimensions, or [B, C, T], got {shown(input)} "
+            f"beside {shown(target)}",
+            code="rows-apart",
+            hint="write x.flatten(0, 1) or x.transpose(1, 2)",
         )
     target = _target_beside(func, input, target, dims)
     of_classes = target.is_floating_point()
@@ -157,8 +171,9 @@ def _target_beside(func: Any, x: Any, target: Any, dims: int) -> Any:
     places = x.row_dims if of_classes else _without_classes(x.row_dims)
     if target.row_dims != places or target.dim() != dims - (not of_classes):
         raise DispatchError(
-            f"{func.__name__}: {shown(x)} and the target {shown(target)} do not fit together; expected "
-            f"logits [N, C] and a target [N], or logits [B, C, T] and a target [B, T]"
+            f"{func.__name__}: {shown(x)} and the target {shown(target)} do not fit together",
+            code="rows-apart",
+            hint="expected logits [N, C] and a target [N], or logits [B, C, T] and a target [B, T]",
         )
     return x.alongside(func, target)
 

@@ -38,7 +38,9 @@ def _check_counted(x: Any) -> None:
         name = _COUNTING.get(frame.f_code)
         if name is not None and not is_ragged(frame.f_locals.get("mask")):
             raise DispatchError(
-                f"torch.masked.{name} of {one_of(type(x))} would count the padding; write x.{name}(dim), or give a "
-                f"ragged mask, such as mask=torch.ones_like(x, dtype=torch.bool) or that & a dense mask"
+                f"torch.masked.{name} of {one_of(type(x))} would count the padding",
+                code="padding-counted",
+                hint=f"write x.{name}(dim), or give a ragged mask, such as mask=torch.ones_like(x, dtype=torch.bool) "
+                "or that & a dense mask",
             )
         frame = frame.f_back

@@ -61,7 +61,10 @@ def _instance_norm(  # noqa: PLR0913
 ) -> Any:
     _check_channels(func, input)
     if running_mean is not None or running_var is not None or not use_input_stats:
-        raise DispatchError("instance_norm: ragged rows are normalised by their own mean and variance only")
+        raise DispatchError(
+            "instance_norm: ragged rows are normalised by their own mean and variance only",
+            code="argument-refused",
+        )
     return _normalized_in_groups(input, input.shape[1], weight, bias, eps)
 
 
@@ -96,8 +99,9 @@ def _check_channels(func: Any, x: Any) -> None:
     """Raises unless dimension 1 is one of the entries."""
     if not is_ragged(x) or x.dim() < 2 or 1 in x.row_dims:
         raise DispatchError(
-            f"{func.__name__}: expected channels in dimension 1 of the entries, got {shown(x)}; write "
-            f"x.transpose(1, 2), or x.flatten(0, 1)"
+            f"{func.__name__}: expected channels in dimension 1 of the entries, got {shown(x)}",
+            code="row-dims",
+            hint="write x.transpose(1, 2), or x.flatten(0, 1)",
         )
 
 
@@ -139,12 +143,16 @@ def _pool_bags(  # noqa: PLR0913
 ) -> Any:
     if not is_ragged(input) or input.dim() != 2 or offsets is not None or include_last_offset:
         raise DispatchError(
-            f"embedding_bag: expected indices [B, T], each row of which is a bag, and no offsets, got {shown(input)}"
+            f"embedding_bag: expected indices [B, T], each row of which is a bag, and no offsets, got {shown(input)}",
+            code="argument-refused",
         )
     if mode not in ("sum", "mean", "max"):
         raise ValueError(f"embedding_bag: expected mode 'sum', 'mean' or 'max', got {mode!r}")
     if per_sample_weights is not None and mode != "sum":
-        raise DispatchError(f"embedding_bag: per_sample_weights go with mode='sum', got mode={mode!r}")
+        raise DispatchError(
+            f"embedding_bag: per_sample_weights go with mode='sum', got mode={mode!r}",
+            code="argument-refused",
+        )
     rows = F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)

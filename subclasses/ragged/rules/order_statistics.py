@@ -90,7 +90,8 @@ def _quantile(
 ) -> Any:
     if dim is None or (isinstance(q, Tensor) and q.dim() > 0):
         raise DispatchError(
-            f"{func.__name__}: expected one q and a dim of {shown(input)}, got q={q!r} and dim={dim}"
+            f"{func.__name__}: expected one q and a dim of {shown(input)}, got q={q!r} and dim={dim}",
+            code="argument-refused",
         )
     if not isinstance(q, Tensor) and not 0 <= q <= 1:
         raise RuntimeError(f"{func.__name__}: expected q between 0 and 1, got {q}")

@@ -86,7 +86,9 @@ def settle(func: Any, *args: Any, **kwargs: Any) -> Any:
     if args and func.__name__.endswith("_"):
         if not isinstance(args[0], x.ragged_class):
             raise DispatchError(
-                f"{func.__name__}: cannot write {shown(x)} into {shown(args[0])}; use to_dense()"
+                f"{func.__name__}: cannot write {shown(x)} into {shown(args[0])}",
+                code="write-misfit",
+                hint="use to_dense()",
             )
         args[0].check_writable(func, *args[1:])
     given = {k: _aligned(func, x, a) for k, a in kwargs.items()} if kwargs else kwargs
@@ -148,7 +150,9 @@ def equal(func: Any, input: Any, other: Any) -> bool:
     layout = first_ragged((input, other)).ragged_class
     for t in (input, other):
         if not isinstance(t, layout):
-            raise DispatchError(f"{func.__name__}: expected two {layout.__name__}s, got {shown(t)}")
+            raise DispatchError(
+                f"{func.__name__}: expected two {layout.__name__}s, got {shown(t)}", code="argument-refused"
+            )
     if input.shape != other.shape or input.row_dims != other.row_dims:
         return False
     return torch.equal(input.row_lengths(), other.row_lengths()) and bool((input == other).all())

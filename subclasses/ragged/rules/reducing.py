@@ -114,7 +114,8 @@ def without_out(func: Any, x: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """
     if kwargs.get("out") is not None:
         raise DispatchError(
-            f"{func.__name__}: a result of {shown(x)} is a new one, and not written to an out="
+            f"{func.__name__}: a result of {shown(x)} is a new one, and not written to an out=",
+            code="argument-refused",
         )
     return {k: v for k, v in kwargs.items() if k != "out"}
 

@@ -153,7 +153,9 @@ def _reduction(func: Any, input: Any, dim: Any = None, keepdim: bool = False, **
         return (input != 0).to(torch.uint8 if input.dtype == torch.uint8 else torch.bool)
     if dim is None and function in (torch.argmax, torch.argmin):
         raise DispatchError(
-            f"{func.__name__}: an index into all entries of {shown(input)} has no meaning; give dim"
+            f"{func.__name__}: an index into all entries of {shown(input)} has no meaning",
+            code="argument-refused",
+            hint="give dim",
         )
     if function is torch.logsumexp:  # the least integer may count
         counts = not (input.is_floating_point() or input.is_complex())
@@ -198,7 +200,10 @@ def _linalg_norm(
 ) -> Any:
     matrix = not isinstance(dim, int) and len(dim if dim is not None else A.shape) == 2
     if not (ord is None or (matrix and ord == "fro") or (isinstance(ord, int | float) and not matrix)):
-        raise DispatchError(f"norm: expected a vector norm of {shown(A)}, got ord={ord!r} and dim={dim}")
+        raise DispatchError(
+            f"norm: expected a vector norm of {shown(A)}, got ord={ord!r} and dim={dim}",
+            code="argument-refused",
+        )
     return torch.linalg.vector_norm(A, 2 if ord in (None, "fro") else ord, dim, keepdim, dtype=dtype)
 
 
@@ -207,8 +212,9 @@ def _norm(func: Any, input: Any, p: Any = "fro", dim: Any = None, keepdim: bool 
     dtype = without_out(func, input, rest).get("dtype")
     if p not in ("fro", None) and not isinstance(p, int | float):
         raise DispatchError(
-            f"norm: expected a vector norm of {shown(input)}, p='fro' or a number, got p={p!r}; x.to_dense() gives a "
-            f"tensor without this limit"
+            f"norm: expected a vector norm of {shown(input)}, p='fro' or a number, got p={p!r}",
+            code="argument-refused",
+            hint="x.to_dense() gives a tensor without this limit",
         )
     return torch.linalg.vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 

@@ -463,7 +463,7 @@ def test_the_in_place_form_of_a_function_with_a_rule_is_not_mapped(how, door):
     before = x.held.clone()
     with pytest.raises(
         Exception,
-        match=r"Box has a rule for add and none for Tensor\.add_: write x = torch\.add\(x, \.\.\.\)",
+        match=r"Box has a rule for add and none for Tensor\.add_; write x = torch\.add\(x, \.\.\.\)",
     ) as error:
         doors[door](IN_PLACE[how])(x, y)
     assert door != "eager" or isinstance(error.value, DispatchError)
