@@ -1,6 +1,6 @@
 """The two errors of ``subclasses``, each derived from the builtin exception that a caller would expect.
 
-``docs/error-codes.md`` lists the codes. A test compares its table with the sources.
+``docs/api.md`` lists the codes, and a test compares its table with the sources.
 """
 
 from __future__ import annotations

@@ -1,0 +1,159 @@
+"""The code and the hint of an error: where they come from, what keeps them, and the page that lists the codes."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import subclasses
+from subclasses import DispatchError, SpecError, inner, static
+from subclasses.errors import coded
+from tests.subclasses.subjects import declare
+
+SOURCES = Path(subclasses.__file__).parent
+PAGE = SOURCES.parent / "docs/api.md"
+Alone = declare(name="Alone", entries=inner())
+
+
+def codes_in_sources():
+    """Code -> the names of the errors that are made with it; also the places of errors without a code."""
+    found, without = {}, []
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            code = next((k.value for k in node.keywords if k.arg == "code"), None)
+            if isinstance(code, ast.Constant):
+                kind = node.args[0] if node.func.id == "coded" else node.func
+                found.setdefault(code.value, set()).add(ast.unparse(kind))
+            elif node.func.id in ("SpecError", "DispatchError"):
+                without.append(f"{path.name}:{node.lineno}")
+    return found, without
+
+
+def test_the_page_lists_the_codes_of_the_sources():
+    found, without = codes_in_sources()
+    text = PAGE.read_text().split("### Codes of errors")[1].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\| `.*", text, re.MULTILINE)
+    ]
+    listed = {code.strip("`"): set(re.findall(r"\w+Error", errors)) for code, errors, *_ in rows}
+    assert not without, "errors without a code"
+    assert len(listed) == len(rows)
+    assert listed.keys() == found.keys()
+    for code, kinds in found.items():
+        named = {kind for kind in kinds if kind.endswith("Error")}
+        assert named <= listed[code], code
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)+", code) for code in found)
+    assert all(mistake and mend for _, _, mistake, mend in rows)
+
+
+class Narrow(DispatchError):
+    """An error of an author."""
+
+    code = "narrow"
+
+
+class WithLine(SpecError):
+    """An error of an author with a constructor of its own."""
+
+    def __init__(self, line):
+        super().__init__(f"line {line}", code="with-line", hint="Mend it")
+        self.args = (line,)
+
+
+MADE = {
+    "an op": lambda: DispatchError("no rule", code="no-rule", hint="add one"),
+    "a declaration": lambda: SpecError("no inner tensor", code="inner-missing"),
+    "without a code": lambda: DispatchError("refused"),
+    "without a message": lambda: DispatchError(),
+    "with several arguments": lambda: DispatchError("refused", 3),
+    "a subclass": lambda: Narrow("too narrow", hint="Make it wide"),
+    "a constructor of its own": lambda: WithLine(3),
+    "a builtin type": lambda: coded(ValueError, "wrong", code="materialize-result", hint="correct it"),
+}
+
+
+def parts(error):
+    return type(error), error.args, str(error), error.code, error.hint
+
+
+@pytest.mark.parametrize("case", MADE)
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_a_copy_keeps_code_and_hint(case, again):
+    error = MADE[case]()
+    error.add_note("in the second layer")
+    found = again(error)
+    assert parts(found) == parts(error)
+    assert found.__notes__ == ["in the second layer"]
+
+
+@pytest.mark.parametrize(
+    ("case", "text", "code", "hint"),
+    [
+        ("an op", "no rule; add one", "no-rule", "add one"),
+        ("a declaration", "no inner tensor", "inner-missing", None),
+        ("without a code", "refused", None, None),
+        ("without a message", "", None, None),
+        ("a subclass", "too narrow. Make it wide", "narrow", "Make it wide"),
+        ("a builtin type", "wrong; correct it", "materialize-result", "correct it"),
+    ],
+)
+def test_the_hint_ends_the_message(case, text, code, hint):
+    error = MADE[case]()
+    assert (str(error), error.code, error.hint) == (text, code, hint)
+
+
+def test_the_errors_are_the_builtin_ones():
+    with pytest.raises(TypeError) as caught:
+        declare(name="Empty", tag=static(default=0))
+    assert (type(caught.value), caught.value.code) == (SpecError, "inner-missing")
+    with pytest.raises(NotImplementedError) as caught:
+        Alone(torch.ones(2)) * 2
+    assert (type(caught.value), caught.value.code) == (DispatchError, "no-rule")
+    assert str(caught.value).endswith(caught.value.hint) and "@Alone.implements" in caught.value.hint
+
+
+def raised_again():
+    try:
+        Alone(torch.ones(2)) * 2
+    except DispatchError as error:
+        error.add_note("in a step")
+        raise ValueError("in a step") from error
+
+
+def test_an_error_with_more_context_has_the_code_in_its_chain():
+    with pytest.raises(ValueError, match="in a step") as caught:
+        raised_again()
+    assert caught.value.__cause__.code == "no-rule"
+
+
+def test_a_composite_op_without_a_rule_for_its_part_has_the_code_of_the_op():
+    with pytest.raises(DispatchError) as caught:
+        declare(name="Parts", entries=inner(), keywords={"decompose": True})(torch.ones(2)).histc()
+    assert caught.value.code == "no-rule"
+
+
+@pytest.mark.parametrize("backend", ["eager", "desugar"])
+def test_a_compiled_function_raises_with_the_code_in_its_chain(backend):
+    cut = declare(
+        name="Cut",
+        entries=inner(),
+        materialize=lambda self: self.entries[:1],
+        keywords={"fallback": "materialize"},
+    )
+    calls = {"no-rule": (Alone, torch.exp), "materialize-result": (cut, torch.exp)}
+    for code, (kind, function) in calls.items():
+        with pytest.raises(Exception, match=r"\w") as caught:
+            torch.compile(function, backend=backend, fullgraph=True)(kind(torch.ones(2)))
+        codes, error = [], caught.value
+        while error is not None:
+            codes.append(getattr(error, "code", None))
+            error = error.__cause__ or error.__context__
+        assert code in codes, codes
