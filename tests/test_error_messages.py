@@ -1,8 +1,8 @@
 """Every error class, each with its messages: where it is, what was expected, what came, what to do instead.
 
-A row is something that a user writes by mistake, and the words that the message has to hold: the name of what is
-wrong, what was expected or found, and a way out. Errors of the pass also name a line of this file: the one that is
-marked.
+A row is something that a user writes by mistake, the code of an error of `subclasses`, and the words that the message
+has to hold: the name of what is wrong, what was expected or found, and a way out. Errors of the pass also name a line
+of this file: the one that is marked.
 """
 
 from __future__ import annotations
@@ -108,114 +108,160 @@ MIXIN = type("Mixin", (), {"__annotations__": {"scale": Tensor}, "scale": inner(
 SPEC = {
     "nothing to train": (
         lambda: declare(name="Frozen", data_=inner(dtype=torch.int8), keywords={"trainable": True}),
+        "keyword-conflict",
         ["Frozen", "trainable=True", "torch.int8", "remove"],
     ),
     "bad shape": (
         lambda: declare(name="Shaped", data_=inner(shape="out, in")),
+        "keyword-value",
         ["Shaped.data_", "shape='out, in'", "separated by spaces", "shape='out in'"],
     ),
     "shape and ndim": (
         lambda: declare(name="Shaped", data_=inner(shape="out in", ndim=2)),
+        "keyword-conflict",
         ["Shaped.data_", "shape='out in'", "remove ndim=2"],
     ),
     "a rule without a call": (
         lambda: Strict.implements(rule),
+        "rule-not-called",
         ["Strict.implements", "rule", "@Strict.implements(torch.add)", "wrap_torch_function"],
     ),
     "builtin": (
         lambda: Strict.implements(len),
+        "rule-not-called",
         ["Strict.implements", "never", "len of builtins", "torch.sum"],
     ),
-    "module": (lambda: Strict.implements(nn.Linear(2, 2)), ["never", "Linear", "forward", "F.linear"]),
+    "module": (
+        lambda: Strict.implements(nn.Linear(2, 2)),
+        "rule-not-called",
+        ["never", "Linear", "forward", "F.linear"],
+    ),
     "function of functional": (
         lambda: Strict.implements(F.sigmoid),
+        "rule-not-called",
         ["never", "sigmoid of torch.nn.functional", "name one"],
     ),
-    "adopt a module": (lambda: subclasses.adopt(nn.Linear), ["adopt", "derived from torch.Tensor", "Linear"]),
+    "adopt a module": (
+        lambda: subclasses.adopt(nn.Linear),
+        "adopt-refused",
+        ["adopt", "derived from torch.Tensor", "Linear"],
+    ),
     "adopt a declared class": (
         lambda: subclasses.adopt(Pair),
+        "adopt-refused",
         ["adopt", "Pair", "declared with TensorSubclass", "all hooks"],
     ),
     "adopt a class without flattening": (
         lambda: subclasses.adopt(torch.masked.MaskedTensor),
+        "adopt-refused",
         ["MaskedTensor", "__tensor_flatten__", "define both", "TensorSubclass"],
     ),
     "no inner tensor": (
         lambda: declare(name="Empty", tag=static(default=0)),
+        "inner-missing",
         ["Empty", "no inner tensor", "inner()"],
     ),
     "equal without hash": (
         lambda: made("Compared", __eq__=lambda self, other: self.data_ == other.data_),
+        "method-signature",
         ["Compared", "__eq__ without __hash__", "torch.Tensor.__hash__", "torch.eq"],
     ),
     "a rule for a generated method": (
         lambda: Pair.implements(Tensor.__deepcopy__)(lambda func, x, memo: x),
+        "rule-not-called",
         ["Tensor.__deepcopy__", "generated", "in the body of Pair"],
     ),
-    "unknown size_from": (lambda: made("Sized", keywords={"size_from": "dta"}), ["Sized", "'dta'", "data_"]),
+    "unknown size_from": (
+        lambda: made("Sized", keywords={"size_from": "dta"}),
+        "keyword-value",
+        ["Sized", "'dta'", "data_"],
+    ),
     "unknown keyword": (
         lambda: made("Keyed", keywords={"fallbck": "map"}),
+        "keyword-value",
         ["Keyed", "'fallbck'", "fallback"],
     ),
     "unknown fallback": (
         lambda: made("Fallen", keywords={"fallback": "mapped"}),
+        "keyword-value",
         ["Fallen", "'mapped'", "materialize", "map", "error"],
     ),
     "nothing to materialize": (
         lambda: made("Bare", keywords={"fallback": "materialize"}),
+        "materialize-missing",
         ["Bare", "materialize(self) -> Tensor"],
     ),
     "mutable default": (
         lambda: made("Listed", {"shape_": list}, shape_=static(default=[])),
+        "default-refused",
         ["Listed.shape_", "[]", "tuple"],
     ),
     "tensor default": (
         lambda: made("Held", {"scale": Tensor}, scale=static(default=torch.ones(1))),
+        "annotation-wrong",
         ["Held.scale", "tensor", "inner()"],
     ),
-    "taken name": (lambda: declare(name="Named", data=inner()), ["Named.data", "choose another name"]),
+    "taken name": (
+        lambda: declare(name="Named", data=inner()),
+        "name-taken",
+        ["Named.data", "choose another name"],
+    ),
     "half optional": (
         lambda: made("Half", {"zero": Tensor}, zero=inner(optional=True)),
+        "annotation-wrong",
         ["Half.zero", "Tensor | None = inner(optional=True)"],
     ),
     "no annotation": (
         lambda: type("Bare", (TensorSubclass,), {"data_": inner()}),
+        "annotation-wrong",
         ["Bare.data_", "no annotation", "data_: Tensor = inner()"],
     ),
     "float dynamic": (
         lambda: made("Floating", {"length": "float"}, length=dynamic()),
+        "annotation-wrong",
         ["Floating.length", "non-negative int", "'float'", "static()"],
     ),
     "undeclared tensor": (
         lambda: made("Plain", {"scale": "Tensor"}),
+        "field-undeclared",
         ["Plain", "`scale: Tensor`", "`scale: Tensor = inner()`", "constant([...])"],
     ),
     "undeclared value": (
         lambda: made("Plain", {"axis": "int"}, axis=0),
+        "field-undeclared",
         ["Plain", "`axis: int = 0`", "static(default=0)", "ClassVar[int] = 0"],
     ),
     "tensor in the class body": (
         lambda: made("Coded", BOOK=torch.ones(2)),
+        "constant-refused",
         ["Coded.BOOK", "compilers refuse", "`BOOK = constant(...)`"],
     ),
-    "a constant of text": (lambda: constant(["a"]), ["constant()", "numbers", "['a']"]),
+    "a constant of text": (lambda: constant(["a"]), "constant-refused", ["constant()", "numbers", "['a']"]),
     "replaced field": (
         lambda: declare(Pair, name="Axial", tag="x"),
+        "field-undeclared",
         ["Axial.tag = 'x'", "inherited", "static(default=...)"],
     ),
     "undeclared base": (
         lambda: made("Mixed", base=(MIXIN, TensorSubclass)),
+        "base-refused",
         ["Mixed", "Mixin", "'scale'", "class Mixin(TensorSubclass)"],
     ),
     "two rules": (
         lambda: made("Ruled", rules={MUL: lambda *args: 0}).implements(MUL)(lambda *args: 1),
+        "rules-conflict",
         ["Ruled", "two rules", "aten.mul.Tensor", "remove one"],
     ),
     "a rule for nothing": (
         lambda: Strict.implements("mul"),
+        "rule-key",
         ["Strict.implements", "'mul'", "torch.ops.aten.mul.Tensor"],
     ),
-    "coverage of no class": (lambda: subclasses.coverage(int), ["coverage()", "TensorSubclass", "int"]),
+    "coverage of no class": (
+        lambda: subclasses.coverage(int),
+        "class-not-declared",
+        ["coverage()", "TensorSubclass", "int"],
+    ),
 }
 
 # ---- TypeError, ValueError: a construction ------------------------------------------------------------------
@@ -316,33 +362,66 @@ def strictly():
 
 
 DISPATCH = [
-    (lambda: Strict(torch.ones(2)) * 2, ["Strict", "no rule", "aten.mul.Tensor", "@Strict.implements"]),
-    (strictly, ["aten.add.Tensor", "materialize a Dense", "strict()"]),
+    (
+        lambda: Strict(torch.ones(2)) * 2,
+        "no-rule",
+        ["Strict", "no rule", "aten.mul.Tensor", "@Strict.implements"],
+    ),
+    (strictly, "strict-mode", ["aten.add.Tensor", "materialize a Dense", "strict()"]),
     (
         parameter_that_cannot_train,
+        "optimizer-step",
         ["SGD.step()", "Dense", "Dense(self.raw) in `forward`", "requires_grad_(False)", "trainable=True"],
     ),
-    (copies_to_a_parameter, ["aten.copy_.default", "Parameter of a Factors", "lerp_", "multi_avg_fn"]),
-    (lambda: Dense(torch.ones(2)).add_(1), ["aten.add_.Tensor", "writes to a Dense", "functional op"]),
+    (
+        copies_to_a_parameter,
+        "write-misfit",
+        ["aten.copy_.default", "Parameter of a Factors", "lerp_", "multi_avg_fn"],
+    ),
+    (
+        lambda: Dense(torch.ones(2)).add_(1),
+        "write-refused",
+        ["aten.add_.Tensor", "writes to a Dense", "functional op"],
+    ),
     (
         lambda: pair() + Pair(torch.ones(3), torch.ones(3), tag="other"),
+        "metadata-differs",
         ["aten.add.Tensor", "different metadata", "'other'", "@Pair.implements"],
     ),
     (
         lambda: Fixed(torch.ones(2)).half(),
+        "dtype-misfit",
         ["aten._to_copy.default", "Fixed", "torch.float16", "float64", "`outer`", "@Fixed.implements"],
     ),
-    (lambda: torch.ones(3).add_(pair()), ["aten.add_.Tensor", "Pair", "plain tensor"]),
-    (lambda: nn.Conv1d(4, 2, 3)(rows()), ["conv1d", "[B, C, T]", "JaggedTensor", "x.transpose(1, 2)"]),
-    (lambda: F.max_pool1d(rows().mT, 2, ceil_mode=True), ["max_pool1d", "ceil_mode=False", "JaggedTensor"]),
-    (lambda: attend(add_zero_attn=True), ["multi_head_attention_forward", "add_zero_attn", "torch.cat"]),
-    (lambda: rows().transpose(0, 1) + 1, ["TimeMajor", "aten.add.Tensor", "x.transpose(0, 1) first"]),
+    (lambda: torch.ones(3).add_(pair()), "write-to-plain", ["aten.add_.Tensor", "Pair", "plain tensor"]),
+    (
+        lambda: nn.Conv1d(4, 2, 3)(rows()),
+        "row-dims",
+        ["conv1d", "[B, C, T]", "JaggedTensor", "x.transpose(1, 2)"],
+    ),
+    (
+        lambda: F.max_pool1d(rows().mT, 2, ceil_mode=True),
+        "argument-refused",
+        ["max_pool1d", "ceil_mode=False", "JaggedTensor"],
+    ),
+    (
+        lambda: attend(add_zero_attn=True),
+        "argument-refused",
+        ["multi_head_attention_forward", "add_zero_attn", "torch.cat"],
+    ),
+    (
+        lambda: rows().transpose(0, 1) + 1,
+        "no-rule",
+        ["TimeMajor", "aten.add.Tensor", "x.transpose(0, 1) first"],
+    ),
     (
         lambda: Viewed(torch.ones(3), torch.ones(3)).exp(),
+        "no-rule",
         ["Viewed", "no rule for aten.exp.default", "@Viewed.implements(torch.ops.aten.exp.default)"],
     ),
     (
         lambda: Viewed(torch.ones(2, 3), torch.ones(2, 1)).t(),
+        "inners-disagree",
         [
             "aten.t.default",
             "Viewed",
@@ -512,10 +591,11 @@ def name_of(row):
 
 @pytest.mark.parametrize("case", SPEC)
 def test_declarations(case):
-    declare, words = SPEC[case]
+    declare, code, words = SPEC[case]
     with pytest.raises(SpecError) as caught:
         declare()
     assert isinstance(caught.value, TypeError)
+    assert caught.value.code == code
     assert_says(caught.value, words)
 
 
@@ -527,11 +607,12 @@ def test_constructions_and_options(make, kind, words):
     assert_says(caught.value, words)
 
 
-@pytest.mark.parametrize(("run", "words"), DISPATCH)
-def test_ops(run, words):
+@pytest.mark.parametrize(("run", "code", "words"), DISPATCH)
+def test_ops(run, code, words):
     with pytest.raises(DispatchError) as caught:
         run()
     assert isinstance(caught.value, NotImplementedError)
+    assert caught.value.code == code
     assert_says(caught.value, words)
 
 
