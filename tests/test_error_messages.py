@@ -23,7 +23,8 @@ from desugar import DesugarError
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.variants import Specialized
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, constant, dynamic, inner, static
-from subclasses.ragged import JaggedTensor
+from subclasses.int8 import Int8Tensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
 from subclasses.testing import ConformanceError, check
 from tests.subclasses.subjects import declare
 
@@ -81,6 +82,10 @@ class FixedDense(TensorSubclass, fallback="materialize"):
 
     def materialize(self):
         return self.raw * 2
+
+
+GRAD = torch.ones(3, requires_grad=True)
+ONE, TRUE = torch.ones(3), torch.tensor(True)
 
 
 def pair(grad=False):
@@ -247,6 +252,16 @@ SPEC = {
         "base-refused",
         ["Mixed", "Mixin", "'scale'", "class Mixin(TensorSubclass)"],
     ),
+    "a rule that is no function": (
+        lambda: Strict.implements(MUL)(3),
+        "rule-parameters",
+        ["Strict", "aten.mul.Tensor", "got 3", "@Strict.implements"],
+    ),
+    "an operator": (
+        lambda: made("Adding", __add__=lambda self, other: self),
+        "method-not-called",
+        ["Adding.__add__", "@Adding.implements"],
+    ),
     "two rules": (
         lambda: made("Ruled", rules={MUL: lambda *args: 0}).implements(MUL)(lambda *args: 1),
         "rules-conflict",
@@ -351,6 +366,14 @@ def rows(dim=4):
     return JaggedTensor.from_tensors([torch.ones(2, dim), torch.ones(3, dim)])
 
 
+def int8():
+    return Int8Tensor.from_float(torch.ones(4, 8), block_size=(1, 4))
+
+
+def padded():
+    return PaddedTensor.from_tensors([torch.ones(2), torch.ones(3)], batch_multiple=4)
+
+
 def attend(**options):
     x = rows()
     return nn.MultiheadAttention(4, 2, batch_first=True, **options)(x, x, x)
@@ -359,6 +382,37 @@ def attend(**options):
 def strictly():
     with subclasses.strict():
         return Dense(torch.ones(2)) + 1
+
+
+class Ruled(TensorSubclass, fallback="materialize"):
+    raw: Tensor = inner()
+
+    def materialize(self):
+        return self.raw * 2
+
+
+Ruled.implements(MUL)(lambda func, x, y: Ruled(x.raw * y))
+Ruled.implements(torch.ops.aten.add_.Tensor)(lambda func, x, y, alpha=1: Ruled(x.raw + 1))
+
+
+class Structure(TensorSubclass, fallback="map"):
+    raw: Tensor = inner()
+
+
+Structure.implements(torch.linalg.vector_norm)(lambda func, x, *args, **kwargs: x.raw.sum())
+Structure.implements(torch.ops.aten.t.default)(lambda func, x: Structure(x.raw.t()))
+
+
+def writes_beside_a_slice():
+    x = rows() * torch.ones((), requires_grad=True)
+    part = x[:1]
+    x[0] = torch.zeros(2, 4)
+    return part
+
+
+class Wraps(nn.Module):
+    def forward(self, x):
+        return Pair(x, x)
 
 
 DISPATCH = [
@@ -432,6 +486,34 @@ DISPATCH = [
         ],
     ),
 ]
+
+# Further codes of `subclasses`, each with a call that meets it.
+DISPATCH += [
+    (lambda: (Ruled(GRAD) * 2).unwrap("raw"), "formula-result", ["a Ruled", "x.materialize()"]),
+    (lambda: Ruled(torch.ones(3)).add_(1), "rule-write", ["aten.add_.Tensor", "x.raw.copy_(...)"]),
+    (lambda: torch.cat([Structure(ONE), pair()]), "classes-mixed", ["Structure", "Pair", "aten.cat"]),
+    (lambda: setattr(pair(True) * 2, "first", ONE), "assignment-recorded", ["Pair", "x.detach()"]),
+    (lambda: Structure(GRAD).backward(Structure(ONE)), "value-as-cotangent", ["x.cotangent(raw=...)"]),
+    (lambda: Strict(GRAD * 1).backward(ONE), "cotangent-plain", ["Strict", "wrap_cotangent"]),
+    (lambda: Dense(ONE).cotangent(raw=ONE).exp(), "cotangent-operand", ["aten.exp.default", "Dense"]),
+    (lambda: pair().apply_(abs), "no-memory", ["Pair.apply_", "x.first"]),
+    (lambda: torch.masked.mean(rows(), 1), "padding-counted", ["torch.masked.mean", "JaggedTensor"]),
+    (lambda: rows() @ rows().mT, "ragged-dims", ["matmul", "scaled_dot_product_attention"]),
+    (lambda: rows() + rows().unsqueeze(1), "rows-apart", ["aten.add.Tensor", "unsqueeze"]),
+    (writes_beside_a_slice, "write-shared", ["JaggedTensor", "clone()"]),
+    (lambda: int8()[:, 1:7], "blocks-refused", ["(1, 4)", "dequantize()"]),
+    (lambda: padded()[::2], "batch-padded", ["aten.slice.Tensor", "x.to_jagged()"]),
+    (lambda: torch.linalg.norm(Structure(ONE)), "rule-not-asked", ["torch.linalg.norm", "vector_norm"]),
+    (lambda: torch.func.grad(lambda t: Pair(t, t).first.sum())(ONE), "transform-refused", ["Pair"]),
+    (lambda: Structure(GRAD[None]).t(), "view-derivative", ["aten.t.default", "Structure"]),
+    (
+        lambda: Viewed(ONE[None], ONE[:1]).as_strided((3, 1), (1, 3)),
+        "strided-view",
+        ["aten.as_strided.default", "Viewed", "'scale'"],
+    ),
+    (lambda: torch.export.export(Wraps(), (ONE,)), "graph-refused", ["torch.export", "Pair"]),
+]
+
 
 # ---- DesugarError: a function -------------------------------------------------------------------------------
 
@@ -523,8 +605,6 @@ class Odd(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-GRAD = torch.ones(3, requires_grad=True)
-ONE, TRUE = torch.ones(3), torch.tensor(True)
 REFUSED = [
     (seeds, (ONE,), ["random number generator", "manual_seed", "torch.Generator"]),
     (
