@@ -50,6 +50,18 @@ def _with_hint(message: object, hint: str) -> str:
     return f"{message}{'. ' if hint[0].isupper() else '; '}{hint}"
 
 
+def check_keyword(fits: bool, takes: str, got: object) -> None:
+    """Raises SpecError unless the value of a keyword argument fits.
+
+    Args:
+        fits: whether it does.
+        takes: the class or field, and the values that the keyword takes.
+        got: the value.
+    """
+    if not fits:
+        raise SpecError(f"{takes}, got {got!r}", code="keyword-value")
+
+
 def one_of(cls: type) -> str:
     """Names a class with its article, for error messages: "a Pair", "an Int8Tensor", "an LSTMState"."""
     name = cls.__name__

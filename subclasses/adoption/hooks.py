@@ -12,7 +12,7 @@ from subclasses.adoption.flatten_purity import flattens_to_constants
 from subclasses.adoption.flattening import Adoption
 from subclasses.adoption.unflattening import building_unflatten
 from subclasses.base import TensorSubclass
-from subclasses.errors import SpecError, one_of
+from subclasses.errors import SpecError, check_keyword, one_of
 from subclasses.generate.compile_cache import stable_hash
 from subclasses.serialize import allow_class
 
@@ -51,12 +51,11 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
             ``to_plain`` is no function, or another one than the class was adopted with.
     """
     _check(cls)
-    if to_plain is not None and not callable(to_plain):
-        raise SpecError(
-            f"adopt: to_plain= takes a function from {one_of(cls)} to a plain tensor, such as "
-            f"{cls.__name__}.dequantize, got {to_plain!r}",
-            code="adopt-refused",
-        )
+    check_keyword(
+        to_plain is None or callable(to_plain),
+        f"adopt: to_plain= takes a function from {one_of(cls)} to a plain tensor, such as {cls.__name__}.dequantize",
+        to_plain,
+    )
     if is_adopted(cls):
         _check_same_conversion(cls, to_plain)
         return cls

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket, disabled_torch_function_impl
-from subclasses.errors import SpecError
+from subclasses.errors import SpecError, check_keyword
 from subclasses.rules.author_code import codes_of
 from subclasses.rules.families import Family
 from subclasses.rules.registry import find_op_rule, is_decomposed
@@ -63,10 +63,9 @@ def check_derivative(cls: Any, keys: Iterable[Any], derivative: str | None) -> N
             ``materialize`` or the rule runs above autograd.
     """
     name = f"{cls.__name__}.implements"
-    if derivative not in (None, "formula"):
-        raise SpecError(
-            f'{name}: expected derivative="formula" or None, got {derivative!r}', code="keyword-value"
-        )
+    check_keyword(
+        derivative in (None, "formula"), f'{name}: expected derivative="formula" or None', derivative
+    )
     if derivative is None:
         return
     if not cls.__spec__.has_materialize or cls.__spec__.fallback == "map":

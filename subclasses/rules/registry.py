@@ -399,10 +399,11 @@ def _find_checked(cls: type, op: OpOverload) -> Rule | None:
 
 def _unless_ambiguous(cls: type, function: Any, rule: Rule) -> Rule:
     """Returns the rule, or a rule that raises if another base has an equally near one."""
+    find: Any = functools.partial(find_rule, cls, ("functions", "implied"), function)
     try:
-        find_rule(cls, ("functions", "implied"), function)
+        find()
     except DispatchError:
-        return lambda *args, **kwargs: find_rule(cls, ("functions", "implied"), function)(*args, **kwargs)
+        return lambda *args, **kwargs: find()(*args, **kwargs)
     return rule
 
 

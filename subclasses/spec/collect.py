@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, OpOverloadPacket, is_dispatched
-from subclasses.errors import SpecError
+from subclasses.errors import SpecError, check_keyword
 from subclasses.layout import RAW
 from subclasses.spec.annotations import (
     annotations_of,
@@ -225,28 +225,23 @@ def _collect_inner(cls: type, name: str, marker: InnerMarker, scope: Mapping[str
             code="annotation-wrong",
             hint=f"write `{name}: Tensor | None = inner(optional=True)` or `{name}: Tensor = inner()`",
         )
-    if marker.default is not MISSING and not (marker.default is None and marker.optional):
-        raise SpecError(
-            f"{cls.__name__}.{name}: default= may be None beside optional=True, got {marker.default!r}",
-            code="keyword-value",
-        )
-    if marker.device not in (None, "any"):
-        raise SpecError(
-            f"{cls.__name__}.{name}: expected device None or 'any', got {marker.device!r}",
-            code="keyword-value",
-        )
-    if not isinstance(marker.dtype, torch.dtype | None):
-        raise SpecError(
-            f"{cls.__name__}.{name}: expected a torch.dtype or None, got {marker.dtype!r}",
-            code="keyword-value",
-        )
+    where = f"{cls.__name__}.{name}"
+    check_keyword(
+        marker.default is MISSING or (marker.default is None and marker.optional),
+        f"{where}: default= may be None beside optional=True",
+        marker.default,
+    )
+    check_keyword(marker.device in (None, "any"), f"{where}: expected device None or 'any'", marker.device)
+    check_keyword(
+        isinstance(marker.dtype, torch.dtype | None), f"{where}: expected a torch.dtype or None", marker.dtype
+    )
     if marker.differentiable and marker.dtype is not None and not _is_differentiable(marker.dtype):
         raise SpecError(
-            f"{cls.__name__}.{name}: a tensor of {marker.dtype} has no gradient",
+            f"{where}: a tensor of {marker.dtype} has no gradient",
             code="keyword-conflict",
             hint="remove differentiable=True or dtype=",
         )
-    shape = parse_shape(f"{cls.__name__}.{name}", marker.shape, marker.ndim)
+    shape = parse_shape(where, marker.shape, marker.ndim)
     return InnerField(
         name, marker.dtype, marker.optional, marker.device, subclass, marker.differentiable, shape
     )
@@ -352,25 +347,25 @@ def _check_no_arguments(cls: type, materialize: types.FunctionType) -> None:
         ) from None
 
 
-def _collect_decompose(cls: type, value: bool | Collection[Any]) -> bool | frozenset[Any]:
+def _collect_decompose(cls: type, value: Any) -> bool | frozenset[Any]:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str | OpOverload | OpOverloadPacket) or not isinstance(value, Iterable):
-        raise SpecError(
-            f"{cls.__name__}: decompose= takes a bool or a collection of ops, got {value!r}",
-            code="keyword-value",
-        )
+    check_keyword(
+        isinstance(value, Iterable) and not isinstance(value, str | OpOverload | OpOverloadPacket),
+        f"{cls.__name__}: decompose= takes a bool or a collection of ops",
+        value,
+    )
     ops: set[Any] = set()
     for op in value:
+        check_keyword(
+            isinstance(op, OpOverload | OpOverloadPacket),
+            f"{cls.__name__}: decompose= takes ops such as torch.ops.aten.silu",
+            op,
+        )
         if isinstance(op, OpOverload):
             ops.add(op)
-        elif isinstance(op, OpOverloadPacket):
-            ops.update(found for name in op.overloads() if is_dispatched(found := getattr(op, name)))
         else:
-            raise SpecError(
-                f"{cls.__name__}: decompose= takes ops such as torch.ops.aten.silu, got {op!r}",
-                code="keyword-value",
-            )
+            ops.update(found for name in op.overloads() if is_dispatched(found := getattr(op, name)))
     return frozenset(ops)
 
 
@@ -405,10 +400,7 @@ def check_spec(cls: type, spec: SubclassSpec) -> None:
                 code="keyword-value",
                 hint="name one that is always there",
             )
-    if spec.fallback not in FALLBACKS:
-        raise SpecError(
-            f"{spec.name}: expected fallback in {FALLBACKS}, got {spec.fallback!r}", code="keyword-value"
-        )
+    check_keyword(spec.fallback in FALLBACKS, f"{spec.name}: expected fallback in {FALLBACKS}", spec.fallback)
     if spec.fallback == "materialize" and not spec.has_materialize:
         raise SpecError(
             f'{spec.name}: fallback="materialize" needs a method `materialize(self) -> Tensor` that returns '
@@ -429,10 +421,9 @@ def check_spec(cls: type, spec: SubclassSpec) -> None:
 
 
 def _check_trainable(spec: SubclassSpec) -> None:
-    if not isinstance(spec.trainable, bool):
-        raise SpecError(
-            f"{spec.name}: expected a bool as trainable=, got {spec.trainable!r}", code="keyword-value"
-        )
+    check_keyword(
+        isinstance(spec.trainable, bool), f"{spec.name}: expected a bool as trainable=", spec.trainable
+    )
     dtypes = [f.dtype for f in spec.inners]
     if (
         spec.trainable

@@ -184,12 +184,11 @@ def check_special_methods(cls: type) -> None:
 def _check_operators(cls: type) -> None:
     """Raises SpecError for an operator that is a method: most ways to write what it computes would not call it."""
     for name in sorted(_OPS_OF_OPERATORS.keys() & vars(cls)):
-        op = _OPS_OF_OPERATORS[name]
         raise SpecError(
             f"{cls.__name__}.{name} is not called by the function of torch that computes the same, nor where a tensor "
             "stands on the left, or the value is written in place",
             code="method-not-called",
-            hint=f"write a rule, which they ask: @{cls.__name__}.implements(torch.{op})",
+            hint=f"write a rule, which they ask: @{cls.__name__}.implements(torch.{_OPS_OF_OPERATORS[name]})",
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from subclasses.errors import SpecError
+from subclasses.errors import SpecError, check_keyword
 from subclasses.spec.fields import Outer
 from subclasses.spec.values import differ
 
@@ -58,17 +58,13 @@ def parse_shape(where: str, text: Any, ndim: Any) -> Shape | None:
                 code="keyword-conflict",
                 hint=f"remove ndim={ndim!r}",
             )
-        if type(ndim) is not int or ndim < 0:
-            raise SpecError(
-                f"{where}: expected ndim= to be a non-negative int, got {ndim!r}", code="keyword-value"
-            )
+        check_keyword(
+            type(ndim) is int and ndim >= 0, f"{where}: expected ndim= to be a non-negative int", ndim
+        )
         return Shape((ANY,) * ndim, False)
     if text is None:
         return None
-    if not isinstance(text, str):
-        raise SpecError(
-            f'{where}: expected shape= to be a string such as "out in", got {text!r}', code="keyword-value"
-        )
+    check_keyword(isinstance(text, str), f'{where}: expected shape= to be a string such as "out in"', text)
     words = text.replace(",", " ").split()
     if "," in text:
         raise SpecError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from subclasses.errors import SpecError
+from subclasses.errors import SpecError, check_keyword
 
 
 class Kind(StrEnum):
@@ -74,8 +74,7 @@ def default_kind(fallback: Any, has_materialize: bool) -> str:
 
 def check_kind(spec: Any) -> None:
     """Raises SpecError unless the kind of a declaration is one that its fallback and its methods allow."""
-    if spec.kind not in KINDS:
-        raise SpecError(f"{spec.name}: expected kind in {KINDS}, got {spec.kind!r}", code="keyword-value")
+    check_keyword(spec.kind in KINDS, f"{spec.name}: expected kind in {KINDS}", spec.kind)
     if spec.kind == Kind.STRUCTURE:
         return
     if spec.fallback == "map":
