@@ -362,10 +362,10 @@ def _collect_decompose(cls: type, value: Any) -> bool | frozenset[Any]:
             f"{cls.__name__}: decompose= takes ops such as torch.ops.aten.silu",
             op,
         )
-        if isinstance(op, OpOverload):
-            ops.add(op)
-        else:
-            ops.update(found for name in op.overloads() if is_dispatched(found := getattr(op, name)))
+        overloads = (
+            [getattr(op, name) for name in op.overloads()] if isinstance(op, OpOverloadPacket) else [op]
+        )
+        ops.update(found for found in overloads if found is op or is_dispatched(found))
     return frozenset(ops)
 
 

@@ -132,8 +132,8 @@ def _say_padded(query: Any, jagged: bool, attn_mask: Any, is_causal: bool, dropo
         return
     if not jagged:
         say_once(
-            "attention of a PaddedTensor, in eager mode, with dropout or with is_causal, computes and masks every padded "
-            "score",
+            "attention of a PaddedTensor, in eager mode, with dropout or with is_causal, computes and masks every "
+            "padded score",
             "use x.to_jagged() for query, key and value, or without dropout and is_causal compile the function",
         )
     elif attn_mask is not None:
