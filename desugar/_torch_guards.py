@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
+
+from torch._guards import CompileContext as _CompileContext  # the compilation in progress
 
 from subclasses.after_import import after_import
 
@@ -16,7 +17,7 @@ def leave_guards_untimed() -> None:
 
     Dynamo empties the processor's caches before it, which takes 22 ms of each compilation.
     """
-    context = importlib.import_module("torch._guards").CompileContext.try_get()
+    context = _CompileContext.try_get()  # of this thread
     if context is not None:
         setattr(context, _UNTIMED, True)
 
@@ -25,11 +26,11 @@ def _measure_the_rest(guards: Any) -> None:
     measure = getattr(guards, "profile_guard_manager", None)
     if measure is None:  # a release that measures otherwise, or not at all
         return
-    context = importlib.import_module("torch._guards").CompileContext
 
     @functools.wraps(measure)
     def profile_guard_manager(*args: Any) -> float:
-        return 0.0 if getattr(context.try_get(), _UNTIMED, False) else measure(*args)
+        context = _CompileContext.try_get()  # of this thread
+        return 0.0 if getattr(context, _UNTIMED, False) else measure(*args)
 
     guards.profile_guard_manager = profile_guard_manager
 

@@ -12,6 +12,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._guards import (
+    # What is being compiled, from Dynamo's first look at a frame on, and the state of a trace without Dynamo.
+    CompileContext as _CompileContext,
+    TracingContext as _TracingContext,
+)
 from torch._ops import (
     # The type of torch.ops.higher_order.cond.
     HigherOrderOperator as HigherOrderOperator,
@@ -252,10 +257,8 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
 def is_tracing() -> bool:
     """Whether this thread is compiling something, with Dynamo or without."""
     # Dynamo has the latter from its first look at a frame on; AOTAutograd makes the former where there is no Dynamo.
-    from torch._guards import CompileContext, TracingContext
-
     # No public function tells: `is_compiling` is about the code that is traced.
-    return TracingContext.try_get() is not None or CompileContext.current_compile_id() is not None
+    return _TracingContext.try_get() is not None or _CompileContext.current_compile_id() is not None
 
 
 graph_task = (

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import torch
+from torch._guards import detect_fake_mode as _detect_fake_mode  # finds the fake mode of an inner tensor
 from torch.utils import _pytree as pytree  # the pytrees of torch.export, which has no public name for them
 
 from subclasses._torch import is_traceable_wrapper_subclass
@@ -482,6 +483,4 @@ def _refusing_results(create_arg: Any, is_ours: Callable[[Any], bool]) -> Any:
 
 
 def _is_fake(x: Any) -> bool:
-    from torch._guards import detect_fake_mode  # finds the fake mode of an inner tensor
-
-    return any(detect_fake_mode([x.__dict__[name]]) is not None for name in x.__tensor_flatten__()[0])
+    return any(_detect_fake_mode([x.__dict__[name]]) is not None for name in x.__tensor_flatten__()[0])

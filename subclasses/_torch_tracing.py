@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._guards import (
+    # Finds the fake mode of the compilation, of the active modes, or of given tensors.
+    detect_fake_mode as _detect_fake_mode,
+)
 from torch.utils._python_dispatch import (
     # The active dispatch modes, which a higher-order op calls before any subclass.
     _get_current_dispatch_mode_stack as _dispatch_modes,
@@ -36,16 +40,13 @@ from subclasses.after_import import after_import
 
 def is_traced(op: Any, operands: Any) -> bool:
     """Whether a higher-order op is being traced or transformed, or its operands have no data."""
-    # Finds the fake mode of the compilation, of the active modes, or of the operands.
-    from torch._guards import detect_fake_mode
-
     # Only modes for which the op has an implementation count; any other mode sees the ops of the branch. (A mode that
     # counts FLOPs would otherwise choose the branch with more of them.) Pre-dispatch modes have a stack of their own.
     return (
         any(type(mode) in op.python_key_table for mode in _dispatch_modes())
         or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
         or current_transform() is not None
-        or detect_fake_mode(operands) is not None
+        or _detect_fake_mode(operands) is not None
     )
 
 
@@ -66,11 +67,10 @@ def run_with_interpreter(fn: Callable[..., Any]) -> Callable[..., Any]:
 def trace_graph(fn: Callable[..., Any], values: Sequence[Any], dynamic_ints: bool) -> torch.fx.GraphModule:
     """Traces a function to a graph of its own on fresh fake tensors; with ``dynamic_ints``, ints become symbols."""
     # make_fx, nested in the active trace if there is one.
-    from torch._guards import detect_fake_mode
     from torch._higher_order_ops.utils import _maybe_reenter_make_fx
 
     with fresh_fakes(values) as fakes:
-        env = detect_fake_mode(fakes).shape_env  # type: ignore[union-attr]
+        env = _detect_fake_mode(fakes).shape_env  # type: ignore[union-attr]
         if dynamic_ints and env is not None:
             fakes = [env.create_unbacked_symint() if type(v) is int else v for v in fakes]
         return _maybe_reenter_make_fx(fn)(*fakes)
@@ -89,9 +89,8 @@ def fresh_fakes(values: Sequence[Any]) -> Iterator[list[Any]]:
     """Context without recording; yields fresh fake tensors like the given ones, and passes ints through."""
     # C++ functionalization is not a mode, so it is suspended separately.
     from torch._dispatch.python import suspend_functionalization
-    from torch._guards import detect_fake_mode
 
-    mode = detect_fake_mode(values) or fake_mode()
+    mode = _detect_fake_mode(values) or fake_mode()
     env = mode.shape_env
     # Unbacked symbols created here never appear in the outer trace's graph, so it must not look for them.
     ignore_symbols = contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
@@ -174,9 +173,7 @@ def is_differentiated(*arguments: Any) -> bool:
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """Context for ops that no mode sees, on tensors whose sizes may be the symbols of the trace that is running."""
-    from torch._guards import detect_fake_mode  # that of the compilation, or the active one
-
-    mode = detect_fake_mode()
+    mode = _detect_fake_mode()
     # Function modes are disabled too, which the context DisableTorchFunctionSubclass leaves on.
     with disable_current_modes(), torch._C.DisableTorchFunction(), mode or contextlib.nullcontext():
         yield

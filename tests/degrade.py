@@ -54,7 +54,8 @@ def _names_in(tree: ast.Module) -> Iterator[str]:
                 if any(part.startswith("_") and not part.startswith("__") for part in name.split(".")):
                     yield name
             case ast.ImportFrom(module=str(module)) if module.startswith("torch"):
-                yield from (f"{module}.{alias.name}" for alias in node.names)
+                names = [f"{module}.{alias.name}" for alias in node.names]
+                yield from (name for name in names if "._" in name)
             case ast.Assign(targets=[ast.Name("_LAZY")], value=ast.Dict() as table):
                 for key, value in ast.literal_eval(table).items():
                     owner, _, attribute = value.partition(":")
