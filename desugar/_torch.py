@@ -280,10 +280,21 @@ def can_store() -> bool:
         return False
 
 
-def after_import_of(name: str, then: Callable[[Any], None]) -> None:
-    """Calls `then` with the object of a name in this module once its own module is imported, or immediately."""
+def after_import_of(name: str, then: Callable[[Any], None], *, optional: bool = False) -> None:
+    """Calls `then` with the object of a name in this module once its own module is imported, or immediately.
+
+    Args:
+        name: The name.
+        then: The function.
+        optional: Whether nothing is called where a release of PyTorch lacks the name.
+    """
     module, _, attribute = _LAZY[name].partition(":")
-    after_import(module, lambda imported: then(getattr(imported, attribute or name)))
+
+    def call(imported: Any) -> None:
+        if not optional or hasattr(imported, attribute or name):
+            then(load_lazily(_LAZY, name, globals()))
+
+    after_import(module, call)
 
 
 # -------------------------------------------------------------------------------------------- Dynamo's internals

@@ -18,6 +18,10 @@ from torch._guards import (
     # Finds the fake mode of the compilation, of the active modes, or of given tensors.
     detect_fake_mode as _detect_fake_mode,
 )
+from torch.autograd.forward_ad import (
+    # Generated code reads the level of forward mode at each op. Where a release lacks it, this import fails.
+    _current_level as _current_level,
+)
 from torch.utils._python_dispatch import (
     # The active dispatch modes, which a higher-order op calls before any subclass.
     _get_current_dispatch_mode_stack as _dispatch_modes,

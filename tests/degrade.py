@@ -157,7 +157,8 @@ def _describe(error: BaseException) -> str:
     while cause.__cause__ is not None:
         cause = cause.__cause__
     last = traceback.extract_tb(cause.__traceback__)[-1]
-    by_torch = Path(torch.__file__).parent in Path(last.filename).parents
+    # An error that C++ code raises where this file calls it has no frame of its own.
+    by_torch = last.filename == __file__ or Path(torch.__file__).parent in Path(last.filename).parents
     text = str(cause).strip().partition("\n")[0]
     where = "PyTorch" if by_torch and not isinstance(cause, AssertionError) else "unclear"
     return f"{where}: {type(cause).__name__}: {text:.120} ({Path(last.filename).name}:{last.lineno})"

@@ -146,4 +146,4 @@ def _register_artifact(factory: Any) -> None:
     factory.register(ProgramArtifact)
 
 
-private.after_import_of("CacheArtifactFactory", _register_artifact)
+private.after_import_of("CacheArtifactFactory", _register_artifact, optional=True)
