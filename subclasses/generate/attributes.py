@@ -127,9 +127,8 @@ def set_field(x: Any, name: str, value: Any) -> None:
     meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
     if "__dataclass_fields__" in vars(cls):  # its __init__ assigns each field
         raise SpecError(
-            f"{cls.__name__}",
+            f"{cls.__name__}: leave out @dataclass, whose __init__, __eq__ and __hash__ are not a tensor's",
             code="method-not-called",
-            hint="leave out @dataclass, whose __init__, __eq__ and __hash__ are not a tensor's",
         )
     if field.shape is not None and isinstance(value, Tensor):
         check_shapes(spec, list(inners.values()), meta, assigned=name)

@@ -30,6 +30,7 @@ from subclasses.autograd.above import call
 from subclasses.autograd.cotangent_class import made_cotangent_class
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import (
+    WITHOUT_DERIVATIVE,
     in_place_forms,
     python_functions,
     twins,
@@ -180,13 +181,25 @@ def _keeping_writes(cls: type, rule: Rule, written: Callable[[Any, Any], Sequenc
                     f"{name}: the rule {describe(rule)} wrote to inner tensors of {one_of(cls)} where autograd does "
                     "not see it, and gradients would be lost",
                     code="rule-write",
-                    hint="register it for the op that writes, such as "
-                    f"@{cls.__name__}.implements(torch.ops.aten.copy_), whose writes have derivatives; or write a rule "
-                    "for a function that returns a new value, and call that",
+                    hint=_instead_of_writing(cls, func),
                 )
         return out
 
     return keeping
+
+
+def _instead_of_writing(cls: type, func: Any) -> str:
+    if func is Tensor.__setitem__:
+        return (
+            f"Write rules for the ops that it runs, whose writes have derivatives: "
+            f"@{cls.__name__}.implements(torch.ops.aten.copy_), and select, slice or index_put_"
+        )
+    # Of an operator such as `x &= y`, the name of the method that is the same.
+    written = next(f.__name__ for f in (*twins(func), func) if not f.__name__.startswith("__") or f is func)
+    name, is_out = written.strip("_"), not (written.endswith("_") or isinstance(func, types.FunctionType))
+    if is_out or name in WITHOUT_DERIVATIVE or not hasattr(torch.ops.aten, f"{name}_"):
+        return f"Write a rule for a function that returns a new value, as torch.{name} does, and call that"
+    return f"Register it for the op, @{cls.__name__}.implements(torch.ops.aten.{name}_), whose writes have derivatives"
 
 
 def _called_with(key: Any, rule: Rule) -> Rule:
