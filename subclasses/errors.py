@@ -39,9 +39,9 @@ class DispatchError(_CodedError, NotImplementedError):
     """
 
 
-def coded(kind: type[E], message: str, *, code: str, hint: str) -> E:
+def coded(kind: type[E], message: str, *, code: str, hint: str | None = None) -> E:
     """Returns an error of a builtin type, with the attributes and the message that an error of this module has."""
-    error = kind(_with_hint(message, hint))
+    error = kind(_with_hint(message, hint) if hint else message)
     error.code, error.hint = code, hint  # type: ignore[attr-defined]
     return error
 

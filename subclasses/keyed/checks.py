@@ -209,9 +209,8 @@ def check_counts(counts: Any, dim: int) -> None:
         wrong = DispatchError if isinstance(counts, int) else TypeError  # torch.split accepts an int
         raise coded(
             wrong,
-            f"{_NAME}.split: expected the number of keys of each part, got {counts!r}",
+            f"{_NAME}.split: expected the number of keys of each part, such as [2, 1], got {counts!r}",
             code="argument-refused",
-            hint="pass a sequence, such as [2, 1]",
         )
 
 
