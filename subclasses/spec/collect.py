@@ -357,15 +357,12 @@ def _collect_decompose(cls: type, value: Any) -> bool | frozenset[Any]:
     )
     ops: set[Any] = set()
     for op in value:
-        check_keyword(
-            isinstance(op, OpOverload | OpOverloadPacket),
-            f"{cls.__name__}: decompose= takes ops such as torch.ops.aten.silu",
-            op,
-        )
-        overloads = (
-            [getattr(op, name) for name in op.overloads()] if isinstance(op, OpOverloadPacket) else [op]
-        )
-        ops.update(found for found in overloads if found is op or is_dispatched(found))
+        if isinstance(op, OpOverload):
+            ops.add(op)
+        elif isinstance(op, OpOverloadPacket):
+            ops.update(found for name in op.overloads() if is_dispatched(found := getattr(op, name)))
+        else:
+            check_keyword(False, f"{cls.__name__}: decompose= takes ops such as torch.ops.aten.silu", op)
     return frozenset(ops)
 
 
