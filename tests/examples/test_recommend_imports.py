@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-import desugar
 import recommend_imports as example
+from tests.doors import by_desugar
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_a_batch_has_a_row_for_each_pair(data):
 
 
 def test_compiled_it_is_the_same_training_by_one_program(data):
-    compiled = desugar.compile(example.loss_of, backend="eager")
+    compiled = by_desugar(example.loss_of)
     files = len(data.files) * 4 // 5
     model, losses, _ = example.train(data, files, 25, example.loss_of)
     again, others, _ = example.train(data, files, 25, compiled)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
 import torch
 
-import desugar
 import serve_llm as example
 from _llama import Llama, Request, answer_alone, make_requests
 from subclasses.testing import suite
+from tests.doors import by_desugar
 from tests.examples.command import check_exits, run_command
 
 SLOTS = 2
@@ -24,23 +25,14 @@ def make_cache(slots=3):
 TestKVCache = suite(make_cache, sizes=[lambda: make_cache(2), lambda: make_cache(4)])
 
 
-@pytest.fixture(scope="module")
-def made():
-    return make_requests(7, example.BUCKETS[-1], 8, seed=3)
-
-
 @pytest.fixture
-def requests(made):
-    return [Request(request.prompt, request.size, request.arrives) for request in made]
+def requests():
+    return make_requests(7, example.BUCKETS[-1], 8, seed=3)
 
 
 @pytest.fixture
 def model():
     return Llama(64, 1, example.CAPACITY).requires_grad_(False)
-
-
-def make_server(model):
-    return example.Server(model, SLOTS, partial(desugar.compile, backend="eager", dynamic=False))
 
 
 @pytest.mark.slow
@@ -75,17 +67,15 @@ def test_int8_weights(model, requests, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_each_answer_is_that_of_the_request_alone(model, made, requests):
-    server = make_server(model)
+def test_each_answer_is_that_of_the_request_alone(model, requests):
+    server, alone = example.Server(model, SLOTS, partial(by_desugar, dynamic=False)), copy.deepcopy(requests)
+    answer_alone(model, alone)
     for _ in range(2):  # the second time with what the first left in the slots
-        for request in requests:
-            request.answer.clear()
-        server.serve(requests)
-        for request, alone in zip(requests, made, strict=True):
-            alone.answer.clear()
-            answer_alone(model, [alone])
-            assert request.answer == alone.answer and len(alone.answer) == alone.size
-    assert {len(request.prompt) > example.BUCKETS[0] for request in made} == {False, True}
+        served = copy.deepcopy(requests)
+        server.serve(served)
+        assert [request.answer for request in served] == [request.answer for request in alone]
+    assert all(len(request.answer) == request.size for request in alone)
+    assert {len(request.prompt) > example.BUCKETS[0] for request in requests} == {False, True}
     assert len(server.prefill.programs) == 2 and len(server.decode.programs) == 1
 
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-import typer
-from typer.testing import CliRunner
 
 import train_distributed as example
 from _ranks import TIMEOUT
 from subclasses.int8 import Int8Tensor
+from tests.examples.command import run_command
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--quick", "--tokens", "1024", "--every", "1"]
@@ -37,12 +36,10 @@ def losses_of(text: str) -> dict[int, float]:
 def run(monkeypatch):
     """Runs the example in this process."""
     monkeypatch.setattr(example, "read_lines", read_lines)
-    app = typer.Typer()
-    app.command()(example.main)
 
     def invoke(*options):
         try:
-            return CliRunner().invoke(app, [*QUICK, *map(str, options)], catch_exceptions=False)
+            return run_command(example.main, *QUICK, *map(str, options))
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()

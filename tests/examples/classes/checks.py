@@ -66,3 +66,32 @@ def converted(makes: Sequence[Make], dtypes: Sequence[torch.dtype], results: Cal
             assert type(z) is not type(x) or dtype in [t.dtype for t in inners_of(z)]
 
     return test
+
+
+def formulas(cases: Mapping[str, Any], sweep: int = 1) -> Any:
+    """A test of ``(leaves, wrap, function, plain, read, kept, loss)``: a function and its gradients are the plain ones.
+
+    The function takes the values that ``wrap`` makes of leaves, ``plain`` takes the leaves. ``read`` gives the numbers
+    of a result, and ``kept`` its attributes.
+    """
+
+    @pytest.mark.sweep(sweep)
+    @pytest.mark.parametrize("name", cases)
+    def test(name, way):
+        make_leaves, wrap, function, plain, read, kept, loss = cases[name]
+        leaves = [t.requires_grad_() for t in make_leaves()]
+        got = way(function)(*wrap(*leaves))
+        assert all(getattr(got, attribute) == value for attribute, value in kept.items())
+        check_gradients(read(got), plain(*leaves), leaves, loss)
+
+    return test
+
+
+def normal(*sizes: Sequence[int], dtype: torch.dtype = torch.float64) -> Callable[[], list[Tensor]]:
+    """Random leaves of these sizes."""
+    return lambda: [torch.randn(size, dtype=dtype) for size in sizes]
+
+
+def positive(*sizes: Sequence[int], least: float = 0.5) -> Callable[[], list[Tensor]]:
+    """Random leaves of these sizes, all above 0."""
+    return lambda: [torch.rand(size, dtype=torch.float64) + least for size in sizes]

@@ -1,0 +1,424 @@
+"""Weights of the gallery, declared and by hand: layers are those of the whole matrix, and its parts train."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import desugar
+from by_hand.low_rank import LowRank as ByHand
+from classes.block_sparse import BlockSparse
+from classes.int4_kernel import KernelInt4Weight, int4_linear
+from classes.int4_weight import Int4Weight
+from classes.low_rank import LowRank
+from classes.master_weight import Linear, MasterWeight, main as master_weight_script
+from subclasses import DispatchError, strict
+from subclasses.testing import check, suite
+from tests.examples.classes.checks import check_gradients, converted, refused
+
+X, Y = (torch.linspace(-1, 1, 3 * n).view(3, n) for n in (6, 8))
+ROW, COLUMN = [0, 1, 1], [1, 0, 2]
+
+
+def int4(cls=Int4Weight, rows=4, group=4):
+    return cls.from_float(torch.randn(rows, 8), group)
+
+
+def block_sparse(count=3, grid=(2, 3), dtype=None):
+    row, column = (torch.tensor((places * 3)[:count], dtype=torch.int64) for places in (ROW, COLUMN))
+    return BlockSparse(torch.randn(count, 2, 2, dtype=dtype), row, column, grid=grid)
+
+
+def low_rank(cls, rows=4, rank=2, columns=6, dtype=None):
+    return cls(torch.randn(rows, rank, dtype=dtype), torch.randn(rank, columns, dtype=dtype))
+
+
+def master_weight(rows=4, compute=torch.bfloat16):
+    return MasterWeight(torch.randn(rows, 6), compute=compute)
+
+
+# ---- the kit ---------------------------------------------------------------------------------------------------
+
+
+def suite_of(make, ops, **options):
+    return suite(make, ops=ops, sizes=[partial(make, n) for n in (5, 7)], **options)
+
+
+OF_INT4 = {F.linear: lambda x: (Y, x)}
+TestInt4Weight = suite_of(
+    partial(int4, Int4Weight), OF_INT4, variants=[partial(int4, group=n) for n in (2, 8)]
+)
+TestKernelInt4Weight = suite_of(partial(int4, KernelInt4Weight), OF_INT4)
+TestBlockSparse = suite_of(
+    block_sparse,
+    {F.linear: lambda x: (torch.cat([X, X], 1)[:, : x.shape[1]], x)},
+    variants=[lambda: block_sparse(grid=(3, 3))],
+)
+OF_LOW_RANK = {F.linear: lambda x: (X, x), torch.matmul: lambda x: (x, X.t())}
+TestLowRank = suite_of(partial(low_rank, LowRank), OF_LOW_RANK)
+TestByHand = suite_of(partial(low_rank, ByHand), OF_LOW_RANK, construct=ByHand)
+TestMasterWeight = suite_of(
+    master_weight,
+    {F.linear: lambda x: (X.bfloat16(), x)},
+    variants=[lambda: master_weight(compute=torch.float16), lambda: master_weight(compute=torch.float64)],
+    rtol=0.05,
+    atol=0.05,
+)
+TestWide = suite(
+    lambda: master_weight(compute=torch.float64), ops={F.linear: lambda x: (X.double(), x)}, paths={}
+)
+
+
+@pytest.mark.slow
+def test_bfloat16():
+    check(lambda: int4().bfloat16(), paths={}, rtol=0.05, atol=0.05)
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------
+
+
+def whole(blocks, row, column, grid):
+    """The matrix, block by block."""
+    rows = [[torch.zeros_like(blocks[0]) for _ in range(grid[1])] for _ in range(grid[0])]
+    for block, i, j in zip(blocks, row.tolist(), column.tolist(), strict=True):
+        rows[i][j] = rows[i][j] + block
+    return torch.cat([torch.cat(row, 1) for row in rows])
+
+
+SIZES = [(), (3,), (2, 3), (0,), (1,)]
+SCALES = torch.rand(4, 2) + 0.5
+PACKED = {cls: int4(cls) for cls in (Int4Weight, KernelInt4Weight)}
+BLOCKS = block_sparse(4)  # two blocks in one place
+PLACES = BLOCKS.row, BLOCKS.column, BLOCKS.grid
+# The part of a weight that trains, the width of an input, the weight and a plain layer.
+LAYERS = {
+    **{
+        cls.__name__: (
+            SCALES,
+            8,
+            lambda scale, w=w: type(w)(w.packed, scale, **{"group": 4} if type(w) is Int4Weight else {}),
+            lambda x, scale, bias, w=w: F.linear(
+                x, w.materialize() / w.scale.repeat_interleave(4, 1) * scale.repeat_interleave(4, 1), bias
+            ),
+        )
+        for cls, w in PACKED.items()
+    },
+    "block sparse": (
+        torch.randn(4, 2, 2, dtype=torch.float64),
+        6,
+        lambda blocks: BlockSparse(blocks, *PLACES[:2], grid=PLACES[2]),
+        lambda x, blocks, bias: F.linear(x, whole(blocks, *PLACES), bias),
+    ),
+    **{
+        f"master weight, {compute}": (
+            torch.randn(4, 6),
+            6,
+            lambda master, compute=compute: MasterWeight(master, compute=compute),
+            lambda *leaves, compute=compute: F.linear(*(t.to(compute) for t in leaves)),
+        )
+        for compute in (torch.bfloat16, torch.float64, torch.float32)
+    },
+}
+
+
+@pytest.mark.sweep(18)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_values_and_gradients_of_layers(name, way, size):
+    part, width, wrap, plain = LAYERS[name]
+    leaves = [torch.randn(*size, width, dtype=part.dtype), part.clone(), torch.randn(4, dtype=part.dtype)]
+    got = way(lambda x, part, bias: F.linear(x, wrap(part), bias).tanh())(
+        *[t.requires_grad_() for t in leaves]
+    )
+    check_gradients(got, plain(*leaves).tanh(), leaves)
+    assert all(g.dtype == part.dtype for g in torch.autograd.grad(got.sum(), leaves))
+
+
+WEIGHTS = {
+    **{cls.__name__: (partial(int4, cls), Y) for cls in PACKED},
+    "block sparse": (block_sparse, X),
+    **{f"master weight of {n} rows": (partial(master_weight, n), X) for n in (0, 1, 4)},
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_compiled_layer_makes_no_matrix(name, way):
+    make, x = WEIGHTS[name]
+    w = make()
+    with strict():  # no op of the layer makes the matrix by the fallback
+        got = way(lambda x, w: F.linear(x, w).relu())(x, w)
+    torch.testing.assert_close(got, F.linear(x.to(w.dtype), w.materialize()).relu())
+
+
+TWO, THREE, THREE_SCALES = torch.zeros(2).long(), torch.zeros(3).long(), torch.ones(4, 3)
+NARROW = [torch.bfloat16, torch.float64]
+test_conversions_of_int4_weights = converted(
+    [int4, partial(int4, KernelInt4Weight)],
+    [torch.float16, *NARROW],
+    lambda w: [w.materialize(), F.linear(Y.to(w.dtype), w), F.linear(Y.to(w.dtype), w.float())],
+)
+test_conversions_keep_the_places = converted([block_sparse], NARROW, lambda w: [F.linear(X.to(w.dtype), w)])
+test_conversions_of_matrices_of_low_rank = converted(
+    [partial(low_rank, LowRank), partial(low_rank, ByHand)],
+    NARROW,
+    lambda w: [w @ torch.ones(6, dtype=w.dtype), 2 / w - w],
+)
+
+
+def writes(size, error):
+    """What each weight refuses."""
+    return (error, None, [lambda w: w.mul_(2), lambda w: w.__isub__(w), lambda w: w.copy_(torch.zeros(size))])
+
+
+test_what_int4_weights_refuse = refused(
+    [int4, partial(int4, KernelInt4Weight)],
+    {
+        "other groups": (
+            ValueError,
+            "an even group that divides the row",
+            [lambda w: int4(type(w), group=3), lambda w: int4(type(w), group=16)],
+        ),
+        "other scales": (
+            ValueError,
+            r"scales of size \[4, 3\]( for groups of 4 in 4 x 8)?",
+            [lambda w: type(w)(w.packed, THREE_SCALES, **{"group": 4} if type(w) is Int4Weight else {})],
+        ),
+        "writes": writes((4, 8), DispatchError),
+        # The second has as many numbers as three rows.
+        "an input of another length": (
+            RuntimeError,
+            "unflatten|cannot be multiplied",
+            [lambda w: F.linear(torch.ones(3, 7), w), lambda w: F.linear(torch.ones(4, 6), w)],
+        ),
+    },
+)
+test_what_block_sparse_weights_refuse = refused(
+    [block_sparse],
+    {
+        "other places": (
+            ValueError,
+            r"need \[n, height, width\], \[n\], \[n\]",
+            [lambda w: BlockSparse(torch.ones(2, 2, 2), THREE, TWO, grid=(1, 1))],
+        ),
+        "writes": writes((4, 6), NotImplementedError),
+    },
+)
+test_what_matrices_of_low_rank_refuse = refused(
+    [partial(low_rank, LowRank), partial(low_rank, ByHand)],
+    {
+        "other factors": (
+            ValueError,
+            r"factors of sizes \[4, 2\] and \[3, 6\]",
+            [lambda w: type(w)(torch.ones(4, 2), torch.ones(3, 6))],
+        ),
+        "writes": writes((4, 6), NotImplementedError),
+        "more writes": (
+            NotImplementedError,
+            None,
+            [lambda w: w.__iadd__(w), lambda w: w.__setitem__(0, 1.0)],
+        ),
+    },
+)
+test_what_master_weights_refuse = refused(
+    [master_weight],
+    {
+        "another dtype": (
+            ValueError,
+            r"expected dtype torch\.float32",
+            [lambda w: MasterWeight(w.master.half())],
+        ),
+        "writes": writes((4, 6), DispatchError),
+    },
+)
+
+# ---- int4 ------------------------------------------------------------------------------------------------------
+
+int4_classes = pytest.mark.parametrize("cls", PACKED)
+
+
+@pytest.mark.slow
+def test_the_op_is_well_formed():
+    w = int4(KernelInt4Weight)
+    x, scale = torch.randn(3, 2, 4, requires_grad=True), w.scale.clone().requires_grad_()
+    torch.library.opcheck(int4_linear, (x, w.packed, scale))
+    doubles = [t.detach().double().requires_grad_() for t in (x, scale)]
+    assert torch.autograd.gradcheck(lambda x, scale: int4_linear(x, w.packed, scale), doubles)
+
+
+@int4_classes
+def test_the_matrix_is_that_of_the_nearest_numbers(cls):
+    numbers = torch.arange(-7, 8).tile(2)[:28].view(2, 14)
+    numbers[:, 0] = 7
+    w = cls.from_float(numbers.double() * 0.5, 14)
+    assert w.packed.numel() == 14 and w.scale.tolist() == [[0.5], [0.5]]
+    assert torch.equal(w.materialize(), numbers * 0.5)
+    torch.testing.assert_close(2 / (w + 9), 2 / (numbers.double() * 0.5 + 9))
+
+
+@int4_classes
+def test_the_least_number_no_rows_zeros_and_one_group(cls):
+    w = Int4Weight(torch.tensor([[0x0F]], dtype=torch.uint8), torch.ones(1, 1), group=2)
+    assert w.materialize().tolist() == [[7, -8]]
+    assert F.linear(Y, cls.from_float(torch.zeros(0, 8), 4)).shape == (3, 0)
+    assert not F.linear(Y, cls.from_float(torch.zeros(2, 8), 8)).any()
+    assert Int4Weight.from_float(torch.zeros(2, 0), 4).materialize().shape == (2, 0)
+
+
+def test_compiled_code_holds_one_node_for_the_kernel():
+    layer = desugar.compile(lambda x, w: F.linear(x, w), backend="eager")
+    layer(Y, int4(KernelInt4Weight))
+    code = layer.programs[0].forward.code
+    assert code.count("gallery.int4_linear.default(") == 1 and "bitwise_and" not in code
+
+
+def test_a_module_loads_saves_and_trains_its_bias(tmp_path):
+    layer, other = nn.Linear(8, 4), nn.Linear(8, 4)
+    layer.weight = nn.Parameter(int4(), requires_grad=False)
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    other.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True), assign=True)
+    torch.testing.assert_close(other(Y), layer(Y))
+    layer(Y).sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((4,), 3.0))
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_the_matrix(count):
+    w = block_sparse(count)
+    expected = whole(w.blocks, w.row, w.column, w.grid) if count else torch.zeros(4, 6)
+    torch.testing.assert_close(w.materialize(), expected)
+    torch.testing.assert_close(F.linear(X, w), X @ expected.T)
+    torch.testing.assert_close(2 / (w + 1), 2 / (expected + 1))
+
+
+def test_one_program_serves_every_pattern():
+    layer = desugar.compile(lambda x, w: F.linear(x, w), backend="eager")
+    for pattern in ([0, 0, 1], [1, 1, 1], [0, 1, 0]):
+        w = BlockSparse(torch.randn(3, 2, 2), torch.tensor(pattern), torch.tensor(COLUMN), grid=(2, 3))
+        torch.testing.assert_close(layer(X, w), X @ w.materialize().T)
+    assert len(layer.programs) == 1
+
+
+def test_the_largest_blocks():
+    w = torch.arange(24.0).view(4, 6)
+    assert torch.equal(BlockSparse.largest(w, 2, 3, 4).materialize(), w)
+    expected = F.pad(w[2:, 3:], (3, 0, 2, 0))
+    assert torch.equal(BlockSparse.largest(w, 2, 3, 1).materialize(), expected)
+
+
+# ---- low rank --------------------------------------------------------------------------------------------------
+
+low_rank_classes = pytest.mark.parametrize("cls", [LowRank, ByHand], ids=["declared", "by hand"])
+
+
+@contextmanager
+def no_matrix():
+    """Raises where an op makes the matrix."""
+    with strict(), mock.patch.object(ByHand, "materialize", side_effect=AssertionError):
+        yield
+
+
+def chain(x, a, b):
+    return F.linear(x @ a, b, x[0] @ a @ b.mT @ torch.ones(4, 4, dtype=x.dtype)).tanh() @ a
+
+
+@pytest.mark.sweep(3)
+@low_rank_classes
+def test_values_and_gradients_of_products(cls, way):
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    factors = [torch.randn(size).double().requires_grad_() for size in ((4, 2), (2, 6)) * 2]
+    wrapped = cls(*factors[:2]), cls(*factors[2:])
+    expected = chain(x, factors[0] @ factors[1], factors[2] @ factors[3])
+    check_gradients(way(chain)(x, *wrapped), expected, [x, *factors])
+
+
+@low_rank_classes
+def test_gradients_of_products_and_of_the_matrix_add_up(cls):
+    factors = torch.randn(4, 2, requires_grad=True), torch.randn(2, 6, requires_grad=True)
+    results = [(torch.ones(3, 4) @ w, w * w) for w in (cls(*factors), factors[0] @ factors[1])]
+    check_gradients(*results, factors, lambda t: t[0].square().sum() + t[1].sum())
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("ranks", [(1, 3), (3, 1), (2, 2)])
+@low_rank_classes
+def test_a_product_of_two_keeps_the_smaller_rank(cls, way, ranks):
+    a, b = low_rank(cls, 4, ranks[0], 6), low_rank(cls, 6, ranks[1], 5)
+    with no_matrix():
+        product = way(torch.matmul)(a, b)
+    assert isinstance(product, cls) and product.left.shape[1] == min(ranks)
+    torch.testing.assert_close(product.materialize(), a.materialize() @ b.materialize())
+
+
+@low_rank_classes
+def test_no_product_makes_the_matrix(cls, way):
+    w = low_rank(cls, 400, 2, 600)
+    with no_matrix():
+        got = way(lambda w, x, v: (w @ x, w @ v, F.linear(v, w)))(w, torch.randn(600, 3), torch.ones(600))
+    assert [t.shape for t in got[1:]] == [(400,), (400,)]
+
+
+@pytest.mark.parametrize("size", [(4,), (2, 3, 4), (0, 4)], ids=str)
+@low_rank_classes
+def test_batches_vectors_and_keywords(cls, size):
+    w, x = low_rank(cls, 4, 2, 4), torch.randn(size)
+    torch.testing.assert_close(x @ w, x @ w.materialize())
+    torch.testing.assert_close(w @ x.unsqueeze(-1), w.materialize() @ x.unsqueeze(-1))
+    torch.testing.assert_close(F.linear(x, weight=w, bias=X[0, :4]), F.linear(x, w.materialize(), X[0, :4]))
+
+
+@pytest.mark.parametrize("size", [(0, 1, 3), (3, 0, 2), (1, 1, 1), (8, 3, 8)], ids=str)
+@low_rank_classes
+def test_sizes_of_none_and_one_and_the_nearest_matrix(cls, size):
+    w = low_rank(cls, *size)
+    assert w.shape == (size[0], size[2])
+    torch.testing.assert_close(w @ torch.ones(size[2], 2), w.materialize() @ torch.ones(size[2], 2))
+    if 0 not in size:
+        nearest = cls.nearest(w.materialize(), size[1]).materialize()
+        torch.testing.assert_close(nearest, w.materialize(), rtol=1e-4, atol=1e-4)
+
+
+# ---- master weights --------------------------------------------------------------------------------------------
+
+
+def test_a_conversion_keeps_the_master():
+    master = torch.randn(4, 6, requires_grad=True)
+    w = MasterWeight(master)
+    wide = w.half().double()
+    assert isinstance(wide, MasterWeight) and wide.dtype == wide.compute == torch.float64
+    assert torch.equal(wide.master, master)
+    torch.testing.assert_close(*torch.autograd.grad(F.linear(X, wide).sum(), master), X.sum(0).expand(4, 6))
+    assert w.int().dtype == torch.int32 and not isinstance(w.int(), MasterWeight)
+
+
+def test_a_module_is_converted_without_a_loss():
+    layer = nn.Linear(6, 4)
+    weight = layer.weight.detach().clone()
+    layer.weight = nn.Parameter(MasterWeight(weight, compute=torch.float32), requires_grad=False)
+    layer = layer.bfloat16()
+    assert layer(X).dtype == torch.bfloat16
+    torch.testing.assert_close(layer.float()(X), F.linear(X, weight, layer.bias))
+
+
+def test_a_step_that_bfloat16_would_lose(way):
+    layer = Linear(torch.ones(4, 6), torch.bfloat16)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
+    way(layer)(torch.ones(1, 6)).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(layer.master.detach(), torch.full((4, 6), 1 - 1e-4), rtol=0, atol=1e-7)
+    assert torch.equal(layer.master.bfloat16(), torch.ones(4, 6).bfloat16())
+
+
+def test_the_script_of_the_master_weight(capsys):
+    master_weight_script()
+    master, narrow = capsys.readouterr().out.splitlines()
+    assert "float32 master  torch.float32" in master and "bfloat16 weight torch.bfloat16" in narrow
+    assert float(master.split()[-1]) < float(narrow.split()[-1])
