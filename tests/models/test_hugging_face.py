@@ -72,6 +72,16 @@ def test_forwards(name):
             known, known_fast = kwargs | dict(want), kwargs_fast | dict(got)
 
 
+def check_training_step(model, name):
+    gc.collect()
+    other = copy.deepcopy(model)
+    fast = compiled(other)
+    want, got = (call(**ZOO[name].training()) for call in (model, fast))
+    assert_same(got, want)
+    want.loss.backward(), got.loss.backward()
+    assert_same(gradients(other), gradients(model))
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_a_training_step(name):
     check_training_step(ZOO[name].build(), name)
@@ -81,22 +91,11 @@ def test_a_training_step(name):
 def test_int8_weights(name):
     model = quantized(name)
     other = copy.deepcopy(model)
-    kwargs, kwargs_fast = ZOO[name].calls[0]({}), ZOO[name].calls[0]({})
     with torch.no_grad():
-        assert_same(compiled(other)(**kwargs_fast), model(**kwargs))
+        got, want = (call(**ZOO[name].calls[0]({})) for call in (compiled(other), model))
+    assert_same(got, want)
     assert_same(state(other), state(model))
     check_training_step(model, name)
-
-
-def check_training_step(model, name):
-    gc.collect()
-    other = copy.deepcopy(model)
-    fast = compiled(other)
-    want, got = model(**ZOO[name].training()), fast(**ZOO[name].training())
-    assert_same(got, want)
-    want.loss.backward()
-    got.loss.backward()
-    assert_same(gradients(other), gradients(model))
 
 
 ATTEND = ["llama", "gpt2", "gemma2", "qwen3", "mixtral", "t5"]

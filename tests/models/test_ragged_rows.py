@@ -1,9 +1,10 @@
-"""Hugging Face models on ragged batches of tokens: each row as that row alone."""
+"""Hugging Face models on ragged batches of tokens: each row as that row alone, and one program for ever-new lengths."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import itertools
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from subclasses.ragged import JaggedTensor, PaddedTensor
 pytest.importorskip("transformers", reason="needs the extra `models`")
 
 from tests.models.judge import gradients
-from tests.models.zoo import ZOO, ids
+from tests.models.zoo import TINY, ZOO, build, ids
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1800),  # Inductor compiles whole models
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"),
 ]
 
@@ -26,70 +28,151 @@ LAYOUTS = {
     "jagged": JaggedTensor.from_tensors,
     "padded": functools.partial(PaddedTensor.from_tensors, multiple=8),
 }
-ROWS = [ids(1, length, seed=length)[0] for length in (7, 3, 5)]
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
 CAUSAL = """llama mistral qwen2 qwen3 gemma gemma3 phi phi3 gpt2 gpt_neox gpt_bigcode opt falcon stablelm cohere olmo
     starcoder2""".split()
 MASKED = ["bert", "distilbert", "albert", "electra", "modernbert"]
+BATCHES = [(7, 3, 5), (9, 2, 4, 6, 11), (30, 4), (12, 5, 2, 8), (2, 3, 4, 5, 6, 7, 16), (6, 13, 3)]
+WIDE = TINY | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+MODELS = {
+    "llama": lambda: build("LlamaForCausalLM", WIDE | {"num_key_value_heads": 2}),
+    "gpt2": lambda: build("GPT2LMHeadModel", WIDE),
+    "bert": lambda: build("BertForMaskedLM", WIDE),
+    "qwen2": lambda: build("Qwen2ForCausalLM", WIDE | {"num_key_value_heads": 2}),
+    "mistral": lambda: build("MistralForCausalLM", WIDE | {"num_key_value_heads": 2, "sliding_window": 4}),
+}
+COMPILED = [("llama", "inductor"), ("gpt2", "inductor")]
+TRACED = [(name, "eager") for name in ("bert", "qwen2", "mistral")]
+GPT2_HAS_A_GRAPH_OF_ITS_LOSS = {"gpt2": 2}  # on dense tokens, too
 
 
 @pytest.fixture(autouse=True)
 def _reset():
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", CAUSAL + MASKED)
-def test_each_row_is_that_row_alone(name, layout):
-    model = ZOO[name].build()
-    with torch.no_grad():
-        check_rows(model, model(input_ids=LAYOUTS[layout](ROWS)).logits)
+def rows_of(lengths):
+    return [ids(1, length, seed=length)[0] for length in lengths]
 
 
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
-def test_compiled(name, layout, int8):
-    model = ZOO[name].build()
-    if int8:
-        quantize_(model, Int8WeightOnlyConfig())
-    fast = desugar.compile(model, backend="eager")
-    with torch.no_grad():
-        check_rows(model, fast(input_ids=LAYOUTS[layout](ROWS)).logits)
-    assert len(fast.programs) == 1
+ROWS = rows_of(BATCHES[0])
 
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
-def test_a_training_step(name, layout):
-    model = ZOO[name].build()
-    other, fast = copy.deepcopy(model), copy.deepcopy(model)
-    tokens = LAYOUTS[layout](ROWS)
-    counts = [len(row) - (name != "bert") for row in ROWS]  # a causal model has no target for a first token
-    losses = [
-        model(input_ids=row[None], labels=row[None]).loss * n for row, n in zip(ROWS, counts, strict=True)
-    ]
-    want = sum(losses) / sum(counts)
-    want.backward()
-    for each, call in ((other, other), (fast, desugar.compile(fast, backend="eager"))):
-        loss = call(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        torch.testing.assert_close(loss, want)
-        torch.testing.assert_close(gradients(each), gradients(model), atol=1e-5, rtol=1e-4)
-    assert len(call.programs) == (
-        2 if name == "gpt2" else 1
-    )  # its loss is a graph of its own on dense tokens too
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_further_tokens_with_a_ragged_cache_are_refused(layout):
-    model = ZOO["llama"].build()
-    with torch.no_grad():
-        cache = model(input_ids=LAYOUTS[layout](ROWS)).past_key_values
-        for further in (ids(3, 1), LAYOUTS[layout](list(ids(3, 1)))):
-            with pytest.raises(NotImplementedError, match="would get wrong positions; pass whole rows"):
-                model(input_ids=further, past_key_values=cache)
+# ---- each row as that row alone --------------------------------------------------------------------------------
 
 
 def check_rows(model, logits):
     for got, row in zip(logits.to_tensors(), ROWS, strict=True):
         torch.testing.assert_close(got, model(input_ids=row[None]).logits[0], atol=1e-5, rtol=1e-4)
+
+
+@layouts
+@pytest.mark.parametrize("name", CAUSAL + MASKED)
+@torch.no_grad()
+def test_each_row_is_that_row_alone(name, layout):
+    model = ZOO[name].build()
+    check_rows(model, model(input_ids=LAYOUTS[layout](ROWS)).logits)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@layouts
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+@torch.no_grad()
+def test_compiled(name, layout, int8):
+    model = ZOO[name].build()
+    if int8:
+        quantize_(model, Int8WeightOnlyConfig())
+    fast = desugar.compile(model, backend="eager")
+    check_rows(model, fast(input_ids=LAYOUTS[layout](ROWS)).logits)
+    assert len(fast.programs) == 1
+
+
+@layouts
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_a_training_step(name, layout):
+    models = [ZOO[name].build() for _ in range(3)]
+    fast = desugar.compile(models[2], backend="eager")
+    counts = [len(row) - (name != "bert") for row in ROWS]  # a causal model has no target for a first token
+    pairs = zip(ROWS, counts, strict=True)
+    want = sum(models[0](input_ids=row[None], labels=row[None]).loss * n for row, n in pairs) / sum(counts)
+    tokens = LAYOUTS[layout](ROWS)
+    for loss in (want, *(call(input_ids=tokens, labels=tokens).loss for call in (models[1], fast))):
+        loss.backward()
+        torch.testing.assert_close(loss, want)
+    for each in models[1:]:
+        torch.testing.assert_close(gradients(each), gradients(models[0]), atol=1e-5, rtol=1e-4)
+    assert len(fast.programs) == GPT2_HAS_A_GRAPH_OF_ITS_LOSS.get(name, 1)
+
+
+@layouts
+@torch.no_grad()
+def test_further_tokens_with_a_ragged_cache_are_refused(layout):
+    model = ZOO["llama"].build()
+    cache = model(input_ids=LAYOUTS[layout](ROWS)).past_key_values
+    for further in (ids(3, 1), LAYOUTS[layout](list(ids(3, 1)))):
+        with pytest.raises(NotImplementedError, match="would get wrong positions; pass whole rows"):
+            model(input_ids=further, past_key_values=cache)
+
+
+# ---- one program for ever-new lengths and numbers of rows ------------------------------------------------------
+
+
+@layouts
+@pytest.mark.parametrize(("name", "backend"), [*COMPILED, *TRACED])
+def test_one_program_for_ever_new_batches(name, backend, layout):
+    """A training step in each batch; a padded batch has a size that `dynamic=True` makes a symbol at once."""
+    model = MODELS[name]()
+    other, counts = copy.deepcopy(model), []
+    fast = desugar.compile(other, backend=backend, dynamic=True if layout == "padded" else None)
+    for lengths in BATCHES:
+        tokens = LAYOUTS[layout](rows_of(lengths))
+        losses = [call(input_ids=tokens, labels=tokens).loss for call in (model, fast)]
+        torch.testing.assert_close(*losses)
+        for each, loss in zip((model, other), losses, strict=True):
+            each.zero_grad()
+            loss.backward()
+        torch.testing.assert_close(gradients(other), gradients(model), atol=1e-4, rtol=1e-3)
+        counts.append(len(fast.programs))
+    assert {*counts} == {GPT2_HAS_A_GRAPH_OF_ITS_LOSS.get(name, 1)}
+
+
+@layouts
+@pytest.mark.parametrize(("name", "backend"), COMPILED)
+@torch.no_grad()
+def test_one_program_for_ever_new_batches_without_gradients(name, backend, layout):
+    model = MODELS[name]()
+    fast = desugar.compile(model, backend=backend, dynamic=True if layout == "padded" else None)
+    for lengths in BATCHES:
+        tokens = LAYOUTS[layout](rows_of(lengths))
+        got, want = (call(input_ids=tokens).logits.to_dense() for call in (fast, model))
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-3)
+    assert len(fast.programs) == 1
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_trainer(steps, tmp_path):
+    """A program for training and one for evaluation, whose last batches are smaller."""
+    pytest.importorskip("accelerate", reason="Trainer needs it")
+    from transformers import Trainer, TrainingArguments
+
+    def collate(items):
+        tokens = JaggedTensor.from_tensors([item["row"] for item in items])
+        return {"input_ids": tokens, "labels": tokens}
+
+    fast = desugar.compile(MODELS["llama"](), backend="eager")
+    data = [{"row": row} for row in rows_of([*itertools.chain(*BATCHES)][:19])]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=3,
+        gradient_accumulation_steps=steps,
+        num_train_epochs=1,
+        eval_strategy="steps",
+        eval_steps=2,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+    )
+    Trainer(fast, arguments, train_dataset=data, eval_dataset=data[:8], data_collator=collate).train()
+    assert len(fast.programs) == 2

@@ -6,6 +6,7 @@ out of it, by name, so that a decoder's second call goes on with the cache of it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -110,6 +111,20 @@ def mask(batch: int, length: int, *, left: bool = False) -> Tensor:
     return out
 
 
+def texts(batch: int, length: int, *, left: bool = False) -> dict[str, Tensor]:
+    """Padded rows of tokens."""
+    return {"input_ids": ids(batch, length), "attention_mask": mask(batch, length, left=left)}
+
+
+def further(known: dict[str, Any]) -> dict[str, Any]:
+    """One target token more with the cache of an encoder-decoder."""
+    return {
+        "encoder_outputs": MoEModelOutput(known["encoder_last_hidden_state"]),
+        "decoder_input_ids": ids(2, 1),
+        "past_key_values": known["past_key_values"],
+    }
+
+
 # ------------------------------------------------------------------------------------------- kinds of models
 
 
@@ -124,9 +139,7 @@ def decoder(
         own: Makes arguments that this model needs for a cache.
         sizes: Of the configuration.
     """
-
-    def prompt(batch: int, length: int) -> dict[str, Any]:
-        return {"input_ids": ids(batch, length), "attention_mask": mask(batch, length, left=True)}
+    prompt = functools.partial(texts, left=True)
 
     def step(length: int) -> Call:
         return lambda known: (
@@ -152,39 +165,23 @@ def own_cache() -> dict[str, Any]:
 
 def encoder(name: str, **sizes: Any) -> Architecture:
     """A masked language model on padded batches."""
-
-    def batch(size: int, length: int) -> dict[str, Any]:
-        return {"input_ids": ids(size, length), "attention_mask": mask(size, length)}
-
     return Architecture(
         lambda: build(name, TINY | sizes),
-        (lambda _: batch(2, 7), lambda _: batch(3, 5)),
-        lambda: batch(2, 7) | {"labels": ids(2, 7)},
+        (lambda _: texts(2, 7), lambda _: texts(3, 5)),
+        lambda: texts(2, 7) | {"labels": ids(2, 7)},
     )
 
 
 def encoder_decoder(name: str, **sizes: Any) -> Architecture:
     """A translation model: a padded source, one target token more with the cache, another batch."""
-
-    def batch(size: int, length: int) -> dict[str, Any]:
-        return {"input_ids": ids(size, length), "attention_mask": mask(size, length)}
-
-    def step(known: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "encoder_outputs": MoEModelOutput(known["encoder_last_hidden_state"]),
-            "attention_mask": mask(2, 7),
-            "decoder_input_ids": ids(2, 1),
-            "past_key_values": known["past_key_values"],
-        }
-
     return Architecture(
         lambda: build(name, TINY_PAIR | sizes),
         (
-            lambda _: batch(2, 7) | {"decoder_input_ids": ids(2, 4)},
-            step,
-            lambda _: batch(3, 5) | {"decoder_input_ids": ids(3, 3)},
+            lambda _: texts(2, 7) | {"decoder_input_ids": ids(2, 4)},
+            lambda known: further(known) | {"attention_mask": mask(2, 7)},
+            lambda _: texts(3, 5) | {"decoder_input_ids": ids(3, 3)},
         ),
-        lambda: batch(2, 7) | {"labels": ids(2, 4)},
+        lambda: texts(2, 7) | {"labels": ids(2, 4)},
     )
 
 
@@ -205,8 +202,7 @@ def clip() -> Architecture:
     """Images and padded texts."""
 
     def batch(size: int, length: int) -> dict[str, Any]:
-        tokens = {"input_ids": ids(size, length), "attention_mask": mask(size, length)}
-        return tokens | {"pixel_values": floats(size, 3, 16, 16)}
+        return texts(size, length) | {"pixel_values": floats(size, 3, 16, 16)}
 
     sizes = {"text_config": TINY, "vision_config": TINY_VISION, "projection_dim": 16}
     return Architecture(
@@ -237,17 +233,10 @@ def whisper() -> Architecture:
     def batch(size: int, length: int) -> dict[str, Any]:
         return {"input_features": floats(size, 8, 24), "decoder_input_ids": ids(size, length)}
 
-    def step(known: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "encoder_outputs": MoEModelOutput(known["encoder_last_hidden_state"]),
-            "decoder_input_ids": ids(2, 1),
-            "past_key_values": known["past_key_values"],
-        }
-
     sizes = {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 20}
     return Architecture(
         lambda: build("WhisperForConditionalGeneration", TINY_PAIR | sizes),
-        (lambda _: batch(2, 4), step, lambda _: batch(3, 5)),
+        (lambda _: batch(2, 4), further, lambda _: batch(3, 5)),
         lambda: {"input_features": floats(2, 8, 24), "labels": ids(2, 4)},
     )
 
