@@ -8,6 +8,7 @@ parameters under one random cotangent. `judged` and `refused` make tests of tabl
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -252,14 +253,19 @@ def judge_rows(  # noqa: PLR0913
     way: Callable[..., Any] = eager,
     width: int | None = None,
     whole: bool = False,
+    by_rows: bool = False,
 ) -> Any:
     """Values and gradients of ``on_ragged(x, *parameters)``, by ``on_row(row, number, *parameters)``.
 
-    With ``whole``, the judge is ``on_row(entries, *parameters)``, of all entries as one plain tensor.
+    With ``whole``, the judge is ``on_row(entries, *parameters)``, of all entries as one plain tensor. With ``by_rows``,
+    it is ``on_row(rows, *parameters)``, which gives all parts of the result.
     """
     batch = make(layout, lengths, entry, width)
     got = way(on_ragged)(batch.x, *parameters)
-    if whole:
+    if by_rows:
+        assert type(got) in (list, tuple, Tensor, type(batch.x))
+        check_parts(batch, got, on_row(batch.rows, *parameters), parameters)
+    elif whole:
         check_parts(batch, [got], [on_row(torch.cat(batch.rows, row_dim(batch)), *parameters)], parameters)
     else:
         check_parts(batch, got, [on_row(row, i, *parameters) for i, row in enumerate(batch.rows)], parameters)
@@ -296,6 +302,9 @@ def judged(cases: Mapping[str, Any], pairs: Pairs = IN_EAGER_MODE, sweep: int = 
     return test
 
 
+judged_by_rows = functools.partial(judged, by_rows=True)
+
+
 def along(f: Callable[[Any, int], Any], dim: int = 1) -> tuple[Callable[..., Any], ...]:
     """A function of a dimension, along this one of the batch, and along the same one of a row."""
     return (lambda x: f(x, dim)), (lambda row, _: f(row, dim - (dim > 0)))
@@ -330,6 +339,28 @@ def raising(cases: Mapping[str, Any] | Sequence[Any]) -> Any:
         call, *errors, words = cases[name]
         with pytest.raises(*(errors or [DispatchError]), match=words):
             call()
+
+    return test
+
+
+def in_parts(value: Any) -> Any:
+    """A value with the rows of ragged tensors in their place."""
+    if isinstance(value, JaggedTensor | PaddedTensor):
+        return value.to_tensors()
+    return [in_parts(part) for part in value] if isinstance(value, tuple | list) else value
+
+
+def same(cases: Mapping[str, Callable[..., Any]], *arguments: Any, tolerance: float | None = None) -> Any:
+    """A test of calls that give two values: both have the same rows, numbers and so on.
+
+    With arguments, such as layouts, each call is tried with each of them.
+    """
+
+    @pytest.mark.parametrize("argument", arguments or [None])
+    @pytest.mark.parametrize("name", cases)
+    def test(name, argument):
+        got, expected = map(in_parts, cases[name](*[argument] * bool(arguments)))
+        torch.testing.assert_close(got, expected, equal_nan=True, atol=tolerance, rtol=tolerance)
 
     return test
 

@@ -91,23 +91,23 @@ def check(got: JaggedTensor, expected: list[Tensor], leaves: list[Tensor], **tol
 # ---- on the CPU, by the contracts ------------------------------------------------------------------------------
 
 
+OPTIONS = pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
+
+
 @pytest.mark.parametrize("features", [8, 5, 16])
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
+@OPTIONS
 def test_rows_attend_to_themselves(kernel, features, options):
     (q, x), (k, y), (v, z) = (make(LENGTHS, features) for _ in range(3))
     y, z = (x.with_values(t.unwrap("values")) for t in (y, z))
     check(F.scaled_dot_product_attention(x, y, z, **options), loop(q, k, v, **options), [*q, *k, *v])
 
 
-def test_rows_attend_to_rows_of_other_lengths(kernel):
-    (q, x), (k, y), (v, z) = make(LENGTHS, 6), make(OTHERS, 6), make(OTHERS, 6)
-    check(F.scaled_dot_product_attention(x, y, z), loop(q, k, v), [*q, *k, *v])
-
-
-def test_grouped_heads(kernel):
-    (q, x), (k, y) = make(LENGTHS, 8, heads=4), make(LENGTHS, 8, heads=2)
-    got = F.scaled_dot_product_attention(x, y, y, enable_gqa=True)
-    check(got, loop(q, k, k, enable_gqa=True), [*q, *k])
+@pytest.mark.parametrize(
+    ("lengths", "heads", "options"), [(OTHERS, 4, {}), (LENGTHS, 2, {"enable_gqa": True})], ids=str
+)
+def test_rows_attend_to_rows_of_other_lengths_and_in_groups_of_heads(kernel, lengths, heads, options):
+    (q, x), (k, y), (v, z) = make(LENGTHS, 6, heads=4), *(make(lengths, 6, heads=heads) for _ in range(2))
+    check(F.scaled_dot_product_attention(x, y, z, **options), loop(q, k, v, **options), [*q, *k, *v])
 
 
 def test_rows_without_heads(kernel):
@@ -153,33 +153,23 @@ CHOSEN = {
     "no entries": (lambda: [fake_rows(max_length=0)] * 3, None, None),
     "several dtypes": (lambda: [fake_rows(), fake_rows(torch.bfloat16), fake_rows()], None, None),
 }
+# The same where a user allows one backend, or there is no device for any.
+ALLOWED = {
+    SDPBackend.FLASH_ATTENTION: Kernel.FLASH,
+    SDPBackend.EFFICIENT_ATTENTION: Kernel.EFFICIENT,
+    SDPBackend.MATH: None,
+}
+EVERY_CASE = [(*case, list(ALLOWED), True) for case in CHOSEN.values()]
+EVERY_CASE += [(CHOSEN["itself"][0], kernel, kernel, [backend], True) for backend, kernel in ALLOWED.items()]
+EVERY_CASE += [(CHOSEN["itself"][0], None, None, list(ALLOWED), False)]
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-def test_which_kernel(name, monkeypatch):
-    monkeypatch.setattr(fused, "_devices", lambda: (True, True))
-    operands, expected, causal = CHOSEN[name]
-    with _torch.fake_mode(), torch.no_grad():
-        operands = operands()
-        assert kernel_for(*operands, False) is expected and kernel_for(*operands, True) is causal
-
-
-@pytest.mark.parametrize(
-    ("backend", "expected"),
-    [
-        (SDPBackend.FLASH_ATTENTION, Kernel.FLASH),
-        (SDPBackend.EFFICIENT_ATTENTION, Kernel.EFFICIENT),
-        (SDPBackend.MATH, None),
-    ],
-)
-def test_which_kernel_a_user_allows(backend, expected, monkeypatch):
-    monkeypatch.setattr(fused, "_devices", lambda: (True, True))
-    with _torch.fake_mode(), torch.no_grad():
-        operands = [fake_rows()] * 3
-        with sdpa_kernel(backend):
-            assert kernel_for(*operands, False) is expected
-        monkeypatch.setattr(fused, "_devices", lambda: (False, False))
-        assert kernel_for(*operands, False) is None
+@pytest.mark.parametrize(("make_operands", "expected", "causal", "allowed", "has_device"), EVERY_CASE)
+def test_which_kernel(make_operands, expected, causal, allowed, has_device, monkeypatch):
+    monkeypatch.setattr(fused, "_devices", lambda: (has_device, has_device))
+    with _torch.fake_mode(), torch.no_grad(), sdpa_kernel(allowed):
+        operands = make_operands()
+        assert [kernel_for(*operands, is_causal) for is_causal in (False, True)] == [expected, causal]
 
 
 def test_values_that_lie_otherwise():
@@ -212,7 +202,7 @@ TOLERANCE = {
 @pytest.mark.parametrize("door", ["eager", "desugar", "stock"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("features", [16, 20])
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
+@OPTIONS
 @pytest.mark.parametrize("other", [[300, 1, 70, 0, 129], [3, 0, 170, 64, 129]], ids=["itself", "other rows"])
 def test_on_a_gpu(other, dtype, features, options, door):
     (q, x), (k, y) = (make(n, features, device="cuda", dtype=dtype) for n in ([300, 1, 70, 0, 129], other))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.doors import COMPILED, by_desugar
-from tests.subclasses.ragged.judge import classes, with_holes
+from tests.subclasses.ragged.judge import classes, raising, with_holes
 
 KINDS = {
     "jagged": JaggedTensor.from_tensors,
@@ -39,31 +39,52 @@ def check_rows(x: Any, rows: list[Tensor]) -> None:
 # ---- torch.nested ----------------------------------------------------------------------------------------------
 
 
-def test_from_nested_shares_and_is_differentiable():
+STARTS, COUNTS = torch.tensor([0, 1, 0]), torch.tensor([2, 3, 5])
+jag = torch.nested.nested_tensor_from_jagged
+# A nested tensor of a leaf, and the rows of it.
+NESTED = {
+    "back to back": (
+        lambda t: jag(t.flatten(0, 1), torch.tensor([0, 2, 2, 15])),
+        lambda t: t.flatten(0, 1).split([2, 0, 13]),
+    ),
+    "with holes": (
+        lambda t: torch.nested.narrow(t, 1, STARTS, COUNTS, layout=torch.jagged),
+        lambda t: [t[0, :2], t[1, 1:4], t[2]],
+    ),
+    "ragged along 2": (
+        lambda t: jag(t, torch.tensor([0, 2, 5]), jagged_dim=2),
+        lambda t: t.split([2, 3], 1),
+    ),
+    "without rows": (lambda t: jag(t[0, :0], torch.zeros(1, dtype=torch.int32)), lambda t: []),
+    "short offsets": (
+        lambda t: jag(t[0, :3], torch.tensor([0, 1, 3], dtype=torch.int32)),
+        lambda t: t[0, :3].split([1, 2]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_from_nested_and_back_shares_and_is_differentiable(name):
+    nest, part = NESTED[name]
+    table = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
+    nested, rows = nest(table), part(table)
+    x = JaggedTensor.from_nested(nested)
+    assert (x.shape[0], x.offsets.dtype) == (len(rows), torch.int64)
+    assert x.row_lengths().tolist() == [row.shape[x.ragged_dim - 1] for row in rows]
+    check_rows(x, rows)
+    if rows:
+        assert x.values.data_ptr() == x.to_nested().values().data_ptr() == table.data_ptr()
+        assert x.to_nested().offsets() is x.offsets
+        losses = x.square().sum(), sum(r.square().sum() for r in rows)
+        torch.testing.assert_close(*(torch.autograd.grad(loss, table) for loss in losses))
+
+
+def test_a_nested_leaf_gets_its_gradient():
     nested = torch.nested.nested_tensor(rows_of(), layout=torch.jagged, requires_grad=True)
     x = JaggedTensor.from_nested(nested)
-    assert x.values.data_ptr() == nested.values().data_ptr() and x.offsets is nested.offsets()
     (grad,) = torch.autograd.grad((x * x).sum(), nested)
+    assert x.offsets is nested.offsets()
     torch.testing.assert_close(grad.values(), 2 * nested.values().detach())
-
-
-def test_nested_with_holes():
-    table = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
-    starts, lengths = torch.tensor([0, 1, 0]), torch.tensor([2, 3, 5])
-    x = JaggedTensor.from_nested(torch.nested.narrow(table, 1, starts, lengths, layout=torch.jagged))
-    assert x.values.data_ptr() == x.to_nested().values().data_ptr() == table.data_ptr()
-    rows = [table[i, a : a + n] for i, (a, n) in enumerate(zip(starts, lengths, strict=True))]
-    check_rows(x, rows)
-    losses = x.square().sum(), sum(r.square().sum() for r in rows)
-    torch.testing.assert_close(*(torch.autograd.grad(loss, table) for loss in losses))
-
-
-@pytest.mark.parametrize(("offsets", "shape"), [([0], (0, 0, 2)), ([0, 1, 3], (2, 2, 2))])
-def test_nested_without_rows_and_with_short_offsets(offsets, shape):
-    offsets = torch.tensor(offsets, dtype=torch.int32)
-    nested = torch.nested.nested_tensor_from_jagged(torch.ones(int(offsets[-1]), 2), offsets)
-    x = JaggedTensor.from_nested(nested)
-    assert x.shape == shape and torch.equal(x.row_lengths(), offsets.long().diff())
 
 
 # ---- from values, tables and masks -----------------------------------------------------------------------------
@@ -158,14 +179,22 @@ def test_what_shares_memory_does_so_after_loading(kind):
     assert through_a_file(x, map_location="meta").device.type == "meta"
 
 
+CONVERSIONS = {
+    "float": lambda x: x.float(),
+    "to": lambda x: x.to(torch.float32),
+    "to a device": lambda x: x.to("cpu", torch.float32),
+    "type": lambda x: x.type(torch.float32),
+    "to another": lambda x: x.to(x.float()),
+}
+
+
 @kinds
 def test_conversions(kind):
     rows = rows_of()
     x = KINDS[kind](rows)
     assert x.to("cpu") is x and x.to(torch.float64) is x and x.cpu() is x
-    for y in (x.float(), x.to(torch.float32), x.to("cpu", torch.float32), x.type(torch.float32)):
-        check_rows(y, [row.float() for row in rows])
-    assert x.to(x.float()).dtype == torch.float32
+    for convert in CONVERSIONS.values():
+        check_rows(convert(x), [row.float() for row in rows])
     meta = (x.to("meta") * 2).sum(1)
     assert meta.device.type == "meta" and meta.shape == x.sum(1).shape
 
@@ -223,19 +252,7 @@ def test_modules_are_moved_copied_and_compiled(kind):
     )
 
 
-OPTIMIZERS = [
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Adagrad",
-    "RMSprop",
-    "Adadelta",
-    "NAdam",
-    "RAdam",
-    "Adamax",
-    "ASGD",
-    "Rprop",
-]
+OPTIMIZERS = "SGD Adam AdamW Adagrad RMSprop Adadelta NAdam RAdam Adamax ASGD Rprop".split()
 
 
 @kinds
@@ -310,13 +327,17 @@ def test_made_inside_a_compiled_function(builder, door):
     check_rows(whole, (BUILDERS[builder](table, lengths) * 2).to_tensors())
 
 
-@pytest.mark.parametrize("name", ["values, lengths", "values, offsets"])
-def test_what_a_compiled_function_cannot_know(name):
-    def build(table, lengths):
-        values = table.flatten(0, 1)[:5]
-        if name == "values, lengths":
-            return JaggedTensor.from_lengths(values, lengths).sum()
-        return JaggedTensor(values, starts_of(lengths)).sum()
-
-    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="give max_length"):
-        by_desugar(build)(torch.randn(3, 3, 2), torch.tensor(LENGTHS))
+UNBOUNDED = {
+    "lengths": lambda table, lengths: JaggedTensor.from_lengths(table.flatten(0, 1)[:5], lengths).sum(),
+    "offsets": lambda table, lengths: JaggedTensor(table.flatten(0, 1)[:5], starts_of(lengths)).sum(),
+}
+test_what_a_compiled_function_cannot_know = raising(
+    {
+        name: (
+            lambda build=build: by_desugar(build)(torch.randn(3, 3, 2), torch.tensor(LENGTHS)),
+            torch._dynamo.exc.TorchRuntimeError,
+            "give max_length",
+        )
+        for name, build in UNBOUNDED.items()
+    }
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,17 +14,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.doors import DOORS
 from tests.subclasses.ragged.judge import (
     JAGGED,
-    WAYS,
     check_parts,
     classes,
-    desugared,
-    eager,
     make_batch,
     raising,
     refused,
-    stock,
 )
 from tests.subclasses.ragged.serving import Model, NoReading
 from tests.tables import giving
@@ -31,16 +29,13 @@ from tests.tables import giving
 # ---- making one ------------------------------------------------------------------------------------------------
 
 
-def test_from_tensors():
+def test_from_tensors_and_a_table():
     rows = [torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in (3, 0, 5)]
     x = JaggedTensor.from_tensors(rows)
     assert (len(x), x.shape, x.stride(), x.dtype) == (3, (3, 5, 4), (20, 4, 1), torch.float64)
     assert x.is_contiguous() and x.row_lengths().tolist() == [3, 0, 5]
     torch.testing.assert_close(x.to_tensors(), rows)
     assert all((grad == 1).all() for grad in torch.autograd.grad(x.sum(), rows))
-
-
-def test_from_padded_and_back():
     padded = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
         lambda p: JaggedTensor.from_padded(p, [3, 0, 5]).to_dense(fill=2), [padded]
@@ -160,17 +155,6 @@ def test_to_dense_and_mask(layout):
     check_parts(batch, x.like_dense(dense).to_tensors(), batch.rows)
 
 
-@pytest.mark.parametrize("layout", ["back to back", "holes", "ragged dim 2"])
-def test_nested_and_back_without_a_copy(layout):
-    batch = make_batch(layout)
-    nested = batch.x.to_nested()
-    assert nested.is_nested and nested.layout == torch.jagged and nested.offsets() is batch.offsets
-    assert nested.values().data_ptr() == batch.leaf.data_ptr()
-    back = JaggedTensor.from_nested(nested)
-    assert back.values.data_ptr() == batch.leaf.data_ptr() and back.ragged_dim == batch.ragged_dim
-    check_parts(batch, (back * 2).to_tensors(), [row * 2 for row in batch.rows])
-
-
 # ---- being a tensor --------------------------------------------------------------------------------------------
 
 
@@ -188,23 +172,16 @@ def test_second_derivatives(cls):
     assert torch.autograd.gradcheck(run, inputs) and torch.autograd.gradgradcheck(run, inputs)
 
 
-def test_inference_mode():
-    layer = nn.Linear(4, 4)
+def test_inference_mode_and_threads():
+    layer, batch = nn.Linear(4, 4), make_batch()
     with torch.inference_mode():
-        x = JaggedTensor(torch.randn(9, 4), torch.tensor([0, 3, 3, 8, 9]))
+        x = JaggedTensor(torch.randn(9, 4), batch.offsets)
         got = layer(x).transpose(1, 2).mT.reshape(-1, 4).unflatten(0, (4, 5))[1:]
         torch.testing.assert_close(got.to_tensors(), [layer(row) for row in x.to_tensors()[1:]])
-
-
-def test_threads():
-    batch = make_batch()
     expected = torch.stack([F.gelu(row * 2).sum(0) for row in batch.rows])
-
-    def work(_):
-        return all(torch.allclose(F.gelu(batch.x * 2).sum(1), expected) for _ in range(20))
-
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(work, range(4)))
+        sums = pool.map(lambda _: [F.gelu(batch.x * 2).sum(1) for _ in range(20)], range(4))
+        assert all(torch.allclose(each, expected) for found in sums for each in found)
 
 
 # ---- a model, for ever-new lengths -----------------------------------------------------------------------------
@@ -214,10 +191,8 @@ TABLES = [[5, 3, 9], [16, 1, 2], [0, 4, 4]]  # as many rows of one bucket
 
 
 def loss_of(model, tokens, targets, merged):
-    logits = model(tokens)
-    if merged:
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1))
-    return F.cross_entropy(logits.transpose(1, 2), targets)
+    operands = model(tokens), targets
+    return F.cross_entropy(*(t.flatten(0, 1) if merged else t.mT if t.dim() == 3 else t for t in operands))
 
 
 def loss_of_rows(model, rows):
@@ -236,26 +211,24 @@ def batch_of(layout, rows):
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
 @pytest.mark.parametrize(("layout", "batches"), [("jagged", BATCHES), ("padded", TABLES)])
-def test_one_program_serves_all_lengths(layout, batches, way):
+def test_one_program_serves_all_lengths(layout, batches, door):
     model, counter = Model().double(), CompileCounterWithBackend("aot_eager")
+    step = functools.partial(loss_of, model, merged=layout == "jagged")
     options = {"dynamic": None if layout == "jagged" else False}
-
-    def step(*batch):
-        return loss_of(model, *batch, merged=layout == "jagged")
-
-    compiled: Any = step
-    if way is stock:
-        compiled = torch.compile(step, fullgraph=True, backend=counter, **options)
-    elif way is desugared:
-        compiled = desugared(step, **options)
+    stock = door == "stock"
+    compiled: Any = (
+        torch.compile(step, fullgraph=True, backend=counter, **options)
+        if stock
+        else DOORS[door](step, **options)
+    )
     for lengths in batches:
         rows = [torch.randint(0, 9, (n,)) for n in lengths]
         losses = compiled(*batch_of(layout, rows)), loss_of_rows(model, rows)
         torch.testing.assert_close(*losses)
         torch.testing.assert_close(*(torch.autograd.grad(loss, list(model.parameters())) for loss in losses))
-    assert way is eager or (counter.frame_count if way is stock else len(compiled.programs)) == 1
+    assert door == "eager" or (counter.frame_count if door == "stock" else len(compiled.programs)) == 1
 
 
 def test_a_training_step_of_a_table_reads_nothing():

@@ -1,0 +1,337 @@
+"""Ragged values in compiled functions: sizes that data determines, rows as plain tensors, numbers of programs.
+
+Results and gradients are those of eager mode.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from subclasses._torch import dims_marked_dynamic
+from subclasses.keyed import KeyedJaggedTensor
+from subclasses.ragged import JaggedTensor
+from subclasses.ragged.data_sizes import size_of, true_places
+from subclasses.ragged.indexing.splitting import extent_of_slice
+from tests.doors import COMPILED, by_desugar
+from tests.subclasses.ragged.judge import make_batch
+
+
+def stored(result: Any) -> list[Any]:
+    """The parts of a result, those of ragged values apart."""
+    found = []
+    for part in result if isinstance(result, tuple | list) else [result]:
+        found += part.unwrap() if isinstance(part, JaggedTensor) else [part]
+    return found
+
+
+def check_calls(compiled: Callable[..., Any], fn: Callable[..., Any], calls: Iterable[Any]) -> None:
+    """Compares calls with eager mode, gradients too."""
+    for x in calls:
+        y = x.detach().requires_grad_(x.requires_grad)
+        results = got, expected = compiled(x), fn(y)
+        parts = [stored(result) for result in results]
+        torch.testing.assert_close(*parts, equal_nan=True)
+        if isinstance(got, JaggedTensor):
+            assert got.shape == expected.shape
+        recorded = [[isinstance(t, Tensor) and t.requires_grad for t in each] for each in parts]
+        assert recorded[0] == recorded[1]
+        for each in parts if any(recorded[0]) else ():
+            weighted = enumerate((t for t in each if isinstance(t, Tensor) and t.requires_grad), 1)
+            sum(n * t.nan_to_num().square().sum() for n, t in weighted).backward()
+        if any(recorded[0]):
+            torch.testing.assert_close(x.grad.values, y.grad.values)
+
+
+def count_programs(door: str, fn: Callable[..., Any], calls: Iterable[Any], **options: Any) -> int:
+    """Compares calls with eager mode, and returns how many programs they took."""
+    counter = CompileCounterWithBackend("eager")
+    compiled: Any = torch.compile(fn, backend=counter) if door == "stock" else by_desugar(fn, **options)
+    check_calls(compiled, fn, calls)
+    return counter.frame_count if door == "stock" else len(compiled.programs)
+
+
+# ---- sizes that data determines --------------------------------------------------------------------------------
+
+KERNEL = torch.linspace(-1, 1, 18).view(3, 3, 2)
+ODD_ROWS = torch.tensor([1, 0, 1])
+
+
+def convolved(x: Any) -> Any:
+    """Rows shorter by one entry."""
+    return F.conv1d(x.mT, KERNEL).mT
+
+
+SIZED: dict[str, Callable[[Any], Any]] = {
+    "convolution": convolved,
+    "pool": lambda x: F.max_pool1d(x.mT, 2, 1).mT,
+    "from_padded": lambda x: JaggedTensor.from_padded(x.to_dense(), x.row_lengths()),
+    "from_mask": lambda x: JaggedTensor.from_mask(x.to_dense(), x.mask()),
+    "to_jagged": lambda x: x.to_padded(multiple=8).to_jagged(),
+    "two of other sizes": lambda x: convolved(x) + F.max_pool1d(x.mT, 2, 1).mT,
+    "beside a slice": lambda x: x[:, 1:] * convolved(x),
+    "joined": lambda x: torch.cat([convolved(x), x], 1),
+    "taken apart": lambda x: JaggedTensor(convolved(x).values, convolved(x).offsets, max_length=x.shape[1]),
+    "a slice": lambda x: convolved(x)[:, 1:],
+    "rows by numbers": lambda x: x[ODD_ROWS],
+    "rows by a list": lambda x: x[[0, -1]],
+    "rows by a mask": lambda x: x[x.row_lengths() > 2],
+    "entries by a mask": lambda x: x[x.select(2, 0) > 0],
+    "elements by a mask": lambda x: x[x > 0],
+    "features by a mask": lambda x: x[..., torch.tensor([True, False, True])],
+}
+
+# The second batch has no entry in some results.
+BATCHES = ([3, 2, 5], [2, 2], [4, 3, 2, 2], [2, 6])
+
+
+def batch(lengths: list[int]) -> JaggedTensor:
+    """Rows of these lengths, with gradients."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    rows = [torch.randn(n, 3, generator=generator) for n in lengths]
+    return JaggedTensor.from_tensors(rows).requires_grad_()
+
+
+def read_inside(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that reads what its result stores, inside."""
+
+    def read(x: Any) -> Any:
+        y = f(x)
+        return y.values.mean(), y.unwrap("values"), y.offsets, y.row_lengths(), y
+
+    return read
+
+
+@pytest.mark.sweep(50)
+@pytest.mark.parametrize("door", COMPILED)
+@pytest.mark.parametrize("name", SIZED)
+def test_values_are_those_of_eager_mode(name, door):
+    f = read_inside(SIZED[name])
+    check_calls(COMPILED[door](f, fullgraph=True), f, map(batch, BATCHES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["convolution", "elements by a mask"])
+@pytest.mark.parametrize("backend", ["inductor", "desugar"])
+def test_values_are_those_of_eager_mode_in_kernels(name, backend):
+    f = read_inside(SIZED[name])
+    check_calls(torch.compile(f, backend=backend, fullgraph=True), f, map(batch, BATCHES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode):
+    f = read_inside(SIZED["from_padded"])
+    with mode():
+        check_calls(by_desugar(f), f, map(batch, ([3, 2, 5], [0, 1], [0, 0], [1, 1, 1])))
+
+
+@pytest.mark.parametrize("mask", [[True, False], [False, False]])
+def test_rows_of_a_mask_that_is_all_false(mask):
+    x, mask = batch([3, 2]), torch.tensor(mask)
+    program = by_desugar(lambda x, mask: x[mask].values.sum(0))
+    torch.testing.assert_close(program(x, mask), x[mask].values.sum(0))
+
+
+@pytest.mark.parametrize("lengths", [[2, 4], [2, -1]])
+def test_lengths_that_a_table_does_not_have(lengths):
+    table = torch.ones(2, 3)
+    program = by_desugar(lambda table, lengths: JaggedTensor.from_padded(table, lengths).values.sum())
+    program(table, torch.tensor([1, 3]))
+    with pytest.raises(RuntimeError, match="from_padded: a length is negative, or beyond the extent"):
+        program(table, torch.tensor(lengths))
+
+
+def test_a_mask_of_another_number_of_rows():
+    with pytest.raises(IndexError, match="expected a mask of 2 rows, got one of 1"):
+        batch([3, 2])[torch.tensor([True])]
+
+
+def test_sizes_in_eager_mode():
+    assert size_of(torch.tensor(3)) == 3
+    assert true_places(torch.tensor([True, False, True])).tolist() == [0, 2]
+    assert torch.ops.subclasses.numbers_below(torch.tensor(3)).tolist() == [0, 1, 2]
+
+
+# ---- rows as plain tensors -------------------------------------------------------------------------------------
+
+# The lengths are extents that the compiler leaves open.
+ROWS = {
+    "unbind": lambda x: list(x.unbind()),
+    "of results": lambda x: [row.t() for row in (x * 2).unbind()],
+    "looped": lambda x: [sum((row.softmax(0) * 2).sum() for row in x)],
+    "selected": lambda x: [x[1] * 2, x[-1]],
+    "lengths read": lambda x: [row.shape[0] * row.sum() for row in x.unbind()],
+    "parts of a field": lambda x: [*x.unwrap("values").split([2, 4]), *x.values.chunk(3), x.values[1:3]],
+}
+CALLS = {
+    "lengths": ("back to back", [(2, 4), (3, 5), (7, 1)]),
+    "empty rows": ("back to back", [(2, 4), (0, 3), (5, 0), (0, 0)]),
+    "one entry": ("back to back", [(2, 4), (0, 1), (1, 0)]),
+    "no entry first": ("back to back", [(0, 0), (2, 1), (3, 4)]),
+    "holes": ("holes", [(2, 4), (3, 1), (1, 0)]),
+    "features first": ("ragged dim 2", [(2, 4), (3, 1), (1, 7)]),
+    "six entries": ("back to back", [(2, 4)]),
+}
+CASES = [
+    (door, case, name)
+    for name in ROWS
+    for door, case in [*(("desugar", case) for case in CALLS), ("stock", "lengths"), ("inside", "holes")]
+    if (case == "six entries") is (name == "parts of a field")
+]
+CASES += [(door, "six entries", "parts of a field") for door in ("stock", "inside")]
+
+
+def leaf(layout, lengths, grad=True):
+    torch.manual_seed(sum(lengths))
+    return make_batch(layout, lengths, (3,)).x.detach().requires_grad_(grad)
+
+
+@pytest.mark.sweep(42)
+@pytest.mark.parametrize(("door", "case", "name"), CASES)
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+def test_rows(door, case, name, grad):
+    fn, (layout, calls) = ROWS[name], CALLS[case]
+    compiled = COMPILED[door](fn, fullgraph=True, **{"strict": True} if door == "desugar" else {})
+    check_calls(compiled, fn, [leaf(layout, lengths, grad) for lengths in calls])
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("name", list(ROWS)[:-1])
+def test_one_program_for_rows_of_all_lengths(name):
+    calls = [leaf("back to back", lengths) for lengths in ((2, 4), (3, 5), (9, 2), (4, 4), (2, 8))]
+    assert count_programs("desugar", ROWS[name], calls, fullgraph=True) == 1
+
+
+# ---- one program for values of any sizes -----------------------------------------------------------------------
+
+# Sizes of ragged values are symbols in the first program, whatever lies between the constructor and the call.
+BATCHES_OF_ALL_SIZES = [(3, 5), (4, 2, 7), (9, 8, 3, 2), (2, 6), (3, 3, 3, 3, 3)]
+# The longest rows are also as long as an entry has elements, or as a part of one has.
+LONGEST = [(3, 7), (4, 3, 3), (3, 2, 3), (9, 8, 3, 5), (5, 4)]
+triple = by_desugar(lambda x: x * 3)
+
+
+def rows(lengths):
+    return JaggedTensor.from_tensors([torch.randn(n, 4) for n in lengths])
+
+
+def keyed(lengths):
+    both = torch.tensor([*lengths, *lengths[::-1]])
+    return KeyedJaggedTensor(["a", "b"], torch.randn(int(both.sum())), both)
+
+
+WAYS = {
+    "op": lambda x: x * 2,
+    "conversion": lambda x: x.to(torch.float64),
+    "detach": lambda x: x.detach(),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "all of it": lambda x: x[:],
+    "slice of each row": lambda x: x[:, 1:],
+    "merged": lambda x: x.flatten(0, 1),
+    "ragged along 2": lambda x: x.transpose(1, 2),
+    "result of a program": lambda x: triple(x),
+    "as made": lambda x: x,
+}
+PARTS = {
+    "all of it": lambda x: x[:, slice(0, None), :],
+    "all but the last": lambda x: x[:, :-1],
+    "all but the first and the last": lambda x: x[:, 1:-1],
+    "last two": lambda x: x[:, -2:],
+    "last two, read": lambda x: x[:, -2:].values.sum(),
+    "view": lambda x: x.view(*x.shape[:2], -1, 2),
+    "reshape": lambda x: x.reshape(*x.shape[:2], 2, -1),
+    "first entry": lambda x: x[:, :1].mean(1),
+    "all but the first": lambda x: x[:, 1:].to_dense().sum(1),
+    "in the middle": lambda x: x[:, -4:-1].sum(1),
+    "the greatest": lambda x: x.topk(1, 1).values.sum(1),
+    "narrow": lambda x: x.narrow(1, 0, 2) + 1,
+}
+# What is called, with values that these functions make of lengths.
+PROGRAMS = {
+    **{name: (lambda x: x.sin() + 1, [lambda n, way=way: way(rows(n))]) for name, way in WAYS.items()},
+    "constructor and ops": (torch.sin, [lambda n: rows(n) * 2, rows]),
+    **{
+        f"keyed, {name}": (lambda x: x["a"].sin(), [lambda n, change=change: change(keyed(n))])
+        for name, change in {
+            "as made": lambda x: x,
+            "conversion": lambda x: x.to(torch.float64),
+            "permuted": lambda x: x.permute([1, 0]),
+        }.items()
+    },
+    **{f"guards, {name}": (f, [rows]) for name, f in PARTS.items()},
+}
+
+
+@pytest.mark.sweep(17)
+@pytest.mark.parametrize("door", ["desugar", "stock"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_program(name, door):
+    fn, makes = PROGRAMS[name]
+    lengths = LONGEST if name.startswith("guards") else BATCHES_OF_ALL_SIZES
+    calls = [make(n) for make, n in zip(itertools.cycle(makes), lengths)]
+    assert count_programs(door, fn, calls) == 1
+
+
+def test_dims_marked_dynamic():
+    """A feature of the extent of the rows is no symbol; a user's mark adds to those of the class."""
+    x = rows((4, 2))  # as long as the features are many
+    assert x.shape == (2, 4, 4) and dims_marked_dynamic(x) == [0, 1]
+    torch._dynamo.maybe_mark_dynamic(x, 2)
+    assert dims_marked_dynamic(x) == [0, 1, 2]
+
+
+def test_extent_of_a_slice():
+    bounds = [None, *range(-6, 7)]
+    for extent, start, stop in itertools.product(range(5), bounds, bounds):
+        part = slice(start, stop)
+        assert extent_of_slice(extent, part) == len(range(extent)[part])
+
+
+# ---- a longest row of 1 ------------------------------------------------------------------------------------------
+
+SHORT = [(2, 5, 1), (1, 1, 1), (4, 3), (0, 1, 1, 0)]
+
+
+# How many programs a function takes at most: a guard separates those where the results differ.
+FUNCTIONS = {
+    "sum": (1, lambda x: x.sum(1)),
+    "mean": (1, lambda x: x.mean(1)),
+    "softmax": (1, lambda x: x.softmax(1)),
+    "sin": (1, lambda x: x.sin() * 2),
+    "a comparison": (2, lambda x: x.sum(1) * (3 if x.shape[1] > 1 else 5)),
+    "the first": (2, lambda x: x[:, :1].sum(1)),
+    "all but the first": (2, lambda x: x[:, 1:].sum(1)),
+    "squeeze": (2, lambda x: x.to_dense(0).squeeze(1)),
+    "a dense operand": (2, lambda x: x + torch.ones(x.shape[1], 1)),
+    "positions": (2, lambda x: x * x.to_dense(1).sum(0)),
+}
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("first", range(len(SHORT)))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_programs_for_a_longest_row_of_1(name, first):
+    most, fn = FUNCTIONS[name]
+    calls = [rows(lengths) for lengths in SHORT[first:] + SHORT[:first]]
+    assert count_programs("desugar", fn, calls) <= most
+
+
+def test_features_with_a_longest_row_of_1_do_not_multiply_programs():
+    """Constants would make a program of each combination of features."""
+    compiled = by_desugar(lambda *xs: [x.sum(1) for x in xs])
+    for short in range(4):
+        xs = [rows((1, 1, 0) if n == short else (2, 3, 1)) for n in range(4)]
+        torch.testing.assert_close(compiled(*xs), [x.sum(1) for x in xs])
+    assert len(compiled.programs) == 1
