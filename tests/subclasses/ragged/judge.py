@@ -203,12 +203,28 @@ def row_dim(batch: Any) -> int:
 
 def check_parts(batch: Any, got: Any, expected: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> None:
     """Compares a result, or its parts, one by one, and the gradients that flow back from them."""
-    outputs = got.to_tensors() if isinstance(got, JaggedTensor | PaddedTensor) else list(got)
     if isinstance(got, JaggedTensor):
         assert got.max_length >= max(got.row_lengths().tolist(), default=0)
-    torch.testing.assert_close(outputs, list(expected), equal_nan=True)
     leaves = [t for t in (batch.leaf, *parameters) if t.requires_grad]
-    if not leaves or not any(p.requires_grad for p in expected):
+    has_holes = isinstance(batch, Batch) and batch.lengths is not None
+    recorded = any(p.requires_grad for p in expected)
+    check_leaves(got, expected, leaves if recorded else [], batch.leaf if has_holes else None)
+
+
+def check_leaves(
+    got: Any,
+    expected: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    holes: Tensor | None = None,
+    **tolerance: Any,
+) -> None:
+    """Compares the rows of a result, or its parts, and the gradients of leaves that flow back from them.
+
+    Where `holes`, one of the leaves, is NaN, its gradient means nothing.
+    """
+    outputs = got.to_tensors() if isinstance(got, JaggedTensor | PaddedTensor) else list(got)
+    torch.testing.assert_close(outputs, list(expected), equal_nan=True, **tolerance)
+    if not leaves:
         return
     cotangents = [torch.randn_like(p) for p in expected]
     theirs = grads_of(expected, leaves, cotangents)
@@ -220,20 +236,8 @@ def check_parts(batch: Any, got: Any, expected: Sequence[Tensor], parameters: Se
         outputs, cotangents = [got], [got.detach().with_padded(poisoned)]
     for leaf, mine, wanted in zip(leaves, grads_of(outputs, leaves, cotangents), theirs, strict=True):
         assert type(mine) is Tensor and mine.shape == leaf.shape
-        has_holes = leaf is batch.leaf and isinstance(batch, Batch) and batch.lengths is not None
-        mine = torch.where(leaf.isnan(), 0, mine) if has_holes else mine
-        torch.testing.assert_close(mine, wanted, equal_nan=True)
-
-
-def check_leaves(got: Any, expected: Sequence[Tensor], leaves: Sequence[Tensor], **tolerance: Any) -> None:
-    """Compares the rows of a result, or its parts, and the gradients of leaves that flow back from them."""
-    parts = got.to_tensors() if isinstance(got, JaggedTensor | PaddedTensor) else list(got)
-    torch.testing.assert_close(parts, list(expected), **tolerance)
-    if not leaves:
-        return
-    cotangents = [torch.randn_like(part) for part in expected]
-    ours, theirs = (grads_of(each, leaves, cotangents) for each in (parts, expected))
-    torch.testing.assert_close(ours, theirs, **tolerance)
+        mine = torch.where(leaf.isnan(), 0, mine) if leaf is holes else mine
+        torch.testing.assert_close(mine, wanted, equal_nan=True, **tolerance)
 
 
 def grads_of(outputs: Sequence[Tensor], leaves: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:

@@ -1,9 +1,7 @@
-"""The interface of both layouts, and how rules are registered on them."""
+"""How rules are registered on both layouts, and dimensions that a row has not."""
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections import defaultdict
 
 import pytest
@@ -11,24 +9,8 @@ import torch
 
 from subclasses.autograd.python_functions import twins
 from subclasses.ragged import JaggedTensor, PaddedTensor, register
-from subclasses.ragged.base import RaggedTensor
 from subclasses.rules.checks import check_key, check_rule
-
-
-def documented() -> list[str]:
-    """The names that the docstring of the interface gives."""
-    lines = re.findall(
-        r"^ {4}([a-z_]+(?:\([^)]*\))?(?:, [a-z_]+(?:\([^)]*\))?)*):", inspect.getdoc(RaggedTensor), re.M
-    )
-    return [name for line in lines for name in re.findall(r"([a-z_]+)(?:\([^)]*\))?(?:, |$)", line)]
-
-
-@pytest.mark.parametrize("layout", [JaggedTensor, PaddedTensor])
-def test_a_layout_has_the_whole_interface(layout):
-    names = documented()
-    assert len(names) > 40 and {"stored", "with_kept", "join_entries", "check_same_rows"} <= set(names)
-    only_where_rows_come_first = ["pick_together"] if layout is PaddedTensor else []
-    assert [n for n in names if not hasattr(layout, n)] == only_where_rows_come_first
+from tests.subclasses.ragged.judge import classes, same
 
 
 def test_the_order_in_which_rules_are_registered_has_no_meaning():
@@ -69,21 +51,27 @@ OUT_OF_RANGE = {
 }
 
 
-@pytest.mark.parametrize("kind", [JaggedTensor, PaddedTensor])
+@classes
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
 @pytest.mark.parametrize("dim", [2, 3, -3])
-def test_dimensions_that_are_none(name, dim, kind):
-    x = kind.from_tensors([torch.arange(3.0), torch.ones(1)])
+def test_dimensions_that_are_none(name, dim, cls):
+    x = cls.from_tensors([torch.arange(3.0), torch.ones(1)])
     with pytest.raises(IndexError):
         OUT_OF_RANGE[name](torch.ones(2, 3), dim)
     with pytest.raises(IndexError):
         OUT_OF_RANGE[name](x, dim)
 
 
-@pytest.mark.parametrize("kind", [JaggedTensor, PaddedTensor])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool])
-def test_any_and_all_of_no_dimension_keep_the_rows(kind, dtype):
+def of_no_dimension(cls, reduced, dtype):
     rows = [torch.tensor([0, 1, 2]).to(dtype), torch.tensor([0]).to(dtype)]
-    for reduced in (torch.any, torch.all):
-        for row, plain in zip(reduced(kind.from_tensors(rows), ()).unbind(), rows, strict=True):
-            torch.testing.assert_close(row, reduced(plain, ()))
+    return reduced(cls.from_tensors(rows), ()), [reduced(row, ()) for row in rows]
+
+
+test_any_and_all_of_no_dimension_keep_the_rows = same(
+    {
+        f"{f.__name__}, {dtype}": lambda cls, f=f, dtype=dtype: of_no_dimension(cls, f, dtype)
+        for f in (torch.any, torch.all)
+        for dtype in (torch.float32, torch.uint8, torch.bool)
+    },
+    *(JaggedTensor, PaddedTensor),
+)

@@ -16,7 +16,9 @@ if not dist.is_available():
 from torch.distributed.fsdp import fully_shard
 
 from subclasses.ragged import JaggedTensor, TokenBatchSampler, mean_over_ranks, weighted_loss
+from tests.subclasses.ragged.judge import raising
 from tests.subclasses.ragged.ranks import in_processes, on_ranks
+from tests.tables import giving
 
 ROWS = [torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (9, 1, 2, 5, 3, 1)]
 
@@ -118,30 +120,30 @@ def test_one_process_without_a_group(dtype, tokens):
     assert tokens == 7 and not mean.requires_grad
 
 
-def test_no_tokens():
-    loss_sum = torch.zeros((), requires_grad=True)
-    assert weighted_loss(loss_sum * 2, 0) == 0
-    assert mean_over_ranks(loss_sum, 0).isnan()
-
-
+test_no_tokens = giving(
+    {
+        "a loss": (lambda: weighted_loss(torch.zeros((), requires_grad=True) * 2, 0), 0),
+        "a mean": (lambda: mean_over_ranks(torch.zeros(()), 0).isnan(), True),
+    }
+)
 ONE = torch.tensor(1.0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+REFUSED = [
+    *(
+        ((wrong, 1), TypeError, r': expected the sum.*reduction="sum"')
+        for wrong in (ONE.expand(2), ONE.long(), 3.0)
+    ),
+    *(
+        ((ONE, wrong), TypeError, "number of tokens as one integer, got")
+        for wrong in (torch.ones(2, dtype=torch.int64), ONE, 1.0, True)
+    ),
+    ((ONE, -1), ValueError, "at least 0 tokens, got -1"),
+]
+test_what_is_refused = raising(
     [
-        *(
-            ((wrong, 1), TypeError, r': expected the sum.*reduction="sum"')
-            for wrong in (ONE.expand(2), ONE.long(), 3.0)
-        ),
-        *(
-            ((ONE, wrong), TypeError, "number of tokens as one integer, got")
-            for wrong in (torch.ones(2, dtype=torch.int64), ONE, 1.0, True)
-        ),
-        ((ONE, -1), ValueError, "at least 0 tokens, got -1"),
-    ],
+        (lambda f=f, given=given: f(*given), error, f"{f.__name__}.*{words}")
+        for f in (weighted_loss, mean_over_ranks)
+        for given, error, words in REFUSED
+    ]
 )
-@pytest.mark.parametrize("function", [weighted_loss, mean_over_ranks])
-def test_what_is_refused(function, arguments, error, words):
-    with pytest.raises(error, match=f"{function.__name__}.*{words}"):
-        function(*arguments)
