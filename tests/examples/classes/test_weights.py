@@ -20,7 +20,8 @@ from classes.low_rank import LowRank
 from classes.master_weight import Linear, MasterWeight, main as master_weight_script
 from subclasses import DispatchError, strict
 from subclasses.testing import check, suite
-from tests.examples.classes.checks import check_gradients, converted, refused
+from tests.examples.classes.checks import check_gradients, converted, formulas, normal, refused
+from tests.tables import giving
 
 X, Y = (torch.linspace(-1, 1, 3 * n).view(3, n) for n in (6, 8))
 ROW, COLUMN = [0, 1, 1], [1, 0, 2]
@@ -92,7 +93,7 @@ def whole(blocks, row, column, grid):
 
 
 SIZES = [(), (3,), (2, 3), (0,), (1,)]
-SCALES = torch.rand(4, 2) + 0.5
+SCALES = torch.rand(4, 2, dtype=torch.float64) + 0.5
 PACKED = {cls: int4(cls) for cls in (Int4Weight, KernelInt4Weight)}
 BLOCKS = block_sparse(4)  # two blocks in one place
 PLACES = BLOCKS.row, BLOCKS.column, BLOCKS.grid
@@ -104,7 +105,9 @@ LAYERS = {
             8,
             lambda scale, w=w: type(w)(w.packed, scale, **{"group": 4} if type(w) is Int4Weight else {}),
             lambda x, scale, bias, w=w: F.linear(
-                x, w.materialize() / w.scale.repeat_interleave(4, 1) * scale.repeat_interleave(4, 1), bias
+                x,
+                (w.materialize() / w.scale.repeat_interleave(4, 1)).round() * scale.repeat_interleave(4, 1),
+                bias,
             ),
         )
         for cls, w in PACKED.items()
@@ -127,17 +130,42 @@ LAYERS = {
 }
 
 
-@pytest.mark.sweep(18)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("name", LAYERS)
-def test_values_and_gradients_of_layers(name, way, size):
-    part, width, wrap, plain = LAYERS[name]
-    leaves = [torch.randn(*size, width, dtype=part.dtype), part.clone(), torch.randn(4, dtype=part.dtype)]
-    got = way(lambda x, part, bias: F.linear(x, wrap(part), bias).tanh())(
-        *[t.requires_grad_() for t in leaves]
-    )
-    check_gradients(got, plain(*leaves).tanh(), leaves)
-    assert all(g.dtype == part.dtype for g in torch.autograd.grad(got.sum(), leaves))
+def chain(x, a, b):
+    return F.linear(x @ a, b, x[0] @ a @ b.mT @ torch.ones(4, 4, dtype=x.dtype)).tanh() @ a
+
+
+test_values_and_gradients = formulas(
+    {
+        f"{name}, {size}": (
+            lambda part=part, size=(*size, width): [
+                torch.randn(size, dtype=part.dtype),
+                part.clone(),
+                torch.randn(4, dtype=part.dtype),
+            ],
+            lambda *leaves: leaves,
+            lambda x, part, bias, wrap=wrap: F.linear(x, wrap(part), bias).tanh(),
+            lambda *leaves, plain=plain: plain(*leaves).tanh(),
+            lambda y: y,
+            {},
+            lambda y: y.square().sum(),
+        )
+        for name, (part, width, wrap, plain) in LAYERS.items()
+        for size in SIZES
+    }
+    | {
+        f"products of low rank, {cls.__module__}": (
+            normal((3, 4), (4, 2), (2, 6), (4, 2), (2, 6)),
+            lambda x, a, b, c, d, cls=cls: (x, cls(a, b), cls(c, d)),
+            chain,
+            lambda x, a, b, c, d: chain(x, a @ b, c @ d),
+            lambda y: y,
+            {},
+            lambda y: y.square().sum(),
+        )
+        for cls in (LowRank, ByHand)
+    },
+    sweep=16,
+)
 
 
 WEIGHTS = {
@@ -261,13 +289,27 @@ def test_the_matrix_is_that_of_the_nearest_numbers(cls):
     torch.testing.assert_close(2 / (w + 9), 2 / (numbers.double() * 0.5 + 9))
 
 
-@int4_classes
-def test_the_least_number_no_rows_zeros_and_one_group(cls):
-    w = Int4Weight(torch.tensor([[0x0F]], dtype=torch.uint8), torch.ones(1, 1), group=2)
-    assert w.materialize().tolist() == [[7, -8]]
-    assert F.linear(Y, cls.from_float(torch.zeros(0, 8), 4)).shape == (3, 0)
-    assert not F.linear(Y, cls.from_float(torch.zeros(2, 8), 8)).any()
-    assert Int4Weight.from_float(torch.zeros(2, 0), 4).materialize().shape == (2, 0)
+LEAST = torch.tensor([[0x0F]], dtype=torch.uint8)
+test_the_least_number_no_rows_zeros_and_one_group = giving(
+    {
+        "the least number": (
+            lambda: Int4Weight(LEAST, torch.ones(1, 1), group=2).materialize().tolist(),
+            [[7, -8]],
+        ),
+        "no columns": (lambda: Int4Weight.from_float(torch.zeros(2, 0), 4).materialize().shape, (2, 0)),
+        **{
+            f"{name}, {cls.__name__}": (
+                lambda cls=cls, size=size: F.linear(Y, cls.from_float(*size)).tolist(),
+                expected,
+            )
+            for cls in PACKED
+            for name, size, expected in (
+                ("no rows", (torch.zeros(0, 8), 4), [[]] * 3),
+                ("zeros", (torch.zeros(2, 8), 8), [[0, 0]] * 3),
+            )
+        },
+    }
+)
 
 
 def test_compiled_code_holds_one_node_for_the_kernel():
@@ -307,11 +349,16 @@ def test_one_program_serves_every_pattern():
     assert len(layer.programs) == 1
 
 
-def test_the_largest_blocks():
-    w = torch.arange(24.0).view(4, 6)
-    assert torch.equal(BlockSparse.largest(w, 2, 3, 4).materialize(), w)
-    expected = F.pad(w[2:, 3:], (3, 0, 2, 0))
-    assert torch.equal(BlockSparse.largest(w, 2, 3, 1).materialize(), expected)
+LARGEST = torch.arange(24.0).view(4, 6)
+test_the_largest_blocks = giving(
+    {
+        f"{count}": (
+            lambda count=count: BlockSparse.largest(LARGEST, 2, 3, count).materialize().tolist(),
+            expected.tolist(),
+        )
+        for count, expected in ((4, LARGEST), (1, F.pad(LARGEST[2:, 3:], (3, 0, 2, 0))))
+    }
+)
 
 
 # ---- low rank --------------------------------------------------------------------------------------------------
@@ -324,20 +371,6 @@ def no_matrix():
     """Raises where an op makes the matrix."""
     with strict(), mock.patch.object(ByHand, "materialize", side_effect=AssertionError):
         yield
-
-
-def chain(x, a, b):
-    return F.linear(x @ a, b, x[0] @ a @ b.mT @ torch.ones(4, 4, dtype=x.dtype)).tanh() @ a
-
-
-@pytest.mark.sweep(3)
-@low_rank_classes
-def test_values_and_gradients_of_products(cls, way):
-    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    factors = [torch.randn(size).double().requires_grad_() for size in ((4, 2), (2, 6)) * 2]
-    wrapped = cls(*factors[:2]), cls(*factors[2:])
-    expected = chain(x, factors[0] @ factors[1], factors[2] @ factors[3])
-    check_gradients(way(chain)(x, *wrapped), expected, [x, *factors])
 
 
 @low_rank_classes

@@ -6,13 +6,12 @@ python -m tests.subclasses.ragged.coverage
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from docs.wrap import wrap
-from tests.subclasses.ragged.database import LAYOUTS, OPS, Count, count, run_compiled
+from tests.subclasses.ragged.database import LAYOUTS, OPS, count, run_compiled
 
 PAGE = Path(__file__).parents[3] / "docs" / "ragged-coverage.md"
 COMPILED_EACH = 3  # of the samples, each third is run compiled as well
@@ -30,37 +29,28 @@ reference itself works on it. Compiled is each third sample, by `desugar.compile
 # ---- counting --------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Row:
-    """An op's counts: forward, backward, compiled forward, compiled backward."""
-
-    name: str
-    counts: list[Count] = field(default_factory=list)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all of its samples are right."""
-        return all(c.right == c.of for c in self.counts)
+# For each op the errors of its samples: forward, backward, compiled forward, compiled backward.
+Counts = dict[str, list[list[str]]]
 
 
-def count_layout(layout: str) -> list[Row]:
+def count_layout(layout: str) -> Counts:
     """All ops of the database on one layout."""
-    rows = []
+    counts: Counts = {}
     for op in OPS:
-        torch.manual_seed(0)
-        eager = count(op, layout)
-        torch.manual_seed(0)
-        rows.append(Row(op.full_name, [*eager, *count(op, layout, run_compiled, COMPILED_EACH)]))
-    return rows
+        counts[op.full_name] = []
+        for options in ({}, {"run": run_compiled, "stride": COMPILED_EACH}):
+            torch.manual_seed(0)
+            counts[op.full_name] += count(op, layout, **options)
+    return counts
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------
 
 
-def total(rows: list[Row], place: int) -> str:
+def total(counts: Counts, place: int) -> str:
     """The share of right samples, and their number."""
-    right, of = (sum(getattr(r.counts[place], name) for r in rows) for name in ("right", "of"))
-    return f"{right / of:.1%} ({right} of {of})"
+    errors = [error for each in counts.values() for error in each[place]]
+    return f"{errors.count('') / len(errors):.1%} ({errors.count('')} of {len(errors)})"
 
 
 def line(*cells: object) -> str:
@@ -68,31 +58,31 @@ def line(*cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def shown(counts: list[Count]) -> list[str]:
-    """Counts as cells."""
-    return [f"{c.right}/{c.of}" if c.of else "" for c in counts]
-
-
-def emit_page(layouts: dict[str, list[Row]]) -> str:
+def emit_page(layouts: dict[str, Counts]) -> str:
     """The page's text."""
+    names = list(next(iter(layouts.values())))
+    wrong = {
+        layout: [name for name in names if any(map(any, counts[name]))] for layout, counts in layouts.items()
+    }
     out = [HEAD, line("", *layouts), line(*["---"] * (1 + len(layouts)))]
     for place, what in enumerate(("forward", "backward", "compiled, forward", "compiled, backward")):
-        out.append(line(what, *(total(rows, place) for rows in layouts.values())))
-    whole = (f"{sum(r.whole for r in rows)} of {len(rows)}" for rows in layouts.values())
-    out += [line("ops whole", *whole), "", "## Not whole", ""]
+        out.append(line(what, *(total(counts, place) for counts in layouts.values())))
     out += [
+        line("ops whole", *(f"{len(names) - len(each)} of {len(names)}" for each in wrong.values())),
+        *("", "## Not whole", ""),
         "Some of these mean something else for rows of other lengths, and are refused; the message says what to do.",
         "",
         line("op", "layout", "forward", "backward", "compiled", "compiled, backward"),
         line(*["---"] * 6),
     ]
-    for rows in zip(*layouts.values(), strict=True):
-        for layout, row in zip(layouts, rows, strict=True):
-            if not row.whole:
-                out.append(line(f"`{row.name}`", layout, *shown(row.counts)))
-    names = [rows[0].name for rows in zip(*layouts.values(), strict=True) if all(r.whole for r in rows)]
-    out += ["", "## Whole in both", "", ", ".join(f"`{name}`" for name in sorted(names))]
-    return wrap("\n".join(out))
+    out += [
+        line(f"`{name}`", layout, *(f"{c.count('')}/{len(c)}" if c else "" for c in counts[name]))
+        for name in names
+        for layout, counts in layouts.items()
+        if name in wrong[layout]
+    ]
+    whole = sorted(name for name in names if not any(name in each for each in wrong.values()))
+    return wrap("\n".join([*out, "", "## Whole in both", "", ", ".join(f"`{name}`" for name in whole)]))
 
 
 def main() -> None:

@@ -7,10 +7,11 @@ references for reductions over the whole batch do not.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,18 +26,7 @@ OPS = [op for op in njt_op_db if op.supports_njt and torch.float32 in op.dtypes]
 
 # Their derivatives are zeros, which PyTorch makes dense of the outer size.
 DENSE_ZEROS = ("copysign", "nextafter", "sgn")
-RANDOM = (
-    "empty",
-    "bernoulli",
-    "rand",
-    "normal",
-    "dropout",
-    "rrelu",
-    "uniform",
-    "exponential",
-    "cauchy",
-    "geometric",
-)
+RANDOM = "empty bernoulli rand normal dropout rrelu uniform exponential cauchy geometric".split()
 # The database seeds the generator inside these, which a compiled function refuses.
 UNSEEDED = {"nn.functional.rrelu": torch.nn.functional.rrelu}
 # What the database's references do on a sample that they do not understand.
@@ -84,30 +74,24 @@ LAYOUTS: dict[str, Callable[..., Any]] = {"jagged": make_jagged, "padded": make_
 # ---- samples ---------------------------------------------------------------------------------------------------
 
 
-class Converted:
+def converted(sample: Any, make: Callable[..., Any]) -> SimpleNamespace:
     """A sample with its nested tensors as ragged ones; equal offsets stay one tensor."""
+    known: dict[Any, Any] = {}
 
-    def __init__(self, sample: Any, make: Callable[..., Any]) -> None:
-        self.make = make
-        self.known: dict[Any, Any] = {}
-        self.input, self.args, self.kwargs = (
-            pytree.tree_map(self._ragged, part) for part in (sample.input, sample.args, sample.kwargs)
-        )
+    def once(t: Tensor | None) -> Tensor | None:
+        """The same tensor for the same numbers, which proves that rows match."""
+        return None if t is None else known.setdefault(tuple(t.tolist()), t.to(torch.int64))
 
-    def _ragged(self, t: Any) -> Any:
+    def ragged(t: Any) -> Any:
         if not (isinstance(t, Tensor) and t.is_nested):
             return t
-        if id(t) not in self.known:
+        if id(t) not in known:
             place = next(d for d, n in enumerate(t.shape) if d and not isinstance(n, int))
-            x = self.make(t, place, self._once)
-            self.known[id(t)] = x.requires_grad_() if t.requires_grad else x
-        return self.known[id(t)]
+            known[id(t)] = make(t, place, once).requires_grad_(t.requires_grad)
+        return known[id(t)]
 
-    def _once(self, t: Tensor | None) -> Tensor | None:
-        """The same tensor for the same numbers, which proves that rows match."""
-        if t is None:
-            return None
-        return self.known.setdefault(tuple(t.tolist()), t.to(torch.int64))
+    parts = {name: pytree.tree_map(ragged, getattr(sample, name)) for name in ("input", "args", "kwargs")}
+    return SimpleNamespace(**parts)
 
 
 def samples_of(op: Any) -> list[tuple[Any, list[Any]]]:
@@ -164,12 +148,12 @@ def biased(sample: Any) -> tuple[Any, Tensor] | None:
 # ---- judging ---------------------------------------------------------------------------------------------------
 
 
-def run_eager(op: Any, c: Converted) -> Any:
+def run_eager(op: Any, c: Any) -> Any:
     """The op itself."""
     return op.op(c.input, *c.args, **c.kwargs)
 
 
-def run_compiled(op: Any, c: Converted) -> Any:
+def run_compiled(op: Any, c: Any) -> Any:
     """The op through the pass."""
     torch.compiler.reset()
     with warnings.catch_warnings():
@@ -183,13 +167,17 @@ def check_values(op: Any, got: list[Any], expected: list[Any]) -> None:
         torch.testing.assert_close(got, expected, equal_nan=True, atol=1e-4, rtol=1e-4)
 
 
-def grads_of(of: Any, results: list[Any]) -> Any:
-    """The gradients of a sample's tensors."""
-    leaves = [t for t in pytree.tree_leaves((of.input, of.args, of.kwargs)) if isinstance(t, Tensor)]
+def grads_of(leaves: list[Tensor], results: list[Any], **options: Any) -> Any:
+    """The gradients of leaves by those results that have one."""
     outputs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
     ones = [torch.ones_like(t) for t in outputs]
-    leaves = [t for t in leaves if t.requires_grad]
-    return torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
+    return torch.autograd.grad(outputs, leaves, ones, allow_unused=True, **options)
+
+
+def leaves_of(sample: Any) -> list[Tensor]:
+    """The tensors of a sample that have gradients."""
+    parts = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return [t for t in parts if isinstance(t, Tensor) and t.requires_grad]
 
 
 def expected_grads(op: Any, sample: Any, expected: list[Any]) -> Any:
@@ -199,7 +187,7 @@ def expected_grads(op: Any, sample: Any, expected: list[Any]) -> Any:
     ):
         return None
     try:
-        return grads_of(sample, expected)
+        return grads_of(leaves_of(sample), expected)
     except (RuntimeError, ValueError, NotImplementedError):
         return None
 
@@ -220,37 +208,27 @@ def check_grads(op: Any, ours: Any, theirs: Any) -> None:
 # ---- counting --------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Count:
-    """How many of an op's samples are right, of how many; a block under it is one sample."""
-
-    right: int = 0
-    of: int = 0
-    first_error: str = ""
-
-    def __enter__(self) -> None:
-        """One more sample."""
-        self.of += 1
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        """Whatever is wrong, it is counted and shown."""
-        self.right += error is None
-        if error is not None and not self.first_error:
-            self.first_error = f"{type(error).__name__}: {error}".splitlines()[0]
-        return isinstance(error, Exception)
+@contextlib.contextmanager
+def noted(errors: list[str]) -> Iterator[None]:
+    """Adds the first line of what is wrong in a block, or an empty one."""
+    errors.append("")
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  whatever is wrong, it is counted and shown
+        errors[-1] = f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def count(op: Any, layout: str, run: Any = run_eager, stride: int = 1) -> tuple[Count, Count]:
-    """An op's samples, forward and backward; where no gradients are compared, there is none backward."""
-    forward, backward = Count(), Count()
+def count(op: Any, layout: str, run: Any = run_eager, stride: int = 1) -> tuple[list[str], list[str]]:
+    """What is wrong with an op's samples, forward and backward; only where gradients are compared there is a second."""
+    forward, backward = [], []
     for sample, expected in samples_of(op)[::stride]:
-        theirs, right = expected_grads(op, sample, expected), forward.right
-        with forward:
-            converted = Converted(sample, LAYOUTS[layout])
-            got = alike(parts_of(run(op, converted)), expected)
+        theirs = expected_grads(op, sample, expected)
+        with noted(forward):
+            ours = converted(sample, LAYOUTS[layout])
+            got = alike(parts_of(run(op, ours)), expected)
             check_values(op, got, expected)
         if theirs is not None:
-            with backward:
-                assert forward.right > right, forward.first_error
-                check_grads(op, grads_of(converted, got), theirs)
+            with noted(backward):
+                assert not forward[-1], forward[-1]
+                check_grads(op, grads_of(leaves_of(ours), got), theirs)
     return forward, backward

@@ -127,11 +127,22 @@ def row_results(case: Case, module: Any, rows: list[Tensor]) -> list[Tensor]:
     return [nothing + row.sum() if f is None else f for f, row in zip(found, rows, strict=True)]
 
 
-def judge(case: Case, kind: str, way: Callable[..., Any], lengths: Any = LENGTHS) -> Any:
+def judge(
+    case: Case,
+    kind: str,
+    way: Callable[..., Any],
+    lengths: Any = LENGTHS,
+    dtype: torch.dtype = torch.float64,
+    mode: Callable[[], Any] = torch.enable_grad,
+) -> Any:
+    """Compares a module on rows with the module on each; gradients too, with them and in double precision."""
     torch.manual_seed(0)
-    module = case.make().double()
-    rows = rows_of(lengths)
-    expected = row_results(case, module, rows)
-    got = way(case.call)(module, KINDS[kind](rows))
-    check_leaves(got, expected, [*rows, *module.parameters()])
+    module, rows = case.make().to(dtype), rows_of(lengths, dtype)
+    module.train(module.training and mode is torch.enable_grad)
+    with mode():
+        expected = row_results(case, module, rows)
+        got = way(case.call)(module, KINDS[kind](rows))
+    is_compared = mode is torch.enable_grad and dtype is torch.float64
+    leaves = [*rows, *module.parameters()] if is_compared else []
+    check_leaves(got, expected, leaves, **({"atol": 0.05, "rtol": 0.05} if dtype is torch.bfloat16 else {}))
     return got

@@ -1,0 +1,596 @@
+"""Batches: from data loaders, through queues, by the sampler for ranks and the collator for transformers."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pickle
+import subprocess
+import sys
+from collections import UserDict
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given, strategies as st
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader, TensorDataset
+
+from subclasses.errors import DispatchError
+from subclasses.ragged import JaggedTensor, PaddedTensor, TokenBatchSampler, hugging_face
+from subclasses.ragged.hugging_face import RaggedCollator
+from tests.subclasses.ragged.judge import numbers_of, raising
+from tests.tables import giving
+
+COLLATE = {
+    "jagged": JaggedTensor.from_tensors,
+    "padded": functools.partial(PaddedTensor.from_tensors, multiple=4),
+}
+PARTS = {
+    "jagged": lambda x: (x.values, x.offsets),
+    "padded": lambda x: (x.padded, x.lengths),
+}
+START = ["fork", "spawn"]
+kinds = pytest.mark.parametrize("kind", COLLATE)
+# What newer Pythons say of any fork beside another thread.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+ROWS = [torch.arange(n) for n in (3, 1, 4, 0, 5)]
+
+# ---- data loaders ----------------------------------------------------------------------------------------------
+
+
+def check_batches(batches: list[Any]) -> None:
+    """Batches of two rows each, in order."""
+    torch.testing.assert_close([row for batch in batches for row in batch.to_tensors()], ROWS)
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+
+
+WORKERS = {"num_workers": 2, "multiprocessing_context": "fork"}
+
+
+@kinds
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("options", [{}, WORKERS, WORKERS | {"multiprocessing_context": "spawn"}], ids=str)
+def test_from_tensors_collates(kind, options):
+    check_batches(list(DataLoader(ROWS, batch_size=2, collate_fn=COLLATE[kind], **options)))
+
+
+@kinds
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pinned_batches(kind, workers):
+    loader = DataLoader(ROWS, batch_size=2, collate_fn=COLLATE[kind], num_workers=workers, pin_memory=True)
+    batches = list(loader)
+    check_batches(batches)
+    for batch in batches:
+        assert batch.is_pinned() and all(part.is_pinned() for part in PARTS[kind](batch))
+        assert all(part.is_cuda for part in PARTS[kind](batch.to("cuda", non_blocking=True)))
+    check_batches([batch.to("cuda", non_blocking=True).cpu() for batch in batches])
+
+
+@kinds
+def test_a_batch_as_a_data_set(kind):
+    x = COLLATE[kind](ROWS)
+    torch.testing.assert_close([row for (row,) in TensorDataset(x)], ROWS)
+    loader = DataLoader(x, batch_size=2, collate_fn=COLLATE[kind])
+    check_batches(list(loader))
+
+
+# ---- processes -------------------------------------------------------------------------------------------------
+
+
+def double_in_place(arrived: Any, done: Any) -> None:
+    """What another process does with a batch."""
+    arrived.get().mul_(2)
+    done.put(True)
+
+
+def make_and_send(kind: str, outgoing: Any, received: Any) -> None:
+    """Sends a batch, and stays until it was received."""
+    outgoing.put(COLLATE[kind](ROWS))
+    received.wait(60)
+
+
+@kinds
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("start", START)
+def test_a_queue_shares_memory(kind, start):
+    context = mp.get_context(start)
+    arrived, done, x = context.Queue(), context.Queue(), COLLATE[kind](ROWS)
+    assert x.share_memory_() is x and x.is_shared() and all(part.is_shared() for part in PARTS[kind](x))
+    process = context.Process(target=double_in_place, args=(arrived, done))
+    process.start()
+    arrived.put(x)
+    assert done.get(timeout=60)
+    process.join()
+    torch.testing.assert_close(x.to_tensors(), [row * 2 for row in ROWS])
+
+
+@kinds
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("start", START)
+def test_a_queue_brings_batches(kind, start):
+    context = mp.get_context(start)
+    incoming, received = context.Queue(), context.Event()
+    process = context.Process(target=make_and_send, args=(kind, incoming, received))
+    process.start()
+    x = incoming.get(timeout=60)
+    torch.testing.assert_close((x + 1).to_tensors(), [row + 1 for row in ROWS])
+    received.set()
+    process.join()
+
+
+# ==== sampling ======================================================================================================
+
+LENGTHS = st.lists(st.integers(0, 20) | st.sampled_from([0, 1]), max_size=40)
+RANKS = st.integers(1, 4)
+BUDGETS = [{"tokens_per_step": 80}, {"rows_per_step": 7}]
+ALONE = {"tokens_per_step": 7, "num_replicas": 1, "rank": 0}
+OPTIONS = st.fixed_dictionaries(
+    {"seed": st.integers(0, 3), "shuffle": st.booleans(), "drop_last": st.booleans()}
+)
+
+
+def on_all(lengths, ranks, **options):
+    """The sampler of each rank."""
+    return [TokenBatchSampler(lengths, num_replicas=ranks, rank=rank, **options) for rank in range(ranks)]
+
+
+def steps_of(samplers):
+    """For each step the rows of each rank; all ranks have as many steps."""
+    return list(zip(*samplers, strict=True))
+
+
+# ---- the plan ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+@given(LENGTHS, RANKS, OPTIONS)
+def test_every_row_once_and_about_as_many_tokens_on_each_rank(budget, lengths, ranks, options):
+    """As many batches, and tokens that differ by less than one row."""
+    lengths = lengths if len(lengths) >= ranks else []
+    samplers = on_all(lengths, ranks, **budget, **options)
+    steps, counts = steps_of(samplers), samplers[-1].tokens_per_rank()
+    assert {len(sampler) for sampler in samplers} == {len(steps)}
+    rows = sorted(row for step in steps for batch in step for row in batch)
+    assert len(set(rows)) == len(rows) and (options["drop_last"] or rows == list(range(len(lengths))))
+    assert counts.dtype == torch.int64 and counts.shape == (len(steps), ranks)
+    for step, tokens in zip(steps, counts.tolist(), strict=True):
+        assert all(step), "no batch is empty"
+        assert tokens == [sum(lengths[row] for row in batch) for batch in step]
+        fullest = step[tokens.index(max(tokens))]
+        assert max(tokens) - min(tokens) <= min(lengths[row] for row in fullest)
+        used = sum(tokens) if "tokens_per_step" in budget else sum(map(len, step))
+        assert not options["drop_last"] or used <= next(iter(budget.values()))
+        assert "rows_per_step" in budget or max(tokens) <= 2 * (80 // ranks)
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+@given(LENGTHS.filter(lambda lengths: len(lengths) > 3), st.integers(0, 3))
+def test_steps_do_not_depend_on_the_number_of_ranks(budget, lengths, seed):
+    plans = []
+    for ranks in range(1, 5):
+        steps = steps_of(on_all(lengths, ranks, **budget, seed=seed, drop_last=True))
+        plans.append([sorted(itertools.chain(*step)) for step in steps])
+    assert all(plan == plans[0] for plan in plans)
+
+
+def test_long_steps_are_balanced_within_a_token():
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 200, (5000,), generator=generator)
+    counts = TokenBatchSampler(lengths, tokens_per_step=8192, num_replicas=4, rank=0).tokens_per_rank()
+    spread = counts.amax(1) - counts.amin(1)
+    assert counts.sum() == lengths.sum() and spread[:-1].float().mean() < 8
+
+
+def rows_of_steps(*arguments, **options):
+    """The rows of each step, of all ranks together."""
+    return [sorted(itertools.chain(*step)) for step in steps_of(on_all(*arguments, shuffle=False, **options))]
+
+
+test_a_last_step_with_too_few_rows_takes_some_of_the_step_before = giving(
+    {
+        "some": (lambda: rows_of_steps([5] * 7, 3, rows_per_step=6), [[0, 1, 2, 3], [4, 5, 6]]),
+        "joined": (lambda: rows_of_steps([5] * 4, 3, tokens_per_step=15), [[0, 1, 2, 3]]),
+        "dropped": (
+            lambda: steps_of(on_all([5] * 4, 3, tokens_per_step=15, shuffle=False, drop_last=True)),
+            [([0], [1], [2])],
+        ),
+    }
+)
+
+
+# ---- epochs --------------------------------------------------------------------------------------------------
+
+
+def test_epochs_differ_in_order_and_repeat():
+    sampler, epochs = TokenBatchSampler(range(1, 30), tokens_per_step=60), []
+    for epoch in (None, None, 1, 0):
+        if epoch is not None:
+            sampler.set_epoch(epoch)
+        epochs.append(list(sampler))
+    assert epochs[0] == epochs[1] == epochs[3] != epochs[2], "without set_epoch it is the same epoch"
+    assert list(TokenBatchSampler(range(1, 30), tokens_per_step=60, seed=7)) not in epochs
+    other = TokenBatchSampler(range(1, 30), tokens_per_step=60, shuffle=False)
+    assert next(iter(other)) == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], "longest first"
+
+
+def test_an_epoch_may_begin_at_a_later_step():
+    sampler = TokenBatchSampler(range(1, 30), tokens_per_step=60, num_replicas=2, rank=1)
+    sampler.set_epoch(3)
+    whole, counts = list(sampler), sampler.tokens_per_rank()
+    for start in (0, 2, len(whole)):
+        sampler.set_epoch(3, start=start)
+        assert list(sampler) == whole[start:] and len(sampler) == len(whole) - start
+        assert torch.equal(sampler.tokens_per_rank(), counts[start:])
+    for error, epoch, start in (
+        (rf"start from 0 to {len(whole)}.*got -1", 3, -1),
+        (rf"start from 0 to {len(whole)}.*got {len(whole) + 1}", 3, len(whole) + 1),
+        ("epoch of at least 0, got -1", -1, 0),
+    ):
+        with pytest.raises(ValueError, match=error):
+            sampler.set_epoch(epoch, start=start)
+
+
+# ---- with a data loader and a group --------------------------------------------------------------------------
+
+
+def test_as_a_batch_sampler():
+    rows = [torch.arange(n) for n in (3, 1, 4, 0, 5)]
+    sampler = TokenBatchSampler([len(row) for row in rows], tokens_per_step=8)
+    loader = DataLoader(rows, batch_sampler=sampler, collate_fn=JaggedTensor.from_tensors)
+    batches = list(loader)
+    assert len(loader) == len(batches) == len(sampler)
+    assert all(batch.values.numel() <= 8 for batch in batches)
+    assert sum(batch.values.numel() for batch in batches) == 13
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ranks_come_from_the_default_group():
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=3)
+    try:
+        sampler = TokenBatchSampler([1] * 9, rows_per_step=3)
+    finally:
+        dist.destroy_process_group()
+    assert (sampler.num_replicas, sampler.rank) == (3, 2)
+    assert list(sampler) == list(TokenBatchSampler([1] * 9, rows_per_step=3, num_replicas=3, rank=2))
+    alone = TokenBatchSampler([1] * 9, rows_per_step=3)
+    assert (alone.num_replicas, alone.rank) == (1, 0)
+
+
+# ---- arguments -----------------------------------------------------------------------------------------------
+
+
+test_lengths_as_a_tensor = giving(
+    {
+        str(dtype): (
+            lambda dtype=dtype: list(TokenBatchSampler(torch.tensor([4, 0, 1, 7], dtype=dtype), **ALONE)),
+            list(TokenBatchSampler([4, 0, 1, 7], **ALONE)),
+        )
+        for dtype in (torch.int32, torch.int64)
+    }
+)
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+@pytest.mark.parametrize("lengths", [[], torch.zeros(0)])
+def test_no_rows_are_no_steps(lengths, budget):
+    sampler = TokenBatchSampler(lengths, num_replicas=2, rank=1, **budget)
+    assert list(sampler) == [] and len(sampler) == 0 and sampler.tokens_per_rank().shape == (0, 2)
+
+
+REFUSED = [
+    ([1.5], {"tokens_per_step": 4}, TypeError, r"integers, got torch.float32 \(1,\)"),
+    ([True], {"tokens_per_step": 4}, TypeError, "torch.bool"),
+    (torch.ones(1, 1, dtype=torch.int64), {"tokens_per_step": 4}, TypeError, r"\(1, 1\)"),
+    ([1, -2], {"tokens_per_step": 4}, ValueError, "at least 0, got -2"),
+    ([1], {}, ValueError, "tokens_per_step or rows_per_step"),
+    ([1], {"tokens_per_step": 1, "rows_per_step": 1}, ValueError, "tokens_per_step or rows_per_step"),
+    (
+        [1, 5],
+        {"tokens_per_step": 8, "num_replicas": 2, "rank": 0},
+        ValueError,
+        "at most 4.*row of 5.*=10",
+    ),
+    ([], {"tokens_per_step": 0}, ValueError, "tokens_per_step=0"),
+    ([1, 1], {"rows_per_step": 1, "num_replicas": 2, "rank": 0}, ValueError, "at least 2.*got 1"),
+    ([1], {"rows_per_step": 2, "num_replicas": 2, "rank": 0}, ValueError, "2 ranks, got 1 row"),
+    ([1], {"rows_per_step": 1, "num_replicas": 2}, ValueError, "or neither of them.*rank=None"),
+    ([1], {"rows_per_step": 1, "rank": 0}, ValueError, "num_replicas=None"),
+    ([1], {"rows_per_step": 2, "num_replicas": 2, "rank": 2}, ValueError, "rank=2 and num_replicas=2"),
+]
+test_what_is_refused = raising(
+    [
+        (lambda lengths=lengths, options=options: TokenBatchSampler(lengths, **options), error, said)
+        for lengths, options, error, said in REFUSED
+    ]
+)
+
+
+# ==== hugging_face ==================================================================================================
+
+COLLATORS = {
+    "jagged": RaggedCollator(),
+    "padded": RaggedCollator(layout="padded"),
+    "multiple": RaggedCollator(layout="padded", multiple=4),
+    "buckets": RaggedCollator(layout="padded", buckets="powers"),
+}
+KINDS = [(collator, padded) for collator in COLLATORS for padded in ("not", "left", "right")]
+ROWS_HUGGING_FACE = [[5, 6, 7], [8], [9, 5, 6, 7, 8]]
+
+
+def pad(row, fill, padded):
+    spare = [fill] * (0 if padded == "not" else 3)
+    return spare + row if padded == "left" else row + spare
+
+
+def examples(padded="not"):
+    """Examples of `ROWS_HUGGING_FACE` with labels and token types, and three tokens of padding."""
+    return [
+        {
+            "input_ids": pad(row, 0, padded),
+            "labels": pad([-100, *row[1:]], -100, padded),
+            "token_type_ids": pad([n % 2 for n in row], 0, padded),
+            "attention_mask": pad([1] * len(row), 0, padded),
+        }
+        for row in ROWS_HUGGING_FACE
+    ]
+
+
+def columns_of(batch):
+    """The numbers of each column."""
+    return {name: numbers_of(x) for name, x in batch.items()}
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "padded"), KINDS)
+def test_a_batch_has_the_tokens_that_exist(kind, padded):
+    batch = COLLATORS[kind](examples(padded))
+    width = {"multiple": 8, "buckets": 8}.get(kind, 5)
+    cls = JaggedTensor if kind == "jagged" else PaddedTensor
+    assert {(type(x), x.dtype, tuple(x.shape)) for x in batch.values()} == {(cls, torch.int64, (3, width))}
+    assert list(columns_of(batch).items()) == [
+        ("input_ids", ROWS_HUGGING_FACE),
+        ("labels", [[-100, *row[1:]] for row in ROWS_HUGGING_FACE]),
+        ("token_type_ids", [[n % 2 for n in row] for row in ROWS_HUGGING_FACE]),
+    ]
+
+
+SHORT = [
+    {"input_ids": [], "labels": []},
+    {"input_ids": [5, 6], "labels": [5, 6], "attention_mask": [0, 0]},
+    {"input_ids": [5], "labels": [5], "position_ids": [0]},
+]
+SOME_LABELS = [
+    {"input_ids": ROWS_HUGGING_FACE[0]},
+    {"input_ids": ROWS_HUGGING_FACE[1], "labels": [-100]},
+    {"input_ids": ROWS_HUGGING_FACE[2], "attention_mask": [0, 1, 1, 1, 1]},
+]
+test_columns = giving(
+    {
+        **{
+            f"of {name}": (
+                lambda make=make: columns_of(
+                    RaggedCollator()([UserDict({"input_ids": make(row)}) for row in ROWS_HUGGING_FACE])
+                ),
+                {"input_ids": ROWS_HUGGING_FACE},
+            )
+            for name, make in {
+                "lists": list,
+                "tensors": torch.tensor,
+                "arrays": np.array,
+                "int32": lambda row: torch.tensor(row, dtype=torch.int32),
+            }.items()
+        },
+        "labels that are not given are the tokens": (
+            lambda: columns_of(RaggedCollator(labels="input_ids")(SOME_LABELS)),
+            {
+                "input_ids": [*ROWS_HUGGING_FACE[:2], ROWS_HUGGING_FACE[2][1:]],
+                "labels": [ROWS_HUGGING_FACE[0], [-100], ROWS_HUGGING_FACE[2][1:]],
+            },
+        ),
+        **{
+            f"empty rows among others, {kind}": (
+                lambda kind=kind: columns_of(COLLATORS[kind](SHORT)),
+                {"input_ids": [[], [], [5]], "labels": [[], [], [5]]},
+            )
+            for kind in COLLATORS
+        },
+        "positions that count from 0 are left to the model": (
+            lambda: list(
+                RaggedCollator()(
+                    [{"input_ids": [0, 5, 6], "attention_mask": [0, 1, 1], "position_ids": [1, 0, 1]}]
+                )
+            ),
+            ["input_ids"],
+        ),
+        **{
+            f"{kind}, pickled": (lambda each=each: pickle.loads(pickle.dumps(each)) == each, True)
+            for kind, each in COLLATORS.items()
+        },
+    }
+)
+
+
+def test_labels_share_no_memory_with_tokens_of_which_they_are_made():
+    batch = RaggedCollator(labels="input_ids")(SOME_LABELS)
+    batch["labels"].values.zero_()
+    assert numbers_of(batch["input_ids"]) == [*ROWS_HUGGING_FACE[:2], ROWS_HUGGING_FACE[2][1:]]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_examples_are_left_as_they_are(count):
+    given, want = (
+        [{key: torch.tensor(row) for key, row in example.items()} for example in examples("left")]
+        for _ in range(2)
+    )
+    for x in RaggedCollator()(given[:count]).values():
+        x.values.zero_()
+    torch.testing.assert_close(given, want)
+
+
+# ---- loaders ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", ["jagged", "padded"])
+def test_workers(kind, start):
+    loader = DataLoader(
+        examples("left"),
+        batch_size=2,
+        collate_fn=COLLATORS[kind],
+        num_workers=2,
+        multiprocessing_context=start,
+    )
+    batches = list(loader)
+    assert [row for batch in batches for row in numbers_of(batch["input_ids"])] == ROWS_HUGGING_FACE
+    assert all(torch.equal(b["labels"].mask(), b["input_ids"].mask()) for b in batches)
+
+
+def test_batches_of_a_budget_of_tokens():
+    sampler = TokenBatchSampler([len(row) for row in ROWS_HUGGING_FACE], tokens_per_step=5, shuffle=False)
+    loader = DataLoader(examples(), batch_sampler=sampler, collate_fn=RaggedCollator())
+    assert [numbers_of(batch["input_ids"]) for batch in loader] == [
+        ROWS_HUGGING_FACE[:2],
+        ROWS_HUGGING_FACE[2:],
+    ]
+
+
+def test_nothing_of_hugging_face_is_imported():
+    code = "import sys, subclasses.ragged, desugar; print({'transformers', 'accelerate'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------
+
+GOOD = {"input_ids": [5, 6, 7]}
+BAD = {
+    "no mapping": ([5, 6], TypeError, "expected a mapping with 'input_ids', got list; tokenize"),
+    "text": ({"text": "a"}, ValueError, r"expected 'input_ids', got the columns \['text'\]; tokenize it"),
+    "unknown": (GOOD | {"length": 3}, ValueError, "got 'length'; remove the column"),
+    "labels": (
+        GOOD | {"labels": [5, 6]},
+        ValueError,
+        "expected 'labels' to have a value for each of the 3 input_ids, got 2; pad or cut both alike",
+    ),
+    "label": (GOOD | {"labels": 1}, ValueError, r"'labels' as one row of integers.*shape \(\)"),
+    "mask": (GOOD | {"attention_mask": [1, 1]}, ValueError, "expected 'attention_mask' .* got 2"),
+    "hole": (
+        GOOD | {"attention_mask": [1, 0, 1]},
+        ValueError,
+        r"zeros to the left or to the right of them, got \[1, 0, 1\]; remove the tokens",
+    ),
+    "weights": (GOOD | {"attention_mask": [1, 2, 0]}, ValueError, "expected an attention_mask of ones"),
+    "two dims": (
+        {"input_ids": torch.tensor([[5, 6]])},
+        ValueError,
+        r"got the shape \(1, 2\); pass one row in each example",
+    ),
+    "floats": ({"input_ids": [5.0]}, TypeError, "'input_ids' as integers, got torch.float32; convert"),
+    "strings": ({"input_ids": ["a"]}, TypeError, "expected 'input_ids' as a list or tensor of integers"),
+    "none": ({"input_ids": None}, TypeError, "expected 'input_ids' as a list or tensor of integers"),
+    "packed": (
+        GOOD | {"position_ids": [0, 1, 0]},
+        ValueError,
+        r"position_ids that count from 0, .*got \[0, 1, 0\]; pass each document",
+    ),
+}
+
+
+test_a_bad_example_is_named = raising(
+    {
+        name: (
+            lambda example=example: RaggedCollator()([GOOD, GOOD, example]),
+            error,
+            f"^RaggedCollator: example 2: .*{message}",
+        )
+        for name, (example, error, message) in BAD.items()
+    }
+)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("column", ["labels", "token_type_ids"])
+def test_columns_that_only_some_examples_have(order, column):
+    given = [GOOD, GOOD | {column: [1, 2, 3]}, GOOD | {column: [1, 2, 3]}]
+    message = f"example {order.index(0)} has no '{column}', which other examples of the batch have; give all"
+    message += r'.*or labels="input_ids"' if column == "labels" else ""
+    with pytest.raises(ValueError, match=message):
+        RaggedCollator()([given[n] for n in order])
+
+
+MISSING = r"in at least one of the 2 examples, got none; remove empty examples"
+NEITHER = 'expected neither multiple nor buckets; pass layout="padded"'
+EMPTY = [{"input_ids": []}, {"input_ids": [5], "attention_mask": [0]}]
+test_what_is_refused_hugging_face = raising(
+    {
+        "no example": (lambda: RaggedCollator()([]), ValueError, "at least one example, got an empty batch"),
+        "no token": (lambda: RaggedCollator()(EMPTY), ValueError, MISSING),
+        "beyond the buckets": (
+            lambda: RaggedCollator(layout="padded", buckets=[2])([GOOD]),
+            ValueError,
+            "bucket",
+        ),
+        "layout": (
+            lambda: RaggedCollator(layout="dense"),
+            ValueError,
+            r"expected layout as one of \['jagged', 'padded'\], got 'dense'",
+        ),
+        "labels": (
+            lambda: RaggedCollator(labels="none"),
+            ValueError,
+            r"expected labels as one of \['given', 'input_ids'\], got 'none'",
+        ),
+        "multiple": (lambda: RaggedCollator(multiple=8), ValueError, NEITHER),
+        "buckets": (lambda: RaggedCollator(buckets=[8]), ValueError, NEITHER),
+    }
+)
+
+
+# ---- patches ---------------------------------------------------------------------------------------------------
+
+
+def patched(patch, name, **methods):
+    """A class of this name that is patched here alone."""
+    cls = type(name, (), methods)
+    patch(SimpleNamespace(**{name: cls}))
+    return cls()
+
+
+def pad_across_processes(self, tensor, dim=0, pad_index=0, pad_first=False):
+    return tensor
+
+
+def smooth(self, model_output, labels, shift_labels=False, num_items_in_batch=None):
+    return num_items_in_batch
+
+
+@pytest.mark.parametrize("kind", COLLATORS)
+def test_results_are_padded_before_they_are_gathered(kind):
+    batch, plain = COLLATORS[kind](examples()), torch.ones(2)
+    methods = {"pad_across_processes": pad_across_processes}
+    pad = patched(hugging_face._pad_ragged_results, "Accelerator", **methods).pad_across_processes
+    first, (same,), last = pad((batch, [plain], batch["labels"]), dim=1, pad_index=-100)
+    assert same is plain and type(first) is dict and pad(plain, pad_first=True) is plain
+    for x, want in ((first["input_ids"], batch["input_ids"]), (last, batch["labels"])):
+        assert type(x) is torch.Tensor and torch.equal(x, want.to_dense(-100))
+    with pytest.raises(DispatchError, match="expected pad_first=False"):
+        pad(batch, dim=1, pad_first=True)
+
+
+@pytest.mark.parametrize("kind", COLLATORS)
+def test_label_smoothing_counts_labels(kind):
+    smoother = patched(hugging_face._count_labels, "LabelSmoother", ignore_index=-100, __call__=smooth)
+    labels = COLLATORS[kind](examples())["labels"]
+    assert smoother(None, labels, True) == smoother(None, labels) == 6
+    assert smoother(None, labels, True, 3) == smoother(None, labels, num_items_in_batch=3) == 3
+    assert smoother(None, labels.to_dense(-100)) is None
