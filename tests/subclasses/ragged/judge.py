@@ -201,14 +201,15 @@ def row_dim(batch: Any) -> int:
 # ---- judging ---------------------------------------------------------------------------------------------------
 
 
-def check_parts(batch: Any, got: Any, expected: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> None:
+def check_parts(batch: Any, got: Any, expected: Sequence[Tensor], parameters: Sequence[Any] = ()) -> None:
     """Compares a result, or its parts, one by one, and the gradients that flow back from them."""
     if isinstance(got, JaggedTensor):
         assert got.max_length >= max(got.row_lengths().tolist(), default=0)
-    leaves = [t for t in (batch.leaf, *parameters) if t.requires_grad]
-    has_holes = isinstance(batch, Batch) and batch.lengths is not None
-    recorded = any(p.requires_grad for p in expected)
-    check_leaves(got, expected, leaves if recorded else [], batch.leaf if has_holes else None)
+    batches = [b for b in (batch, *parameters) if not isinstance(b, Tensor)]
+    leaves = [b.leaf for b in batches] + [t for t in parameters if isinstance(t, Tensor)]
+    recorded = [t for t in leaves if t.requires_grad] if any(p.requires_grad for p in expected) else []
+    holes = [b.leaf for b in batches if isinstance(b, Batch) and b.lengths is not None]
+    check_leaves(got, expected, recorded, holes)
 
 
 def check_leaves(
@@ -220,7 +221,7 @@ def check_leaves(
 ) -> None:
     """Compares the rows of a result, or its parts, and the gradients of leaves that flow back from them.
 
-    Where `holes`, one of the leaves, is NaN, its gradient means nothing.
+    Where those of the leaves that have holes are NaN, their gradients mean nothing.
     """
     outputs = got.to_tensors() if isinstance(got, JaggedTensor | PaddedTensor) else list(got)
     torch.testing.assert_close(outputs, list(expected), equal_nan=True, **tolerance)
@@ -236,7 +237,7 @@ def check_leaves(
         outputs, cotangents = [got], [got.detach().with_padded(poisoned)]
     for leaf, mine, wanted in zip(leaves, grads_of(outputs, leaves, cotangents), theirs, strict=True):
         assert type(mine) is Tensor and mine.shape == leaf.shape
-        mine = torch.where(leaf.isnan(), 0, mine) if leaf is holes else mine
+        mine = torch.where(leaf.isnan(), 0, mine) if any(leaf is each for each in holes) else mine
         torch.testing.assert_close(mine, wanted, equal_nan=True, **tolerance)
 
 
@@ -251,7 +252,7 @@ def judge_rows(  # noqa: PLR0913
     layout: str,
     on_ragged: Callable[..., Any],
     on_row: Callable[..., Any],
-    parameters: Sequence[Tensor] = (),
+    parameters: Sequence[Any] = (),
     lengths: Sequence[int] = LENGTHS,
     entry: Sequence[int] = (4,),
     way: Callable[..., Any] = eager,
@@ -262,13 +263,15 @@ def judge_rows(  # noqa: PLR0913
     """Values and gradients of ``on_ragged(x, *parameters)``, by ``on_row(row, number, *parameters)``.
 
     With ``whole``, the judge is ``on_row(entries, *parameters)``, of all entries as one plain tensor. With ``by_rows``,
-    it is ``on_row(rows, *parameters)``, which gives all parts of the result.
+    it is ``on_row(rows, *parameters)``, which gives all parts of the result. A parameter may be another batch; its rows
+    are given to the judge.
     """
     batch = make(layout, lengths, entry, width)
-    got = way(on_ragged)(batch.x, *parameters)
+    got = way(on_ragged)(batch.x, *(p if isinstance(p, Tensor) else p.x for p in parameters))
     if by_rows:
         assert type(got) in (list, tuple, Tensor, type(batch.x))
-        check_parts(batch, got, on_row(batch.rows, *parameters), parameters)
+        expected = on_row(batch.rows, *(p if isinstance(p, Tensor) else p.rows for p in parameters))
+        check_parts(batch, got, expected, parameters)
     elif whole:
         check_parts(batch, [got], [on_row(torch.cat(batch.rows, row_dim(batch)), *parameters)], parameters)
     else:
@@ -292,7 +295,7 @@ IN_EAGER_MODE = pairs_of()
 def judged(cases: Mapping[str, Any], pairs: Pairs = IN_EAGER_MODE, sweep: int = 1, **options: Any) -> Any:
     """A test of ``(on_ragged, on_row, *parameters)`` by `judge_rows`, in pairs of a layout and a way.
 
-    A parameter is a tensor, or the size of a random one.
+    A parameter is a tensor, the size of a random one, or a function of the layout that makes another batch.
     """
 
     @pytest.mark.sweep(sweep)
@@ -300,8 +303,8 @@ def judged(cases: Mapping[str, Any], pairs: Pairs = IN_EAGER_MODE, sweep: int = 
     @pytest.mark.parametrize("name", cases)
     def test(name, layout, way):
         on_ragged, on_row, *parameters = cases[name]
-        tensors = [p if isinstance(p, Tensor) else random(*p) for p in parameters]
-        judge_rows(layout, on_ragged, on_row, tensors, way=way, **options)
+        given = [p if isinstance(p, Tensor) else p(layout) if callable(p) else random(*p) for p in parameters]
+        judge_rows(layout, on_ragged, on_row, given, way=way, **options)
 
     return test
 

@@ -318,16 +318,6 @@ def test_a_recorded_write_to_shared_values_is_refused(name, of_weight):
     assert numbers_of(y.detach()) == CUTS_SHARING[name][1]
 
 
-@pytest.mark.parametrize("name", CUTS_SHARING)
-def test_of_a_padded_tensor_it_has_its_gradient(name):
-    cut, signs = CUTS_SHARING[name]
-    x = make(PaddedTensor).requires_grad_()
-    y = x * 1
-    cut(y).neg_()
-    y.sum().backward()
-    assert numbers_of(x.grad) == [[1 if n > 0 else -1 for n in row] for row in signs]
-
-
 @classes
 def test_rows_are_not_written_to_where_it_would_be_lost(cls):
     y = make(cls).requires_grad_() * 1
@@ -370,19 +360,41 @@ def test_a_later_write_to_what_was_saved_is_noticed(name, cls):
             total.backward()
 
 
+def dropped(x):
+    y = x * 2
+    assert F.dropout(y, 0.5, False, inplace=True) is y
+    F.dropout(y, 1.0, inplace=True)
+    return (y + x).sum()
+
+
+def negated(x, cut):
+    y = x * 1
+    cut(y).neg_()
+    return y.sum()
+
+
+# Functions with writes, the classes that may have them, and the gradients of a leaf.
+WRITTEN = {
+    "dropout": (dropped, (JaggedTensor, PaddedTensor), [[1, 1, 1], [1], [1, 1]]),
+    **{
+        name: (
+            lambda x, cut=cut: negated(x, cut),
+            (PaddedTensor,),
+            [[1 if n > 0 else -1 for n in row] for row in signs],
+        )
+        for name, (cut, signs) in CUTS_SHARING.items()
+    },
+}
+
+
 @pytest.mark.sweep(2)
 @two_ways
-@classes
-def test_dropout_in_place(cls, way):
-    def loss(x):
-        y = x * 2
-        assert F.dropout(y, 0.5, False, inplace=True) is y
-        F.dropout(y, 1.0, inplace=True)
-        return (y + x).sum()
-
+@pytest.mark.parametrize(("name", "cls"), [(name, cls) for name, (_, of, _) in WRITTEN.items() for cls in of])
+def test_what_is_written_to_has_its_gradient(name, cls, way):
+    f, _, expected = WRITTEN[name]
     x = make(cls).requires_grad_()
-    way(loss)(x).backward()
-    assert numbers_of(x.grad) == [[1, 1, 1], [1], [1, 1]]
+    way(f)(x).backward()
+    assert numbers_of(x.grad) == expected
 
 
 @two_ways

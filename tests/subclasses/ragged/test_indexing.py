@@ -22,14 +22,12 @@ from tests.subclasses.ragged.judge import (
     judge_rows,
     judged,
     judged_by_rows,
-    layouts,
     make,
     make_batch,
     pairs_of,
     raising,
     refused,
-    row_dim,
-    ways,
+    same,
 )
 from tests.tables import giving
 
@@ -98,17 +96,31 @@ test_the_same_of_every_full_row = judged(
 )
 
 
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("place", [0, -1])
-@pytest.mark.parametrize("layout", EVERY)
-@ways
-def test_one_place_of_every_row(place, layout, way):
-    batch = make(layout, FULL)
-    b, r = batch.batch_dim, batch.ragged_dim
-    got = way(lambda x: x.select(r, place))(batch.x)
-    assert type(got) is torch.Tensor
-    check_parts(batch, got.unbind(b - (r < b)), [row.select(row_dim(batch), place) for row in batch.rows])
+PLACES_FIRST = [*(layout for layout in JAGGED if layout != "ragged dim 2"), "[B, T]", "[T, B]"]
+PLACES_SECOND = ["ragged dim 2", "[B, D, T]", "[D, B, T]"]
 
+
+def batch_dim_of(x):
+    return x.batch_dim if isinstance(x, PaddedTensor) else 0
+
+
+def one_place(dim):
+    """One place of every row, as a dense tensor; the dimension is that in a row."""
+    return {
+        str(place): (
+            lambda x, place=place: x.select(x.ragged_dim, place).movedim(
+                batch_dim_of(x) - (x.ragged_dim < batch_dim_of(x)), 0
+            ),
+            lambda rows, place=place: [row.select(dim, place) for row in rows],
+        )
+        for place in (0, -1)
+    }
+
+
+test_one_place_of_every_row, test_one_place_of_every_row_elsewhere = (
+    judged_by_rows(one_place(dim), pairs_of(layouts, WAYS), sweep=6, lengths=FULL)
+    for dim, layouts in enumerate((PLACES_FIRST, PLACES_SECOND))
+)
 
 RAGGED_DIM_2 = {
     "slice": (lambda x: x[:, :, 1:3], lambda row: row[:, 1:3]),
@@ -198,31 +210,25 @@ test_slices_share_the_values = giving(
 
 # ---- rows ------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("layout", EVERY)
-@pytest.mark.parametrize(
-    "which",
-    [
-        slice(1, 3),
-        slice(None, -1),
-        slice(2, 2),
-        slice(None, None, 2),
-        [2, 0, 2],
-        [-1],
-        torch.tensor([3, 1]),
-        torch.tensor([True, False, True, True]),
-    ],
-    ids=str,
+test_some_rows = judged_by_rows(
+    {
+        str(which): (
+            lambda x, which=which: x[(*[ALL] * batch_dim_of(x), which)],
+            lambda rows, which=which: [rows[i] for i in torch.arange(4)[which]],
+        )
+        for which in (
+            slice(1, 3),
+            slice(None, -1),
+            slice(2, 2),
+            slice(None, None, 2),
+            [2, 0, 2],
+            [-1],
+            torch.tensor([3, 1]),
+            torch.tensor([True, False, True, True]),
+        )
+    },
+    pairs_of(EVERY),
 )
-def test_some_rows(which, layout):
-    batch = make(layout)
-    numbers = torch.arange(4)[which].tolist()
-    got = batch.x[(*[ALL] * batch.batch_dim, which)]
-    assert got.shape[batch.batch_dim] == len(numbers)
-    if numbers:
-        check_parts(batch, got.to_tensors(), [batch.rows[i] for i in numbers])
-
-
 GROUPS = {
     "chunk": lambda x: x.chunk(3),
     "chunk in two": lambda x: x.chunk(2),
@@ -240,17 +246,25 @@ ONE_BY_ONE = {
 }
 
 
-@pytest.mark.parametrize("layout", [*JAGGED, "padded"])
-@pytest.mark.parametrize("name", GROUPS | ONE_BY_ONE)
-def test_rows_one_by_one_and_in_groups(name, layout):
-    batch = make(layout)
-    if name in ONE_BY_ONE:
-        check_parts(batch, ONE_BY_ONE[name](batch.x), batch.rows)
-        return
-    got, groups = GROUPS[name](batch.x), GROUPS[name](torch.arange(4))
-    assert [len(part.row_lengths()) for part in got] == [len(numbers) for numbers in groups]
-    check_parts(batch, [row for part in got for row in part], batch.rows)
-
+test_rows_one_by_one_and_in_groups = judged_by_rows(
+    {name: (f, lambda rows: rows) for name, f in ONE_BY_ONE.items()}
+    | {
+        name: (lambda x, f=f: [row for part in f(x) for row in part], lambda rows: rows)
+        for name, f in GROUPS.items()
+    },
+    pairs_of([*JAGGED, "padded"]),
+)
+test_sizes_of_groups = same(
+    {
+        name: lambda layout, f=f: (
+            [len(part.row_lengths()) for part in f(make(layout).x)],
+            [len(numbers) for numbers in f(torch.arange(4))],
+        )
+        for name, f in GROUPS.items()
+    },
+    *JAGGED,
+    "padded",
+)
 
 ENTRIES = torch.tensor([0, 1, 1]), torch.tensor([2, 6, -7])
 test_single_entries = judged_by_rows(
@@ -317,16 +331,26 @@ test_compiled_splits_of_rows = judged(
 )
 
 
-@layouts
-@pytest.mark.parametrize("where", [1, 2, 3, 7, [1, 3], [-1]], ids=str)
-def test_splits_of_the_batch(where, layout):
+def split_batch(layout, split, where):
+    """Parts of a batch, and lists of its rows."""
     batch = make(layout, [3, 0, 5, 1, 4])
-    numbers = [part.tolist() for part in torch.arange(5).tensor_split(where)]
-    for parts in (batch.x.tensor_split(where), batch.x.vsplit(where if where != 2 else [3])):
-        if len(parts) == len(numbers):  # vsplit refuses numbers that do not divide that of the rows
-            found = [part.to_tensors() for part in parts]
-            torch.testing.assert_close(found, [[batch.rows[n] for n in part] for part in numbers])
+    groups = torch.arange(5).tensor_split(where)
+    return split(batch.x, where), [[batch.rows[n] for n in part] for part in groups]
 
+
+test_splits_of_the_batch = same(
+    {
+        f"{split.__name__}, {where}": lambda layout, split=split, where=where: split_batch(
+            layout, split, where
+        )
+        for split, places in (
+            (torch.tensor_split, (1, 2, 3, 7, [1, 3], [-1])),
+            (torch.vsplit, (1, [3], [1, 3], [-1])),
+        )
+        for where in places
+    },
+    *LAYOUTS,
+)
 
 # ---- masks and indices of entries ------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.subclasses.ragged.judge import (
     LAYOUTS,
     PLACES,
+    WAYS,
     alike,
     check_parts,
     desugared,
@@ -82,29 +83,33 @@ OF_BATCHES = {
 }
 
 
-elsewhere = pytest.mark.parametrize("layout", [*PLACES, "ragged dim 2"])
+ELSEWHERE = [*PLACES, "ragged dim 2"]
 
 
-@pytest.mark.sweep(8)
-@elsewhere
-@ways
-def test_entries_elsewhere(layout, way):
-    a, b = make(layout), make(layout, [1, 0, 0, 6], width=6)
-    place = row_dim(a)
-    got = way(lambda x, y: torch.cat([x, y, x * 2], a.ragged_dim) * 1)(a.x, b.x)
-    pairs = zip(a.rows, b.rows, strict=True)
-    check_parts(a, got, [torch.cat([p, q, p * 2], place) for p, q in pairs], [b.leaf])
+def entries_at(place):
+    """Entries of each row that follow each other; the place is that in a row."""
+    return (
+        lambda x, y: torch.cat([x, y, x * 2], x.ragged_dim) * 1,
+        lambda rows, others: [torch.cat([p, q, p * 2], place) for p, q in zip(rows, others, strict=True)],
+        lambda layout: make(layout, [1, 0, 0, 6], width=6),
+    )
 
 
-@pytest.mark.sweep(6)
-@elsewhere
-@ways
-def test_rows_elsewhere(layout, way):
-    a, b = make(layout), make(layout, [1, 0], width=9)
-    got = way(lambda x, y: torch.cat([x, y], a.batch_dim) * 1)(a.x, b.x)
-    check_parts(a, got, [*a.rows, *b.rows], [b.leaf])
-
-
+test_entries_elsewhere, test_entries_at_the_second_place = (
+    judged_by_rows({"entries": entries_at(place)}, pairs_of(layouts, WAYS), sweep=8)
+    for place, layouts in enumerate((ELSEWHERE[:2], ELSEWHERE[2:]))
+)
+test_rows_elsewhere = judged_by_rows(
+    {
+        "rows": (
+            lambda x, y: torch.cat([x, y], x.batch_dim if isinstance(x, PaddedTensor) else 0) * 1,
+            lambda rows, others: [*rows, *others],
+            lambda layout: make(layout, [1, 0], width=9),
+        )
+    },
+    pairs_of(ELSEWHERE, WAYS),
+    sweep=6,
+)
 NO_ROWS, SHORT = make_batch(lengths=[]).x, make_batch(lengths=[2, 0]).x
 test_batches_without_rows = giving(
     {

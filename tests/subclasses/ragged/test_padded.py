@@ -16,11 +16,10 @@ from tests.subclasses.ragged.judge import (
     LENGTHS,
     PLACES,
     WAYS,
-    Table,
     alike,
-    check_parts,
     judge_rows,
     judged,
+    judged_by_rows,
     make_table,
     pairs_of,
     raising,
@@ -57,36 +56,50 @@ def test_pad(dim, batch):
     assert (torch.autograd.grad(x.sum(), plain)[0] == 1).all()
 
 
+def gave_back(f):
+    """A function of tables that gives the same rows."""
+    return f, lambda rows: rows
+
+
+test_round_trips = judged_by_rows(
+    {
+        "the table": gave_back(lambda x: x),
+        "wider": gave_back(lambda x: x.to_padded(multiple=8)),
+        "rows": gave_back(lambda x: x.to_jagged().to_tensors()),
+        "jagged and padded": gave_back(lambda x: x.to_jagged().to_padded(multiple=16)),
+    },
+    pairs_of(PLACES),
+)
+
+
 @pytest.mark.parametrize("places", PLACES)
-def test_round_trips(places):
+def test_masks_and_dense_tensors(places):
     table = make_table(places)
-    check_parts(table, table.x, table.rows)
-    check_parts(table, table.x.to_padded(multiple=8), table.rows)
+    mask, dense = table.x.mask(), table.x.to_dense(fill=9.0)
     assert table.x.to_padded(multiple=8).shape[table.ragged_dim] == 8
-    check_parts(table, table.x.to_jagged().to_tensors(), table.rows)
-    check_parts(table, table.x.to_jagged().to_padded(multiple=16), table.rows)
-    mask = table.x.mask()
     assert mask.shape == (4, 7) and mask.sum(1).tolist() == LENGTHS
-    dense = table.x.to_dense(fill=9.0)
     assert not dense.isnan().any() and int((dense == 9).sum()) == int((~mask).sum()) * 4
-    assert torch.autograd.gradcheck(lambda t: Table(t, table.lengths, table.batch_dim, table.ragged_dim).x.to_dense(),
+    assert torch.autograd.gradcheck(lambda t: table.x.with_padded(t).to_dense(),
                                     [torch.nan_to_num(table.leaf.detach()).requires_grad_()])  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "copy",
-    [
-        lambda x: x.detach(),
-        lambda x: x.clone(),
-        torch.zeros_like,
-        lambda x: x.to(torch.float32),
-        lambda x: x.float().double(),
-        lambda x: x.contiguous(),
-    ],
+COPIED = make_table().x
+test_copies_keep_the_lengths = giving(
+    {
+        name: (
+            lambda f=f: (f(COPIED).lengths is COPIED.lengths, f(COPIED).shape),
+            (True, COPIED.shape),
+        )
+        for name, f in {
+            "detach": lambda x: x.detach(),
+            "clone": lambda x: x.clone(),
+            "zeros_like": torch.zeros_like,
+            "to": lambda x: x.to(torch.float32),
+            "float and double": lambda x: x.float().double(),
+            "contiguous": lambda x: x.contiguous(),
+        }.items()
+    }
 )
-def test_copies_keep_the_lengths(copy):
-    x = make_table().x
-    assert copy(x).lengths is x.lengths and copy(x).shape == x.shape
 
 
 NO_ROWS = PaddedTensor(torch.ones(0, 4, 2), torch.zeros(0, dtype=torch.int64))
@@ -111,31 +124,26 @@ test_no_rows_and_no_entries = giving(
 # ---- refusing --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
+T, N = torch.ones(2, 4, 3), torch.tensor([1, 2])
+test_wrong_parts = raising(
     [
-        (lambda t, n: PaddedTensor(t, n[:1]), r"expected shape \[2\]"),
-        (lambda t, n: PaddedTensor(t, n, ragged_dim=0), "both 0"),
-        (lambda t, n: PaddedTensor(t, n, ragged_dim=3), "ragged_dim"),
-        (lambda t, n: PaddedTensor(t, n, batch_dim="x"), "batch_dim"),
-        (lambda t, n: PaddedTensor(t, n + 9).to_tensors(), "from 0 to 4"),
-        (lambda t, n: PaddedTensor.from_tensors([]), "at least one row"),
-        (lambda t, n: PaddedTensor.from_tensors([t, t[:, :1]]), "row 1"),
-        (lambda t, n: PaddedTensor.from_tensors([t], multiple=2, buckets=[2]), "both"),
-        (lambda t, n: PaddedTensor.from_tensors([t], buckets=[1]), "none of"),
-        (lambda t, n: PaddedTensor.from_tensors([t], multiple=0), "at least 1"),
-        (lambda t, n: PaddedTensor.pad(t[0, 0], dim=0), "two dimensions"),
-        (lambda t, n: PaddedTensor.pad(t, dim=3), "expected a dimension"),
-        (lambda t, n: PaddedTensor(t, n.int()), r"lengths: expected dtype torch\.int64"),
-        (lambda t, n: PaddedTensor(t, [1, 2]), "lengths"),
-        (lambda t, n: PaddedTensor.from_tensors(t), "list of tensors"),
-    ],
+        (lambda: PaddedTensor(T, N[:1]), ValueError, r"expected shape \[2\]"),
+        (lambda: PaddedTensor(T, N, ragged_dim=0), ValueError, "both 0"),
+        (lambda: PaddedTensor(T, N, ragged_dim=3), ValueError, "ragged_dim"),
+        (lambda: PaddedTensor(T, N, batch_dim="x"), ValueError, "batch_dim"),
+        (lambda: PaddedTensor(T, N + 9).to_tensors(), ValueError, "from 0 to 4"),
+        (lambda: PaddedTensor.from_tensors([]), ValueError, "at least one row"),
+        (lambda: PaddedTensor.from_tensors([T, T[:, :1]]), ValueError, "row 1"),
+        (lambda: PaddedTensor.from_tensors([T], multiple=2, buckets=[2]), ValueError, "both"),
+        (lambda: PaddedTensor.from_tensors([T], buckets=[1]), ValueError, "none of"),
+        (lambda: PaddedTensor.from_tensors([T], multiple=0), ValueError, "at least 1"),
+        (lambda: PaddedTensor.pad(T[0, 0], dim=0), ValueError, "two dimensions"),
+        (lambda: PaddedTensor.pad(T, dim=3), ValueError, "expected a dimension"),
+        (lambda: PaddedTensor(T, N.int()), ValueError, r"lengths: expected dtype torch\.int64"),
+        (lambda: PaddedTensor(T, [1, 2]), TypeError, "lengths"),
+        (lambda: PaddedTensor.from_tensors(T), TypeError, "list of tensors"),
+    ]
 )
-def test_wrong_parts(make, words):
-    error = TypeError if words in ("lengths", "list of tensors") else ValueError
-    with pytest.raises(error, match=words):
-        make(torch.ones(2, 4, 3), torch.tensor([1, 2]))
-
 
 REFUSED = [
     lambda x: x.unsqueeze(-1) @ x.unsqueeze(1).expand(-1, 1, -1, -1),
