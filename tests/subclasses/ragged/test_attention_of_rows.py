@@ -28,16 +28,13 @@ from tests.subclasses.ragged.judge import (
     check_leaves,
     check_parts,
     hold,
-    judge_rows,
     judged,
     judged_by_rows,
-    layouts,
     make,
     pairs_of,
     raising,
     random,
     same,
-    ways,
 )
 
 attend = F.scaled_dot_product_attention
@@ -87,35 +84,38 @@ test_attention = judged(
     entry=(8,),
 )
 
+
+def allowed(*size):
+    """Each query has a key."""
+    return lambda x: (torch.rand(*size, *[x.shape[1]] * 2) > 0.3) | torch.eye(x.shape[1], dtype=torch.bool)
+
+
 # Of a value [4, T, 8].
 MASKS = {
-    "bool": lambda x, t: torch.rand(t, t) > 0.3,
-    "bool, one for each row": lambda x, t: torch.rand(4, 1, t, t) > 0.3,
-    "of the lengths": lambda x, t: (x.mask()[:, :, None] & x.mask()[:, None, :]).unsqueeze(1),
-    "added": lambda x, t: random(t, t),
-    "added, one for each row": lambda x, t: random(4, 1, t, t),
-    "heads": lambda x, t: random(2, 1, t),
+    "bool": allowed(),
+    "bool, one for each row": allowed(4, 1),
+    "of the lengths": lambda x: (x.mask()[:, :, None] & x.mask()[:, None, :]).unsqueeze(1),
+    "added": lambda x: random(x.shape[1], x.shape[1]),
+    "added, one for each row": lambda x: random(4, 1, x.shape[1], x.shape[1]),
+    "heads": lambda x: random(2, 1, x.shape[1]),
 }
 
 
-@pytest.mark.sweep(12)
-@ways
-@layouts
-@pytest.mark.parametrize("name", MASKS)
-def test_a_mask(name, layout, way):
-    x = make(layout, entry=(8,)).x
-    t = x.shape[1]
-    mask = MASKS[name](x, t)
-    if mask.dtype == torch.bool and name != "of the lengths":
-        mask = mask | torch.eye(t, dtype=torch.bool)  # each query has a key
+def attend_row(row, i, mask):
+    n, t = len(row), mask.shape[-1]
+    part = mask.expand(4, 2, t, t)[i, None, :, :n, :n]
+    return attend_itself(row[None], part)[0] if n else row * 1
 
-    def on_row(row, i, m=mask):
-        n = len(row)
-        return attend_itself(row[None], m.expand(4, 2, t, t)[i, None, :, :n, :n])[0] if n else row * 1
 
-    parameters = [mask] if mask.requires_grad else []
-    call = attend_itself if parameters else lambda x: attend_itself(x, mask)
-    judge_rows(layout, call, on_row, parameters, entry=(8,), way=way)
+test_a_mask = judged(
+    {
+        name: (attend_itself, attend_row, lambda layout, make_mask=make_mask: make_mask(make(layout).x))
+        for name, make_mask in MASKS.items()
+    },
+    pairs_of(LAYOUTS, WAYS),
+    sweep=12,
+    entry=(8,),
+)
 
 
 def attend_to(q, k, options):
@@ -310,7 +310,7 @@ test_what_does_not_fit_is_refused = raising(
 )
 
 
-# ==== fused =========================================================================================================
+# ==== CUDA's kernels ================================================================================================
 
 LENGTHS, OTHERS = [3, 1, 5], [4, 0, 2]
 
@@ -384,11 +384,11 @@ def check(got: JaggedTensor, expected: list[Tensor], leaves: list[Tensor], **tol
 # ---- on the CPU, by the contracts ------------------------------------------------------------------------------
 
 
-OPTIONS_FUSED = pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
+attention_options = pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
 
 
 @pytest.mark.parametrize("features", [8, 5, 16])
-@OPTIONS_FUSED
+@attention_options
 def test_rows_attend_to_themselves(kernel, features, options):
     (q, x), (k, y), (v, z) = (draw(LENGTHS, features) for _ in range(3))
     y, z = (x.with_values(t.unwrap("values")) for t in (y, z))
@@ -495,7 +495,7 @@ TOLERANCE = {
 @pytest.mark.parametrize("door", ["eager", "desugar", "stock"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("features", [16, 20])
-@OPTIONS_FUSED
+@attention_options
 @pytest.mark.parametrize("other", [[300, 1, 70, 0, 129], [3, 0, 170, 64, 129]], ids=["itself", "other rows"])
 def test_on_a_gpu(other, dtype, features, options, door):
     (q, x), (k, y) = (draw(n, features, device="cuda", dtype=dtype) for n in ([300, 1, 70, 0, 129], other))

@@ -240,7 +240,7 @@ def test_a_bias_before_rows_are_cut(way):
     assert w.grad.tolist() == [3, 3]
 
 
-# ==== sharing =======================================================================================================
+# ==== writes into slices ============================================================================================
 
 
 def make(cls):
@@ -249,7 +249,7 @@ def make(cls):
 
 # ---- what a write reaches --------------------------------------------------------------------------------------
 
-CUTS_SHARING = {
+WRITTEN_CUTS = {
     "x[1:]": (lambda x: x[1:], [[1, 2, 3], [-4], [-5, -6]]),
     "x[:2]": (lambda x: x[:2], [[-1, -2, -3], [-4], [5, 6]]),
     "x[:, 1:]": (lambda x: x[:, 1:], [[1, -2, -3], [4], [5, -6]]),
@@ -274,9 +274,9 @@ WRITES = {
 @pytest.mark.sweep(3)
 @classes
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-@pytest.mark.parametrize("name", CUTS_SHARING)
+@pytest.mark.parametrize("name", WRITTEN_CUTS)
 def test_a_write_reaches_what_is_in_the_slice(name, write, cls):
-    cut, expected = CUTS_SHARING[name]
+    cut, expected = WRITTEN_CUTS[name]
     x = make(cls)
     write(cut(x))
     assert numbers_of(x) == expected
@@ -284,9 +284,9 @@ def test_a_write_reaches_what_is_in_the_slice(name, write, cls):
 
 @pytest.mark.sweep(12)
 @classes
-@pytest.mark.parametrize("name", CUTS_SHARING)
+@pytest.mark.parametrize("name", WRITTEN_CUTS)
 def test_in_a_graph(name, cls):
-    cut, expected = CUTS_SHARING[name]
+    cut, expected = WRITTEN_CUTS[name]
     x = make(cls)
     got = desugared(lambda x: (cut(x).neg_(), x.sum())[1])(x)
     assert numbers_of(x) == expected and got == sum(map(sum, expected))
@@ -303,10 +303,10 @@ def test_numbers_and_dropout(cls):
 
 
 @pytest.mark.parametrize("of_weight", [False, True], ids=["of the values", "of a weight"])
-@pytest.mark.parametrize("name", CUTS_SHARING)
+@pytest.mark.parametrize("name", WRITTEN_CUTS)
 def test_a_recorded_write_to_shared_values_is_refused(name, of_weight):
     """The gradient of the other tensor would not know of it."""
-    cut, _ = CUTS_SHARING[name]
+    cut, _ = WRITTEN_CUTS[name]
     x = make(JaggedTensor).requires_grad_(not of_weight)
     w, y = torch.ones(1, requires_grad=of_weight), x * 1
     for write in (lambda t: t.mul_(w * 2), lambda t: t.copy_(t * w), lambda t: t.mul_(w).add_(1)):
@@ -315,7 +315,7 @@ def test_a_recorded_write_to_shared_values_is_refused(name, of_weight):
     assert numbers_of(y.detach()) == numbers_of(x.detach())
     with torch.no_grad():
         cut(y).neg_()
-    assert numbers_of(y.detach()) == CUTS_SHARING[name][1]
+    assert numbers_of(y.detach()) == WRITTEN_CUTS[name][1]
 
 
 @classes
@@ -341,9 +341,9 @@ LATER = {
     "dropout": (lambda y, part: F.dropout(y, 0.5, inplace=True), lambda y: y),
     **{
         f"{name}, all": (torch.no_grad()(lambda y, part: y.mul_(2)), f)
-        for name, (f, _) in CUTS_SHARING.items()
+        for name, (f, _) in WRITTEN_CUTS.items()
     },
-    **{name: (torch.no_grad()(lambda y, part: part.mul_(2)), f) for name, (f, _) in CUTS_SHARING.items()},
+    **{name: (torch.no_grad()(lambda y, part: part.mul_(2)), f) for name, (f, _) in WRITTEN_CUTS.items()},
 }
 
 
@@ -382,7 +382,7 @@ WRITTEN = {
             (PaddedTensor,),
             [[1 if n > 0 else -1 for n in row] for row in signs],
         )
-        for name, (cut, signs) in CUTS_SHARING.items()
+        for name, (cut, signs) in WRITTEN_CUTS.items()
     },
 }
 

@@ -335,7 +335,7 @@ def test_features_with_a_longest_row_of_1_do_not_multiply_programs():
     assert len(compiled.programs) == 1
 
 
-# ==== frames_in_eager_mode ==========================================================================================
+# ==== frames that are left to Python ================================================================================
 
 MAKE = {
     "jagged": lambda: JaggedTensor(torch.arange(5.0), torch.tensor([0, 2, 5]), max_length=3),

@@ -478,7 +478,6 @@ def test_nothing_to_index(shape, dtype):
 # ==== writing =======================================================================================================
 
 LENGTHS = [3, 2, 5, 1]
-ALL = slice(None)
 
 NUMBER = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
 ENTRY = torch.arange(4.0, dtype=torch.float64, requires_grad=True)
@@ -685,7 +684,7 @@ test_what_is_written = giving(
 PLAIN = torch.zeros(4, 5, 4, dtype=torch.float64)
 OUT_OF_RANGE = torch.tensor([1]), torch.tensor([2])
 
-test_what_jagged_rows_refuse_writing = refused(
+test_writes_that_jagged_rows_refuse = refused(
     {
         "rows of others": (
             lambda x: x.__setitem__(slice(1, None), x[:3]),

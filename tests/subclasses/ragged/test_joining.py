@@ -196,7 +196,7 @@ def test_the_gradient_of_a_plain_tensor_is_plain(layout, way, grad, name):
     torch.testing.assert_close(p.grad, table.grad)
 
 
-# ==== repeated_and_cut ==============================================================================================
+# ==== repeated and cut ==============================================================================================
 
 LENGTHS = [3, 0, 5, 2]
 REPEATS = torch.tensor([2, 1, 0, 3])

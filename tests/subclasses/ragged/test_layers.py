@@ -346,7 +346,7 @@ def test_a_target_that_lies_otherwise(layout):
     check_parts(batch, [F.cross_entropy(batch.x.mT, wider)], [expected])
 
 
-# ==== norms =========================================================================================================
+# ==== norms and bags ================================================================================================
 
 FULL = [3, 2, 5, 4]
 W, B = random(4), random(4)
@@ -551,7 +551,7 @@ test_with_dense_operands_that_know_rows_or_places = judged(
     },
     width=max(LENGTHS),
 )
-test_merged_dimensions_einsum = judged(
+test_einsum_of_merged_dimensions = judged(
     {
         "nd,de->ne": (
             lambda x, w: torch.einsum("nd,de->ne", x.flatten(0, 1), w).unflatten(0, x.shape[:2]),
@@ -595,7 +595,7 @@ test_sums_by_place = same(
 SDPA = r"two ragged dimensions; use F\.scaled_dot"
 ONE_LETTER = "one letter for the rows of all ragged operands"
 
-test_what_is_refused_einsum = refused(
+test_what_einsum_refuses = refused(
     {
         "two ragged dimensions": (lambda x: torch.einsum("btd,bsd->bts", x, x), DispatchError, SDPA),
         "two letters": (lambda x: torch.einsum("btd,ctd->bc", x, x), DispatchError, ONE_LETTER),

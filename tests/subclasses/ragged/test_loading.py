@@ -125,7 +125,7 @@ def test_a_queue_brings_batches(kind, start):
     process.join()
 
 
-# ==== sampling ======================================================================================================
+# ==== the sampler ===================================================================================================
 
 LENGTHS = st.lists(st.integers(0, 20) | st.sampled_from([0, 1]), max_size=40)
 RANKS = st.integers(1, 4)
@@ -312,7 +312,7 @@ test_what_is_refused = raising(
 )
 
 
-# ==== hugging_face ==================================================================================================
+# ==== the collator ==================================================================================================
 
 COLLATORS = {
     "jagged": RaggedCollator(),
@@ -321,7 +321,7 @@ COLLATORS = {
     "buckets": RaggedCollator(layout="padded", buckets="powers"),
 }
 KINDS = [(collator, padded) for collator in COLLATORS for padded in ("not", "left", "right")]
-ROWS_HUGGING_FACE = [[5, 6, 7], [8], [9, 5, 6, 7, 8]]
+TOKENS = [[5, 6, 7], [8], [9, 5, 6, 7, 8]]
 
 
 def pad(row, fill, padded):
@@ -330,7 +330,7 @@ def pad(row, fill, padded):
 
 
 def examples(padded="not"):
-    """Examples of `ROWS_HUGGING_FACE` with labels and token types, and three tokens of padding."""
+    """Examples of `TOKENS` with labels and token types, and three tokens of padding."""
     return [
         {
             "input_ids": pad(row, 0, padded),
@@ -338,7 +338,7 @@ def examples(padded="not"):
             "token_type_ids": pad([n % 2 for n in row], 0, padded),
             "attention_mask": pad([1] * len(row), 0, padded),
         }
-        for row in ROWS_HUGGING_FACE
+        for row in TOKENS
     ]
 
 
@@ -357,9 +357,9 @@ def test_a_batch_has_the_tokens_that_exist(kind, padded):
     cls = JaggedTensor if kind == "jagged" else PaddedTensor
     assert {(type(x), x.dtype, tuple(x.shape)) for x in batch.values()} == {(cls, torch.int64, (3, width))}
     assert list(columns_of(batch).items()) == [
-        ("input_ids", ROWS_HUGGING_FACE),
-        ("labels", [[-100, *row[1:]] for row in ROWS_HUGGING_FACE]),
-        ("token_type_ids", [[n % 2 for n in row] for row in ROWS_HUGGING_FACE]),
+        ("input_ids", TOKENS),
+        ("labels", [[-100, *row[1:]] for row in TOKENS]),
+        ("token_type_ids", [[n % 2 for n in row] for row in TOKENS]),
     ]
 
 
@@ -369,18 +369,18 @@ SHORT = [
     {"input_ids": [5], "labels": [5], "position_ids": [0]},
 ]
 SOME_LABELS = [
-    {"input_ids": ROWS_HUGGING_FACE[0]},
-    {"input_ids": ROWS_HUGGING_FACE[1], "labels": [-100]},
-    {"input_ids": ROWS_HUGGING_FACE[2], "attention_mask": [0, 1, 1, 1, 1]},
+    {"input_ids": TOKENS[0]},
+    {"input_ids": TOKENS[1], "labels": [-100]},
+    {"input_ids": TOKENS[2], "attention_mask": [0, 1, 1, 1, 1]},
 ]
 test_columns = giving(
     {
         **{
             f"of {name}": (
                 lambda make=make: columns_of(
-                    RaggedCollator()([UserDict({"input_ids": make(row)}) for row in ROWS_HUGGING_FACE])
+                    RaggedCollator()([UserDict({"input_ids": make(row)}) for row in TOKENS])
                 ),
-                {"input_ids": ROWS_HUGGING_FACE},
+                {"input_ids": TOKENS},
             )
             for name, make in {
                 "lists": list,
@@ -392,8 +392,8 @@ test_columns = giving(
         "labels that are not given are the tokens": (
             lambda: columns_of(RaggedCollator(labels="input_ids")(SOME_LABELS)),
             {
-                "input_ids": [*ROWS_HUGGING_FACE[:2], ROWS_HUGGING_FACE[2][1:]],
-                "labels": [ROWS_HUGGING_FACE[0], [-100], ROWS_HUGGING_FACE[2][1:]],
+                "input_ids": [*TOKENS[:2], TOKENS[2][1:]],
+                "labels": [TOKENS[0], [-100], TOKENS[2][1:]],
             },
         ),
         **{
@@ -422,7 +422,7 @@ test_columns = giving(
 def test_labels_share_no_memory_with_tokens_of_which_they_are_made():
     batch = RaggedCollator(labels="input_ids")(SOME_LABELS)
     batch["labels"].values.zero_()
-    assert numbers_of(batch["input_ids"]) == [*ROWS_HUGGING_FACE[:2], ROWS_HUGGING_FACE[2][1:]]
+    assert numbers_of(batch["input_ids"]) == [*TOKENS[:2], TOKENS[2][1:]]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -451,16 +451,16 @@ def test_workers(kind, start):
         multiprocessing_context=start,
     )
     batches = list(loader)
-    assert [row for batch in batches for row in numbers_of(batch["input_ids"])] == ROWS_HUGGING_FACE
+    assert [row for batch in batches for row in numbers_of(batch["input_ids"])] == TOKENS
     assert all(torch.equal(b["labels"].mask(), b["input_ids"].mask()) for b in batches)
 
 
 def test_batches_of_a_budget_of_tokens():
-    sampler = TokenBatchSampler([len(row) for row in ROWS_HUGGING_FACE], tokens_per_step=5, shuffle=False)
+    sampler = TokenBatchSampler([len(row) for row in TOKENS], tokens_per_step=5, shuffle=False)
     loader = DataLoader(examples(), batch_sampler=sampler, collate_fn=RaggedCollator())
     assert [numbers_of(batch["input_ids"]) for batch in loader] == [
-        ROWS_HUGGING_FACE[:2],
-        ROWS_HUGGING_FACE[2:],
+        TOKENS[:2],
+        TOKENS[2:],
     ]
 
 
@@ -531,7 +531,7 @@ def test_columns_that_only_some_examples_have(order, column):
 MISSING = r"in at least one of the 2 examples, got none; remove empty examples"
 NEITHER = 'expected neither multiple nor buckets; pass layout="padded"'
 EMPTY = [{"input_ids": []}, {"input_ids": [5], "attention_mask": [0]}]
-test_what_is_refused_hugging_face = raising(
+test_what_collators_refuse = raising(
     {
         "no example": (lambda: RaggedCollator()([]), ValueError, "at least one example, got an empty batch"),
         "no token": (lambda: RaggedCollator()(EMPTY), ValueError, MISSING),

@@ -202,12 +202,10 @@ def test_dtypes(dtype):
     assert (y + torch.ones(4, dtype=torch.float64)).dtype == torch.promote_types(dtype, torch.float64)
 
 
-# ==== entries =======================================================================================================
+# ==== ops within entries ============================================================================================
 
 PAIRS = pairs_of(LAYOUTS, [eager, desugared])
-B_ENTRIES = torch.randn(
-    4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True
-)
+BIAS = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
 
 def turned(t):
@@ -278,12 +276,12 @@ ALONG_ROWS = {
     "cosine_similarity": (
         lambda x, b: F.cosine_similarity(x, x * x + b, 1),
         lambda row, _, b: F.cosine_similarity(row, row * row + b, 0),
-        B_ENTRIES,
+        BIAS,
     ),
     "sum_to_size": (
         lambda x, b: (x + b).sum_to_size(len(x), 1, 4)[:, 0],
         lambda row, _, b: (row + b).sum(0),
-        B_ENTRIES,
+        BIAS,
     ),
     "addmm": (
         lambda x, b, w: torch.addmm(b, x.flatten(0, 1), w, beta=2, alpha=3).unflatten(0, x.shape[:2]),
@@ -293,7 +291,7 @@ ALONG_ROWS = {
     ),
 }
 
-test_distances = judged({name: (*alike(f), B_ENTRIES) for name, f in OF_TWO.items()}, PAIRS, sweep=24)
+test_distances = judged({name: (*alike(f), BIAS) for name, f in OF_TWO.items()}, PAIRS, sweep=24)
 test_along_the_rows = judged(ALONG_ROWS, lengths=[3, 5, 1])
 test_the_least_and_the_greatest_of_all = judged(
     {name: (lambda t, n=n: torch.aminmax(t)[n],) * 2 for n, name in enumerate(("least", "greatest"))},
@@ -320,9 +318,9 @@ def test_random_numbers_in_place(layout, way):
 
 LOSSES = {
     "margin_ranking": lambda x, how: F.margin_ranking_loss(x, x * x, x.detach().sign(), 0.1, reduction=how),
-    "triplet_margin": lambda x, how: F.triplet_margin_loss(x, x * 2, x + B_ENTRIES, swap=True, reduction=how),
+    "triplet_margin": lambda x, how: F.triplet_margin_loss(x, x * 2, x + BIAS, swap=True, reduction=how),
     "multilabel_soft_margin": lambda x, how: F.multilabel_soft_margin_loss(
-        x, (x.detach() > 0).double(), B_ENTRIES.detach(), reduction=how
+        x, (x.detach() > 0).double(), BIAS.detach(), reduction=how
     ),
     "binary_cross_entropy": lambda x, how: F.binary_cross_entropy(
         x.sigmoid(), (x.detach() > 0).double(), reduction=how
@@ -357,10 +355,10 @@ def test_a_sum_inside_another_op_is_no_silent_error(layout):
     """Its derivative below the rules would count the padding."""
     x = make(layout).x
     with pytest.raises(NotImplementedError, match="gradient would count entries"):
-        torch.trapz(x + B_ENTRIES, dim=-1)
+        torch.trapz(x + BIAS, dim=-1)
     with torch.no_grad():
-        got = torch.trapz(x + B_ENTRIES, dim=-1)
-    expected = [torch.trapz(row + B_ENTRIES, dim=-1) for row in x.to_tensors()]
+        got = torch.trapz(x + BIAS, dim=-1)
+    expected = [torch.trapz(row + BIAS, dim=-1) for row in x.to_tensors()]
     torch.testing.assert_close(got.to_tensors(), [t.detach() for t in expected])
 
 

@@ -271,7 +271,7 @@ def test_extreme_entries_sort_before_what_does_not_exist(descending, part, layou
     torch.testing.assert_close(got, wanted, equal_nan=True)
 
 
-# ==== ordered =======================================================================================================
+# ==== order statistics ==============================================================================================
 
 LENGTHS = [3, 2, 5, 1]
 SEVERAL = torch.tensor([0.1, 0.2], dtype=torch.float64)
@@ -338,7 +338,7 @@ test_nans_that_exist = same(
     *LAYOUTS,
 )
 
-test_what_is_refused_ordered = refused(
+test_what_order_statistics_refuse = refused(
     {
         "a median of nothing": (lambda x: x[:, 1:].median(1), (IndexError, RuntimeError), "no entries"),
         "k beyond a row": (lambda x: x.kthvalue(2, 1), RuntimeError, "fewer than k=2"),
@@ -354,15 +354,14 @@ test_what_is_refused_ordered = refused(
 )
 
 
-# ==== masked ========================================================================================================
+# ==== torch.masked ==================================================================================================
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 
-LENGTHS_MASKED = [3, 5, 1]
+MASKED_LENGTHS = [3, 5, 1]
 COUNTING = {name: getattr(torch.masked, name) for name in ("mean", "var", "std")}
 OTHERS = {name: getattr(torch.masked, name) for name in ("sum", "prod", "amax", "amin", "logsumexp")}
 PLACES = {name: getattr(torch.masked, name) for name in ("argmax", "argmin")}
-ALONG_MASKED = {
+MASKED_ALONG = {
     name: getattr(torch.masked, name) for name in ("softmax", "log_softmax", "softmin", "cumsum", "cumprod")
 }
 MASK = (torch.arange(3 * 5 * 4).view(3, 5, 4) * 7 % 5) > 0
@@ -389,7 +388,7 @@ test_what_counts = judged(
     },
     [pair for pair in pairs_of(LAYOUTS, WAYS) if pair != ("padded", stock)],
     sweep=36,
-    lengths=LENGTHS_MASKED,
+    lengths=MASKED_LENGTHS,
 )
 test_with_a_mask = judged(
     {
@@ -403,7 +402,7 @@ test_with_a_mask = judged(
         )
         for name, f in PLACES.items()
     },
-    lengths=LENGTHS_MASKED,
+    lengths=MASKED_LENGTHS,
 )
 test_a_dense_mask_joined_with_that_of_the_entries = judged(
     {
@@ -414,10 +413,10 @@ test_a_dense_mask_joined_with_that_of_the_entries = judged(
         for name, f in COUNTING.items()
         for what, part in PARTS.items()
     },
-    lengths=LENGTHS_MASKED,
+    lengths=MASKED_LENGTHS,
     width=5,
 )
-test_along = judged({name: along(f) for name, f in ALONG_MASKED.items()}, lengths=LENGTHS_MASKED)
+test_along = judged({name: along(f) for name, f in MASKED_ALONG.items()}, lengths=MASKED_LENGTHS)
 
 
 @pytest.mark.sweep(12)
@@ -430,7 +429,7 @@ test_along = judged({name: along(f) for name, f in ALONG_MASKED.items()}, length
 )
 @pytest.mark.parametrize("name", COUNTING)
 def test_what_would_count_the_padding_is_refused(name, mask, cls, way):
-    x = cls.from_tensors([torch.ones(n, 4) for n in LENGTHS_MASKED])
+    x = cls.from_tensors([torch.ones(n, 4) for n in MASKED_LENGTHS])
     text = rf"torch\.masked\.{name} of a {cls.__name__} would count(.|\n)*write x\.{name}"
     with pytest.raises(DispatchError if way is eager else Exception, match=text):
         way(lambda x: COUNTING[name](x, 1, mask=mask))(x)

@@ -207,9 +207,9 @@ def test_rows_of_one_entry_are_merged_and_unmerged(entry, lengths, cls):
         torch.testing.assert_close(y.to_tensors(), x.to_tensors())
 
 
-# ==== strided =======================================================================================================
+# ==== made anew by as_strided =======================================================================================
 
-VIEWS_STRIDED = {
+MADE_ANEW = {
     "transpose": lambda x: x.transpose(1, 2),
     "detach": lambda x: x.detach(),
     "chunk": lambda x: x.chunk(2, -1)[1],
@@ -228,9 +228,9 @@ def rows_of(x):
 
 @pytest.mark.sweep(9)
 @layouts
-@pytest.mark.parametrize("name", VIEWS_STRIDED)
+@pytest.mark.parametrize("name", MADE_ANEW)
 def test_values_gradients_and_writes(name, layout):
-    f, batch = VIEWS_STRIDED[name], make(layout)
+    f, batch = MADE_ANEW[name], make(layout)
     x, y = (batch.x.detach().clone().requires_grad_() for _ in range(2))
     got, expected = stock(f)(x), f(y)
     torch.testing.assert_close(rows_of(got), rows_of(expected))
@@ -273,7 +273,7 @@ test_other_layouts = same(
 
 @layouts
 def test_other_lengths_and_sizes(layout):
-    f = stock(VIEWS_STRIDED["features"])
+    f = stock(MADE_ANEW["features"])
     for lengths in ([3, 0, 5], [2, 4], [6, 1, 2, 3]):
         batch = make(layout, lengths)
         torch.testing.assert_close(rows_of(f(batch.x.detach())), [row.detach()[:, 1:] for row in batch.rows])
@@ -299,17 +299,17 @@ def test_rows_that_were_cut():
 
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize("begin", [3, 4, 5, 8])
-@pytest.mark.parametrize("name", VIEWS_STRIDED)
+@pytest.mark.parametrize("name", MADE_ANEW)
 def test_a_beginning_is_never_misread(name, begin):
     """Releases of PyTorch count it once or twice."""
     values = torch.randn(60)[begin : begin + 28].view(7, 4)
     x = JaggedTensor(values, torch.tensor([0, 3, 7]))
     try:
-        got = stock(VIEWS_STRIDED[name])(x)
+        got = stock(MADE_ANEW[name])(x)
     except NotImplementedError as error:
         assert "for certain" in str(error)  # noqa: PT017  refused or right
         return
-    torch.testing.assert_close(rows_of(got), rows_of(VIEWS_STRIDED[name](x)))
+    torch.testing.assert_close(rows_of(got), rows_of(MADE_ANEW[name](x)))
 
 
 SIZED = {

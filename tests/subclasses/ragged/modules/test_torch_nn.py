@@ -271,7 +271,7 @@ def test_the_pages_are_what_the_command_writes(layout, page):
     assert coverage.replace_section(text, coverage.emit_section(coverage.outcomes(layout))) == text
 
 
-# ==== evaluation ====================================================================================================
+# ==== modules in evaluation =========================================================================================
 
 INPUTS = {"jagged": JaggedTensor.from_tensors, "padded": PaddedTensor.from_tensors, "dense": torch.stack}
 
