@@ -179,19 +179,23 @@ BESIDE = {
 }
 
 
+# Eager mode runs each by itself; a compiled function has all of them.
+RUN_AT_ONCE = [*(([name], eager) for name in BESIDE), *(([*BESIDE], way) for way in WAYS[1:])]
+
+
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize(("names", "way"), RUN_AT_ONCE)
 @pytest.mark.parametrize("grad", [False, True])
-@ways
 @layouts
-def test_the_gradient_of_a_plain_tensor_is_plain(layout, way, grad, name):
+def test_the_gradient_of_a_plain_tensor_is_plain(layout, grad, names, way):
     """The entries of it that do not exist have a gradient of 0."""
     batch = make(layout)
     p, table = (torch.ones(batch.x.shape).cumsum(2).requires_grad_() for _ in range(2))
     x, exists = batch.x.detach(), batch.x.mask().unsqueeze(-1)
-    way(lambda p, x: BESIDE[name](p, x).square().sum())(p, x.clone().requires_grad_(grad)).backward()
-    dense = BESIDE[name](table, x.to_dense()).square()
-    dense.mul(exists.unsqueeze(-1) if dense.dim() == 4 else exists).sum().backward()
+    total = way(lambda p, x: sum(BESIDE[name](p, x).square().sum() for name in names))
+    total(p, x.clone().requires_grad_(grad)).backward()
+    for dense in (BESIDE[name](table, x.to_dense()).square() for name in names):
+        dense.mul(exists.unsqueeze(-1) if dense.dim() == 4 else exists).sum().backward()
     assert type(p.grad) is torch.Tensor
     torch.testing.assert_close(p.grad, table.grad)
 
