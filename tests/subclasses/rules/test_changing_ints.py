@@ -5,32 +5,29 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from subclasses.rules.symbolic_numbers import _ints_of
 from tests.desugar.idioms.running import DOORS, by_stock
 from tests.desugar.judge import assert_same_values, leaves_of
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 
 EVERY_COMPILER = pytest.mark.parametrize("door", {**DOORS, "stock": by_stock}.values())
 
 
-class Dim(TensorSubclass, fallback="materialize"):
-    """A class whose rules look into a tuple by the number of a dimension."""
-
-    data_: Tensor = inner()
-
-    def materialize(self):
-        return self.data_
-
-
-@Dim.implements(torch.amax, F.softmax)
-def _(func, x, dim, **options):
+def looking(func, x, dim, **options):
     assert type(dim) is int and (0, 1, 2, 3)[dim] == dim
-    return func(x.unwrap("data_"), dim, **options)
+    return func(x.unwrap("held"), dim, **options)
+
+
+# A class whose rules look into a tuple by the number of a dimension.
+Dim = declare(
+    keywords={"fallback": "materialize"},
+    materialize=lambda self: self.held,
+    rules={torch.amax: looking, F.softmax: looking},
+)
 
 
 def ragged(cls):
@@ -83,15 +80,23 @@ def test_a_rule_of_an_author_gets_an_int(fn, door):
         torch.testing.assert_close(compiled(Dim(x), n), fn(x, n))
 
 
-def test_what_is_an_int_follows_the_schema():
-    def positions(func):
-        return sorted(_ints_of(func).positions) if _ints_of(func) else []
+def positions(func):
+    return sorted(_ints_of(func).positions) if _ints_of(func) else []
 
-    assert positions(torch.roll) == [2]  # shifts are SymInts
-    assert positions(torch.Tensor.select) == [1]
-    assert positions(torch.narrow) == [1]
-    assert positions(F.softmax) == [1]
-    assert positions(torch.chunk) == [1, 2]
-    assert positions(torch.split) == positions(torch.Tensor.split) == [2]
-    assert positions(torch.add) == positions(F.layer_norm) == []
+
+POSITIONS = {
+    torch.roll: [2],  # shifts are SymInts
+    torch.Tensor.select: [1],
+    torch.narrow: [1],
+    F.softmax: [1],
+    torch.chunk: [1, 2],
+    torch.split: [2],
+    torch.Tensor.split: [2],
+    torch.add: [],
+    F.layer_norm: [],
+}
+
+
+def test_what_is_an_int_follows_the_schema():
+    assert {func: positions(func) for func in POSITIONS} == POSITIONS
     assert _ints_of(torch.flip).following == 1

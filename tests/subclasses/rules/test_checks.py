@@ -18,17 +18,11 @@ from torch.overrides import (
     wrap_torch_function,
 )
 
-from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from subclasses import DispatchError, SpecError
 from subclasses.rules.checks import is_dispatchable
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
-
-
-def fresh():
-    class Box(TensorSubclass):
-        held: Tensor = inner()
-
-    return Box
 
 
 def own(x):
@@ -63,17 +57,20 @@ def double(x: Tensor) -> Tensor:
 # ---- what torch can ask for --------------------------------------------------------------------------------
 
 
+def answers(key, of=None):
+    """A value whose rule for a key answers a word."""
+    cls = declare(name="Box", rules={key: lambda func, *args: "ruled"})
+    return cls(torch.ones(2, dtype=of))
+
+
 @pytest.mark.parametrize("function", [asking, asking_by_hand, Asking()])
 def test_a_function_of_ones_own_that_asks(function):
-    Box = fresh()
-    Box.implements(function)(lambda func, x: "ruled")
-    assert function(Box(torch.ones(2))) == "ruled"
+    assert function(answers(function)) == "ruled"
     assert torch.is_tensor(function(torch.ones(2)))
 
 
 def test_a_custom_op_is_named_as_an_op():
-    Box = fresh()
-    Box.implements(torch.ops.rule_checks.double)(lambda func, x: Box(func(x.held) + 1))
+    Box = declare(rules={torch.ops.rule_checks.double: lambda func, x: Box(func(x.held) + 1)})
     assert double(Box(torch.ones(2))).held.tolist() == [3, 3]
 
 
@@ -102,7 +99,7 @@ NEVER = {
 @pytest.mark.parametrize("case", NEVER)
 def test_what_torch_never_asks_for_is_refused_before_the_rule_is_given(case):
     key, words = NEVER[case]
-    Box = fresh()
+    Box = declare(name="Box")
     with pytest.raises(SpecError, match=rf"Box\.implements: torch never calls a rule for .*{words}"):
         Box.implements(torch.sum, key)
     assert Box.__torch_function__ is torch._C._disabled_torch_function_impl
@@ -138,13 +135,12 @@ def test_methods_and_getters_of_tensor_are_accepted():
     ],
 )
 def test_a_method_that_an_operator_does_not_name_is_refused_with_the_one_it_names(method, run, named):
-    Box = fresh()
     with pytest.raises(
         SpecError, match=rf"never calls a rule for Tensor\.__\w+__, .*name {re.escape(named)}$"
     ):
-        Box.implements(method)(lambda func, x, y: "ruled")
-    Box.implements(operator.attrgetter(named.removeprefix("torch."))(torch))(lambda func, x, y: "ruled")
-    assert run(Box(torch.ones(2, dtype=torch.bool if "bitwise" in named else None))) == "ruled"
+        answers(method)
+    key = operator.attrgetter(named.removeprefix("torch."))(torch)
+    assert run(answers(key, torch.bool if "bitwise" in named else None)) == "ruled"
 
 
 @pytest.mark.parametrize(
@@ -160,24 +156,21 @@ def test_a_method_that_an_operator_does_not_name_is_refused_with_the_one_it_name
     ],
 )
 def test_a_rule_for_a_method_that_an_operator_names_runs(method, run):
-    Box = fresh()
-    Box.implements(method)(lambda func, x, y: "ruled")
-    assert run(Box(torch.ones(2))) == "ruled"
+    assert run(answers(method)) == "ruled"
 
 
-# ---- rules -------------------------------------------------------------------------------------------------
+class Opaque:
+    __signature__ = "none"
+
+    def __call__(self, *args):
+        return "ruled"
 
 
 def test_a_rule_without_a_signature_is_not_judged():
-    class Opaque:
-        __signature__ = "none"
+    assert torch.cos(declare(rules={torch.cos: Opaque()})(torch.ones(2))) == "ruled"
 
-        def __call__(self, *args):
-            return "ruled"
 
-    Box = fresh()
-    Box.implements(torch.cos)(Opaque())
-    assert torch.cos(Box(torch.ones(2))) == "ruled"
+# ---- rules -------------------------------------------------------------------------------------------------
 
 
 def forgets(func, *args, **kwargs):
@@ -201,13 +194,7 @@ UNFIT = [
 @pytest.mark.parametrize("key", [aten.cos.default, aten.cos, torch.cos])
 @pytest.mark.parametrize(("rule", "error", "words"), UNFIT)
 def test_a_rule_that_does_not_fit_is_an_error_at_once_or_at_the_call(key, rule, error, words):
-    Box = fresh()
-
-    def register_and_call():
-        Box.implements(key)(rule)
-        return torch.cos(Box(torch.ones(2)))
-
     with pytest.raises(error, match=words) as caught:
-        register_and_call()
+        torch.cos(declare(rules={key: rule})(torch.ones(2)))
     if error is AttributeError:
         assert "The first parameter of a rule is the function" in caught.value.__notes__[0]

@@ -14,42 +14,43 @@ from torch import Tensor
 
 import desugar
 import subclasses
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError, inner
+from tests.subclasses.subjects import MODES as DOORS, declare
 
 aten = torch.ops.aten
 
 
-class Base(TensorSubclass, fallback="materialize"):
-    held: Tensor = inner()
+Base = declare(name="Base", keywords={"fallback": "materialize"}, materialize=lambda self: self.held)
 
-    def materialize(self):
-        return self.held
+
+def softmax_of(func, x, y):
+    return torch.softmax(x.held)
+
+
+def with_rule(rule, *ops: object, base=Base, name="Made"):
+    return declare(base, name=name, rules=dict.fromkeys(ops, rule))
 
 
 def faulty(*ops: object) -> type:
     """A class whose rule for ops raises a TypeError."""
-
-    class Faulty(Base):
-        pass
-
-    @Faulty.implements(*ops)
-    def rule(func, x, y):
-        return Faulty(torch.softmax(x.held))
-
-    return Faulty
+    return with_rule(softmax_of, *ops, name="Faulty")
 
 
 def endless(*ops: object) -> type:
     """A class whose rule for ops calls the op with its own arguments."""
+    return with_rule(lambda func, x, y: func(x, y), *ops, name="Endless")
 
-    class Endless(Base):
-        pass
 
-    @Endless.implements(*ops)
-    def rule(func, x, y):
-        return func(x, y)
-
-    return Endless
+def test_other_type_errors_stay():
+    cls = faulty(torch.add)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        cls(torch.ones(2)) + object()
+    with pytest.raises(TypeError, match=r"must be (Number|Tensor), not list"):
+        torch.mul(cls(torch.ones(2)), [])
+    # What no operator calls reaches the caller as it is.
+    for function in (torch.add, torch.maximum):
+        with pytest.raises(TypeError, match=r"softmax\(\) missing"):
+            function((x := faulty(function)(torch.ones(2))), x)
 
 
 # ---- a TypeError below an operator ---------------------------------------------------------------------------
@@ -71,33 +72,47 @@ def endless(*ops: object) -> type:
     ],
 )
 def test_a_type_error_of_a_rule_is_not_swallowed(op, call):
-    cls = faulty(op)
-    x = cls(torch.ones(2, 2))
-    with pytest.raises(RuntimeError, match=r"on a Faulty: the rule .*rule .*raised TypeError: softmax\(\)"):
+    x = faulty(op)(torch.ones(2, 2))
+    with pytest.raises(
+        RuntimeError, match=r"on a Faulty: the rule softmax_of .*raised TypeError: softmax\(\)"
+    ):
         call(x, x)
 
 
-def test_a_type_error_of_materialize_is_not_swallowed():
-    class Faulty(Base):
-        def materialize(self):
-            return torch.softmax(self.held)
+MATERIALIZE = {
+    "a TypeError": (
+        lambda self: torch.softmax(self.held),
+        lambda x: x == x,
+        RuntimeError,
+        r"Made: materialize\(\) raised TypeError: softmax",
+    ),
+    "the value": (
+        lambda self: self,
+        Tensor.sum,
+        ValueError,
+        r"Made\.materialize: expected a plain tensor, .*as in self\.held",
+    ),
+    "the value, detached": (
+        lambda self: self.detach(),
+        Tensor.sum,
+        ValueError,
+        r"Made\.materialize: expected a plain tensor, .*as in self\.held",
+    ),
+    "itself": (
+        lambda self: self * 2,
+        Tensor.sum,
+        RecursionError,
+        r"aten\.mul\.Tensor on a Made: materialize\(\) calls itself",
+    ),
+}
 
-    x = Faulty(torch.ones(2))
-    with pytest.raises(RuntimeError, match=r"Faulty: materialize\(\) raised TypeError: softmax"):
-        x == x  # noqa: B015
 
-
-def test_other_type_errors_stay():
-    cls = faulty(torch.add)
-    with pytest.raises(TypeError, match="unsupported operand"):
-        cls(torch.ones(2)) + object()
-    with pytest.raises(TypeError, match=r"must be (Number|Tensor), not list"):
-        torch.mul(cls(torch.ones(2)), [])
-    # What no operator calls reaches the caller as it is.
-    with pytest.raises(TypeError, match=r"softmax\(\) missing"):
-        torch.add(cls(torch.ones(2)), cls(torch.ones(2)))
-    with pytest.raises(TypeError, match=r"softmax\(\) missing"):
-        torch.maximum((named := faulty(torch.maximum))(torch.ones(2)), named(torch.ones(2)))
+@pytest.mark.usefixtures("without_garbage_collection")
+@pytest.mark.parametrize("case", MATERIALIZE)
+def test_a_materialize_that_fails_is_named(case):
+    materialize, call, error, words = MATERIALIZE[case]
+    with pytest.raises(error, match=words):
+        call(declare(Base, materialize=materialize)(torch.ones(2)))
 
 
 # ---- a rule that calls itself --------------------------------------------------------------------------------
@@ -106,31 +121,20 @@ def test_other_type_errors_stay():
 @pytest.mark.usefixtures("without_garbage_collection")
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.add, torch.add])
 def test_a_rule_that_calls_itself_is_named(op):
-    cls = endless(op)
     with pytest.raises(
         RecursionError, match=r"on an Endless: the rule .*calls itself.*as x\.unwrap\(\) gives them"
     ):
-        cls(torch.ones(2)) + 1
-
-
-@pytest.mark.parametrize("same", [lambda x: x, lambda x: x.detach()])
-def test_a_materialize_that_returns_the_value_is_named(same):
-    class Endless(Base):
-        def materialize(self):
-            return same(self)
-
-    with pytest.raises(
-        ValueError, match=r"Endless\.materialize: expected a plain tensor, .*as in self\.held"
-    ):
-        Endless(torch.ones(2)).sum()
+        endless(op)(torch.ones(2)) + 1
 
 
 def test_a_rule_without_an_argument_of_its_op_is_told_which_it_takes():
-    class Short(TensorSubclass):
-        held: Tensor = inner()
-
-    Short.implements(aten.add.Tensor)(lambda func, x, y: Short(func(x.held, y)))
-    Short.implements(aten.softplus.default)(lambda func, x: Short(func(x.held)))
+    Short = declare(
+        name="Short",
+        rules={
+            aten.add.Tensor: lambda func, x, y: Short(func(x.held, y)),
+            aten.softplus.default: lambda func, x: Short(func(x.held)),
+        },
+    )
     x = Short(torch.ones(2))
     assert (x + 1).held.tolist() == [2.0, 2.0]
     words = (
@@ -145,13 +149,8 @@ def test_a_rule_without_an_argument_of_its_op_is_told_which_it_takes():
 
 
 def test_a_rule_of_a_family_is_told_how_the_family_calls_it():
-    class Short(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
-    @Short.implements(subclasses.reductions)
-    def _(func, x, dim, keepdim):
-        return Short(func(x.held, dim, keepdim=keepdim))
-
+    rule = lambda func, x, dim, keepdim: type(x)(func(x.held, dim, keepdim=keepdim))  # noqa: E731
+    Short = declare(keywords={"fallback": "map"}, rules={subclasses.reductions: rule})
     x = Short(torch.ones(2, 2))
     assert x.sum(0).held.tolist() == [2.0, 2.0]
     words = (
@@ -165,37 +164,16 @@ def test_a_rule_of_a_family_is_told_how_the_family_calls_it():
 
 
 @pytest.mark.usefixtures("without_garbage_collection")
-def test_a_materialize_that_calls_itself_is_named():
-    class Endless(Base):
-        def materialize(self):
-            return self * 2
-
-    with pytest.raises(
-        RecursionError, match=r"aten\.mul\.Tensor on an Endless: materialize\(\) calls itself"
-    ):
-        Endless(torch.ones(2)).sum()
-
-
-@pytest.mark.usefixtures("without_garbage_collection")
-@pytest.mark.parametrize(
-    "compiled", [lambda f: torch.compile(f, backend="eager"), lambda f: desugar.compile(f, backend="eager")]
-)
-def test_a_compiled_call_names_it_too(compiled):
-    cls = endless(aten.add.Tensor)
+@pytest.mark.parametrize("compiler", [torch.compile, desugar.compile])
+def test_a_compiled_call_names_it_too(compiler):
     with pytest.raises(Exception, match=r"calls itself without end"):
-        compiled(lambda x: x + 1)(cls(torch.ones(2)))
+        compiler(lambda x: x + 1, backend="eager")(endless(aten.add.Tensor)(torch.ones(2)))
 
 
 def test_nested_values_may_run_a_rule_in_itself():
-    class Twice(Base):
-        pass
-
-    @Twice.implements(aten.add.Tensor)
-    def rule(func, x, y):
-        return Twice(func(x.held, y))
-
-    x = Twice(torch.ones(2))
-    for _ in range(30):
+    Twice = with_rule(lambda func, x, y: Twice(func(x.held, y)), aten.add.Tensor)
+    x = torch.ones(2)
+    for _ in range(31):
         x = Twice(x)
     y = x + 1
     for _ in range(31):
@@ -203,68 +181,46 @@ def test_nested_values_may_run_a_rule_in_itself():
     assert y.tolist() == [2.0, 2.0]
 
 
+def forever(func, x, y):
+    return forever(func, x, y)
+
+
 @pytest.mark.usefixtures("without_garbage_collection")
 def test_another_recursion_stays_what_it_is():
-    class Recursing(Base):
-        pass
-
-    def forever(n):
-        return forever(n + 1)
-
-    @Recursing.implements(aten.add.Tensor)
-    def rule(func, x, y):
-        return forever(0)
-
     with pytest.raises(RecursionError, match=r"^maximum recursion"):
-        Recursing(torch.ones(2)) + 1
+        with_rule(forever, aten.add.Tensor)(torch.ones(2)) + 1
 
 
 # ---- what a rule for a derivative needs ----------------------------------------------------------------------
 
 
-def test_a_missing_derivative_is_named_with_the_way_around_it():
-    class Relu(TensorSubclass):
-        held: Tensor = inner(differentiable=True)
-
-    @Relu.implements(aten.relu)
-    def below(func, x):
-        return Relu(func(x.held))
-
+@pytest.mark.parametrize("key", [aten.relu, torch.relu])
+def test_a_missing_derivative_is_named_with_the_way_around_it(key):
+    rule = lambda func, x: type(x)(func(x.held))  # noqa: E731
+    Relu = declare(held=inner(differentiable=True), rules={key: rule})
     held = torch.ones(2, requires_grad=True)
     with pytest.raises(DispatchError, match=r"threshold_backward.*registered for the function.*unwrap"):
         aten.threshold_backward.default(torch.ones(2), Relu(held.detach()), 0.0)  # as PyTorch's formula does
     Relu(held).relu().held.sum().backward()  # the rule's own derivative
     assert held.grad.tolist() == [1.0, 1.0]
-    held.grad = None
 
-    class Above(TensorSubclass):
-        held: Tensor = inner(differentiable=True)
 
-    @Above.implements(torch.relu)
-    def above(func, x):
-        return Above(func(x.unwrap("held")))
+class Duck:
+    @classmethod
+    def __torch_function__(cls, *args):
+        return NotImplemented
 
-    Above(held).relu().held.sum().backward()
-    assert held.grad.tolist() == [1.0, 1.0]
+    def __radd__(self, other):
+        return "radd"
 
 
 def test_an_operand_of_another_kind_is_asked():
-    class Duck:
-        @classmethod
-        def __torch_function__(cls, *args):
-            return NotImplemented
-
-        def __radd__(self, other):
-            return "radd"
-
-    cls = type("Asking", (Base,), {})
-    cls.implements(torch.add)(lambda func, x, y: func(x.unwrap("held"), y))
+    cls = with_rule(lambda func, x, y: func(x.unwrap("held"), y), torch.add)
     assert cls(torch.ones(3)) + Duck() == "radd"
 
 
 def test_an_error_keeps_no_tensors_alive():
-    cls = faulty(torch.maximum)
-    x = cls(torch.ones(2))
+    x = faulty(torch.maximum)(torch.ones(2))
     held = weakref.ref(x.held)
     gc.disable()
     try:
@@ -276,65 +232,45 @@ def test_an_error_keeps_no_tensors_alive():
         gc.enable()
 
 
-@pytest.mark.parametrize("kind", ["partial", "object"])
-def test_rules_that_are_no_functions_are_named_too(kind):
-    class Rule:
-        def __call__(self, func, x, y):
-            return torch.softmax(x.held)
+class Rule:
+    def __call__(self, func, x, y):
+        return softmax_of(func, x, y)
 
-    def rule(scale, func, x, y):
-        return torch.softmax(x.held)
 
-    cls = type("Named", (Base,), {})
-    cls.implements(aten.add.Tensor)(Rule() if kind == "object" else functools.partial(rule, 2))
+@pytest.mark.parametrize("rule", [functools.partial(softmax_of), Rule()])
+def test_rules_that_are_no_functions_are_named_too(rule):
+    x = with_rule(rule, aten.add.Tensor, name="Named")(torch.ones(2))
     with pytest.raises(RuntimeError, match=r"on a Named: the rule .*raised TypeError: softmax"):
-        cls(torch.ones(2)) + cls(torch.ones(2))
+        x + x
 
 
 # ---- tensors from outside of the class -----------------------------------------------------------------------
 
+
 TABLE = torch.tensor([1.0, 2.0])
 
 
-def test_a_tensor_of_the_module_under_a_compiler():
-    class Outside(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner()
-
-        def materialize(self):
-            return self.held * TABLE
-
-    x = Outside(torch.ones(2))
+@pytest.mark.parametrize("door", ["stock", "desugar"])
+def test_a_tensor_of_the_module_under_a_compiler(door):
+    cls = declare(keywords={"fallback": "materialize"}, materialize=lambda self: self.held * TABLE)
+    x = cls(torch.ones(2))
     assert (x + 1).tolist() == [2, 3]
-    for door in (desugar.compile, torch.compile):
-        with pytest.raises(
-            RuntimeError, match=r"materialize\(\) computes with a tensor from outside"
-        ) as caught:
-            door(lambda x: x + 1, backend="eager" if door is desugar.compile else "aot_eager")(x)
-        assert "write `table = constant([...])` in the class body" in str(caught.value)
+    words = r"(?s)materialize\(\) computes with a tensor from outside.*write `table = constant\(\[\.\.\.\]\)` in the"
+    with pytest.raises(RuntimeError, match=words):
+        DOORS[door](lambda x: x + 1)(x)
 
 
 def test_a_tensor_of_an_enclosing_function_under_a_compiler():
-    class Outside(Base):
-        pass
-
     table = torch.tensor([1.0, 2.0])
+    x = with_rule(lambda func, x, y: func(x.held, table), aten.mul.Tensor)(torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"the rule .*lambda.* computes with a tensor from outside"):
+        desugar.compile(lambda x: x * 2, backend="eager", fullgraph=True)(x)
 
-    @Outside.implements(aten.mul.Tensor)
-    def rule(func, x, y):
-        return func(x.held, table)
 
-    with pytest.raises(RuntimeError, match=r"the rule .*rule .* computes with a tensor from outside"):
-        desugar.compile(lambda x: x * 2, backend="eager", fullgraph=True)(Outside(torch.ones(2)))
+def asserting(func, x, y):
+    assert y == 3, "three, please"
 
 
 def test_an_assertion_of_the_author_stays_as_it_is():
-    class Asserts(Base):
-        pass
-
-    @Asserts.implements(aten.mul.Tensor)
-    def rule(func, x, y):
-        assert y == 3, "three, please"
-        return x.held
-
     with pytest.raises(AssertionError, match="three, please"):
-        Asserts(torch.ones(2)) * 2
+        with_rule(asserting, aten.mul.Tensor)(torch.ones(2)) * 2

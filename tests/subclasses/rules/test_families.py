@@ -6,46 +6,43 @@ import pytest
 import torch
 from torch import Tensor
 
-import desugar
 import subclasses
-from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from subclasses import DispatchError, SpecError, TensorSubclass
 from subclasses.rules.families import Family
+from tests.subclasses.subjects import MODES, declare
 
 aten = torch.ops.aten
 
-DOORS = {
-    "eager": lambda fn: fn,
-    "stock": lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True),
-    "desugar.compile": lambda fn: desugar.compile(fn, backend="eager", fullgraph=True, strict=True),
-}
-
-
-class Held(TensorSubclass):
-    """Stands for its inner tensor, so that the plain tensor is the judge."""
-
-    held: Tensor = inner()
-
-    def materialize(self) -> Tensor:
-        return self.held
-
-
-def held(x):
-    return x.held if isinstance(x, Held) else x
+DOORS = {name: MODES[name] for name in ("eager", "stock", "desugar")}
 
 
 CALLS: list[tuple] = []
 
 
-@Held.implements(subclasses.arithmetic, subclasses.comparisons)
+def held(x):
+    return x.held if isinstance(x, TensorSubclass) else x
+
+
 def combine(func, x, y):
     CALLS.append((func, x, y))
     return Held(func(*(t if isinstance(t, Tensor) else torch.as_tensor(t) for t in map(held, (x, y)))))
 
 
-@Held.implements(subclasses.reductions)
 def reduce(func, x, dim, keepdim, **kwargs):
     CALLS.append((func, dim, keepdim, kwargs))
     return func(x.held, dim, keepdim=keepdim, **kwargs)
+
+
+# Represents its inner tensor, so that the plain tensor is the judge.
+Held = declare(
+    name="Held",
+    materialize=lambda self: self.held,
+    rules={
+        subclasses.arithmetic: combine,
+        subclasses.comparisons: combine,
+        subclasses.reductions: reduce,
+    },
+)
 
 
 PLAIN = torch.tensor([[0.5, -2.0, 3.0], [1.5, 4.0, -1.0]])
@@ -79,13 +76,36 @@ TWO = {
 }
 
 
+def scale(x):
+    y = x * 1
+    y -= 1
+    y *= x
+    y /= 2
+    y += PLAIN
+    return y.neg_()
+
+
+TWO["in-place forms"] = scale
+
+
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", TWO)
 def test_two_operands(name, door):
-    got = DOORS[door](TWO[name])(Held(PLAIN.clone()))
+    got = DOORS[door](TWO[name], fullgraph=True)(Held(PLAIN.clone()))
     assert type(got) is Held
     torch.testing.assert_close(got.held, TWO[name](PLAIN))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_gradients(door):
+    def fn(x):
+        return (2 / x - (3 - x) * x).sum(0)
+
+    mine, theirs = PLAIN.clone().requires_grad_(), PLAIN.clone().requires_grad_()
+    DOORS[door](fn, fullgraph=True)(Held(mine)).sum().backward()
+    fn(theirs).sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 def test_the_operands_stand_as_in_the_expression():
@@ -102,37 +122,10 @@ def test_the_operands_stand_as_in_the_expression():
         assert CALLS[0][0] is func and (CALLS[0][1] is left or CALLS[0][1] == left)
 
 
-def scale(x):
-    y = x * 1
-    y -= 1
-    y *= x
-    y /= 2
-    y += PLAIN
-    y.neg_()
-    return y
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_in_place_forms_follow(door):
-    got = DOORS[door](scale)(Held(PLAIN.clone()))
-    torch.testing.assert_close(got.held, scale(PLAIN.clone()))
-
-
 def test_out_forms_follow():
     x, out = Held(PLAIN), Held(torch.empty(2, 3))
     assert torch.sub(x, 2, out=out) is out
     torch.testing.assert_close(out.held, PLAIN - 2)
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_gradients(door):
-    def fn(x):
-        return (2 / x - (3 - x) * x).sum(0)
-
-    mine, theirs = PLAIN.clone().requires_grad_(), PLAIN.clone().requires_grad_()
-    DOORS[door](fn)(Held(mine)).sum().backward()
-    fn(theirs).sum().backward()
-    torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 REDUCED = {
@@ -161,7 +154,7 @@ REDUCED = {
 def test_reductions(name, door):
     run, dims = REDUCED[name]
     CALLS.clear()
-    got = DOORS[door](run)(Held(PLAIN.clone()))
+    got = DOORS[door](run, fullgraph=True)(Held(PLAIN.clone()))
     torch.testing.assert_close(got, run(PLAIN))
     assert {call[1] for call in CALLS} == {dims}
 
@@ -181,15 +174,14 @@ def test_dims_that_a_plain_tensor_refuses(name, dim):
         getattr(PLAIN, name)(dim)
     for door in DOORS.values():
         with pytest.raises(type(refused.value)) as caught:
-            door(lambda x: getattr(x, name)(dim))(Held(PLAIN))
+            door(lambda x: getattr(x, name)(dim), fullgraph=True)(Held(PLAIN))
         assert str(refused.value).partition("(")[0] in str(caught.value)
 
 
 @pytest.mark.parametrize("dims", [(), []])
 def test_no_dims(dims):
     for name in ("any", "all", "sum", "amax", "mean"):
-        got = getattr(Held(PLAIN), name)(dims)
-        torch.testing.assert_close(got, getattr(PLAIN, name)(dims))
+        torch.testing.assert_close(getattr(Held(PLAIN), name)(dims), getattr(PLAIN, name)(dims))
     scalar = Held(torch.tensor(3.0))
     assert [scalar.sum(d).item() for d in (0, -1, (0,))] == [3, 3, 3]
     with pytest.raises(IndexError, match=r"expected to be in range of \[-1, 0\], but got 1"):
@@ -198,47 +190,30 @@ def test_no_dims(dims):
 
 def test_keepdim_by_place_is_no_variance_of_another_kind():
     """The third argument of ``torch.std`` is ``unbiased``: a rule that passes keepdim there is told so."""
-
-    class ByPlace(TensorSubclass):
-        held: Tensor = inner()
-
-    @ByPlace.implements(subclasses.reductions)
-    def rule(func, x, dim, keepdim, **kwargs):
-        return func(x.held, dim, keepdim, **kwargs)
-
-    assert torch.equal(ByPlace(PLAIN).sum(1), PLAIN.sum(1))
+    by_place = lambda func, x, dim, keepdim, **kwargs: func(x.held, dim, keepdim, **kwargs)  # noqa: E731
+    x = declare(rules={subclasses.reductions: by_place})(PLAIN)
+    assert torch.equal(x.sum(1), PLAIN.sum(1))
     for name in ("std", "var"):
         with pytest.raises(TypeError, match="correction=int"):
-            getattr(ByPlace(PLAIN), name)()
+            getattr(x, name)()
 
 
 # ---- registration ------------------------------------------------------------------------------------------
 
 
-def test_a_rule_for_an_op_precedes_that_of_its_family_in_any_order():
-    for first in (True, False):
-        Own = type("Own", (TensorSubclass,), {"__annotations__": {"held": Tensor}, "held": inner()})
-
-        def family(func, x, y, Own=Own):
-            return "family"
-
-        def own(func, x, y, Own=Own):
-            return Own(x.held + 100)
-
-        if first:
-            Own.implements(aten.mul.Tensor)(own)
-        Own.implements(subclasses.arithmetic)(lambda func, x, y, Own=Own: Own(x.held + 1))
-        if not first:
-            Own.implements(aten.mul)(own)
-        x = Own(torch.zeros(1))
-        assert (x * 2).held.item() == 100 and (x + 2).held.item() == 1
-        with pytest.raises(SpecError, match=r"Own has two rules for aten\.add\.Tensor"):
-            Own.implements(subclasses.arithmetic)(family)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_rule_for_an_op_precedes_that_of_its_family_in_any_order(first):
+    family = (subclasses.arithmetic, lambda func, x, y: Own(x.held + 1))
+    own = (aten.mul.Tensor if first else aten.mul, lambda func, x, y: Own(x.held + 100))
+    Own = declare(name="Own", rules=dict([own, family] if first else [family, own]))
+    x = Own(torch.zeros(1))
+    assert (x * 2).held.item() == 100 and (x + 2).held.item() == 1
+    with pytest.raises(SpecError, match=r"Own has two rules for aten\.add\.Tensor"):
+        Own.implements(subclasses.arithmetic)(combine)
 
 
 def test_a_rule_of_a_child_precedes_that_of_its_base():
-    Child = type("Child", (Held,), {})
-    Child.implements(subclasses.arithmetic)(lambda func, x, y: Child(x.held * 0))
+    Child = declare(Held, rules={subclasses.arithmetic: lambda func, x, y: Child(x.held * 0)})
     assert (Child(PLAIN) + 1).held.count_nonzero() == 0
     assert type(Held(PLAIN) + 1) is Held
 
@@ -260,15 +235,15 @@ def test_every_op_of_a_family_exists_and_is_in_no_other():
 # ---- what a rule does not take ------------------------------------------------------------------------------
 
 
-class Some(TensorSubclass):
-    """Rules that take nothing."""
-
-    held: Tensor = inner()
-
-
-@Some.implements(subclasses.arithmetic, subclasses.reductions, aten.cos)
 def untaken(func, *args, **kwargs):
     return NotImplemented
+
+
+# Its rules take nothing.
+Some = declare(
+    name="Some",
+    rules=dict.fromkeys((subclasses.arithmetic, subclasses.reductions, aten.cos, aten.hypot), untaken),
+)
 
 
 @pytest.mark.parametrize("call", [lambda x: x.max(), lambda x: x.sum(0), torch.cos, lambda x: x.cos_()])
@@ -278,11 +253,12 @@ def test_what_a_rule_does_not_take_is_an_error_that_names_the_rule(call):
         call(Some(torch.ones(2)))
 
 
-def test_operators_leave_it_to_python():
-    class Other:
-        def __rsub__(self, x):
-            return "asked"
+class Other:
+    def __rsub__(self, x):
+        return "asked"
 
+
+def test_operators_leave_it_to_python():
     x = Some(torch.ones(2))
     assert x - Other() == "asked"
     with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for /=: 'Some' and 'int'"):
@@ -292,12 +268,5 @@ def test_operators_leave_it_to_python():
 
 
 def test_a_class_on_the_other_side_is_asked():
-    class Right(TensorSubclass):
-        held: Tensor = inner()
-
-    @Right.implements(aten.hypot)
-    def _(func, x, y):
-        return y.held
-
-    Some.implements(aten.hypot)(untaken)
+    Right = declare(rules={aten.hypot: lambda func, x, y: y.held})
     assert torch.hypot(Some(torch.ones(2)), Right(torch.full((2,), 3.0))).tolist() == [3, 3]

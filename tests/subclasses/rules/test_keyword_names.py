@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import desugar
-from subclasses import SpecError, TensorSubclass, inner
+from subclasses import SpecError
 from subclasses.rules.keyword_names import taken_by, with_keyword_names
+from tests.subclasses.subjects import declare
 
 DOORS = {
     "eager": lambda fn: fn,
@@ -18,30 +18,21 @@ DOORS = {
 }
 
 
-class Held(TensorSubclass):
-    """Rules that return plain tensors."""
-
-    held: Tensor = inner()
-
-
-@Held.implements(F.linear)
-def _(func, x, w, b=None):
-    return func(x, w.unwrap("held"), b)
-
-
-@Held.implements(torch.sum)
-def _(func, value, axes=None, keep=False):
-    return func(value.unwrap("held"), dim=axes, keepdim=keep)
-
-
-@Held.implements(torch.argmax)
-def _(func, value, axis=None, keep=False):
-    return func(value.held, axis, keep)
-
-
-@Held.implements(F.softmax)
-def _(func, value, along):
-    return func(value.unwrap("held"), dim=along)
+# Rules that return plain tensors.
+Held = declare(
+    name="Held",
+    rules={
+        F.linear: lambda func, x, w, b=None: func(x, w.unwrap("held"), b),
+        torch.sum: lambda func, value, axes=None, keep=False: func(
+            value.unwrap("held"), dim=axes, keepdim=keep
+        ),
+        torch.argmax: lambda func, value, axis=None, keep=False: func(value.held, axis, keep),
+        F.softmax: lambda func, value, along: func(value.unwrap("held"), dim=along),
+        torch.mean: lambda func, x, dim=None, keepdim=False: func(x.unwrap("held"), dim, keepdim),
+        torch.cumsum: lambda func, x, along: func(x.unwrap("held"), along),
+        torch.concatenate: lambda func, tensors, dim=0: func([t.unwrap("held") for t in tensors], dim),
+    },
+)
 
 
 X = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
@@ -54,6 +45,10 @@ CALLS = {
     "of the first": lambda w: torch.sum(input=w, dim=0),
     "of a function in Python": lambda w: F.softmax(w, dim=1),
     "all, of a function in Python": lambda w: F.softmax(input=w, dim=0),
+    # Functions in C take the names of numpy too, and pass them on as they are.
+    "names of numpy": lambda w: torch.mean(w, axis=1, keepdims=True),
+    "axis": lambda w: torch.cumsum(w, axis=1),
+    "axis of a list": lambda w: torch.concatenate([w, w], axis=1),
 }
 
 
@@ -83,6 +78,15 @@ def test_rules_that_take_them_are_called_as_they_are(rule):
     assert with_keyword_names(F.linear, rule, taken_by(rule)) is rule
 
 
+def factor(key, rule):
+    return declare(name="Factor", rules={key: rule})
+
+
+def of_two(func, one, two, **options):
+    assert not options
+    return func(one.unwrap("held"), two)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -93,92 +97,50 @@ def test_rules_that_take_them_are_called_as_they_are(rule):
     ],
 )
 def test_a_rule_that_takes_all_keywords_gets_what_it_requires(call):
-    class Factor(TensorSubclass):
-        held: Tensor = inner()
-
-    @Factor.implements(torch.matmul)
-    def rule(func, one, two, **options):
-        assert not options
-        return func(one.unwrap("held"), two)
-
     x, y = torch.rand(2, 3), torch.rand(3, 4)
-    assert torch.equal(call(Factor(x), y), x @ y)
+    assert torch.equal(call(factor(torch.matmul, of_two)(x), y), x @ y)
 
 
-def test_a_rule_that_takes_all_keywords_gets_the_others():
-    class Factor(TensorSubclass):
-        held: Tensor = inner()
+OUT = torch.empty(2, 4)
 
-    @Factor.implements(torch.matmul)
-    def rule(func, one, two, **options):
-        return options
 
-    out = torch.empty(2, 4)
-    assert torch.matmul(Factor(torch.rand(2, 3)), other=torch.rand(3, 4), out=out) == {"out": out}
+@pytest.mark.parametrize(
+    ("key", "rule", "call", "expected"),
+    [
+        (
+            torch.matmul,
+            lambda func, one, two, **options: options,
+            lambda x: torch.matmul(x, other=torch.rand(3, 4), out=OUT),
+            {"out": OUT},
+        ),
+        (
+            F.dropout,
+            lambda func, x, p, train, in_place: (p, train, in_place),
+            lambda x: F.dropout(x, p=0.3, training=False),
+            (0.3, False, False),
+        ),
+        (
+            torch.sum,
+            lambda func, x, dim=None, keepdim=False, **options: (dim, keepdim, options),
+            lambda x: torch.sum(x, axis=1, keepdims=True),
+            (1, True, {}),
+        ),
+    ],
+    ids=["others", "a default that the rule requires", "names of numpy"],
+)
+def test_what_a_rule_gets(key, rule, call, expected):
+    assert call(factor(key, rule)(torch.rand(2, 3))) == expected
+
+
+def refuse(func, one, two):
+    raise TypeError("of the author")
 
 
 def test_errors_name_the_authors_code():
-    class Failing(TensorSubclass):
-        held: Tensor = inner()
-
-    @Failing.implements(torch.add)
-    def refuse(func, one, two):
-        raise TypeError("of the author")
-
+    Failing = factor(torch.add, refuse)
     with pytest.raises(
         RuntimeError, match=r"the rule .*refuse \(.*test_keyword_names\.py:\d+\) raised TypeError"
     ):
         Failing(torch.ones(2)) + 1
     with pytest.raises(SpecError, match=r"two rules for .*refuse \(.*test_keyword_names\.py:\d+\) and"):
         Failing.implements(torch.add)(lambda func, one, two: one)
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_names_of_numpy(door):
-    """Functions in C take them too, and pass them on as they are."""
-
-    class Factor(TensorSubclass):
-        held: Tensor = inner()
-
-    @Factor.implements(torch.mean)
-    def _(func, x, dim=None, keepdim=False):
-        return func(x.unwrap("held"), dim, keepdim)
-
-    @Factor.implements(torch.cumsum)
-    def _(func, x, along):
-        return func(x.unwrap("held"), along)
-
-    @Factor.implements(torch.concatenate)
-    def _(func, tensors, dim=0):
-        return func([t.unwrap("held") for t in tensors], dim)
-
-    def fn(x):
-        one, other = torch.mean(x, axis=1, keepdims=True), torch.cumsum(x, axis=1)
-        return one, other, torch.concatenate([x, x], axis=1)
-
-    t = torch.rand(2, 3)
-    for got, want in zip(DOORS[door](fn)(Factor(t)), fn(t), strict=True):
-        assert torch.equal(got, want)
-
-
-def test_a_default_that_the_rule_requires_is_passed():
-    class Factor(TensorSubclass):
-        held: Tensor = inner()
-
-    @Factor.implements(F.dropout)
-    def _(func, x, p, train, in_place):
-        return p, train, in_place
-
-    assert F.dropout(Factor(torch.ones(2)), p=0.3, training=False) == (0.3, False, False)
-
-
-def test_names_of_numpy_for_a_rule_that_takes_all_keywords():
-    class Factor(TensorSubclass):
-        held: Tensor = inner()
-
-    @Factor.implements(torch.sum)
-    def _(func, x, dim=None, keepdim=False, **options):
-        assert not options
-        return func(x.held, dim, keepdim)
-
-    assert torch.sum(Factor(torch.ones(2, 3)), axis=1, keepdims=True).shape == (2, 1)

@@ -57,8 +57,8 @@ def test_a_failed_registration_leaves_nothing_behind():
 SEVERAL = (aten.cos.default, aten.sin.default, torch.tan)
 # The keys of a rule, a call, the function that the rule gets, the inner tensor of the result.
 KEYS = {
-    "an overload": ([aten.mul.Tensor], lambda x: x * torch.tensor(3.0), aten.mul.Tensor, [0, 0]),
-    "an overload, of a number": ([aten.mul.Tensor], lambda x: x * 3, aten.mul.Tensor, [0, 0]),
+    "an overload": ([aten.add.Tensor], lambda x: x + torch.tensor(3.0), aten.add.Tensor, [3, 3]),
+    "an overload, of a number": ([aten.add.Tensor], lambda x: x + 3, aten.add.Tensor, [3, 3]),
     "a packet": ([aten.sum], aten.sum.default, aten.sum.default, 0),
     "a packet, another overload": ([aten.sum], lambda x: x.sum(0), aten.sum.dim_IntList, 0),
     "a tag": ([torch.Tag.pointwise], torch.cos, aten.cos.default, [1, 1]),

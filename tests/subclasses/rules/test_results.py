@@ -8,40 +8,39 @@ from torch import Tensor
 
 import desugar
 import subclasses
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 
 
-class Sometimes(TensorSubclass, fallback="views"):
-    """Each rule has an answer for double precision alone."""
-
-    held: Tensor = inner()
-
-
-@Sometimes.implements(torch.sin)
 def of_a_function(func, x):
     if x.dtype == torch.float64:
-        return Sometimes(func(x.unwrap("held")))
+        return type(x)(func(x.unwrap("held")))
 
 
-@Sometimes.implements(aten.cos.default)
-def of_an_op(func, x):
-    if x.dtype == torch.float64:
-        return Sometimes(func(x.held))
+def of_an_op(func, x, *more):
+    return type(x)(func(x.held, *more)) if x.dtype == torch.float64 else None
 
 
-@Sometimes.implements(subclasses.comparisons)
 def of_a_family(func, x, y):
-    return Sometimes(func(x.held, y)) if x.dtype == torch.float64 else None
+    return of_an_op(func, x, y)
 
 
-@Sometimes.implements(torch.Tag.pointwise)
 def of_a_tag(func, x):
-    if x.dtype == torch.float64:
-        return Sometimes(func(x.held))
+    return of_an_op(func, x)
 
 
+# Each rule has an answer for double precision alone.
+Sometimes = declare(
+    keywords={"fallback": "views"},
+    rules={
+        torch.sin: of_a_function,
+        aten.cos.default: of_an_op,
+        subclasses.comparisons: of_a_family,
+        torch.Tag.pointwise: of_a_tag,
+    },
+)
 CALLS = {
     "of_a_function": lambda x: torch.sin(x),
     "of_an_op": lambda x: x.cos(),
@@ -63,18 +62,14 @@ def test_a_result_that_is_missing(name, door):
 
 
 def test_functions_that_return_none_may():
-    class Quiet(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
     seen = []
 
-    @Quiet.implements(Tensor.__setitem__)
     def rule(func, x, index, value):
         if len(seen) > 3:
             return NotImplemented
         seen.append(index)
 
-    x = Quiet(torch.zeros(3))
+    x = declare(keywords={"fallback": "map"}, rules={Tensor.__setitem__: rule})(torch.zeros(3))
     x[0] = 1
     assert seen == [0] and x.held.tolist() == [0, 0, 0]
 
@@ -82,25 +77,20 @@ def test_functions_that_return_none_may():
 # ---- something else than a tensor ------------------------------------------------------------------------------
 
 
-class Listed(TensorSubclass):
-    """A class whose rules return what is no tensor."""
-
-    held: Tensor = inner()
-
-
-@Listed.implements(aten.sin.default)
 def listed(func, x):
-    return [Listed(func(x.held))]
+    return [type(x)(func(x.held))]
 
 
-@Listed.implements(aten.abs.default)
 def a_number(func, x):
     return 3.0
 
 
-@Listed.implements(torch.Tag.pointwise)
 def wrapped(func, *args):
     return Listed(func(*(a.held if isinstance(a, Listed) else a for a in args)))
+
+
+# A class whose rules return what is no tensor.
+Listed = declare(rules={aten.sin.default: listed, aten.abs.default: a_number, torch.Tag.pointwise: wrapped})
 
 
 @pytest.mark.parametrize(
@@ -125,64 +115,50 @@ RESULTS = {
     "a tuple of 3": lambda M, t: (M(t), M(t), M(t)),
     "a tuple of 1": lambda M, t: (M(t),),
     "a Several": lambda M, t: M(t),
+    "list": lambda M, t: [M(t), M(t + 1)],
+    "tuple": lambda M, t: (M(t), M(t + 1)),
 }
 
 
-@pytest.mark.parametrize("result", RESULTS)
-def test_a_rule_with_a_wrong_number_of_results(result):
-    """PyTorch reads as many results as the op has, wherever they may be."""
+def several(result):
+    """A value whose rules for ops of several results return some other thing."""
 
-    class Several(TensorSubclass):
-        held: Tensor = inner()
-
-    @Several.implements(aten.aminmax)
-    def both(func, x, **kwargs):
-        return RESULTS[result](Several, x.held)
-
-    with pytest.raises(DispatchError, match=rf"rule .*both .*returned {result} .* 2 tensors .* in a tuple"):
-        torch.aminmax(Several(torch.ones(2)))
-
-
-@pytest.mark.parametrize("op", ["unbind", "split"])
-@pytest.mark.parametrize("result", ["a generator", "a Several"])
-def test_a_rule_for_an_op_with_a_list_of_results(op, result):
-    class Several(TensorSubclass):
-        held: Tensor = inner()
-
-    @Several.implements(aten.unbind, aten.split)
-    def parts(func, x, *args):
-        return RESULTS[result](Several, x.held)
-
-    with pytest.raises(DispatchError, match=rf"rule .*parts .*returned {result} .* a list of tensors"):
-        getattr(Several(torch.ones(2)), op)(*([1] * (op == "split")))
-
-
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_results_in_a_list_or_a_tuple(kind):
-    class Several(TensorSubclass):
-        held: Tensor = inner()
-
-    @Several.implements(aten.aminmax, aten.split)
     def both(func, x, *args, **kwargs):
-        return kind(Several(x.held + n) for n in range(2))
+        return RESULTS[result](Several, x.held)
 
-    low, high = torch.aminmax(Several(torch.ones(2)))
-    assert low.held.tolist() == [1, 1] and high.held.tolist() == [2, 2]
-    assert [part.held[0].item() for part in Several(torch.ones(2)).split(1)] == [1, 2]
+    Several = declare(name="Several", rules=dict.fromkeys((aten.aminmax, aten.unbind, aten.split), both))
+    return Several(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "result", "number"),
+    [
+        *((torch.aminmax, result, "2 tensors .* in a tuple") for result in list(RESULTS)[:4]),
+        *((torch.unbind, result, "a list of tensors") for result in ("a generator", "a Several")),
+        *((lambda x: x.split(1), result, "a list of tensors") for result in ("a generator", "a Several")),
+    ],
+)
+def test_a_rule_with_a_wrong_number_of_results(call, result, number):
+    """PyTorch reads as many results as the op has, wherever they may be."""
+    with pytest.raises(DispatchError, match=rf"rule .*both .*returned {result} .* {number}"):
+        call(several(result))
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple"])
+@pytest.mark.parametrize("call", [torch.aminmax, lambda x: x.split(1)])
+def test_results_in_a_list_or_a_tuple(call, kind):
+    assert [part.held.tolist() for part in call(several(kind))] == [[1, 1], [2, 2]]
 
 
 # ---- a value inside of another -------------------------------------------------------------------------------------
 
 
-class Scaled(TensorSubclass):
-    held: Tensor = inner()
-
-
-@Scaled.implements(aten.mul)
 def any_factor(func, x, y):
-    if not isinstance(x, Scaled):
-        x, y = y, x
+    x, y = (x, y) if isinstance(x, Scaled) else (y, x)
     return Scaled(func(x.held, y))
+
+
+Scaled = declare(name="Scaled", rules={aten.mul: any_factor})
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -12,20 +12,19 @@ from torch import Tensor
 
 import desugar
 import subclasses
-from subclasses import TensorSubclass, dynamic, inner
-from tests.subclasses.subjects import MODES
+from subclasses import dynamic, inner
+from tests.doors import COMPILED as COMPILERS
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 
-COMPILERS = {name: door for name, door in MODES.items() if name != "eager"}
-
-
-class Log(TensorSubclass, fallback="materialize"):
-    log: Tensor = inner()
-    count: int = dynamic(default=2)
-
-    def materialize(self):
-        return self.log.exp()
+Log = declare(
+    name="Log",
+    keywords={"fallback": "materialize"},
+    log=inner(),
+    count=dynamic(default=2),
+    materialize=lambda self: self.log.exp(),
+)
 
 
 def is_number(y):
@@ -52,9 +51,7 @@ def by_tensor(func, x, y):
 
 
 def with_rule(key, rule):
-    cls = type("Ruled", (Log,), {"__doc__": "One rule."})
-    cls.implements(key)(rule)
-    return cls
+    return declare(Log, rules={key: rule})
 
 
 @pytest.fixture(autouse=True)

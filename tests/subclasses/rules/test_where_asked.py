@@ -9,22 +9,21 @@ from torch import Tensor, nn
 
 import subclasses
 from subclasses import DispatchError, TensorSubclass, inner
-from tests.subclasses.subjects import MODES
+from tests.subclasses.subjects import MODES, declare
 
 aten = torch.ops.aten
 
 
-class One(TensorSubclass, fallback="materialize", kind="structure"):
-    raw: Tensor = inner()
-
-    def materialize(self):
-        return self.raw * 1
+One = declare(
+    name="One",
+    keywords={"fallback": "materialize", "kind": "structure"},
+    raw=inner(),
+    materialize=lambda self: self.raw * 1,
+)
 
 
 def with_rule(key, rule, **keywords):
-    cls = type("Ruled", (One,), {"__doc__": "One rule."}, **keywords)
-    cls.implements(key)(rule)
-    return cls
+    return declare(One, name="Ruled", rules={key: rule}, keywords=keywords)
 
 
 @pytest.fixture(autouse=True)
@@ -120,18 +119,18 @@ def test_a_column_where_the_number_of_rows_is_a_symbol(fallback, door):
 # ---- equality ----------------------------------------------------------------------------------------------
 
 
+def equals(func, x, y):
+    both = isinstance(x, TensorSubclass) and isinstance(y, TensorSubclass)
+    return func(x.held, y.held) if both else NotImplemented
+
+
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", MODES)
-@pytest.mark.parametrize("key", [subclasses.comparisons, (torch.eq, torch.ne)], ids=["family", "functions"])
-def test_equality_that_a_rule_leaves_is_no_bool(key, door):
-    class Own(TensorSubclass):
-        raw: Tensor = inner()
-
-    @Own.implements(*(key if isinstance(key, tuple) else (key,)))
-    def _(func, x, y):
-        return func(x.raw, y.raw) if isinstance(x, Own) and isinstance(y, Own) else NotImplemented
-
-    x, plain = Own(torch.ones(3)), torch.ones(3)
+@pytest.mark.parametrize(
+    "keys", [[subclasses.comparisons], [torch.eq, torch.ne]], ids=["family", "functions"]
+)
+def test_equality_that_a_rule_leaves_is_no_bool(keys, door):
+    x, plain = declare(name="Own", rules=dict.fromkeys(keys, equals))(torch.ones(3)), torch.ones(3)
     assert MODES[door](lambda x: x == x)(x).tolist() == [True] * 3
     for wrong in (lambda x: x == plain, lambda x: plain == x, lambda x: x != 2, lambda x: torch.eq(x, 2)):
         with pytest.raises(Exception, match=r"(eq|ne).* on an Own: the rule .* returned NotImplemented"):

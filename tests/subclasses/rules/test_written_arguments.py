@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import desugar
-from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from subclasses import DispatchError, SpecError, inner
+from tests.subclasses.subjects import MODES, declare
 
-DOORS = {"eager": lambda f: f, "desugar": lambda f: desugar.compile(f, backend="eager")}
+DOORS = {name: MODES[name] for name in ("eager", "desugar")}
 first = (torch.tensor([0]),)
 WRITES = {
     "x.mul_(y)": (Tensor.mul_, lambda z: z.mul_(3)),
@@ -29,18 +29,18 @@ WRITES = {
 }
 
 
-def ruled(key, rule):
-    class Ruled(TensorSubclass):
-        held: Tensor = inner()
-
-    Ruled.implements(torch.ops.aten.mul)(lambda func, x, y: Ruled(func(x.held, y)))
-    Ruled.implements(key)(rule)
-    return Ruled
-
-
 def halving(func, x, *args, **kwargs):
     x.held.mul_(0.5)
     return x
+
+
+def five_times(func, x, *args, **kwargs):
+    return type(x)(x.held * 5)
+
+
+def ruled(key, rule):
+    product = lambda func, x, y: type(x)(func(x.held, y))  # noqa: E731
+    return declare(name="Ruled", rules={torch.ops.aten.mul: product, key: rule})
 
 
 @pytest.mark.sweep(6)
@@ -65,15 +65,10 @@ def test_a_write_that_autograd_does_not_see_is_an_error(name, door):
 @pytest.mark.parametrize("name", [name for name in WRITES if name != "x[i] = y"])
 def test_a_write_that_would_be_lost_is_an_error(name, door):
     key, call = WRITES[name]
-    x = ruled(key, lambda func, x, *args, **kwargs: type(x)(x.held * 5))(torch.ones(2))
-
-    def f(x):
-        return call(x)
-
-    with pytest.raises(
-        Exception, match=r"returned a value with memory of its own, in place of the Ruled to write to"
-    ):
-        DOORS[door](f)(x)
+    x = ruled(key, five_times)(torch.ones(2))
+    words = r"returned a value with memory of its own, in place of the Ruled to write to"
+    with pytest.raises(Exception, match=words):
+        DOORS[door](lambda x: call(x))(x)
     assert x.held.tolist() == [1.0, 1.0]
 
 
@@ -96,35 +91,24 @@ def test_what_is_advised_instead(name, advice):
 
 
 def test_a_function_that_is_not_asked_to_write_may_return_a_new_value():
-    Ruled = ruled(F.relu, lambda func, x, inplace=False: type(x)(x.held * 5))
-    x = Ruled(torch.ones(2, requires_grad=True))
+    x = ruled(F.relu, five_times)(torch.ones(2, requires_grad=True))
     assert F.relu(x).held.tolist() == F.relu(x, inplace=False).held.tolist() == [5.0, 5.0]
 
 
 def test_operators_of_bits_on_numbers():
     """Their ops have no derivative, so the advice is a rule for the function."""
-
-    class Held(TensorSubclass):
-        held: Tensor = inner(differentiable=True)
-
+    Held = declare(name="Held", held=inner(differentiable=True))
     x = Held(torch.rand(2, requires_grad=True))
-    with pytest.raises(
-        DispatchError, match=r"@Held\.implements\(torch\.bitwise_and\): the op has no derivative"
+    for operation, words in (
+        (torch.ops.aten.bitwise_and, r"@Held\.implements\(torch\.bitwise_and\): the op has no derivative"),
+        (operator.iand, r"write x = torch\.bitwise_and\(x, \.\.\.\), with a rule for that function"),
     ):
-        torch.ops.aten.bitwise_and(x, x)
-    with pytest.raises(
-        DispatchError, match=r"write x = torch\.bitwise_and\(x, \.\.\.\), with a rule for that function"
-    ):
-        operator.iand(x, x)
+        with pytest.raises(DispatchError, match=words):
+            operation(x, x)
     Held.implements(torch.bitwise_and)(lambda func, a, b: Held(torch.minimum(a.held, b.held)))
     Held.implements(torch.bitwise_not)(lambda func, a: Held(1 - a.held))
     for found in (~x, torch.bitwise_not(x), x.bitwise_not()):
         torch.testing.assert_close(found.held, 1 - x.held)
     assert ((~x) & x).held.requires_grad
     with pytest.raises(SpecError, match=r"Bits\.__invert__ .*@Bits\.implements\(torch\.bitwise_not\)"):
-
-        class Bits(TensorSubclass):
-            held: Tensor = inner()
-
-            def __invert__(self):
-                return self
+        declare(name="Bits", __invert__=lambda self: self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 
 from subclasses import TensorSubclass
@@ -51,6 +52,23 @@ def check_found(make: Factory, promise: str, words: list[str], **options: Any) -
 def check_kept(make: Factory, *promises: str, **options: Any) -> None:
     found = outcomes(make, *promises, **options)
     assert all(found[promise].state == "kept" for promise in promises), found
+
+
+def finding(cases: Mapping[str, tuple[Any, ...]]) -> Any:
+    """A test of ``(promise, wrong, words, right, options)``, where the two factories and the options may be missing.
+
+    Values of a wrong factory break the promise, and the report has the words. Those of a right one keep it.
+    """
+
+    @pytest.mark.parametrize("case", cases)
+    def test(case):
+        promise, wrong, words, right, *options = (*cases[case], None)[: max(4, len(cases[case]))]
+        if wrong is not None:
+            check_found(wrong, promise, words, **dict(*options))
+        if right is not None:
+            check_kept(right, promise, **dict(*options))
+
+    return test
 
 
 def of_tensors(cls: Any, *sizes: tuple[int, ...]) -> Factory:

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, constant, inner, static
 from subclasses.testing import PATHS, examine
+from tests.subclasses.subjects import Pair, declare
 from tests.subclasses.testing import broken
 from tests.subclasses.testing.byhand import Tagged
 from tests.subclasses.testing.faults import (
     check_found,
     check_kept,
+    finding,
     of_tensors,
     only,
     outcome,
@@ -44,18 +46,12 @@ class Global(TensorSubclass, size_from="index", dtype_from="scale", fallback="ma
         return TABLE[self.index] * self.scale
 
 
-class Constant(Global):
-    table: Tensor = constant(torch.linspace(-1, 1, 16))
-
-    def materialize(self):
-        return self.table[self.index] * self.scale
-
-
-class Base(TensorSubclass, fallback="materialize"):
-    held: Tensor = inner()
-
-    def materialize(self):
-        return self.held * 2
+Constant = declare(
+    Global,
+    table=constant(torch.linspace(-1, 1, 16)),
+    materialize=lambda self: self.table[self.index] * self.scale,
+)
+Base = declare(name="Base", keywords={"fallback": "materialize"}, materialize=lambda self: self.held * 2)
 
 
 class Detached(Base):
@@ -74,23 +70,10 @@ class NoGrad(Base):
             return self.held * 2
 
 
-class Shifted(Base):
-    """Two inner tensors, both with gradients."""
-
-    shift: Tensor = inner()
-
-    def materialize(self):
-        return self.held.round() + self.shift
-
-
-class ShiftedDetached(Shifted):
-    def materialize(self):
-        return self.held + self.shift.detach()
-
-
-class Whole(Base):
-    def materialize(self):
-        return self * 2
+# Two inner tensors, both with gradients.
+Shifted = declare(Base, shift=inner(), materialize=lambda self: self.held.round() + self.shift)
+ShiftedDetached = declare(Shifted, materialize=lambda self: self.held + self.shift.detach())
+Whole = declare(Base, materialize=lambda self: self * 2)
 
 
 # ---- rules that the report names ---------------------------------------------------------------------------
@@ -138,20 +121,10 @@ def ruled(key, rule, base=Base):
     return with_rules(base, {key: rule})
 
 
-class Refusing(TensorSubclass):
-    """No fallback."""
-
-    held: Tensor = inner()
-
-    def materialize(self):
-        return self.held * 2
-
-
-class Parts(Refusing):
-    """Its rule runs ops on a value, which have no rules."""
-
-
-Parts.implements(F.linear)(of_parts)
+# No fallback.
+Refusing = declare(materialize=lambda self: self.held * 2)
+# Its rule runs ops on a value, which have no rules.
+Parts = declare(Refusing, name="Parts", rules={F.linear: of_parts})
 
 
 class KeepsTag(broken.ForgetsTag):
@@ -159,6 +132,9 @@ class KeepsTag(broken.ForgetsTag):
 
     __tensor_flatten__ = Tagged.__tensor_flatten__
     unflatten = staticmethod(lambda data_, tag: (data_, tag))
+
+
+Parts.implements(F.linear)(of_parts)
 
 
 # ---- the test ----------------------------------------------------------------------------------------------
@@ -283,31 +259,24 @@ def test_a_rule_that_was_not_tried_is_named_if_it_loses_gradients():
     assert "not called: cosine_similarity" in screen
 
 
-@pytest.mark.slow
-def test_an_op_whose_arguments_have_defaults_is_called_though_it_gives_a_view():
-    wrong = ruled(aten.diagonal, lambda func, x, offset=0, *dims: func(plain(x), offset + 1, *dims))
-    words = ["aten.diagonal.default(x) is not what its reference gives"]
-    check_found(of_tensors(wrong, (4, 6)), "values", words)
-    right = ruled(aten.diagonal, lambda func, x, *dims: func(x.held, *dims) * 2)
-    check_kept(of_tensors(right, (4, 6)), "values", "rules_tried")
+# ---- advice for declared classes ---------------------------------------------------------------------------
+
+
+def one_hot_matmul(func, x, w):
+    return type(x).unruled(func, x, w) if isinstance(w, type(x)) else F.embedding(x.index, w)
+
+
+OneHot = declare(
+    keywords={"fallback": "materialize"},
+    index=inner(dtype=torch.int64),
+    outer=staticmethod(lambda index: Outer((*index.shape, 4), dtype=torch.float32)),
+    materialize=lambda self: F.one_hot(self.index, 4).float(),
+    rules={torch.matmul: one_hot_matmul},
+)
 
 
 @pytest.mark.slow
 def test_an_inner_tensor_of_ints_is_not_said_to_carry_gradients():
-    class OneHot(TensorSubclass, fallback="materialize"):
-        index: Tensor = inner(dtype=torch.int64)
-
-        @staticmethod
-        def outer(index):
-            return Outer((*index.shape, 4), dtype=torch.float32)
-
-        def materialize(self):
-            return F.one_hot(self.index, 4).float()
-
-    @OneHot.implements(torch.matmul)
-    def _(func, x, w):
-        return OneHot.unruled(func, x, w) if isinstance(w, OneHot) else F.embedding(x.index, w)
-
     report = examine(lambda: OneHot(torch.tensor([1, 0, 2])), paths={})
     assert all('x.unwrap("index")' not in (outcome.mend or "") for outcome in report.of("broken"))
     assert "the gradient of x @ x.mT is wrong" in str(report)
@@ -321,21 +290,8 @@ class Left(Tagged):
         return super().run(func, args, kwargs) if args[0].tag else None
 
 
-def test_a_rule_written_by_hand_that_takes_a_plain_operand_for_its_own():
-    check_found(of_tensors(Left, (4, 6)), "values", ["run (", "reads .tag of an operand without a test"])
-
-
-def test_a_copy_that_is_lost_is_told_of_where_a_module_loads():
-    words = ["a parameter after load_state_dict(assign=False): data_:", "calls weight.copy_(saved)"]
-    check_found(of_tensors(broken.LoadsNothing, (4, 6)), "parameter", [*words, "aten.copy_"])
-
-
-# ---- gradients of a class that stands for no plain tensor ---------------------------------------------------
-
-
-class Ends(TensorSubclass):
-    low: Tensor = inner()
-    high: Tensor = inner()
+# A class that represents no plain tensor.
+Ends = declare(low=inner(), high=inner())
 
 
 def _turned_above(func, x):
@@ -343,57 +299,26 @@ def _turned_above(func, x):
     return type(x)(-high, -low)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "rule", "words"),
-    [
-        (
-            aten.neg,
-            lambda func, x: type(x)(-x.high.detach(), -x.low),
-            ["the gradient of low, high through -x is wrong", "<lambda> (", "uses detach, behind which"],
-        ),
-        (aten.neg, lambda func, x: type(x)(-x.high, -x.low), []),
-        (torch.neg, _turned_above, []),
-    ],
-)
-def test_gradients_without_a_reference_are_compared_with_differences(key, rule, words):
+def ends(key, rule):
     cls = ruled(key, rule, Ends)
-    make = lambda: cls(torch.rand(3, 4), torch.rand(3, 4) + 2)  # noqa: E731
-    if words:
-        check_found(make, "inner_gradients", words)
-    else:
-        check_kept(make, "inner_gradients")
+    return lambda: cls(torch.rand(3, 4), torch.rand(3, 4) + 2)
 
 
-# ---- advice for declared classes ---------------------------------------------------------------------------
-
-
-class Symmetric(TensorSubclass, fallback="materialize"):
-    """A matrix of sums; its transpose is a copy."""
-
-    column: Tensor = inner()
-
-    @staticmethod
-    def outer(column):
-        return Outer((column.shape[0], column.shape[0]))
-
-    def materialize(self):
-        return self.column[:, None] + self.column
-
-
-@Symmetric.implements(torch.transpose, torch.t)
-def _(func, x, *dims):
-    return Symmetric(x.unwrap("column").clone())
-
-
-class Views(TensorSubclass, fallback="views"):
-    held: Tensor = inner()
+# A matrix of sums; its transpose is a copy.
+Symmetric = declare(
+    keywords={"fallback": "materialize"},
+    column=inner(),
+    outer=staticmethod(lambda column: Outer((column.shape[0], column.shape[0]))),
+    materialize=lambda self: self.column[:, None] + self.column,
+    rules=dict.fromkeys(
+        (torch.transpose, torch.t), lambda func, x, *dims: type(x)(x.unwrap("column").clone())
+    ),
+)
+Views = declare(keywords={"fallback": "views"})
 
 
 def test_a_copy_in_place_of_a_view_may_be_kept():
-    both = {"views", "writes_to_views"}
-    check_found(of_tensors(Symmetric, (5,)), "views", ["skip={'views', 'writes_to_views'}"])
-    report = examine(of_tensors(Symmetric, (5,)), paths={}, skip=only("views") | both)
+    report = examine(of_tensors(Symmetric, (5,)), paths={}, skip=only() | {"views", "writes_to_views"})
     assert "views" not in report.broken
 
 
@@ -435,15 +360,10 @@ def _(func, x, dim=0, start=None, end=None, step=1):
 
 
 Planes.implements(aten.neg)(lambda func, x: Planes(func(x.normal), func(x.offset)))
-
-
-class Marks(TensorSubclass, fallback="views", dtype_from="score"):
-    """It represents no plain tensor."""
-
-    start: Tensor = inner(dtype=torch.int64)
-    score: Tensor = inner()
-
-
+# It represents no plain tensor.
+Marks = declare(
+    keywords={"fallback": "views", "dtype_from": "score"}, start=inner(dtype=torch.int64), score=inner()
+)
 Copying = ruled(
     aten.slice.Tensor,
     lambda func, x, *args: type(x)(func(x.start, *args), func(x.score, *args).clone()),
@@ -452,121 +372,151 @@ Copying = ruled(
 TwiceHeld = with_rules(Base, {}, trainable=True)
 
 
-# The values, the promise, words of the report.
-FOUND = {
-    "a dim and a dtype dropped": (
-        of_tensors(
-            with_rules(
-                Base,
-                {
-                    aten.cat: lambda func, tensors, dim=0: Base(func([t.held for t in tensors])),
-                    aten.mul.Tensor: single,
-                },
+def of_rule(key, rule, base=Base):
+    return of_tensors(ruled(key, rule, base), (4, 6))
+
+
+# The promise, the values, words of the report.
+test_it_is_found = finding(
+    {
+        "a dim and a dtype dropped": (
+            "keyword_arguments",
+            of_tensors(
+                with_rules(
+                    Base,
+                    {
+                        aten.cat: lambda func, tensors, dim=0: Base(func([t.held for t in tensors])),
+                        aten.mul.Tensor: single,
+                    },
+                ),
+                (4, 6),
             ),
-            (4, 6),
+            ["torch.cat([x, x], -1)", "x.double() * 2"],
         ),
-        "keyword_arguments",
-        ["torch.cat([x, x], -1)", "x.double() * 2"],
-    ),
-    "a tuple for one tensor": (
-        of_tensors(
-            ruled(
+        "a tuple for one tensor": (
+            "values",
+            of_rule(
                 aten.mul.Tensor, lambda func, x, y: (Base(func(*(getattr(t, "held", t) for t in (x, y)))),)
             ),
-            (4, 6),
+            ["returned", "one tensor"],
         ),
-        "values",
-        ["returned", "one tensor"],
-    ),
-    "what the constructor refuses of a rule": (
-        of_tensors(Planes, (4, 6, 3), (4, 6)),
-        "values",
-        ["x[::2] raised ValueError: normal of (2, 6, 3), offset of (4, 6)"],
-    ),
-    "a step ignored": (
-        of_tensors(
-            ruled(
+        "what the constructor refuses of a rule": (
+            "values",
+            of_tensors(Planes, (4, 6, 3), (4, 6)),
+            ["x[::2] raised ValueError: normal of (2, 6, 3), offset of (4, 6)"],
+        ),
+        "a step ignored": (
+            "values",
+            of_rule(
                 aten.slice.Tensor,
                 lambda func, x, dim=0, start=None, end=None, step=1: type(x)(func(x.held, dim, start, end)),
             ),
-            (4, 6),
+            ["x[::2]"],
         ),
-        "values",
-        ["x[::2]"],
-    ),
-    "an embedding without the arguments of a module": (
-        of_tensors(ruled(F.embedding, lambda func, i, w: func(i, w.unwrap("held") * 2), TwiceHeld), (6, 4)),
-        "values",
-        ["nn.Embedding"],
-    ),
-    "one inner tensor of a view copied, without reference": (
-        lambda: Copying(torch.randint(0, 9, (4,)), torch.rand(4)),
-        "writes_to_views",
-        ["copy_"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", FOUND)
-def test_it_is_found(case):
-    make, promise, words = FOUND[case]
-    check_found(make, promise, words)
+        "an embedding without the arguments of a module": (
+            "values",
+            of_tensors(
+                ruled(F.embedding, lambda func, i, w: func(i, w.unwrap("held") * 2), TwiceHeld), (6, 4)
+            ),
+            ["nn.Embedding"],
+        ),
+        "one inner tensor of a view copied, without reference": (
+            "writes_to_views",
+            lambda: Copying(torch.randint(0, 9, (4,)), torch.rand(4)),
+            ["copy_"],
+        ),
+        "a copy in place of a view": (
+            "views",
+            of_tensors(Symmetric, (5,)),
+            ["skip={'views', 'writes_to_views'}"],
+        ),
+        "a rule written by hand that takes a plain operand for its own": (
+            "values",
+            of_tensors(Left, (4, 6)),
+            ["run (", "reads .tag of an operand without a test"],
+        ),
+        "a copy that is lost where a module loads": (
+            "parameter",
+            of_tensors(broken.LoadsNothing, (4, 6)),
+            [
+                "a parameter after load_state_dict(assign=False): data_:",
+                "calls weight.copy_(saved)",
+                "aten.copy_",
+            ],
+        ),
+    }
+)
+test_it_is_found_and_mended = pytest.mark.slow(
+    finding(
+        {
+            "a view by an op whose arguments have defaults": (
+                "values",
+                of_rule(aten.diagonal, lambda func, x, offset=0, *dims: func(plain(x), offset + 1, *dims)),
+                ["aten.diagonal.default(x) is not what its reference gives"],
+                of_rule(aten.diagonal, lambda func, x, *dims: func(x.held, *dims) * 2),
+            ),
+            "its right rule is tried": (
+                "rules_tried",
+                None,
+                [],
+                of_rule(aten.diagonal, lambda func, x, *dims: func(x.held, *dims) * 2),
+            ),
+            # Without a reference, gradients are compared with differences.
+            "the gradient of one of two lost": (
+                "inner_gradients",
+                ends(aten.neg, lambda func, x: type(x)(-x.high.detach(), -x.low)),
+                ["the gradient of low, high through -x is wrong", "<lambda> (", "uses detach, behind which"],
+                ends(aten.neg, lambda func, x: type(x)(-x.high, -x.low)),
+            ),
+            "its right rule above autograd": ("inner_gradients", None, [], ends(torch.neg, _turned_above)),
+        }
+    )
+)
 
 
 @pytest.mark.slow
 def test_an_embedding_that_trains_its_padding():
-    wrong = ruled(F.embedding, lambda func, i, w, *args, **kwargs: func(i, w.unwrap("held") * 2), TwiceHeld)
-    right = ruled(
-        F.embedding,
-        lambda func, i, w, *args, **kwargs: func(i, w.unwrap("held") * 2, *args, **kwargs),
-        TwiceHeld,
+    wrong, right = (
+        of_tensors(ruled(F.embedding, rule, TwiceHeld), (6, 4))
+        for rule in (
+            lambda func, i, w, *args, **kwargs: func(i, w.unwrap("held") * 2),
+            lambda func, i, w, *args, **kwargs: func(i, w.unwrap("held") * 2, *args, **kwargs),
+        )
     )
-    check_found(of_tensors(wrong, (6, 4)), "inner_gradients", ["padding_idx"])
-    assert outcome(of_tensors(right, (6, 4)), "inner_gradients").state != "broken"
+    check_found(wrong, "inner_gradients", ["padding_idx"])
+    assert outcome(right, "inner_gradients").state != "broken"
 
 
-class Unit(TensorSubclass):
-    """Refuses by a ValueError, as the guide says, and has no methods of its own."""
-
-    held: Tensor = inner()
-
-
-@Unit.implements(aten.add.Tensor)
-def _(func, x, y):
-    if not (isinstance(x, Unit) and isinstance(y, Unit)):
+def of_one_unit(func, x, y):
+    """Refuses by a ValueError, as the guide says."""
+    if not (hasattr(x, "held") and hasattr(y, "held")):
         raise ValueError("expected values of one unit")
-    return Unit(func(x.held, y.held))
+    return type(x)(func(x.held, y.held))
 
 
 def test_a_rule_that_refuses_by_a_value_error_keeps_its_promises():
-    assert outcome(of_tensors(Unit, (4, 6)), "values").state != "broken"
-
-
-class Both(TensorSubclass, fallback="map"):
-    a: Tensor = inner()
-    b: Tensor = inner()
+    cls = declare(rules={aten.add.Tensor: of_one_unit})  # which has no methods of its own
+    assert outcome(of_tensors(cls, (4, 6)), "values").state != "broken"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [(7, 6), (7, 8)])
 def test_sizes_that_vary_in_another_dim_at_last_are_no_fault(last):
     """A plain tensor makes a new program for them too."""
-    first, second, third = (of_tensors(Both, size, size) for size in ((4, 6), (5, 6), last))
-    assert "dynamic_shapes" not in examine(first, sizes=[second, third]).broken
+    first, *sizes = (of_tensors(Pair, size, size) for size in ((4, 6), (5, 6), last))
+    assert "dynamic_shapes" not in examine(first, sizes=sizes).broken
 
 
-class Ranked(TensorSubclass, fallback="materialize"):
-    """Inner tensors of unlike rank."""
-
-    gray: Tensor = inner()
-    color: Tensor = inner()
-
-    @staticmethod
-    def outer(gray, color):
-        return Outer((gray.shape[0], 3, *gray.shape[1:]))
-
-    def materialize(self):
-        return torch.cat([self.gray[:, None], self.color], 1)
+# Its materialize() returns another size than the value shows.
+Larger = declare(
+    name="Larger",
+    keywords={"fallback": "materialize"},
+    gray=inner(),
+    color=inner(),
+    materialize=lambda self: torch.cat([self.gray[:, None], self.color], 1),
+)
+# Inner tensors of unlike rank.
+Ranked = declare(Larger, outer=staticmethod(lambda gray, color: Outer((gray.shape[0], 3, *gray.shape[1:]))))
 
 
 @pytest.mark.parametrize(
@@ -587,28 +537,13 @@ def test_a_memory_format_that_an_inner_tensor_cannot_have(convert):
 
 @pytest.mark.slow
 def test_what_is_no_fault_of_a_class():
-    class Local(TensorSubclass, fallback="materialize"):
-        """Not picklable; and its materialize() has other strides than the value."""
-
-        raw: Tensor = inner()
-
-        def materialize(self):
-            return (self.raw * 1).t().contiguous().t()
-
+    """Not picklable; and its materialize() has other strides than the value."""
+    transposed = lambda self: (self.held * 1).t().contiguous().t()  # noqa: E731
+    Local = declare(keywords={"fallback": "materialize"}, materialize=transposed)
     report = examine(lambda: Local(torch.randn(4, 6)), paths={}, reference=lambda x: x.materialize())
     assert not {"serialization", "own_memory"} & {*report.broken}
     skipped = next(o for o in report.outcomes if o.promise.name == "serialization")
     assert "declare it in a module" in skipped.detail
-
-
-class Larger(TensorSubclass, fallback="materialize"):
-    """Its materialize() returns another size than the value shows."""
-
-    gray: Tensor = inner()
-    color: Tensor = inner()
-
-    def materialize(self):
-        return torch.cat([self.gray[:, None], self.color], 1)
 
 
 def test_a_materialize_of_another_size_has_one_mend():
@@ -620,23 +555,22 @@ def test_a_materialize_of_another_size_has_one_mend():
 # ---- a value that cannot be read ---------------------------------------------------------------------------
 
 
-class WithStatic(TensorSubclass, fallback="materialize"):
-    held: Tensor = inner()
-    temperature: float = static(default=2.0)
-
-    def materialize(self):
-        return self.held * self.temperature
+def times_temperature(self):
+    return self.held * self.temperature
 
 
-class WithAttribute(TensorSubclass, fallback="materialize"):
-    """Sets what ops do not carry on."""
-
-    held: Tensor = inner()
-
-    def __init__(self, held):
-        self.temperature = 2.0
-
-    materialize = WithStatic.materialize
+WithStatic = declare(
+    keywords={"fallback": "materialize"},
+    held=inner(),
+    temperature=static(default=2.0),
+    materialize=times_temperature,
+)
+# Sets what ops do not carry on.
+WithAttribute = declare(
+    keywords={"fallback": "materialize"},
+    materialize=times_temperature,
+    __init__=lambda self, held: setattr(self, "temperature", 2.0),
+)
 
 
 class PerColumn(TensorSubclass, fallback="materialize"):
@@ -649,9 +583,10 @@ class PerColumn(TensorSubclass, fallback="materialize"):
         return self.held * self.scale
 
 
-class PerRow(PerColumn):
-    def materialize(self):
-        return self.held * self.scale[:, None]
+PerRow = declare(PerColumn, materialize=lambda self: self.held * self.scale[:, None])
+
+
+# ---- a value that cannot be read ---------------------------------------------------------------------------
 
 
 UNREADABLE = {
@@ -683,52 +618,40 @@ def test_a_value_that_cannot_be_read_is_one_entry(fault):
 # ---- one cause that several promises meet --------------------------------------------------------------------
 
 
+def mean_without_keepdim(func, x, dim=None, *, dtype=None):
+    return func(plain(x), *([] if dim is None else [dim]), dtype=dtype)
+
+
 @pytest.mark.slow
 def test_a_rule_that_lacks_a_parameter_is_told_so_whichever_promise_meets_it():
-    def mean(func, x, dim=None, *, dtype=None):
-        return func(plain(x), *([] if dim is None else [dim]), dtype=dtype)
-
-    report = examine(of_tensors(ruled(aten.mean, mean), (4, 6)), paths={})
+    report = examine(of_tensors(ruled(aten.mean, mean_without_keepdim), (4, 6)), paths={})
     mends = [o.mend for o in report.of("broken") if "rule takes" in o.detail]
     words = ("correct the parameters of that rule: a rule takes the arguments of its op", "keepdim")
     assert mends and all(word in mend for mend in mends for word in words)
 
 
+class Adding(TensorSubclass, fallback="materialize"):
+    raw: Tensor = inner()
+
+    def materialize(self):
+        return self.raw.add_(1)
+
+
 @pytest.mark.slow
 def test_a_materialize_that_writes_is_one_cause():
-    class Shifted(TensorSubclass, fallback="materialize"):
-        raw: Tensor = inner()
-
-        def materialize(self):
-            return self.raw.add_(1)
-
-    report = examine(lambda: Shifted(torch.randn(4, 6)), paths={})
-    mends = {o.mend for o in report.of("broken")}
-    assert (
-        len(mends) == 1
-        and "Shifted.materialize (" in (mend := mends.pop())
-        and ") writes to raw: let it" in mend
-    )
+    report = examine(lambda: Adding(torch.randn(4, 6)), paths={})
+    (mend,) = {o.mend for o in report.of("broken")}
+    assert "Adding.materialize (" in mend and ") writes to raw: let it" in mend
     assert len(report.of("broken")) > 5 and str(report).count("mend:") == 1
+
+
+Fixed = declare(Base, held=inner(ndim=2), outer=staticmethod(lambda held: Outer((4, 3))))
 
 
 @pytest.mark.slow
 def test_a_size_that_outer_does_not_compute():
-    class Fixed(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner(ndim=2)
-
-        @staticmethod
-        def outer(held):
-            return Outer((4, 3))
-
-        def materialize(self):
-            return self.held * 2
-
-    report = examine(
-        lambda: Fixed(torch.randn(4, 3)),
-        paths={},
-        sizes=[lambda: Fixed(torch.randn(5, 3)), lambda: Fixed(torch.randn(7, 3))],
-    )
+    first, *sizes = (of_tensors(Fixed, (rows, 3)) for rows in (4, 5, 7))
+    report = examine(first, paths={}, sizes=sizes)
     (found,) = [o for o in report.of("broken") if o.promise.name == "sizes"]
     assert "of a value of size [4, 3]" in found.detail and "got one of size (5, 3)" in found.detail
     assert "or `outer` what the value shows" in found.mend
