@@ -7,36 +7,30 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 
-import desugar
 from subclasses import DispatchError, TensorSubclass, export, inner
+from tests.doors import COMPILED
 from tests.subclasses.subjects import declare
 
-WAYS = {
-    "stock eager": lambda fn: torch.compile(fn, backend="eager"),
-    "stock": lambda fn: torch.compile(fn, backend="aot_eager"),
-    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
-    "desugar": lambda fn: desugar.compile(fn, backend="eager"),
-}
+WAYS = {"stock eager": lambda fn: torch.compile(fn, backend="eager"), **COMPILED}
 
 
-class Counted(TensorSubclass, fallback="map"):
-    a: Tensor = inner()
-    n: Tensor = inner()
-
-    def count_(self):
-        self.n = self.n + 1
-        return self
+def count_(self):
+    self.n = self.n + 1
+    return self
 
 
-@Counted.implements(Tensor.add_)
 def add_(func, x, y, alpha=1):
     x.a = x.a + alpha * y
-    x.n = x.n + 1
-    return x
+    return count_(x)
+
+
+Counted = declare(
+    keywords={"fallback": "map"}, a=inner(), n=inner(), count_=count_, rules={Tensor.add_: add_}
+)
 
 
 class Nested(TensorSubclass, fallback="map"):
-    c: Counted = inner()
+    c: Tensor = inner()
     b: Tensor = inner()
 
     def count_(self):
@@ -117,15 +111,19 @@ CASES = {
 }
 
 
+def assert_same(compiled, fn, got, want, calls):
+    """Compares the results, and the argument after each call."""
+    for _ in range(calls):
+        assert parts(compiled(got)) == parts(fn(want))
+        assert parts(got) == parts(want)
+
+
 @pytest.mark.sweep(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_the_argument_has_it(case, way):
     make, fn = CASES[case]
-    compiled, got, want = WAYS[way](fn), make(), make()
-    for _ in range(3):
-        assert parts(compiled(got)) == parts(fn(want))
-        assert parts(got) == parts(want)
+    assert_same(WAYS[way](fn), fn, make(), make(), 3)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -137,11 +135,10 @@ def test_a_buffer_has_it(way):
         assert parts(got.x) == parts(want.x)
 
 
-@pytest.mark.parametrize("way", ["stock eager", "stock"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("case", ["method", "rule"])
-def test_one_whole_graph_is_refused(case, way):
+def test_one_whole_graph_is_refused(case, backend):
     make, fn = CASES[case]
-    backend = "eager" if way == "stock eager" else "aot_eager"
     with pytest.raises(Unsupported, match=r"copy_\(\.\.\.\)"):
         torch.compile(fn, backend=backend, fullgraph=True)(make())
 
@@ -149,23 +146,20 @@ def test_one_whole_graph_is_refused(case, way):
 @pytest.mark.parametrize("case", ["method", "rule", "after a use", "read after", "read by another name"])
 def test_one_whole_graph_by_desugar(case):
     make, fn = CASES[case]
-    compiled, got, want = desugar.compile(fn, backend="eager", fullgraph=True), make(), make()
-    for _ in range(2):
-        assert parts(compiled(got)) == parts(fn(want))
-        assert parts(got) == parts(want)
+    assert_same(WAYS["desugar"](fn, fullgraph=True), fn, make(), make(), 2)
+
+
+def of_the_graph(x):
+    """Nothing outside of the graph holds the value, and ops after the assignment see it."""
+    y = x * 2
+    y.add_(1)
+    return y.count_() * 3
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_value_of_the_graph_ends_none(backend):
-    """Nothing outside of the graph holds it, and ops after the assignment see it."""
-
-    def fn(x):
-        y = x * 2
-        y.add_(1)
-        return y.count_() * 3
-
-    compiled = torch.compile(fn, backend=backend, fullgraph=True)
-    assert parts(compiled(counted())) == parts(fn(counted()))
+    compiled = torch.compile(of_the_graph, backend=backend, fullgraph=True)
+    assert parts(compiled(counted())) == parts(of_the_graph(counted()))
 
 
 # ---- torch.export ----------------------------------------------------------------------------------------------
@@ -197,16 +191,16 @@ def test_export_of_a_flattened_argument(case):
     torch.testing.assert_close(program(*export.flatten((make(),))), Module(fn)(make()))
 
 
+def write_count(self):
+    self.n.copy_(self.n + 1)
+    return self
+
+
 def test_the_advice_works():
     """What the error says: a write into the inner tensor is part of the program."""
-
-    def count_(self):
-        self.n.copy_(self.n + 1)
-        return self
-
-    written = declare(Counted, count_=count_, keywords={"fallback": "map"})
-    got, want = (written(torch.ones(2), torch.zeros(2)) for _ in range(2))
-    program = torch.export.export(Module(count_), (written(torch.ones(2), torch.zeros(2)),)).module()
+    written = declare(Counted, count_=write_count)
+    got, want, traced = (written(torch.ones(2), torch.zeros(2)) for _ in range(3))
+    program = torch.export.export(Module(write_count), (traced,)).module()
     for _ in range(2):
-        torch.testing.assert_close(program(got), Module(count_)(want))
+        torch.testing.assert_close(program(got), Module(write_count)(want))
         assert parts(got) == parts(want)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import desugar
 import subclasses
 from subclasses import TensorSubclass, dynamic, inner, static
+from tests.subclasses.subjects import declare
 
 PATHS = {
     "stock": lambda fn: torch.compile(fn, backend="eager", fullgraph=True),
@@ -73,13 +74,8 @@ def test_hasattr_is_that_of_python(path, of):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_hasattr_is_asked_again_for_another_class_and_another_value(path):
-    class Other(Held, fallback="map"):
-        def only_here(self):
-            return self.a
-
-    def scaled(x):
-        return x.unwrap("a") * (2 if hasattr(x, "only_here") else 3 if hasattr(x, "found") else 5)
-
+    Other = declare(Held, only_here=lambda self: self.a)
+    scaled = lambda x: x.unwrap("a") * (2 if hasattr(x, "only_here") else 3 if hasattr(x, "found") else 5)  # noqa: E731
     compiled = PATHS[path](scaled)
     ones = torch.ones(2)
     for x in (Held.of(ones), Other.of(ones), Held(ones, ones, None, n=1), Held.of(ones)):

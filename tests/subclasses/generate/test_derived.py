@@ -6,72 +6,81 @@ import copy
 import gc
 import io
 import weakref
-from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from subclasses import SpecError, TensorSubclass, inner, static
+from subclasses import SpecError, inner, static
 from tests.doors import DOORS
+from tests.subclasses.ragged.judge import raising
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 
 
-class Rows(TensorSubclass, fallback="map"):
-    values: Tensor = inner()
-    ends: Tensor = inner(derived=lambda x: x.total())
-    computed: ClassVar[list[int]] = []
-
-    def total(self):
-        self.computed.append(1)
-        return self.values.cumsum(0)
+COMPUTED: list[int] = []
 
 
-@Rows.implements(aten.sin.default)
-def _(func, x):
-    return Rows(func(x.values) * x.ends)
+def total(x):
+    COMPUTED.append(1)
+    return x.values.cumsum(0)
 
 
-class Scaled(TensorSubclass, fallback="map"):
-    values: Tensor = inner()
-    factor: int = static(default=1)
-    scaled: Tensor = inner(derived=lambda x: x.values * x.factor)
+Rows = declare(
+    name="Rows",
+    __module__=__name__,
+    keywords={"fallback": "map"},
+    values=inner(),
+    ends=inner(derived=lambda x: x.total()),
+    total=total,
+    rules={aten.sin.default: lambda func, x: type(x)(func(x.values) * x.ends)},
+)
+Scaled = declare(
+    keywords={"fallback": "map"},
+    values=inner(),
+    factor=static(default=1),
+    scaled=inner(derived=lambda x: x.values * x.factor),
+)
+Holder = declare(rows=inner(), total=inner(derived=lambda x: x.rows.values.sum()))
 
 
-class Holder(TensorSubclass):
-    rows: Scaled = inner()
-    total: Tensor = inner(derived=lambda x: x.rows.values.sum())
+# How a value is made, its tensor, and numbers of that after each change, the first of which is none.
+STEPS = {
+    "other metadata and memory": (
+        lambda: Scaled(torch.ones(2)),
+        "scaled",
+        [
+            (lambda x: None, [1, 1]),
+            (lambda x: setattr(x, "data", Scaled(x.values, factor=3)), [3, 3]),
+            (lambda x: setattr(x.values, "data", torch.full((2,), 5.0)), [15, 15]),
+            (lambda x: torch.utils.swap_tensors(x.values, torch.ones(2)), [3, 3]),
+        ],
+    ),
+    "inside of an inner tensor": (
+        lambda: Holder(Scaled(torch.ones(2))),
+        "total",
+        [
+            (lambda x: None, 2),
+            (lambda x: x.rows.values.add_(1), 4),
+            (torch.no_grad()(lambda x: setattr(x.rows, "values", torch.full((2,), 5.0))), 10),
+        ],
+    ),
+    "values of inference mode": (
+        torch.inference_mode()(lambda: Scaled(torch.ones(2))),
+        "scaled",
+        [(lambda x: None, [1, 1]), (torch.inference_mode()(lambda x: x.values.add_(1)), [2, 2])],
+    ),
+}
 
 
-def test_other_metadata_and_memory_are_other_results():
-    x = Scaled(torch.ones(2))
-    assert x.scaled.tolist() == [1, 1]
-    x.data = Scaled(x.values, factor=3)
-    assert x.scaled.tolist() == [3, 3]
-    x.values.data = torch.full((2,), 5.0)
-    assert x.scaled.tolist() == [15, 15]
-    torch.utils.swap_tensors(x.values, torch.ones(2))
-    assert x.scaled.tolist() == [3, 3]
-
-
-def test_a_write_to_what_is_inside_of_an_inner_tensor():
-    x = Holder(Scaled(torch.ones(2)))
-    assert x.total == 2
-    x.rows.values.add_(1)
-    assert x.total == 4
-    with torch.no_grad():
-        x.rows.values = torch.full((2,), 5.0)
-    assert x.total == 10
-
-
-def test_values_of_inference_mode():
-    with torch.inference_mode():
-        x = Scaled(torch.ones(2))
-    assert x.scaled.tolist() == [1, 1]
-    with torch.inference_mode():
-        x.values.add_(1)
-    assert x.scaled.tolist() == [2, 2]
+@pytest.mark.parametrize("case", STEPS)
+def test_it_follows_the_other_fields(case):
+    make, name, steps = STEPS[case]
+    x = make()
+    for change, expected in steps:
+        change(x)
+        assert getattr(x, name).tolist() == expected
 
 
 def test_modules_convert_a_parameter_whose_tensor_was_read():
@@ -84,10 +93,7 @@ def test_modules_convert_a_parameter_whose_tensor_was_read():
 
 
 def test_a_result_that_is_the_value_is_not_kept():
-    cls = type(
-        "Own", (Scaled,), {"__annotations__": {"same": Tensor}, "same": inner(derived=lambda x: x.view(-1))}
-    )
-    x = cls(torch.ones(2))
+    x = declare(Scaled, same=inner(derived=lambda x: x.view(-1)))(torch.ones(2))
     held = weakref.ref(x.values)
     assert x.same.values.tolist() == [1, 1]
     del x
@@ -113,10 +119,10 @@ WRITES = {
 @pytest.mark.parametrize("write", WRITES)
 def test_it_is_computed_once_for_the_inner_tensors_of_a_value(write):
     x = Rows(torch.arange(3.0))
-    Rows.computed.clear()
-    assert x.ends is x.ends and len(Rows.computed) == 1
+    COMPUTED.clear()
+    assert x.ends is x.ends and len(COMPUTED) == 1
     WRITES[write](x)
-    assert torch.equal(x.ends, x.values.cumsum(0)) and len(Rows.computed) == 2
+    assert torch.equal(x.ends, x.values.cumsum(0)) and len(COMPUTED) == 2
 
 
 def test_a_step_of_an_optimizer():
@@ -140,7 +146,7 @@ def test_it_is_neither_saved_nor_copied_nor_kept():
 @pytest.mark.parametrize("door", DOORS)
 def test_a_function_reads_it_of_an_argument(door):
     x = Rows(torch.arange(3.0))
-    run = DOORS[door](lambda x: x.ends * 2, fullgraph=True) if door != "eager" else lambda x: x.ends * 2
+    run = DOORS[door](lambda x: x.ends * 2, fullgraph=True)
     for _ in range(2):
         assert torch.equal(run(x), x.values.cumsum(0) * 2)
         x.values.add_(1)
@@ -164,33 +170,31 @@ def test_modes():
 
 
 def test_what_is_inherited_and_declared_anew():
-    class Child(Rows):
-        pass
-
-    class Given(Rows):
-        ends: Tensor = inner()
-
-    assert Child(torch.ones(2)).ends.tolist() == [1, 2]
-    assert Given(torch.ones(2), torch.zeros(2)).ends.tolist() == [0, 0]
+    assert declare(Rows)(torch.ones(2)).ends.tolist() == [1, 2]
+    assert declare(Rows, ends=inner())(torch.ones(2), torch.zeros(2)).ends.tolist() == [0, 0]
 
 
-def test_what_is_refused():
-    x = Rows(torch.ones(2))
-    with pytest.raises(AttributeError, match=r"Rows\.ends follows from the other fields"):
-        x.ends = torch.ones(2)
-    with pytest.raises(TypeError, match="takes 2 positional arguments"):
-        Rows(torch.ones(2), torch.ones(2))
-    with pytest.raises(SpecError, match="no other keyword goes with it"):
+Number = declare(name="Number", values=inner(), count=inner(derived=lambda x: 3))
+NO_TENSOR = r"Number\.count: expected a tensor from derived=, got an int"
 
-        class Both(TensorSubclass):
-            values: Tensor = inner()
-            ends: Tensor | None = inner(optional=True, derived=lambda x: x.values)
 
-    class Number(TensorSubclass):
-        values: Tensor = inner()
-        count: Tensor = inner(derived=lambda x: 3)
-
-    with pytest.raises(TypeError, match=r"Number\.count: expected a tensor from derived=, got an int"):
-        _ = Number(torch.ones(2)).count
-    with pytest.raises(TypeError, match=r"Number\.count: expected a tensor from derived=, got an int"):
-        Number(torch.ones(2)).unwrap("count")
+test_what_is_refused = raising(
+    [
+        (call, error, words)
+        for call, error, words in [
+            (
+                lambda: setattr(Rows(torch.ones(2)), "ends", torch.ones(2)),
+                AttributeError,
+                r"Rows\.ends follows from the other fields",
+            ),
+            (lambda: Rows(torch.ones(2), torch.ones(2)), TypeError, "takes 2 positional arguments"),
+            (
+                lambda: declare(values=inner(), ends=inner(optional=True, derived=lambda x: x.values)),
+                SpecError,
+                "no other keyword goes with it",
+            ),
+            (lambda: Number(torch.ones(2)).count, TypeError, NO_TENSOR),
+            (lambda: Number(torch.ones(2)).unwrap("count"), TypeError, NO_TENSOR),
+        ]
+    ]
+)

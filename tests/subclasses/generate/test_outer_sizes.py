@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-import desugar
 from subclasses import Outer, dynamic, inner
+from tests.doors import COMPILED
 from tests.subclasses.subjects import declare
 
 
@@ -56,14 +57,10 @@ Longer = declare(
 )
 
 
-@pytest.fixture(params=["desugar", "door", "stock"])
+@pytest.fixture(params=COMPILED)
 def compile_by(request):
     torch._dynamo.reset()
-    return {
-        "desugar": lambda f: desugar.compile(f, backend="eager", fullgraph=True),
-        "door": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}, fullgraph=True),
-        "stock": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
-    }[request.param]
+    return functools.partial(COMPILED[request.param], fullgraph=True)
 
 
 def _parts(cls: type, m: int, n: int, p: int, q: int) -> list[Tensor]:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from subclasses import Outer, SpecError, TensorSubclass, arithmetic, inner, static
+from tests.doors import COMPILED as COMPILERS
 from tests.subclasses.subjects import MODES, declare
 
 aten = torch.ops.aten
-
-COMPILERS = {name: door for name, door in MODES.items() if name != "eager"}
 
 
 def plus_one(func, x):
@@ -41,11 +40,7 @@ class Logged(TensorSubclass, fallback="map"):
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
 
-class Child(Logged):
-    tag: str = static(default="none")
-
-
-@pytest.mark.parametrize("cls", [Counting, Child])
+@pytest.mark.parametrize("cls", [Counting, declare(Logged, tag=static(default="none"))])
 def test_dispatch_may_be_wrapped(cls):
     x = cls(torch.ones(2), tag="q")
     for result in (x + 1, x.clone(), x[:1], torch.zeros_like(x), x.sin() if cls is Counting else x):
@@ -68,13 +63,8 @@ def test_the_wrapped_dispatch_is_called():
 # ---- __torch_function__ --------------------------------------------------------------------------------------
 
 
-class Plain(TensorSubclass, fallback="materialize"):
-    """Has no rule until a class that inherits from it calls ``super().__torch_function__``."""
-
-    held: Tensor = inner()
-
-    def materialize(self):
-        return self.held * 2
+# Has no rule until a class that inherits from it calls `super().__torch_function__`.
+Plain = declare(keywords={"fallback": "materialize"}, materialize=lambda self: self.held * 2)
 
 
 class Traced(Plain):
@@ -84,10 +74,6 @@ class Traced(Plain):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         cls.met.append(func.__name__)
         return super().__torch_function__(func, types, args, kwargs)
-
-
-class TracedChild(Traced):
-    pass
 
 
 class TracedOfPlain(Plain):
@@ -101,14 +87,11 @@ for _cls in (Traced, TracedOfPlain):
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("cls", [Traced, TracedChild, TracedOfPlain])
+@pytest.mark.parametrize("cls", [Traced, declare(Traced), TracedOfPlain])
 @pytest.mark.parametrize("mode", MODES)
 def test_rules_are_asked_through_an_own_torch_function(cls, mode):
-    def run(x):
-        return torch.trace(x) * x.shape[0], x.t() + 1
-
     leaf = torch.ones(2, 2, requires_grad=True)
-    traced, moved = MODES[mode](run)(cls(leaf))
+    traced, moved = MODES[mode](lambda x: (torch.trace(x) * x.shape[0], x.t() + 1))(cls(leaf))
     assert traced.item() == 204 and moved.tolist() == [[3, 3], [3, 3]]
     traced.backward()
     assert leaf.grad is not None and leaf.grad.tolist() == [[2, 0], [0, 2]]
@@ -208,11 +191,11 @@ def test_an_outer_size_that_is_read_from_a_tensor(compiler):
         COMPILERS[compiler](lambda x: x * 2)(x)
 
 
-def join(func, tensors, dim=0):
-    return Viewed(func([t.held for t in tensors], dim))
-
-
-Viewed = declare(name="Viewed", keywords={"fallback": "views"}, rules={aten.cat: join})
+Viewed = declare(
+    name="Viewed",
+    keywords={"fallback": "views"},
+    rules={aten.cat: lambda func, tensors, dim=0: Viewed(func([t.held for t in tensors], dim))},
+)
 
 
 @pytest.mark.parametrize(
