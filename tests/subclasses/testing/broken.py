@@ -69,26 +69,6 @@ class LooksAtData(Tagged):
 # ---- ops ---------------------------------------------------------------------------------------------------
 
 
-class RaisesTypeErrors(Tagged):
-    """An op that the class does not have ends in an internal error instead of a refusal."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten._softmax.default:
-            raise KeyError(func)
-        return func(*args, **kwargs)
-
-
-class KnowsNoComposite(Tagged):
-    """A rule for ``mm`` and ``addmm``, which ``linear`` is not made of in inference mode."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func in (aten.linear.default, aten.matmul.default):
-            raise RuntimeError(f"{func} is not an op that I know")
-        return func(*args, **kwargs)
-
-
 class DrawsAgain(torch.autograd.Function):
     """Dropout whose backward draws another mask."""
 
@@ -121,26 +101,6 @@ class SharesScratch(Tagged):
         return func(*cls.scratch, **kwargs)
 
 
-class AssumesFloat32(Tagged):
-    """A matrix product brings one of its arguments to float32, whatever the other one is."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.mm.default and args[0].is_floating_point():
-            args = [args[0], args[1].float()]
-        return func(*args, **kwargs)
-
-
-class SameMask(Tagged):
-    """Random ops seed themselves."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.rand_like.default:
-            torch.manual_seed(7)
-        return func(*args, **kwargs)
-
-
 class KeepsLazyBits(Tagged):
     """Inner tensors with a conjugate bit are read raw."""
 
@@ -171,17 +131,6 @@ class NoAliasing(Tagged):
         if func in (aten.view.default, aten.slice.Tensor, aten.transpose.int):
             return cls(func(*unwrapped(cls, args), **kwargs), values(cls, args)[0].tag)
         return super().run(func, args, kwargs)
-
-
-class RefusesTooLate(Tagged):
-    """A refusal comes after the value has changed."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = func(*args, **kwargs)
-        if func is aten.fill_.Scalar:
-            raise NotImplementedError("fill_ is not supported")
-        return out
 
 
 class WritesThroughCopies(Tagged):
@@ -329,6 +278,26 @@ def linear_with_wrong_gradient(x: Tensor, w: Tensor, *more: Any, **options: Any)
     return F.linear(x, w, *more, **options)
 
 
+def raising(error: type[Exception]) -> Any:
+    def raises(*args: Any, **options: Any) -> Any:
+        raise error("not an op that I know")
+
+    return raises
+
+
+def same_mask(x: Tensor, **options: Any) -> Tensor:
+    """Random ops seed themselves."""
+    torch.manual_seed(7)
+    return aten.rand_like.default(x, **options)
+
+
+def fill_and_refuse(x: Tensor, value: Any) -> None:
+    x.fill_(value)
+    raise NotImplementedError("fill_ is not supported")
+
+
+# An op that the class does not have ends in an internal error instead of a refusal.
+RaisesTypeErrors = computes("RaisesTypeErrors", {aten._softmax.default: raising(KeyError)})
 # The tag is neither an inner tensor nor in the context.
 ForgetsTag = made(
     "ForgetsTag",
@@ -397,16 +366,24 @@ WRONG = {
     # Division multiplies.
     computes("WrongScale", {aten.div.Tensor: aten.mul.Tensor}): "values",
     RaisesTypeErrors: "values",
-    KnowsNoComposite: "inference_mode",
+    # A rule for `mm` and `addmm`, which `linear` is not made of in inference mode.
+    computes(
+        "KnowsNoComposite",
+        dict.fromkeys((aten.linear.default, aten.matmul.default), raising(RuntimeError)),
+    ): "inference_mode",
     LooksAtGradMode: "grad_mode",
     SharesScratch: "threads",
-    AssumesFloat32: "autocast",
+    # A matrix product brings one of its arguments to float32, whatever the other one is.
+    computes(
+        "AssumesFloat32",
+        {aten.mm.default: lambda x, y: aten.mm.default(x, y.float() if x.is_floating_point() else y)},
+    ): "autocast",
     # Random ops draw from a generator of the class.
     computes(
         "OwnGenerator",
         {aten.rand_like.default: lambda x, **_: torch.rand(x.shape, generator=GENERATOR)},
     ): "randomness",
-    SameMask: "randomness",
+    computes("SameMask", {aten.rand_like.default: same_mask}): "randomness",
     KeepsLazyBits: "lazy_bits",
     TakesStrangers: "strangers",
     NoAliasing: "views",
@@ -414,7 +391,8 @@ WRONG = {
     computes("CopiesForViews", {aten.slice.Tensor: lambda *args: aten.slice.Tensor(*args).clone()}): "views",
     # An in-place op writes to a copy.
     computes("LosesWrites", {aten.add_.Tensor: lambda x, y, **_: x + y}): "mutation",
-    RefusesTooLate: "mutation",
+    # A refusal comes after the value has changed.
+    computes("RefusesTooLate", {aten.fill_.Scalar: fill_and_refuse}): "mutation",
     WritesThroughCopies: "mutation_of_views",
     IgnoresMetadataMutation: "metadata_mutation",
     # `x * x` runs above autograd and keeps `x` unsaved.

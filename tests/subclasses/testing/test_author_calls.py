@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from subclasses import Outer, TensorSubclass, inner
+from subclasses import Outer, inner
 from subclasses.testing import examine
 from tests.subclasses.subjects import declare
 from tests.subclasses.testing.faults import of_tensors, outcome, ruled
@@ -14,15 +13,12 @@ from tests.subclasses.testing.faults import of_tensors, outcome, ruled
 POINTS = torch.rand(3, 2, 4)
 
 
-class Affine(TensorSubclass):
-    """Maps x to matrix @ x + offset; shown as one matrix with a column more."""
-
-    matrix: Tensor = inner(shape="... n n")
-    offset: Tensor = inner(shape="... n")
-
-    @staticmethod
-    def outer(matrix):
-        return Outer((*matrix.shape[:-1], matrix.shape[-1] + 1))
+# Maps x to matrix @ x + offset; shown as one matrix with a column more.
+Affine = declare(
+    matrix=inner(shape="... n n"),
+    offset=inner(shape="... n"),
+    outer=staticmethod(lambda matrix: Outer((*matrix.shape[:-1], matrix.shape[-1] + 1))),
+)
 
 
 def right(x, points):

@@ -10,9 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import subclasses
-from subclasses import Outer, TensorSubclass, inner, static
+from subclasses import Outer, inner, static
 from subclasses.testing import examine
-from tests.subclasses.testing.faults import check_found, check_kept, of_tensors, only, outcome, plain, ruled
+from tests.subclasses.subjects import declare
+from tests.subclasses.testing.faults import (
+    check_found,
+    check_kept,
+    finding,
+    of_tensors,
+    only,
+    outcome,
+    plain,
+    ruled,
+)
 
 aten = torch.ops.aten
 
@@ -23,40 +33,49 @@ def unwrapped(x):
 
 # ---- gradients that are no slopes ----------------------------------------------------------------------------
 
-
-class Mapped(TensorSubclass, fallback="map"):
-    """With a rule, so that it has no reference: gradients are compared with differences."""
-
-    held: Tensor = inner()
+# With a rule, so that it has no reference: gradients are compared with differences.
+Mapped = declare(keywords={"fallback": "map"})
 
 
 def mapped(key, rule):
-    cls = ruled(Mapped, {key: rule}, fallback="map")
+    cls = ruled(Mapped, {key: rule})
     return lambda: cls(torch.rand(4, 6))
 
 
-@pytest.mark.slow
-def test_the_row_of_a_padding_index_has_no_gradient_by_decision():
-    check_kept(mapped(aten.exp, lambda func, x: type(x)(func(x.held))), "inner_gradients")
-    wrong = mapped(aten.exp, lambda func, x: type(x)(func(x.held.detach())))
-    check_found(wrong, "inner_gradients", ["x.exp()"])
+def detached(func, x, dim, keepdim, **keywords):
+    return func(x.held.detach(), dim, keepdim=keepdim, **keywords)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("reference", "words"), [(None, "and 0 by autograd"), (unwrapped, "does not require grad")]
-)
-def test_a_rule_for_reductions_that_detaches_is_no_refusal(reference, words):
-    def detached(func, x, dim, keepdim, **keywords):
-        return func(x.held.detach(), dim, keepdim=keepdim, **keywords)
+def attached(func, x, dim, keepdim, **keywords):
+    return func(x.held, dim, keepdim=keepdim, **keywords)
 
-    words = ["x.sum()", words, "detached (", "uses detach, behind which gradients are lost"]
-    check_found(mapped(subclasses.reductions, detached), "inner_gradients", words, reference=reference)
-    right = mapped(
-        subclasses.reductions,
-        lambda func, x, dim, keepdim, **keywords: func(x.held, dim, keepdim=keepdim, **keywords),
+
+DETACHED = ["x.sum()", "detached (", "uses detach, behind which gradients are lost"]
+test_a_rule_that_detaches_is_no_refusal = pytest.mark.slow(
+    finding(
+        {
+            "by a row of a padding index, which has no gradient by decision": (
+                "inner_gradients",
+                mapped(aten.exp, lambda func, x: type(x)(func(x.held.detach()))),
+                ["x.exp()"],
+                mapped(aten.exp, lambda func, x: type(x)(func(x.held))),
+            ),
+            "for reductions": (
+                "inner_gradients",
+                mapped(subclasses.reductions, detached),
+                [*DETACHED, "and 0 by autograd"],
+                mapped(subclasses.reductions, attached),
+            ),
+            "for reductions, with a reference": (
+                "inner_gradients",
+                mapped(subclasses.reductions, detached),
+                [*DETACHED, "does not require grad"],
+                mapped(subclasses.reductions, attached),
+                {"reference": unwrapped},
+            ),
+        }
     )
-    check_kept(right, "inner_gradients", reference=reference)
+)
 
 
 # ---- values of a base ----------------------------------------------------------------------------------------
@@ -65,95 +84,102 @@ def test_a_rule_for_reductions_that_detaches_is_no_refusal(reference, words):
 def heir(make_rows):
     """A class that inherits a rule for rows of its base."""
 
-    class Base(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
-    @Base.implements(aten.slice)
     def rows(func, x, *args):
         return make_rows(Base, x)(func(x.held, *args))
 
-    class Heir(Base, fallback="map"):
-        pass
+    Base = declare(name="Base", keywords={"fallback": "map"}, rules={aten.slice: rows})
+    return of_tensors(declare(Base, name="Heir"), (4, 6))
 
-    return lambda: Heir(torch.randn(4, 6))
+
+HEIR, WRITE = heir(lambda base, x: base), ["rows (", "write type(x)(...) in place of Base(...)"]
+test_an_inherited_rule_that_makes_the_base_is_told_so = pytest.mark.slow(
+    finding(
+        {
+            "a view": (
+                "views",
+                HEIR,
+                ["x[:1] gives a Base, a base of Heir, and not a Heir", *WRITE],
+                heir(lambda base, x: type(x)),
+            ),
+            "a write arrives": ("mutation_of_views", None, [], HEIR),
+            "of its own class": ("mutation_of_views", None, [], heir(lambda base, x: type(x))),
+            "with a reference": ("values", HEIR, WRITE, None, {"reference": lambda x: x.held}),
+            "with a reference, nested": ("nested_inside", HEIR, WRITE, None, {"reference": lambda x: x.held}),
+        }
+    )
+)
 
 
 @pytest.mark.slow
-def test_an_inherited_rule_that_makes_the_base_is_told_so():
-    make = heir(lambda base, x: base)
-    words = ["gives a Base, a base of Heir", "rows (", "write type(x)(...) in place of Base(...)"]
-    check_found(make, "views", ["x[:1] gives a Base, a base of Heir, and not a Heir", *words])
-    assert "copy" not in outcome(make, "views").detail
-    check_kept(make, "mutation_of_views")  # the write arrives
-    for promise in ("values", "nested_inside"):  # with and without what the value stands for
-        check_found(make, promise, words, reference=lambda x: x.held)
-    check_kept(heir(lambda base, x: type(x)), "views", "mutation_of_views")
+def test_a_value_of_a_base_is_not_called_a_copy():
+    assert "copy" not in outcome(HEIR, "views").detail
 
 
 # ---- products with a vector ----------------------------------------------------------------------------------
 
-
-class Diagonal(TensorSubclass, fallback="materialize"):
-    """A diagonal matrix."""
-
-    entries: Tensor = inner()
-
-    @staticmethod
-    def outer(entries):
-        return Outer((entries.shape[0], entries.shape[0]))
-
-    def materialize(self):
-        return torch.diag(self.entries)
+# A diagonal matrix.
+Diagonal = declare(
+    keywords={"fallback": "materialize"},
+    entries=inner(),
+    outer=staticmethod(lambda entries: Outer((entries.shape[0], entries.shape[0]))),
+    materialize=lambda self: torch.diag(self.entries),
+)
 
 
-def for_vectors(side, combine):
-    """A rule of its own for a plain vector beside a value, which is the operand of a number."""
+def for_vectors(key, side, combine):
+    """Values with a rule of its own for a plain vector beside a value, which is the operand of a number."""
 
-    def rule(cls, func, *operands):
+    def rule(func, *operands):
         value, vector = operands[side], operands[1 - side]
         if isinstance(value, cls) and not isinstance(vector, cls) and vector.ndim == 1:
             return combine(value.unwrap("entries"), vector)
         return cls.unruled(func, *operands)
 
-    return rule
+    cls = ruled(Diagonal, {key: rule})
+    return of_tensors(cls, (4,))
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize(
-    ("key", "side", "call"),
-    [
-        (torch.matmul, 0, "x @ vector"),
-        (torch.matmul, 1, "vector @ x"),
-        (torch.mv, 0, "torch.mv(x, vector)"),
-        (F.linear, 1, "F.linear(vector, x)"),
-    ],
+test_a_rule_that_is_wrong_for_a_vector = pytest.mark.sweep(4)(
+    finding(
+        {
+            call: (
+                "values",
+                for_vectors(key, side, torch.add),
+                [f"{call} is not what its reference gives", "correct what the rule gives for such operands"],
+                for_vectors(key, side, torch.mul),
+            )
+            for key, side, call in (
+                (torch.matmul, 0, "x @ vector"),
+                (torch.matmul, 1, "vector @ x"),
+                (torch.mv, 0, "torch.mv(x, vector)"),
+                (F.linear, 1, "F.linear(vector, x)"),
+            )
+        }
+    )
 )
-def test_a_rule_that_is_wrong_for_a_vector(key, side, call):
-    def made(combine):
-        cls = ruled(Diagonal, {})
-        cls.implements(key)(functools.partial(for_vectors(side, combine), cls))
-        return of_tensors(cls, (4,))
-
-    words = [
-        f"{call} is not what its reference gives",
-        "correct what the rule gives for such operands",
-    ]
-    check_found(made(torch.add), "values", words)
-    check_kept(made(torch.mul), "values", "rules_tried")
+test_a_right_rule_for_a_vector_is_tried = pytest.mark.sweep(4)(
+    finding(
+        {
+            str(key): ("rules_tried", None, [], for_vectors(key, side, torch.mul))
+            for key, side in ((torch.matmul, 0), (torch.mv, 0), (F.linear, 1))
+        }
+    )
+)
 
 
 # ---- inner tensors that the reference does not show ----------------------------------------------------------
 
-
-class Series(TensorSubclass, fallback="materialize"):
-    """Numbers at times, of which the reference shows nothing, with a label or none."""
-
-    held: Tensor = inner()
-    times: Tensor = inner(dtype=torch.int64)
-    label: Tensor | None = inner(optional=True)
-
-    def materialize(self):
-        return self.held
+# Numbers at times, of which the reference shows nothing, with a label or none.
+Series = declare(
+    name="Series",
+    keywords={"fallback": "materialize"},
+    held=inner(),
+    times=inner(dtype=torch.int64),
+    label=inner(optional=True),
+    materialize=lambda self: self.held,
+)
+# The reference shows the integers.
+Codes = declare(Series, materialize=lambda self: self.held * self.times[:, None])
 
 
 def series(base=Series, **rules):
@@ -162,9 +188,13 @@ def series(base=Series, **rules):
 
 
 def times_two(func, x, y):
-    first = x if isinstance(x, Series) else y
-    other = y if first is x else x
+    first, other = (x, y) if isinstance(x, Series) else (y, x)
     return type(first)(func(first.held, getattr(other, "held", other)), first.times, first.label)
+
+
+def coded_times(func, x, y):
+    first, other = (x, y) if isinstance(x, Codes) else (y, x)
+    return type(first)(func(first.held, plain(other)), first.times, first.label)
 
 
 def negative(func, x):
@@ -179,54 +209,76 @@ def negative_without_label(func, x):
     return type(x)(func(x.held), x.times)
 
 
-def test_an_optional_inner_tensor_that_a_rule_drops():
-    words = ["broken: -x loses label", "negative_without_label (", "type(x)(..., white=x.white)"]
-    check_found(series(neg=negative_without_label), "kept_inners", words)
-    check_kept(series(neg=negative), "kept_inners")
-
-
-@pytest.mark.slow
-def test_integers_that_one_rule_changes_and_another_keeps():
-    wrong = series(neg=negative_at_zero, mul=times_two)
-    check_found(wrong, "kept_inners", ["broken: -x changes times, which x * 2 keeps", "negative_at_zero ("])
-    check_kept(wrong, "own_memory")  # the rule that shares them is not blamed
-    check_kept(series(neg=negative, mul=times_two), "kept_inners")
-    # where no op keeps them, they may be a count of ops
-    check_kept(series(neg=negative_at_zero), "kept_inners")
-
-
-class Codes(Series, fallback="materialize"):
-    """The reference shows the integers."""
-
-    def materialize(self):
-        return self.held * self.times[:, None]
-
-
-def coded_times(func, x, y):
-    first, other = (x, y) if isinstance(x, Codes) else (y, x)
-    return type(first)(func(first.held, plain(other)), first.times, first.label)
-
-
-def test_integers_that_the_reference_shows_may_change():
-    rules = {"neg": lambda func, x: type(x)(x.held, func(x.times), x.label), "mul": coded_times}
-    check_kept(series(Codes, **rules), "kept_inners")
+test_inner_tensors_that_the_reference_does_not_show = finding(
+    {
+        "an optional one that a rule drops": (
+            "kept_inners",
+            series(neg=negative_without_label),
+            ["broken: -x loses label", "negative_without_label (", "type(x)(..., white=x.white)"],
+            series(neg=negative),
+        ),
+        "integers that the reference shows": (
+            "kept_inners",
+            None,
+            [],
+            series(Codes, neg=lambda func, x: type(x)(x.held, func(x.times), x.label), mul=coded_times),
+        ),
+    }
+)
+test_integers_that_one_rule_changes_and_another_keeps = pytest.mark.slow(
+    finding(
+        {
+            "changed": (
+                "kept_inners",
+                series(neg=negative_at_zero, mul=times_two),
+                ["broken: -x changes times, which x * 2 keeps", "negative_at_zero ("],
+                series(neg=negative, mul=times_two),
+            ),
+            "the rule that shares them is not blamed": (
+                "own_memory",
+                None,
+                [],
+                series(neg=negative_at_zero, mul=times_two),
+            ),
+            "where no op keeps them, they may be a count of ops": (
+                "kept_inners",
+                None,
+                [],
+                series(neg=negative_at_zero),
+            ),
+        }
+    )
+)
 
 
 # ---- metadata that the reference does not show ---------------------------------------------------------------
 
 
-class Length(TensorSubclass, fallback="materialize"):
-    number: Tensor = inner()
-    unit: str = static(default="m")
-
-    def materialize(self):
-        return self.number
-
-
-@Length.implements(aten.add)
-def _(func, x, y, alpha=1):
+def first_unit(func, x, y, alpha=1):
     x, y = (t if isinstance(t, Length) else Length(t) for t in (x, y))
     return Length(func(x.number, y.number, alpha=alpha), unit=x.unit)
+
+
+def product(func, x, y):
+    x, y = (t if isinstance(t, Area) else Area(t, unit="") for t in (x, y))
+    return Area(func(x.number, y.number), unit=f"{x.unit}{y.unit}")
+
+
+def sum_of_one_unit(func, x, y, alpha=1):
+    if x.unit != y.unit:
+        raise ValueError("areas of one unit can be added")
+    return Area(func(x.number, y.number, alpha=alpha), unit=x.unit)
+
+
+Length = declare(
+    keywords={"fallback": "materialize"},
+    number=inner(),
+    unit=static(default="m"),
+    materialize=lambda self: self.number,
+    rules={aten.add: first_unit},
+)
+# The unit of a product is that of neither.
+Area = declare(Length, rules={aten.mul: product, aten.add: sum_of_one_unit})
 
 
 def length(cls=Length, unit="m"):
@@ -243,23 +295,6 @@ def test_metres_and_kilometres_need_a_reference_that_tells_them_apart(order):
     reference = lambda x: x.unwrap("number") * {"m": 1, "km": 1000}[x.unit]  # noqa: E731
     words = [f"x + y, y with unit='{other}'"]
     check_found(make, "mixed_metadata", words, variants=variants, reference=reference)
-
-
-class Area(Length, fallback="materialize"):
-    """The unit of a product is that of neither."""
-
-
-@Area.implements(aten.mul)
-def _(func, x, y):
-    x, y = (t if isinstance(t, Area) else Area(t, unit="") for t in (x, y))
-    return Area(func(x.number, y.number), unit=f"{x.unit}{y.unit}")
-
-
-@Area.implements(aten.add)
-def _(func, x, y, alpha=1):
-    if x.unit != y.unit:
-        raise ValueError("areas of one unit can be added")
-    return Area(func(x.number, y.number, alpha=alpha), unit=x.unit)
 
 
 def test_units_that_are_multiplied_or_refused_need_no_reference():
@@ -304,11 +339,12 @@ def test_results_are_asked_for_anew_without_a_write_to_what_the_factory_holds():
 # ---- names ---------------------------------------------------------------------------------------------------
 
 
-class Turned(TensorSubclass, fallback="materialize"):
-    held: Tensor = inner(differentiable=True)
-
-    def materialize(self):
-        return self.held
+Turned = declare(
+    name="Turned",
+    keywords={"fallback": "materialize"},
+    held=inner(differentiable=True),
+    materialize=lambda self: self.held,
+)
 
 
 @pytest.mark.slow
@@ -333,31 +369,27 @@ def test_fields_and_inner_tensors_are_shown_by_their_names():
 # ---- embeddings, and sizes that change late --------------------------------------------------------------------
 
 
-class Shared(TensorSubclass, fallback="materialize"):
-    """Rows of a table, by their indices."""
+# Rows of a table, by their indices.
+Shared = declare(
+    keywords={"fallback": "materialize"},
+    rows=inner(shape="k d"),
+    index=inner(dtype=torch.int64, shape="n"),
+    outer=staticmethod(lambda rows, index: Outer((index.shape[0], rows.shape[1]))),
+    materialize=lambda self: self.rows[self.index],
+)
 
-    rows: Tensor = inner(shape="k d")
-    index: Tensor = inner(dtype=torch.int64, shape="n")
 
-    @staticmethod
-    def outer(rows, index):
-        return Outer((index.shape[0], rows.shape[1]))
+def embedding(index_of):
+    def rule(func, ids, x, *rest, **keywords):
+        return func(index_of(ids, x), x.unwrap("rows"), *rest, **keywords)
 
-    def materialize(self):
-        return self.rows[self.index]
+    cls = ruled(Shared, {F.embedding: rule})
+    return lambda: cls(torch.randn(6, 4), torch.tensor([0, 2, 1, 2, 0, 1]))
 
 
 @pytest.mark.slow
 def test_an_embedding_that_forgets_the_index_is_found():
     """Row 0 of the value is row 0 of the table."""
-
-    def embedding(index_of):
-        def rule(func, ids, x, *rest, **keywords):
-            return func(index_of(ids, x), x.unwrap("rows"), *rest, **keywords)
-
-        cls = ruled(Shared, {F.embedding: rule})
-        return lambda: cls(torch.randn(6, 4), torch.tensor([0, 2, 1, 2, 0, 1]))
-
     check_found(embedding(lambda ids, x: ids), "values", ["F.embedding(i, x)", "rule ("])
     check_kept(embedding(lambda ids, x: x.index[ids]), "values")
 
@@ -376,28 +408,27 @@ def test_an_inner_size_that_changes_in_the_last_of_sizes_makes_a_new_program():
 
 
 def mirrored(forgets):
-    class Mirrored(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner()
-        negative: bool = static(default=False)
-
-        def materialize(self):
-            return -self.held if self.negative else self.held * 1
-
     def kept(x, name):
         return {} if name == forgets else {"negative": x.negative}
 
-    @Mirrored.implements(aten.cat)
-    def _(func, xs, dim=0):
+    def cat(func, xs, dim=0):
         if not all(isinstance(x, Mirrored) and x.negative == xs[0].negative for x in xs):
-            return func([x.materialize() if isinstance(x, Mirrored) else x for x in xs], dim)
+            return func([plain(x) for x in xs], dim)
         return Mirrored(func([x.held for x in xs], dim), **kept(xs[0], "cat"))
 
-    @Mirrored.implements(aten.flip)
-    def _(func, x, dims):
+    def flip(func, x, dims):
         if list(dims) != [-1]:
             return func(x.materialize(), dims)
         return Mirrored(func(x.held, dims), **kept(x, "flip"))
 
+    Mirrored = declare(
+        keywords={"fallback": "materialize"},
+        held=inner(),
+        negative=static(default=False),
+        annotations={"held": Tensor, "negative": bool},
+        materialize=lambda self: -self.held if self.negative else self.held * 1,
+        rules={aten.cat: cat, aten.flip: flip},
+    )
     return Mirrored
 
 

@@ -134,9 +134,6 @@ class KeepsTag(broken.ForgetsTag):
     unflatten = staticmethod(lambda data_, tag: (data_, tag))
 
 
-Parts.implements(F.linear)(of_parts)
-
-
 # ---- the test ----------------------------------------------------------------------------------------------
 
 

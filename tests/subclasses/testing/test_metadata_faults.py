@@ -10,7 +10,8 @@ from torch import Tensor
 
 from subclasses import TensorSubclass, dynamic, inner, static
 from subclasses.testing import examine
-from tests.subclasses.testing.faults import check_found, check_kept, of_tensors, outcome, ruled
+from tests.subclasses.subjects import declare
+from tests.subclasses.testing.faults import check_found, check_kept, finding, of_tensors, outcome, ruled
 
 aten = torch.ops.aten
 
@@ -84,6 +85,11 @@ FAULTS = {
 }
 
 
+def of_length(key=None, rule=None, base=Length):
+    cls = ruled(base, {} if rule is None else {key: rule})
+    return functools.partial(make, cls)
+
+
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_metadata_taken_for_granted_is_found(fault):
@@ -96,29 +102,26 @@ def test_metadata_taken_for_granted_is_found(fault):
 
 
 def test_without_variants_nothing_is_tried():
-    cls = ruled(Length, {aten.abs.default: without_unit})
-    found = outcome(functools.partial(make, cls), "other_metadata", variants=[])
+    found = outcome(of_length(aten.abs.default, without_unit), "other_metadata", variants=[])
     assert found.state == "skipped" and "pass variants=" in found.detail
 
 
-class Signed(Length):
-    negative: bool = static(default=False)
-
-    def materialize(self):
-        return -super().materialize() if self.negative else super().materialize()
+Signed = declare(
+    Length,
+    negative=static(default=False),
+    annotations={"negative": bool},
+    materialize=lambda self: Length.materialize(self) * (-1 if self.negative else 1),
+)
 
 
 @pytest.mark.slow
 def test_a_rule_that_is_wrong_for_a_derived_variant_is_found():
     rule = lambda func, x: type(x)(func(x.number), unit=x.unit, negative=x.negative)  # noqa: E731
-    cls = ruled(Signed, {aten.abs.default: rule})
     words = ["x.abs() with negative=True is not what its reference gives"]
-    check_found(functools.partial(make, cls), "other_metadata", words, variants=[])
+    check_found(of_length(aten.abs.default, rule, Signed), "other_metadata", words, variants=[])
 
 
-class Timed(TensorSubclass, fallback="map"):
-    t: Tensor = inner()
-    v: Tensor = inner()
+Timed = declare(keywords={"fallback": "map"}, t=inner(), v=inner())
 
 
 @pytest.mark.slow
@@ -141,11 +144,13 @@ def test_a_default_in_place_of_an_operands_metadata_is_found_where_the_reference
 # ---- what materialize() keeps ----------------------------------------------------------------------------------
 
 
-class Cached(Length):
-    def materialize(self):
-        if "whole" not in self.__dict__:
-            self.__dict__["whole"] = super().materialize()
-        return self.__dict__["whole"]
+def kept_on_value(self):
+    if "whole" not in self.__dict__:
+        self.__dict__["whole"] = Length.materialize(self)
+    return self.__dict__["whole"]
+
+
+Cached = declare(Length, materialize=kept_on_value)
 
 
 @pytest.mark.slow
@@ -167,13 +172,12 @@ class Labels(TensorSubclass, fallback="materialize", dtype_from="like"):
         return self.whole().clone()
 
 
-class KeepsOnValue(Labels):
-    def materialize(self):
-        return self.__dict__.setdefault("kept", self.whole())
-
-
-class CachedMethod(Labels):
-    whole = functools.lru_cache(Labels.whole)
+def until_written(self):
+    """Looks at the version of its labels, which an assignment replaces by others."""
+    kept = self.__dict__.get("kept", (None, None))
+    if kept[0] != self.labels._version:
+        kept = self.__dict__["kept"] = self.labels._version, Labels.materialize(self)
+    return kept[1].clone()
 
 
 class CachedProperty(Labels):
@@ -185,30 +189,25 @@ class CachedProperty(Labels):
         return self.kept.clone()
 
 
-class KeepsUntilWritten(Labels):
-    """Looks at the version of its labels, which an assignment replaces by others."""
-
-    def materialize(self):
-        kept = self.__dict__.get("kept", (None, None))
-        if kept[0] != self.labels._version:
-            kept = self.__dict__["kept"] = self.labels._version, super().materialize()
-        return kept[1].clone()
-
-
 COPY = ["x.materialize() after a copy_ to each inner tensor", "cached_property or lru_cache"]
 KEPT = {
-    KeepsOnValue: COPY,
+    declare(
+        Labels, name="Kept", materialize=lambda self: self.__dict__.setdefault("kept", self.whole())
+    ): COPY,
     CachedProperty: COPY,
-    CachedMethod: COPY,
-    KeepsUntilWritten: ["x.materialize() after an assignment of each field"],
+    declare(Labels, name="CachedMethod", whole=functools.lru_cache(Labels.whole)): COPY,
+    declare(Labels, name="UntilWritten", materialize=until_written): [
+        "x.materialize() after an assignment of each field"
+    ],
 }
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("cls", KEPT)
-def test_what_is_kept_of_integers_is_found(cls):
-    def factory(cls):
-        return lambda: cls(torch.randint(9, (4, 6)), torch.zeros(4, 6))
+def labels(cls):
+    return lambda: cls(torch.randint(9, (4, 6)), torch.zeros(4, 6))
 
-    check_found(factory(cls), "fresh_values", KEPT[cls])
-    check_kept(factory(Labels), "fresh_values")
+
+test_what_is_kept_of_integers_is_found = pytest.mark.sweep(3)(
+    finding(
+        {cls.__name__: ("fresh_values", labels(cls), words, labels(Labels)) for cls, words in KEPT.items()}
+    )
+)

@@ -7,21 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses import Outer, TensorSubclass, inner
-from tests.subclasses.subjects import LowRank
-from tests.subclasses.testing.faults import check_found, check_kept, of_tensors, outcomes, ruled
+from subclasses import Outer, inner
+from tests.subclasses.subjects import LowRank, declare
+from tests.subclasses.testing.faults import finding, of_tensors, outcomes, ruled
 
 # ---- integers alone ------------------------------------------------------------------------------------------
 
 
-class Permutation(TensorSubclass):
-    """A matrix of zeros and ones by the places of the ones: no inner tensor is differentiable."""
-
-    places: Tensor = inner(dtype=torch.int64)
-
-    @staticmethod
-    def outer(places):
-        return Outer((len(places), len(places)), dtype=torch.float32)
+# A matrix of zeros and ones by the places of the ones: no inner tensor is differentiable.
+Permutation = declare(
+    places=inner(dtype=torch.int64),
+    outer=staticmethod(lambda places: Outer((len(places), len(places)), dtype=torch.float32)),
+)
 
 
 def matrix(x):
@@ -71,12 +68,12 @@ def test_a_rule_for_a_function_of_linalg_is_called(key, inverse):
 # ---- options that a rule drops -------------------------------------------------------------------------------
 
 
-class Scaled(TensorSubclass, fallback="materialize", dtype_from="scale"):
-    codes: Tensor = inner(dtype=torch.int8)
-    scale: Tensor = inner()
-
-    def materialize(self):
-        return self.codes * self.scale
+Scaled = declare(
+    keywords={"fallback": "materialize", "dtype_from": "scale"},
+    codes=inner(dtype=torch.int8),
+    scale=inner(),
+    materialize=lambda self: self.codes * self.scale,
+)
 
 
 def rows(codes, scale, ids):
@@ -101,15 +98,24 @@ def hands_on(func, ids, w, *args, **kwargs):
     return func(ids, codes * scale, *args, **kwargs)
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("rule", [drops, does_not_read, uses, hands_on])
-def test_an_option_that_a_rule_does_not_use_is_named(rule):
+def scaled(rule):
     cls = ruled(Scaled, {F.embedding: rule})
-    make = lambda: cls(torch.randint(1, 9, (4, 6), dtype=torch.int8), torch.rand(4, 1))  # noqa: E731
-    if rule in (uses, hands_on):
-        check_kept(make, "inner_gradients")
-    else:
-        check_found(make, "inner_gradients", [f"{rule.__name__} (", "does not use padding_idx="])
+    return lambda: cls(torch.randint(1, 9, (4, 6), dtype=torch.int8), torch.rand(4, 1))
+
+
+test_an_option_that_a_rule_does_not_use_is_named = pytest.mark.sweep(4)(
+    finding(
+        {
+            wrong.__name__: (
+                "inner_gradients",
+                scaled(wrong),
+                [f"{wrong.__name__} (", "does not use padding_idx="],
+                scaled(right),
+            )
+            for wrong, right in ((drops, uses), (does_not_read, hands_on))
+        }
+    )
+)
 
 
 # ---- wrong values --------------------------------------------------------------------------------------------
@@ -137,53 +143,62 @@ def test_a_call_with_wrong_values_is_told_once():
     assert [name for name in OF_RIGHT_VALUES if found[name].state == "broken"] == []
 
 
-class Held(TensorSubclass):
-    held: Tensor = inner(differentiable=True)
-
-
 def test_a_promise_whose_calls_all_have_wrong_values_is_not_kept():
-    cls = ruled(Held, {torch.exp: lambda func, x: type(x)(x.unwrap("held") * 2)})
+    doubled = lambda func, x: type(x)(x.unwrap("held") * 2)  # noqa: E731
+    cls = declare(held=inner(differentiable=True), rules={torch.exp: doubled})
     promises = ("values", "autocast", "gradients")
     found = outcomes(of_tensors(cls, (4, 6)), *promises, reference=lambda x: x.held)
     assert found["values"].state == "broken"
     assert found["gradients"].state in ("skipped", "kept")
 
 
-@pytest.mark.parametrize(("place", "told"), [(0, "x * plain"), (1, "plain * x")])
-def test_a_product_is_tried_from_both_sides(place, told):
+def scaling(place):
+    """Values with a wrong rule for a product whose operand at the place is a value, and the other one is plain."""
+
     def scales(func, *operands):
         value, plain = operands[place], operands[1 - place]
         if not isinstance(value, LowRank) or not isinstance(plain, Tensor) or isinstance(plain, LowRank):
             return LowRank.unruled(func, *operands)
         return type(value)(value.unwrap("left") * 2, value.unwrap("right"))
 
-    check_found(low_rank(torch.mul, scales), "values", [told])
+    return low_rank(torch.mul, scales)
+
+
+test_a_product_is_tried_from_both_sides = finding(
+    {told: ("values", scaling(place), [told]) for place, told in enumerate(("x * plain", "plain * x"))}
+)
 
 
 # ---- memory of a trainable class -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shares", [True, False])
-def test_a_result_that_an_optimizer_would_change_with_its_operand(shares):
+def scaled_left(right):
     def scaled(func, x, y):
         if not isinstance(x, LowRank) or isinstance(y, Tensor):
             return NotImplemented
-        return type(x)(x.left * y, x.right if shares else x.right.clone())
+        return type(x)(x.left * y, right(x.right))
 
-    make = low_rank(torch.ops.aten.mul, scaled)
-    if shares:
-        told = "a step of an optimizer on nn.Parameter(y) changed x: right"
-        check_found(make, "own_memory", [told, "scaled (", "return x.right.clone()"])
-    else:
-        check_kept(make, "own_memory")
+    return low_rank(torch.ops.aten.mul, scaled)
 
 
-class Positive(TensorSubclass, fallback="materialize"):
-    held: Tensor = inner()
+test_a_result_that_an_optimizer_would_change_with_its_operand = pytest.mark.slow(
+    finding(
+        {
+            "shared": (
+                "own_memory",
+                scaled_left(lambda right: right),
+                [
+                    "a step of an optimizer on nn.Parameter(y) changed x: right",
+                    "scaled (",
+                    "return x.right.clone()",
+                ],
+                scaled_left(Tensor.clone),
+            )
+        }
+    )
+)
 
-    def materialize(self):
-        return self.held * 1
+Positive = declare(keywords={"fallback": "materialize"}, materialize=lambda self: self.held * 1)
 
 
 @pytest.mark.parametrize(

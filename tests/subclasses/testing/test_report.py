@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 from torch.masked import MaskedTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from subclasses import TensorSubclass, inner
+from subclasses import inner
 from subclasses.testing import examine, suite
 from subclasses.testing.property import Outcome, Promise
 from subclasses.testing.report import LINES, WIDTH, Report
-from tests.subclasses.testing.broken import Computes
+from tests.subclasses.subjects import declare
+from tests.subclasses.testing.broken import computes
 from tests.subclasses.testing.faults import of_tensors, ruled
 
 aten = torch.ops.aten
@@ -34,16 +33,11 @@ def assert_fits(report):
 # ---- what is compared --------------------------------------------------------------------------------------
 
 
-class Mixed(TensorSubclass, size_from="wide", fallback="map"):
-    """Inner tensors of two dtypes, of which one is that of the value."""
-
-    narrow: Tensor = inner(dtype=torch.bfloat16)
-    wide: Tensor = inner()
-
-
-class Interval(TensorSubclass, fallback="map"):
-    low: Tensor = inner()
-    high: Tensor = inner()
+# Inner tensors of two dtypes, of which one is that of the value.
+Mixed = declare(
+    keywords={"size_from": "wide", "fallback": "map"}, narrow=inner(dtype=torch.bfloat16), wide=inner()
+)
+Interval = declare(keywords={"fallback": "map"}, low=inner(), high=inner())
 
 
 @pytest.mark.slow
@@ -161,29 +155,17 @@ def raises(error):
     return raising
 
 
-class Refusing(Computes):
-    """Raises on purpose."""
-
-    instead: ClassVar = {aten.exp.default: raises(TypeError("exp of a Refusing is not supported"))}
+def with_exp(name, exp):
+    return computes(name, {aten.exp.default: exp})
 
 
-class Accident(Computes):
-    instead: ClassVar = {aten.exp.default: lambda x: x + None}
+def asserts(x):
+    assert x is None, "no exp"
 
 
-class InsideTorch(Computes):
-    instead: ClassVar = {aten.exp.default: lambda x: torch.ones(2) @ torch.ones(3)}
-
-
-class Silent(Computes):
-    instead: ClassVar = {aten.exp.default: raises(ValueError)}
-
-
-class Asserts(Computes):
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        assert func is not aten.exp.default, "no exp"
-        return func(*args, **kwargs)
+# Raises on purpose.
+Refusing = with_exp("Refusing", raises(TypeError("exp of a Refusing is not supported")))
+Asserts = with_exp("Asserts", asserts)
 
 
 def values_of(cls):
@@ -203,11 +185,19 @@ def test_what_a_class_raises_itself_is_a_refusal():
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("cls", [Accident, InsideTorch, Silent, Asserts])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        with_exp("Accident", lambda x: x + None),
+        with_exp("InsideTorch", lambda x: torch.ones(2) @ torch.ones(3)),
+        with_exp("Silent", raises(ValueError)),
+        Asserts,
+    ],
+)
 def test_an_accident_is_no_refusal(cls):
     assert "x.exp() raised" in values_of(cls).detail
 
 
 def test_an_assertion_is_to_become_a_refusal():
     mend = values_of(Asserts).mend
-    assert mend.startswith("Asserts.compute (") and "asserts: instead `return NotImplemented`" in mend
+    assert mend.startswith("asserts (") and "asserts: instead `return NotImplemented`" in mend

@@ -12,29 +12,20 @@ from subclasses.testing import PATHS, examine
 from tests.subclasses.subjects import Pair, declare
 from tests.subclasses.testing.faults import check_kept, outcomes
 
-
-class OneHot(TensorSubclass, fallback="materialize"):
-    """Rows that it makes of labels: no inner tensor is differentiable."""
-
-    labels: Tensor = inner(dtype=torch.int64)
-    count: int = static()
-
-    @staticmethod
-    def outer(labels, count):
-        return Outer((*labels.shape, count), dtype=torch.float32)
-
-    def materialize(self):
-        return F.one_hot(self.labels, self.count).float()
+# Rows that it makes of labels: no inner tensor is differentiable.
+OneHot = declare(
+    name="OneHot",
+    __module__=__name__,
+    keywords={"fallback": "materialize"},
+    labels=inner(dtype=torch.int64),
+    count=static(),
+    outer=staticmethod(lambda labels, count: Outer((*labels.shape, count), dtype=torch.float32)),
+    materialize=lambda self: F.one_hot(self.labels, self.count).float(),
+)
 
 
 def make_one_hot():
     return OneHot(torch.randint(0, 6, (4,)), count=6)
-
-
-@pytest.mark.slow
-def test_a_class_of_integers_alone_keeps_all_promises():
-    report = examine(make_one_hot, paths={})
-    assert report.broken == [], report.details()
 
 
 @pytest.mark.slow
@@ -80,20 +71,7 @@ def test_a_constructor_of_other_arguments_is_asked_for(cls, words):
     assert "construct= for" in str(report)
 
 
-@pytest.mark.slow
-def test_with_the_constructor_all_promises_are_tried():
-    report = examine(
-        lambda: Halved(torch.randn(4, 6)), paths={}, construct=lambda doubled: Halved(doubled / 2)
-    )
-    assert report.broken == [], report.details()
-    assert not [o for o in report.of("skipped") if "construct=" in o.detail]
-
-
 # ---- a class around another one, whose rows are ordinary tensors -----------------------------------------------
-
-
-def times(func, x, y):
-    return Rows(x.rows * y)
 
 
 Rows = declare(
@@ -102,7 +80,7 @@ Rows = declare(
     rows=inner(),
     rules={
         torch.ops.aten.select.int: lambda func, x, dim, index: func(x.rows, dim, index),
-        torch.ops.aten.mul: times,
+        torch.ops.aten.mul: lambda func, x, y: Rows(x.rows * y),
     },
 )
 
@@ -118,28 +96,27 @@ def test_rows_of_a_class_around_another_are_views():
 # ---- classes that run each op on each inner tensor, where that is not what their values mean ------------------
 
 
-class Mean(TensorSubclass, fallback="map"):
-    """Twice the total and twice the count are the same mean."""
-
-    total: Tensor = inner()
-    count: Tensor = inner()
-
-    def materialize(self):
-        return self.total / self.count
-
-
-class MaterializedMean(Mean, fallback="materialize"):
-    pass
-
-
-class First(TensorSubclass, fallback="map"):
-    """Numbers and notes on them, which take the same ops."""
-
-    numbers: Tensor = inner()
-    notes: Tensor = inner()
-
-    def materialize(self):
-        return self.numbers.clone()
+# Twice the total and twice the count are the same mean.
+Mean = declare(
+    name="Mean",
+    __module__=__name__,
+    keywords={"fallback": "map"},
+    total=inner(),
+    count=inner(),
+    materialize=lambda self: self.total / self.count,
+)
+MaterializedMean = declare(
+    Mean, name="MaterializedMean", __module__=__name__, keywords={"fallback": "materialize"}
+)
+# Numbers and notes on them, which take the same ops.
+First = declare(
+    name="First",
+    __module__=__name__,
+    keywords={"fallback": "map"},
+    numbers=inner(),
+    notes=inner(),
+    materialize=lambda self: self.numbers.clone(),
+)
 
 
 def make(cls):
@@ -154,11 +131,24 @@ def test_a_materialize_that_the_map_contradicts_is_found():
     assert 'use fallback="materialize"' in found.mend and "skip={'mapped_values'}" in found.mend
 
 
+RIGHT = {
+    "integers alone": (make_one_hot, {}),
+    "a materialize that agrees with the map": (lambda: make(First), {}),
+    "one that is used in place of the map": (lambda: make(MaterializedMean), {}),
+    "a constructor of other arguments": (
+        lambda: Halved(torch.randn(4, 6)),
+        {"construct": lambda doubled: Halved(doubled / 2)},
+    ),
+}
+
+
 @pytest.mark.slow
-def test_a_materialize_that_agrees_with_the_map_keeps_all_promises():
-    for cls in (First, MaterializedMean):
-        report = examine(lambda cls=cls: make(cls), paths={})
-        assert report.broken == [], report.details()
+@pytest.mark.parametrize("case", RIGHT)
+def test_it_keeps_all_promises(case):
+    factory, options = RIGHT[case]
+    report = examine(factory, paths={}, **options)
+    assert report.broken == [], report.details()
+    assert not [o for o in report.of("skipped") if "construct=" in o.detail]
 
 
 def test_the_reference_of_the_author_decides():

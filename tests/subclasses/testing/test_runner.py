@@ -10,14 +10,13 @@ import unittest
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from subclasses import TensorSubclass, inner
 from subclasses.testing import ConformanceError, check, examine, named, suite, sweep
+from tests.subclasses.subjects import declare
 from tests.subclasses.testing import broken
 from tests.subclasses.testing.byhand import Tagged
-from tests.subclasses.testing.faults import of_tensors, outcomes, ruled
+from tests.subclasses.testing.faults import check_kept, of_tensors, outcomes, ruled
 
 aten = torch.ops.aten
 QUICK = {"paths": {}, "construct": Tagged}
@@ -26,23 +25,17 @@ QUICK = {"paths": {}, "construct": Tagged}
 make = of_tensors(Tagged, (4, 6))
 
 
-class Refuses(TensorSubclass):
-    """Has no rule and no fallback: everything but structure is refused."""
-
-    held: Tensor = inner()
-
-
-class Ruled(TensorSubclass):
-    """Rules for ops that the kit does not call by itself: it cannot know what to pass."""
-
-    held: Tensor = inner()
-
-    def materialize(self) -> Tensor:
-        return self.held
-
-
-Ruled.implements(F.normalize)(lambda func, x: func(x.unwrap("held")))
-Ruled.implements(aten.roll.default)(lambda func, x, shifts, dims=(): Ruled(func(x.held, shifts, dims)))
+# Has no rule and no fallback: everything but structure is refused.
+Refuses = declare(name="Refuses")
+# Rules for ops that the kit does not call by itself: it cannot know what to pass.
+Ruled = declare(
+    materialize=lambda self: self.held,
+    rules={
+        F.normalize: lambda func, x: func(x.unwrap("held")),
+        aten.roll.default: lambda func, x, shifts, dims=(): type(x)(func(x.held, shifts, dims)),
+    },
+)
+Written = declare(keywords={"fallback": "materialize"}, materialize=lambda self: self.held * 1)
 
 no_aliasing = of_tensors(broken.NoAliasing, (4, 6))
 
@@ -104,19 +97,11 @@ def test_a_promise_can_be_skipped():
 
 @pytest.mark.slow
 def test_rules_that_were_not_tried_are_named_and_ops_tries_them():
-    def outcome(**options):
-        return outcomes(of_tensors(Ruled, (4, 6)), "rules_tried", skip=set(), **options)["rules_tried"]
-
-    assert outcome().detail.startswith("not called: aten.roll.default, normalize")
+    make = of_tensors(Ruled, (4, 6))
+    found = outcomes(make, "rules_tried", skip=set())["rules_tried"]
+    assert found.detail.startswith("not called: aten.roll.default, normalize")
     ops = {F.normalize: lambda x: (x,), torch.roll: lambda x: (x, 1)}
-    assert outcome(ops=ops).state == "kept"
-
-
-class Written(TensorSubclass, fallback="materialize"):
-    held: Tensor = inner()
-
-    def materialize(self):
-        return self.held * 1
+    check_kept(make, "rules_tried", skip=set(), ops=ops)
 
 
 def write(func, x, y):

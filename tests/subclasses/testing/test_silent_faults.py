@@ -9,29 +9,30 @@ from torch import Tensor
 
 import subclasses
 from subclasses import Outer, TensorSubclass, inner
-from tests.subclasses.testing.faults import check_found, check_kept, of_tensors, outcome, plain, ruled
+from tests.subclasses.subjects import declare
+from tests.subclasses.testing.faults import finding, of_tensors, plain, ruled
 
 aten = torch.ops.aten
 
 
-class Halves(TensorSubclass, fallback="materialize"):
-    """A tensor as a sum of two."""
-
-    coarse: Tensor = inner()
-    fine: Tensor = inner()
-
-    def materialize(self):
-        return self.coarse + self.fine
-
-
-@Halves.implements(aten.mul.Tensor)
-def _(func, x, y):
+def times(func, x, y):
     x, y = (x, y) if isinstance(x, Halves) else (y, x)
     return type(x)(x.coarse * plain(y), x.fine * plain(y))
 
 
-def with_rule(key, rule):
-    return of_tensors(ruled(Halves, {key: rule}))
+# A tensor as a sum of two.
+Halves = declare(
+    name="Halves",
+    keywords={"fallback": "materialize"},
+    coarse=inner(),
+    fine=inner(),
+    materialize=lambda self: self.coarse + self.fine,
+    rules={aten.mul.Tensor: times},
+)
+
+
+def with_rule(key, rule, base=Halves, **keywords):
+    return of_tensors(ruled(base, {key: rule}, **keywords))
 
 
 # ---- rules, each wrong in one way; the report names some of them ---------------------------------------------
@@ -221,33 +222,28 @@ FAULTS = {
 }
 
 
-@pytest.mark.sweep(10)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_silent_fault_is_found_and_mended(fault):
-    promise, key, wrong, right, words = FAULTS[fault]
-    check_found(with_rule(key, wrong), promise, words)
-    check_kept(with_rule(key, right), promise)
+test_a_silent_fault_is_found_and_mended = pytest.mark.sweep(10)(
+    finding(
+        {
+            fault: (promise, with_rule(key, wrong), words, with_rule(key, right))
+            for fault, (promise, key, wrong, right, words) in FAULTS.items()
+        }
+    )
+)
 
 
-class Labelled(TensorSubclass):
-    held: Tensor = inner()
-    labels: Tensor = inner(dtype=torch.int64)
-
-    def materialize(self):
-        return self.held
-
-
-@Labelled.implements(subclasses.arithmetic)
-def _(func, x, y):
+def same_labels(func, x, y):
     labels = x.labels if isinstance(x, Labelled) else y.labels
-    return Labelled(func(*(t.held if isinstance(t, Labelled) else t for t in (x, y))), labels)
+    return Labelled(func(plain(x), plain(y)), labels)
 
 
-class Rounded(TensorSubclass, fallback="materialize"):
-    held: Tensor = inner()
-
-    def materialize(self):
-        return self.held
+Labelled = declare(
+    held=inner(),
+    labels=inner(dtype=torch.int64),
+    materialize=lambda self: self.held,
+    rules={subclasses.arithmetic: same_labels},
+)
+Rounded = declare(keywords={"fallback": "materialize"}, materialize=lambda self: self.held)
 
 
 @torch.no_grad()
@@ -255,64 +251,14 @@ def floor(func, x):
     return type(x)(func(plain(x)), torch.zeros_like(x.fine))
 
 
-RIGHT = {
-    "memory that no write reaches, of a table that all results share": (
-        "own_memory",
-        lambda: Labelled(torch.randn(4, 6), torch.arange(24).view(4, 6)),
-    ),
-    "a result that rounds": (
-        "read_gradients",
-        of_tensors(
-            ruled(Rounded, {aten.neg.default: lambda func, x: type(x)((func(x.held) * 1e7).round() / 1e7)}),
-            (4, 6),
-        ),
-    ),
-    "a rule of a representation, which has PyTorch's formula, that computes without gradients": (
-        "read_gradients",
-        with_rule(aten.neg.default, without_gradients),
-    ),
-    "a result whose plain tensor has no gradients": (
-        "read_gradients",
-        with_rule(aten.floor.default, floor),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", RIGHT)
-def test_what_is_right_is_not_blamed(case):
-    promise, make = RIGHT[case]
-    check_kept(make, promise)
-
-
-class Signs(Halves):
-    """With the gradient of a straight-through estimator."""
-
-    def materialize(self):
-        return self.fine + (self.coarse.sign() - self.coarse).detach() + self.coarse
-
-
-class Smooth(Halves, kind="structure"):
-    """With a rule for ``mul`` that multiplies each of the two."""
-
-    def materialize(self):
-        return self.fine + self.coarse.tanh()
-
-
-@pytest.mark.slow
-def test_a_straight_through_estimator_is_told_from_a_rule_that_loses_gradients():
-    found = outcome(of_tensors(Signs), "read_gradients")
-    assert found.state == "broken" and "what materialize() gives of x has another gradient" in found.detail
-    assert "straight-through estimator: skip={'read_gradients'}" in found.mend
-    check_kept(of_tensors(Smooth), "read_gradients")
-
-
-@pytest.mark.slow
-def test_a_rule_of_a_representation_that_is_another_function_is_told_of_the_formula():
-    words = ["the gradient of coarse, fine through x * 2 is wrong", "PyTorch's formula for the op"]
-    check_found(of_tensors(ruled(Smooth, {}, kind="representation")), "read_gradients", words)
-
-
-# ---- rules that are right for some calls: the kit makes a call of each kind -----------------------------------
+# With the gradient of a straight-through estimator.
+Signs = declare(
+    Halves, materialize=lambda self: self.fine + (self.coarse.sign() - self.coarse).detach() + self.coarse
+)
+# With a rule for `mul` that multiplies each of the two.
+Smooth = declare(
+    Halves, keywords={"kind": "structure"}, materialize=lambda self: self.fine + self.coarse.tanh()
+)
 
 
 def squaring_each(func, x, y):
@@ -329,60 +275,109 @@ def without_bias(func, x, w, bias=None):
     return func(x, sum(w.unwrap())) if isinstance(w, Halves) else Halves.unruled(func, x, w, bias)
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize(
-    ("key", "rule", "call"),
-    [
-        (aten.mul.Tensor, squaring_each, "x * x is not"),
-        (aten.sum, without_keepdim, "has shape [4], its reference [4, 1]"),
-        (F.linear, without_bias, "F.linear(plain, x, bias) is not"),
-    ],
-)
-def test_a_rule_that_is_right_for_some_calls_is_found(key, rule, call):
-    check_found(of_tensors(ruled(Halves, {key: rule})), "values", [call])
-
-
-# ---- a class that shows complex numbers and holds real ones ---------------------------------------------------
-
-
-class Polar(TensorSubclass, fallback="materialize"):
-    """Complex numbers by magnitude and phase."""
-
-    radius: Tensor = inner()
-    phase: Tensor = inner()
-
-    @staticmethod
-    def outer(radius, phase):
-        return Outer(
+# A class that shows complex numbers and holds real ones, with a gradient for each.
+Polar = declare(
+    keywords={"fallback": "materialize", "kind": "structure"},
+    radius=inner(),
+    phase=inner(),
+    outer=staticmethod(
+        lambda radius: Outer(
             radius.shape, dtype=torch.complex64 if radius.dtype == torch.float32 else torch.complex128
         )
-
-    def materialize(self):
-        return torch.complex(self.radius * self.phase.cos(), self.radius * self.phase.sin())
-
-
-class Pairs(Polar, kind="structure"):
-    """Magnitudes and phases, with a gradient for each."""
+    ),
+    materialize=lambda self: torch.complex(self.radius * self.phase.cos(), self.radius * self.phase.sin()),
+)
 
 
-@pytest.mark.parametrize("detaches", [True, False])
-def test_a_rule_that_detaches_one_of_two_is_found(detaches):
-    rule = lambda func, x: type(x)(-x.radius, x.phase.detach() if detaches else x.phase.clone())  # noqa: E731
-    cls = ruled(Pairs, {torch.ops.aten.neg.default: rule})
-    make = lambda: cls(torch.rand(4, 6) + 0.5, torch.randn(4, 6))  # noqa: E731
-    if detaches:
-        words = [
-            "the gradient of radius, phase through -x is wrong",
-            "<lambda> (",
-            "uses detach, behind which",
-        ]
-        check_found(make, "read_gradients", words)
-    else:
-        check_kept(make, "read_gradients")
+def polar(rule):
+    cls = ruled(Polar, {aten.neg.default: rule})
+    return lambda: cls(torch.rand(4, 6) + 0.5, torch.randn(4, 6))
 
 
-def test_a_rule_of_a_structure_that_computes_without_gradients_is_found():
-    make = of_tensors(ruled(Halves, {aten.neg.default: without_gradients}, kind="structure"))
-    words = ["the result of -x does not require grad", "without_gradients (", "uses no_grad, behind which"]
-    check_found(make, "inner_gradients", words)
+test_what_is_found_and_what_is_not_blamed = finding(
+    {
+        "memory that no write reaches, of a table that all results share": (
+            "own_memory",
+            None,
+            [],
+            lambda: Labelled(torch.randn(4, 6), torch.arange(24).view(4, 6)),
+        ),
+        "a result that rounds": (
+            "read_gradients",
+            None,
+            [],
+            of_tensors(
+                ruled(
+                    Rounded, {aten.neg.default: lambda func, x: type(x)((func(x.held) * 1e7).round() / 1e7)}
+                ),
+                (4, 6),
+            ),
+        ),
+        "a rule of a representation, which has PyTorch's formula, that computes without gradients": (
+            "read_gradients",
+            None,
+            [],
+            with_rule(aten.neg.default, without_gradients),
+        ),
+        "such a rule of a structure": (
+            "inner_gradients",
+            with_rule(aten.neg.default, without_gradients, kind="structure"),
+            [
+                "the result of -x does not require grad",
+                "without_gradients (",
+                "uses no_grad, behind which",
+            ],
+        ),
+        "a result whose plain tensor has no gradients": (
+            "read_gradients",
+            None,
+            [],
+            with_rule(aten.floor.default, floor),
+        ),
+        "one of two detached, of complex numbers": (
+            "read_gradients",
+            polar(lambda func, x: type(x)(-x.radius, x.phase.detach())),
+            [
+                "the gradient of radius, phase through -x is wrong",
+                "<lambda> (",
+                "uses detach, behind which",
+            ],
+            polar(lambda func, x: type(x)(-x.radius, x.phase.clone())),
+        ),
+    }
+)
+test_gradients_of_another_function = pytest.mark.slow(
+    finding(
+        {
+            "a straight-through estimator": (
+                "read_gradients",
+                of_tensors(Signs),
+                [
+                    "what materialize() gives of x has another gradient",
+                    "straight-through estimator: skip={'read_gradients'}",
+                ],
+                of_tensors(Smooth),
+            ),
+            "a rule of a representation that is another function": (
+                "read_gradients",
+                of_tensors(ruled(Smooth, {}, kind="representation")),
+                ["the gradient of coarse, fine through x * 2 is wrong", "PyTorch's formula for the op"],
+            ),
+        }
+    )
+)
+# The kit makes a call of each kind.
+test_a_rule_that_is_right_for_some_calls_is_found = pytest.mark.slow(
+    pytest.mark.sweep(2)(
+        finding(
+            {
+                rule.__name__: ("values", with_rule(key, rule), [call])
+                for key, rule, call in (
+                    (aten.mul.Tensor, squaring_each, "x * x is not"),
+                    (aten.sum, without_keepdim, "has shape [4], its reference [4, 1]"),
+                    (F.linear, without_bias, "F.linear(plain, x, bias) is not"),
+                )
+            }
+        )
+    )
+)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner
-from tests.subclasses.subjects import Pair
-from tests.subclasses.testing.faults import check_found, check_kept, of_tensors, outcome, plain, ruled
+from tests.subclasses.subjects import Pair, declare
+from tests.subclasses.testing.faults import finding, of_tensors, outcome, plain, ruled
 
 aten = torch.ops.aten
 
 
-class Halves(TensorSubclass, fallback="materialize"):
-    """A tensor as a sum of two."""
-
-    whole: Tensor = inner()
-    rest: Tensor = inner()
-
-    def materialize(self):
-        return self.whole + self.rest
+# A tensor as a sum of two.
+Halves = declare(
+    keywords={"fallback": "materialize"},
+    whole=inner(),
+    rest=inner(),
+    materialize=lambda self: self.whole + self.rest,
+)
 
 
 def is_value(x):
@@ -125,41 +123,71 @@ FAULTS = {
 }
 
 
-@pytest.mark.sweep(7)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_rule_that_takes_one_operand_for_another_is_found(fault):
-    key, wrong, right, words = FAULTS[fault]
-    check_found(with_rule(key, wrong), "two_values", words)
-    check_kept(with_rule(key, right), "two_values")
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("key", [torch.mul, torch.matmul, torch.hypot])
-def test_a_rule_that_loses_the_gradient_of_the_right_operand_is_found(key):
-    check_found(with_rule(key, reading_raw), "two_value_gradients", ["by y is lost", "reads the raw .whole"])
-    check_kept(with_rule(key, comparing(lambda x, y: y)), "two_value_gradients")
+test_a_rule_that_takes_one_operand_for_another_is_found = pytest.mark.sweep(7)(
+    finding(
+        {
+            fault: ("two_values", with_rule(key, wrong), words, with_rule(key, right))
+            for fault, (key, wrong, right, words) in FAULTS.items()
+        }
+    )
+)
+test_a_rule_that_loses_the_gradient_of_the_right_operand_is_found = pytest.mark.sweep(3)(
+    finding(
+        {
+            key.__name__: (
+                "two_value_gradients",
+                with_rule(key, reading_raw),
+                ["by y is lost", "reads the raw .whole"],
+                with_rule(key, comparing(lambda x, y: y)),
+            )
+            for key in (torch.mul, torch.matmul, torch.hypot)
+        }
+    )
+)
 
 
 # ---- the second value ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("whole", [lambda: torch.arange(16.0).view(4, 4), lambda: torch.randn(4, 4)])
-def test_a_factory_that_gives_the_same_inner_tensors_is_changed(whole):
-    key, *rules, words = FAULTS["a field of the left operand twice"]
-    wrong, right = (ruled(Halves, {key: rule}) for rule in rules)
-    check_found(lambda: wrong(whole(), torch.ones(4, 4)), "two_values", words[:1])
-    check_kept(lambda: right(whole(), torch.ones(4, 4)), "two_values")
+def of_whole(rule, whole):
+    cls = ruled(Halves, {aten.add: rule})
+    return lambda: cls(whole(), torch.ones(4, 4))
 
 
-class Classes(TensorSubclass, fallback="materialize", dtype_from="scale", size_from="index"):
-    """Entries of a table, in which other indices need not exist."""
+def refusing(func, *args, **kwargs):
+    raise DispatchError("no sums of two of these")
 
-    index: Tensor = inner(dtype=torch.int64)
-    scale: Tensor = inner()
 
-    def materialize(self):
-        return self.index * self.scale
+WRONG, RIGHT, WORDS = FAULTS["a field of the left operand twice"][1:]
+test_the_second_value = pytest.mark.slow(
+    finding(
+        {
+            **{
+                f"a factory that gives the same inner tensors, {name}": (
+                    "two_values",
+                    of_whole(WRONG, whole),
+                    WORDS[:1],
+                    of_whole(RIGHT, whole),
+                )
+                for name, whole in {
+                    "both": lambda: torch.arange(16.0).view(4, 4),
+                    "one": lambda: torch.randn(4, 4),
+                }.items()
+            },
+            "ops that a class refuses": ("two_values", None, [], with_rule(aten.add, refusing)),
+            "each inner tensor of a mapped class": ("two_values", None, [], of_tensors(Pair)),
+            "gradients of a mapped class": ("two_value_gradients", None, [], of_tensors(Pair)),
+        }
+    )
+)
+
+# Entries of a table, in which other indices need not exist.
+Classes = declare(
+    keywords={"fallback": "materialize", "dtype_from": "scale", "size_from": "index"},
+    index=inner(dtype=torch.int64),
+    scale=inner(),
+    materialize=lambda self: self.index * self.scale,
+)
 
 
 def test_without_a_second_value_the_promise_is_not_tried():
@@ -167,35 +195,18 @@ def test_without_a_second_value_the_promise_is_not_tried():
     assert found.state == "skipped" and "let it draw random numbers" in found.detail
 
 
-@pytest.mark.slow
-def test_ops_that_a_class_refuses_break_no_promise():
-    def refusing(func, *args, **kwargs):
-        raise DispatchError("no sums of two of these")
-
-    check_kept(with_rule(aten.add, refusing), "two_values")
-
-
-@pytest.mark.slow
-def test_each_inner_tensor_of_a_mapped_class_is_compared():
-    check_kept(of_tensors(Pair), "two_values", "two_value_gradients")
-
-
 # ---- integers that the factory gives equal -------------------------------------------------------------------
 
 
-class Runs(TensorSubclass, dtype_from="values", fallback="materialize"):
-    """Numbers, each repeated."""
-
-    values: Tensor = inner()
-    counts: Tensor = inner(dtype=torch.int64)
-    total: int = dynamic()
-
-    @staticmethod
-    def outer(values, total):
-        return Outer((total,))
-
-    def materialize(self):
-        return torch.repeat_interleave(self.values, self.counts, output_size=self.total)
+# Numbers, each repeated.
+Runs = declare(
+    keywords={"dtype_from": "values", "fallback": "materialize"},
+    values=inner(),
+    counts=inner(dtype=torch.int64),
+    total=dynamic(),
+    outer=staticmethod(lambda values, total: Outer((total,))),
+    materialize=lambda self: torch.repeat_interleave(self.values, self.counts, output_size=self.total),
+)
 
 
 def adding_runs(looks, refuses):
