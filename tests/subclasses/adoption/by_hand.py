@@ -72,13 +72,22 @@ class Base(Tensor):
         return pytree.tree_map_only(Tensor, lambda t: type(like)(t, **attributes), out)
 
 
+class NoContext(Base):
+    """Built of its inner tensor alone, whatever its context says."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+        return cls(inner_tensors["raw"])
+
+
+def written(name: str, base: type = Base, **body: Any) -> Any:
+    return type(name, (base,), body)
+
+
 def tagged():
     """A class with a list, a float and a flag."""
-
-    class Tagged(Base):
-        names = ("axes", "factor", "flag")
-
-    return Tagged, lambda **other: Tagged(
+    cls = written("Tagged", names=("axes", "factor", "flag"))
+    return cls, lambda **other: cls(
         torch.ones(2, 3), **({"axes": [0, 1], "factor": 2.0, "flag": True} | other)
     )
 
@@ -102,13 +111,8 @@ def optional():
 
 def with_settings():
     """A class with a dataclass that can change."""
-
-    class WithSettings(Base):
-        names = ("settings",)
-
-    return WithSettings, lambda **other: WithSettings(
-        torch.ones(2, 3), **({"settings": Settings(4, ["a"])} | other)
-    )
+    cls = written("WithSettings", names=("settings",))
+    return cls, lambda **other: cls(torch.ones(2, 3), **({"settings": Settings(4, ["a"])} | other))
 
 
 def with_object():
@@ -129,31 +133,17 @@ def with_object():
 
 def with_sizes():
     """A class whose metadata follows from the sizes of an inner tensor."""
-
-    class WithSizes(Base):
-        def __tensor_flatten__(self):
-            return ["raw"], [Shape(*self.raw.shape), self.dtype]
-
-        @classmethod
-        def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
-            return cls(inner_tensors["raw"])
-
-    return WithSizes, lambda **other: WithSizes(other.get("raw", torch.ones(2, 3)))
+    flatten = lambda self: (["raw"], [Shape(*self.raw.shape), self.dtype])  # noqa: E731
+    cls = written("WithSizes", NoContext, __tensor_flatten__=flatten)
+    return cls, lambda **other: cls(other.get("raw", torch.ones(2, 3)))
 
 
 def counting():
     """A class whose metadata is another one at each call."""
     numbers = itertools.count()
-
-    class Counting(Base):
-        def __tensor_flatten__(self):
-            return ["raw"], {"number": next(numbers)}
-
-        @classmethod
-        def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
-            return cls(inner_tensors["raw"])
-
-    return Counting, lambda **other: Counting(torch.ones(2, 3))
+    flatten = lambda self: (["raw"], {"number": next(numbers)})  # noqa: E731
+    cls = written("Counting", NoContext, __tensor_flatten__=flatten)
+    return cls, lambda **other: cls(torch.ones(2, 3))
 
 
 def adopted(kind, **options):

@@ -20,11 +20,12 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import desugar
 import subclasses
-from subclasses import TensorSubclass, inner
 from tests.doors import COMPILED
 from tests.subclasses.adoption import by_hand
 from tests.subclasses.adoption.by_hand import Settings
 from tests.subclasses.adoption.test_flattening import CHANGES, plain
+from tests.subclasses.ragged.judge import raising
+from tests.subclasses.subjects import declare
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,12 +49,18 @@ def facts(x, own):
     return type(x), names, plain(context), [getattr(x, name).tolist() for name in names]
 
 
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("kind", ["tagged", "optional", "with_settings"])
-def test_metadata_that_changes_between_calls(kind, door):
+def adopted(kind):
+    """What makes a value of an adopted class, and the method that the class had before."""
     cls, make = getattr(by_hand, kind)()
     own = cls.__tensor_flatten__
     subclasses.adopt(cls)
+    return make, own
+
+
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("kind", ["tagged", "optional", "with_settings"])
+def test_metadata_that_changes_between_calls(kind, door):
+    make, own = adopted(kind)
     compiled, x = door(work), make()
     for change in [lambda x: None, *CHANGES[kind][:8]][: -1 if kind == "optional" else None]:
         change(x)
@@ -80,9 +87,7 @@ CALLS = {
 @pytest.mark.parametrize("case", CALLS)
 def test_values_that_change_between_calls(case, door):
     kind, function, calls = CALLS[case]
-    cls, make = getattr(by_hand, kind)()
-    own = cls.__tensor_flatten__
-    subclasses.adopt(cls)
+    make, own = adopted(kind)
     compiled = door(function)
     for other in calls:
         assert facts(compiled(make(**other)), own) == facts(function(make(**other)), own)
@@ -148,13 +153,9 @@ def test_names_have_no_guard_of_their_own():
 
 
 def test_a_gradient_becomes_plain_where_a_plain_one_was_traced():
-    class Scaled(by_hand.Base):
-        names = ("factor",)
-
-        def materialize(self):
-            return self.raw * self.factor
-
-    subclasses.adopt(Scaled)
+    Scaled = subclasses.adopt(
+        by_hand.written("Scaled", names=("factor",), materialize=lambda self: self.raw * self.factor)
+    )
     x = torch.ones(3, requires_grad=True)
     y = torch.compile(lambda x: x * 5, backend="aot_eager")(x)
     torch.autograd.backward(y, Scaled(torch.ones(3), factor=2.0))
@@ -177,17 +178,14 @@ def test_the_conversion_may_be_given(options, expected):
 
 
 def test_hooks_of_the_class_stay():
-    class Careful(by_hand.Base):
-        names = ("note",)
-
-        @classmethod
-        def __metadata_guard__(cls, saved, now):
-            return True
-
-        def _stable_hash_for_caching(self):
-            return "mine"
-
-    subclasses.adopt(Careful)
+    Careful = subclasses.adopt(
+        by_hand.written(
+            "Careful",
+            names=("note",),
+            __metadata_guard__=classmethod(lambda cls, saved, now: True),
+            _stable_hash_for_caching=lambda self: "mine",
+        )
+    )
     x = Careful(torch.ones(2), note=["a"])
     assert x._stable_hash_for_caching() == "mine"
     compiled = desugar.compile(work, backend="eager")
@@ -216,47 +214,46 @@ def test_it_is_a_decorator():
 
 
 def test_a_class_of_constants_keeps_its_method():
-    class Two(TwoTensor):
-        pass
-
-    subclasses.adopt(Two)
+    Two = subclasses.adopt(type("Two", (TwoTensor,), {}))
     assert Two.__tensor_flatten__ is TwoTensor.__tensor_flatten__
     assert not hasattr(Two, "__metadata_guard__")
     assert Two(torch.ones(2), torch.ones(2))._stable_hash_for_caching()
 
 
-class Box(TensorSubclass, fallback="map"):
-    held: Tensor = inner()
+Box = declare(keywords={"fallback": "map"})
 
 
-@pytest.mark.parametrize(
-    ("given", "options", "words"),
+test_what_cannot_be_adopted_is_refused = raising(
     [
-        (lambda: Tensor, {}, "Tensor has no __tensor_flatten__ and no __tensor_unflatten__.*declare"),
-        (lambda: torch.nn.Module, {}, "expected a class derived from torch.Tensor, got Module"),
-        (lambda: torch.ones(2), {}, "expected a class.*got a Tensor"),
-        (lambda: torch.masked.MaskedTensor, {}, "MaskedTensor has no __tensor_flatten__"),
-        (lambda: Box, {}, "declared with TensorSubclass and has all hooks"),
         (
-            lambda: by_hand.tagged()[0],
-            {"to_plain": "dequantize"},
-            r"to_plain= takes a function.*got 'dequantize'",
-        ),
-        (
-            lambda: by_hand.adopted("tagged", to_plain=Tensor.detach)[0],
-            {"to_plain": Tensor.clone},
-            r"adopted already, with to_plain=.*adopt it once",
-        ),
-        (
-            lambda: by_hand.adopted("optional")[0],
-            {"to_plain": Tensor.clone},
-            "adopted already, without to_plain=",
-        ),
-    ],
+            lambda given=given, options=options: subclasses.adopt(given(), **options),
+            subclasses.SpecError,
+            f"(?s){words}",
+        )
+        for given, options, words in [
+            (lambda: Tensor, {}, "Tensor has no __tensor_flatten__ and no __tensor_unflatten__.*declare"),
+            (lambda: torch.nn.Module, {}, "expected a class derived from torch.Tensor, got Module"),
+            (lambda: torch.ones(2), {}, "expected a class.*got a Tensor"),
+            (lambda: torch.masked.MaskedTensor, {}, "MaskedTensor has no __tensor_flatten__"),
+            (lambda: Box, {}, "declared with TensorSubclass and has all hooks"),
+            (
+                lambda: by_hand.tagged()[0],
+                {"to_plain": "dequantize"},
+                r"to_plain= takes a function.*got 'dequantize'",
+            ),
+            (
+                lambda: by_hand.adopted("tagged", to_plain=Tensor.detach)[0],
+                {"to_plain": Tensor.clone},
+                r"adopted already, with to_plain=.*adopt it once",
+            ),
+            (
+                lambda: by_hand.adopted("optional")[0],
+                {"to_plain": Tensor.clone},
+                "adopted already, without to_plain=",
+            ),
+        ]
+    ]
 )
-def test_what_cannot_be_adopted_is_refused(given, options, words):
-    with pytest.raises(subclasses.SpecError, match=f"(?s){words}"):
-        subclasses.adopt(given(), **options)
 
 
 # ---- keys of compiled programs -------------------------------------------------------------------------------
@@ -443,10 +440,7 @@ def test_classes_of_others_break_fewer_promises(made, mended):
 def test_torchaos_int8_computes_alike():
     quantization = pytest.importorskip("torchao.quantization")
 
-    class Adopted(quantization.Int8Tensor):
-        pass
-
-    subclasses.adopt(Adopted)
+    Adopted = subclasses.adopt(type("Adopted", (quantization.Int8Tensor,), {}))
     weight, x = torch.randn(8, 16), torch.randn(4, 16)
     for mapping in quantization.MappingType.SYMMETRIC, quantization.MappingType.ASYMMETRIC:
         w = Adopted.from_hp(weight, quantization.PerRow(), mapping)

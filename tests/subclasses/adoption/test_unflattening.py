@@ -23,14 +23,7 @@ def make_class(*, extra=False, slots=False, policy=False):
             __slots__ = ("more",)
         calls = 0
 
-        if policy:
-
-            @staticmethod
-            def policies():
-                return {"dispatch_device": True}
-
-        else:
-            policies = dict
+        policies = staticmethod(lambda: {"dispatch_device": True} if policy else {})
 
         @staticmethod
         def __new__(cls, a, b, tag=None):

@@ -24,6 +24,7 @@ from tests.subclasses.subjects import (
     assert_same,
     declare,
 )
+from tests.tables import giving
 
 CLASSES = (
     Pair,
@@ -106,11 +107,6 @@ def test_unflatten_is_one_call_and_carriers_are_made_only_with_dynamic_ints():
     assert [c for c in CLASSES if "carrier" in c.__source__] == [Rows, Tagged]
 
 
-def test_the_constructor_is_as_documented():
-    assert str(inspect.signature(Int8Weight._new)) == "(_cls, qdata, scale, zero=None, *_more, axis=0)"
-    assert str(inspect.signature(Rows._new)) == "(_cls, row, *_more, count)"
-
-
 # ---- the methods at work -----------------------------------------------------------------------------------
 
 
@@ -139,33 +135,46 @@ def test_repr_evaluates_back_and_names_a_grad_fn():
     assert_same(eval(repr(x), {"Tagged": Tagged, "tensor": torch.tensor}), x)
 
 
-def test_outer_facts():
-    x = Int8Weight(torch.ones(4, 3, dtype=torch.int8).t(), torch.ones(3, 1, dtype=torch.bfloat16))
-    assert (x.shape, x.stride(), x.dtype) == ((3, 4), (1, 3), torch.bfloat16)
-    r = Rows(torch.ones(4), count=3)
-    assert (r.shape, r.stride(), r.dtype) == ((3, 4), (4, 1), torch.float32)
-    x = Tagged(torch.ones(2), tag="t", mode=4)
-    assert (x.tag, x.mode, x.length) == ("t", 4, 0)
-    assert isinstance(vars(Tagged)["tag"], StaticField)
+def facts(x):
+    return x.shape, x.stride(), x.dtype
 
 
-def test_a_method_of_the_class_body_or_of_a_mixin_wins():
-    own = declare(__repr__=lambda self: "mine", __metadata_guard__=lambda cls, saved, now: True)
-    child = declare(own, b=inner())
-    assert repr(child(torch.ones(1), torch.ones(1))) == repr(own(torch.ones(1))) == "mine"
-    assert child.__metadata_guard__ is own.__metadata_guard__
-    assert "def __repr__" in own.__source__
-    loud = type("Loud", (), {"__repr__": lambda self: "LOUD"})
-    assert repr(declare((loud, TensorSubclass), a=inner())(torch.ones(1))) == "LOUD"
+TURNED = Int8Weight(torch.ones(4, 3, dtype=torch.int8).t(), torch.ones(3, 1, dtype=torch.bfloat16))
+TAGGED = Tagged(torch.ones(2), tag="t", mode=4)
+OWN = declare(__repr__=lambda self: "mine", __metadata_guard__=lambda cls, saved, now: True)
+CHILD = declare(OWN, b=inner())
+LOUD = declare((type("Loud", (), {"__repr__": lambda self: "LOUD"}), TensorSubclass), a=inner())
+test_what_a_value_shows = giving(
+    {
+        "a transposed value": (lambda: facts(TURNED), ((3, 4), (1, 3), torch.bfloat16)),
+        "a computed size": (lambda: facts(Rows(torch.ones(4), count=3)), ((3, 4), (4, 1), torch.float32)),
+        "metadata": (lambda: (TAGGED.tag, TAGGED.mode, TAGGED.length), ("t", 4, 0)),
+        "metadata of the class": (lambda: type(vars(Tagged)["tag"]), StaticField),
+        "the constructor": (
+            lambda: str(inspect.signature(Int8Weight._new)),
+            "(_cls, qdata, scale, zero=None, *_more, axis=0)",
+        ),
+        "a constructor with a dynamic int": (
+            lambda: str(inspect.signature(Rows._new)),
+            "(_cls, row, *_more, count)",
+        ),
+        "a method of the class body": (lambda: repr(OWN(torch.ones(1))), "mine"),
+        "a method of a base": (lambda: repr(CHILD(torch.ones(1), torch.ones(1))), "mine"),
+        "a guard of a base": (lambda: CHILD.__metadata_guard__ is OWN.__metadata_guard__, True),
+        "the generated method beside it": (lambda: "def __repr__" in OWN.__source__, True),
+        "a method of a mixin": (lambda: repr(LOUD(torch.ones(1))), "LOUD"),
+    }
+)
+
+
+class Halved(TensorSubclass, fallback="map"):
+    a: Tensor = inner()
+
+    def __new__(cls, a, times=1):
+        return super().__new__(cls, a / 2**times)
 
 
 def test_a_constructor_of_ones_own():
-    class Halved(TensorSubclass, fallback="map"):
-        a: Tensor = inner()
-
-        def __new__(cls, a, times=1):
-            return super().__new__(cls, a / 2**times)
-
     x = Halved(torch.full((2,), 8.0), times=2)
     assert x.a.tolist() == [2, 2] and (x + 1).a.tolist() == [3, 3]
 

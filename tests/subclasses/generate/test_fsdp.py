@@ -21,6 +21,7 @@ from tests.subclasses.subjects import (
     make_int8,
     make_pair,
 )
+from tests.tables import giving
 
 aten = torch.ops.aten
 
@@ -82,22 +83,6 @@ def test_a_second_gather_fills_the_same_parameter():
 
 
 # ---- FSDP2 itself ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def one_process(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def two_fake_ranks():
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
 
 
 class Layer(nn.Module):
@@ -267,12 +252,13 @@ def test_rules_of_ones_own_cut(two_fake_ranks):
     assert type(local) is Own and local.shape == (2, 2)
 
 
-def test_outside_of_fully_shard_nothing_is_cut():
-    x = low_rank()
-    assert [type(part) for part in x.split(2)] == [Tensor, Tensor]
-    assert type(x.view(-1)) is type(x.new_zeros(4, 6)) is type(x[:2]) is Tensor
-
-
-def test_hooks_of_ones_own_win():
-    own = declare(fsdp_pre_all_gather=lambda self, mesh: ((), "mine"))
-    assert own(torch.ones(2)).fsdp_pre_all_gather(None) == ((), "mine")
+OWN = declare(fsdp_pre_all_gather=lambda self, mesh: ((), "mine"))
+test_outside_of_fully_shard = giving(
+    {
+        "parts": (lambda: [type(part) for part in low_rank().split(2)], [Tensor, Tensor]),
+        "a view": (lambda: type(low_rank().view(-1)), Tensor),
+        "zeros": (lambda: type(low_rank().new_zeros(4, 6)), Tensor),
+        "rows": (lambda: type(low_rank()[:2]), Tensor),
+        "hooks of one's own": (lambda: OWN(torch.ones(2)).fsdp_pre_all_gather(None), ((), "mine")),
+    }
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
 import warnings
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from subclasses import TensorSubclass, inner, static
+from subclasses import inner, static
 from tests.subclasses.subjects import MODES, declare
 
 aten = torch.ops.aten
@@ -20,35 +19,23 @@ aten = torch.ops.aten
 Marked = declare(name="Marked", __module__=__name__, count=0, keywords={"fallback": "map"})
 
 
-def fresh(base=TensorSubclass, **body):
+def fresh(**body):
     """A class of its own, which materializes."""
-
-    def materialize(self):
-        return self.held * getattr(self, "offset", 1)
-
-    body = {"materialize": materialize} | body
     return declare(
-        base,
         name="Box",
         held=inner(),
         known=static(default=0),
         width=1,
         keywords={"fallback": "materialize"},
+        materialize=lambda self: self.held * getattr(self, "offset", 1),
         **body,
     )
-
-
-@contextlib.contextmanager
-def no_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 @pytest.mark.parametrize("name", ["note", "is_hf_initialized", "_no_weight_decay", "main_grad"])
 def test_marks_are_kept_without_a_word(name):
     x = Marked(torch.ones(2))
-    with no_warning():
+    with warnings.catch_warnings(action="error"):
         setattr(x, name, True)
         parameter = nn.Parameter(Marked(torch.ones(2)))
         setattr(parameter, name, True)
@@ -58,15 +45,16 @@ def test_marks_are_kept_without_a_word(name):
     assert not getattr(x * 2, name, False)
 
 
+def read_and_mark(x):
+    y = x * x.note
+    y.note = 3
+    return y
+
+
 @pytest.mark.parametrize("mode", ["stock", "desugar"])
 def test_a_compiled_function_sees_what_it_reads_itself(mode):
-    def fn(x):
-        y = x * x.note
-        y.note = 3
-        return y
-
     x = Marked(torch.ones(2))
-    compiled = MODES[mode](fn)
+    compiled = MODES[mode](read_and_mark)
     for note in (5, 7):
         x.note = note
         out = compiled(x)
@@ -91,7 +79,7 @@ def test_fields_and_attributes_of_tensor_are_no_matter():
     Box = fresh()
     Box.implements(aten.cos.default)(lambda func, x: x.held * x.known if x.grad is None else x)
     x = Box(torch.ones(2))
-    with no_warning():
+    with warnings.catch_warnings(action="error"):
         x.grad = None
         x.requires_grad = True
         x.held = torch.zeros(2)

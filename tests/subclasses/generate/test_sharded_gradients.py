@@ -97,13 +97,6 @@ def test_a_plain_gradient_is_left_to_pytorch_and_another_class_is_refused():
 # ---- FSDP2 itself, in one process; tests/distributed has two --------------------------------------------------
 
 
-@pytest.fixture
-def one_process(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 class Layer(nn.Module):
     def __init__(self, w):
         super().__init__()
@@ -113,13 +106,11 @@ class Layer(nn.Module):
         return x @ self.w.materialize()
 
 
-class Columns(TensorSubclass, fallback="materialize", trainable=True):
-    """Looks at a class inside of it by views, as an author may."""
-
-    held: Gain = inner()
-
-    def materialize(self):
-        return self.held.view(-1)[:12].view(self.held.shape) + self.held[:, :1]
+# Looks at a class inside of it by views, as an author may.
+Columns = declare(
+    keywords={"fallback": "materialize", "trainable": True},
+    materialize=lambda self: self.held.view(-1)[:12].view(self.held.shape) + self.held[:, :1],
+)
 
 
 def test_views_in_materialize_are_the_authors(one_process):

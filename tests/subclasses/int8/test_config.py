@@ -22,7 +22,8 @@ from subclasses.int8 import (
     weight_bytes,
 )
 from tests.doors import by_stock
-from tests.subclasses.int8.models import int8_names, quantized, sqnr
+from tests.subclasses.int8.models import DYNAMIC, WEIGHTS, int8_names, quantized, sqnr
+from tests.tables import giving
 
 
 def make_model():
@@ -32,48 +33,71 @@ def make_model():
 # ---- choosing ----------------------------------------------------------------------------------------------
 
 
-def test_linear_layers_by_default():
+def chosen(make, *how):
+    """The names of the int8 parameters of a model, after it is quantized so."""
+    return lambda: int8_names(quantized(make(), *how))
+
+
+def tied():
+    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 10, bias=False))
+    model[1].weight = model[0].weight
+    return model
+
+
+test_which_weights_are_chosen = giving(
+    {
+        "linear layers by default": (chosen(make_model, WEIGHTS), {"1.weight", "3.weight"}),
+        "by modules and names": (
+            chosen(make_model, WEIGHTS, lambda module, name: name in ("0", "3")),
+            {"0.weight", "3.weight"},
+        ),
+        "all but one": (chosen(make_model, FqnToConfig({"1": None, "_default": WEIGHTS})), {"3.weight"}),
+        "a shared weight": (
+            chosen(tied, WEIGHTS, lambda m, _: isinstance(m, nn.Linear | nn.Embedding)),
+            {"0.weight"},
+        ),
+    }
+)
+
+
+def test_linear_layers_are_quantized_once_and_biases_are_trained():
     model = make_model()
-    assert quantize_(model, Int8WeightOnlyConfig()) is None
-    assert int8_names(model) == {"1.weight", "3.weight"}
+    assert quantize_(model, WEIGHTS) is None
     assert not model[1].weight.requires_grad and model[1].bias.requires_grad
     before = model[1].weight
-    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    quantize_(model, DYNAMIC)
     assert model[1].weight is before
 
 
 def test_a_filter_sees_modules_and_names():
-    model, seen = make_model(), []
-    quantize_(model, Int8WeightOnlyConfig(), lambda module, name: seen.append(name) or name in ("0", "3"))
-    assert int8_names(model) == {"0.weight", "3.weight"} and seen == ["", "0", "1", "2", "3"]
-    assert model(torch.tensor([1, 9])).shape == (2, 8)
+    seen = []
+    quantize_(make_model(), WEIGHTS, lambda module, name: seen.append(name))
+    assert seen == ["", "0", "1", "2", "3"]
 
 
 def test_a_configuration_for_each_layer():
     by_name = {
         "3": Int8WeightOnlyConfig(PerGroup(8), symmetric=False),
         "re:[03]": Int8WeightOnlyConfig(PerTensor()),
-        "_default": Int8DynamicActivationInt8WeightConfig(),
+        "_default": DYNAMIC,
     }
     model = quantized(make_model(), FqnToConfig(by_name))
     found = [(m.weight.block_size, m.weight.activation) for m in (model[0], model[1], model[3])]
     assert found == [((10, 16), None), ((1, 16), "row"), ((1, 8), None)]
-    left = quantized(make_model(), FqnToConfig({"1": None, "_default": Int8WeightOnlyConfig()}))
-    assert int8_names(left) == {"3.weight"}
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(3, 8, 4)), nn.Parameter(torch.randn(3, 4, 8))
+        self.register_buffer("gate", torch.randn(3, 4))
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.out(torch.einsum("bi,ei,eoi,ejo->bj", x, self.gate, self.up, self.down))
 
 
 def test_a_configuration_for_each_parameter():
-    class Experts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.down = nn.Parameter(torch.randn(3, 8, 4)), nn.Parameter(torch.randn(3, 4, 8))
-            self.register_buffer("gate", torch.randn(3, 4))
-            self.out = nn.Linear(4, 4)
-
-        def forward(self, x):
-            y = torch.einsum("bi,ei,eoi,ejo->bj", x, self.gate, self.up, self.down)
-            return self.out(y)
-
     by_name = {
         "experts.up": Int8WeightOnlyConfig(PerGroup(2)),
         "re:experts[.](down|gate)": Int8WeightOnlyConfig(),
@@ -155,10 +179,8 @@ def test_a_computed_weight_is_refused_before_anything_changes(normalize):
 
 
 def test_a_shared_weight_stays_shared():
-    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 10, bias=False))
-    model[1].weight = model[0].weight
-    quantize_(model, Int8WeightOnlyConfig(), lambda m, _: isinstance(m, nn.Linear | nn.Embedding))
-    assert model[0].weight is model[1].weight and int8_names(model) == {"0.weight"}
+    model = quantized(tied(), WEIGHTS, lambda m, _: isinstance(m, nn.Linear | nn.Embedding))
+    assert model[0].weight is model[1].weight
 
 
 @pytest.mark.parametrize(

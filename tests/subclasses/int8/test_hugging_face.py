@@ -65,30 +65,45 @@ def test_another_dtype(tmp_path):
     assert (weight.dtype, weight.scale.dtype) == (torch.bfloat16, torch.float32)
 
 
-@pytest.mark.parametrize("both", [False, True])
-def test_a_tied_embedding(both, tmp_path):
-    """Chosen alone, the last layer ceases to share its weight, and loading does not tie it again."""
-    taken = nn.Linear | nn.Embedding if both else nn.Linear
-    model = make(tied=True, choose=lambda module, _: isinstance(module, taken))
-    is_tied = model.lm_head.weight is model.model.embed_tokens.weight
-    other = through_a_file(model, tmp_path)
-    assert_same(other, model)
-    assert is_tied == both == (other.lm_head.weight is other.model.embed_tokens.weight)
-
-
-def test_layers_that_the_user_tied(tmp_path):
+def tied_by_the_user():
     model = make()
     model.model.layers[0].mlp.up_proj.weight = model.model.layers[0].mlp.gate_proj.weight
-    other = through_a_file(model, tmp_path)
-    assert_same(other, model)
-    assert other.model.layers[0].mlp.up_proj.weight is other.model.layers[0].mlp.gate_proj.weight
+    return model
 
 
-def test_nothing_is_reported_missing_and_a_copy_is_saved_too(tmp_path):
-    model = make(tied=True)
+def tied(taken):
+    return lambda: make(tied=True, choose=lambda module, _: isinstance(module, taken))
+
+
+# A model, two of its layers, and whether they share a weight.
+TIED = {
+    "an embedding and the last layer": (
+        tied(nn.Linear | nn.Embedding),
+        "model.embed_tokens",
+        "lm_head",
+        True,
+    ),
+    # The last layer ceases to share its weight, and loading does not tie it again.
+    "the last layer alone": (tied(nn.Linear), "model.embed_tokens", "lm_head", False),
+    "layers that the user tied": (
+        tied_by_the_user,
+        "model.layers.0.mlp.up_proj",
+        "model.layers.0.mlp.gate_proj",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TIED)
+def test_tied_weights(case, tmp_path):
+    make, *names, is_tied = TIED[case]
+    model = make()
     other, found = through_a_file(copy.deepcopy(model), tmp_path, output_loading_info=True)
-    assert not found["missing_keys"] and not found["unexpected_keys"]
     assert_same(other, model)
+    for each in (model, other):
+        one, two = map(each.get_submodule, names)
+        assert (one.weight is two.weight) is is_tied
+    assert not found["missing_keys"] and not found["unexpected_keys"]
 
 
 def test_the_block_on_the_page_runs(tmp_path, monkeypatch):

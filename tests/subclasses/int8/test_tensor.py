@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from subclasses import DispatchError
 from subclasses.int8 import Int8Tensor
+from tests.subclasses.ragged.judge import raising
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,9 @@ def test_scales_are_wide(dtype):
     assert x.dequantize(torch.float64).dtype == torch.float64
 
 
+Q, S = torch.zeros(4, 6, dtype=torch.int8), torch.ones(4, 1)
+
+
 def test_from_parts():
     q = torch.randint(-128, 128, (4, 6), dtype=torch.int8)
     x = Int8Tensor(q, torch.tensor(0.5), zero_point=torch.tensor(3, dtype=torch.int8), block_size=(4, 6))
@@ -85,31 +89,39 @@ def test_from_parts():
     torch.testing.assert_close(grad, (2 * scale * q.float().square()).sum(1, keepdim=True).detach())
 
 
-Q, S = torch.zeros(4, 6, dtype=torch.int8), torch.ones(4, 1)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "says"),
+test_refused = raising(
     [
-        (lambda: Int8Tensor(Q, torch.ones(4)), ValueError, r"2 dimensions that divide \(4, 6\), got \(4,\)"),
-        (lambda: Int8Tensor(Q, torch.ones(3, 1)), ValueError, r"got \(3, 1\)"),
-        (lambda: Int8Tensor(Q, S, torch.zeros(1, 6, dtype=torch.int8)), ValueError, "zero_point"),
-        (lambda: Int8Tensor(Q, S, block_size=(1, 3)), ValueError, r"asks for a scale of size \(4, 2\)"),
-        (lambda: Int8Tensor(Q, S, block_size=(6,)), ValueError, "each of the 2 dimensions"),
-        (lambda: Int8Tensor.from_float(S, block_size=4), ValueError, "each of the 2 dimensions"),
-        (lambda: Int8Tensor(Q.float(), S), ValueError, "torch.int8"),
-        (lambda: Int8Tensor(Q, S.int()), ValueError, "floating point"),
-        (lambda: Int8Tensor(Q, S, float_dtype=torch.int32), ValueError, "floating point"),
-        (lambda: Int8Tensor(Q, S, activation="column"), ValueError, "'column'"),
-        (lambda: Int8Tensor(Q, 1.0), TypeError, "scale"),
-        (lambda: Int8Tensor.from_float(Q), TypeError, "torch.int8"),
-        (lambda: Int8Tensor.from_float([1.0]), TypeError, "list"),
-        (lambda: Int8Tensor.from_float(torch.tensor(1.0)), ValueError, "one dimension"),
-        (lambda: Int8Tensor.from_float(torch.ones(4, 6), block_size=(1, 4)), ValueError, "does not divide"),
-        (lambda: Int8Tensor.from_float(torch.ones(4, 6), block_size=(1, 0)), ValueError, "does not divide"),
-        (lambda: Int8Tensor.from_float(torch.randn(4))[0], DispatchError, "one dimension"),
-    ],
+        (make, error, says)
+        for make, error, says in [
+            (
+                lambda: Int8Tensor(Q, torch.ones(4)),
+                ValueError,
+                r"2 dimensions that divide \(4, 6\), got \(4,\)",
+            ),
+            (lambda: Int8Tensor(Q, torch.ones(3, 1)), ValueError, r"got \(3, 1\)"),
+            (lambda: Int8Tensor(Q, S, torch.zeros(1, 6, dtype=torch.int8)), ValueError, "zero_point"),
+            (lambda: Int8Tensor(Q, S, block_size=(1, 3)), ValueError, r"asks for a scale of size \(4, 2\)"),
+            (lambda: Int8Tensor(Q, S, block_size=(6,)), ValueError, "each of the 2 dimensions"),
+            (lambda: Int8Tensor.from_float(S, block_size=4), ValueError, "each of the 2 dimensions"),
+            (lambda: Int8Tensor(Q.float(), S), ValueError, "torch.int8"),
+            (lambda: Int8Tensor(Q, S.int()), ValueError, "floating point"),
+            (lambda: Int8Tensor(Q, S, float_dtype=torch.int32), ValueError, "floating point"),
+            (lambda: Int8Tensor(Q, S, activation="column"), ValueError, "'column'"),
+            (lambda: Int8Tensor(Q, 1.0), TypeError, "scale"),
+            (lambda: Int8Tensor.from_float(Q), TypeError, "torch.int8"),
+            (lambda: Int8Tensor.from_float([1.0]), TypeError, "list"),
+            (lambda: Int8Tensor.from_float(torch.tensor(1.0)), ValueError, "one dimension"),
+            (
+                lambda: Int8Tensor.from_float(torch.ones(4, 6), block_size=(1, 4)),
+                ValueError,
+                "does not divide",
+            ),
+            (
+                lambda: Int8Tensor.from_float(torch.ones(4, 6), block_size=(1, 0)),
+                ValueError,
+                "does not divide",
+            ),
+            (lambda: Int8Tensor.from_float(torch.randn(4))[0], DispatchError, "one dimension"),
+        ]
+    ]
 )
-def test_refused(make, error, says):
-    with pytest.raises(error, match=says):
-        make()

@@ -66,48 +66,58 @@ def test_the_outer_dtype_is_that_of_the_weights(weighted, dtype):
 # ---- other keys ------------------------------------------------------------------------------------------------
 
 
-def test_permute_and_split_share_the_values():
-    x = batch([1, 2, 0, 3, 4, 1], "abc", weighted=True)
-    y = x.permute(["c", "a"])
-    assert y.keys == ("c", "a") and y.lengths.tolist() == [4, 1, 1, 2]
-    assert y.values is x.values
-    one, two = x.split([1, 2])
-    assert (one.keys, two.keys) == (("a",), ("b", "c"))
-    for part in (y, one, two, x.permute([2, 1, -3])):
-        for key in part.keys:
-            assert part[key].to_dense().equal(x[key].to_dense())
-            assert part.feature_weights(key).to_dense().equal(x.feature_weights(key).to_dense())
+def rows_by_key(x):
+    """The numbers of each row by key, with those of the weights."""
+    return {key: (numbers_of(x[key]), numbers_of(x.feature_weights(key))) for key in x.keys}
 
 
-def test_compact_leaves_out_what_belongs_to_no_key():
-    x = batch([1, 2, 0, 3, 4, 1], "abc", weighted=True)
-    y = x.permute(["c", "a"]).compact()
-    assert y.values.tolist() == [*x.values[6:].tolist(), *x.values[:3].tolist()]
-    assert y["c"].to_dense().equal(x["c"].to_dense())
-    assert y.feature_weights("a").to_dense().equal(x.feature_weights("a").to_dense())
+ABC, D = batch([1, 2, 0, 3, 4, 1], "abc", weighted=True), batch([4, 1], "d", weighted=True)
+ROWS = rows_by_key(ABC)
+CA = ABC.permute(["c", "a"])
+WEIGHTS = {key: ABC.feature_weights(key) for key in ABC.keys}
+AGAIN = KeyedJaggedTensor.from_jagged(ABC.to_dict(), weights=WEIGHTS)
+FEATURES = {k: JaggedTensor.from_tensors([torch.rand(n, 3) for n in (2, 0, 1)]) for k in "pq"}
+OF_FEATURES = KeyedJaggedTensor.from_jagged(FEATURES)
 
 
-@pytest.mark.parametrize("join", [KeyedJaggedTensor.cat, torch.cat], ids=["cat", "torch.cat"])
-def test_cat_joins_keys(join):
-    x, y = batch([1, 2, 0, 3], "ab", weighted=True), batch([4, 1], "c", weighted=True)
-    z = join([x, y])
-    assert z.keys == ("a", "b", "c") and z.max_length == 4
-    for part in (x, y):
-        for key in part.keys:
-            rows = zip(z[key].to_tensors(), part[key].to_tensors(), strict=True)
-            assert all(a.equal(b) for a, b in rows)
-    assert z.weights.equal(torch.cat([x.weights, y.weights]))
+def rows_of(keys):
+    return {key: ROWS[key] for key in keys}
 
 
-def test_from_jagged_and_back():
-    x = batch([1, 2, 0, 3], weighted=True)
-    weights = {key: x.feature_weights(key) for key in x.keys}
-    y = KeyedJaggedTensor.from_jagged(x.to_dict(), weights=weights)
-    assert y.values.equal(x.values) and y.offsets.equal(x.offsets) and y.weights.equal(x.weights)
-    features = {k: JaggedTensor.from_tensors([torch.rand(n, 3) for n in (2, 0, 1)]) for k in "pq"}
-    z = KeyedJaggedTensor.from_jagged(features)
-    assert z.shape == (2, 3, 2, 3)
-    assert all(z[k].to_dense().equal(x.to_dense()) for k, x in features.items())
+test_other_keys = giving(
+    {
+        "permute": (lambda: rows_by_key(CA), rows_of("ca")),
+        "permute by place": (lambda: rows_by_key(ABC.permute([2, 1, -3])), rows_of("cba")),
+        "keys of permute": (lambda: CA.keys, ("c", "a")),
+        "lengths of permute": (lambda: CA.lengths.tolist(), [4, 1, 1, 2]),
+        "values of permute": (lambda: CA.values is ABC.values, True),
+        "split": (lambda: [rows_by_key(x) for x in ABC.split([1, 2])], [rows_of("a"), rows_of("bc")]),
+        "keys of split": (lambda: [x.keys for x in ABC.split([1, 2])], [("a",), ("b", "c")]),
+        "compact": (lambda: rows_by_key(CA.compact()), rows_of("ca")),
+        "values of compact": (
+            lambda: CA.compact().values.tolist(),
+            ABC.values[[*range(6, 11), 0, 1, 2]].tolist(),
+        ),
+        **{
+            f"{name} joins keys": (lambda join=join: rows_by_key(join([ABC, D])), ROWS | rows_by_key(D))
+            for name, join in {"cat": KeyedJaggedTensor.cat, "torch.cat": torch.cat}.items()
+        },
+        "keys of cat": (lambda: torch.cat([D, ABC]).keys, ("d", "a", "b", "c")),
+        "the longest row of cat": (lambda: torch.cat([ABC.permute(["a"]), D]).max_length, 4),
+        "weights of cat": (
+            lambda: torch.cat([ABC, D]).weights.tolist(),
+            [*ABC.weights.tolist(), *D.weights.tolist()],
+        ),
+        "from_jagged": (lambda: rows_by_key(AGAIN), ROWS),
+        "values of from_jagged": (lambda: AGAIN.values.tolist(), ABC.values.tolist()),
+        "offsets of from_jagged": (lambda: AGAIN.offsets.tolist(), ABC.offsets.tolist()),
+        "the size of vectors from_jagged": (lambda: OF_FEATURES.shape, (2, 3, 2, 3)),
+        "vectors from_jagged": (
+            lambda: {key: numbers_of(OF_FEATURES[key]) for key in "pq"},
+            {key: numbers_of(x) for key, x in FEATURES.items()},
+        ),
+    }
+)
 
 
 # ---- compiled --------------------------------------------------------------------------------------------------

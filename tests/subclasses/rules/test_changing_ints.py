@@ -61,7 +61,9 @@ FUNCTIONS = {
 @pytest.mark.sweep(108)
 @EVERY_COMPILER
 @pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "slice of rows")) for n in FUNCTIONS]
+)
 def test_a_number_changes(name, cls, door):
     compiled = door(FUNCTIONS[name])
     for n in (2, 1, 3, 2):

@@ -15,6 +15,7 @@ from torch import Tensor
 import desugar
 import subclasses
 from subclasses import DispatchError, inner
+from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import MODES as DOORS, declare
 
 aten = torch.ops.aten
@@ -56,27 +57,27 @@ def test_other_type_errors_stay():
 # ---- a TypeError below an operator ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("op", "call"),
+test_a_type_error_of_a_rule_is_not_swallowed = raising(
     [
-        (aten.add.Tensor, operator.add),
-        (aten.add.Tensor, operator.iadd),
-        (torch.add, operator.add),
-        (aten.add.Tensor, torch.add),  # below dispatch an operator is not told from a call
-        (aten.eq.Tensor, operator.eq),
-        (torch.eq, operator.eq),
-        (torch.remainder, operator.mod),
-        (torch.pow, operator.pow),
-        (aten.mm, operator.matmul),
-        (torch.bitwise_and, operator.and_),
-    ],
+        (
+            lambda op=op, call=call: call(x := faulty(op)(torch.ones(2, 2)), x),
+            RuntimeError,
+            r"on a Faulty: the rule softmax_of .*raised TypeError: softmax\(\)",
+        )
+        for op, call in [
+            (aten.add.Tensor, operator.add),
+            (aten.add.Tensor, operator.iadd),
+            (torch.add, operator.add),
+            (aten.add.Tensor, torch.add),  # below dispatch an operator is not told from a call
+            (aten.eq.Tensor, operator.eq),
+            (torch.eq, operator.eq),
+            (torch.remainder, operator.mod),
+            (torch.pow, operator.pow),
+            (aten.mm, operator.matmul),
+            (torch.bitwise_and, operator.and_),
+        ]
+    ]
 )
-def test_a_type_error_of_a_rule_is_not_swallowed(op, call):
-    x = faulty(op)(torch.ones(2, 2))
-    with pytest.raises(
-        RuntimeError, match=r"on a Faulty: the rule softmax_of .*raised TypeError: softmax\(\)"
-    ):
-        call(x, x)
 
 
 MATERIALIZE = {

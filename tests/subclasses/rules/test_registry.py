@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, dynamic, inner
+from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import MODES as DOORS, Int8Weight, declare, make_int8
 
 aten = torch.ops.aten
@@ -82,16 +83,19 @@ def test_kinds_of_keys(case):
     assert call(Box(torch.zeros(2))).held.tolist() == expected and asked == [function]
 
 
-@pytest.mark.parametrize(
-    ("key", "call", "words"),
+test_other_ops_have_no_rule = raising(
     [
-        (aten.mul.Tensor, lambda x: x + 3, r"Box has no rule for aten.add.Tensor\(Box\[2\], int\)"),
-        (torch.Tag.pointwise, Tensor.sum, "no rule for aten.sum.default"),
-    ],
+        (
+            lambda key=key, call=call: call(declare(name="Box", rules={key: on_held})(torch.ones(2))),
+            DispatchError,
+            words,
+        )
+        for key, call, words in [
+            (aten.mul.Tensor, lambda x: x + 3, r"Box has no rule for aten.add.Tensor\(Box\[2\], int\)"),
+            (torch.Tag.pointwise, Tensor.sum, "no rule for aten.sum.default"),
+        ]
+    ]
 )
-def test_other_ops_have_no_rule(key, call, words):
-    with pytest.raises(DispatchError, match=words):
-        call(declare(name="Box", rules={key: on_held})(torch.ones(2)))
 
 
 @pytest.mark.parametrize("fallback", ["error", "materialize"])
@@ -319,26 +323,24 @@ def test_a_child_rules_another_overload_of_the_packet():
 # ---- wrong rules -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
+test_keys_that_are_no_ops = raising(
     [
-        *(
-            ([key], r"Box.implements takes ops \(torch.ops.aten.mul.Tensor\), packets")
-            for key in ("cos", 3, None, Tensor)
-        ),
-        ([torch.float32], r"Box.implements takes ops \(torch.ops.aten.mul.Tensor\), packets"),
-        ([], r"implements\(\) needs an op"),
-        *(
-            ([f], f"torch never calls a rule for .*{f.__name__}")
-            for f in (torch.ones, torch.full, torch.arange)
-        ),
-        ([torch.randn], "torch never calls a rule for .*randn"),
-    ],
-    ids=str,
+        (lambda keys=keys: fresh().implements(*keys)(answer(1)), SpecError, words)
+        for keys, words in [
+            *(
+                ([key], r"Box.implements takes ops \(torch.ops.aten.mul.Tensor\), packets")
+                for key in ("cos", 3, None, Tensor)
+            ),
+            ([torch.float32], r"Box.implements takes ops \(torch.ops.aten.mul.Tensor\), packets"),
+            ([], r"implements\(\) needs an op"),
+            *(
+                ([f], f"torch never calls a rule for .*{f.__name__}")
+                for f in (torch.ones, torch.full, torch.arange)
+            ),
+            ([torch.randn], "torch never calls a rule for .*randn"),
+        ]
+    ]
 )
-def test_keys_that_are_no_ops(keys, words):
-    with pytest.raises(SpecError, match=words):
-        fresh().implements(*keys)(answer(1))
 
 
 @every_key

@@ -9,6 +9,7 @@ from torch import Tensor
 import desugar
 import subclasses
 from subclasses import DispatchError
+from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
@@ -93,13 +94,19 @@ def wrapped(func, *args):
 Listed = declare(rules={aten.sin.default: listed, aten.abs.default: a_number, torch.Tag.pointwise: wrapped})
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [(torch.sin, "the rule listed .* returned a list"), (torch.abs, "the rule a_number .* returned a float")],
+test_a_result_that_is_no_tensor = raising(
+    [
+        (
+            lambda call=call: call(Listed(torch.ones(2))),
+            DispatchError,
+            words + ".* the op has one tensor as its result",
+        )
+        for call, words in [
+            (torch.sin, "the rule listed .* returned a list"),
+            (torch.abs, "the rule a_number .* returned a float"),
+        ]
+    ]
 )
-def test_a_result_that_is_no_tensor(call, words):
-    with pytest.raises(DispatchError, match=words + ".* the op has one tensor as its result"):
-        call(Listed(torch.ones(2)))
 
 
 def test_a_rule_for_a_tag_is_not_asked_for_an_op_that_returns_no_tensor():
@@ -130,18 +137,21 @@ def several(result):
     return Several(torch.ones(2))
 
 
-@pytest.mark.parametrize(
-    ("call", "result", "number"),
+# PyTorch reads as many results as the op has, wherever they may be.
+test_a_rule_with_a_wrong_number_of_results = raising(
     [
-        *((torch.aminmax, result, "2 tensors .* in a tuple") for result in list(RESULTS)[:4]),
-        *((torch.unbind, result, "a list of tensors") for result in ("a generator", "a Several")),
-        *((lambda x: x.split(1), result, "a list of tensors") for result in ("a generator", "a Several")),
-    ],
+        (
+            lambda call=call, result=result: call(several(result)),
+            DispatchError,
+            rf"rule .*both .*returned {result} .* {number}",
+        )
+        for call, result, number in [
+            *((torch.aminmax, result, "2 tensors .* in a tuple") for result in list(RESULTS)[:4]),
+            *((torch.unbind, result, "a list of tensors") for result in ("a generator", "a Several")),
+            *((lambda x: x.split(1), result, "a list of tensors") for result in ("a generator", "a Several")),
+        ]
+    ]
 )
-def test_a_rule_with_a_wrong_number_of_results(call, result, number):
-    """PyTorch reads as many results as the op has, wherever they may be."""
-    with pytest.raises(DispatchError, match=rf"rule .*both .*returned {result} .* {number}"):
-        call(several(result))
 
 
 @pytest.mark.parametrize("kind", ["list", "tuple"])

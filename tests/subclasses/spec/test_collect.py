@@ -12,7 +12,9 @@ from torch import Tensor
 from subclasses import Outer, SpecError, TensorSubclass, dynamic, inner, static
 from subclasses.spec.fields import MISSING
 from subclasses.spec.names import CALLED_BY_TORCH, OF_PROXIES
+from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import Int8Weight, Nested, Pair, Rows, declare as make
+from tests.tables import giving
 
 aten = torch.ops.aten
 
@@ -33,26 +35,54 @@ def one(name: str = "a", marker: Any = None, annotation: Any = Tensor, **rest: A
 # ---- what is read ------------------------------------------------------------------------------------------
 
 
-def test_the_spec_says_what_was_declared():
-    spec = Int8Weight.__spec__
-    assert (spec.name, spec.inner_names) == ("Int8Weight", ("qdata", "scale", "zero"))
-    assert spec.names == ("qdata", "scale", "zero", "axis")
-    assert [(f.dtype, f.optional) for f in spec.inners] == [(torch.int8, False), (None, False), (None, True)]
-    assert [(f.name, f.default) for f in spec.statics] == [("axis", 0)]
-    found = spec.size_from, spec.dtype_from, spec.fallback, spec.decompose
-    assert found == ("qdata", "scale", "materialize", False)
-    assert spec.kind == "representation" and not spec.has_outer
+INT8, PAIR = Int8Weight.__spec__, Pair.__spec__
+CHILD = make(Int8Weight, extra=inner(optional=True), note=static(default="n"))
+X = CHILD(torch.ones(2, 2, dtype=torch.int8), torch.full((2, 1), 3.0), axis=1)
+OTHER = make(Pair, keywords={"fallback": "error", "size_from": "b"}).__spec__
+DECOMPOSED = make(keywords={"decompose": [aten.silu, aten.addcmul.default]}).__spec__.decompose
+
+test_the_spec_says_what_was_declared = giving(
+    {
+        "the name": (lambda: INT8.name, "Int8Weight"),
+        "inner tensors": (lambda: INT8.inner_names, ("qdata", "scale", "zero")),
+        "fields": (lambda: INT8.names, ("qdata", "scale", "zero", "axis")),
+        "dtypes of inner tensors": (lambda: [f.dtype for f in INT8.inners], [torch.int8, None, None]),
+        "optional inner tensors": (lambda: [f.optional for f in INT8.inners], [False, False, True]),
+        "static metadata": (lambda: [(f.name, f.default) for f in INT8.statics], [("axis", 0)]),
+        "keywords": (
+            lambda: (INT8.size_from, INT8.dtype_from, INT8.fallback, INT8.decompose),
+            ("qdata", "scale", "materialize", False),
+        ),
+        "the kind": (lambda: (INT8.kind, INT8.has_outer), ("representation", False)),
+        "keywords by default": (lambda: (PAIR.size_from, PAIR.dtype_from, PAIR.decompose), ("a", "a", False)),
+        "no default": (lambda: make(n=static(), held=inner()).__spec__.statics[0].default, MISSING),
+        "classes of inner tensors": (lambda: [f.subclass for f in Nested.__spec__.inners], [Pair, Tensor]),
+        "parameters of outer, by name": (lambda: Rows.__spec__.outer_args, ("row", "count")),
+        "a marker is taken out": (lambda: "a" in vars(Pair), False),
+        "inherited fields": (
+            lambda: CHILD.__spec__.names,
+            ("qdata", "scale", "zero", "extra", "axis", "note"),
+        ),
+        "inherited keywords": (
+            lambda: (CHILD.__spec__.dtype_from, CHILD.__spec__.fallback),
+            ("scale", "materialize"),
+        ),
+        "inherited methods": (lambda: (X * 1).tolist(), [[3.0, 3.0], [3.0, 3.0]]),
+        "values of a child": (lambda: (X.axis, X.note, X.extra), (1, "n", None)),
+        "a child may say otherwise": (lambda: (OTHER.fallback, OTHER.size_from), ("error", "b")),
+        "its base stays": (lambda: PAIR.fallback, "map"),
+        "ops and packets": (
+            lambda: {aten.silu.default, aten.silu.out, aten.addcmul.default} <= DECOMPOSED,
+            True,
+        ),
+        "a shadowed method": (lambda: make(values=inner())(torch.ones(2)).values.tolist(), [1, 1]),
+    }
+)
+
+
+def test_the_spec_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        spec.fallback = "error"
-
-
-def test_defaults():
-    spec = Pair.__spec__
-    assert (spec.size_from, spec.dtype_from, spec.decompose) == ("a", "a", False)
-    assert declare({"a": inner(), "n": static()}, {"a": Tensor}).__spec__.statics[0].default is MISSING
-    assert [f.subclass for f in Nested.__spec__.inners] == [Pair, Tensor]
-    assert Rows.__spec__.outer_args == ("row", "count")  # by name
-    assert "a" not in vars(Pair)  # a marker is taken out
+        INT8.fallback = "error"
 
 
 SPELLINGS = [Tensor | None, MaybeNone[Tensor], "Tensor | None", "MaybeNone[Tensor]"]  # noqa: UP045 - both
@@ -72,35 +102,9 @@ def test_annotations_as_strings_see_local_names_and_the_class_itself():
         local: Local = inner()
         next: Chain | None = inner(optional=True)
 
-    assert Chain.__spec__.inners[0].subclass is Local
-    assert Chain.__spec__.inners[1].subclass is Chain
+    assert [f.subclass for f in Chain.__spec__.inners] == [Local, Chain]
     x = Local(torch.ones(2))
     assert Chain(x, Chain(x)).next.next is None
-
-
-def test_a_child_inherits_fields_keywords_and_methods():
-    child = make(Int8Weight, extra=inner(optional=True), note=static(default="n"))
-    spec = child.__spec__
-    assert spec.names == ("qdata", "scale", "zero", "extra", "axis", "note")
-    assert (spec.dtype_from, spec.fallback) == ("scale", "materialize")
-    x = child(torch.ones(2, 2, dtype=torch.int8), torch.full((2, 1), 3.0), axis=1)
-    assert (x * 1).equal(torch.full((2, 2), 3.0)) and (x.axis, x.note, x.extra) == (1, "n", None)
-
-
-def test_a_child_may_say_otherwise():
-    child = make(Pair, keywords={"fallback": "error", "size_from": "b"})
-    assert (child.__spec__.fallback, child.__spec__.size_from) == ("error", "b")
-    assert Pair.__spec__.fallback == "map"
-
-
-def test_decompose_takes_ops_and_packets():
-    one = declare({"a": inner()}, {"a": Tensor}, decompose=[aten.silu, aten.addcmul.default]).__spec__
-    assert {aten.silu.default, aten.silu.out, aten.addcmul.default} == one.decompose
-
-
-def test_methods_may_be_shadowed():
-    x = declare({"values": inner()}, {"values": Tensor})(torch.ones(2))
-    assert x.values.equal(torch.ones(2))
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------
@@ -286,26 +290,27 @@ def test_an_inner_tensor_that_compilers_would_take_for_something_else(name):
     assert getattr(compiled(x), name) == 3
 
 
-def test_the_base_itself_has_no_fields_and_no_rules():
-    with pytest.raises(TypeError, match="TensorSubclass has no fields; declare a class"):
-        TensorSubclass(torch.ones(1))
-    with pytest.raises(SpecError, match="register a rule on a class declared with"):
-        TensorSubclass.implements(aten.cos.default)
+test_the_base_itself_has_no_fields_and_no_rules = raising(
+    [
+        (lambda: TensorSubclass(torch.ones(1)), TypeError, "TensorSubclass has no fields; declare a class"),
+        (
+            lambda: TensorSubclass.implements(aten.cos.default),
+            SpecError,
+            "register a rule on a class declared with",
+        ),
+    ]
+)
 
 
-def test_a_keyword_of_another_base_is_left_to_it():
-    class Named:
-        def __init_subclass__(cls, *, title: str = "", **kwargs: Any) -> None:
-            super().__init_subclass__(**kwargs)
-            cls.title = title
+class Named:
+    def __init_subclass__(cls, *, title: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.title = title
 
-    class Before(Named, TensorSubclass, title="before"):
-        a: Tensor = inner()
 
-    class After(TensorSubclass, Named, title="after"):
-        a: Tensor = inner()
-
-    assert (Before.title, After.title) == ("before", "after")
+@pytest.mark.parametrize("bases", [(Named, TensorSubclass), (TensorSubclass, Named)])
+def test_a_keyword_of_another_base_is_left_to_it(bases):
+    assert make(bases, a=inner(), keywords={"title": "mine"}).title == "mine"
 
 
 @pytest.mark.parametrize("annotation", [int, "int", int | torch.SymInt, Any])
@@ -316,19 +321,26 @@ def test_a_dynamic_int_may_be_annotated_as(annotation):
 # ---- fields declared anew ------------------------------------------------------------------------------------
 
 
-def test_a_field_declared_anew_as_another_kind_reads_its_own_value():
-    First = make(Counted, first=dynamic(default=20))
-    Second = make(Counted, second=inner(optional=True))
-    Third = make(Counted, third=static(default=70))
+First = make(Counted, first=dynamic(default=20))
+Second = make(Counted, second=inner(optional=True))
+Third = make(Counted, third=static(default=70))
 
-    def read(x):
-        return x.first, x.second, x.third
 
-    assert read(First(torch.ones(2))) == (20, 2, 7)
-    assert read(First(torch.ones(2), first=5) + 1) == (5, 2, 7)
-    assert read(Third(torch.ones(2), third=8)) == (1, 2, 8)
-    x = Second(torch.ones(2), torch.zeros(2))
-    assert x.second.tolist() == [0.0, 0.0] and (x.first, x.third) == (1, 7)
+def read(x):
+    return x.first, x.second if isinstance(x.second, int) else x.second.tolist(), x.third
+
+
+test_a_field_declared_anew_as_another_kind_reads_its_own_value = giving(
+    {
+        "a dynamic int by default": (lambda: read(First(torch.ones(2))), (20, 2, 7)),
+        "a dynamic int": (lambda: read(First(torch.ones(2), first=5) + 1), (5, 2, 7)),
+        "static metadata": (lambda: read(Third(torch.ones(2), third=8)), (1, 2, 8)),
+        "an inner tensor": (lambda: read(Second(torch.ones(2), torch.zeros(2))), (1, [0.0, 0.0], 7)),
+    }
+)
+
+
+def test_a_field_declared_anew_is_read_in_a_graph_and_constant():
     with torch.no_grad():
         compiled = torch.compile(lambda x: x * x.first, backend="aot_eager")
         assert compiled(First(torch.ones(2), first=5)).raw.tolist() == [5.0, 5.0]

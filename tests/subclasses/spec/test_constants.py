@@ -12,36 +12,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import desugar
-from subclasses import Outer, SpecError, TensorSubclass, constant, inner
+from subclasses import Outer, SpecError, constant, inner
 from subclasses._torch import fake_mode
 from subclasses.generate.compile_cache import fingerprint
+from tests.doors import DOORS
+from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import declare
+from tests.tables import giving
 
 aten = torch.ops.aten
 
 
-class Coded(TensorSubclass, fallback="materialize"):
-    codes: Tensor = inner(dtype=torch.uint8)
-    scale: Tensor = inner()
-    levels = constant([-1.0, 0.0, 0.5, 2.0])
-
-    @staticmethod
-    def outer(codes, scale):
-        return Outer(codes.shape, dtype=scale.dtype)
-
-    def materialize(self):
-        return self.levels[self.codes.long()] * self.scale
-
-
-@Coded.implements(torch.cos)
-def _(func, x):
+def of_function(func, x):
     return func(x.levels[x.codes.long()]) * x.unwrap("scale")
 
 
-@Coded.implements(aten.sin.default)
-def _(func, x):
+def of_op(func, x):
     return func(x.levels[x.codes.long()]) * x.scale
+
+
+Coded = declare(
+    name="Coded",
+    __module__=__name__,
+    keywords={"fallback": "materialize"},
+    codes=inner(dtype=torch.uint8),
+    scale=inner(),
+    levels=constant([-1.0, 0.0, 0.5, 2.0]),
+    outer=staticmethod(lambda codes, scale: Outer(codes.shape, dtype=scale.dtype)),
+    materialize=lambda self: self.levels[self.codes.long()] * self.scale,
+    rules={torch.cos: of_function, aten.sin.default: of_op},
+)
 
 
 def plain(x):
@@ -54,12 +54,9 @@ def coded(grad=False):
 
 
 COMPILERS: dict[str, Any] = {
-    "eager": lambda fn: fn,
     "stock eager": lambda fn: torch.compile(fn, backend="eager", fullgraph=True),
-    "aot_eager": lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True),
     "inductor": lambda fn: torch.compile(fn, fullgraph=True),
-    "desugar": lambda fn: desugar.compile(fn, backend="eager"),
-    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
+    **DOORS,
 }
 FUNCTIONS: dict[str, Any] = {
     "materialize": (
@@ -97,7 +94,7 @@ def test_inductor(name):
 
 
 @pytest.mark.parametrize("name", ["materialize", "rule above autograd"])
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "desugar"])
+@pytest.mark.parametrize("compiler", ["eager", "stock", "desugar"])
 def test_gradients(compiler, name):
     fn, expected = FUNCTIONS[name]
     scale = torch.rand(4, 1, requires_grad=True)
@@ -110,15 +107,8 @@ def test_gradients(compiler, name):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict):
-    class Module(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(coded(), requires_grad=False)
-
-        def forward(self, x):
-            return F.linear(x, self.weight)
-
-    module, x = Module(), torch.ones(2, 3)
+    module, x = nn.Linear(3, 4, bias=False), torch.ones(2, 3)
+    module.weight = nn.Parameter(coded(), requires_grad=False)
     torch.testing.assert_close(torch.export.export(module, (x,), strict=strict).module()(x), module(x))
 
 
@@ -155,12 +145,13 @@ def test_vmap_and_inference_mode_do_not_leak_into_later_calls():
 # ---- the object --------------------------------------------------------------------------------------------
 
 
-def test_one_tensor_for_each_device():
-    x = coded()
-    assert x.levels is coded().levels
-    assert x.levels is Coded.levels.on("cpu")
-    assert Coded.levels.on("meta").is_meta
-    assert Coded.__spec__.names == ("codes", "scale")
+test_one_tensor_for_each_device = giving(
+    {
+        "one": (lambda: coded().levels is coded().levels is Coded.levels.on("cpu"), True),
+        "another device": (lambda: Coded.levels.on("meta").is_meta, True),
+        "no field": (lambda: Coded.__spec__.names, ("codes", "scale")),
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -213,11 +204,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case):
-    call, error, words = REFUSED[case]
-    with pytest.raises(error, match=words):
-        call()
+test_what_is_refused = raising(REFUSED)
 
 
 def test_a_write_is_told_at_the_next_reading():

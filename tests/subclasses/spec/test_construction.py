@@ -15,28 +15,24 @@ from torch.distributed.tensor import Replicate
 
 import desugar
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, dynamic, inner, static
+from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import MODES, Int8Weight, Nested, Pair, Tagged, declare, make_int8, make_pair
 
 Q, S = torch.ones(2, 2, dtype=torch.int8), torch.ones(2, 1)
 META = torch.ones(2, 1, device="meta")
 
 
-@dataclasses.dataclass(frozen=True)
-class Holder:
-    inside: object
+Holder = dataclasses.make_dataclass("Holder", ["inside"], frozen=True)
+Changing = dataclasses.make_dataclass("Changing", [("scale", float, 1.0)], unsafe_hash=True)
+ByIdentity = type("ByIdentity", (), {"read": lambda self: None})
+Slotted = type("Slotted", (), {"__slots__": ("scale",)})
+NoSlots = type("NoSlots", (), {"__slots__": ()})
+OwnHash = type("OwnHash", (), {"__hash__": lambda self: 1})
+Color = enum.Enum("Color", ["RED"])
 
 
-class ByIdentity:
-    def read(self): ...
-
-
-class Slotted:
-    __slots__ = ("scale",)
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class Changing:
-    scale: float = 1.0
+class Point(NamedTuple):
+    x: int
 
 
 class ByValue:
@@ -48,15 +44,6 @@ class ByValue:
 
     def __hash__(self):
         return hash(self.scale)
-
-
-class OwnHash:
-    def __hash__(self):
-        return 1
-
-
-class NoSlots:
-    __slots__ = ()
 
 
 @dataclasses.dataclass
@@ -86,14 +73,6 @@ def calling_itself():
 
 def with_default(x, factors=[3.0]):  # noqa: B006
     return x * factors[0]
-
-
-class Color(enum.Enum):
-    RED = 1
-
-
-class Point(NamedTuple):
-    x: int
 
 
 Needs = declare(held=inner(), n=static(), d=dynamic())
@@ -478,26 +457,25 @@ Listed = declare(
 )
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
+test_metadata_that_the_annotation_does_not_list = raising(
     [
-        (
-            {"order": "first"},
-            "Listed.order: expected one of Order.FIRST, Order.LAST, got 'first' of type str",
-        ),
-        ({"order": None}, "Listed.order: expected one of Order.FIRST, Order.LAST, got None"),
-        (
-            {"maybe": "last"},
-            "Listed.maybe: expected one of Order.FIRST, Order.LAST, None, got 'last' of type str",
-        ),
-        ({"level": 2}, "Listed.level: expected one of Level.LOW, got 2 of type int"),
-        ({"word": "b"}, "Listed.word: expected one of 'a', 1, got 'b' of type str"),
-        ({"word": True}, "Listed.word: expected one of 'a', 1, got True of type bool"),
-    ],
+        (lambda given=given: Listed(S, **given), ValueError, f"^{re.escape(words)}$")
+        for given, words in [
+            (
+                {"order": "first"},
+                "Listed.order: expected one of Order.FIRST, Order.LAST, got 'first' of type str",
+            ),
+            ({"order": None}, "Listed.order: expected one of Order.FIRST, Order.LAST, got None"),
+            (
+                {"maybe": "last"},
+                "Listed.maybe: expected one of Order.FIRST, Order.LAST, None, got 'last' of type str",
+            ),
+            ({"level": 2}, "Listed.level: expected one of Level.LOW, got 2 of type int"),
+            ({"word": "b"}, "Listed.word: expected one of 'a', 1, got 'b' of type str"),
+            ({"word": True}, "Listed.word: expected one of 'a', 1, got True of type bool"),
+        ]
+    ]
 )
-def test_metadata_that_the_annotation_does_not_list(given, words):
-    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        Listed(S, **given)
 
 
 @pytest.mark.parametrize(
@@ -512,14 +490,12 @@ def test_metadata_that_the_annotation_lists_or_does_not_restrict(given):
 # ---- an __init__ of the class ------------------------------------------------------------------------------
 
 
+def assign_fields(self, held, unit="m"):
+    self.held, self.unit = held, unit
+
+
 def test_an_init_may_assign_the_fields_that_it_was_given():
-    class Box(TensorSubclass):
-        held: Tensor = inner()
-        unit: str = static(default="m")
-
-        def __init__(self, held, unit="m"):
-            self.held, self.unit = held, unit
-
+    Box = declare(name="Box", held=inner(), unit=static(default="m"), __init__=assign_fields)
     assert Box(S).held is S and Box(S).unit == "m" and Box(S, unit="km").unit == "km"
     with pytest.raises(AttributeError, match=r"Box\.unit is metadata and constant"):
         Box(S).unit = "km"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import desugar
-from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from subclasses import DispatchError, SpecError, inner
 from subclasses.ragged import JaggedTensor
+from tests.doors import COMPILED, DOORS
+from tests.subclasses.ragged.judge import raising
+from tests.subclasses.subjects import declare as declare_any
 
 aten = torch.ops.aten
 
 
-def declare(**keywords):
+def declare(*, materialize=False, **keywords):
     """A class with a field, and with `materialize` where it is given."""
-    members = {"__annotations__": {"held": Tensor}, "held": inner(), "__doc__": "A class."}
-    if keywords.pop("materialize", False):
-        members["materialize"] = lambda self: self.held.exp()
-    return type(TensorSubclass)("Made", (TensorSubclass,), members, **keywords)
+    members = {"materialize": lambda self: self.held.exp()} if materialize else {}
+    return declare_any(keywords=keywords, **members)
 
 
 @pytest.mark.parametrize(
@@ -39,28 +39,29 @@ def test_the_kind_and_the_gradient_of_a_leaf(keywords, kind, leaf):
     cls = declare(**keywords)
     assert cls.__spec__.kind == cls._traits.kind == kind
     assert cls._traits.has_leaf_cotangents is leaf
-    heir = type(cls)("Heir", (cls,), {"__doc__": "An heir."})
-    assert heir.__spec__.kind == kind
+    assert declare_any(cls).__spec__.kind == kind
 
 
 def test_the_kind_of_a_shipped_class():
     assert JaggedTensor._traits.kind == "ragged" and not JaggedTensor._traits.has_cotangents
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
+test_what_does_not_fit_is_refused_at_the_class_statement = raising(
     [
-        ({"kind": "number"}, r"Made: expected kind in \('representation', 'structure'\), got 'number'"),
-        (
-            {"kind": "representation", "fallback": "map"},
-            r'Made: kind="representation" with fallback="map".*leave kind',
-        ),
-        ({"kind": "representation"}, r"Made: kind=\"representation\" needs a method `materialize\(self\)"),
-    ],
+        (lambda keywords=keywords: declare(**keywords), SpecError, message)
+        for keywords, message in [
+            ({"kind": "number"}, r"Made: expected kind in \('representation', 'structure'\), got 'number'"),
+            (
+                {"kind": "representation", "fallback": "map"},
+                r'Made: kind="representation" with fallback="map".*leave kind',
+            ),
+            (
+                {"kind": "representation"},
+                r"Made: kind=\"representation\" needs a method `materialize\(self\)",
+            ),
+        ]
+    ]
 )
-def test_what_does_not_fit_is_refused_at_the_class_statement(keywords, message):
-    with pytest.raises(SpecError, match=message):
-        declare(**keywords)
 
 
 def test_a_declaration_shows_a_kind_that_is_not_the_default():
@@ -68,28 +69,20 @@ def test_a_declaration_shows_a_kind_that_is_not_the_default():
     assert "kind" not in repr(declare(materialize=True).__spec__)
 
 
-class Log(TensorSubclass, fallback="materialize", kind="structure", trainable=True):
-    """Probabilities by their logarithms, which are what is trained."""
-
-    logs: Tensor = inner(differentiable=True)
-
-    def materialize(self):
-        return self.logs.exp()
+def product(func, x, y):
+    both = isinstance(x, Log) and isinstance(y, Log)
+    return Log(x.logs + y.logs) if both else NotImplemented
 
 
-@Log.implements(aten.mul.Tensor)
-def _(func, x, y):
-    if not (isinstance(x, Log) and isinstance(y, Log)):
-        return NotImplemented
-    return Log(x.logs + y.logs)
+# Probabilities by their logarithms, which are what is trained.
+Log = declare_any(
+    keywords={"fallback": "materialize", "kind": "structure", "trainable": True},
+    logs=inner(differentiable=True),
+    materialize=lambda self: self.logs.exp(),
+    rules={aten.mul.Tensor: product},
+)
 
 
-DOORS = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-    "backend": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-}
 LOSSES = {
     "by logarithms": (lambda x, y: (x * y).logs.sum() * 3, lambda a, b: (a + b).sum() * 3),
     "as a whole": (lambda x, y: (x * y).materialize().sum(), lambda a, b: (a + b).exp().sum()),
@@ -104,18 +97,16 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("name", LOSSES)
-def test_gradients_of_a_structure_with_a_conversion(name, door):
+@pytest.mark.parametrize(
+    ("door", "names"), [*(("eager", [name]) for name in LOSSES), *((door, [*LOSSES]) for door in COMPILED)]
+)
+def test_gradients_of_a_structure_with_a_conversion(door, names):
     """They are by the inner tensors, also where a plain tensor is what is computed with."""
-    fn, plain = LOSSES[name]
     logs = [torch.tensor([0.5, -1.0, 0.25]), torch.tensor([0.1, 0.2, -0.3])]
-    leaves, separate = (
-        [Log(t.clone()).requires_grad_() for t in logs],
-        [t.clone().requires_grad_() for t in logs],
-    )
-    DOORS[door](fn)(*leaves).backward()
-    plain(*separate).backward()
+    leaves = [Log(t.clone()).requires_grad_() for t in logs]
+    separate = [t.clone().requires_grad_() for t in logs]
+    DOORS[door](lambda x, y: sum(LOSSES[name][0](x, y) for name in names))(*leaves).backward()
+    sum(LOSSES[name][1](*separate) for name in names).backward()
     for x, t in zip(leaves, separate, strict=True):
         assert type(x.grad) is Log.Cotangent
         torch.testing.assert_close(x.grad.logs, t.grad)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from subclasses import SpecError, TensorSubclass, constant, dynamic, inner, static
+from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import Int8Weight, Pair, declare as declare_any
 
 
@@ -241,11 +242,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_at_the_class_statement(case):
-    make, words = REFUSED[case]
-    with pytest.raises(SpecError, match=words):
-        make()
+test_refused_at_the_class_statement = raising(
+    {case: (make, SpecError, words) for case, (make, words) in REFUSED.items()}
+)
 
 
 @pytest.mark.parametrize("negative", [-1, True])

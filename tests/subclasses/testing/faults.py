@@ -71,6 +71,19 @@ def finding(cases: Mapping[str, tuple[Any, ...]]) -> Any:
     return test
 
 
+def reporting(cases: Mapping[str, tuple[Factory, Mapping[str, Any], set[str], list[str]]]) -> Any:
+    """A test of ``(factory, options, broken, words)``: the promises that are broken, and words of the whole report."""
+
+    @pytest.mark.parametrize("case", cases)
+    def test(case):
+        make, options, broken, words = cases[case]
+        report = examine(make, **{"paths": {}} | options)
+        assert {*report.broken} == broken, report.details()
+        assert all(word in str(report) for word in words), str(report)
+
+    return test
+
+
 def of_tensors(cls: Any, *sizes: tuple[int, ...]) -> Factory:
     """Returns a factory of values with random inner tensors, of one size twice unless told otherwise."""
     return lambda: cls(*(torch.randn(size) for size in sizes or ((4, 6), (4, 6))))

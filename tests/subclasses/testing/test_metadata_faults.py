@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from subclasses import TensorSubclass, dynamic, inner, static
-from subclasses.testing import examine
 from tests.subclasses.subjects import declare
-from tests.subclasses.testing.faults import check_found, check_kept, finding, of_tensors, outcome, ruled
+from tests.subclasses.testing.faults import check_found, check_kept, finding, outcome, ruled
 
 aten = torch.ops.aten
 
@@ -119,15 +118,6 @@ def test_a_rule_that_is_wrong_for_a_derived_variant_is_found():
     rule = lambda func, x: type(x)(func(x.number), unit=x.unit, negative=x.negative)  # noqa: E731
     words = ["x.abs() with negative=True is not what its reference gives"]
     check_found(of_length(aten.abs.default, rule, Signed), "other_metadata", words, variants=[])
-
-
-Timed = declare(keywords={"fallback": "map"}, t=inner(), v=inner())
-
-
-@pytest.mark.slow
-def test_a_field_that_hides_a_method_is_no_fault_of_the_class():
-    report = examine(of_tensors(Timed), paths={})
-    assert report.broken == [], report.details()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from subclasses.testing import ConformanceError, check, examine, named, suite, s
 from tests.subclasses.subjects import declare
 from tests.subclasses.testing import broken
 from tests.subclasses.testing.byhand import Tagged
-from tests.subclasses.testing.faults import check_kept, of_tensors, outcomes, ruled
+from tests.subclasses.testing.faults import check_kept, of_tensors, outcomes, reporting, ruled
 
 aten = torch.ops.aten
 QUICK = {"paths": {}, "construct": Tagged}
@@ -89,13 +89,6 @@ def test_nothing_random_or_global_is_left_behind():
 
 
 @pytest.mark.slow
-def test_a_promise_can_be_skipped():
-    report = examine(no_aliasing, skip={"views"}, paths={})
-    assert report.broken == []
-    assert "left out by skip=" in str(report)
-
-
-@pytest.mark.slow
 def test_rules_that_were_not_tried_are_named_and_ops_tries_them():
     make = of_tensors(Ruled, (4, 6))
     found = outcomes(make, "rules_tried", skip=set())["rules_tried"]
@@ -126,32 +119,6 @@ def test_a_rule_with_raw_inner_tensors_loses_gradients_and_is_caught():
     report = examine(of_tensors(raw, (4, 6)), ops=ops, **options)
     assert {"gradients", "inner_gradients"} <= set(report.broken)
     assert "cosine_similarity does not require grad" in str(report)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("tolerance", "broken"), [({}, True), ({"rtol": 0.01}, False)])
-def test_a_tolerance_lets_a_coarse_rule_pass(tolerance, broken):
-    coarse = ruled(Written, {aten.erf.default: lambda func, x: func(x.held) * 1.001})
-    options = {"ops": {torch.erf: lambda x: (x,)}, "paths": {}, "skip": {"lazy_bits", "inference_mode"}}
-    report = examine(of_tensors(coarse, (4, 6)), **options, **tolerance)
-    assert ("values" in report.broken) == broken
-
-
-@pytest.mark.slow
-def test_a_compiler_that_is_not_installed_is_left_out():
-    report = examine(make, paths={"none": named("no_such_package:compile")}, construct=Tagged)
-    assert not report.broken
-
-
-@pytest.mark.slow
-def test_a_compiler_that_computes_something_else_is_caught():
-    def plus_one(result):
-        return [leaf + 1 for leaf in result] if isinstance(result, list) else result
-
-    paths = {"off": lambda function: lambda *args: plus_one(function(*args))}
-    report = examine(make, paths=paths, construct=Tagged)
-    assert report.broken == ["compiled_values", "dynamic_shapes"]
-    assert "all ops at once under off is not what eager mode gives" in str(report)
 
 
 # ---- pytest ------------------------------------------------------------------------------------------------
@@ -189,16 +156,45 @@ def test_importing_the_kit_imports_no_test_library():
 make_two = of_tensors(TwoTensor)
 
 
-@pytest.mark.slow
-def test_what_the_kit_finds_in_two_tensor():
-    report = examine(make_two, reference=lambda x: (x.a, x.b), paths={})
-    assert set(report.broken) == {
-        "inference_mode",  # a view of a value from outside cannot be made inside
-        "lazy_bits",  # PyTorch issue 130646
-        "strangers",  # an unknown subclass is taken for plain
-        "serialization",  # weights_only loads no class that is not registered
-        "inner_requires_grad",  # inner tensors that require grad get no gradient
-    }
+def plus_one(result):
+    return [leaf + 1 for leaf in result] if isinstance(result, list) else result
+
+
+COARSE = of_tensors(ruled(Written, {aten.erf.default: lambda func, x: func(x.held) * 1.001}), (4, 6))
+OF_ERF = {"ops": {torch.erf: lambda x: (x,)}, "skip": {"lazy_bits", "inference_mode"}}
+test_what_is_broken_under_which_options = pytest.mark.slow(
+    reporting(
+        {
+            "a promise that is skipped": (no_aliasing, {"skip": {"views"}}, set(), ["left out by skip="]),
+            "a coarse rule": (COARSE, OF_ERF, {"values"}, []),
+            "a tolerance for it": (COARSE, {**OF_ERF, "rtol": 0.01}, set(), []),
+            "a compiler that is not installed": (
+                make,
+                {"paths": {"none": named("no_such_package:compile")}, "construct": Tagged},
+                set(),
+                [],
+            ),
+            "a compiler that computes something else": (
+                make,
+                {"paths": {"off": lambda f: lambda *args: plus_one(f(*args))}, "construct": Tagged},
+                {"compiled_values", "dynamic_shapes"},
+                ["all ops at once under off is not what eager mode gives"],
+            ),
+            "PyTorch's TwoTensor": (
+                make_two,
+                {"reference": lambda x: (x.a, x.b)},
+                {
+                    "inference_mode",  # a view of a value from outside cannot be made inside
+                    "lazy_bits",  # PyTorch issue 130646
+                    "strangers",  # an unknown subclass is taken for plain
+                    "serialization",  # weights_only loads no class that is not registered
+                    "inner_requires_grad",  # inner tensors that require grad get no gradient
+                },
+                [],
+            ),
+        }
+    )
+)
 
 
 def test_the_op_list_finds_that_two_tensor_gives_the_first_answer_for_both():
