@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import desugar
 import subclasses
-from subclasses import TensorSubclass, dynamic, inner, static
+from subclasses import dynamic, inner, static
 from tests.subclasses.subjects import declare
 
 PATHS = {
@@ -26,32 +26,25 @@ class Found:
         return 1
 
 
-class Held(TensorSubclass, fallback="map"):
-    a: Tensor = inner()
-    d: Tensor = inner(differentiable=True)
-    o: Tensor | None = inner(optional=True)
-    n: int = static(default=0)
-    k: int = dynamic(default=2)
-    table = subclasses.constant([1.0])
-    number = 5
-    found = Found()
-
-    def method(self):
-        return self.a * 2
-
-    @classmethod
-    def of(cls, a):
-        return cls(a, a, None)
-
-    @staticmethod
-    def helper():
-        return 2
-
-    @property
-    def refused(self):
-        raise AttributeError("refused")
+def refuse(self):
+    raise AttributeError("refused")
 
 
+Held = declare(
+    keywords={"fallback": "map"},
+    a=inner(),
+    d=inner(differentiable=True),
+    o=inner(optional=True),
+    n=static(default=0),
+    k=dynamic(default=2),
+    table=subclasses.constant([1.0]),
+    number=5,
+    found=Found(),
+    method=lambda self: self.a * 2,
+    of=classmethod(lambda cls, a: cls(a, a, None)),
+    helper=staticmethod(lambda: 2),
+    refused=property(refuse),
+)
 NAMES = """a d o n k table number found method of helper refused materialize unwrap implements missing shape sin
 add_""".split()
 

@@ -7,13 +7,13 @@ from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor
 
-from subclasses import TensorSubclass, inner, static
+from subclasses import inner, static
 from subclasses.testing import derive, examine
 from subclasses.testing.errors import Skipped
 from subclasses.testing.subject import Subject
 from tests.subclasses.ragged.judge import raising
+from tests.subclasses.subjects import declare
 from tests.subclasses.testing import broken
 from tests.subclasses.testing.byhand import Tagged
 from tests.subclasses.testing.faults import of_tensors
@@ -24,34 +24,46 @@ class Sign(enum.Enum):
     MINUS = -1
 
 
-class Scaled(TensorSubclass, size_from="raw", dtype_from="raw", fallback="materialize"):
-    """Static metadata of every kind that can be varied, and one that cannot."""
+def signed(self):
+    if self.mode != "exact":
+        raise ValueError(self.mode)
+    return self.raw * self.scale * (-1 if self.negate else 1) * self.sign.value
 
-    raw: Tensor = inner()
-    scale: Tensor = inner()
-    negate: bool = static(default=False)
-    sign: Sign = static(default=Sign.PLUS)
-    mode: Literal["exact", "unknown"] = static(default="exact")
-    note: str | None = static(default="n")
-    label: str = static(default="l")
 
-    def materialize(self):
-        if self.mode != "exact":
-            raise ValueError(self.mode)
-        return self.raw * self.scale * (-1 if self.negate else 1) * self.sign.value
+# Static metadata of every kind that can be varied, and one that cannot.
+Scaled = declare(
+    name="Scaled",
+    __module__=__name__,
+    keywords={"size_from": "raw", "dtype_from": "raw", "fallback": "materialize"},
+    raw=inner(),
+    scale=inner(),
+    negate=static(default=False),
+    sign=static(default=Sign.PLUS),
+    mode=static(default="exact"),
+    note=static(default="n"),
+    label=static(default="l"),
+    annotations={
+        "negate": bool,
+        "sign": Sign,
+        "mode": Literal["exact", "unknown"],
+        "note": str | None,
+        "label": str,
+    },
+    materialize=signed,
+)
 
 
 def scaled():
     return Scaled(torch.randn(4, 6), torch.rand(4, 1))
 
 
-class Totals(TensorSubclass, size_from="raw", dtype_from="raw", fallback="materialize"):
-    """What a value stands for depends on all of its rows."""
-
-    raw: Tensor = inner()
-
-    def materialize(self):
-        return self.raw - self.raw.sum()
+# What a value represents depends on all of its rows.
+Totals = declare(
+    name="Totals",
+    keywords={"fallback": "materialize"},
+    raw=inner(),
+    materialize=lambda self: self.raw - self.raw.sum(),
+)
 
 
 def test_sizes_are_derived_where_the_reference_grows_with_them():
