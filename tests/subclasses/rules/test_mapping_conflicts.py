@@ -64,7 +64,7 @@ def test_an_op_of_a_ruled_function_is_refused_inside_of_a_class_that_maps_it(doo
         DOORS[door](torch.std)(value)
 
 
-# A value, a function of it and of a row, whose results under vmap are what the last gives of the inner tensor.
+# A value, a function of it and of a row, and a function of the inner tensor that gives the results under vmap.
 IN_VMAP = {
     "the rule that the error names": (
         lambda: _with_rule_for_the_op(),

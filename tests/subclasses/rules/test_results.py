@@ -90,7 +90,7 @@ def wrapped(func, *args):
     return Listed(func(*(a.held if isinstance(a, Listed) else a for a in args)))
 
 
-# A class whose rules return what is no tensor.
+# A class whose rules return something else than a tensor.
 Listed = declare(rules={aten.sin.default: listed, aten.abs.default: a_number, torch.Tag.pointwise: wrapped})
 
 

@@ -74,7 +74,7 @@ def product(func, x, y):
     return Log(x.logs + y.logs) if both else NotImplemented
 
 
-# Probabilities by their logarithms, which are what is trained.
+# Probabilities by their logarithms, which an optimizer steps.
 Log = declare_any(
     keywords={"fallback": "materialize", "kind": "structure", "trainable": True},
     logs=inner(differentiable=True),

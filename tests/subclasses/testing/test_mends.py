@@ -562,7 +562,7 @@ WithStatic = declare(
     temperature=static(default=2.0),
     materialize=times_temperature,
 )
-# Sets what ops do not carry on.
+# Its constructor sets an attribute that ops do not carry on.
 WithAttribute = declare(
     keywords={"fallback": "materialize"},
     materialize=times_temperature,

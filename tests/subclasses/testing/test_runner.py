@@ -27,7 +27,7 @@ make = of_tensors(Tagged, (4, 6))
 
 # Has no rule and no fallback: everything but structure is refused.
 Refuses = declare(name="Refuses")
-# Rules for ops that the kit does not call by itself: it cannot know what to pass.
+# Rules for ops that the kit does not call by itself: it does not know their arguments.
 Ruled = declare(
     materialize=lambda self: self.held,
     rules={
