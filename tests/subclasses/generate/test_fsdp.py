@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -97,15 +98,12 @@ class Layer(nn.Module):
 
 
 def spy(called, name, method):
-    def hook(self, mesh, outer_size, outer_stride, module, mp_policy):
+    @functools.wraps(method)
+    def hook(*args, **kwargs):
         called.append(name)
-        return method(self, mesh, outer_size, outer_stride, module, mp_policy)
+        return method(*args, **kwargs)
 
-    def post(self, outputs, metadata, dtype, *, out=None):
-        called.append(name)
-        return method(self, outputs, metadata, dtype, out=out)
-
-    return hook if name == "fsdp_pre_all_gather" else post
+    return hook
 
 
 # ---- classes that materialize ------------------------------------------------------------------------------
