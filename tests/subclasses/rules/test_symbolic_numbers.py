@@ -54,11 +54,6 @@ def with_rule(key, rule):
     return declare(Log, rules={key: rule})
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-
-
 CALLS = {
     "a float": (lambda x, r: x * r, [3.0, 2.0, 4.0]),
     "an int": (lambda x, r: x * r, [3, 2, 4]),

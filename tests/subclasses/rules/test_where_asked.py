@@ -26,11 +26,6 @@ def with_rule(key, rule, **keywords):
     return declare(One, name="Ruled", rules={key: rule}, keywords=keywords)
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-
-
 # ---- overloads ---------------------------------------------------------------------------------------------
 
 REDUCING = {

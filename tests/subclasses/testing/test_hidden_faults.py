@@ -139,6 +139,12 @@ def for_vectors(key, side, combine):
     return of_tensors(cls, (4,))
 
 
+VECTORS = (
+    (torch.matmul, 0, "x @ vector"),
+    (torch.matmul, 1, "vector @ x"),
+    (torch.mv, 0, "torch.mv(x, vector)"),
+    (F.linear, 1, "F.linear(vector, x)"),
+)
 test_a_rule_that_is_wrong_for_a_vector = pytest.mark.sweep(4)(
     finding(
         {
@@ -148,21 +154,13 @@ test_a_rule_that_is_wrong_for_a_vector = pytest.mark.sweep(4)(
                 [f"{call} is not what its reference gives", "correct what the rule gives for such operands"],
                 for_vectors(key, side, torch.mul),
             )
-            for key, side, call in (
-                (torch.matmul, 0, "x @ vector"),
-                (torch.matmul, 1, "vector @ x"),
-                (torch.mv, 0, "torch.mv(x, vector)"),
-                (F.linear, 1, "F.linear(vector, x)"),
-            )
+            for key, side, call in VECTORS
         }
     )
 )
 test_a_right_rule_for_a_vector_is_tried = pytest.mark.sweep(4)(
     finding(
-        {
-            str(key): ("rules_tried", None, [], for_vectors(key, side, torch.mul))
-            for key, side in ((torch.matmul, 0), (torch.mv, 0), (F.linear, 1))
-        }
+        {call: ("rules_tried", None, [], for_vectors(key, side, torch.mul)) for key, side, call in VECTORS}
     )
 )
 
