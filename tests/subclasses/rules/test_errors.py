@@ -80,52 +80,12 @@ test_a_type_error_of_a_rule_is_not_swallowed = raising(
 )
 
 
-MATERIALIZE = {
-    "a TypeError": (
-        lambda self: torch.softmax(self.held),
-        lambda x: x == x,
-        RuntimeError,
-        r"Made: materialize\(\) raised TypeError: softmax",
-    ),
-    "the value": (
-        lambda self: self,
-        Tensor.sum,
-        ValueError,
-        r"Made\.materialize: expected a plain tensor, .*as in self\.held",
-    ),
-    "the value, detached": (
-        lambda self: self.detach(),
-        Tensor.sum,
-        ValueError,
-        r"Made\.materialize: expected a plain tensor, .*as in self\.held",
-    ),
-    "itself": (
-        lambda self: self * 2,
-        Tensor.sum,
-        RecursionError,
-        r"aten\.mul\.Tensor on a Made: materialize\(\) calls itself",
-    ),
-}
-
-
-@pytest.mark.usefixtures("without_garbage_collection")
-@pytest.mark.parametrize("case", MATERIALIZE)
-def test_a_materialize_that_fails_is_named(case):
-    materialize, call, error, words = MATERIALIZE[case]
-    with pytest.raises(error, match=words):
-        call(declare(Base, materialize=materialize)(torch.ones(2)))
+def materializing(materialize, call=Tensor.sum):
+    """A call with a value of a class with this `materialize`."""
+    return lambda: call(declare(Base, materialize=materialize)(torch.ones(2)))
 
 
 # ---- a rule that calls itself --------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("without_garbage_collection")
-@pytest.mark.parametrize("op", [aten.add.Tensor, aten.add, torch.add])
-def test_a_rule_that_calls_itself_is_named(op):
-    with pytest.raises(
-        RecursionError, match=r"on an Endless: the rule .*calls itself.*as x\.unwrap\(\) gives them"
-    ):
-        endless(op)(torch.ones(2)) + 1
 
 
 def test_a_rule_without_an_argument_of_its_op_is_told_which_it_takes():
@@ -164,13 +124,6 @@ def test_a_rule_of_a_family_is_told_how_the_family_calls_it():
         x.sum(0, dtype=torch.float64)
 
 
-@pytest.mark.usefixtures("without_garbage_collection")
-@pytest.mark.parametrize("compiler", [torch.compile, desugar.compile])
-def test_a_compiled_call_names_it_too(compiler):
-    with pytest.raises(Exception, match=r"calls itself without end"):
-        compiler(lambda x: x + 1, backend="eager")(endless(aten.add.Tensor)(torch.ones(2)))
-
-
 def test_nested_values_may_run_a_rule_in_itself():
     Twice = with_rule(lambda func, x, y: Twice(func(x.held, y)), aten.add.Tensor)
     x = torch.ones(2)
@@ -180,16 +133,6 @@ def test_nested_values_may_run_a_rule_in_itself():
     for _ in range(31):
         y = y.held
     assert y.tolist() == [2.0, 2.0]
-
-
-def forever(func, x, y):
-    return forever(func, x, y)
-
-
-@pytest.mark.usefixtures("without_garbage_collection")
-def test_another_recursion_stays_what_it_is():
-    with pytest.raises(RecursionError, match=r"^maximum recursion"):
-        with_rule(forever, aten.add.Tensor)(torch.ones(2)) + 1
 
 
 # ---- what a rule for a derivative needs ----------------------------------------------------------------------
@@ -233,18 +176,6 @@ def test_an_error_keeps_no_tensors_alive():
         gc.enable()
 
 
-class Rule:
-    def __call__(self, func, x, y):
-        return softmax_of(func, x, y)
-
-
-@pytest.mark.parametrize("rule", [functools.partial(softmax_of), Rule()])
-def test_rules_that_are_no_functions_are_named_too(rule):
-    x = with_rule(rule, aten.add.Tensor, name="Named")(torch.ones(2))
-    with pytest.raises(RuntimeError, match=r"on a Named: the rule .*raised TypeError: softmax"):
-        x + x
-
-
 # ---- tensors from outside of the class -----------------------------------------------------------------------
 
 
@@ -268,10 +199,82 @@ def test_a_tensor_of_an_enclosing_function_under_a_compiler():
         desugar.compile(lambda x: x * 2, backend="eager", fullgraph=True)(x)
 
 
+# ---- messages --------------------------------------------------------------------------------------------------
+
+
+def forever(func, x, y):
+    return forever(func, x, y)
+
+
 def asserting(func, x, y):
     assert y == 3, "three, please"
 
 
-def test_an_assertion_of_the_author_stays_as_it_is():
-    with pytest.raises(AssertionError, match="three, please"):
-        with_rule(asserting, aten.mul.Tensor)(torch.ones(2)) * 2
+class Rule:
+    def __call__(self, func, x, y):
+        return softmax_of(func, x, y)
+
+
+def adding(cls):
+    return lambda: cls(torch.ones(2)) + 1
+
+
+def compiled(compiler):
+    add = lambda x: x + 1  # noqa: E731
+    return lambda: compiler(add, backend="eager")(endless(aten.add.Tensor)(torch.ones(2)))
+
+
+ENDLESS = r"on an Endless: the rule .*calls itself.*as x\.unwrap\(\) gives them"
+NO_PLAIN = r"Made\.materialize: expected a plain tensor, .*as in self\.held"
+RAISED = r"on a Named: the rule .*raised TypeError: softmax"
+test_the_error_of_a_rule_or_of_materialize = pytest.mark.usefixtures("without_garbage_collection")(
+    raising(
+        {
+            "a rule for an overload that calls itself": (
+                adding(endless(aten.add.Tensor)),
+                RecursionError,
+                ENDLESS,
+            ),
+            "a rule for a packet that calls itself": (adding(endless(aten.add)), RecursionError, ENDLESS),
+            "a rule for a function that calls itself": (adding(endless(torch.add)), RecursionError, ENDLESS),
+            "a compiled call": (compiled(torch.compile), Exception, r"calls itself without end"),
+            "a call compiled by desugar": (compiled(desugar.compile), Exception, r"calls itself without end"),
+            "another recursion": (
+                adding(with_rule(forever, aten.add.Tensor)),
+                RecursionError,
+                r"^maximum recursion",
+            ),
+            "a partial as a rule": (
+                adding(with_rule(functools.partial(softmax_of), aten.add.Tensor, name="Named")),
+                RuntimeError,
+                RAISED,
+            ),
+            "an object as a rule": (
+                adding(with_rule(Rule(), aten.add.Tensor, name="Named")),
+                RuntimeError,
+                RAISED,
+            ),
+            "an assertion of the author": (
+                adding(with_rule(asserting, aten.add.Tensor)),
+                AssertionError,
+                "three, please",
+            ),
+            "a TypeError of materialize": (
+                materializing(lambda self: torch.softmax(self.held), lambda x: x == x),
+                RuntimeError,
+                r"Made: materialize\(\) raised TypeError: softmax",
+            ),
+            "a materialize that returns the value": (materializing(lambda self: self), ValueError, NO_PLAIN),
+            "a materialize that detaches the value": (
+                materializing(lambda self: self.detach()),
+                ValueError,
+                NO_PLAIN,
+            ),
+            "a materialize that calls itself": (
+                materializing(lambda self: self * 2),
+                RecursionError,
+                r"aten\.mul\.Tensor on a Made: materialize\(\) calls itself",
+            ),
+        }
+    )
+)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import desugar
 from subclasses import SpecError
 from subclasses.rules.keyword_names import taken_by, with_keyword_names
+from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import declare
 
 DOORS = {
@@ -59,11 +60,20 @@ def test_keywords_come_by_position(call, door):
     torch.testing.assert_close(DOORS[door](CALLS[call])(Held(X)), CALLS[call](X))
 
 
-def test_what_the_rule_has_no_place_for_is_an_error():
-    with pytest.raises(TypeError, match=r"^torch\.sum on a Held: .*unexpected keyword argument 'dtype'"):
-        torch.sum(Held(X), dtype=torch.float64)
-    with pytest.raises(TypeError, match=r"softmax on a Held: .*unexpected keyword argument 'dtype'"):
-        F.softmax(Held(X), dim=1, dtype=torch.float64)
+test_what_the_rule_has_no_place_for_is_an_error = raising(
+    [
+        (
+            lambda: torch.sum(Held(X), dtype=torch.float64),
+            TypeError,
+            r"^torch\.sum on a Held: .*unexpected keyword argument 'dtype'",
+        ),
+        (
+            lambda: F.softmax(Held(X), dim=1, dtype=torch.float64),
+            TypeError,
+            r"softmax on a Held: .*unexpected keyword argument 'dtype'",
+        ),
+    ]
+)
 
 
 @pytest.mark.parametrize(
