@@ -14,6 +14,7 @@ from torch import Tensor
 from subclasses import SpecError, TensorSubclass, constant, dynamic, inner, static
 from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import Int8Weight, Pair, declare as declare_any
+from tests.tables import giving
 
 
 def declare(annotations: dict[str, Any], base: Any = TensorSubclass, **body: Any) -> Any:
@@ -68,10 +69,20 @@ def test_a_constant_of_the_class_declares_no_field(annotation, value):
     assert cls.__spec__.names == ("a",)
 
 
-def test_private_names_and_constants_without_annotation_declare_no_field():
-    cls = declare({"_cache": dict, "_size": "int"}, _size=3, WIDTH=4)
-    assert cls.__spec__.names == ("a",)
-    assert cls.WIDTH == 4
+PRIVATE = declare({"_cache": dict, "_size": "int"}, _size=3, WIDTH=4)
+DETACHING = declare_any(rules={torch.ops.aten.detach.default: lambda func, x: type(x)(func(x.held) + 1)})
+NARROW = declare_any(Int8Weight, annotations={"scale": Tensor, "axis": typing.Literal[0]})
+test_names_that_declare_no_field = giving(
+    {
+        "private names": (lambda: PRIVATE.__spec__.names, ("a",)),
+        "a constant without annotation": (lambda: PRIVATE.WIDTH, 4),
+        "a narrower annotation of an inherited field": (
+            lambda: NARROW.__spec__.names,
+            Int8Weight.__spec__.names,
+        ),
+        "a rule in place of a detach": (lambda: DETACHING(torch.ones(2)).detach().held.tolist(), [2, 2]),
+    }
+)
 
 
 @pytest.mark.parametrize("annotations", [{}, {"x": ClassVar[Tensor]}, {"x": "ClassVar[Tensor]"}])
@@ -107,12 +118,6 @@ def test_a_method_that_torch_or_the_library_relies_on_is_not_replaced(name, valu
     assert proposed[1] in vars(declare({}, **{proposed[1]: value}))
 
 
-def test_the_rule_that_takes_the_place_of_a_detach_is_called():
-    cls = declare({})
-    cls.implements(torch.ops.aten.detach.default)(lambda func, x: cls(func(x.a) + 1))
-    assert cls(torch.ones(2)).detach().a.tolist() == [2, 2]
-
-
 def test_each_name_that_installing_sets_is_refused_or_may_be_replaced():
     cls: Any = declare({})
     of_python = {"__module__", "__annotations__", "__doc__", "__qualname__", "__dict__", "__weakref__"}
@@ -133,14 +138,6 @@ def test_a_method_that_users_call_may_be_replaced(name):
 
 
 # ---- inheritance -------------------------------------------------------------------------------------------
-
-
-def test_a_narrower_annotation_of_an_inherited_field_is_for_type_checkers():
-    class Narrow(Int8Weight):
-        scale: Tensor
-        axis: typing.Literal[0]
-
-    assert Narrow.__spec__.names == Int8Weight.__spec__.names
 
 
 @pytest.mark.parametrize("annotations", [{}, {"axis": int}])
