@@ -1,0 +1,67 @@
+"""Compares functions of values with functions of plain tensors: results, and first and second gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.doors import DOORS
+
+
+def gradients(out: Any, leaves: Sequence[Tensor], *, twice: bool = False, zeros: bool = True) -> list[Any]:
+    """Returns the gradients of a weighted sum of results, and those of the sum of their squares.
+
+    Args:
+        out: A plain tensor, or several.
+        leaves: The tensors by which it is differentiated.
+        twice: Whether second gradients follow.
+        zeros: Whether a gradient that is absent is zero; it is None otherwise.
+    """
+    outs = out if isinstance(out, list | tuple) else [out]
+    total = sum((t * torch.linspace(1, 2, t.numel()).reshape(t.shape)).sum() for t in outs if t.requires_grad)
+    first = torch.autograd.grad(total, leaves, create_graph=twice, allow_unused=True, materialize_grads=zeros)
+    if not twice:
+        return list(first)
+    squares = sum(g.square().sum() for g in first if g is not None)
+    return [*first, *torch.autograd.grad(squares, leaves, allow_unused=True, materialize_grads=True)]
+
+
+def agree(
+    fn: Callable[..., Any],
+    plain: Callable[..., Any],
+    numbers: Sequence[Tensor],
+    *,
+    door: str | Callable[..., Any] = "eager",
+    twice: bool = False,
+    zeros: bool = True,
+    **close: Any,
+) -> None:
+    """Runs two functions of plain leaves twice; their results and gradients are the same, and plain.
+
+    Args:
+        fn: The function that makes values of the leaves. It returns a plain tensor, or several.
+        plain: The judge.
+        numbers: The data of the leaves.
+        door: The way in which `fn` runs: a name of `tests.doors`, or a function.
+        twice: Whether second gradients are compared.
+        zeros: Whether an absent gradient equals one of zeros.
+        close: Options of `torch.testing.assert_close`.
+    """
+    run = DOORS[door](fn) if isinstance(door, str) else door(fn)
+    for _ in range(2):
+        sides = []
+        for f in (run, plain):
+            leaves = [t.detach().clone().requires_grad_() for t in numbers]
+            out = f(*leaves)
+            sides.append((out, gradients(out, leaves, twice=twice, zeros=zeros)))
+        assert all(g is None or type(g) is Tensor for g in sides[0][1])
+        torch.testing.assert_close(*sides, **close)
+
+
+def numbers(*sizes: Any, dtype: torch.dtype = torch.float64, seed: int = 3) -> list[Tensor]:
+    """Returns positive random tensors of several sizes."""
+    make = torch.Generator().manual_seed(seed)
+    return [torch.rand(size, dtype=dtype, generator=make) + 0.5 for size in sizes]

@@ -1,0 +1,516 @@
+"""What rules and ops write to in training: views, new values, masks, fields that a rule hands on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import subclasses
+from subclasses import DispatchError, inner
+from tests.doors import DOORS
+from tests.subclasses.autograd.judge import agree, gradients, numbers
+from tests.subclasses.subjects import declare
+
+aten = torch.ops.aten
+
+every_door = pytest.mark.parametrize("door", DOORS)
+ROW = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+
+
+# ---- views that a rule wrote to: Python ends `x[0] *= 2` with a copy of the view onto itself -------------------
+
+
+def ratio_class(fallback):
+    """A class whose rules leave the second inner tensor as it is, or move the first one alone."""
+    Ratio = declare(
+        keywords={"fallback": fallback},
+        num=inner(differentiable=True),
+        den=inner(differentiable=True),
+        rules={
+            aten.mul.Tensor: lambda func, x, y: Ratio(x.num * y, x.den.clone()),
+            aten.add.Tensor: lambda func, x, y, *, alpha=1: Ratio(x.num + alpha * x.den * y, x.den.clone()),
+        },
+    )
+    return Ratio
+
+
+def scaled(x, d):
+    x[0] *= 2.0
+    return x
+
+
+def moved(x, d):
+    x[0] += d
+    return x
+
+
+def of_a_slice(x, d):
+    x[:, 1:] *= 3.0
+    x[:, 1:] += d[1:]
+    return x
+
+
+def to_another_row(x, d):
+    part = x[0]
+    part *= 2.0
+    x[1] = part
+    return x
+
+
+def to_another_value(x, d):
+    part = x[0]
+    part += d
+    y = torch.zeros_like(x)
+    y[1].copy_(part)
+    return y
+
+
+def of_a_view_of_a_view(x, d):
+    row = x[0]
+    end = row[1:]
+    end *= 2.0
+    row += d
+    x[1] = row
+    return x
+
+
+FIRST, END = torch.tensor([1.0, 0.0])[:, None], torch.tensor([0.0, 1.0, 1.0])
+# What the functions compute, of plain tensors.
+WRITES = {
+    scaled: lambda num, den, d: (num * (1 + FIRST), den),
+    moved: lambda num, den, d: (num + FIRST * den * d, den),
+    of_a_slice: lambda num, den, d: (num * (1 + 2 * END) + END * den * d, den),
+    to_another_row: lambda num, den, d: (torch.stack([2 * num[0]] * 2), torch.stack([den[0]] * 2)),
+    to_another_value: lambda num, den, d: (
+        torch.stack([0 * d, num[0] + den[0] * d]),
+        torch.stack([0 * d, den[0]]),
+    ),
+    of_a_view_of_a_view: lambda num, den, d: (
+        torch.stack([num[0] * (1 + END) + den[0] * d] * 2),
+        torch.stack([den[0]] * 2),
+    ),
+}
+
+
+@pytest.mark.sweep(48)
+@every_door
+@pytest.mark.parametrize("fallback", ["views", "map"])
+@pytest.mark.parametrize("write", WRITES)
+def test_gradients_are_those_of_the_rules(write, fallback, door):
+    Ratio = ratio_class(fallback)
+
+    def f(num, den, d):
+        x = write(Ratio(num * 1.0, den * 1.0), d)
+        return x.num.sin(), x.den.cos()
+
+    def plain(num, den, d):
+        num, den = WRITES[write](num, den, d)
+        return num.sin(), den.cos()
+
+    agree(f, plain, numbers((2, 3), (2, 3), 3), door=door)
+
+
+@pytest.mark.parametrize("write", [scaled, moved, to_another_row])
+def test_a_write_counts_once(write):
+    """And the node of a view stays the same object as long as nothing is written."""
+    x = ratio_class("views")(torch.rand(2, 3), torch.rand(2, 3, requires_grad=True) * 1)
+    part = x[0]
+    part *= 2.0
+    assert part._version == x._version == 1
+    assert part.grad_fn is part.grad_fn
+    write(x, torch.rand(3))
+    plain = torch.rand(2, 3, requires_grad=True) * 1
+    plain[0].mul_(2.0)
+    write(plain, torch.rand(3))
+    assert x._version == plain._version
+
+
+def turned(func, x):
+    func(x.num)
+    func(x.den)
+    return x
+
+
+Turned = declare(
+    keywords={"fallback": "views"},
+    num=inner(differentiable=True),
+    den=inner(differentiable=True),
+    rules={aten.t_.default: turned, aten.mul.Tensor: lambda func, x, y: Turned(x.num * y, x.den * x.num)},
+)
+
+
+@pytest.mark.sweep(2)
+@every_door
+@pytest.mark.parametrize("of_rule", [False, True])
+def test_rules_that_change_the_size_in_place(of_rule, door):
+    def f(num, den):
+        x = Turned(num * 1.0, den * 1.0)
+        if of_rule:
+            x = x * 3.0
+        x.t_()
+        return x.num.sin(), x.den.cos()
+
+    def plain(num, den):
+        return ((num * 3).t().sin(), (den * num).t().cos()) if of_rule else (num.t().sin(), den.t().cos())
+
+    agree(f, plain, numbers((2, 3), (2, 3)), door=door)
+
+
+def test_a_rule_that_changes_the_size_of_another_value():
+    Other = declare(name="Turned", rules={aten.t_: lambda func, x: Other(x.held.t())})
+    with pytest.raises(
+        DispatchError, match=r"in place of the Turned that is to have its sizes; .*x\.held\.t_\(\.\.\.\)"
+    ):
+        Other(torch.ones(2, 3)).t_()
+
+
+# ---- values that an op made anew -----------------------------------------------------------------------------
+
+
+# Two tensors, whose product is a function of both.
+Pair = declare(
+    keywords={"fallback": "map"},
+    a=inner(differentiable=True),
+    b=inner(differentiable=True),
+    rules={
+        aten.mul: lambda func, x, y: Pair(x.a * y.a, x.b * y.b + x.a),
+        aten.add: lambda func, x, y, alpha=1: Pair(x.a + alpha * y.a, x.b + alpha * y.b),
+    },
+)
+NEW = {
+    "zeros_like": torch.zeros_like,
+    "new_zeros": lambda x: x.new_zeros(x.shape),
+    "by hand": lambda x: Pair(*torch.zeros(2, *x.shape, dtype=x.dtype)),
+}
+
+
+def added(t, x):
+    t += x * x
+    return t
+
+
+def added_twice(t, x):
+    return t.add_(x).add_(x * x, alpha=2)
+
+
+def first_row(t, x):
+    t[0] = (x * x)[0]
+    return t
+
+
+def each_row(t, x):
+    for i in range(x.shape[0]):
+        t[i] += (x * x)[i]
+    return t
+
+
+def copied(t, x):
+    return t.copy_(x * x)
+
+
+TO_NEW = {
+    added: lambda a, b: (a * a, b * b + a),
+    added_twice: lambda a, b: (a + 2 * a * a, b + 2 * (b * b + a)),
+    first_row: lambda a, b: (a * a * ROW, (b * b + a) * ROW),
+    each_row: lambda a, b: (a * a, b * b + a),
+    copied: lambda a, b: (a * a, b * b + a),
+}
+
+
+@pytest.mark.sweep(42)
+@every_door
+@pytest.mark.parametrize("made", NEW)
+@pytest.mark.parametrize("write", TO_NEW)
+def test_gradients_of_what_is_written_to_a_new_value(write, made, door):
+    def f(a, b):
+        x = Pair(a, b)
+        t = write(NEW[made](x), x)
+        return t.a, t.b
+
+    agree(f, TO_NEW[write], numbers(3, 3), door=door)
+
+
+@pytest.mark.parametrize("made", ["zeros_like", "new_zeros"])
+def test_a_new_value_has_no_derivative(made):
+    t = NEW[made](Pair(*(torch.randn(3, requires_grad=True) for _ in "ab")))
+    assert not t.a.requires_grad and not (t * t).b.requires_grad
+
+
+def writes_to_a_value(func, x, y):
+    t = type(x)(2 * x.a)
+    t.add_(y)
+    return t
+
+
+def writes_to_a_plain_tensor(func, x, y):
+    t = torch.zeros_like(x.a)
+    t[:2] = x.a[:2] * y.a[:2]
+    t.index_add_(0, torch.tensor([2]), x.a[2:].sin())
+    return type(x)(t)
+
+
+IN_RULES = {
+    writes_to_a_value: lambda a: 3 * a,
+    writes_to_a_plain_tensor: lambda a: torch.cat([a[:2] ** 2, a[2:].sin()]),
+}
+
+
+@pytest.mark.parametrize("rule", IN_RULES)
+def test_what_a_rule_may_write_to(rule):
+    Writing = declare(keywords={"fallback": "map"}, a=inner(differentiable=True), rules={aten.mul: rule})
+    agree(lambda a: (Writing(a) * Writing(a)).a, IN_RULES[rule], numbers(3))
+
+
+# ---- a mask besides the numbers ------------------------------------------------------------------------------
+
+
+def masked(func, x, y):
+    known = [t.known for t in (x, y) if isinstance(t, Masked)]
+    x, y = (t.numbers if isinstance(t, Masked) else t for t in (x, y))
+    return Masked(func(x, y), known[0].clone() if len(known) == 1 else known[0] & known[1])
+
+
+def kept(func, x, y):
+    if not (isinstance(x, Kept) and isinstance(y, Kept)):
+        return Kept(func(x.numbers, y), x.known.clone())
+    return Kept(torch.where(x.known & y.known, func(x.numbers, y.numbers), x.numbers), x.known & y.known)
+
+
+Masked = declare(
+    keywords={"fallback": "views"},
+    numbers=inner(),
+    known=inner(dtype=torch.bool),
+    rules={subclasses.arithmetic: masked},
+)
+# What is unknown stays as it is, which the backward of the rule knows by the mask.
+Kept = declare(Masked, keywords={"fallback": "views"}, rules={subclasses.arithmetic: kept})
+
+
+def multiplied_twice(x, y):
+    z = x + 0.0
+    z *= y
+    z *= y
+    return z
+
+
+# In-place ops, and the same without a write.
+IN_PLACE = {
+    "added": (lambda x, y: (x * 1.0).add_(y).mul_(2.0), lambda x, y: (x + y) * 2),
+    "of a copy": (lambda x, y: x.clone().sub_(y) * 3.0, lambda x, y: (x - y) * 3),
+    "twice": (multiplied_twice, lambda x, y: x * y * y),
+}
+
+
+@pytest.mark.sweep(10)
+@every_door
+@pytest.mark.parametrize("cls", [Masked, Kept])
+@pytest.mark.parametrize("same", [True, False], ids=["equal masks", "other masks"])
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_gradients_are_those_of_the_ops_that_write_nothing(name, same, cls, door):
+    masks = [torch.tensor([True, False, True]), torch.tensor([True, False, same])]
+    write, functional = IN_PLACE[name]
+    run = DOORS[door](write)
+
+    def made_by(f):
+        def call(a, b):
+            values = [cls(t, m.clone()) for t, m in zip((a, b), masks, strict=True)]
+            out = f(*values)
+            assert all(torch.equal(t.known, m) for t, m in zip(values, masks, strict=True))
+            return out.unwrap("numbers"), out.known
+
+        return call
+
+    agree(made_by(run), made_by(functional), numbers(3, 3))
+
+
+@pytest.mark.sweep(2)
+@every_door
+def test_writes_to_views_beside_a_mask(door):
+    known = torch.tensor([True, False, True])
+
+    def by_a_view(a, b):
+        z = Masked(a, known) * 1.0
+        z[:1] *= 3.0
+        z[1:] += Masked(b, known.clone())[1:]
+        return z.unwrap("numbers")
+
+    agree(by_a_view, lambda a, b: a * (1 + 2 * ROW) + b * (1 - ROW), numbers(3, 3), door=door)
+
+
+def with_copies(copies_values=True):
+    def copying(func, x, source, non_blocking=False):
+        if copies_values and isinstance(source, Known):
+            x.held.copy_(source.held)
+            x.known.copy_(source.known)
+        else:
+            x.held.copy_(source)
+            x.known.fill_(True)
+        return x
+
+    Known = declare(
+        name="Known",
+        keywords={"fallback": "views"},
+        held=inner(),
+        known=inner(dtype=torch.bool),
+        rules={aten.copy_: copying, aten.mul: lambda func, x, y: Known(x.held * y, x.known.clone())},
+    )
+    return Known
+
+
+@pytest.mark.parametrize("door", ["eager", "desugar"])
+def test_a_rule_for_copy_writes_the_mask_of_a_view(door):
+    cls = with_copies()
+
+    def assign(x, source):
+        x[1].copy_(source[1])
+        return x
+
+    run = DOORS[door](assign)
+
+    def assigned(a, b):
+        known = torch.zeros(2, 2, dtype=torch.bool)
+        y = run(cls(a * 1, known), cls(b * 1, torch.ones(2, 2, dtype=torch.bool)))
+        assert y.known.tolist() == [[False, False], [True, True]]
+        return y.unwrap("held")
+
+    agree(assigned, lambda a, b: torch.stack([a[0], b[1]]), numbers((2, 2), (2, 2)))
+
+
+def test_a_rule_for_copy_that_takes_no_value_is_named():
+    x = with_copies(copies_values=False)(torch.ones(2), torch.zeros(2, dtype=torch.bool))
+    x.copy_(torch.full((2,), 5.0))
+    assert x.held.tolist() == [5, 5] and x.known.all()
+    with pytest.raises(AttributeError) as found:
+        x.mul_(2)
+    notes = str(found.value.__notes__)
+    assert "copying (" in notes and "isinstance(source, Known)" in notes
+
+
+# ---- a rule for a composite op returns no view: a write to it loses a gradient --------------------------------
+
+
+def part_of(func, x, *args):
+    found = func(x.depth, *args)
+    return [Depth(t) for t in found] if isinstance(found, list | tuple) else Depth(found)
+
+
+Depth = declare(
+    depth=inner(differentiable=True),
+    rules={
+        **dict.fromkeys([aten.reshape, aten.narrow, aten.chunk, aten.split], part_of),
+        aten.mul: lambda func, x, y: Depth(func(x.depth, y)),
+    },
+)
+
+PARTS = {
+    "reshape": lambda x: x.reshape(2, 2),
+    "narrow": lambda x: x.narrow(0, 1, 2),
+    "chunk": lambda x: x.chunk(2)[1],
+    "split": lambda x: x.split(2)[1],
+    "split by sizes": lambda x: x.split([1, 3])[1],
+    "twice": lambda x: x.reshape(2, 2).reshape(4).narrow(0, 1, 2),
+}
+
+
+@pytest.mark.sweep(2)
+@every_door
+@pytest.mark.parametrize("part", PARTS)
+def test_a_write_that_loses_a_gradient_is_an_error(part, door):
+    def write(x):
+        y = x * 1
+        PARTS[part](y).mul_(3)
+        return y
+
+    words = "PyTorch differentiates a view" if part == "split" else "is a view and is being modified inplace"
+    with pytest.raises(RuntimeError, match=words):
+        DOORS[door](write)(Depth(torch.ones(4, requires_grad=True)))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_without_gradients_the_value_is_written(part):
+    x, plain = Depth(torch.ones(4)), torch.ones(4)
+    for t in (x, plain):
+        PARTS[part](t).mul_(3)
+    assert x.depth.equal(plain)
+
+
+@pytest.mark.sweep(12)
+@every_door
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "split"])  # a view, by a rule
+@pytest.mark.parametrize("is_leaf", [False, True])
+def test_derivatives_of_results_of_composite_ops(part, door, is_leaf):
+    fn = lambda x: PARTS[part](x * 1) * 3  # noqa: E731
+    run = DOORS[door](fn)
+    if not is_leaf:
+        agree(lambda depth: run(Depth(depth)).depth, fn, numbers(4))
+        return
+    x, plain = Depth(*numbers(4)).requires_grad_(), numbers(4)[0].requires_grad_()
+    (found,), expected = gradients(run(x).depth, [x]), gradients(fn(plain), [plain])
+    torch.testing.assert_close([found.depth], expected)
+
+
+# ---- a rule hands on a float field: an in-place form leaves it as it is, and what saved it is valid -------------
+
+
+def brightened(func, x, y):
+    first = x if isinstance(x, Image) else y
+    a, b = (t.pixels if isinstance(t, Image) else t for t in (x, y))
+    return Image(func(a, b), first.white)
+
+
+Image = declare(
+    keywords={"fallback": "materialize", "kind": "structure"},
+    pixels=inner(),
+    white=inner(shape="3"),
+    materialize=lambda self: self.pixels * self.white,
+    rules={subclasses.arithmetic: brightened, aten.neg_: lambda func, x: (x.pixels.neg_(), x)[1]},
+)
+
+# What is written, and the pixels of the result.
+WRITTEN = {
+    "once": (lambda p, w: (Image(p, w) * 1).sub_(0.5), lambda p: p - 0.5),
+    "twice": (lambda p, w: (Image(p, w) * 2).sub_(0.5).neg_().mul_(3), lambda p: -(p * 2 - 0.5) * 3),
+}
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("door", ["eager", "desugar"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_gradient_beside_a_constant_field(name, trained, door):
+    fn, pixels = WRITTEN[name]
+    size, white = (2, 3), numbers(3)
+
+    def of_image(p, w):
+        x = fn(p, w)
+        return x.sin(), x.unwrap("white") ** 2
+
+    def plain(p, w):
+        return (pixels(p) * w).sin(), w**2
+
+    if trained:
+        agree(of_image, plain, [*numbers(size), *white], door=door)
+    else:
+        run = DOORS[door](of_image)
+        agree(lambda p: run(p, *white), lambda p: plain(p, *white), numbers(size))
+
+
+def test_it_is_not_written_to():
+    white = torch.rand(3)
+    x = Image(torch.rand(2, 3, requires_grad=True), white) * 1
+    before = x.white._version
+    x.sub_(0.5)
+    assert x.white.data_ptr() == white.data_ptr() and white._version == before
+
+
+def test_a_rule_that_changes_it_writes():
+    Drifting = declare(
+        keywords={"fallback": "map"},
+        a=inner(),
+        w=inner(),
+        rules={subclasses.arithmetic: lambda func, x, y: Drifting(func(x.a, y), x.w + 1)},
+    )
+    w = torch.zeros(2)
+    x = Drifting(torch.rand(2, requires_grad=True), w) * 1
+    x.mul_(2)
+    assert x.w.tolist() == [2, 2] and w.tolist() == [0, 0]
