@@ -10,19 +10,25 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import subclasses
-from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from subclasses import DispatchError, SpecError, inner
 from tests.doors import COMPILED, DOORS
+from tests.subclasses.autograd.judge import agree
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 
 
-class Log(TensorSubclass, fallback="materialize", kind="structure"):
-    """Positive numbers by their logarithms; a product by a formula, a sum by autograd."""
-
-    log: Tensor = inner()
-
-    def materialize(self):
-        return self.log.exp()
+# Positive numbers by their logarithms; a product by a formula, a sum by autograd.
+Log = declare(
+    name="Log",
+    keywords={"fallback": "materialize", "kind": "structure"},
+    log=inner(),
+    materialize=lambda self: self.log.exp(),
+    rules={
+        aten.add.Tensor: lambda func, x, y: Log(torch.logaddexp(x.log, y.log)),
+        aten.sqrt.default: lambda func, x: Log(x.log / 2),
+    },
+)
 
 
 @Log.implements(aten.mul.Tensor, derivative="formula")
@@ -33,21 +39,11 @@ def rounded(func, x, y):
     return Log((x.log + y.log).round(decimals=3))
 
 
-@Log.implements(aten.add.Tensor)
-def added(func, x, y):
-    return Log(torch.logaddexp(x.log, y.log))
-
-
-@Log.implements(aten.sqrt.default)
-def root(func, x):
-    return Log(x.log / 2)
+CLOSE = {"rtol": 3e-3, "atol": 1e-3}
 
 
 def leaves():
-    return [
-        torch.tensor([0.5, 1.25, -0.25], requires_grad=True),
-        torch.tensor([1.0, 0.5, 2.0], requires_grad=True),
-    ]
+    return [torch.tensor(v, requires_grad=True) for v in ([0.5, 1.25, -0.25], [1.0, 0.5, 2.0])]
 
 
 FUNCTIONS = {
@@ -61,31 +57,27 @@ FUNCTIONS = {
         lambda x, y: x * y + x.log(),
     ),
     "a product with a plain tensor": (lambda x, y: x * y.materialize(), lambda x, y: x * y),
+    "in place": (lambda x, y: (x * y).mul_(y).materialize(), lambda x, y: x * y * y),
 }
 
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_gradient_is_that_of_the_exact_op(name, door):
+    """Second derivatives are by the formula too, of which stock programs have none."""
     fn, plain = FUNCTIONS[name]
-    given, expected = leaves(), leaves()
-    out = DOORS[door](lambda a, b: fn(Log(a), Log(b)))(*given)
-    exact = plain(*(t.exp() for t in expected))
-    torch.testing.assert_close(out, exact, rtol=1e-3, atol=1e-3)
-    pairs = (torch.autograd.grad(y.square().sum(), t) for y, t in ((out, given), (exact, expected)))
-    for got, wanted in zip(*pairs, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=3e-3, atol=1e-3)
+    agree(
+        lambda a, b: fn(Log(a), Log(b)),
+        lambda a, b: plain(a.exp(), b.exp()),
+        leaves(),
+        door=door,
+        twice=door == "eager" and name == "a product",
+        **CLOSE,
+    )
 
 
-def test_second_derivatives_are_by_the_formula_too():
-    given, expected = leaves(), leaves()
-    out = (Log(given[0]) * Log(given[1])).materialize()
-    exact = expected[0].exp() * expected[1].exp()
-    found = []
-    for y, t in ((out, given), (exact, expected)):
-        (first,) = torch.autograd.grad(y.sum(), t[0], create_graph=True)
-        found.append(torch.autograd.grad(first.square().sum(), t[1])[0])
-    torch.testing.assert_close(*found, rtol=3e-3, atol=1e-3)
+def product(a, b):
+    return a.exp() * b.exp()
 
 
 def test_a_leaf_has_a_gradient_for_each_inner_tensor():
@@ -114,10 +106,8 @@ def test_inner_tensors_of_a_result_are_not_read_where_gradients_are_recorded(nam
 
 
 def test_a_rule_that_autograd_differentiates_calls_no_such_op_on_its_operands():
-    cls = type("Own", (Log,), {})
-    cls.implements(aten.square.default)(lambda func, x: x * x)
-    cls.implements(aten.sinh.default)(lambda func, x: x * x)
-    x = cls(leaves()[0])
+    rules = dict.fromkeys([aten.square.default, aten.sinh.default], lambda func, x: x * x)
+    x = declare(Log, name="Own", rules=rules)(leaves()[0])
     with pytest.raises(DispatchError, match=r"aten.mul.Tensor on an Own inside of a rule"):
         torch.sinh(x)
     with torch.no_grad():
@@ -127,29 +117,16 @@ def test_a_rule_that_autograd_differentiates_calls_no_such_op_on_its_operands():
 @pytest.mark.parametrize("door", COMPILED)
 def test_a_result_in_a_compiled_function(door):
     """Its gradient is plain; stock ``torch.compile`` returns no such result."""
-    given, expected = leaves(), leaves()
     run = COMPILED[door](lambda a, b: Log(a) * Log(b))
     if door == "stock":
         with pytest.raises(Exception, match=r"desugar\.compile"):
-            run(*given)
+            run(*leaves())
         return
-    run(*given).materialize().sum().backward()
-    (Log(expected[0]) * Log(expected[1])).materialize().sum().backward()
-    torch.testing.assert_close([t.grad for t in given], [t.grad for t in expected])
+    agree(lambda a, b: run(a, b).materialize(), product, leaves(), **CLOSE)
 
 
-def test_in_place():
-    given, expected = leaves(), leaves()
-    x = Log(given[0]) * Log(given[1])
-    x *= Log(given[1])
-    x.materialize().sum().backward()
-    (expected[0].exp() * expected[1].exp().square()).sum().backward()
-    for got, wanted in zip(given, expected, strict=True):
-        torch.testing.assert_close(got.grad, wanted.grad, rtol=3e-3, atol=1e-3)
-
-
-class Times(Log):
-    """With a rule for a number, by which the formula scales the gradient of the product."""
+# With a rule for a number, by which the formula scales the gradient of the product.
+Times = declare(Log)
 
 
 @Times.implements(aten.mul.Tensor, derivative="formula")
@@ -157,8 +134,7 @@ def times(func, x, y):
     return Times(x.log + math.log(y)) if not isinstance(y, Tensor) else rounded(func, x, y)
 
 
-class Box(TensorSubclass, fallback="map"):
-    held: Times = inner()
+Box = declare(keywords={"fallback": "map"}, held=inner(), annotations={"held": Times})
 
 
 class Passed(torch.autograd.Function):
@@ -196,37 +172,29 @@ COPIES = {
 
 @pytest.mark.parametrize("name", COPIES)
 def test_a_copy_of_a_result_is_one_too(name):
-    given, expected = leaves(), leaves()
-    COPIES[name](Log(given[0]) * Log(given[1])).materialize().sum().backward()
-    (expected[0].exp() * expected[1].exp()).sum().backward()
-    torch.testing.assert_close(given[0].grad, expected[0].grad, rtol=3e-3, atol=1e-3)
-
-
-def test_a_rule_may_return_a_value_of_another_class():
-    class Other(TensorSubclass, fallback="materialize", kind="structure"):
-        part: Tensor = inner()
-
-        def materialize(self):
-            return self.part * 2
-
-    cls = type("Own", (Log,), {})
-    cls.implements(aten.exp.default, derivative="formula")(lambda func, x: Other(x.log.exp().exp() / 2))
-    leaf = leaves()[0]
-    out = cls(leaf).exp()
-    torch.testing.assert_close(
-        torch.autograd.grad(out.materialize().sum(), leaf)[0], leaf.exp().exp() * leaf.exp()
+    agree(
+        lambda a, b: COPIES[name](Log(a) * Log(b)).materialize(),
+        product,
+        leaves(),
+        check_dtype=False,
+        **CLOSE,
     )
 
 
-class Pair(TensorSubclass, fallback="map"):
-    first: Tensor = inner()
+def test_a_rule_may_return_a_value_of_another_class():
+    Other = declare(
+        keywords={"fallback": "materialize", "kind": "structure"}, materialize=lambda self: self.held * 2
+    )
+    Own = declare(Log)
+    Own.implements(aten.exp.default, derivative="formula")(lambda func, x: Other(x.log.exp().exp() / 2))
+    agree(lambda a: Own(a).exp().materialize(), lambda a: a.exp().exp(), leaves()[:1])
 
 
 REFUSED = [
     (Log, (torch.mul,), "formula", "autograd differentiates a rule for"),
     (Log, (aten.linear.default,), "formula", "name an op that PyTorch does not decompose"),
     (Log, (aten.sinh.default,), "exact", 'expected derivative="formula" or None'),
-    (Pair, (aten.sinh.default,), "formula", r"has no materialize\(\) or maps ops"),
+    (Box, (aten.sinh.default,), "formula", r"has no materialize\(\) or maps ops"),
 ]
 
 

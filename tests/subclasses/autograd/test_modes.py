@@ -9,13 +9,13 @@ import contextlib
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import desugar
-from subclasses import TensorSubclass, inner
-from tests.subclasses.subjects import MODES
+from subclasses import inner
+from tests.doors import DOORS
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 
@@ -30,45 +30,26 @@ class Logging(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Masked(TensorSubclass, fallback="views"):
-    """Its rules compute something else than the ops, which tells their derivatives from PyTorch's."""
-
-    numbers: Tensor = inner()
-    known: Tensor = inner(dtype=torch.bool)
-
-
-@Masked.implements(aten.mul.Tensor)
-def _(func, x, y):
-    return Masked(x.numbers * y * y, x.known)
-
-
-@Masked.implements(aten.mul_.Tensor)
-def _(func, x, y):
-    x.numbers.mul_(y).mul_(y)
-    return x
-
-
-@Masked.implements(aten.copy_)
-def _(func, x, y, non_blocking=False):
+def copy_rule(func, x, y, non_blocking=False):
     numbers, known = (y.numbers, y.known) if isinstance(y, Masked) else (y, torch.ones_like(x.known))
     x.numbers.copy_(numbers)
     x.known.copy_(known)
     return x
 
 
-@Masked.implements(aten.mm)
-def _(func, x, y):
-    return Masked((x.numbers @ y.numbers).exp(), x.known)
-
-
-@Masked.implements(aten.add.Tensor)
-def _(func, x, y):
-    return Masked(x.numbers * y.numbers, x.known & y.known)
-
-
-def copied(x, y):
-    x.copy_(y)
-    return x
+# Its rules compute something else than the ops, which tells their derivatives from PyTorch's.
+Masked = declare(
+    keywords={"fallback": "views"},
+    numbers=inner(),
+    known=inner(dtype=torch.bool),
+    rules={
+        aten.mul.Tensor: lambda func, x, y: Masked(x.numbers * y * y, x.known),
+        aten.mul_.Tensor: lambda func, x, y: (x.numbers.mul_(y).mul_(y), x)[1],
+        aten.mm: lambda func, x, y: Masked((x.numbers @ y.numbers).exp(), x.known),
+        aten.add.Tensor: lambda func, x, y: Masked(x.numbers * y.numbers, x.known & y.known),
+        aten.copy_: copy_rule,
+    },
+)
 
 
 class GradientOfOnes(torch.autograd.Function):
@@ -84,19 +65,20 @@ class GradientOfOnes(torch.autograd.Function):
 FUNCTIONS = {
     "product": lambda x, y: x * y,
     "in place": lambda x, y: x.mul_(y),
-    "copied": copied,
+    "copied": lambda x, y: (x.copy_(y), x)[1],
     "view": lambda x, y: x[0].mul_(y[0]),
     "several ops": lambda x, y: torch.matrix_power(x, 3),
 }
 
 
-def leaves():
-    return torch.full((2, 2), 0.5, requires_grad=True), torch.full((2, 2), 3.0, requires_grad=True)
+def operands():
+    """A leaf, a value that was made of it, and a plain leaf."""
+    a, y = torch.full((2, 2), 0.5, requires_grad=True), torch.full((2, 2), 3.0, requires_grad=True)
+    return a, Masked(a * 1, torch.tensor([[True, False], [False, True]])), y
 
 
 def gradients(function, mode):
-    a, y = leaves()
-    x = Masked(a * 1, torch.tensor([[True, False], [False, True]]))
+    a, x, y = operands()
     with mode:
         out = function(x, y)
         found = torch.autograd.grad(out.unwrap("numbers").sum(), (a, y), allow_unused=True)
@@ -116,24 +98,20 @@ def test_a_mode_sees_the_ops():
     assert "aten.mul_.Tensor" in log.ops
 
 
-def test_gradients_are_added_by_inner_tensors():
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, Logging])
+def test_gradients_are_added_by_inner_tensors(mode):
     """Also where the class says what a sum of values is."""
-
-    def total(x, y):
-        return sum(t for y in (GradientOfOnes.apply(x), GradientOfOnes.apply(x)) for t in y.unwrap()[:1])
-
-    for mode in (contextlib.nullcontext(), Logging()):
-        a, _ = leaves()
-        with mode:
-            total(Masked(a, torch.ones(2, 2, dtype=torch.bool)), None).sum().backward()
-        assert a.grad.tolist() == [[10.0, 10.0], [10.0, 10.0]]
+    a, _, _ = operands()
+    x = Masked(a, torch.ones(2, 2, dtype=torch.bool))
+    with mode():
+        sum(GradientOfOnes.apply(x).unwrap("numbers") for _ in range(2)).sum().backward()
+    assert a.grad.tolist() == [[10.0, 10.0], [10.0, 10.0]]
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ["in place", "copied", "view"])
 def test_explain_shows_the_program_that_runs(name):
-    a, y = leaves()
-    x = Masked(a * 1, torch.tensor([[True, False], [False, True]]))
+    _, x, y = operands()
     shown = desugar.explain(FUNCTIONS[name], x, y).program
     graph = next(g for g in shown.graphs if "backward" in g.name)
     backward = desugar.trace(FUNCTIONS[name], x, y).backward
@@ -142,12 +120,9 @@ def test_explain_shows_the_program_that_runs(name):
     assert all(op in graph.text for op in ops)
 
 
-@pytest.mark.parametrize("door", [door for door in MODES if door != "stock"])
+@pytest.mark.parametrize("door", [door for door in DOORS if door != "stock"])
 def test_what_is_overwritten_gets_zeros(door):
-    a, y = leaves()
-    x = Masked(a * 1, torch.tensor([[True, False], [False, True]]))
-    out = MODES[door](copied)(x, y)
-    found = torch.autograd.grad(out.unwrap("numbers").sum(), (a, y), allow_unused=True)
-    assert torch.equal(found[0], torch.zeros(2, 2))
-    torch.testing.assert_close(found[1], torch.ones(2, 2))
-    assert bool(out.known.all())
+    run = DOORS[door](FUNCTIONS["copied"])
+    _, known, *found = gradients(run, contextlib.nullcontext())
+    torch.testing.assert_close(found, [torch.zeros(2, 2), torch.ones(2, 2)])
+    assert bool(known.all())

@@ -7,67 +7,57 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses import TensorSubclass, inner
-from tests.subclasses.subjects import MODES
+from subclasses import inner
+from tests.doors import DOORS
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 
 
-class Mapped(TensorSubclass, fallback="map"):
-    """Has a rule, so that its ops are derived by running them again."""
-
-    a: Tensor = inner(differentiable=True)
-
-
-@Mapped.implements(aten.mul.Tensor)
-def _(func, x, y):
-    return Mapped(func(*(t.a if isinstance(t, Mapped) else t for t in (x, y))))
-
-
-class Ruled(TensorSubclass, fallback="materialize", kind="structure"):
-    """Has a rule for an op that draws random numbers."""
-
-    a: Tensor = inner(differentiable=True)
-
-    def materialize(self):
-        return self.a * 1
-
-
-@Ruled.implements(aten.native_dropout.default)
-def _(func, x, p, train):
+def dropped(func, x, p, train):
     out, mask = func(x.a, p, train)
     return Ruled(out), mask
 
 
-class Rounded(TensorSubclass, fallback="error"):
-    """Has a rule that draws random numbers for an op that does not."""
+# Has a rule, so that its ops are derived by running them again.
+Mapped = declare(
+    keywords={"fallback": "map"},
+    rules={
+        aten.mul.Tensor: lambda func, x, y: Mapped(
+            func(*(t.a if isinstance(t, Mapped) else t for t in (x, y)))
+        )
+    },
+    a=inner(differentiable=True),
+)
+# Has a rule for an op that draws random numbers.
+Ruled = declare(
+    keywords={"fallback": "materialize", "kind": "structure"},
+    rules={aten.native_dropout.default: dropped},
+    a=inner(differentiable=True),
+    materialize=lambda self: self.a * 1,
+)
+# Has a rule that draws random numbers for an op that does not.
+Rounded = declare(
+    rules={aten.mul.Tensor: lambda func, x, y: Rounded(func(x.a, y) * (torch.rand_like(x.a) < 0.5))},
+    a=inner(differentiable=True),
+)
 
-    a: Tensor = inner(differentiable=True)
-
-
-@Rounded.implements(aten.mul.Tensor)
-def _(func, x, y):
-    return Rounded(func(x.a, y) * (torch.rand_like(x.a) < 0.5))
+DRAWS = {
+    "native_dropout, mapped": lambda a: torch.native_dropout(Mapped(a), 0.5, True)[0].a,
+    "native_dropout, ruled": lambda a: torch.native_dropout(Ruled(a), 0.5, True)[0].a,
+    "dropout": lambda a: F.dropout(Mapped(a), 0.5).a,
+    "a rule that draws": lambda a: (Rounded(a) * 3.0).a,
+}
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("cls", [Mapped, Ruled])
-def test_dropout_has_one_mask(cls, mode):
-    torch.manual_seed(0)
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_forward_and_its_backward_have_one_mask(name, door):
     a = torch.ones(64, requires_grad=True)
-    y = MODES[mode](lambda a: torch.native_dropout(cls(a), 0.5, True)[0].a)(a)
+    y = DOORS[door](DRAWS[name])(a)
     y.sum().backward()
     assert torch.equal(a.grad, y.detach()) and 0 < int((y == 0).sum()) < 64
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_of_a_function(mode):
-    torch.manual_seed(0)
-    a = torch.ones(64, requires_grad=True)
-    y = MODES[mode](lambda a: F.dropout(Mapped(a), 0.5).a)(a)
-    y.sum().backward()
-    assert torch.equal(a.grad, y.detach())
 
 
 def test_a_sample_with_a_derivative():
@@ -82,9 +72,8 @@ def test_a_sample_with_a_derivative():
 
 
 def test_second_derivatives_are_of_the_same_numbers():
-    torch.manual_seed(0)
     a = torch.full((64,), 3.0, requires_grad=True)
-    y = torch.native_dropout(Mapped(a), 0.5, True)[0].a
+    y = DRAWS["native_dropout, mapped"](a)
     (first,) = torch.autograd.grad((y**2).sum(), a, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), a)
     kept = (y.detach() != 0) * 2.0
@@ -99,25 +88,12 @@ def test_without_a_derivative():
     assert torch.equal(grad, torch.zeros(8))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_rule_may_draw(mode):
-    a = torch.ones(64, requires_grad=True)
-    y = MODES[mode](lambda a: (Rounded(a) * 3.0).a)(a)
-    y.sum().backward()
-    assert torch.equal(a.grad, y.detach()) and 0 < int((y == 0).sum()) < 64
-
-
 def test_a_rule_runs_once():
     calls = []
-
-    class Counted(TensorSubclass):
-        a: Tensor = inner(differentiable=True)
-
-    @Counted.implements(aten.mul.Tensor)
-    def _(func, x, y):
-        calls.append(func)
-        return Counted(func(x.a, y))
-
+    Counted = declare(
+        rules={aten.mul.Tensor: lambda func, x, y: (calls.append(func), Counted(func(x.a, y)))[1]},
+        a=inner(differentiable=True),
+    )
     a = torch.ones(8, requires_grad=True)
     (Counted(a) * 3.0).a.square().sum().backward()
     assert torch.equal(a.grad, torch.full((8,), 18.0)) and len(calls) == 1

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 
 
-class Squaring(TensorSubclass):
-    """Its product is another than PyTorch's formula is about."""
-
-    held: Tensor = inner()
-
-
-@Squaring.implements(aten.mul.Tensor)
-def _(func, x, y):
+def product(func, x, y):
     value, plain = (x, y) if isinstance(x, Squaring) else (y, x)
     return Squaring(value.held * plain**2)
 
 
-Squaring.implements(aten.sum)(lambda func, x, *args: func(x.held, *args))
+# Its product is another than PyTorch's formula is about.
+Squaring = declare(
+    rules={
+        aten.mul.Tensor: product,
+        aten.sum: lambda func, x, *args: func(x.held, *args),
+        aten.gt: lambda func, x, y: func(x.held, y),
+    }
+)
 
 TRANSFORMS = {
     "grad": lambda f, t: torch.func.grad(f)(t),
@@ -62,7 +62,6 @@ WITHOUT = {
     "a size": lambda x, t: t.expand_as(x).sum(),
     "a detached operand": lambda x, t: (t * (x * t.detach()).sum()).sum(),
 }
-Squaring.implements(aten.gt)(lambda func, x, y: func(x.held, y))
 
 
 @pytest.mark.parametrize("name", WITHOUT)
