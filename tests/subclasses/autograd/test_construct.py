@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,8 +9,9 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
-import desugar
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError, TensorSubclass, inner, static
+from tests.doors import DOORS
+from tests.subclasses.autograd.judge import agree, numbers
 from tests.subclasses.subjects import (
     Int8Weight,
     Nested,
@@ -22,11 +21,14 @@ from tests.subclasses.subjects import (
     Scaled,
     Tagged,
     assert_same,
+    declare,
     make_int8,
     make_pair,
 )
 
 BACKENDS = [None, "eager", "aot_eager"]
+backends = pytest.mark.parametrize("backend", BACKENDS)
+two_ways = pytest.mark.parametrize("door", ["eager", "desugar"])
 
 
 def run_with(backend, fn):
@@ -37,27 +39,116 @@ def leaves(*sizes, dtype=torch.float32):
     return [torch.randn(s, dtype=dtype, requires_grad=True) for s in sizes]
 
 
-def same_gradients(fn, plain, given, backend=None):
-    """``fn`` on wrappers and ``plain`` on plain tensors give the same result and the same gradients."""
-    mine, theirs = ([t.detach().clone().requires_grad_() for t in given] for _ in range(2))
-    out, expected = run_with(backend, fn)(*mine), plain(*theirs)
-    torch.testing.assert_close(out, expected)
-    got = torch.autograd.grad(out, mine, torch.ones_like(out), allow_unused=True)
-    want = torch.autograd.grad(expected, theirs, torch.ones_like(out), allow_unused=True)
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, torch.zeros_like(a) if b is None and a is not None else b)
-
-
 # ---- construction ------------------------------------------------------------------------------------------
 
+QDATA = torch.randint(-9, 9, (4, 3), dtype=torch.int8)
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_construction_is_differentiable_in_each_inner_tensor(backend):
-    def fn(a, b):
-        y = (Pair(a, b * 2).sin() * 3).unwrap()
-        return y[0] * y[1]
 
-    same_gradients(fn, lambda a, b: (a.sin() * 3) * ((b * 2).sin() * 3), leaves(3, 3), backend)
+def of_two_inner_tensors(a, b):
+    y = (Pair(a, b * 2).sin() * 3).unwrap()
+    return y[0] * y[1]
+
+
+def of_each_inner_tensor(a, b):
+    x = Pair(a, b)
+    return (x * 2).unwrap("a") + x.unwrap("b")
+
+
+def optional_and_metadata_and_an_outer_of_its_own(a, b):
+    x = Optional(a, b) * 2
+    y = Tagged(x.unwrap("extra"), tag="t", length=3).sin()
+    return Rows(y.unwrap("held") + Optional(a).unwrap("base"), count=5).unwrap("row")
+
+
+def nested(a, b, c):
+    x = Nested(Pair(a, b), c) * 2
+    return x.unwrap("pair").unwrap("b") * x.unwrap("rest") + x.unwrap("pair").unwrap("a")
+
+
+def mutated_before_and_after(x, data, scale):
+    """The trap of PyTorch issue 127996."""
+    data = data * 1
+    data.mul_(2)
+    w = Weight(data, scale)
+    y = F.linear(x, w)
+    y.add_(1)
+    z = F.linear(y[:, :1].expand(5, 4), w)
+    z.mul_(3)
+    return z
+
+
+def plainly_mutated(x, data, scale):
+    y = F.linear(x, 2 * data * scale) + 1
+    return F.linear(y[:, :1].expand(5, 4), 2 * data * scale) * 3
+
+
+def written_to_what_the_wrapper_was_made_of(data):
+    """Its inner tensors alias what was given, and the version counter knows."""
+    data = data * 1
+    out = Pair(data, data * 2).unwrap("b").sin()
+    data.add_(1)
+    return out + data
+
+
+# What is made of tensors, the same without the class, and the sizes of the tensors.
+MADE = {
+    "each inner tensor": (
+        of_two_inner_tensors,
+        lambda a, b: (a.sin() * 3) * ((b * 2).sin() * 3),
+        (3, 3),
+    ),
+    "through materialize": (
+        lambda data, factor: Scaled(data, factor) * 3 + 1,
+        lambda data, factor: data * factor * 3 + 1,
+        (3, ()),
+    ),
+    "beside integers": (
+        lambda scale, zero: Int8Weight(QDATA, scale, zero) + 1,
+        lambda scale, zero: (QDATA - zero) * scale + 1,
+        ((4, 1), (4, 1)),
+    ),
+    "under map, given to each": (of_each_inner_tensor, lambda a, b: a * 2 + b, (3, 3)),
+    "optional": (
+        optional_and_metadata_and_an_outer_of_its_own,
+        lambda a, b: (b * 2).sin() + a,
+        (3, 3),
+    ),
+    "nested": (nested, lambda a, b, c: b * 2 * c * 2 + a * 2, (3, 3, 3)),
+    "a rule without an autograd function": (
+        lambda x, data, scale, bias: F.linear(x.sin(), Weight(data, scale), bias).cos(),
+        lambda x, data, scale, bias: F.linear(x.sin(), data * scale, bias).cos(),
+        ((5, 4), (3, 4), (3, 1), 3),
+    ),
+    "mutation": (mutated_before_and_after, plainly_mutated, ((5, 4), (3, 4), (3, 1))),
+    "a write": (written_to_what_the_wrapper_was_made_of, lambda d: (d * 2).sin() + d + 1, (3,)),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_construction_is_differentiable_in_each_inner_tensor(name):
+    fn, plain, sizes = MADE[name]
+    agree(fn, plain, numbers(*sizes))
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_construction_in_a_compiled_function(backend):
+    """One graph of all cases."""
+
+    def each(which):
+        def run(*tensors):
+            rest = list(tensors)
+            return [case[which](*(rest.pop(0) for _ in case[2])) for case in MADE.values()]
+
+        return run
+
+    sizes = [size for _, _, own in MADE.values() for size in own]
+    agree(run_with(backend, each(0)), each(1), numbers(*sizes))
+
+
+def test_under_map_a_plain_cotangent_is_given_to_each():
+    a, b = leaves(3, 3)
+    Pair(a, b).backward(torch.full((3,), 5.0))
+    assert a.grad.tolist() == b.grad.tolist() == [5, 5, 5]
 
 
 def test_construction_from_leaves_that_do_not_require_grad_records_nothing():
@@ -70,11 +161,8 @@ def test_construction_from_leaves_that_do_not_require_grad_records_nothing():
 
 
 def test_what_is_stored_aliases_what_was_given():
-    a, b = leaves(2, 2)
-    x = Pair(a, b)
-    assert x.a.data_ptr() == a.data_ptr()
-    c = torch.ones(2)
-    assert Pair(c, b).a is c
+    (a, b), c = leaves(2, 2), torch.ones(2)
+    assert Pair(a, b).a.data_ptr() == a.data_ptr() and Pair(c, b).a is c
 
 
 class Grown(TensorSubclass, fallback="map"):
@@ -85,90 +173,58 @@ class Grown(TensorSubclass, fallback="map"):
         return Grown(self.rows)
 
 
-@pytest.mark.parametrize("door", ["eager mode", "eager", "aot_eager", "desugar.compile", "desugar"])
+@pytest.mark.parametrize("door", [*DOORS, "graphs"])
 def test_an_append_in_place_that_would_lose_a_gradient_is_refused(door):
     def append_twice(rows, first, second):
         return Grown(rows).append(first, 0).append(second, 1).unwrap("rows").square().sum()
 
-    if door == "desugar.compile":
-        fn = desugar.compile(append_twice, backend="eager")
-    else:
-        fn = append_twice if door == "eager mode" else torch.compile(append_twice, backend=door)
+    fn = torch.compile(append_twice, backend="eager") if door == "graphs" else DOORS[door](append_twice)
     rows, (first, second) = torch.zeros(3), leaves((), ())
     with pytest.raises(RuntimeError, match="created in no_grad mode and is being modified inplace"):
         fn(rows, first, second)
-    assert rows.tolist() == [first.item() if door == "eager mode" else 0.0, 0.0, 0.0]
+    assert rows.tolist() == [first.item() if door == "eager" else 0.0, 0.0, 0.0]
     with torch.no_grad():
         assert torch.equal(fn(torch.zeros(3), first, second), first.square() + second.square())
     total = Grown(torch.zeros(3)).append(first, 0).unwrap("rows").square().sum()
     torch.testing.assert_close(torch.autograd.grad(total, first)[0], 2 * first)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_plain_cotangent_goes_through_materialize(backend):
-    def fn(data, factor):
-        return Scaled(data, factor) * 3 + 1
-
-    same_gradients(fn, lambda data, factor: data * factor * 3 + 1, leaves(3, ()), backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_integers_get_no_gradient(backend):
-    qdata = torch.randint(-9, 9, (4, 3), dtype=torch.int8)
-
-    def fn(scale, zero):
-        return Int8Weight(qdata, scale, zero) + 1
-
-    same_gradients(fn, lambda s, z: (qdata.float() - z) * s + 1, leaves((4, 1), (4, 1)), backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_under_map_a_plain_cotangent_is_given_to_each(backend):
-    def fn(a, b):
-        x = Pair(a, b)
-        return (x * 2).unwrap("a") + x.unwrap("b")
-
-    same_gradients(fn, lambda a, b: a * 2 + b, leaves(3, 3), backend)
-    a, b = leaves(3, 3)
-    Pair(a, b).backward(torch.full((3,), 5.0))
-    assert a.grad.tolist() == b.grad.tolist() == [5, 5, 5]
-
-
-def test_optional_and_metadata_and_an_outer_of_its_own():
-    def fn(a, b):
-        x = Optional(a, b) * 2
-        y = Tagged(x.unwrap("extra"), tag="t", length=3).sin()
-        return Rows(y.unwrap("held") + Optional(a).unwrap("base"), count=5).unwrap("row")
-
-    same_gradients(fn, lambda a, b: (b * 2).sin() + a, leaves(3, 3))
-
-
-def test_nested_construction():
-    def fn(a, b, c):
-        x = Nested(Pair(a, b), c) * 2
-        return x.unwrap("pair").unwrap("b") * x.unwrap("rest") + x.unwrap("pair").unwrap("a")
-
-    same_gradients(fn, lambda a, b, c: b * 2 * c * 2 + a * 2, leaves(3, 3, 3))
-
-
 def test_a_class_that_cannot_take_a_plain_cotangent_says_so():
-    class Mute(TensorSubclass):
-        held: Tensor = inner()
-
     (a,) = leaves(3)
     with pytest.raises(
         DispatchError, match=r"a plain tensor arrived as the cotangent of a Mute. Define `wrap_co"
     ):
-        Mute(a).backward(torch.ones(3))
+        declare(name="Mute")(a).backward(torch.ones(3))
+
+
+# What a class makes of a plain cotangent, and the error.
+WRAPPED = {
+    "plain": (lambda c: c, "expected a Bad with the derivatives by each inner tensor, got a Tensor"),
+    "none": (lambda c: None, "expected a Bad .*got a NoneType"),
+    "another class": (lambda c: Halves(c), "expected a Bad .*got a Halves"),
+    "a type": (type, "expected a Bad"),
+    "another size": (
+        lambda c: Bad(c[:1]),
+        r"expected a derivative of size \(2,\) by held, got one of size \(1,\)",
+    ),
+}
+Bad = declare(
+    name="Bad",
+    keywords={"fallback": "map"},
+    how=static(default="plain"),
+    held=inner(),
+    wrap_cotangent=lambda self, cotangent: WRAPPED[self.how][0](cotangent),
+)
+Negated = declare(wrap_cotangent=lambda self, cotangent: Negated(-cotangent))
+
+
+@pytest.mark.parametrize("how", WRAPPED)
+def test_what_wrap_cotangent_returns_is_checked(how):
+    with pytest.raises(DispatchError, match=WRAPPED[how][1]):
+        Bad(torch.ones(2, requires_grad=True), how=how).backward(torch.ones(2))
 
 
 def test_wrap_cotangent_of_ones_own():
-    class Negated(TensorSubclass):
-        held: Tensor = inner()
-
-        def wrap_cotangent(self, cotangent):
-            return Negated(-cotangent)
-
     (a,) = leaves(3)
     Negated(a).backward(torch.ones(3))
     assert a.grad.tolist() == [-1, -1, -1]
@@ -203,36 +259,28 @@ def test_unwrap_of_what_is_absent():
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("backend", BACKENDS)
+@backends
 def test_a_cotangent_holds_the_fixed_inner_tensors(backend):
+    """And the gradients of two accesses add up."""
     x = make_int8(zero=True).requires_grad_()
-
-    def fn(x):
-        return x.unwrap("scale") * 2
-
-    run_with(backend, fn)(x).sum().backward()
+    run = run_with(backend, lambda x: x.unwrap("scale") * 2)
+    (run(x).sum() + x.unwrap("scale").sum() * 3).backward()
     assert type(x.grad) is Int8Weight.Cotangent and x.grad.qdata.equal(x.qdata)
-    assert x.grad.scale.tolist() == [[2]] * 4 and x.grad.zero.tolist() == [[0]] * 4
-
-
-def test_gradients_of_two_accesses_add_up():
-    x = make_int8().requires_grad_()
-    (x.unwrap("scale").sum() + x.unwrap("scale").sum() * 3).backward()
-    assert x.grad.scale.tolist() == [[4]] * 4
+    assert x.grad.scale.tolist() == [[5]] * 4 and x.grad.zero.tolist() == [[0]] * 4
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("compiler", [lambda f: f, partial(desugar.compile, backend="eager")])
+@two_ways
 @pytest.mark.parametrize("leaf", [False, True])
 @pytest.mark.parametrize("swapped", [False, True])
-def test_a_wrapper_and_a_plain_cotangent_meet(compiler, leaf, swapped):
+def test_a_wrapper_and_a_plain_cotangent_meet(door, leaf, swapped):
     def loss(x):
         terms = [(x.unwrap("data_") ** 2).sum(), (x * x).sum(), x.unwrap("factor").exp()]
         return sum(reversed(terms) if swapped else terms)
 
     data, factor = leaves(3, ())
     x = Scaled(data.detach(), factor.detach()).requires_grad_() if leaf else Scaled(data, factor)
-    compiler(loss)(x).backward()
+    DOORS[door](loss)(x).backward()
     got = (x.grad.data_, x.grad.factor) if leaf else (data.grad, factor.grad)
     d, f = (t.detach().clone().requires_grad_() for t in (data, factor))
     ((d**2).sum() + ((d * f) ** 2).sum() + f.exp()).backward()
@@ -240,8 +288,7 @@ def test_a_wrapper_and_a_plain_cotangent_meet(compiler, leaf, swapped):
 
 
 def test_a_plain_cotangent_and_a_value_written_to_since():
-    data, factor = leaves(3, ())
-    x = Scaled(data, factor)
+    x = Scaled(*leaves(3, ()))
     loss = x.unwrap("data_").sum() + (x * 2).sum()
     x.data_.mul_(2)
     with pytest.raises((DispatchError, RuntimeError), match="modified by an in-place operation"):
@@ -274,23 +321,17 @@ def test_arithmetic_of_cotangents():
     with torch.no_grad():
         g.mul_(2).add_(g)
     assert g.scale.tolist() == [[8]] * 4
-    with pytest.raises(
-        DispatchError, match=r"on a cotangent of Int8Weight.*does not represent a plain tensor"
+    for call, words in (
+        (g.sin, r"on a cotangent of Int8Weight.*does not represent a plain tensor"),
+        (lambda: g + torch.ones(4, 3), r"added to one another and scaled by numbers only"),
     ):
-        g.sin()
-    with pytest.raises(DispatchError, match=r"added to one another and scaled by numbers only"):
-        g + torch.ones(4, 3)
+        with pytest.raises(DispatchError, match=words):
+            call()
 
 
 def test_a_class_with_a_sum_of_its_own_keeps_it():
-    class Summed(TensorSubclass):
-        held: Tensor = inner()
-
-    Summed.implements(torch.ops.aten.add.Tensor)(lambda func, x, y: Summed(func(x.held, y.held)))
-    (a,) = leaves(3)
-    x = Summed(a)
-    (x.unwrap("held") * 2 + x.unwrap("held")).sum().backward()
-    assert a.grad.tolist() == [3, 3, 3]
+    Summed = declare(rules={torch.ops.aten.add.Tensor: lambda func, x, y: Summed(func(x.held, y.held))})
+    agree(lambda a: sum(Summed(a).unwrap("held") * k for k in (2, 1)), lambda a: a * 3, numbers(3))
 
 
 # ---- rules for Python-level functions ----------------------------------------------------------------------
@@ -308,19 +349,8 @@ def _(func, x, w, bias=None):
     return func(x, w.unwrap("data_") * w.unwrap("scale"), bias)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rule_needs_no_autograd_function(backend):
-    def fn(x, data, scale, bias):
-        return F.linear(x.sin(), Weight(data, scale), bias).cos()
-
-    def plain(x, data, scale, bias):
-        return F.linear(x.sin(), data * scale, bias).cos()
-
-    same_gradients(fn, plain, leaves((5, 4), (3, 4), (3, 1), 3), backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_same_for_a_parameter(backend):
+@backends
+def test_a_rule_has_the_gradient_of_a_parameter(backend):
     data, scale = torch.randn(3, 4), torch.rand(3, 1)
     w = torch.nn.Parameter(Weight(data, scale))
     x, x2, d2, s2 = (t.clone().requires_grad_() for t in (torch.randn(5, 4),) * 2 + (data, scale))
@@ -328,9 +358,7 @@ def test_the_same_for_a_parameter(backend):
         x2.copy_(x)
     run_with(backend, lambda x, w: F.linear(x, w).sin())(x, w).sum().backward()
     F.linear(x2, d2 * s2).sin().sum().backward()
-    torch.testing.assert_close(x.grad, x2.grad)
-    torch.testing.assert_close(w.grad.data_, d2.grad)
-    torch.testing.assert_close(w.grad.scale, s2.grad)
+    torch.testing.assert_close((x.grad, w.grad.data_, w.grad.scale), (x2.grad, d2.grad, s2.grad))
 
 
 def test_a_training_step_through_inductor():
@@ -341,42 +369,6 @@ def test_a_training_step_through_inductor():
     w.grad = None
     F.linear(x, w).sin().sum().backward()
     assert_same(got, w.grad)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_with_mutation_before_and_after(backend):
-    """The trap of PyTorch issue 127996."""
-
-    def fn(x, data, scale):
-        data = data * 1
-        data.mul_(2)
-        w = Weight(data, scale)
-        y = F.linear(x, w)
-        y.add_(1)
-        z = F.linear(y[:, :1].expand(5, 4), w)
-        z.mul_(3)
-        return z
-
-    def plain(x, data, scale):
-        data = data * 2
-        y = F.linear(x, data * scale) + 1
-        return F.linear(y[:, :1].expand(5, 4), data * scale) * 3
-
-    same_gradients(fn, plain, leaves((5, 4), (3, 4), (3, 1)), backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_write_to_what_the_wrapper_was_made_of(backend):
-    """Its inner tensors alias what was given, and the version counter knows."""
-
-    def fn(data):
-        data = data * 1
-        p = Pair(data, data * 2)
-        out = p.unwrap("b").sin()
-        data.add_(1)
-        return out + data
-
-    same_gradients(fn, lambda d: (d * 2).sin() + d + 1, leaves(3), backend)
 
 
 # ---- higher derivatives ------------------------------------------------------------------------------------
@@ -397,14 +389,12 @@ def test_gradcheck(fn):
     assert gradgradcheck(fn, given)
 
 
-class Product(TensorSubclass, fallback="materialize"):
-    one: Tensor = inner()
-    other: Tensor = inner()
-
-    def materialize(self):
-        return self.one * self.other
-
-
+Product = declare(
+    keywords={"fallback": "materialize"},
+    one=inner(),
+    other=inner(),
+    materialize=lambda self: self.one * self.other,
+)
 DEPENDENT = {
     "the same tensor": lambda x: (x, x),
     "one of the other": lambda x: (x, x.exp()),
@@ -413,35 +403,23 @@ DEPENDENT = {
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("create_graph", [False, True])
+@two_ways
+@pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("case", DEPENDENT)
-def test_inner_tensors_that_depend_on_one_another(case, create_graph, compiled):
+def test_inner_tensors_that_depend_on_one_another(case, twice, door):
     """With a graph of the gradient, what one inner tensor is to another was counted twice."""
-
-    def gradients(fn):
-        x = torch.tensor([[0.5, 2.0]], requires_grad=True)
-        (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=create_graph)
-        second = torch.autograd.grad(first.sum(), x)[0] if create_graph else None
-        return first.detach(), second
-
-    def fn(x):
-        return Product(*DEPENDENT[case](x)) * 1
-
-    call = desugar.compile(fn, backend="eager") if compiled else fn
-    expected = gradients(lambda x: torch.mul(*DEPENDENT[case](x)))
-    torch.testing.assert_close(gradients(call), expected)
+    parts = DEPENDENT[case]
+    agree(
+        lambda x: Product(*parts(x)) * 1,
+        lambda x: torch.mul(*parts(x)),
+        numbers((1, 2)),
+        door=door,
+        twice=twice,
+    )
 
 
 def test_create_graph():
-    data, factor = leaves(3, ())
-    (g,) = torch.autograd.grad((Scaled(data, factor).sin()).sum(), data, create_graph=True)
-    g.sum().backward()
-    d, f = (t.detach().clone().requires_grad_() for t in (data, factor))
-    (h,) = torch.autograd.grad((d * f).sin().sum(), d, create_graph=True)
-    h.sum().backward()
-    torch.testing.assert_close(data.grad, d.grad)
-    torch.testing.assert_close(factor.grad, f.grad)
+    agree(lambda d, f: Scaled(d, f).sin(), lambda d, f: (d * f).sin(), numbers(3, ()), twice=True)
 
 
 # ---- checkpoint, hooks, autocast ---------------------------------------------------------------------------
@@ -482,56 +460,15 @@ def test_autocast():
         assert (make_pair(2, 3) @ torch.ones(3, 3)).dtype == torch.bfloat16
 
 
-# ---- materialize and wrap_cotangent, called as an author may --------------------------------------------------
+# ---- materialize, called as an author may ----------------------------------------------------------------------
+
+Halves = declare(name="Halves", keywords={"fallback": "materialize"}, materialize=lambda self: self.held / 2)
 
 
-class Halves(TensorSubclass, fallback="materialize"):
-    held: Tensor = inner()
-
-    def materialize(self):
-        return self.held / 2
-
-
-@pytest.mark.parametrize("door", ["aot_eager", "desugar"])
-def test_materialize_may_be_what_is_compiled(door):
-    options = {"options": {"backend": "eager"}} if door == "desugar" else {}
-    for function in (Halves.materialize, lambda x: Halves.materialize(x), lambda x: x.materialize()):
-        torch.compiler.reset()
-        held = torch.ones(2, requires_grad=True)
-        out = torch.compile(function, backend=door, **options)(Halves(held).clone())
-        out.sum().backward()
-        assert out.tolist() == held.grad.tolist() == [0.5, 0.5]
-
-
+@pytest.mark.parametrize("door", ["stock", "inside"])
 @pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        (lambda c: c, "expected a Bad with the derivatives by each inner tensor, got a Tensor"),
-        (lambda c: None, "expected a Bad .*got a NoneType"),
-        (lambda c: Halves(c), "expected a Bad .*got a Halves"),
-        (lambda c: type(c), "expected a Bad"),
-    ],
+    "call", [Halves.materialize, lambda x: Halves.materialize(x), lambda x: x.materialize()]
 )
-def test_what_wrap_cotangent_returns_is_checked(returned, words):
-    class Bad(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
-        def wrap_cotangent(self, cotangent):
-            return returned(cotangent)
-
-    held = torch.ones(2, requires_grad=True)
-    with pytest.raises(DispatchError, match=f"wrap_cotangent: {words}"):
-        Bad(held).backward(torch.ones(2))
-
-
-def test_a_derivative_of_another_size_is_named():
-    class Short(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
-        def wrap_cotangent(self, cotangent):
-            return Short(cotangent[:1])
-
-    with pytest.raises(
-        DispatchError, match=r"expected a derivative of size \(2,\) by held, got one of size \(1,\)"
-    ):
-        Short(torch.ones(2, requires_grad=True)).backward(torch.ones(2))
+def test_materialize_may_be_what_is_compiled(call, door):
+    run = DOORS[door](call)
+    agree(lambda held: run(Halves(held).clone()), lambda held: held * 0.5, numbers(2))

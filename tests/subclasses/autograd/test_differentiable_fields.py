@@ -5,25 +5,28 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import desugar
-from subclasses import DispatchError, SpecError, TensorSubclass, inner, static
+from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
 from subclasses.keyed import KeyedJaggedTensor
 from subclasses.layout import intern_layout
 from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests import doors
+from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.subjects import declare
 
 DOORS = {
-    "eager": lambda fn: fn,
-    "graphs": lambda fn: torch.compile(fn, backend="eager", fullgraph=True),
-    "stock": lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True),
-    "desugar.compile": lambda fn: desugar.compile(fn, backend="eager", fullgraph=True, strict=True),
-    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}, fullgraph=True),
+    **{name: partial(door, fullgraph=True) for name, door in doors.DOORS.items()},
+    "graphs": partial(torch.compile, backend="eager", fullgraph=True),
+    "desugar": partial(doors.by_desugar, fullgraph=True, strict=True),
 }
+every_door = pytest.mark.parametrize("door", DOORS)
+three_doors = pytest.mark.parametrize("door", ["eager", "desugar", "inside"])
 
 
 class Mixed(TensorSubclass, fallback="map"):
@@ -45,8 +48,6 @@ class Low(TensorSubclass, fallback="materialize"):
 
     @staticmethod
     def outer(left, right):
-        from subclasses.spec.fields import Outer
-
         return Outer((left.shape[0], right.shape[1]))
 
     def materialize(self) -> Tensor:
@@ -58,106 +59,95 @@ class Lower(Low):
         return super().materialize() + self.left.sum()
 
 
-def gradients(fn, *tensors):
-    """The result of a function of fresh leaves, and the gradient of each; None where nothing flows."""
-    leaves = [t.detach().clone().requires_grad_() for t in tensors]
-    out = fn(*leaves)
-    return out.detach(), torch.autograd.grad(out, leaves, allow_unused=True)
-
-
-def same_gradients(door, fn, plain, *tensors):
-    fn = DOORS[door](fn)
-    for scale in (1, 2):  # the second call of a compiled function runs what the first one made
-        given = [t * scale for t in tensors]
-        torch.testing.assert_close(gradients(fn, *given), gradients(plain, *given))
-
-
-def random(*sizes, dtype=torch.float64):
-    return [torch.randn(size, dtype=dtype) for size in sizes]
+def mixed(grad=True, **more):
+    return Mixed(*numbers(2, 2), **more).requires_grad_(grad)
 
 
 # ---- reading -----------------------------------------------------------------------------------------------
 
 
+def of_an_argument(x):
+    with torch.no_grad():
+        frozen = x.a * 2
+    return ((x.a.sin() + frozen) * x.more).sum()
+
+
+def whole_and_field(a, raw):
+    x = Mixed(a, raw)
+    return x.a.sin() * x.a + (x.a * (x * x).a).sum()
+
+
+def under_no_grad(a, raw):
+    x = Mixed(a, raw)
+    with torch.no_grad():
+        frozen = x.a * 2
+    return frozen * x.a, frozen
+
+
+def after_a_write(a, raw):
+    x = Mixed(a, raw) * 1
+    y = x * 1
+    y.mul_(2)
+    x.mul_(3)
+    return y.a + x.a * x.a
+
+
+# A function of two inner tensors, and the same without the class; the raw one gets zeros.
+READ = {
+    "built inside": (whole_and_field, lambda a, raw: a.sin() * a + (a**3).sum()),
+    "computed": (lambda a, raw: (Mixed(a, raw) * 2).cos().a * 3, lambda a, raw: (a * 2).cos() * 3),
+    "under no_grad": (under_no_grad, lambda a, raw: (2 * a.detach() * a, 2 * a.detach())),
+    "after a write": (after_a_write, lambda a, raw: 2 * a + 9 * a * a),
+}
+
+
 @pytest.mark.sweep(6)
-@pytest.mark.parametrize("door", DOORS)
-def test_a_reading_is_differentiable(door):
-    def built_inside(a, raw):
-        x = Mixed(a, raw)
-        return (x.a.sin() * x.a).sum()
-
-    def computed(a, raw):
-        return ((Mixed(a, raw) * 2).cos().a * 3).sum()
-
-    def whole_and_part(a, raw):
-        x = Mixed(a, raw)
-        return (x.a * (x * x).a).sum()
-
-    a, raw = random((2, 3), (2, 3))
-    same_gradients(door, built_inside, lambda a, raw: (a.sin() * a).sum() + 0 * raw.sum(), a, raw)
-    same_gradients(door, computed, lambda a, raw: ((a * 2).cos() * 3).sum() + 0 * raw.sum(), a, raw)
-    same_gradients(door, whole_and_part, lambda a, raw: (a**3).sum() + 0 * raw.sum(), a, raw)
+@every_door
+@pytest.mark.parametrize("name", READ)
+def test_a_reading_is_differentiable(name, door):
+    fn, plain = READ[name]
+    agree(fn, plain, numbers((2, 3), (2, 3)), door=DOORS[door])
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("door", DOORS)
+@every_door
 def test_a_reading_of_an_argument_is_differentiable(door):
-    fn = DOORS[door](lambda x: (x.a.sin() * x.more).sum())
+    fn, (ones,) = DOORS[door](of_an_argument), numbers((2, 3))
+    agree(
+        lambda a, more: fn(Mixed(a, ones, more=more)),
+        lambda a, more: ((a.sin() + 2 * a.detach()) * more).sum(),
+        [ones, ones],
+    )
     for _ in range(2):
-        leaf = Mixed(*random((2, 3), (2, 3)), more=torch.ones(4, 2, 3, dtype=torch.float64)).requires_grad_()
+        leaf = Mixed(ones, ones, more=torch.ones(4, 2, 3, dtype=torch.float64)).requires_grad_()
         fn(leaf).backward()
-        torch.testing.assert_close(leaf.grad.a, 4 * leaf.detach().a.cos())
-        torch.testing.assert_close(leaf.grad.more, leaf.detach().a.sin().expand(4, 2, 3))
+        torch.testing.assert_close(leaf.grad.a, 4 * ones.cos())
+        torch.testing.assert_close(leaf.grad.more, (ones.sin() + 2 * ones).expand(4, 2, 3))
         assert leaf.grad.raw.count_nonzero() == 0
-        a, more = (t.requires_grad_() for t in random((2, 3), (2, 3)))
-        fn(Mixed(a, torch.ones(2, 3, dtype=a.dtype), more=more)).backward()
-        torch.testing.assert_close((a.grad, more.grad), ((a.cos() * more).detach(), a.sin().detach()))
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_reading_under_no_grad_is_not(door):
+@every_door
+def test_a_write_to_an_argument_is_read(door):
     def fn(x):
-        with torch.no_grad():
-            frozen = x.a * 2
-        return (frozen * x.a).sum(), frozen
-
-    x = Mixed(*random((2, 3), (2, 3))).requires_grad_()
-    out, frozen = DOORS[door](fn)(x)
-    assert not frozen.requires_grad
-    out.backward()
-    torch.testing.assert_close(x.grad.a, frozen)
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("door", DOORS)
-def test_a_reading_after_a_write_sees_it(door):
-    def fn(x):
-        y = x * 1
-        y.mul_(2)
         x.mul_(3)
-        return y.a.sum() + (x.a * x.a).sum()
+        return (x.a * x.a).sum()
 
-    a, raw = random((2, 3), (2, 3))
-    got = gradients(DOORS[door](lambda a, raw: fn(Mixed(a, raw) * 1)), a, raw)
-    torch.testing.assert_close(got, (2 * a.sum() + 9 * (a * a).sum(), (2 + 18 * a, torch.zeros_like(raw))))
-    x = Mixed(a.clone(), raw.clone())
-    torch.testing.assert_close(DOORS[door](fn)(x), 2 * a.sum() + 9 * (a * a).sum())
+    x, (a, _) = mixed(grad=False), numbers(2, 2)
+    torch.testing.assert_close(DOORS[door](fn)(x), 9 * (a * a).sum())
 
 
 def test_where_autograd_does_not_record_it_is_the_inner_tensor_itself():
-    a, raw = random((2,), (2,))
+    a, raw = numbers(2, 2)
     x = Mixed(a, raw)
     assert x.a is a and x.raw is raw and x.more is None and x.index is None
     x.requires_grad_()
     assert x.a is not x.a and x.a.requires_grad and x.raw is raw and x.more is None
-    with torch.no_grad():
-        assert x.a is a
-    with torch.inference_mode():
-        assert x.a is a
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert x.a is a
     assert x.detach().a.data_ptr() == a.data_ptr() and not x.detach().a.requires_grad
     seen = []
-    Recorded = type("Recorded", (Mixed,), {})
-    Recorded.implements(torch.ops.aten.tan.default)(lambda func, x: (seen.append(x.a), x)[1])
+    Recorded = declare(Mixed, rules={torch.ops.aten.tan.default: lambda func, x: (seen.append(x.a), x)[1]})
     Recorded(a, raw).requires_grad_().tan()
     assert torch.equal(seen[0], a) and seen[0].requires_grad  # a rule runs once, where autograd records
 
@@ -166,20 +156,17 @@ def test_an_author_may_give_an_index_and_a_half_precision_tensor_the_same_field(
     for dtype in (torch.bfloat16, torch.complex64, torch.float64):
         x = Mixed(torch.ones(1, dtype=dtype), torch.ones(1, dtype=dtype)).requires_grad_()
         assert x.a.requires_grad and x.a.dtype == dtype
-    x = Mixed(torch.ones(2), torch.ones(2), more=torch.arange(2)).requires_grad_()
+    x = mixed(more=torch.arange(2))
     assert not x.more.requires_grad and x.more.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("size", [(0,), (1,), (0, 3), ()])
 def test_sizes(size):
-    a, raw = random(size, size)
-    same_gradients(
-        "eager", lambda a, raw: Mixed(a, raw).a.sum(), lambda a, raw: a.sum() + 0 * raw.sum(), a, raw
-    )
+    agree(lambda a, raw: Mixed(a, raw).a.sum(), lambda a, raw: a.sum(), numbers(size, size))
 
 
 def test_a_write_to_a_reading_is_refused():
-    x = Mixed(*random((2,), (2,))).requires_grad_()
+    x = mixed()
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
         x.a.add_(1)
     with torch.no_grad():
@@ -187,28 +174,13 @@ def test_a_write_to_a_reading_is_refused():
 
 
 def test_second_derivatives():
-    a, raw = (t.requires_grad_() for t in random((2,), (2,)))
-    assert torch.autograd.gradgradcheck(lambda a, raw: Mixed(a, raw).a ** 3, (a, raw))
-    assert torch.autograd.gradcheck(
-        lambda a, raw: Low(a, raw).materialize(), [t.requires_grad_() for t in random((2, 2), (2, 2))]
+    agree(lambda a, raw: Mixed(a, raw).a ** 3, lambda a, raw: a**3, numbers(2, 2), twice=True)
+    agree(
+        lambda a, raw: Low(a, raw).materialize(),
+        lambda a, raw: a @ raw * 3,
+        numbers((2, 2), (2, 2)),
+        twice=True,
     )
-
-
-def test_assigning_printing_copying():
-    a, raw = random((2,), (2,))
-    x = Mixed(a, raw)
-    x.a = raw
-    assert x.a is raw and "a=tensor" in repr(x) and "_raw_" not in repr(x)
-    with pytest.raises(ValueError, match=r"Mixed\.a: .* would|Mixed\.a: would change the outer shape"):
-        x.a = torch.ones(3, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"Mixed\.a: inner tensors are stored raw"):
-        x.a = a.clone().requires_grad_()
-    x = Mixed(a, raw, more=a * 2, power=2).requires_grad_()
-    assert "_raw_" not in repr(x) and "requires_grad=True" in repr(x)
-    for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), saved(x)):
-        assert y.requires_grad and y.power == 2 and y._layout is x._layout
-        torch.testing.assert_close(y.detach().a, a)
-        torch.testing.assert_close(y.detach().more, a * 2)
 
 
 def saved(x):
@@ -218,9 +190,27 @@ def saved(x):
     return torch.load(file, weights_only=True)
 
 
+def test_assigning_printing_copying():
+    a, raw = numbers(2, 2)
+    x = Mixed(a, raw)
+    x.a = raw
+    assert x.a is raw and "a=tensor" in repr(x) and "_raw_" not in repr(x)
+    for wrong, words in (
+        (torch.ones(3, dtype=torch.float64), r"Mixed\.a: .* would|Mixed\.a: would change the outer shape"),
+        (a.clone().requires_grad_(), r"Mixed\.a: inner tensors are stored raw"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            x.a = wrong
+    x = Mixed(a, raw, more=a * 2, power=2).requires_grad_()
+    assert "_raw_" not in repr(x) and "requires_grad=True" in repr(x)
+    for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), saved(x)):
+        assert y.requires_grad and y.power == 2 and y._layout is x._layout
+        torch.testing.assert_close((y.detach().a, y.detach().more), (a, a * 2))
+
+
 def test_a_layout_is_pickled_by_the_names_of_fields():
     """So files load that were written before a field became differentiable."""
-    layout = Mixed(*random((2,), (2,)))._layout
+    layout = mixed()._layout
     assert layout.__reduce__()[1][2] == ("a", "raw")
     assert pickle.loads(pickle.dumps(layout)) is layout
     assert intern_layout(Mixed, (1,), ("a", "raw")) is layout
@@ -228,20 +218,19 @@ def test_a_layout_is_pickled_by_the_names_of_fields():
 
 
 def test_what_torch_takes_a_value_apart_by():
-    x = Mixed(*random((2,), (2,))).requires_grad_()
+    x = mixed()
     names, _ = x.__tensor_flatten__()
-    assert names == ["_raw_a", "raw"]
-    assert not getattr(x, names[0]).requires_grad
+    assert names == ["_raw_a", "raw"] and not getattr(x, names[0]).requires_grad
 
 
 def test_vmap_over_a_function_that_reads():
-    a, raw = random((3,), (3,))
-    x = Mixed(a, raw).requires_grad_()
     rows = torch.randn(4, 3, dtype=torch.float64)
-    out = torch.vmap(lambda row: (x.unwrap("a") * row).sum() + (x.a * row).sum())(rows)
-    torch.testing.assert_close(out, 2 * rows @ a)
-    out.sum().backward()
-    torch.testing.assert_close(x.grad.a, 2 * rows.sum(0))
+
+    def both(a, raw):
+        x = Mixed(a, raw)
+        return torch.vmap(lambda row: (x.unwrap("a") * row).sum() + (x.a * row).sum())(rows)
+
+    agree(both, lambda a, raw: 2 * rows @ a, numbers(3, 3))
 
 
 # ---- declarations ------------------------------------------------------------------------------------------
@@ -249,15 +238,10 @@ def test_vmap_over_a_function_that_reads():
 
 def test_declarations_that_contradict_themselves():
     with pytest.raises(SpecError, match=r"Bad\.a: a tensor of torch\.int64 has no gradient; remove"):
-        type(
-            "Bad",
-            (TensorSubclass,),
-            {"__annotations__": {"a": Tensor}, "a": inner(dtype=torch.int64, differentiable=True)},
-        )
+        declare(name="Bad", a=inner(dtype=torch.int64, differentiable=True))
     with pytest.raises(SpecError, match=r"Child\.a: a base of the class declares it differentiable; write"):
-        type("Child", (Mixed,), {"__annotations__": {"a": Tensor}, "a": inner()})
-    child = type("Child", (Mixed,), {"__annotations__": {"raw": Tensor}, "raw": inner(differentiable=True)})
-    x = child(*random((2,), (2,))).requires_grad_()
+        declare(Mixed, name="Child", a=inner())
+    x = declare(Mixed, raw=inner(differentiable=True))(*numbers(2, 2)).requires_grad_()
     assert x.raw.requires_grad and x.a.requires_grad
 
 
@@ -265,30 +249,31 @@ def test_declarations_that_contradict_themselves():
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("door", DOORS)
+@every_door
 @pytest.mark.parametrize("cls", [Low, Lower])
 def test_materialize_is_differentiable_for_every_caller(door, cls):
     def plain(left, right):
         found = left @ right * 3
         found = found + left.sum() if cls is Lower else found
-        return (found.sin() * found).sum()
+        return found.sin() * found
 
     def built_inside(left, right):
         x = cls(left, right)
-        return (x.materialize().sin() * x).sum()
+        return x.materialize().sin() * x
 
-    left, right = random((2, 3), (3, 4))
-    same_gradients(door, built_inside, plain, left, right)
+    tensors = numbers((2, 3), (3, 4))
+    agree(built_inside, plain, tensors, door=DOORS[door])
     fn = DOORS[door](lambda x: (x.materialize().sin() * x.materialize()).sum())
-    same_gradients("eager", lambda left, right: fn(cls(left, right)), plain, left, right)
-    leaf = cls(left, right).requires_grad_()
+    agree(lambda left, right: fn(cls(left, right)), lambda *parts: plain(*parts).sum(), tensors)
+    leaf, parts = cls(*tensors).requires_grad_(), [t.requires_grad_() for t in tensors]
     fn(leaf).backward()
-    expected = gradients(plain, left, right)[1]
-    torch.testing.assert_close((leaf.grad.left, leaf.grad.right), expected)
+    torch.testing.assert_close(
+        (leaf.grad.left, leaf.grad.right), torch.autograd.grad(plain(*parts).sum(), parts)
+    )
 
 
 def test_materialize_without_gradients_records_nothing():
-    x = Low(*random((2, 3), (3, 4)))
+    x = Low(*numbers((2, 3), (3, 4)))
     assert not x.materialize().requires_grad
     x.requires_grad_()
     with torch.no_grad():
@@ -299,30 +284,26 @@ def test_materialize_without_gradients_records_nothing():
 # ---- a part in a compiled function, the whole outside of it ------------------------------------------------
 
 
-def whole_and_part(part, left, right):
-    x = Low(left, right)
-    return part(x) + x.cos().sum() + part(x)
-
-
-@pytest.mark.parametrize("door", ["eager", "desugar.compile", "backend"])
+@three_doors
 @pytest.mark.parametrize("read", [lambda x: x.unwrap("left").sum(), lambda x: x.materialize().sin().sum()])
 def test_a_gradient_of_a_part_is_added_to_a_plain_one(door, read):
     """AOTAutograd has no place for what the sum needs: there it is an error."""
-    part = DOORS[door](read)
-    tensors = random((2, 3), (3, 4))
-    got = gradients(lambda left, right: whole_and_part(part, left, right), *tensors)
-    torch.testing.assert_close(
-        got, gradients(lambda left, right: whole_and_part(read, left, right), *tensors)
-    )
+
+    def whole_and_part(part, left, right):
+        x = Low(left, right)
+        return part(x) + x.cos().sum() + part(x)
+
+    part, tensors = DOORS[door](read), numbers((2, 3), (3, 4))
+    agree(partial(whole_and_part, part), partial(whole_and_part, read), tensors)
     leaf, plain = (Low(*tensors).requires_grad_() for _ in range(2))
     (part(leaf) + leaf.cos().sum()).backward()
     (read(plain) + plain.materialize().cos().sum()).backward()
     torch.testing.assert_close(leaf.grad.unwrap(), plain.grad.unwrap())
 
 
-@pytest.mark.parametrize("door", ["eager", "desugar.compile", "backend"])
+@three_doors
 def test_not_with_inner_tensors_that_changed_meanwhile(door):
-    x = Low(*random((2, 3), (3, 4))).requires_grad_()
+    x = Low(*numbers((2, 3), (3, 4))).requires_grad_()
     out = DOORS[door](lambda x: x.unwrap("left").sum())(x) + x.cos().sum()
     x.left.mul_(2)
     with pytest.raises(DispatchError, match="one of them was modified by an in-place operation since"):
@@ -331,36 +312,39 @@ def test_not_with_inner_tensors_that_changed_meanwhile(door):
 
 # ---- the classes of the package ----------------------------------------------------------------------------
 
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("door", DOORS)
-def test_the_values_of_ragged_tensors(door):
-    offsets, targets = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 1, 2, 0, 1])
-
-    def jagged(values):
-        return F.cross_entropy((JaggedTensor(values, offsets, max_length=3) * 2).values, targets)
-
-    (values,) = random((5, 3))
-    same_gradients(door, jagged, lambda values: F.cross_entropy(values * 2, targets), values)
-
-    lengths = torch.tensor([2, 0, 3])
-
-    def padded(table):
-        return (PaddedTensor(table, lengths).padded * 2).sin().sum()
-
-    (table,) = random((3, 3, 2))
-    exists = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 1, 1]]).unsqueeze(-1)
-    same_gradients(door, padded, lambda table: (table * exists * 2).sin().sum(), table)
+OFFSETS, TARGETS, LENGTHS = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 1, 2, 0, 1]), torch.tensor([2, 0, 3])
+EXISTS = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 1, 1]]).unsqueeze(-1)
+RAGGED = {
+    "jagged": (
+        lambda values: F.cross_entropy((JaggedTensor(values, OFFSETS, max_length=3) * 2).values, TARGETS),
+        lambda values: F.cross_entropy(values * 2, TARGETS),
+        (5, 3),
+    ),
+    "padded": (
+        lambda table: (PaddedTensor(table, LENGTHS).padded * 2).sin().sum(),
+        lambda table: (table * EXISTS * 2).sin().sum(),
+        (3, 3, 2),
+    ),
+}
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("door", DOORS)
+@every_door
+@pytest.mark.parametrize("kind", RAGGED)
+def test_the_values_of_ragged_tensors(kind, door):
+    fn, plain, size = RAGGED[kind]
+    agree(fn, plain, numbers(size), door=DOORS[door])
+
+
+@pytest.mark.sweep(3)
+@every_door
 def test_the_weights_of_keyed_tensors(door):
-    fn = DOORS[door](lambda x: (x.weights * x.weights).sum())
-    weights = torch.rand(4, requires_grad=True)
-    x = KeyedJaggedTensor(["k"], torch.arange(4), torch.tensor([1, 3]), weights=weights)
-    fn(x).backward()
-    torch.testing.assert_close(weights.grad, 2 * weights.detach())
+    def keyed(weights):
+        return KeyedJaggedTensor(["k"], torch.arange(4), torch.tensor([1, 3]), weights=weights)
+
+    fn, weights = DOORS[door](lambda x: (x.weights * x.weights).sum()), numbers(4)
+    agree(lambda w: fn(keyed(w)), lambda w: (w * w).sum(), weights)
+    x = keyed(weights[0].requires_grad_())
     assert x.values.dtype == torch.int64 and not x.values.requires_grad
 
 
@@ -383,9 +367,8 @@ TRANSFORMS = {
 @pytest.mark.parametrize("learned", [True, False], ids=["requires grad", "frozen"])
 @pytest.mark.parametrize("grads", [True, False], ids=["grad", "no_grad"])
 def test_a_value_from_outside_of_a_transform(transform, learned, grads):
-    plain = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])]
-    plain = [t.requires_grad_(learned) for t in plain]
-    pair = Mixed(*plain)
+    plain = [t.requires_grad_(learned) for t in numbers(2, 2)]
+    pair, (x,) = Mixed(*plain), numbers(2, seed=4)
 
     def by_values(v):
         a, b = pair.unwrap("a"), pair.unwrap("raw")
@@ -394,7 +377,6 @@ def test_a_value_from_outside_of_a_transform(transform, learned, grads):
     def by_tensors(v):
         return (plain[0] * v.sin() + plain[1]).square().sum() + (plain[0] * v).sum()
 
-    x = torch.tensor([0.5, 0.25])
     with torch.set_grad_enabled(grads):
         got, expected = transform(by_values, x), transform(by_tensors, x)
     torch.testing.assert_close(got, expected)
