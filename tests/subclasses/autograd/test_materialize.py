@@ -1,87 +1,171 @@
-"""`materialize()` of values that hold no tensor with a gradient: its gradient is plain, as that of any op on them."""
+"""`materialize()`: of values that hold no tensor with a gradient, and of Parameters that changed since."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import nn
 
-import desugar
-from subclasses import Outer, TensorSubclass, inner
+from subclasses import DispatchError, Outer, inner
+from tests import doors
+from tests.subclasses.subjects import LowRank, declare
 
-
-class Fixed(TensorSubclass, fallback="materialize"):
-    """Numbers in 256ths."""
-
-    raw: Tensor = inner(dtype=torch.int16)
-
-    @staticmethod
-    def outer(raw):
-        return Outer(raw.shape, dtype=torch.float32)
-
-    def materialize(self):
-        return self.raw.float() / 256
+DOORS = {name: partial(door, fullgraph=True) for name, door in doors.DOORS.items()}
+DOORS["desugar"] = partial(DOORS["desugar"], strict=True)
+every_door = pytest.mark.parametrize("door", DOORS)
 
 
-@Fixed.implements(torch.ops.aten.mul.Tensor)
 def multiply(func, x, y):
     x, y = (t.materialize() if isinstance(t, Fixed) else t for t in (x, y))
     return Fixed((x * y * 256).round().to(torch.int16))
 
 
-DOORS = {
-    "eager": lambda fn: fn,
-    "stock": lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True),
-    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}, fullgraph=True),
-    "desugar.compile": lambda fn: desugar.compile(fn, backend="eager", strict=True, fullgraph=True),
-}
-doors = pytest.mark.parametrize("door", DOORS)
+# Numbers in 256ths.
+Fixed = declare(
+    keywords={"fallback": "materialize"},
+    rules={torch.ops.aten.mul.Tensor: multiply},
+    raw=inner(dtype=torch.int16),
+    outer=staticmethod(lambda raw: Outer(raw.shape, dtype=torch.float32)),
+    materialize=lambda self: self.raw.float() / 256,
+)
 
 
-def make(size=2):
+def fixed(size=2):
     return Fixed((torch.arange(1, size + 1) * 256).short()).requires_grad_()
 
 
 @pytest.mark.sweep(2)
-@doors
+@every_door
 @pytest.mark.parametrize("size", [0, 1, 3])
 def test_a_leaf_gets_a_gradient(door, size):
-    x, y = make(size), torch.randn(size, requires_grad=True)
+    x, y = fixed(size), torch.randn(size, requires_grad=True)
     compiled = DOORS[door](lambda x, y: (x.materialize().exp() * y).sum())
     for _ in range(2):
         x.grad = y.grad = None
         compiled(x, y).backward()
-        torch.testing.assert_close(x.grad, x.detach().materialize().exp() * y.detach())
-        torch.testing.assert_close(y.grad, x.detach().materialize().exp())
+        exp = x.detach().materialize().exp()
+        torch.testing.assert_close((x.grad, y.grad), (exp * y.detach(), exp))
 
 
 def test_what_a_rule_made_leads_it_on():
-    x, y = make(), torch.tensor([2.0, 3.0], requires_grad=True)
+    x, y = fixed(), torch.tensor([2.0, 3.0], requires_grad=True)
     (x * y).materialize().sum().backward()
     assert (x.grad.tolist(), y.grad.tolist()) == ([2, 3], [1, 2])
 
 
 @pytest.mark.sweep(3)
-@doors
+@every_door
 def test_no_gradient_where_none_is_wanted(door):
     compiled = DOORS[door](lambda x: x.materialize())
-    assert compiled(make()).requires_grad
-    assert not compiled(make().detach()).requires_grad
-    with torch.no_grad():
-        assert not compiled(make()).requires_grad
-    with torch.inference_mode():
-        assert not compiled(make()).requires_grad
+    assert compiled(fixed()).requires_grad and not compiled(fixed().detach()).requires_grad
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert not compiled(fixed()).requires_grad
 
 
 def test_a_second_derivative():
-    x = make()
+    x = fixed()
     (grad,) = torch.autograd.grad(x.materialize().pow(3).sum(), x, create_graph=True)
     assert grad.tolist() == [3, 12]
     assert torch.autograd.grad(grad.sum(), x)[0].tolist() == [6, 12]
 
 
 def test_a_value_from_outside_of_a_transform():
-    x, batch = make(), torch.arange(6.0).reshape(3, 2)
+    x, batch = fixed(), torch.arange(6.0).reshape(3, 2)
     found = torch.vmap(lambda t: (t * x.materialize()).sum())(batch)
     assert found.tolist() == (batch * torch.tensor([1.0, 2.0])).sum(1).tolist()
     assert torch.func.grad(lambda t: (t * x.materialize()).sum())(batch[1]).tolist() == [1, 2]
+
+
+# ---- a Parameter that a function materialized: its backward needs the inner tensors of the forward --------------
+
+X = torch.ones(1, 2)
+
+
+def make():
+    return nn.Parameter(LowRank(torch.ones(2, 1), torch.ones(1, 2)))
+
+
+CHANGES = {
+    "a step": lambda w: torch.optim.SGD([w], lr=0.1).step(),
+    "in place": lambda w: w.mul_(2),
+    "an inner tensor": lambda w: w.right.mul_(2),
+    "an assignment": lambda w: setattr(w, "left", w.left * 2),
+    "data": lambda w: setattr(w, "data", LowRank(w.left * 2, w.right.clone())),
+}
+CALLS = {
+    "a method": lambda w: w.square(),
+    "a function": lambda w: F.linear(X, w),
+    "a list": lambda w: torch.cat([w, torch.zeros(1, 2)]),
+    "a keyword": lambda w: F.linear(X, weight=w),
+    "several results": lambda w: torch.stack(w.square().unbind()),
+    "an operand": lambda w: X + w,
+    "autocast": lambda w: torch.autocast("cpu", torch.bfloat16)(F.linear)(X, w).float(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_change_between_forward_and_backward_is_refused(call, change):
+    w = make()
+    first, second = CALLS[call](w).sum(), CALLS[call](w).sum()
+    first.backward()
+    with torch.no_grad():
+        CHANGES[change](w)
+    with pytest.raises(
+        DispatchError, match=r"materialize\(\) with the inner tensors of the forward, and one of them"
+    ):
+        second.backward()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_several_steps_and_backwards_without_a_change_are_those_of_the_inner_tensors(call):
+    w, inners = make(), [torch.ones(2, 1).requires_grad_(), torch.ones(1, 2).requires_grad_()]
+    for _ in range(3):
+        for value in (w, LowRank(*inners)):
+            loss = CALLS[call](value).square().sum() + CALLS[call](value).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        torch.testing.assert_close([w.grad.left, w.grad.right], [t.grad for t in inners])
+        for leaves in ([w], inners):
+            torch.optim.SGD(leaves, lr=0.01).step()
+            torch.optim.SGD(leaves, lr=0.01).zero_grad()
+
+
+def test_what_needs_no_gradient_of_the_parameter_is_no_business_of_its_own():
+    frozen, x = make().requires_grad_(False), X.clone().requires_grad_()
+    out = F.linear(x, frozen)
+    frozen.right.mul_(3)
+    out.sum().backward()
+    assert x.grad.tolist() == [[2, 2]]
+    w = make()
+    with torch.no_grad():
+        w.left.mul_(2)
+        assert F.linear(X, w).tolist() == [[4, 4]]
+    evaluated = F.linear(X, w)
+    with torch.no_grad():
+        w.left.mul_(2)
+    del evaluated  # whose backward is never asked for
+    F.linear(X, w).sum().backward()
+    assert w.grad.right.tolist() == [[8, 8]]
+
+
+def test_a_checkpointed_forward_is_checked_against_the_one_that_runs_again():
+    w, x = make(), X.clone().requires_grad_()
+    out = torch.utils.checkpoint.checkpoint(lambda x: F.linear(x, w).square(), x, use_reentrant=False)
+    out.sum().backward()
+    assert w.grad.left.tolist() == [[8], [8]]
+
+
+@pytest.mark.parametrize("door", ["inside", "desugar"])
+def test_compiled_functions_refuse_it_by_what_they_saved(door):
+    w = make()
+    compiled = DOORS[door](lambda w: F.linear(X, w).square().sum())
+    first, second = compiled(w), compiled(w)
+    first.backward()
+    CHANGES["a step"](w)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        second.backward()
