@@ -4,53 +4,46 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from subclasses import TensorSubclass, inner
-from tests.subclasses.subjects import MODES, LowRank
+import subclasses
+from subclasses import inner
+from tests.doors import DOORS
+from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.subjects import LowRank, declare
 
 aten = torch.ops.aten
 
 # ---- sums that PyTorch's formulas ask for ------------------------------------------------------------------
 
 
-class Polar(TensorSubclass, fallback="views"):
-    """Complex numbers, whose sum is not linear in length and angle."""
-
-    length: Tensor = inner(differentiable=True)
-    angle: Tensor = inner(differentiable=True)
-
-
-@Polar.implements(torch.mul)
-def _(func, x, y):
+def product(func, x, y):
     (m, p), (n, q) = x.unwrap(), y.unwrap()
     return Polar(m * n, p + q)
 
 
-@Polar.implements(aten.sum.dim_IntList, aten.sum.default)
-def _(func, x, *args, **kwargs):
+def total(func, x, *args, **kwargs):
     real, imaginary = (func(x.length * part(x.angle), *args, **kwargs) for part in (torch.cos, torch.sin))
     return Polar((real**2 + imaginary**2).sqrt(), torch.atan2(imaginary, real))
 
 
-WEIGHT = torch.arange(1.0, 7.0).reshape(2, 3)
+# Complex numbers, whose sum is not linear in length and angle.
+Polar = declare(
+    keywords={"fallback": "views"},
+    length=inner(differentiable=True),
+    angle=inner(differentiable=True),
+    rules={torch.mul: product, aten.sum.dim_IntList: total, aten.sum.default: total},
+)
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_formula_sums_cotangents_by_inner_tensors(mode):
-    def loss(m, p):
+@pytest.mark.parametrize("door", DOORS)
+def test_a_formula_sums_cotangents_by_inner_tensors(door):
+    def squared(m, p):
         z = Polar(m, p).expand(2, 3)
         y = z * z
-        return (y.length * WEIGHT).sum() + (y.angle**2).sum()
+        return y.length, y.angle
 
-    def expected(m, p):
-        m, p = m.expand(2, 3), p.expand(2, 3)
-        return (m * m * WEIGHT).sum() + ((2 * p) ** 2).sum()
-
-    leaves = [torch.tensor(v, requires_grad=True) for v in ([1.0, 2.0, 3.0], [0.1, 0.2, 0.3])]
-    got = torch.autograd.grad(MODES[mode](loss)(*leaves), leaves)
-    torch.testing.assert_close(got, torch.autograd.grad(expected(*leaves), leaves))
+    agree(squared, lambda m, p: ((m * m).expand(2, 3), (2 * p).expand(2, 3)), numbers(3, 3), door=door)
 
 
 def test_the_rule_for_a_sum_is_that_of_values():
@@ -60,22 +53,14 @@ def test_the_rule_for_a_sum_is_that_of_values():
 
 # ---- a plain cotangent and one of the class ----------------------------------------------------------------
 
-
-class Doubled(TensorSubclass, fallback="map"):
-    """Twice its first tensor; the second one is beside it."""
-
-    v: Tensor = inner(differentiable=True)
-    w: Tensor = inner(differentiable=True)
-
-    def wrap_cotangent(self, cotangent):
-        return Doubled(2 * cotangent, torch.zeros_like(cotangent))
-
-
-@Doubled.implements(aten.sum)
-def _(func, x, *args, **kwargs):
-    return func(2 * x.v, *args, **kwargs)
-
-
+# Twice its first tensor; the second one is beside it.
+Doubled = declare(
+    keywords={"fallback": "map"},
+    v=inner(differentiable=True),
+    w=inner(differentiable=True),
+    wrap_cotangent=lambda self, cotangent: Doubled(2 * cotangent, torch.zeros_like(cotangent)),
+    rules={aten.sum: lambda func, x, *args, **kwargs: func(2 * x.v, *args, **kwargs)},
+)
 LOSSES = {
     "plain first": lambda x: x.sum() + (x.v * x.w).sum(),
     "plain last": lambda x: (x.v * x.w).sum() + x.sum(),
@@ -84,69 +69,53 @@ LOSSES = {
 
 
 @pytest.mark.sweep(17)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("made", ["leaf", "result"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_mapped_class_asks_its_author_what_a_plain_one_means(loss, made, mode):
-    v, w = (torch.tensor(t, requires_grad=True) for t in ([1.0, 2.0], [3.0, 4.0]))
-
+def test_a_mapped_class_asks_its_author_what_a_plain_one_means(loss, made, door):
     def run(v, w):
         x = Doubled(v, w)
         return LOSSES[loss](x if made == "leaf" else x * 1.0)
 
-    got = torch.autograd.grad(MODES[mode](run)(v, w), (v, w))
-    torch.testing.assert_close(got, (torch.tensor([5.0, 6.0]), torch.tensor([1.0, 2.0])))
-
-
-class Indexed(TensorSubclass, fallback="map"):
-    """Has integers beside its numbers."""
-
-    v: Tensor = inner(differentiable=True)
-    index: Tensor = inner(dtype=torch.int64)
-
-    def wrap_cotangent(self, cotangent):
-        return Indexed(cotangent, self.index)
-
-
-@Indexed.implements(aten.sigmoid)
-def _(func, x):
-    return func(x.v)
-
-
-def test_integers_take_no_part_in_a_sum_of_cotangents():
-    v, p = (torch.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
-    x = Indexed(v, torch.arange(2))
-    (x.sigmoid() * x.v).sum().backward()
-    (p.sigmoid() * p).sum().backward()
-    torch.testing.assert_close(v.grad, p.grad)
+    agree(run, lambda v, w: (2 * v + v * w).sum(), numbers(2, 2), door=door)
 
 
 def test_a_plain_result_of_a_rule_beside_a_view_that_is_read():
-    v, w = (torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True) for _ in range(2))
-    x = Doubled(v, w)
-    (x.sum() + (x.T.v * x.T.w).sum()).backward()
-    torch.testing.assert_close((v.grad, w.grad), (w.detach() + 2, v.detach()))
+    def run(v, w):
+        x = Doubled(v, w)
+        return x.sum() + (x.T.v * x.T.w).sum()
+
+    agree(run, lambda v, w: (2 * v + v * w).sum(), numbers((2, 2), (2, 2)))
+
+
+def test_integers_take_no_part_in_a_sum_of_cotangents():
+    Indexed = declare(
+        keywords={"fallback": "map"},
+        v=inner(differentiable=True),
+        index=inner(dtype=torch.int64),
+        wrap_cotangent=lambda self, cotangent: Indexed(cotangent, self.index),
+        rules={aten.sigmoid: lambda func, x: func(x.v)},
+    )
+
+    def run(v):
+        x = Indexed(v, torch.arange(2))
+        return x.sigmoid() * x.v
+
+    agree(run, lambda v: v.sigmoid() * v, numbers(2))
 
 
 # ---- detect_anomaly ----------------------------------------------------------------------------------------
 
 
-def declare(fallback: str, *, ruled: bool, trainable: bool) -> type:
-    class Number(TensorSubclass, fallback=fallback, trainable=trainable, kind="structure" if ruled else None):
-        a: Tensor = inner(differentiable=True)
-        n: Tensor = inner(dtype=torch.int64)
-
-        if fallback == "materialize":
-
-            def materialize(self):
-                return self.a * 2
-
-    if ruled:
-
-        @Number.implements(aten.neg.default)
-        def _(func, x):
-            return Number(func(x.a), x.n)
-
+def number_class(fallback: str, *, ruled: bool, trainable: bool) -> type:
+    materialize = {"materialize": lambda self: self.a * 2} if fallback == "materialize" else {}
+    Number: type = declare(
+        keywords={"fallback": fallback, "trainable": trainable, "kind": "structure" if ruled else None},
+        rules={aten.neg.default: lambda func, x: Number(func(x.a), x.n)} if ruled else {},
+        a=inner(differentiable=True),
+        n=inner(dtype=torch.int64),
+        **materialize,
+    )
     return Number
 
 
@@ -161,12 +130,16 @@ CLASSES = [
 
 
 @pytest.mark.sweep(10)
-@pytest.mark.parametrize("mode", ["eager", "desugar", "inside"])
+@pytest.mark.parametrize("door", ["eager", "desugar", "inside"])
 @pytest.mark.parametrize(("fallback", "ruled", "trainable"), CLASSES)
-def test_detect_anomaly_finds_a_nan_in_a_cotangent(fallback, ruled, trainable, mode):
-    cls: type = declare(fallback, ruled=ruled, trainable=trainable)
-    run = MODES[mode](lambda a, f: ((-cls(a * 1, torch.arange(3))).unwrap("a") * f).sum() if ruled else
-                      (cls(a * 1, torch.arange(3)).unwrap("a") * f).sum())  # fmt: skip
+def test_detect_anomaly_finds_a_nan_in_a_cotangent(fallback, ruled, trainable, door):
+    cls: type = number_class(fallback, ruled=ruled, trainable=trainable)
+
+    def read(a, f):
+        x = cls(a * 1, torch.arange(3))
+        return ((-x if ruled else x).unwrap("a") * f).sum()
+
+    run = DOORS[door](read)
     with torch.autograd.set_detect_anomaly(True):
         a = torch.ones(3, requires_grad=True)
         run(a, torch.ones(3)).backward()
@@ -183,3 +156,38 @@ def test_detect_anomaly_with_a_parameter():
     with torch.autograd.set_detect_anomaly(True):
         (torch.ones(1, 3) @ p).sum().backward()
     assert type(p.grad) is LowRank.Cotangent
+
+
+# ---- backward() in a compiled function ends the graph, and the engine calls the library's own functions there --------
+
+Ruled = declare(
+    keywords={"fallback": "views"},
+    number=inner(differentiable=True),
+    rules={
+        subclasses.arithmetic: lambda func, x, y: Ruled(
+            func(*(t.number if isinstance(t, Ruled) else t for t in (x, y)))
+        )
+    },
+)
+USES = {
+    "a formula": lambda left, right, x: x @ LowRank(left, right),
+    "materialize": lambda left, right, x: x @ LowRank(left, right).materialize(),
+    "rules": lambda left, right, x: (Ruled(left) * 2 + Ruled(right.sum())).number.square() * x.sum(),
+}
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_backward_inside_of_a_compiled_function(use, backend):
+    def step(left, right, x):
+        loss = USES[use](left, right, x).sum()
+        loss.backward()
+        return loss.detach()
+
+    def run(call):
+        left, right = (torch.nn.Parameter(t) for t in numbers((4, 1), (1, 3)))
+        x = torch.ones(2, 4, dtype=torch.float64)
+        return [call(left, right, x) for _ in range(2)], left.grad, right.grad
+
+    torch.testing.assert_close(run(torch.compile(step, backend=backend)), run(step))

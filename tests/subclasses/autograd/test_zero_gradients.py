@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 import desugar
-from subclasses import TensorSubclass, inner
-from tests.subclasses.subjects import MODES
+from subclasses import inner
+from tests.doors import DOORS
+from tests.subclasses.autograd.judge import agree
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 
-
-class Interval(TensorSubclass):
-    low: Tensor = inner(differentiable=True)
-    high: Tensor = inner(differentiable=True)
-
-
-@Interval.implements(aten.abs, aten.sgn, aten.round)
-def _(func, x):
-    return Interval(func(x.low), func(x.high))
-
-
-class Mapped(TensorSubclass, fallback="map"):
-    low: Tensor = inner(differentiable=True)
-    high: Tensor = inner(differentiable=True)
+FIELDS = {"low": inner(differentiable=True), "high": inner(differentiable=True)}
+Mapped = declare(keywords={"fallback": "map"}, **FIELDS)
+Interval = declare(**FIELDS)
+Interval.implements(aten.abs, aten.sgn, aten.round)(lambda func, x: Interval(func(x.low), func(x.high)))
 
 
 def zeros_without_memory():
@@ -36,25 +27,21 @@ def zeros_without_memory():
 
 # Stock programs have no second derivatives.
 @pytest.mark.sweep(15)
-@pytest.mark.parametrize("door", [door for door in MODES if door != "stock"])
+@pytest.mark.parametrize("door", [door for door in DOORS if door != "stock"])
 @pytest.mark.parametrize("cls", [Interval, Mapped])
 @pytest.mark.parametrize("step", [torch.abs, torch.sgn, torch.round])
 def test_second_derivatives(step, cls, door):
-    leaves = [torch.tensor([-1.0, 1.0], requires_grad=True), torch.tensor([2.5, 3.0], requires_grad=True)]
-
     def by_class(low, high):
         y = step(cls(low * low, high * low))
         return y.low * low, y.high * high
 
-    def plain(low, high):
-        return step(low * low) * low, step(high * low) * high
-
-    found = []
-    for f in (MODES[door](by_class), plain):
-        total = sum(t.sum() for t in f(*leaves))
-        grads = torch.autograd.grad(total, leaves, create_graph=True)
-        found.append([*grads, *torch.autograd.grad(sum((g * g).sum() for g in grads), leaves)])
-    torch.testing.assert_close(*found)
+    agree(
+        by_class,
+        lambda low, high: (step(low * low) * low, step(high * low) * high),
+        [torch.tensor([-1.0, 1.0]), torch.tensor([2.5, 3.0])],
+        door=door,
+        twice=True,
+    )
 
 
 def test_a_value_may_be_made_of_them():
@@ -90,8 +77,7 @@ def test_a_second_derivative_by_one_of_two_arguments():
     leaves = [torch.randn(4, requires_grad=True) for _ in range(3)]
     found = []
     for function in (f, desugar.compile(f, backend="eager", fullgraph=True)):
-        x = leaves[0] * leaves[1]
-        out = function(x, leaves[2])
+        out = function(leaves[0] * leaves[1], leaves[2])
         (g,) = torch.autograd.grad(out * out, leaves[:1], create_graph=True)
         found.append(torch.autograd.grad(g.square().sum(), leaves[:1]))
     torch.testing.assert_close(*found)
