@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import subclasses
 from subclasses import DispatchError, SpecError, inner
-from tests.doors import COMPILED, DOORS
+from tests.doors import COMPILED
 from tests.subclasses.autograd.judge import agree
 from tests.subclasses.subjects import declare
 
@@ -61,19 +61,25 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_gradient_is_that_of_the_exact_op(name, door):
-    """Second derivatives are by the formula too, of which stock programs have none."""
-    fn, plain = FUNCTIONS[name]
+def check(names, **how):
     agree(
-        lambda a, b: fn(Log(a), Log(b)),
-        lambda a, b: plain(a.exp(), b.exp()),
+        lambda a, b: [FUNCTIONS[name][0](Log(a), Log(b)) for name in names],
+        lambda a, b: [FUNCTIONS[name][1](a.exp(), b.exp()) for name in names],
         leaves(),
-        door=door,
-        twice=door == "eager" and name == "a product",
+        **how,
         **CLOSE,
     )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_gradient_is_that_of_the_exact_op(name):
+    """Second derivatives are by the formula too."""
+    check([name], twice=name == "a product")
+
+
+@pytest.mark.parametrize("door", COMPILED)
+def test_compiled_gradients(door):
+    check(list(FUNCTIONS), door=door)
 
 
 def product(a, b):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subclasses import inner
-from tests.doors import DOORS
+from tests.doors import COMPILED, DOORS
 from tests.subclasses.autograd.judge import agree, numbers
 from tests.subclasses.subjects import declare
 
@@ -50,34 +50,55 @@ def loss(x):
     return 2 * x.east.sum() + x.north.square().sum()
 
 
-@pytest.mark.parametrize("door", DOORS)
+MADE = {
+    "leaf": lambda w: w,
+    "computed": lambda w: w * 3,
+    "view": lambda w: w.flatten(),
+}
+
+
+def check(calls, made, door="eager"):
+    """Calls with operands of their own, and uses of one operand, in one function that may be compiled.
+
+    Args:
+        calls: Names of `CALLS`.
+        made: Names of `MADE`. As weight decay by a loss, each operand is used beside the value.
+        door: The way in which it runs.
+    """
+
+    def run(x, w, *others):
+        return (
+            [CALLS[name][0](x, t) for name, t in zip(calls, others, strict=True)],
+            [x * MADE[name](w) for name in made],
+            [t for name in made for t in (MADE[name](w).exp(), MADE[name](w) * w)],
+        )
+
+    compiled = DOORS[door](run)
+
+    def of_values(east, north, *others):
+        values, products, plain = compiled(Wind(east, north), *others)
+        return [*(t for x in (*values, *products) for t in x.unwrap()), *plain]
+
+    def of_tensors(east, north, *others):
+        (first, more, plain), (second, others, _) = run(east, *others), run(north, *others)
+        return [*(t for pair in zip([*first, *more], [*second, *others], strict=True) for t in pair), *plain]
+
+    agree(of_values, of_tensors, numbers((3, 4), (3, 4), 4, *(CALLS[name][1] for name in calls)))
+
+
 @pytest.mark.parametrize("name", CALLS)
-def test_the_gradient_is_the_sum_over_inner_tensors(name, door):
-    call, size = CALLS[name]
-    run = DOORS[door](call)
-    agree(
-        lambda east, north, w: run(Wind(east, north), w).unwrap(),
-        lambda east, north, w: (call(east, w), call(north, w)),
-        numbers((3, 4), (3, 4), size),
-    )
+def test_the_gradient_is_the_sum_over_inner_tensors(name):
+    check([name], [])
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(
-    "make", [lambda w: w, lambda w: w * 3, lambda w: w.flatten()], ids=["leaf", "computed", "view"]
-)
-def test_a_plain_gradient_of_the_same_operand_counts_once(make, door):
-    """As that of weight decay by a loss."""
+@pytest.mark.parametrize("name", MADE)
+def test_a_plain_gradient_of_the_same_operand_counts_once(name):
+    check([], [name])
 
-    def f(east, north, w):
-        used = make(w)
-        return *(Wind(east, north) * used).unwrap(), used.square() + used.exp(), used * w
 
-    def plain(east, north, w):
-        used = make(w)
-        return east * used, north * used, used.square() + used.exp(), used * w
-
-    agree(f, plain, numbers((3, 4), (3, 4), 4), door=door)
+@pytest.mark.parametrize("door", COMPILED)
+def test_compiled_calls(door):
+    check(list(CALLS), list(MADE), door)
 
 
 @pytest.mark.parametrize("door", DOORS)
