@@ -7,31 +7,23 @@ import io
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import desugar
-from subclasses import DispatchError, Outer, TensorSubclass, inner
+from subclasses import DispatchError, Outer, inner
 from subclasses.spec.values import POINT
-from tests.subclasses.subjects import LowRank
+from tests.doors import COMPILED, DOORS
+from tests.subclasses.dispatch.training import check_trained, innermost
+from tests.subclasses.subjects import LowRank, Pair, declare
 
-
-class ByRow(TensorSubclass, fallback="materialize", trainable=True):
-    base: Tensor = inner()
-    scale: Tensor = inner()
-
-    def materialize(self):
-        return self.base * 1 * self.scale
-
-
-class Pair(TensorSubclass, fallback="map"):
-    a: Tensor = inner(differentiable=True)
-    b: Tensor = inner(differentiable=True)
-
-
-class Frozen(LowRank, trainable=False):
-    pass
-
-
+ByRow = declare(
+    __module__=__name__,
+    name="ByRow",
+    keywords={"fallback": "materialize", "trainable": True},
+    base=inner(),
+    scale=inner(),
+    materialize=lambda self: self.base * 1 * self.scale,
+)
+Frozen = declare(LowRank, name="Frozen", keywords={"trainable": False})
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 
 
@@ -61,18 +53,7 @@ CASES = {
         lambda a, b, c, d: of_pair(a @ b, c @ d),
     ),
 }
-DOORS = {
-    "eager": lambda fn: fn,
-    "stock": lambda fn: torch.compile(fn, backend="aot_eager"),
-    "desugar.compile": lambda fn: desugar.compile(fn, backend="eager"),
-    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
-}
-OPTIMIZERS = {
-    "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.1),
-    "AdamW": lambda ps: torch.optim.AdamW(ps, lr=0.1),
-    "AdamW one by one": lambda ps: torch.optim.AdamW(ps, lr=0.1, foreach=False),
-    "AdamW fused": lambda ps: torch.optim.AdamW(ps, lr=0.1, fused=True),
-}
+cases = pytest.mark.parametrize("case", CASES)
 
 
 def make(case):
@@ -81,40 +62,21 @@ def make(case):
     return nn.Parameter(CASES[case][0](*[torch.randn(size, generator=generator) for size in sizes]))
 
 
-def innermost(x):
-    if not isinstance(x, TensorSubclass):
-        return [x.detach().clone()]
-    return [t for name in x._layout.present for t in innermost(x.__dict__[name])]
-
-
-def train(parameters, loss, make_optimizer):
-    optimizer = make_optimizer(parameters)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss().backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-
-
-def check_trained(case, p, loss, make_optimizer=OPTIMIZERS["AdamW"]):
-    separate = [nn.Parameter(t) for t in innermost(p)]
-    train(separate, lambda: CASES[case][2](*separate), make_optimizer)
-    train([p], lambda: loss(p), make_optimizer)
-    for got, wanted in zip(innermost(p), separate, strict=True):
-        torch.testing.assert_close(got, wanted.detach(), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("case", CASES)
-def test_optimizers_update_the_innermost_tensors(case, optimizer):
-    check_trained(case, make(case), CASES[case][1], OPTIMIZERS[optimizer])
+@pytest.mark.parametrize(
+    ("optimizer", "how"),
+    [("SGD", {}), ("AdamW", {}), ("AdamW", {"foreach": False}), ("AdamW", {"fused": True})],
+)
+@cases
+def test_optimizers_update_the_innermost_tensors(case, optimizer, how):
+    check_trained(make(case), *CASES[case][1:], optimizer, **how)
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("door", ["stock", "desugar.compile", "backend"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("door", COMPILED)
+@cases
 def test_compiled_losses(case, door):
-    check_trained(case, make(case), DOORS[door](CASES[case][1]))
+    _, loss, plain = CASES[case]
+    check_trained(make(case), COMPILED[door](loss), plain)
 
 
 def loaded(p):
@@ -131,9 +93,9 @@ def moved(p):
 
 
 @pytest.mark.parametrize("change", [copy.deepcopy, loaded, moved])
-@pytest.mark.parametrize("case", CASES)
+@cases
 def test_copies_train_as_well(case, change):
-    check_trained(case, change(make(case)), CASES[case][1])
+    check_trained(change(make(case)), *CASES[case][1:])
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -153,55 +115,42 @@ def test_the_value_that_a_parameter_is_made_of_keeps_its_meaning():
         base.mul_(2)
 
 
+def refusal_of(x):
+    """What a step on a Parameter says, which leaves it as it was."""
+    p = nn.Parameter(x)
+    p.grad, before = torch.ones(p.shape), innermost(p)
+    with pytest.raises(DispatchError) as caught:
+        torch.optim.SGD([p], lr=0.1).step()
+    assert all(map(torch.equal, innermost(p), before))
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("cls", [ByRow, Pair])
 def test_a_step_of_a_class_inside_that_cannot_train_is_refused(cls):
-    frozen = Frozen(torch.randn(4, 2), torch.randn(2, 3))
-    p = nn.Parameter(cls(frozen, torch.randn(4, 3)))
-    before = innermost(p)
-    with pytest.raises(DispatchError, match=rf"a Parameter is a {cls.__name__} with a Frozen as \w+: "):
-        step_of(p)
-    assert all(map(torch.equal, innermost(p), before))
-
-
-class Permutation(TensorSubclass, fallback="materialize"):
-    """A permutation matrix by its indices, which no optimizer changes."""
-
-    order: Tensor = inner(dtype=torch.int64)
-
-    @staticmethod
-    def outer(order):
-        return Outer((order.shape[0],) * 2, dtype=torch.float32)
-
-    def materialize(self):
-        return torch.eye(self.order.shape[0])[self.order]
-
-
-class Permuted(TensorSubclass, fallback="materialize", trainable=True):
-    weight: Tensor = inner()
-    permutation: Tensor = inner()
-
-    def materialize(self):
-        return self.weight @ self.permutation.materialize()
+    text = refusal_of(cls(Frozen(torch.randn(4, 2), torch.randn(2, 3)), torch.randn(4, 3)))
+    name = "base" if cls is ByRow else "a"
+    assert f"a Parameter is a {cls.__name__} with a Frozen as {name}: " in text
 
 
 def test_a_class_of_integers_inside_is_not_told_to_train():
     """Its declaration with ``trainable=True`` would be refused."""
-    x = Permuted(torch.ones(2, 2), Permutation(torch.tensor([1, 0])))
-    with pytest.raises(DispatchError, match="a Permuted with a Permutation as permutation") as caught:
-        step_of(nn.Parameter(x))
-    assert "trainable=True" not in str(caught.value)
-    assert "let the outer class hold the inner tensors and call Permutation(self.order) in its" in str(
-        caught.value
+    # A permutation matrix by its indices, which no optimizer changes.
+    Permutation = declare(
+        name="Permutation",
+        keywords={"fallback": "materialize"},
+        order=inner(dtype=torch.int64),
+        outer=staticmethod(lambda order: Outer((order.shape[0],) * 2, dtype=torch.float32)),
+        materialize=lambda self: torch.eye(self.order.shape[0])[self.order],
     )
-    assert "trainable=True" not in refusal_of(Permutation(torch.tensor([1, 0])))
-
-
-def step_of(p):
-    p.grad = torch.ones(p.shape)
-    torch.optim.SGD([p], lr=0.1).step()
-
-
-def refusal_of(x):
-    with pytest.raises(DispatchError) as caught:
-        step_of(nn.Parameter(x))
-    return str(caught.value)
+    Permuted = declare(
+        name="Permuted",
+        keywords={"fallback": "materialize", "trainable": True},
+        weight=inner(),
+        permutation=inner(),
+        materialize=lambda self: self.weight @ self.permutation.materialize(),
+    )
+    permutation = Permutation(torch.tensor([1, 0]))
+    text = refusal_of(Permuted(torch.ones(2, 2), permutation))
+    assert "a Permuted with a Permutation as permutation" in text and "trainable=True" not in text
+    assert "let the outer class hold the inner tensors and call Permutation(self.order) in its" in text
+    assert "trainable=True" not in refusal_of(permutation)
