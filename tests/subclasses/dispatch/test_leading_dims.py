@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from subclasses import DispatchError, Outer, TensorSubclass, inner
-from tests.doors import DOORS
-from tests.matrix.test_matrix import check_twice, gradients
+from subclasses import DispatchError, Outer, inner
+from tests.doors import COMPILED, DOORS
+from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
 INDEX = torch.tensor([2, 0])
 
 
-class Turn(TensorSubclass):
-    """A matrix and a number for each entry."""
-
-    matrix: Tensor = inner(differentiable=True, shape="... 2 2")
-    weight: Tensor = inner(differentiable=True, shape="...")
+# A matrix and a number for each entry.
+Turn = declare(
+    matrix=inner(differentiable=True, shape="... 2 2"), weight=inner(differentiable=True, shape="...")
+)
 
 
 def first(parts):
@@ -63,18 +62,19 @@ COPIES |= {"expand", "reshape of a transpose"}  # to which is not written
 
 
 def inners():
-    make = torch.Generator().manual_seed(0)
-    return [torch.rand(size, generator=make, dtype=torch.float64) for size in ((3, 4, 2, 2), (3, 4))]
+    return numbers((3, 4, 2, 2), (3, 4))
 
 
-def check(name, way):
+def check(name, door):
     run, plain = OPS[name]
-    fn = DOORS[way](lambda m, w: tuple(t.sin() for t in run(Turn(m, w)).unwrap()))
-    check_twice(fn, lambda m, w: tuple(plain(t).sin() for t in (m, w)), inners(), twice=way == "eager")
-    value = Turn(*inners())
-    out, parts = DOORS[way](run)(value), [plain(t) for t in inners()]
-    assert type(out) is Turn and out.shape == parts[1].shape and out.stride() == parts[1].stride()
-    torch.testing.assert_close([out.matrix, out.weight], parts)
+    compiled = DOORS[door](run)
+
+    def sines(m, w):
+        out = compiled(Turn(m, w))
+        assert type(out) is Turn and (out.shape, out.stride()) == (out.weight.shape, out.weight.stride())
+        return [t.sin() for t in out.unwrap()]
+
+    agree(sines, lambda m, w: [plain(t).sin() for t in (m, w)], inners(), twice=door == "eager")
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -83,11 +83,10 @@ def test_in_eager_mode(name):
 
 
 @pytest.mark.sweep(12)
-@pytest.mark.parametrize("way", [way for way in DOORS if way != "eager"])
+@pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("name", OPS)
-def test_in_a_compiled_function(name, way):
-    torch.compiler.reset()
-    check(name, way)
+def test_in_a_compiled_function(name, door):
+    check(name, door)
 
 
 @pytest.mark.sweep(3)
@@ -117,14 +116,10 @@ def test_a_view_is_written_to(name, grad, way):
             view.copy_(plain(other))
         return m, w, *views
 
-    torch.compiler.reset()
-    mine, theirs = ([t.requires_grad_(grad) for t in inners()] for _ in range(2))
-    found, expected = [*DOORS[way](on_value)(*mine)], [*on_plain(*theirs)]
-    torch.testing.assert_close(found, expected)
     if grad:
-        torch.testing.assert_close(
-            gradients(found, mine, twice=False), gradients(expected, theirs, twice=False)
-        )
+        agree(on_value, on_plain, inners(), door=DOORS[way])
+    else:
+        torch.testing.assert_close(DOORS[way](on_value)(*inners()), on_plain(*inners()))
 
 
 def test_the_size_and_the_strides():
@@ -150,13 +145,10 @@ def test_what_is_refused():
 
 
 def test_an_outer_of_the_class_comes_first():
-    class Shown(TensorSubclass):
-        parts: Tensor = inner(differentiable=True, shape="... 2")
-
-        @staticmethod
-        def outer(parts):
-            return Outer(parts.shape[:-1])
-
+    Shown = declare(
+        parts=inner(differentiable=True, shape="... 2"),
+        outer=staticmethod(lambda parts: Outer(parts.shape[:-1])),
+    )
     parts = torch.arange(12.0).reshape(3, 2, 2).requires_grad_()
     y = Shown(parts).mT
     assert y.shape == (2, 3) and torch.autograd.grad(y[0].parts.sum(), parts)[0].sum() == 6
@@ -167,10 +159,10 @@ def test_an_outer_of_the_class_comes_first():
 
 
 def test_a_rule_for_a_view_that_returns_a_value_is_refused_where_gradients_are_recorded():
-    class Viewed(TensorSubclass):
-        parts: Tensor = inner(differentiable=True)
-
-    Viewed.implements(aten.select)(lambda func, x, dim, index: Viewed(func(x.parts, dim, index)))
+    Viewed = declare(
+        parts=inner(differentiable=True),
+        rules={aten.select: lambda func, x, dim, index: Viewed(func(x.parts, dim, index))},
+    )
     assert Viewed(torch.ones(3, 2))[0].shape == (2,)
     x = Viewed(torch.ones(3, 2, requires_grad=True))
     with pytest.raises(DispatchError, match=r'declare so, as in `parts: Tensor = inner\(shape="\.\.\. 4"\)`'):

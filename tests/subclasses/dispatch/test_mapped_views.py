@@ -7,41 +7,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import desugar
 import subclasses
-from subclasses import DispatchError, Outer, TensorSubclass, inner, static
+from subclasses import DispatchError, Outer, inner, static
 from subclasses.dispatch.mapping import is_view
-from tests.subclasses.subjects import MODES, assert_same
+from tests.doors import DOORS, by_desugar, by_stock
+from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.subjects import assert_same, declare
 
 aten = torch.ops.aten
+three_doors = pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
 
 
-class Located(TensorSubclass, fallback="views"):
-    """A mean and a deviation for each entry, which have no meaning under a nonlinear op."""
-
-    mean: Tensor = inner()
-    deviation: Tensor = inner(differentiable=True)
-    unit: str = static(default="m")
-
-
-class Scaled(TensorSubclass, dtype_from="scale", fallback="views"):
-    """Quantized rows with a scale for each."""
-
-    qdata: Tensor = inner(dtype=torch.int8)
-    scale: Tensor = inner()
-
-    def materialize(self):
-        return self.qdata * self.scale
-
-
-class Repeated(TensorSubclass, fallback="views"):
-    """An outer size that equals the inner one before a view, and not after it."""
-
-    row: Tensor = inner()
-
-    @staticmethod
-    def outer(row):
-        return Outer((4, 3))
+# A mean and a deviation for each entry, which have no meaning under a nonlinear op.
+Located = declare(
+    name="Located",
+    keywords={"fallback": "views"},
+    mean=inner(),
+    deviation=inner(differentiable=True),
+    unit=static(default="m"),
+)
+# Quantized rows with a scale for each.
+Scaled = declare(
+    name="Scaled",
+    keywords={"fallback": "views", "dtype_from": "scale"},
+    qdata=inner(dtype=torch.int8),
+    scale=inner(),
+    materialize=lambda self: self.qdata * self.scale,
+)
+# An outer size that equals the inner one before a view, and not after it.
+Repeated = declare(
+    name="Repeated",
+    keywords={"fallback": "views"},
+    row=inner(),
+    outer=staticmethod(lambda row: Outer((4, 3))),
+)
 
 
 def located(*size, grad=False):
@@ -66,60 +65,35 @@ VIEWS = {
 }
 
 
-COMPILERS = pytest.mark.parametrize(
-    "compiler",
-    [
-        lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True),
-        lambda fn: desugar.compile(fn, backend="eager"),
-    ],
-    ids=["aot_eager", "desugar"],
-)
-
-
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_is_a_view_of_each_inner_tensor(name):
     x, fn = located(), VIEWS[name]
     y = fn(x)
-    assert type(y) is Located
-    assert y.unit == "m"
-    assert y.shape == fn(torch.empty(4, 3)).shape
-    assert torch.equal(y.mean, fn(x.mean))
-    assert torch.equal(y.deviation, fn(x.deviation))
+    assert type(y) is Located and y.unit == "m" and y.shape == fn(torch.empty(4, 3)).shape
     if name != "reshape":
         assert y._is_view()
         assert y.mean.untyped_storage().data_ptr() == x.mean.untyped_storage().data_ptr()
 
 
-@pytest.mark.sweep(4)
+# The derivatives join the gradients of several results.
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", VIEWS)
-@COMPILERS
-def test_a_compiled_view_is_the_same(name, compiler):
-    x = located()
-    assert_same(compiler(VIEWS[name])(x), VIEWS[name](x))
-    torch.compiler.reset()
+def test_a_view_and_its_gradient_in_every_way(name, door):
+    fn, x = VIEWS[name], located()
+    run = DOORS[door](fn, fullgraph=True)
+    assert_same(run(x), fn(x))
+    agree(
+        lambda mean, deviation: run(Located(mean, deviation)).unwrap(),
+        lambda mean, deviation: (fn(mean), fn(deviation)),
+        numbers((4, 3), (4, 3)),
+    )
 
 
-@COMPILERS
-def test_a_compiled_gradient_is_the_same(compiler):
-    def fn(x):
-        return x.t()[1:].reshape(8).unwrap("mean") ** 2
-
-    mean, deviation = torch.randn(4, 3, requires_grad=True), torch.rand(4, 3, requires_grad=True)
-    grads = [
-        torch.autograd.grad(f(Located(mean, deviation)).sum(), (mean, deviation)) for f in (fn, compiler(fn))
-    ]
-    assert all(map(torch.equal, *grads))
-    torch.compiler.reset()
-
-
-# Their derivatives join the gradients of several results.
-@pytest.mark.parametrize("name", VIEWS)
-def test_the_gradient_of_a_view_has_the_class(name):
-    mean, deviation = torch.randn(4, 3, requires_grad=True), torch.rand(4, 3, requires_grad=True)
-    VIEWS[name](Located(mean, deviation)).unwrap("mean").square().sum().backward()
-    expected = torch.autograd.grad(VIEWS[name](mean).square().sum(), mean)[0]
-    assert torch.equal(mean.grad, expected)
-    assert torch.equal(deviation.grad, torch.zeros(4, 3))
+def test_a_gradient_that_reaches_one_inner_tensor():
+    mean, deviation = (t.requires_grad_() for t in numbers((4, 3), (4, 3)))
+    VIEWS["t"](Located(mean, deviation)).unwrap("mean").square().sum().backward()
+    torch.testing.assert_close((mean.grad, deviation.grad), (2 * mean.detach(), torch.zeros(4, 3).double()))
 
 
 @pytest.mark.parametrize(
@@ -134,20 +108,17 @@ def test_the_gradient_of_a_view_has_the_class(name):
 def test_an_in_place_view(fn):
     x = located()
     plain = x.mean.clone()
-    expected = fn(plain)
-    out = fn(x)
-    assert out.shape == expected.shape
-    assert torch.equal(out.mean, expected)
+    out, expected = fn(x), fn(plain)
+    assert out.shape == expected.shape and torch.equal(out.mean, expected)
     assert (x.shape, x.stride()) == (plain.shape, plain.stride())
 
 
 def test_a_write_to_a_view_reaches_the_base():
     x, row = located(), located(3)
     x[1].copy_(row)
-    assert torch.equal(x.mean[1], row.mean)
-    assert torch.equal(x.deviation[1], row.deviation)
     x[0] = row
-    assert torch.equal(x.deviation[0], row.deviation)
+    for i in range(2):
+        assert_same(x[i].clone(), row)
 
 
 def test_a_copy_of_a_view_into_a_given_tensor():
@@ -164,12 +135,9 @@ def test_copies_conversions_and_factories():
     assert x.t().contiguous().mean.is_contiguous()
     half = x.to(torch.float16)
     assert (half.dtype, half.mean.dtype, half.deviation.dtype) == (torch.float16,) * 3
-    assert x.to("meta").deviation.is_meta
+    assert x.to("meta").deviation.is_meta and x.new_empty(7).mean.shape == (7,)
     for make in (torch.zeros_like, lambda x: x.new_zeros(2, 5), lambda x: torch.full_like(x, 3.0)):
-        made = make(x)
-        assert type(made) is Located
-        assert torch.equal(made.deviation, make(x.deviation))
-    assert x.new_empty(7).mean.shape == (7,)
+        assert_same(make(x), Located(make(x.mean), make(x.deviation)))
 
 
 REFUSED = {
@@ -196,15 +164,11 @@ def test_every_other_op_names_itself_and_the_rule(op):
     assert f"@Located.implements(torch.ops.{op})" in str(caught.value)
 
 
-@pytest.mark.parametrize("fn", [REFUSED["aten.exp.default"], REFUSED["aten.add.Tensor"]])
-@pytest.mark.parametrize("backend", ["aot_eager", "desugar"])
-def test_a_refusal_under_a_compiler_is_the_same(fn, backend):
-    compiled = (
-        desugar.compile(fn, backend="eager") if backend == "desugar" else torch.compile(fn, backend=backend)
-    )
+@pytest.mark.parametrize("op", ["aten.exp.default", "aten.add.Tensor"])
+@pytest.mark.parametrize("door", ["stock", "desugar"])
+def test_a_refusal_under_a_compiler_is_the_same(op, door):
     with pytest.raises(Exception, match=r"@Located\.implements"):
-        compiled(located())
-    torch.compiler.reset()
+        DOORS[door](REFUSED[op])(located())
 
 
 def scaled():
@@ -239,17 +203,14 @@ def test_what_names_no_dim_maps_whatever_the_sizes():
     assert (half.dtype, half.qdata.dtype, half.scale.dtype) == (torch.float16, torch.int8, torch.float16)
 
 
-def test_a_class_that_says_its_value_is_not_filled_inner_by_inner():
-    for fn in (torch.ones_like, torch.zeros_like, lambda w: w.new_ones(2), torch.rand_like):
-        with pytest.raises(DispatchError, match=r"@Scaled\.implements"):
-            fn(scaled())
+@pytest.mark.parametrize("fn", [torch.ones_like, torch.zeros_like, lambda w: w.new_ones(2), torch.rand_like])
+def test_a_class_that_says_its_value_is_not_filled_inner_by_inner(fn):
+    with pytest.raises(DispatchError, match=r"@Scaled\.implements"):
+        fn(scaled())
 
 
 def test_a_rule_of_the_class_comes_first():
-    class Ruled(Scaled):
-        pass
-
-    Ruled.implements(aten.t)(lambda func, w: Ruled(func(w.qdata), w.scale.t()))
+    Ruled = declare(Scaled, rules={aten.t: lambda func, w: Ruled(func(w.qdata), w.scale.t())})
     w = Ruled(torch.ones(4, 3, dtype=torch.int8), torch.rand(4, 1))
     assert w.t().scale.shape == (1, 4)
 
@@ -274,42 +235,27 @@ def test_coverage_tells_views_from_errors():
 
 def test_no_op_that_computes_counts_as_a_view():
     """Whatever maps gives the same elements: ops with a pointwise, reduction or random meaning never do."""
-    for name in (
-        "add",
-        "sum",
-        "flip",
-        "index_select",
-        "slice_scatter",
-        "view_as_real",
-        "set_",
-        "repeat",
-        "relu",
-    ):
+    for name in "add sum flip index_select slice_scatter view_as_real set_ repeat relu".split():
         packet = getattr(aten, name)
         assert not any(is_view(getattr(packet, o)) for o in packet.overloads()), name
 
 
 def test_cotangents_are_added():
     x = located(grad=True)
-    y = x.view(2, 6).unwrap("mean").sum() + x.t().unwrap("deviation").sum()
-    y.backward()
-    assert type(x.grad) is Located.Cotangent
-    assert torch.equal(x.grad.mean, torch.ones(4, 3))
-    assert torch.equal(x.grad.deviation, torch.ones(4, 3))
+    (x.view(2, 6).unwrap("mean").sum() + x.t().unwrap("deviation").sum()).backward()
+    assert_same(x.grad, x.cotangent(torch.ones(4, 3), torch.ones(4, 3)))
 
 
 # ---- further dims ------------------------------------------------------------------------------------------
 
 
-class Poses(TensorSubclass, fallback="map"):
-    """A batch of rotations and translations; the value has the size of the batch."""
-
-    turn: Tensor = inner(shape="... 3 3")
-    shift: Tensor = inner(shape="... 3")
-
-    @staticmethod
-    def outer(shift):
-        return Outer(shift.shape[:-1])
+# A batch of rotations and translations; the value has the size of the batch.
+Poses = declare(
+    keywords={"fallback": "map"},
+    turn=inner(shape="... 3 3"),
+    shift=inner(shape="... 3"),
+    outer=staticmethod(lambda shift: Outer(shift.shape[:-1])),
+)
 
 
 def poses():
@@ -354,17 +300,12 @@ if torch.__version__.split(".")[:2] != ["2", "13"]:
 
 
 @pytest.mark.sweep(18)
-@pytest.mark.parametrize("door", ["eager", "aot_eager", "desugar"])
+@three_doors
 @pytest.mark.parametrize("name", OF_DIMS)
 def test_dims_are_those_of_the_value(name, door):
     run, of_inner = OF_DIMS[name]
-    compiled = {
-        "eager": lambda f: f,
-        "aot_eager": lambda f: torch.compile(f, backend="aot_eager"),
-        "desugar": lambda f: desugar.compile(f, backend="eager"),
-    }[door](lambda x: run(x))
-    x = poses()
-    if door == "aot_eager" and name in REMADE:  # by strides, and `outer` gives none
+    compiled, x = DOORS[door](run), poses()
+    if door == "stock" and name in REMADE:  # by strides, and `outer` gives none
         with pytest.raises(
             DispatchError, match=r"compile it with desugar\.compile.*has to give those of views"
         ):
@@ -372,19 +313,17 @@ def test_dims_are_those_of_the_value(name, door):
         return
     y = compiled(x)
     assert type(y) is Poses
-    torch.testing.assert_close(y.turn, of_inner(x.turn))
-    torch.testing.assert_close(y.shift, of_inner(x.shift))
+    torch.testing.assert_close(y.unwrap(), (of_inner(x.turn), of_inner(x.shift)))
 
 
 @pytest.mark.parametrize("name", [n for n in OF_DIMS if n not in ("split", "unbind")])
 def test_gradients_of_dims(name):
     run, of_inner = OF_DIMS[name]
-    turn, shift = (torch.randn(2, 4, *size, requires_grad=True) for size in ((3, 3), (3,)))
-    y = run(Poses(turn, shift))
-    inner_tensors = y.unwrap()
-    found = torch.autograd.grad([t.sin().sum() for t in inner_tensors], (turn, shift))
-    expected = torch.autograd.grad([of_inner(t).sin().sum() for t in (turn, shift)], (turn, shift))
-    torch.testing.assert_close(found, expected)
+    agree(
+        lambda turn, shift: run(Poses(turn, shift)).unwrap(),
+        lambda turn, shift: (of_inner(turn), of_inner(shift)),
+        numbers((2, 4, 3, 3), (2, 4, 3)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -402,17 +341,17 @@ def test_what_would_change_further_dims_is_refused(run):
         run(poses())
 
 
-class Forms(TensorSubclass, fallback="map"):
-    """Quadratic forms by their centre and matrix; the size is that of a batch of them."""
-
-    centre: Tensor = inner(differentiable=True)
-    matrix: Tensor = inner(differentiable=True)
-    leaves_out: bool = static(default=True)
-
-    @staticmethod
-    def outer(centre, leaves_out):
-        return Outer(centre.shape[:-1] if leaves_out else (centre.shape[0],))
-
+# Quadratic forms by their centre and matrix; the size is that of a batch of them.
+Forms = declare(
+    name="Forms",
+    keywords={"fallback": "map"},
+    centre=inner(differentiable=True),
+    matrix=inner(differentiable=True),
+    leaves_out=static(default=True),
+    outer=staticmethod(
+        lambda centre, leaves_out: Outer(centre.shape[:-1] if leaves_out else (centre.shape[0],))
+    ),
+)
 
 PICKS = {
     "list": lambda x: x[[0, 2]],
@@ -423,16 +362,17 @@ PICKS = {
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("pick", PICKS)
-def test_an_index_picks_rows_with_their_further_dims(pick, mode):
-    centre, matrix = torch.rand(4, 2, requires_grad=True), torch.rand(4, 2, 2, requires_grad=True)
-    out = MODES[mode](lambda x: PICKS[pick](x))(Forms(centre, matrix))
-    assert type(out) is Forms and out.shape == PICKS[pick](torch.rand(4)).shape
-    (out.centre.sum() + (out.matrix**2).sum()).backward()
-    torch.testing.assert_close(out.matrix.detach(), PICKS[pick](matrix).detach())
-    expected = torch.autograd.grad((PICKS[pick](matrix) ** 2).sum(), matrix)[0]
-    torch.testing.assert_close(matrix.grad, expected)
+def test_an_index_picks_rows_with_their_further_dims(pick, door):
+    run = DOORS[door](PICKS[pick])
+
+    def picked(centre, matrix):
+        out = run(Forms(centre, matrix))
+        assert type(out) is Forms and out.shape == PICKS[pick](torch.rand(4)).shape
+        return out.centre, out.matrix
+
+    agree(picked, lambda *parts: tuple(map(PICKS[pick], parts)), numbers((4, 2), (4, 2, 2)))
 
 
 def test_an_outer_that_shows_further_dims_is_named():
@@ -454,23 +394,18 @@ def test_operands_that_share_memory_are_no_matter_of_sizes():
 # ---- inner tensors of other sizes --------------------------------------------------------------------------
 
 
-class Parts(TensorSubclass, fallback="map"):
-    """Two inner tensors of any sizes; the value has that of the first."""
-
-    first: Tensor = inner()
-    second: Tensor = inner()
+# Two inner tensors of any sizes; the value has that of the first.
+Parts = declare(name="Parts", keywords={"fallback": "map"}, first=inner(), second=inner())
 
 
-class Wide(TensorSubclass, fallback="map"):
-    """A matrix and an offset, shown as one matrix with a column more."""
-
-    matrix: Tensor = inner(shape="... 2 2")
-    offset: Tensor = inner(shape="... 2")
-
-    @staticmethod
-    def outer(matrix):
-        return Outer((*matrix.shape[:-1], matrix.shape[-1] + 1))
-
+# A matrix and an offset, shown as one matrix with a column more.
+Wide = declare(
+    name="Wide",
+    keywords={"fallback": "map"},
+    matrix=inner(shape="... 2 2"),
+    offset=inner(shape="... 2"),
+    outer=staticmethod(lambda matrix: Outer((*matrix.shape[:-1], matrix.shape[-1] + 1))),
+)
 
 OTHER_SIZES = {
     "a shift": lambda: Parts(torch.rand(3, 3), torch.rand(3)),
@@ -498,43 +433,51 @@ NAMING = {
 @pytest.mark.parametrize("kind", OTHER_SIZES)
 def test_what_names_dims_or_sizes_is_refused_on_an_inner_tensor_of_another_size(kind, op, door):
     """The same dims mean other elements there: a sum over rows, the half of an image, a gradient by another size."""
-    run = NAMING[op]
-    call = run if door == "eager" else desugar.compile(lambda x: run(x), backend="eager")
     words = (
         r"has other elements where the op names dims, sizes or all.*write a rule: @(Parts|Wide)\.implements"
     )
     if kind == "a scale" and op == "interpolate":
         words = "has other elements|upsample"
     with pytest.raises(DispatchError if door == "eager" else Exception, match=words):
-        call(OTHER_SIZES[kind]())
+        DOORS[door](NAMING[op])(OTHER_SIZES[kind]())
 
 
+def check_mapped(fn, x):
+    torch.testing.assert_close(fn(x).unwrap(), tuple(map(fn, x.unwrap())))
+
+
+NAMING_NONE = {
+    "product": lambda x: x * 2,
+    "exp": lambda x: (x - 1).exp(),
+    "zeros": torch.zeros_like,
+    "clone": torch.clone,
+    "sum": lambda x: x + x,
+    "double": lambda x: x.double(),
+}
+
+
+@pytest.mark.parametrize("op", NAMING_NONE)
 @pytest.mark.parametrize("kind", OTHER_SIZES)
-def test_what_names_none_maps_over_inner_tensors_of_another_size(kind):
-    for fn in (
-        lambda x: x * 2,
-        lambda x: (x - 1).exp(),
-        torch.zeros_like,
-        torch.clone,
-        lambda x: x + x,
-        lambda x: x.double(),
-    ):
-        x = OTHER_SIZES[kind]()
-        for got, held in zip(fn(x).unwrap(), x.unwrap(), strict=True):
-            torch.testing.assert_close(got, fn(held))
+def test_what_names_none_maps_over_inner_tensors_of_another_size(kind, op):
+    check_mapped(NAMING_NONE[op], OTHER_SIZES[kind]())
 
 
-def test_views_move_a_dim_of_size_one():
-    x = Parts(torch.rand(4, 3), torch.rand(4, 1))
-    for fn in (
+@pytest.mark.parametrize(
+    "fn",
+    [
         lambda t: t.t(),
         lambda t: t[1:3],
         lambda t: t[2],
         lambda t: t.unsqueeze(0),
         lambda t: t.movedim(0, -1),
-    ):
-        for got, held in zip(fn(x).unwrap(), x.unwrap(), strict=True):
-            assert torch.equal(got, fn(held))
+        lambda t: t * torch.tensor([[1.0], [2.0], [3.0], [4.0]]),
+        lambda t: t * torch.full((1,), 2.0),
+        lambda t: t * torch.full((1, 1), 2.0),
+        lambda t: t * torch.tensor(2.0),
+    ],
+)
+def test_a_dim_of_size_one_is_moved_and_takes_plain_operands_that_add_no_elements(fn):
+    check_mapped(fn, Parts(torch.rand(4, 3), torch.rand(4, 1)))
 
 
 PLAIN = {
@@ -561,13 +504,8 @@ def test_a_plain_operand_has_no_elements_of_an_inner_tensor_of_another_size(kind
         WITH_PLAIN[op](make(), plain)
 
 
-def test_a_plain_operand_that_adds_no_elements():
-    x = Parts(torch.rand(4, 3), torch.rand(4, 1))
-    for plain in (torch.rand(4, 1), torch.rand(1), torch.rand(1, 1), torch.tensor(2.0)):
-        for got, held in zip((x * plain).unwrap(), x.unwrap(), strict=True):
-            assert torch.equal(got, held * plain)
-    x = Parts(torch.rand(4, 3), torch.rand(3))
-    assert torch.equal((x * torch.ones(3)).second, x.second)
+def test_a_plain_operand_of_the_size_of_each():
+    check_mapped(lambda t: t * torch.ones(3), Parts(torch.rand(4, 3), torch.rand(3)))
 
 
 def test_further_dims_without_an_outer():
@@ -587,115 +525,87 @@ def test_further_dims_without_an_outer():
 # ---- views that torch.compile remakes ----------------------------------------------------------------------
 
 
-class Halves(TensorSubclass):
-    """Numbers, each stored twice as large, with views by rules and an `outer` that gives sizes alone, or strides."""
-
-    double: Tensor = inner()
-    knows: bool = static(default=True)
-
-    @staticmethod
-    def outer(double, knows):
-        if knows:
-            return Outer(double.shape, stride=double.stride(), storage_offset=double.storage_offset())
-        return Outer(double.shape)
+def sizes_alone_or_strides(double, knows):
+    if knows:
+        return Outer(double.shape, stride=double.stride(), storage_offset=double.storage_offset())
+    return Outer(double.shape)
 
 
-@Halves.implements(aten.slice.Tensor)
-def _(func, x, *args, **kwargs):
-    return Halves(func(x.double, *args, **kwargs), knows=x.knows)
-
-
-@Halves.implements(aten.as_strided.default)
-def _(func, x, *args, **kwargs):
-    return Halves(func(x.double, *args, **kwargs), knows=x.knows)
+# Numbers, each stored twice as large, with views by rules.
+Halves = declare(
+    double=inner(),
+    knows=static(default=True),
+    outer=staticmethod(sizes_alone_or_strides),
+    rules=dict.fromkeys(
+        [aten.slice.Tensor, aten.as_strided.default],
+        lambda func, x, *args, **kwargs: Halves(func(x.double, *args, **kwargs), knows=x.knows),
+    ),
+)
 
 
 def test_a_view_with_other_strides_than_its_outer_gives_is_refused_where_it_is_remade():
     def tail(x):
         return x[2:]
 
-    def stock(**options):
-        return torch.compile(tail, backend="aot_eager", **options)
-
     double = torch.arange(6.0)
-    assert stock()(Halves(double)).double.tolist() == [2.0, 3.0, 4.0, 5.0]
+    assert by_stock(tail)(Halves(double)).double.tolist() == [2.0, 3.0, 4.0, 5.0]
     with pytest.raises(
         Exception, match=r"result has stride \(1,\) and offset 0, and the view has .* offset 2.*outer give"
     ):
-        stock(fullgraph=True)(Halves(double, knows=False))
-    for f in (tail, stock(), desugar.compile(tail, backend="eager")):
+        by_stock(tail, fullgraph=True)(Halves(double, knows=False))
+    for f in (tail, by_stock(tail), by_desugar(tail)):
         assert f(Halves(double, knows=False)).double.tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
-class Diagonal(TensorSubclass, fallback="materialize"):
-    """A diagonal matrix, which is its own transpose."""
+# A diagonal matrix, which is its own transpose.
+Diagonal = declare(
+    keywords={"fallback": "materialize"},
+    materialize=lambda self: self.held.diag(),
+    outer=staticmethod(lambda held: Outer((held.shape[0], held.shape[0]))),
+    rules={aten.transpose.int: lambda func, x, *args: Diagonal(aten.alias(x.held))},
+)
+TURNED = {
+    "a view": (
+        lambda x: x.transpose(0, 1),
+        r"none for aten.as_strided.default, with which torch.compile .*compile it with desugar\.compile",
+    ),
+    "a copy": (
+        lambda x: x.transpose(0, 1).clone(),
+        r"return x\.materialize\(\), or compile the function with desugar\.compile",
+    ),
+}
 
-    held: Tensor = inner()
 
-    def materialize(self):
-        return self.held.diag()
-
-    @staticmethod
-    def outer(held):
-        return Outer((held.shape[0], held.shape[0]))
-
-
-@Diagonal.implements(aten.transpose.int)
-def _(func, x, *args):
-    return Diagonal(aten.alias(x.held))
-
-
-def test_the_derivative_of_a_view_that_torch_compile_remade():
-    def turned(x):
-        return x.transpose(0, 1)
+@pytest.mark.parametrize("name", TURNED)
+def test_the_derivative_of_a_view_that_torch_compile_remade(name):
+    turned, words = TURNED[name]
 
     def gradient(f):
         t = torch.randn(3, requires_grad=True)
         return torch.autograd.grad(f(Diagonal(t)).materialize().sum(), t)[0].tolist()
 
-    assert gradient(turned) == [1.0, 1.0, 1.0]
-    with pytest.raises(
-        DispatchError,
-        match=r"none for aten.as_strided.default, with which torch.compile .*compile it with desugar\.compile",
-    ):
-        gradient(torch.compile(turned, backend="aot_eager"))
-    assert gradient(desugar.compile(turned, backend="eager")) == [1.0, 1.0, 1.0]
-    with pytest.raises(
-        Exception, match=r"return x\.materialize\(\), or compile the function with desugar\.compile"
-    ):
-        gradient(torch.compile(lambda x: turned(x).clone(), backend="aot_eager"))
-    assert gradient(desugar.compile(lambda x: turned(x).clone(), backend="eager")) == [1.0, 1.0, 1.0]
+    assert gradient(turned) == gradient(by_desugar(turned)) == [1.0, 1.0, 1.0]
+    with pytest.raises(Exception, match=words):
+        gradient(by_stock(turned))
 
 
 # ---- a view of its own size --------------------------------------------------------------------------------
 
 
-class Doubled(TensorSubclass, fallback="materialize"):
-    held: Tensor = inner(differentiable=True)
-
-    def materialize(self):
-        return 2 * self.held
-
-
-class Alone(TensorSubclass):
-    """Any op is an error."""
-
-    held: Tensor = inner(differentiable=True)
+Doubled = declare(
+    keywords={"fallback": "materialize"},
+    held=inner(differentiable=True),
+    materialize=lambda self: 2 * self.held,
+)
+Alone = declare(held=inner(differentiable=True))  # any op is an error
 
 
 @pytest.mark.parametrize("cls", [Doubled, Alone])
-@pytest.mark.parametrize("door", ["eager", "aot_eager", "desugar"])
+@three_doors
 def test_a_view_of_its_own_size_is_the_value(cls, door):
-    compiled = {
-        "eager": lambda f: f,
-        "aot_eager": lambda f: torch.compile(f, backend="aot_eager", dynamic=True),
-        "desugar": lambda f: desugar.compile(f, backend="eager", dynamic=True),
-    }[door](lambda x: 3 * x.view(x.shape).held)
+    compiled = DOORS[door](lambda x: 3 * x.view(x.shape).held, dynamic=True)
     for n in (2, 3, 5):
-        held = torch.ones(n, requires_grad=True)
-        y = compiled(cls(held))
-        assert y.tolist() == [3.0] * n
-        assert torch.autograd.grad(y.sum(), held)[0].tolist() == [3.0] * n
+        agree(lambda held: compiled(cls(held)), lambda held: 3 * held, numbers(n))
 
 
 @pytest.mark.parametrize("cls", [Doubled, Alone])
