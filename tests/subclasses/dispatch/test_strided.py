@@ -1,4 +1,4 @@
-"""as_strided of wrappers whose inner tensors start elsewhere in their storages."""
+"""Strides: as_strided of inner tensors that start elsewhere in their storages, and copies with other strides."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from subclasses import DispatchError, TensorSubclass, inner
-from tests.subclasses.subjects import Nested, Pair, assert_same
+from subclasses import DispatchError, Outer, inner, static
+from tests.doors import DOORS, by_stock
+from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.subjects import Nested, Pair, assert_same, declare
 
 aten = torch.ops.aten
 
@@ -48,13 +50,12 @@ def offsets_survive():
 @pytest.mark.sweep(2)
 @pytest.mark.usefixtures("offsets_survive")
 @pytest.mark.parametrize(
-    "fn", [lambda x: x[1:], lambda x: x.t(), lambda x: (x[1:], x[:1]), lambda x: x[1:].view(-1)[2:]]
+    "fn", [lambda x: (x[1:],), lambda x: (x.t(),), lambda x: (x[1:], x[:1]), lambda x: (x[1:].view(-1)[2:],)]
 )
 @pytest.mark.parametrize("grad", [True, False])
 def test_views_of_arguments_under_torch_compile(fn, grad):
     x = shifted().requires_grad_(grad)
-    out, expected = torch.compile(fn, backend="aot_eager", fullgraph=True)(x), fn(x)
-    for a, b in zip(*(o if isinstance(o, tuple) else (o,) for o in (out, expected)), strict=True):
+    for a, b in zip(by_stock(fn, fullgraph=True)(x), fn(x), strict=True):
         assert a._is_view() and a._base is x
         assert_same(a.detach(), b.detach())
 
@@ -63,7 +64,7 @@ def test_views_of_arguments_under_torch_compile(fn, grad):
 def test_a_remade_view_writes_to_its_base():
     x = shifted()
     before = x.clone()
-    torch.compile(lambda x: x[1:], backend="aot_eager", fullgraph=True)(x).add_(1)
+    by_stock(lambda x: x[1:], fullgraph=True)(x).add_(1)
     assert_same(x[1:].clone(), before[1:] + 1)
     assert_same(x[:1].clone(), before[:1].clone())
 
@@ -75,15 +76,117 @@ def test_inner_tensors_with_other_strides_are_refused():
 
 
 def test_a_class_that_makes_views_itself_must_remake_them():
-    class Viewed(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner()
-
-        def materialize(self):
-            return self.held * 2
-
+    Viewed = declare(
+        name="Viewed", keywords={"fallback": "materialize"}, materialize=lambda self: self.held * 2
+    )
     assert type(Viewed(torch.ones(3)).as_strided((2,), (1,))) is Tensor
     Viewed.implements(aten.slice.Tensor)(lambda func, x, *args: Viewed(func(x.held, *args)))
     with pytest.raises(
         DispatchError, match=r"Viewed has a rule for aten.slice.Tensor, and none for aten.as_str"
     ):
         Viewed(torch.ones(3)).as_strided((2,), (1,))
+
+
+# ---- views of leading dims, whose inner tensors are read, at changing sizes ------------------------------------
+
+
+def rotation_class(differentiable):
+    field = inner(differentiable=differentiable, shape="...")
+    return declare(c=field, s=inner(differentiable=differentiable, shape="..."))
+
+
+VIEWS = {
+    "permute": lambda x: x.permute(1, 0),
+    "view": lambda x: x.view(-1),
+    "slice": lambda x: x[1:],
+    "unsqueeze": lambda x: x.unsqueeze(0),
+    "expand": lambda x: x.expand(2, *x.shape),
+}
+
+
+@pytest.mark.sweep(21)
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_is_read(name, differentiable, door):
+    Rotation, view = rotation_class(differentiable), VIEWS[name]
+
+    def read(x):
+        x = view(x)
+        return x.c.sin() if differentiable else torch.atan2(*reversed(x.unwrap()))
+
+    compiled = DOORS[door](read)
+    for n in (4, 5, 6):
+        agree(
+            lambda a: compiled(Rotation(a.cos(), a.sin())),
+            lambda a: view(a).cos().sin() if differentiable else view(a),
+            numbers((n, 3)),
+        )
+
+
+# ---- contiguous copies of a value whose `outer` gives another stride: `reshape` and `flatten` ask for it --------
+
+
+def channels_first(pixels):
+    shown = pixels.movedim(-1, -3)
+    return Outer(shown.shape, shown.stride(), storage_offset=shown.storage_offset())
+
+
+# Channels last inside, first outside.
+Images = declare(
+    keywords={"fallback": "materialize"},
+    pixels=inner(differentiable=True),
+    outer=staticmethod(channels_first),
+    materialize=lambda self: self.pixels.movedim(-1, -3) * 2,
+)
+CALLS = {
+    "reshape": lambda x: x.reshape(2, -1),
+    "flatten": lambda x: x.flatten(1),
+    "ravel": lambda x: x.ravel(),
+    "contiguous": lambda x: x.contiguous().view(2, -1),
+    "clone": lambda x: x.clone(memory_format=torch.contiguous_format),
+}
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("call", CALLS)
+def test_values_and_gradients_of_contiguous_copies(call, door):
+    run, sizes = DOORS[door](lambda x: CALLS[call](x) * 3), numbers((2, 4, 2, 3))
+    agree(lambda t: run(Images(t)), lambda t: CALLS[call](t.movedim(-1, -3) * 2) * 3, sizes)
+    assert CALLS[call](Images(*sizes)).is_contiguous()
+
+
+def test_a_copy_that_keeps_its_stride_stays_a_value():
+    x = Images(torch.rand(2, 4, 2, 3))
+    assert type(x.clone()) is Images and x.clone().stride() == x.stride()
+
+
+def transposed_outside(rows, turned):
+    m, n = rows.shape
+    return Outer((n, m), stride=(1, n)) if turned else Outer((m, n))
+
+
+# A transpose is a flag, and the strides of the value tell of it.
+Matrix = declare(
+    keywords={"fallback": "materialize"},
+    rows=inner(differentiable=True),
+    turned=static(default=False),
+    outer=staticmethod(transposed_outside),
+    materialize=lambda self: self.rows.t() if self.turned else self.rows + 0,
+    rules={aten.t: lambda func, x: Matrix(x.rows, turned=not x.turned)},
+)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("size", [(2, 3), (3, 3), (1, 3)])
+@pytest.mark.parametrize("door", [door for door in DOORS if door != "stock"])
+def test_a_result_with_strides_of_its_own_has_a_gradient(door, size):
+    run = DOORS[door](lambda x: x.t().clone())
+
+    def turned(rows):
+        out = run(Matrix(rows))
+        assert type(out) is Matrix and out.turned
+        return out.materialize() ** 2
+
+    agree(turned, lambda rows: rows.t() ** 2, numbers(size))
