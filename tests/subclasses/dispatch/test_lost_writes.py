@@ -6,40 +6,33 @@ import pytest
 import torch
 from torch import Tensor
 
-import desugar
 import subclasses
-from subclasses import DispatchError, TensorSubclass, inner
-from tests.subclasses.subjects import MODES
+from subclasses import DispatchError, inner
+from tests.doors import COMPILED, DOORS
+from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.subjects import declare
+
+aten = torch.ops.aten
 
 
-class Length(TensorSubclass):
-    number: Tensor = inner()
+def arithmetic(func, x, y):
+    return Length(func(*(v.number if isinstance(v, Length) else v for v in (x, y))))
 
 
-@Length.implements(subclasses.arithmetic)
-def _(func, x, y):
-    return Length(*(func(*(v.number if isinstance(v, Length) else v for v in (x, y))),))
+Length = declare(number=inner(), rules={subclasses.arithmetic: arithmetic})
+Returning = declare(
+    keywords={"fallback": "materialize"},
+    number=inner(),
+    materialize=lambda self: self.number * 2,
+    rules={
+        aten.add_.Tensor: lambda func, x, y: Returning(func(x.number, y)),
+        aten.sub_.Tensor: lambda func, x, y: (func(x.number, y), x)[1],
+        Tensor.mul_: lambda func, x, y: (x.number.mul_(y), None)[1],
+    },
+)
 
 
-class Returning(TensorSubclass, fallback="materialize"):
-    number: Tensor = inner()
-
-    def materialize(self):
-        return self.number * 2
-
-
-@Returning.implements(torch.ops.aten.add_.Tensor)
-def _(func, x, y):
-    return Returning(func(x.number, y))
-
-
-@Returning.implements(torch.ops.aten.sub_.Tensor)
-def _(func, x, y):
-    func(x.number, y)
-    return x
-
-
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("door", ["eager", "desugar"])
 @pytest.mark.parametrize(
     ("number", "write"),
     [
@@ -51,14 +44,13 @@ def _(func, x, y):
     ],
     ids=["a factor", "a division", "a complex factor", "a bool", "out"],
 )
-def test_no_dtype_is_narrowed(number, write, compiled):
+def test_no_dtype_is_narrowed(number, write, door):
     """As for plain tensors."""
     with pytest.raises(RuntimeError, match="can't be cast"):
         write(number.clone())
     x = Length(number.clone())
-    run = desugar.compile(write, backend="eager") if compiled else write
     with pytest.raises(RuntimeError, match=r"result type .* can't be cast"):
-        run(x)
+        DOORS[door](write)(x)
     assert x.number.equal(number)
 
 
@@ -72,26 +64,17 @@ def test_what_can_be_cast_is_written():
     assert x.number.tolist() == [1, 2]
 
 
-def test_a_rule_that_writes_is_taken():
-    x = Returning(torch.ones(3))
-    y = x
+def test_a_rule_that_writes_is_taken_and_returns_something():
+    x = y = Returning(torch.ones(3))
     x += 3
     x -= 1
     assert x is y and x.number.tolist() == [3, 3, 3]
-
-
-def test_an_in_place_method_returns_something():
-    @Returning.implements(Tensor.mul_)
-    def _(func, x, y):
-        x.number.mul_(y)
-
     with pytest.raises(DispatchError, match="returned None for these arguments, and callers expect a result"):
-        Returning(torch.ones(3)).mul_(2)
+        x.mul_(2)
 
 
 # ---- a rule that writes returns what it wrote to -------------------------------------------------------------
 
-aten = torch.ops.aten
 OPS = {
     "an op": (aten.mul_.Tensor, lambda x: x.mul_(2)),
     "an operator": (aten.mul_.Tensor, lambda x: x.__imul__(2)),
@@ -101,11 +84,8 @@ OPS = {
 
 
 def ruled(op, rule):
-    class Ruled(TensorSubclass):
-        number: Tensor = inner()
-
-    Ruled.implements(op)(lambda func, x, y, **_: rule(Ruled, x, y))
-    return Ruled(torch.ones(2))
+    cls = declare(name="Ruled", number=inner(), rules={op: lambda func, x, y, **_: rule(cls, x, y)})
+    return cls(torch.ones(2))
 
 
 LOST = {
@@ -120,52 +100,48 @@ WRITTEN = {
 }
 
 
+MEMORY = r"returned a value with memory of its own.*x\.number\.copy_"
+
+
 @pytest.mark.parametrize("rule", LOST)
 @pytest.mark.parametrize("op", OPS)
 def test_a_new_value_in_place_of_the_written_one_is_refused(op, rule):
     key, write = OPS[op]
-    with pytest.raises(DispatchError, match=r"returned a value with memory of its own.*x\.number\.copy_"):
+    with pytest.raises(DispatchError, match=MEMORY):
         write(ruled(key, LOST[rule]))
-
-
-def written_beside_a_kept_one(grad):
-    class Counted(TensorSubclass, fallback="map"):
-        number: Tensor = inner()
-        count: Tensor = inner(dtype=torch.int64)
-
-    @Counted.implements(aten.sub_.Tensor)
-    def _(func, x, y, alpha=1):
-        return Counted(x.number - y, x.count)
-
-    leaf = torch.ones(2, requires_grad=grad)
-    return Counted(leaf * 1, torch.zeros(2, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_new_value_that_shares_an_inner_tensor_of_ints_is_refused(grad):
-    x = written_beside_a_kept_one(grad)
-    with pytest.raises(DispatchError, match=r"returned a value with memory of its own.*x\.number\.copy_"):
+    cls = declare(
+        keywords={"fallback": "map"},
+        number=inner(),
+        count=inner(dtype=torch.int64),
+        rules={aten.sub_.Tensor: lambda func, x, y, alpha=1: cls(x.number - y, x.count)},
+    )
+    x = cls(torch.ones(2, requires_grad=grad) * 1, torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(DispatchError, match=MEMORY):
         x.sub_(torch.ones(2))
     assert x.detach().number.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_rule_that_assigns_inner_tensors(grad):
-    class Assigned(TensorSubclass, fallback="map"):
-        number: Tensor = inner()
-
-    @Assigned.implements(aten.mul_.Tensor)
-    def _(func, x, y):
+    def assign(func, x, y):
         x.number = x.number * y
         return x
 
-    leaf = torch.full((2,), 3.0, requires_grad=grad)
-    x = Assigned(leaf * 1)
-    assert x.mul_(2 * leaf) is x
-    assert x.detach().number.tolist() == [18, 18]
+    cls = declare(keywords={"fallback": "map"}, number=inner(), rules={aten.mul_.Tensor: assign})
+
+    def multiplied(t):
+        x = cls(t * 1)
+        assert x.mul_(2 * t) is x
+        return x.unwrap("number")
+
     if grad:
-        (gradient,) = torch.autograd.grad(x.unwrap("number").sum(), leaf)
-        assert gradient.tolist() == [12, 12]
+        agree(multiplied, lambda t: 2 * t * t, numbers(2))
+    else:
+        assert multiplied(torch.full((2,), 3.0)).tolist() == [18, 18]
 
 
 @pytest.mark.parametrize("rule", WRITTEN)
@@ -181,57 +157,46 @@ def test_what_was_written_is_returned_in_any_form(op, rule):
 @pytest.mark.parametrize("op", ["an op", "an operator"])
 def test_what_was_written_has_a_gradient_in_any_form(op, rule):
     key, write = OPS[op]
-    x = ruled(key, WRITTEN[rule])
-    leaf = x.number.requires_grad_()
-    x = type(x)(leaf * 1)
-    write(x)
-    assert x.detach().number.tolist() == [2.0, 2.0]
-    (gradient,) = torch.autograd.grad(x.unwrap("number").sum(), leaf)
-    assert gradient.tolist() == [2.0, 2.0]
+    cls = type(ruled(key, WRITTEN[rule]))
+
+    def written(t):
+        x = cls(t * 1)
+        write(x)
+        return x.unwrap("number"), x.detach().number
+
+    agree(written, lambda t: (2 * t, 2 * t.detach()), numbers(2))
 
 
-@pytest.mark.parametrize(
-    "compiled",
-    [
-        lambda fn: desugar.compile(fn, backend="eager"),
-        lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
-        lambda fn: torch.compile(fn, backend="aot_eager"),
-    ],
-)
+@pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("op", ["an op", "a method"])
-def test_rules_that_write_in_a_compiled_function(op, compiled):
+def test_rules_that_write_in_a_compiled_function(op, door):
     key, write = OPS[op]
     x = ruled(key, WRITTEN["itself"])
-    compiled(write)(x)
+    COMPILED[door](write)(x)
     assert x.number.tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize(("dtype", "wanted"), [(torch.float32, [2.0, 2.0]), (torch.float64, [2.0, 2.0])])
-def test_a_plain_result_is_written_to_a_plain_out(dtype, wanted):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_plain_result_is_written_to_a_plain_out(dtype):
     x = ruled(aten.mul.Tensor, LOST["a plain tensor"])
     out = torch.empty(0, dtype=dtype)
     assert torch.mul(x, 2, out=out) is out
-    assert out.tolist() == wanted and out.dtype == dtype
+    assert out.tolist() == [2.0, 2.0] and out.dtype == dtype
 
 
-def test_a_plain_out_narrows_no_dtype():
-    x, out = ruled(aten.mul.Tensor, LOST["a plain tensor"]), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(RuntimeError, match=r"float32 can't be cast to the torch\.int64 of out="):
-        torch.mul(x, 2, out=out)
+def test_a_plain_out_narrows_no_dtype_and_takes_no_value():
+    out = torch.zeros(2, dtype=torch.int64)
+    for rule, error, words in (
+        ("a plain tensor", RuntimeError, r"float32 can't be cast to the torch\.int64 of out="),
+        ("a value", DispatchError, r"passed as out=.*leave out= out, or pass a Ruled"),
+    ):
+        with pytest.raises(error, match=words):
+            torch.mul(ruled(aten.mul.Tensor, LOST[rule]), 2, out=out)
     assert out.tolist() == [0, 0]
 
 
-def test_a_value_does_not_fit_a_plain_out():
-    x = ruled(aten.mul.Tensor, LOST["a value"])
-    with pytest.raises(DispatchError, match=r"passed as out=.*leave out= out, or pass a Ruled"):
-        torch.mul(x, 2, out=torch.empty(2))
-
-
 def test_set_of_a_plain_tensor_would_let_inner_tensors_share_memory():
-    class Two(TensorSubclass, fallback="map"):
-        a: Tensor = inner()
-        b: Tensor = inner()
-
+    Two = declare(name="Two", keywords={"fallback": "map"}, a=inner(), b=inner())
     x, y = Two(torch.zeros(2), torch.ones(2)), Two(torch.ones(2), torch.zeros(2))
     with pytest.raises(
         DispatchError, match=r"share memory; pass a Two, or set one inner tensor, as x\.a\.set_"
@@ -243,48 +208,35 @@ def test_set_of_a_plain_tensor_would_let_inner_tensors_share_memory():
 
 # ---- x[index] = value --------------------------------------------------------------------------------------------
 
-aten = torch.ops.aten
 
-
-class Rows(TensorSubclass, fallback="materialize"):
-    """Columns of a row come back plain, as the guide says of one case of a rule."""
-
-    raw: Tensor = inner()
-
-    def materialize(self):
-        return self.raw * 2
-
-
-@Rows.implements(aten.select, aten.slice)
-def _(func, x, dim=0, *args):
+def columns_or_rows(func, x, dim=0, *args):
     if dim % x.ndim == x.ndim - 1:
         return func(x.materialize(), dim, *args)
     return Rows(func(x.raw, dim, *args))
 
 
-@Rows.implements(aten.copy_)
-def _(func, x, y, non_blocking=False):
+def copied(func, x, y, non_blocking=False):
     func(x.raw, (y.materialize() if isinstance(y, Rows) else y) / 2)
     return x
 
 
-class Product(TensorSubclass, fallback="views"):
-    a: Tensor = inner()
-    b: Tensor = inner()
-
-
-@Product.implements(aten.select)
-def _(func, x, dim, i):
-    return func(x.a, dim, i) * func(x.b, dim, i)
-
-
-class Copied(TensorSubclass, fallback="views"):
-    a: Tensor = inner()
-
-
-@Copied.implements(aten.select)
-def _(func, x, dim, i):
-    return Copied(func(x.a, dim, i).clone())
+# Columns of a row come back plain, as the guide says of one case of a rule.
+Rows = declare(
+    keywords={"fallback": "materialize"},
+    raw=inner(),
+    materialize=lambda self: self.raw * 2,
+    rules={aten.select: columns_or_rows, aten.slice: columns_or_rows, aten.copy_: copied},
+)
+Product = declare(
+    keywords={"fallback": "views"},
+    a=inner(),
+    b=inner(),
+    rules={aten.select: lambda func, x, dim, i: func(x.a, dim, i) * func(x.b, dim, i)},
+)
+Copied = declare(
+    keywords={"fallback": "views"},
+    rules={aten.select: lambda func, x, dim, i: Copied(func(x.held, dim, i).clone())},
+)
 
 
 def add_to(x, index, value):
@@ -302,23 +254,23 @@ ITEMS = {
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", DOORS)
 @pytest.mark.parametrize("name", ITEMS)
 def test_an_item_whose_view_is_a_copy_is_not_written(name, mode):
     make, write = ITEMS[name]
     words = r"x\[...\] = value on a \w+: the rule for aten\.\w+\.\w+ returned .* with memory of its own"
     with pytest.raises(DispatchError, match=words):
-        MODES[mode](write)(make())
+        DOORS[mode](write)(make())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", DOORS)
 def test_an_item_whose_view_is_one_is_written(mode):
     x = Rows(torch.ones(3, 4))
 
     def write(x):
         x[1] = torch.full((4,), 6.0)
 
-    MODES[mode](write)(x)
+    DOORS[mode](write)(x)
     assert x.materialize().tolist() == [[2] * 4, [6] * 4, [2] * 4]
 
 
@@ -326,15 +278,12 @@ def test_an_item_whose_view_is_one_is_written(mode):
 
 
 def ruled_by(copy):
-    class Ruled(TensorSubclass, fallback="views"):
-        a: Tensor = inner()
-
-    @Ruled.implements(aten.mul)
-    def _(func, x, y):
-        return Ruled(func(x.a, y))
-
-    Ruled.implements(aten.copy_)(copy)
-    return Ruled(torch.ones(2))
+    cls = declare(
+        keywords={"fallback": "views"},
+        a=inner(),
+        rules={aten.mul: lambda func, x, y: cls(func(x.a, y)), aten.copy_: copy},
+    )
+    return cls(torch.ones(2))
 
 
 WRITES = {
@@ -345,13 +294,12 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_rule_for_copies_that_makes_a_new_value_loses_no_write(write):
-    x = ruled_by(lambda func, x, y, non_blocking=False: type(x)(y.a.clone()))
-    with pytest.raises(DispatchError, match=r"returned a value with memory of its own"):
-        WRITES[write](x)
-
-
-def test_a_rule_for_copies_that_refuses_loses_no_write():
-    x = ruled_by(lambda func, x, y, non_blocking=False: NotImplemented)
-    with pytest.raises(DispatchError, match="for copy_, by which it writes, returned NotImplemented"):
-        x.mul_(2.0)
+def test_a_rule_for_copies_loses_no_write(write):
+    """Neither one that makes a new value, nor one that refuses."""
+    for copy, words in (
+        (lambda x, y: type(x)(y.a.clone()), r"returned a value with memory of its own"),
+        (lambda x, y: NotImplemented, "returned NotImplemented"),
+    ):
+        x = ruled_by(lambda func, x, y, non_blocking=False, copy=copy: copy(x, y))
+        with pytest.raises(DispatchError, match=words):
+            WRITES[write](x)

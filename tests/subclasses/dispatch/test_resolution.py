@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from hypothesis import example, given, strategies as st
 from torch import Tensor
 
-import desugar
-from subclasses import DispatchError, TensorSubclass, inner, strict
+from subclasses import DispatchError, inner, strict
 from subclasses.dispatch.resolution import choose_plan
+from tests.doors import COMPILED
+from tests.subclasses.autograd.judge import agree, numbers
 from tests.subclasses.subjects import (
     FACTORIES,
     Hostile,
@@ -25,10 +26,12 @@ from tests.subclasses.subjects import (
     Scaled,
     Tagged,
     assert_same,
+    declare,
     make_int8,
     make_pair,
 )
 
+modes = pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 aten = torch.ops.aten
 
 # ---- map ---------------------------------------------------------------------------------------------------
@@ -70,7 +73,7 @@ MAPPED = {
 }
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@modes
 @pytest.mark.parametrize("case", MAPPED)
 def test_map_is_eager_on_each_inner_tensor(case, mode):
     fn, x = MAPPED[case], make_pair()
@@ -87,32 +90,19 @@ def test_map_under_torch_compile(case):
     assert_same(torch.compile(fn, backend="aot_eager", fullgraph=True)(x), fn(x))
 
 
-NO_GRADIENT = ("keyword tensor", "like", "new")
-
-
-@pytest.mark.parametrize("case", [c for c in MAPPED if c not in NO_GRADIENT])
+@pytest.mark.parametrize("case", [c for c in MAPPED if c not in ("keyword tensor", "like", "new")])
 def test_gradients_of_mapped_ops(case):
     fn = MAPPED[case]
-    x = make_pair().requires_grad_()
-    a, b = (t.detach().clone().requires_grad_() for t in (x.a, x.b))
-    fn(x).sum().backward()
-    for plain, grad in ((a, x.grad.a), (b, x.grad.b)):
-        out = fn(plain)
-        if out.requires_grad:
-            (expected,) = torch.autograd.grad(out.sum(), plain, allow_unused=True)
-            torch.testing.assert_close(grad, torch.zeros_like(plain) if expected is None else expected)
+    given = numbers((3, 4), (3, 4), dtype=torch.float32)
+    agree(lambda a, b: fn(Pair(a, b)).unwrap(), lambda a, b: (fn(a), fn(b)), given)
 
 
-def test_what_is_absent_keeps_being_absent():
+def test_absent_inner_tensors_metadata_and_an_outer_size_of_ones_own_are_kept():
     x = Optional(torch.ones(3))
-    y = torch.cat([x * 2, x])
-    assert y.extra is None and y.base.tolist() == [2, 2, 2, 1, 1, 1]
-
-
-def test_metadata_is_kept():
+    assert_same(torch.cat([x * 2, x]), Optional(torch.tensor([2.0] * 3 + [1.0] * 3)))
     x = Tagged(torch.ones(3), tag="t", mode=2, length=5)
-    y = (x * x).sum()
-    assert (y.tag, y.mode, y.length, y.held) == ("t", 2, 5, 3)
+    assert_same((x * x).sum(), Tagged(torch.tensor(3.0), tag="t", mode=2, length=5))
+    assert_same(Rows(torch.ones(4), count=3) * 2, Rows(torch.full((4,), 2.0), count=3))
 
 
 @pytest.mark.parametrize(
@@ -126,32 +116,21 @@ def test_different_metadata_is_refused(other, op):
         op(x, y)
 
 
-def test_answers_that_are_no_tensors():
+def test_answers_that_are_no_tensors_must_agree():
     x = Pair(torch.ones(2), torch.ones(2))
     assert torch.equal(x, x) and not torch.equal(x, x + 1)
     assert Pair(torch.tensor(2.0), torch.tensor(2.0)).item() == 2
-    with pytest.raises(DispatchError, match="inner tensors of a Pair disagree"):
-        Pair(torch.tensor(2.0), torch.tensor(3.0)).item()
-
-
-def test_results_of_data_dependent_size_must_agree():
-    x = Pair(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 3.0]))
-    assert x.nonzero().a.tolist() == [[1]]
-    with pytest.raises(DispatchError, match="give results of sizes"):
-        Pair(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0])).nonzero()
-
-
-def test_an_outer_size_of_ones_own():
-    x = Rows(torch.ones(4), count=3)
-    y = x * 2
-    assert (y.shape, y.count, y.row.tolist()) == ((3, 4), 3, [2, 2, 2, 2])
+    assert Pair(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 3.0])).nonzero().a.tolist() == [[1]]
+    for call, words in (
+        (Pair(torch.tensor(2.0), torch.tensor(3.0)).item, "inner tensors of a Pair disagree"),
+        (Pair(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0])).nonzero, "give results of sizes"),
+    ):
+        with pytest.raises(DispatchError, match=words):
+            call()
 
 
 def test_a_declared_dtype_is_kept():
-    class Ints(TensorSubclass, fallback="map"):
-        a: Tensor = inner(dtype=torch.int64)
-
-    x = Ints(torch.arange(3))
+    x = declare(name="Ints", keywords={"fallback": "map"}, a=inner(dtype=torch.int64))(torch.arange(3))
     assert (x * 2).a.tolist() == [0, 2, 4]
     with pytest.raises(DispatchError, match=r"makes Ints.a torch.float32, which is declared torch.int64"):
         x / 2
@@ -161,12 +140,15 @@ def test_lazy_bits_are_carried_out():
     c, t = torch.randn(3, dtype=torch.complex64), torch.randn(3)
     negated = torch.complex(t, t).conj().imag
     assert c.conj().is_conj() and negated.is_neg()
-    assert (Pair(c.conj(), c) * 2).a.equal(c.conj() * 2)
-    assert (Pair(negated, t) * 2).a.equal(negated * 2)
-    assert (Pair(c, c).conj() * 2).a.equal(c.conj() * 2)
     x = Pair(c, c)
     x.a = c.conj()
-    assert (x * 2).a.equal(c.conj() * 2)
+    for made, expected in (
+        (Pair(c.conj(), c), c.conj()),
+        (Pair(negated, t), negated),
+        (Pair(c, c).conj(), c.conj()),
+        (x, c.conj()),
+    ):
+        assert (made * 2).a.equal(expected * 2)
 
 
 def test_gradients_of_complex_values():
@@ -210,7 +192,7 @@ def test_any_chain_of_ops(chain, rows, columns):
 MATERIALIZED = {k: v for k, v in MAPPED.items() if k not in ("linear", "dtype")}  # ruled; rounds
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@modes
 @pytest.mark.parametrize("case", MATERIALIZED)
 def test_materialize_is_eager_on_what_it_stands_for(case, mode):
     fn, x = MATERIALIZED[case], make_int8(size=(3, 4), zero=True)
@@ -240,7 +222,7 @@ VIEWS = {
 
 
 @pytest.mark.sweep(16)
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@modes
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("case", VIEWS)
 def test_what_should_be_a_view_is_a_copy_and_says_so(case, compiled, mode):
@@ -257,13 +239,10 @@ def test_what_should_be_a_view_is_a_copy_and_says_so(case, compiled, mode):
 
 @pytest.mark.parametrize("case", VIEWS)
 def test_gradients_flow_through_the_copy(case):
-    x, plain = (
-        Scaled(torch.randn(4, 3), torch.tensor(2.0)).requires_grad_(),
-        torch.randn(4, 3).requires_grad_(),
-    )
-    for leaf in (x, plain):
-        (VIEWS[case](leaf) * 3).sum().backward()
-    torch.testing.assert_close(x.grad, plain.grad)
+    leaves = [make(torch.randn(4, 3)) for make in (lambda t: Scaled(t, torch.tensor(2.0)), torch.clone)]
+    for leaf in leaves:
+        (VIEWS[case](leaf.requires_grad_()) * 3).sum().backward()
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
 
 
 WRITES = {
@@ -320,7 +299,7 @@ STRUCTURAL = {
 
 
 @pytest.mark.parametrize("case", STRUCTURAL)
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@modes
 def test_a_hostile_class_runs_what_keeps_structure(case, mode):
     with mode():
         x = Hostile(torch.randn(3, 4))
@@ -353,18 +332,18 @@ def test_the_error_is_a_not_implemented_error_and_names_what_came():
 # ---- derived from the schema -------------------------------------------------------------------------------
 
 
-class Ruled(TensorSubclass):
-    held: Tensor = inner()
-
-
-@Ruled.implements(aten.add.Tensor, aten.clamp.default)
-def _(func, x, *args, **kwargs):
-    return Ruled(func(x.held, *[getattr(a, "held", a) for a in args], **kwargs))
-
-
-@Ruled.implements(aten.aminmax.default)
-def _(func, x, **kwargs):
-    return tuple(map(Ruled, func(x.held, **kwargs)))
+Ruled = declare(
+    name="Ruled",
+    rules={
+        **dict.fromkeys(
+            [aten.add.Tensor, aten.clamp.default],
+            lambda func, x, *args, **kwargs: Ruled(
+                func(x.held, *[getattr(a, "held", a) for a in args], **kwargs)
+            ),
+        ),
+        aten.aminmax.default: lambda func, x, **kwargs: tuple(map(Ruled, func(x.held, **kwargs))),
+    },
+)
 
 
 def test_in_place_and_out_follow_from_the_functional_rule():
@@ -392,23 +371,17 @@ def test_a_result_that_does_not_fit_is_not_written():
 # ---- decompositions ----------------------------------------------------------------------------------------
 
 
-def test_decompose_is_redispatched():
-    class Open(Ruled, decompose=True):
-        pass
+def box(cls, *values):
+    return [cls(torch.full((2,), float(v))) for v in values]
 
-    class Some(Ruled, decompose=[aten.addcmul]):
-        pass
 
-    def box(cls, *values):
-        return [cls(torch.full((2,), float(v))) for v in values]
-
-    for cls in (Open, Some):
-        cls.implements(aten.mul.Tensor)(
-            lambda func, x, y, cls=cls: cls(func(*[getattr(t, "held", t) for t in (x, y)]))
-        )
-        assert torch.addcmul(*box(cls, 1, 2, 3)).held.tolist() == [7, 7]
+@pytest.mark.parametrize("decompose", [True, [aten.addcmul]])
+def test_decompose_is_redispatched(decompose):
+    multiply = lambda func, x, y: cls(func(*[getattr(t, "held", t) for t in (x, y)]))  # noqa: E731
+    cls = declare(Ruled, keywords={"decompose": decompose}, rules={aten.mul.Tensor: multiply})
+    assert torch.addcmul(*box(cls, 1, 2, 3)).held.tolist() == [7, 7]
     with pytest.raises(DispatchError):
-        F.silu(Some(torch.ones(2)))
+        F.silu(cls(torch.ones(2)))
     with pytest.raises(DispatchError, match=r"Ruled has no rule for aten.addcmul"):
         torch.addcmul(*box(Ruled, 1, 2, 3))
 
@@ -419,10 +392,7 @@ def test_decompose_is_redispatched():
 )
 def test_a_part_without_a_rule_is_told_as_the_op_that_has_none(call, op):
     """And not as a prim, of which the author has not heard."""
-
-    class Open(TensorSubclass, decompose=True):
-        held: Tensor = inner()
-
+    Open = declare(name="Open", keywords={"decompose": True})
     with pytest.raises(DispatchError, match=rf"Open has no rule for aten\.{op}.*add one with") as found:
         call(Open(torch.ones(2)))
     assert "forward mode" not in str(found.value)
@@ -452,11 +422,8 @@ def test_dtype_changes_the_inner_tensors_that_have_the_outer_one():
 
 
 def test_a_dtype_that_the_class_cannot_take_on():
-    class Fixed(TensorSubclass):
-        a: Tensor = inner(dtype=torch.float32)
-
     with pytest.raises(DispatchError, match=r"no rule for aten._to_copy"):
-        Fixed(torch.ones(2)).half()
+        declare(a=inner(dtype=torch.float32))(torch.ones(2)).half()
 
 
 def test_integers_stay_when_emptied():
@@ -468,15 +435,9 @@ def test_integers_stay_when_emptied():
 
 
 def test_an_unknown_subclass_is_asked_first():
-    class Other(Ruled):
-        pass
-
-    class Stranger(TensorSubclass):
-        inside: Tensor = inner()
-
     with pytest.raises(TypeError, match=r"[Mm]ultiple dispatch failed|no implementation found"):
-        torch.add(make_pair(), Stranger(torch.ones(3, 4)))
-    assert (Ruled(torch.ones(2)) + Other(torch.ones(2))).held.tolist() == [2, 2]
+        torch.add(make_pair(), declare()(torch.ones(3, 4)))
+    assert (Ruled(torch.ones(2)) + declare(Ruled)(torch.ones(2))).held.tolist() == [2, 2]
 
 
 def test_a_wrapper_inside_a_wrapper_may_meet_its_inner_class():
@@ -488,10 +449,7 @@ def test_a_wrapper_inside_a_wrapper_may_meet_its_inner_class():
 # ---- a class and its base ------------------------------------------------------------------------------------
 
 
-class Child(Pair):
-    c: Tensor = inner()
-
-
+Child = declare(Pair, name="Child", c=inner())
 MIXED = {
     "x + y": lambda x, y: x + y,
     "y + x": lambda x, y: y + x,
@@ -513,31 +471,18 @@ def test_values_of_a_class_and_its_base_are_not_mixed(name):
 
 
 def test_an_inner_value_of_the_base_is_shared_as_it_is():
-    class Holder(Pair):
-        pass
-
     inside = Pair(torch.ones(2), torch.ones(2))
-    x = Holder(inside, inside)
+    x = declare(Pair)(inside, inside)
     assert torch.equal((x + inside).a.a, torch.full((2,), 2.0))
 
 
 # ---- two declared classes ----------------------------------------------------------------------------------
 
 
-def two_classes(one, other):
-    class One(TensorSubclass, fallback=one):
-        held: Tensor = inner()
-
-        def materialize(self):
-            return self.held * 1
-
-    class Other(TensorSubclass, fallback=other):
-        held: Tensor = inner()
-
-        def materialize(self):
-            return self.held * 1
-
-    return One, Other
+def values_of_two_classes(one="materialize", other="materialize"):
+    for name, fallback in (("One", one), ("Other", other)):
+        cls = declare(name=name, keywords={"fallback": fallback}, materialize=lambda self: self.held * 1)
+        yield cls(torch.ones(2))
 
 
 CALLS = {
@@ -551,42 +496,36 @@ CALLS = {
 }
 
 
+NONE = r"none of the classes has a rule.*@O\w+\.implements\(torch\.ops\.aten"
+
+
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("one", ["map", "materialize", "error"])
 @pytest.mark.parametrize("other", ["map", "materialize"])
 def test_an_op_that_both_leave_to_the_other(call, one, other):
-    One, Other = two_classes(one, other)
-    x, y = One(torch.ones(2)), Other(torch.ones(2))
+    x, y = values_of_two_classes(one, other)
     for operands in ((x, y), (y, x)):
-        with pytest.raises(
-            DispatchError, match=r"none of the classes has a rule.*@O\w+\.implements\(torch\.ops\.aten"
-        ):
+        with pytest.raises(DispatchError, match=NONE):
             CALLS[call](*operands)
 
 
-@pytest.mark.parametrize("door", ["aot_eager", "desugar"])
-def test_equality_of_two_classes_compiled(door):
-    One, Other = two_classes("materialize", "materialize")
-    compile_ = {
-        "aot_eager": lambda f: torch.compile(f, backend="aot_eager"),
-        "desugar": lambda f: desugar.compile(f, backend="eager"),
-    }[door]
-    for call in ("==", "!="):
-        with pytest.raises(DispatchError, match="none of the classes has a rule"):
-            compile_(CALLS[call])(One(torch.ones(2)), Other(torch.ones(2)))
+@pytest.mark.parametrize("door", ["stock", "desugar"])
+@pytest.mark.parametrize("call", ["==", "!="])
+def test_equality_of_two_classes_compiled(call, door):
+    with pytest.raises(DispatchError, match=NONE):
+        COMPILED[door](CALLS[call])(*values_of_two_classes())
 
 
 @pytest.mark.parametrize("call", ["==", "torch.equal", "torch.cat"])
 def test_the_advice_for_two_classes(call):
-    One, Other = two_classes("materialize", "materialize")
-    x, y = One(torch.ones(2)), Other(torch.ones(2))
+    x, y = values_of_two_classes()
     with pytest.raises(DispatchError) as caught:
         CALLS[call](x, y)
     assert "the materialize() of the Other" in str(caught.value)
     CALLS[call](x, y.materialize())
     op = re.search(r"implements\(torch\.ops\.([\w.]+)\)", str(caught.value)).group(1)
     found = []
-    One.implements(functools.reduce(getattr, op.split("."), torch.ops))(
+    type(x).implements(functools.reduce(getattr, op.split("."), torch.ops))(
         lambda func, *args: found.append(func) or (True if call == "torch.equal" else torch.ones(2))
     )
     CALLS[call](x, y)
@@ -595,6 +534,6 @@ def test_the_advice_for_two_classes(call):
 
 
 def test_operators_of_two_classes_are_pythons_error():
-    One, Other = two_classes("materialize", "materialize")
+    x, y = values_of_two_classes()
     with pytest.raises(TypeError, match="unsupported operand"):
-        One(torch.ones(2)) + Other(torch.ones(2))
+        x + y
