@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import linecache
+
 import pytest
 import torch
 from torch import Tensor
 
-from subclasses import Coverage, SpecError, TensorSubclass, coverage, inner
+from subclasses import Coverage, SpecError, coverage
 from subclasses.dispatch.coverage import KINDS
 from subclasses.dispatch.resolution import choose_plan
-from tests.subclasses.subjects import Hostile, Int8Weight, Pair
+from tests.subclasses.subjects import Hostile, Int8Weight, Pair, declare
 
 aten = torch.ops.aten
 
 
-class Ruled(TensorSubclass, decompose=[aten.silu]):
-    held: Tensor = inner()
-
-
-Ruled.implements(aten.add.Tensor)(lambda func, x, y: x)
-Ruled.implements(torch.Tag.pointwise)(lambda func, x, *rest: x)
+Ruled = declare(
+    name="Ruled",
+    keywords={"decompose": [aten.silu]},
+    rules={
+        aten.add.Tensor: lambda func, x, y: x,
+        torch.Tag.pointwise: lambda func, x, *rest: x,
+    },
+)
 
 
 def test_every_op_of_aten_is_there_once():
@@ -30,32 +34,28 @@ def test_every_op_of_aten_is_there_once():
     assert "aten.empty.memory_format" not in found.steps  # takes no tensor
 
 
+Some = declare(keywords={"decompose": [aten.addcmul]})
+STEPS = {
+    (Ruled, "aten.add.Tensor"): "rule",
+    (Ruled, "aten.add_.Tensor"): "derived from aten.add.Tensor (rule)",
+    (Ruled, "aten.detach.default"): "structure",
+    (Ruled, "aten.cos.default"): "tag rule",
+    (Ruled, "aten.cos_.default"): "derived from aten.cos.default (tag rule)",
+    (Ruled, "aten.linear.default"): "decomposition",
+    (Ruled, "aten.mm.default"): "error",
+    (Pair, "aten.mm.default"): "map",
+    (Int8Weight, "aten.mm.default"): "materialize",
+    (Some, "aten.addcmul.default"): "decomposition",
+    (Some, "aten.addcdiv.default"): "error",
+}
+
+
 def test_each_kind():
-    steps = coverage(Ruled).steps
-    assert steps["aten.add.Tensor"] == "rule"
-    assert steps["aten.add_.Tensor"] == "derived from aten.add.Tensor (rule)"
-    assert steps["aten.detach.default"] == "structure"
-    assert steps["aten.cos.default"] == "tag rule"
-    assert steps["aten.cos_.default"] == "derived from aten.cos.default (tag rule)"
-    assert steps["aten.linear.default"] == "decomposition"
-    assert steps["aten.mm.default"] == "error"
-    assert coverage(Pair).steps["aten.mm.default"] == "map"
-    assert coverage(Int8Weight).steps["aten.mm.default"] == "materialize"
-
-
-def test_an_explicit_decomposition():
-    class Some(TensorSubclass, decompose=[aten.addcmul]):
-        held: Tensor = inner()
-
-    steps = coverage(Some).steps
-    assert (steps["aten.addcmul.default"], steps["aten.addcdiv.default"]) == ("decomposition", "error")
+    assert {(cls, op): coverage(cls).steps[op] for cls, op in STEPS} == STEPS
 
 
 def test_two_equally_specific_rules_are_shown():
-    class Torn(Ruled):
-        pass
-
-    Torn.implements(torch.Tag.core)(lambda func, x, *rest: x)
+    Torn = declare(Ruled, rules={torch.Tag.core: lambda func, x, *rest: x})
     assert coverage(Torn).steps["aten.sin.default"] == "ambiguous"
     assert coverage(Ruled).counts.get("ambiguous") is None
 
@@ -84,12 +84,7 @@ def test_asking_for_one_kind():
 
 
 def test_no_plan_is_compiled_for_it():
-    class Quiet(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
-    import linecache
-
-    before = len(linecache.cache)
+    Quiet, before = declare(keywords={"fallback": "map"}), len(linecache.cache)
     coverage(Quiet)
     assert len(linecache.cache) == before
 

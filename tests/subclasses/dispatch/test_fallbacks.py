@@ -6,18 +6,16 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
 
-import desugar
-from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
+from subclasses import DispatchError, Outer, SpecError, inner, static
+from tests.doors import DOORS
+from tests.subclasses.subjects import declare
+
+MATERIALIZE = {"fallback": "materialize"}
 
 
-def declare(function):
-    class Box(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner()
-        materialize = function
-
-    return Box
+def box(function):
+    return declare(name="Box", keywords=MATERIALIZE, materialize=function)
 
 
 @pytest.mark.parametrize(
@@ -32,21 +30,16 @@ def declare(function):
 def test_what_materialize_returns_has_the_outer_size_and_dtype(function, got):
     words = f"Box.materialize: expected a tensor of the outer size (2,) and torch.float32, got {got}; "
     for requires_grad in (False, True):
-        x = declare(function)(torch.ones(2, requires_grad=requires_grad))
+        x = box(function)(torch.ones(2, requires_grad=requires_grad))
         for use in (lambda x: x + 1, lambda x: x.materialize()):
             with pytest.raises(ValueError, match=re.escape(words)):
                 use(x)
 
 
 def test_materialize_under_autocast_may_have_its_dtype():
-    class Product(TensorSubclass, fallback="materialize"):
-        left: Tensor = inner()
-        right: Tensor = inner()
-
-        def materialize(self):
-            return self.left @ self.right
-
-    x = Product(torch.ones(2, 2), torch.ones(2, 2))
+    x = declare(
+        keywords=MATERIALIZE, left=inner(), right=inner(), materialize=lambda self: self.left @ self.right
+    )(torch.ones(2, 2), torch.ones(2, 2))
     with torch.autocast("cpu", torch.bfloat16):
         assert x.materialize().dtype == torch.bfloat16 and (x + 1).dtype == torch.float32
 
@@ -56,18 +49,18 @@ def test_materialize_is_a_method(function):
     with pytest.raises(
         SpecError, match=r"Box.materialize must be a method, `def materialize\(self\) -> Tensor`, got"
     ):
-        declare(function)
+        box(function)
 
 
-class Shifted(TensorSubclass, fallback="materialize", trainable=True):
-    """A tensor with a shift that may be absent."""
-
-    held: Tensor = inner()
-    shift: Tensor | None = inner(optional=True)
-    mode: str = static(default="add")
-
-    def materialize(self) -> Tensor:
-        return self.held if self.shift is None else self.held + self.shift
+# A tensor with a shift that may be absent.
+Shifted = declare(
+    name="Shifted",
+    keywords={**MATERIALIZE, "trainable": True},
+    held=inner(),
+    shift=inner(optional=True),
+    mode=static(default="add"),
+    materialize=lambda self: self.held if self.shift is None else self.held + self.shift,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +92,13 @@ def test_a_copy_of_a_plain_tensor_to_a_parameter_names_checkpoints():
 
 @pytest.mark.parametrize("fallback", ["error", "views", "materialize"])
 def test_a_copy_between_values_with_other_metadata_says_what_differs(fallback):
-    class Unit(TensorSubclass, fallback=fallback):
-        held: Tensor = inner()
-        unit: str = static(default="m")
-
-        def materialize(self):
-            return self.held
-
+    Unit = declare(
+        name="Unit",
+        keywords={"fallback": fallback},
+        held=inner(),
+        unit=static(default="m"),
+        materialize=lambda self: self.held,
+    )
     words = r"copy_\.default of Unit\(unit='s'\) to Unit\(unit='m'\).* do not change"
     with pytest.raises(DispatchError, match=words):
         Unit(torch.ones(2)).copy_(Unit(torch.ones(2), unit="s"))
@@ -114,17 +107,13 @@ def test_a_copy_between_values_with_other_metadata_says_what_differs(fallback):
 # ---- strides of what a value represents --------------------------------------------------------------------
 
 
-class Turned(TensorSubclass, fallback="materialize"):
-    """Shows a contiguous tensor, and represents one with other strides."""
-
-    held: Tensor = inner(ndim=2)
-
-    @staticmethod
-    def outer(held):
-        return Outer((held.shape[1], held.shape[0]))
-
-    def materialize(self):
-        return self.held.t()
+# Shows a contiguous tensor, and represents one with other strides.
+Turned = declare(
+    keywords=MATERIALIZE,
+    held=inner(ndim=2),
+    outer=staticmethod(lambda held: Outer((held.shape[1], held.shape[0]))),
+    materialize=lambda self: self.held.t(),
+)
 
 
 @pytest.mark.sweep(2)
@@ -140,25 +129,19 @@ class Turned(TensorSubclass, fallback="materialize"):
         lambda x: torch.einsum("oi,oi->", x, x),
     ],
 )
-@pytest.mark.parametrize(
-    "door", [lambda fn: fn, lambda fn: desugar.compile(fn, backend="eager", fullgraph=True)]
-)
+@pytest.mark.parametrize("door", ["eager", "desugar"])
 def test_a_view_goes_by_the_strides_that_the_value_shows(fn, door):
     held = torch.arange(6.0).reshape(2, 3)
     assert Turned(held).is_contiguous() and not Turned(held).materialize().is_contiguous()
-    torch.testing.assert_close(door(fn)(Turned(held)), fn(held.t().contiguous()))
+    torch.testing.assert_close(DOORS[door](fn, fullgraph=True)(Turned(held)), fn(held.t().contiguous()))
 
 
 def test_a_view_goes_by_strides_that_are_not_contiguous():
-    class Columns(TensorSubclass, fallback="materialize"):
-        held: Tensor = inner(ndim=2)
-
-        @staticmethod
-        def outer(held):
-            return Outer(held.shape, stride=(1, held.shape[0]))
-
-        def materialize(self):
-            return self.held * 1
-
+    Columns = declare(
+        keywords=MATERIALIZE,
+        held=inner(ndim=2),
+        outer=staticmethod(lambda held: Outer(held.shape, stride=(1, held.shape[0]))),
+        materialize=lambda self: self.held * 1,
+    )
     held = torch.arange(6.0).reshape(2, 3)
     assert Columns(held).as_strided((6,), (1,)).tolist() == held.t().flatten().tolist()

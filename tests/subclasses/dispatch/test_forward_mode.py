@@ -7,8 +7,8 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from subclasses import DispatchError, TensorSubclass, inner
-from tests.subclasses.subjects import LowRank, Pair, Scaled
+from subclasses import DispatchError
+from tests.subclasses.subjects import LowRank, Pair, Scaled, declare
 
 PRIMALS, TANGENTS = torch.arange(1.0, 5).reshape(2, 2), torch.ones(2, 2)
 
@@ -62,18 +62,9 @@ def test_a_dual_tensor_that_requires_grad_is_refused_with_what_to_do_instead():
 
 
 def test_a_rule_for_a_function_keeps_tangents():
-    class Ruled(TensorSubclass):
-        held: Tensor = inner()
-
-    @Ruled.implements(torch.sin)
-    def rule(func, x):
-        return func(x.unwrap("held")) * 2
-
-    def run(t):
-        return Ruled(t).sin()
-
+    Ruled = declare(rules={torch.sin: lambda func, x: func(x.unwrap("held")) * 2})
     t = PRIMALS.double().requires_grad_()
-    assert torch.autograd.gradcheck(run, (t,), check_forward_ad=True)
+    assert torch.autograd.gradcheck(lambda t: Ruled(t).sin(), (t,), check_forward_ad=True)
     with pytest.raises(DispatchError, match="dual tensor"):
         torch.autograd.gradcheck(
             lambda t: Scaled(t, torch.tensor(3.0).double()) * 2,

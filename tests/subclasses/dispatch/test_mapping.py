@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError, inner
 from subclasses._torch import all_aten_ops
 from subclasses.dispatch.mapping import build_map_plan, can_emit
 from subclasses.dispatch.resolution import find_step
-from tests.subclasses.subjects import Optional, Pair, Tagged, make_pair
+from tests.subclasses.subjects import Optional, Pair, Tagged, declare, make_pair
 
 aten = torch.ops.aten
 
@@ -23,8 +23,8 @@ def text(cls, op):
     return build_map_plan(cls, op).__source__
 
 
-def test_one_argument():
-    assert text(Pair, aten.cos.default) == (
+TEXTS = {
+    aten.cos.default: (
         "def cos_default(self):\n"
         "    _x = self\n"
         "    _layout = _x._layout\n"
@@ -33,11 +33,9 @@ def test_one_argument():
         "    if _layout.nested:\n"
         "        _layout = _with_nested(_layout, _out_a, _out_b)\n"
         "    return _wrap(_layout, _out_a, _out_b)\n"
-    )
-
-
-def test_two_arguments_either_of_which_may_be_plain():
-    assert text(Pair, aten.mul.Tensor) == (
+    ),
+    # Either argument may be plain.
+    aten.mul.Tensor: (
         "def mul_Tensor(self, other):\n"
         "    _is_self = isinstance(self, _Cls)\n"
         "    if not _is_self:\n"
@@ -54,35 +52,42 @@ def test_two_arguments_either_of_which_may_be_plain():
         "    if _layout.nested:\n"
         "        _layout = _with_nested(_layout, _out_a, _out_b)\n"
         "    return _wrap(_layout, _out_a, _out_b)\n"
-    )
+    ),
+}
 
 
-def test_what_is_absent():
-    for op in (aten.cos.default, aten.mul.Tensor, aten.view.default, aten.mul_.Tensor):
-        lines = text(Pair, op)
-        for absent in ("for ", "**", "[", "type(", "getattr", "tree", "dtype is not", "None"):
-            assert absent not in lines, (op, absent)
+@pytest.mark.parametrize("op", TEXTS, ids=str)
+def test_the_whole_text(op):
+    assert text(Pair, op) == TEXTS[op]
 
 
-def test_arguments_that_are_no_tensors_are_passed_on():
-    assert "def view_default(self, *_rest):" in text(Pair, aten.view.default)
-    assert "def add_Tensor(self, other, **_kwargs):" in text(Pair, aten.add.Tensor)
-    assert "_call(self.a, *_rest, **_kwargs)" in text(Pair, aten.sum.dim_IntList)
+@pytest.mark.parametrize(
+    "op", [aten.cos.default, aten.mul.Tensor, aten.view.default, aten.mul_.Tensor], ids=str
+)
+def test_what_is_absent(op):
+    lines = text(Pair, op)
+    for absent in ("for ", "**", "[", "type(", "getattr", "tree", "dtype is not", "None"):
+        assert absent not in lines, absent
 
 
-def test_an_optional_inner_tensor():
-    assert "_out_extra = None if _x.extra is None else _call(self.extra)" in text(Optional, aten.cos.default)
+LINES = [
+    # Arguments that are no tensors are passed on.
+    (Pair, aten.view.default, "def view_default(self, *_rest):"),
+    (Pair, aten.add.Tensor, "def add_Tensor(self, other, **_kwargs):"),
+    (Pair, aten.sum.dim_IntList, "_call(self.a, *_rest, **_kwargs)"),
+    (Optional, aten.cos.default, "_out_extra = None if _x.extra is None else _call(self.extra)"),
+    # Dynamic ints are compared and kept.
+    (Tagged, aten.mul.Tensor, "other._layout is not _layout or other.length != _x.length"),
+    (Tagged, aten.mul.Tensor, "return _wrap(_layout, _out_held, _x.length)"),
+    # A write returns the argument, and a view shares its storage.
+    (Pair, aten.mul_.Tensor, "    _bump((_out_a, _out_b,))\n    return self\n"),
+    (Pair, aten.view.default, "    return _alias(_wrap(_layout, _out_a, _out_b), self)\n"),
+]
 
 
-def test_dynamic_ints_are_compared_and_kept():
-    lines = text(Tagged, aten.mul.Tensor)
-    assert "other._layout is not _layout or other.length != _x.length" in lines
-    assert "return _wrap(_layout, _out_held, _x.length)" in lines
-
-
-def test_a_write_returns_the_argument_and_a_view_shares_its_storage():
-    assert text(Pair, aten.mul_.Tensor).endswith("    _bump((_out_a, _out_b,))\n    return self\n")
-    assert text(Pair, aten.view.default).endswith("    return _alias(_wrap(_layout, _out_a, _out_b), self)\n")
+@pytest.mark.parametrize(("cls", "op", "lines"), LINES)
+def test_lines_of_a_text(cls, op, lines):
+    assert lines in text(cls, op)
 
 
 @pytest.mark.parametrize(
@@ -93,21 +98,17 @@ def test_the_general_form_takes_the_rest(op):
 
 
 def test_every_op_that_can_be_written_out_compiles():
-    class Box(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
+    Box = declare(keywords={"fallback": "map"})
     ops = [op for op in all_aten_ops() if find_step(Box, op) == "map" and can_emit(op)]
-    assert len(ops) > 500
-    for op in ops:
-        assert callable(build_map_plan(Box, op))
+    assert len(ops) > 500 and all(callable(build_map_plan(Box, op)) for op in ops)
 
 
-class Product(TensorSubclass, fallback="materialize", trainable=True):
-    one: Tensor = inner()
-    other: Tensor = inner()
-
-    def materialize(self):
-        return self.one * self.other
+Product = declare(
+    keywords={"fallback": "materialize", "trainable": True},
+    one=inner(),
+    other=inner(),
+    materialize=lambda self: self.one * self.other,
+)
 
 
 def test_the_layout_follows_what_inner_tensors_become():
@@ -129,9 +130,7 @@ def test_an_error_inside_shows_the_line():
 @pytest.mark.slow
 def test_texts_leave_with_their_class():
     def declare_and_run():
-        class Brief(TensorSubclass, fallback="map"):
-            held: Tensor = inner()
-
+        Brief = declare(name="Brief", keywords={"fallback": "map"})
         Brief(torch.ones(2)).cos()
         return weakref.ref(Brief)
 
@@ -142,10 +141,12 @@ def test_texts_leave_with_their_class():
 
 
 def test_an_error_of_torch_says_on_which_tensors_an_op_ran():
-    class Mixed(TensorSubclass, size_from="wide", fallback="map"):
-        narrow: Tensor = inner(dtype=torch.bfloat16)
-        wide: Tensor = inner()
-
+    Mixed = declare(
+        name="Mixed",
+        keywords={"fallback": "map", "size_from": "wide"},
+        narrow=inner(dtype=torch.bfloat16),
+        wide=inner(),
+    )
     x = Mixed(torch.ones(2, 2).bfloat16(), torch.ones(2, 2))
     with pytest.raises(RuntimeError, match="same dtype") as caught:
         x @ torch.ones(2, 2)

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 if not dist.is_available():
     pytest.skip("needs torch.distributed", allow_module_level=True)
@@ -17,7 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError
+from tests.subclasses.subjects import declare
 
 # torch's own: of reading and writing without a process group, and of its typed storages.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
@@ -32,32 +33,25 @@ def fake_ranks(world):
         dist.destroy_process_group()
 
 
-class Halves(TensorSubclass, fallback="materialize"):
-    """Its rows are those of its inner tensor."""
-
-    held: Tensor = inner()
-
-    def materialize(self):
-        return self.held * 2
-
-
-class Reversed(TensorSubclass, fallback="materialize"):
-    """Its rows are others than those of its inner tensor."""
-
-    held: Tensor = inner()
-
-    def materialize(self):
-        return self.held.flip(0)
-
-
-class Lacking(Halves):
-    """Forgets the last rows where it puts the parts of all ranks together."""
-
-    def fsdp_pre_all_gather(self, mesh):
-        return (self.held,), None
-
-    def fsdp_post_all_gather(self, outputs, metadata, dtype, *, out=None):
-        return Lacking(outputs[0][:-1]), outputs
+MATERIALIZE = {"fallback": "materialize"}
+# Its rows are those of its inner tensor.
+Halves = declare(
+    __module__=__name__, name="Halves", keywords=MATERIALIZE, materialize=lambda self: self.held * 2
+)
+# Its rows are others than those of its inner tensor.
+Reversed = declare(
+    __module__=__name__, name="Reversed", keywords=MATERIALIZE, materialize=lambda self: self.held.flip(0)
+)
+# Forgets the last rows where it puts the parts of all ranks together.
+Lacking = declare(
+    Halves,
+    name="Lacking",
+    fsdp_pre_all_gather=lambda self, mesh: ((self.held,), None),
+    fsdp_post_all_gather=lambda self, outputs, metadata, dtype, *, out=None: (
+        Lacking(outputs[0][:-1]),
+        outputs,
+    ),
+)
 
 
 class Layer(nn.Module):

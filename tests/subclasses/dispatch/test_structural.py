@@ -6,19 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import Outer, TensorSubclass, inner
+from subclasses import Outer, inner
 from subclasses.dispatch.structural import find_structural
-from tests.subclasses.subjects import Scaled, make_int8
+from tests.doors import by_stock
+from tests.subclasses.subjects import Scaled, declare, make_int8
 
 aten = torch.ops.aten
 
 
-class Bare(TensorSubclass):
-    """No rule and no fallback."""
-
-    held: Tensor = inner()
-
-
+Bare = declare()  # no rule and no fallback
 FACTS = [
     *(getattr(aten, name).default for name in ("size", "sym_size", "stride", "sym_stride", "numel")),
     *(getattr(aten, name).default for name in ("sym_numel", "storage_offset", "sym_storage_offset", "dim")),
@@ -39,19 +35,15 @@ def test_an_op_that_changes_values_is_none_of_them():
     assert find_structural(aten.mul.Tensor) is None
 
 
-class Chosen(TensorSubclass, fallback="materialize"):
-    """Rows of a table, chosen by index."""
-
-    table: Tensor = inner()
-    index: Tensor = inner(dtype=torch.int64)
-    hosted: Tensor = inner(dtype=torch.int64, device="any")
-
-    @staticmethod
-    def outer(table, index, hosted):
-        return Outer((index.shape[0], table.shape[1]))
-
-    def materialize(self):
-        return self.table[self.index]
+# Rows of a table, chosen by index.
+Chosen = declare(
+    keywords={"fallback": "materialize"},
+    table=inner(),
+    index=inner(dtype=torch.int64),
+    hosted=inner(dtype=torch.int64, device="any"),
+    outer=staticmethod(lambda table, index, hosted: Outer((index.shape[0], table.shape[1]))),
+    materialize=lambda self: self.table[self.index],
+)
 
 
 def test_a_module_made_without_data_is_loaded():
@@ -81,6 +73,6 @@ def test_as_strided_in_its_own_geometry_is_an_alias():
 @pytest.mark.parametrize("call", [Tensor.detach, lambda x: (x.detach(), x + 1)[0], aten.alias.default])
 def test_stock_returns_an_alias_of_a_materializing_argument_as_a_value(call, requires_grad):
     x = Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_(requires_grad)
-    got, expected = torch.compile(call, backend="aot_eager")(x), call(x)
+    got, expected = by_stock(call)(x), call(x)
     assert type(got) is type(expected) is Scaled and got.requires_grad == expected.requires_grad
     assert torch.equal(got.data_, expected.data_)
