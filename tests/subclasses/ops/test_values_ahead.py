@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import desugar
-from subclasses import DispatchError, Outer, TensorSubclass, inner
+from subclasses import DispatchError, Outer, inner
+from tests.doors import DOORS
+from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.subjects import declare
 
-
-class LowRank(TensorSubclass, fallback="materialize"):
-    left: Tensor = inner(differentiable=True)
-    right: Tensor = inner(differentiable=True)
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0], right.shape[1]), dtype=left.dtype)
-
-    def materialize(self):
-        return self.left @ self.right
-
-
-class Trained(LowRank, trainable=True):
-    """The same, whose inner tensors an optimizer updates."""
-
-
-def parts(scale=1.0):
-    left, right = torch.arange(1.0, 3.0).view(2, 1) * scale, torch.arange(1.0, 4.0).view(1, 3)
-    return left.requires_grad_(), right.requires_grad_()
+LowRank = declare(
+    keywords={"fallback": "materialize"},
+    left=inner(differentiable=True),
+    right=inner(differentiable=True),
+    outer=staticmethod(lambda left, right: Outer((left.shape[0], right.shape[1]), dtype=left.dtype)),
+    materialize=lambda self: self.left @ self.right,
+)
+Trained = declare(LowRank, keywords={"trainable": True})  # an optimizer updates its inner tensors
+doors = pytest.mark.parametrize("door", ["stock", "desugar"])
 
 
 def read(x, *others):
@@ -38,82 +31,66 @@ def read(x, *others):
     return found
 
 
-def made(call):
-    leaves = parts()
-    x = LowRank(*leaves)
-    (call(x) * 2 + (x**2).sum() * 3).backward()
-    return [t.grad for t in leaves]
+def made(call, left, right, *others):
+    x = LowRank(left, right)
+    return call(x, *(t * 2 for t in others)) * 2 + (x**2).sum() * 3
 
 
-def used_first(call):
-    leaves = parts()
-    x = LowRank(*leaves)
-    ((x**2).sum() * 3 + call(x) * 2).backward()
-    return [t.grad for t in leaves]
+def used_first(call, left, right):
+    x = LowRank(left, right)
+    return (x**2).sum() * 3 + call(x) * 2
 
 
-def leaf(call):
-    x = LowRank(*(t.detach() for t in parts())).requires_grad_()
-    (call(x) * 2 + (x**2).sum() * 3).backward()
-    return [x.grad.left, x.grad.right]
+def of_two(call, left, right, *more):
+    x, y = LowRank(left, right), LowRank(*more)
+    return call(x, y) + (x**2).sum() + (y**3).sum()
 
 
-def parameter(call):
-    x = nn.Parameter(Trained(*(t.detach() for t in parts())))
-    (call(x) * 2 + (x**2).sum() * 3).backward()
-    return [x.grad.left, x.grad.right]
-
-
-def beside_a_plain_one(call):
-    leaves, p = parts(), torch.rand(5, 3, requires_grad=True)
-    x = LowRank(*leaves)
-    (call(x, p * 2) * 2 + (x**2).sum() * 3).backward()
-    return [t.grad for t in (*leaves, p)]
-
-
-def twice(call):
-    leaves = parts()
-    x = LowRank(*leaves)
-    loss = call(x) * 2 + (x**2).sum() * 3
-    loss.backward(retain_graph=True)
-    loss.backward()
-    return [t.grad for t in leaves]
-
-
-def of_two(call):
-    leaves, more = parts(), parts(2.0)
-    x, y = LowRank(*leaves), LowRank(*more)
-    (call(x, y) + (x**2).sum() + (y**3).sum()).backward()
-    return [t.grad for t in (*leaves, *more)]
-
-
-def beside_a_plain_one_of_its_size(call):
-    leaves, p = parts(), torch.ones(2, 3, requires_grad=True)
-    x = LowRank(*leaves)
-    (call(x, p * 2) * 2 + (x**2).sum() * 3).backward()
-    return [t.grad for t in (*leaves, p)]
-
-
-DOORS = {
-    "aot_eager": lambda fn: torch.compile(fn, backend="aot_eager"),
-    "desugar": lambda fn: desugar.compile(fn, backend="eager"),
+SIZES = [(2, 1), (1, 3)]
+# A use of a part and of the whole, and the sizes of the leaves.
+USES = {
+    "made": (made, SIZES),
+    "used first": (used_first, SIZES),
+    "beside a plain one": (made, [*SIZES, (5, 3)]),
 }
+TWO = {"of two": (of_two, SIZES * 2), "beside a plain one of its size": (made, [*SIZES, (2, 3)])}
 
 
 @pytest.mark.sweep(10)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("use", [made, used_first, leaf, parameter, beside_a_plain_one, twice])
-def test_both_add_up(use, door):
-    torch.manual_seed(0)
-    expected = use(read)
-    torch.manual_seed(0)
-    torch.testing.assert_close(use(DOORS[door](read)), expected)
+@doors
+@pytest.mark.parametrize("name", USES)
+def test_both_add_up(name, door):
+    use, sizes = USES[name]
+    agree(partial(use, DOORS[door](read)), partial(use, read), numbers(*sizes))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use", [of_two, beside_a_plain_one_of_its_size])
-def test_where_it_is_not_known_to_which_value_a_sum_leads(use):
+@pytest.mark.parametrize("name", TWO)
+def test_where_it_is_not_known_to_which_value_a_sum_leads(name):
     """The engine tells the node that ran, and not which of its results is added."""
-    torch.testing.assert_close(use(DOORS["desugar"](read)), use(read))
+    use, sizes = TWO[name]
+    agree(partial(use, DOORS["desugar"](read)), partial(use, read), numbers(*sizes))
     with pytest.raises(DispatchError, match=r"compile it with desugar\.compile"):
-        use(DOORS["aot_eager"](read))
+        use(DOORS["stock"](read), *(t.requires_grad_() for t in numbers(*sizes))).backward()
+
+
+MAKERS = {
+    "leaf": lambda *parts: LowRank(*parts).requires_grad_(),
+    "parameter": lambda *parts: nn.Parameter(Trained(*parts)),
+    "made": lambda *parts: LowRank(*(t.requires_grad_() for t in parts)),
+}
+
+
+@pytest.mark.sweep(6)
+@doors
+@pytest.mark.parametrize("kind", MAKERS)
+def test_both_add_up_in_a_backward_that_runs_twice(kind, door):
+    found = []
+    for call in (read, DOORS[door](read)):
+        parts = numbers(*SIZES)
+        x = MAKERS[kind](*parts)
+        loss = call(x) * 2 + (x**2).sum() * 3
+        for _ in range(2):
+            loss.backward(retain_graph=True)
+        found.append(list(x.grad.unwrap()) if x.is_leaf else [t.grad for t in parts])
+    torch.testing.assert_close(*found)
