@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError, TensorSubclass
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.subclasses.subjects import (
@@ -29,6 +30,7 @@ from tests.subclasses.subjects import (
     Pair,
     Tagged,
     assert_same,
+    declare,
     make_int8,
     make_pair,
 )
@@ -69,40 +71,33 @@ def check_cond(fn, make, way):
     def with_op(op):
         return lambda pred, *args: fn(lambda *branches: op(pred, *branches), *args)
 
-    call = ready(with_op(torch.cond), way)
+    call, judge = ready(with_op(torch.cond), way), with_op(python_cond)
     for pred in (torch.tensor(True), torch.tensor(False)):
-        compare(
-            lambda *args, pred=pred: call(pred, *args),
-            lambda *args, pred=pred: with_op(python_cond)(pred, *args),
-            make,
-        )
+        compare(partial(call, pred), partial(judge, pred), make)
 
 
 def check_loop(fn, make, way):
-    compare(ready(lambda *args: fn(while_loop, *args), way), lambda *args: fn(python_loop, *args), make)
+    compare(ready(partial(fn, while_loop), way), partial(fn, python_loop), make)
+
+
+def outcome(call, make):
+    """The results, and the gradients of the arguments by another cotangent for each."""
+    torch.manual_seed(0)
+    args = make()
+    results = tree_leaves(call(*args))
+    plain = [t for result in results for t in unwrapped(result) if t.requires_grad]
+    if plain:
+        sum((t * torch.arange(1.0, t.numel() + 1).reshape(t.shape)).sum() for t in plain).backward()
+    return [result.detach() for result in results], [arg.grad for arg in args]
 
 
 def compare(call, judge, make):
     """Values, types, metadata and gradients of two calls."""
-    torch.manual_seed(0)
-    args = make()
-    torch.manual_seed(0)
-    twins = make()
-    pairs = list(zip(tree_leaves(call(*args)), tree_leaves(judge(*twins)), strict=True))
-    for found, expected in pairs:
-        assert_same(found.detach(), expected.detach())
-    roots = [(found, expected) for found, expected in pairs if expected.requires_grad]
-    if roots:
-        backward([found for found, _ in roots])
-        backward([expected for _, expected in roots])
-    for arg, twin in zip(args, twins, strict=True):
-        assert_same_gradient(arg.grad, twin.grad)
-
-
-def backward(results):
-    """Another cotangent for each result; of the class where the result is a wrapper."""
-    plain = [t for result in results for t in unwrapped(result) if t.requires_grad]
-    sum((t * torch.arange(1.0, t.numel() + 1).reshape(t.shape)).sum() for t in plain).backward()
+    (found, gradients), (expected, wanted) = outcome(call, make), outcome(judge, make)
+    for pair in zip(found, expected, strict=True):
+        assert_same(*pair)
+    for pair in zip(gradients, wanted, strict=True):
+        assert_same_gradient(*pair)
 
 
 def unwrapped(value):
@@ -152,26 +147,18 @@ MAPPING = [
 ]
 
 
-def with_scalar(make, grad):
-    return lambda: (make().requires_grad_(grad), torch.randn(()).requires_grad_(grad))
+def every(c, x, t):
+    return [case(c, x, t) for case in CASES.values()]
 
 
-@pytest.mark.sweep(18)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("kind", "grad"), [*((kind, True) for kind in MAPPING), ("tagged", False)])
-def test_a_class_that_maps(kind, grad, way):
-    every = lambda c, x, t: [case(c, x, t) for case in CASES.values()]  # noqa: E731
-    check_cond(every, with_scalar(FACTORIES[kind], grad), way)
-
-
-@pytest.mark.sweep(24)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
-@pytest.mark.parametrize(
-    ("case", "kind"), [*((case, "int8 with zero") for case in CASES), ("copies", "hostile")]
-)
-def test_a_class_that_does_not_map(case, kind, grad, way):
-    check_cond(CASES[case], with_scalar(FACTORIES[kind], grad), way)
+def with_scalar(kind):
+    """The inner tensor of "rows" is smaller than the value, so the gradient of a plain operand is refused."""
+    return lambda grad: (
+        lambda: (
+            FACTORIES[kind]().requires_grad_(grad),
+            torch.randn(()).requires_grad_(grad and kind != "rows"),
+        )
+    )
 
 
 # ---- cond: what goes in and comes out ----------------------------------------------------------------------
@@ -227,12 +214,57 @@ SHAPES = {
 }
 
 
-@pytest.mark.sweep(27)
+def jagged(grad):
+    return JaggedTensor(torch.randn(6, 4), torch.tensor([0, 2, 3, 6])).requires_grad_(grad)
+
+
+def padded(grad):
+    return PaddedTensor(torch.randn(3, 4, 4), torch.tensor([2, 4, 1])).requires_grad_(grad)
+
+
+def with_row(make):
+    return lambda grad: lambda: (make(grad), torch.randn(4).requires_grad_(grad))
+
+
+def ragged_cases(c, x, t):
+    summed = c(lambda x: x.sum(1), lambda x: x.mean(1), (x,))
+    soft = c(lambda x: x.softmax(1), lambda x: x.relu(), (x,)) + x
+    linear = c(lambda: F.linear(x, t.unsqueeze(0)), lambda: F.linear(x, t.unsqueeze(0) * 2))
+    shared = c(lambda x, y: (x + y, x * t), lambda x, y: (x * y, y.sin()), (x, x * 3))
+    return summed, soft, linear, shared
+
+
+def int8_cases(c, x, w):
+    given = c(F.linear, lambda x, w: F.linear(x, w) * 2, (x, w))
+    return given, c(lambda x: F.linear(x, w), lambda x: x @ w.t(), (x,))
+
+
+# A function of the call, and the makers of its operands.
+COND = {
+    **{f"map, {kind}": (every, with_scalar(kind)) for kind in MAPPING},
+    **{f"int8, {name}": (case, with_scalar("int8 with zero")) for name, case in CASES.items()},
+    "hostile, copies": (CASES["copies"], with_scalar("hostile")),
+    **SHAPES,
+    "jagged": (ragged_cases, with_row(jagged)),
+    "padded": (ragged_cases, with_row(padded)),
+    "int8": (
+        int8_cases,
+        lambda grad: (
+            lambda: (
+                torch.randn(2, 4).requires_grad_(grad),
+                Int8Tensor.from_float(torch.randn(8, 4)),
+            )
+        ),
+    ),
+}
+
+
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_operands_and_results(shape, grad, way):
-    fn, make = SHAPES[shape]
+@pytest.mark.parametrize("name", COND)
+def test_cond(name, grad, way):
+    fn, make = COND[name]
     check_cond(fn, make(grad), way)
 
 
@@ -271,16 +303,6 @@ def test_without_gradients(mode, way):
         found = ready(cond_of(lambda x: x * 2, lambda x: x * 3), way)(torch.tensor(True), x)
         assert not found.requires_grad and found.is_inference() == (mode is torch.inference_mode)
         assert_same(found, x * 2)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_branches_that_write(way):
-    x = make_pair(3)
-    expected = x.clone() * 2
-    with torch.no_grad():
-        found = ready(cond_of(lambda x: x.mul_(2), lambda x: x.add_(1)), way)(torch.tensor(True), x)
-    assert_same(found, expected)
-    assert_same(x, expected)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -334,33 +356,6 @@ def test_eager_mode_runs_a_branch_as_python_does():
         assert_same(cond_op(torch.tensor(False), torch.sin, torch.cos, (x.detach(),)), x.detach().cos())
 
 
-# ---- the classes of the package ----------------------------------------------------------------------------
-
-
-def jagged(grad):
-    return JaggedTensor(torch.randn(6, 4), torch.tensor([0, 2, 3, 6])).requires_grad_(grad)
-
-
-def padded(grad):
-    return PaddedTensor(torch.randn(3, 4, 4), torch.tensor([2, 4, 1])).requires_grad_(grad)
-
-
-def ragged_cases(c, x, t):
-    summed = c(lambda x: x.sum(1), lambda x: x.mean(1), (x,))
-    soft = c(lambda x: x.softmax(1), lambda x: x.relu(), (x,)) + x
-    linear = c(lambda: F.linear(x, t.unsqueeze(0)), lambda: F.linear(x, t.unsqueeze(0) * 2))
-    shared = c(lambda x, y: (x + y, x * t), lambda x, y: (x * y, y.sin()), (x, x * 3))
-    return summed, soft, linear, shared
-
-
-@pytest.mark.sweep(9)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
-@pytest.mark.parametrize("make", [jagged, padded])
-def test_ragged(make, grad, way):
-    check_cond(ragged_cases, lambda: (make(grad), torch.randn(4).requires_grad_(grad)), way)
-
-
 # ---- with kernels ------------------------------------------------------------------------------------------
 
 
@@ -368,14 +363,10 @@ def cond_and_more(c, x, t):
     return c(lambda x: x.softmax(1) * t, lambda x: x.relu() + t, (x,)) + x
 
 
-def with_row(make):
-    return lambda: (make(True), torch.randn(4).requires_grad_())
-
-
 INDUCTOR = {
-    "cond, tagged": (check_cond, CASES["mixed"], with_scalar(FACTORIES["tagged"], True)),
-    "cond, int8": (check_cond, CASES["mixed"], with_scalar(FACTORIES["int8"], True)),
-    "cond, padded": (check_cond, cond_and_more, with_row(padded)),
+    "cond, tagged": (check_cond, CASES["mixed"], with_scalar("tagged")(True)),
+    "cond, int8": (check_cond, CASES["mixed"], with_scalar("int8")(True)),
+    "cond, padded": (check_cond, cond_and_more, with_row(padded)(True)),
     "loop, jagged": (check_loop, lambda loop, x: LOOPS["three times"](loop, x), lambda: (jagged(True),)),
     "loop, pair": (check_loop, lambda loop, x: LOOPS["three times"](loop, x), pairs_of(True)),
 }
@@ -389,20 +380,7 @@ def test_inductor(case):
 
 
 def test_ragged_inductor():
-    check_cond(cond_and_more, with_row(jagged), "inductor")
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
-def test_int8(grad, way):
-    def fn(c, x, w):
-        return c(F.linear, lambda x, w: F.linear(x, w) * 2, (x, w)), c(
-            lambda x: F.linear(x, w), lambda x: x @ w.t(), (x,)
-        )
-
-    make = lambda: (torch.randn(2, 4).requires_grad_(grad), Int8Tensor.from_float(torch.randn(8, 4)))  # noqa: E731
-    check_cond(fn, make, way)
+    check_cond(cond_and_more, with_row(jagged)(True), "inductor")
 
 
 # ---- while_loop --------------------------------------------------------------------------------------------
@@ -427,29 +405,28 @@ LOOPS = {
 }
 
 
-@pytest.mark.sweep(12)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    ("kind", "grad"), [("pair", True), ("rows", True), ("nested", True), ("shadow", True), ("tagged", False)]
-)
-def test_loop(kind, grad, way):
-    every = lambda loop, x: [case(loop, x) for case in LOOPS.values()]  # noqa: E731
-    check_loop(every, lambda: (FACTORIES[kind]().requires_grad_(grad),), way)
+def every_loop(loop, x):
+    return [case(loop, x) for case in LOOPS.values()]
 
 
-@pytest.mark.sweep(9)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
-@pytest.mark.parametrize("make", [jagged, padded])
-def test_ragged_loop(make, grad, way):
-    def fn(loop, x):
-        halved = loop(lambda x: x.sum(1).abs().sum() > 0.5, lambda x: (x * 0.5,), (x,))[0]
-        return LOOPS["two"](loop, x), LOOPS["captured"](loop, x) + x, halved
-
-    check_loop(fn, lambda: (make(grad),), way)
+def ragged_loops(loop, x):
+    halved = loop(lambda x: x.sum(1).abs().sum() > 0.5, lambda x: (x * 0.5,), (x,))[0]
+    return LOOPS["two"](loop, x), LOOPS["captured"](loop, x) + x, halved
 
 
-OTHER_LOOPS = {
+def one_of(make, grad):
+    return lambda: (make(grad),)
+
+
+# A function of the op, and the maker of its operand.
+EVERY_LOOP = {
+    **{
+        kind: (every_loop, one_of(lambda grad, kind=kind: FACTORIES[kind]().requires_grad_(grad), True))
+        for kind in ("pair", "rows", "nested", "shadow")
+    },
+    "tagged": (every_loop, lambda: (FACTORIES["tagged"](),)),
+    **{f"jagged, {grad}": (ragged_loops, one_of(jagged, grad)) for grad in (False, True)},
+    **{f"padded, {grad}": (ragged_loops, one_of(padded, grad)) for grad in (False, True)},
     # The carried tensor requires no grad, what is read does: PyTorch's own derivative forgets iterations here.
     "plain, that reads a wrapper": (
         lambda loop, x: loop(
@@ -464,22 +441,32 @@ OTHER_LOOPS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", OTHER_LOOPS)
-def test_other_loops(case, way):
-    check_loop(*OTHER_LOOPS[case], way)
+@pytest.mark.parametrize("name", EVERY_LOOP)
+def test_loop(name, way):
+    check_loop(*EVERY_LOOP[name], way)
+
+
+WRITES = {
+    "branches": (check_cond, lambda c, x: (c(lambda x: x.mul_(2), lambda x: x.add_(1), (x,)), x), 1),
+    "a loop, to what it captures": (
+        check_loop,
+        lambda loop, x, sums: (
+            loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + sums.add_(1)), (torch.tensor(0), x))[1],
+            sums,
+        ),
+        2,
+    ),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_loop_that_writes_to_what_it_captures(way):
-    def fn(x, sums):
-        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + sums.add_(1)), (torch.tensor(0), x))[1]
-
-    x, sums = make_pair(3), make_pair(3)
-    expected = x + 3 * sums.clone() + 6, sums.clone() + 3
+@pytest.mark.parametrize("name", WRITES)
+def test_what_is_written_to(name, way):
+    check, fn, operands = WRITES[name]
     with torch.no_grad():
-        assert_same(ready(fn, way)(x, sums), expected[0])
-    assert_same(sums, expected[1])
+        check(fn, pairs_of(False, operands), way)
 
 
 def test_what_the_body_leaves_is_no_state():
@@ -623,10 +610,7 @@ def test_other_higher_order_ops():
 
 
 def test_a_rule_for_a_higher_order_op():
-    class Ruled(TensorSubclass, fallback="map"):
-        data_: Tensor = inner()
-
-    Ruled.implements(cond_op)(lambda func, pred, true_fn, false_fn, operands: "ruled")
+    Ruled = declare(rules={cond_op: lambda func, pred, true_fn, false_fn, operands: "ruled"})
     assert cond_op(torch.tensor(True), torch.sin, torch.cos, (Ruled(torch.ones(1)),)) == "ruled"
 
 
@@ -644,9 +628,7 @@ def test_a_graph_over_plain_tensors():
 
 
 def test_the_plan_is_kept_like_that_of_any_op():
-    class Kept(TensorSubclass, fallback="map"):
-        data_: Tensor = inner()
-
+    Kept = declare(keywords={"fallback": "map"})
     plans = Kept.__torch_dispatch__.__func__.__globals__["_plans"]
     assert cond_op not in plans
     cond_op(torch.tensor(True), torch.sin, torch.cos, (Kept(torch.ones(1)),))
