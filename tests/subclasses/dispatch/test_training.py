@@ -16,6 +16,7 @@ from subclasses import DispatchError, SpecError, TensorSubclass, arithmetic, inn
 from subclasses._torch import hooks_of
 from subclasses.layout import cotangent_layout
 from tests.doors import COMPILED, DOORS
+from tests.subclasses.dispatch.training import innermost
 from tests.subclasses.subjects import LowRank, Pair, Scaled, assert_same, declare
 
 aten = torch.ops.aten
@@ -60,41 +61,33 @@ class Net(nn.Module):
 
     def __init__(self, weights, wraps):
         super().__init__()
-        self.classes = [cls for cls, *_ in weights]
-        self.wraps, self.plain = wraps, nn.Linear(4, 4, dtype=torch.float64)
-        self.weights, self.integers = nn.ParameterList(), {}
-        for i, (cls, *inners) in enumerate(weights):
-            own = [t.clone() for t in inners]
-            values = [cls(*own)] if wraps else own
-            self.integers[i] = [t for t in own if not t.is_floating_point()]
-            self.weights.extend(nn.Parameter(v) for v in values if v.is_floating_point())
+        self.kinds, self.wraps, self.plain = weights, wraps, nn.Linear(4, 4, dtype=torch.float64)
+        own = [(cls, [t.clone() for t in inners]) for cls, *inners in weights]
+        leaves = [cls(*inners) for cls, inners in own] if wraps else [t for _, inners in own for t in inners]
+        self.weights = nn.ParameterList(nn.Parameter(t) for t in leaves if t.is_floating_point())
 
     def forward(self, x):
         rest = iter(self.weights)
         x = self.plain(x)
-        for i, cls in enumerate(self.classes):
-            count = 2 if cls in (LowRank, Pair) and not self.wraps else 1
-            found = [next(rest) for _ in range(count)]
-            w = found[0] if self.wraps else cls(*self.integers[i], *found)
+        for cls, *inners in self.kinds:
+            w = (
+                next(rest)
+                if self.wraps
+                else cls(*(next(rest) if t.is_floating_point() else t for t in inners))
+            )
             if cls is Pair:  # with a plain operand, its op would give that a Pair as gradient
                 a, b = (w * 2).unwrap()
-                x = x + F.linear(x, a - b).tanh()
-            else:
-                x = x + F.linear(x, w).tanh()
+                w = a - b
+            x = x + F.linear(x, w).tanh()
         return x.square().mean()
 
     def inners(self):
-        found = [
-            t
-            for w in self.weights
-            for t in (w.detach().unwrap() if isinstance(w, TensorSubclass) else (w.detach(),))
-        ]
-        return [t for t in found if t is not None and t.is_floating_point()]
+        return [t for w in self.weights for t in innermost(w) if t.is_floating_point()]
 
 
 def make_nets(kinds):
     weights = [MAKERS[k]() for k in kinds]
-    wrapped, plain = Net(weights, True), Net(weights, False)
+    wrapped, plain = (Net(weights, wraps) for wraps in (True, False))
     plain.plain.load_state_dict(wrapped.plain.state_dict())
     return wrapped, plain
 
