@@ -81,23 +81,23 @@ WRITES = {
 }
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", ["stock", "desugar"])
-@pytest.mark.parametrize("op", WRITES)
 @pytest.mark.parametrize(
-    "make",
+    ("op", "make"),
     [
-        lambda: Ball(*torch.ones(2, 2)),
-        lambda: Product(*torch.ones(2, 2)),
-        lambda: LowRank(*torch.ones(2, 2, 2)),
+        ("mul_.Tensor", lambda: Ball(*torch.ones(2, 2))),
+        ("mul_.Tensor", lambda: Product(*torch.ones(2, 2))),
+        ("mul_.Tensor", lambda: LowRank(*torch.ones(2, 2, 2))),
+        ("_foreach_mul_.Scalar", lambda: LowRank(*torch.ones(2, 2, 2))),
     ],
 )
-def test_a_graph_does_not_write_to_a_parameter(make, op, door):
+def test_a_graph_does_not_write_to_a_parameter(op, make, door):
     """Without fullgraph the graph ends there, as the error advises, and the inner tensors are written to."""
     p, step = nn.Parameter(make()), torch.no_grad()(WRITES[op])
     words = (
-        rf"aten.{op} writes to a Parameter of an? \w+ in a compiled function.*keep the optimizer's step out.*; "
-        "compile without fullgraph=True"
+        rf"aten.{op} writes to a Parameter of an? \w+ in a compiled function, .*; compile without fullgraph=True, "
+        "or keep the optimizer's step out"
     )
     with pytest.raises(Exception, match=words):  # by way of Dynamo's own
         DOORS[door](step, fullgraph=True)(p)
