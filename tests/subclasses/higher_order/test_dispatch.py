@@ -259,7 +259,7 @@ COND = {
 }
 
 
-@pytest.mark.sweep(16)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("name", COND)
@@ -441,7 +441,7 @@ EVERY_LOOP = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", EVERY_LOOP)
 def test_loop(name, way):
