@@ -216,7 +216,7 @@ def check_leaves(
     got: Any,
     expected: Sequence[Tensor],
     leaves: Sequence[Tensor],
-    holes: Tensor | None = None,
+    holes: Sequence[Tensor] = (),
     **tolerance: Any,
 ) -> None:
     """Compares the rows of a result, or its parts, and the gradients of leaves that flow back from them.

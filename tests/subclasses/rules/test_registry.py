@@ -379,7 +379,7 @@ IN_PLACE = {"+=": operator.iadd, "add_": Tensor.add_, "itself": lambda x, y: x.a
 def test_the_in_place_form_of_a_function_with_a_rule_is_not_mapped(how, door):
     x, y = (sums()(torch.randn(3)) for _ in range(2))
     before = x.held.clone()
-    words = r"Box has a rule for add and none for Tensor\.add_: write x = torch\.add\(x, \.\.\.\)"
+    words = r"Box has a rule for add and none for Tensor\.add_; write x = torch\.add\(x, \.\.\.\)"
     with pytest.raises(DispatchError if door == "eager" else Exception, match=words):
         DOORS[door](lambda x, y: IN_PLACE[how](x, y))(x, y)
     assert torch.equal(x.held, before)
