@@ -9,7 +9,8 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch._functorch._aot_autograd import collect_metadata_analysis as metadata_analysis
 from torch._higher_order_ops import utils as higher_order_utils
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
@@ -36,28 +38,120 @@ from subclasses import (
 from tests.subclasses.subjects import Hostile, Nested, Pair, make_pair
 
 aten = torch.ops.aten
+cond = torch.ops.higher_order.cond
+
+X, LEAF, META = torch.ones(2), torch.ones(2, requires_grad=True), torch.device("meta")
 
 
-def make_wrapper_subclass():
+# ---- what several checks need -------------------------------------------------------------------------------
+
+
+def gives(call, expected):
+    """A check that a call gives this."""
+
+    def check():
+        assert call() == expected
+
+    return check
+
+
+class Box(TensorSubclass, fallback="map"):
+    a: Tensor = inner()
+
+
+def boxed(rules, parent=TensorSubclass, **keywords):
+    """A value, full of ones, of a class of its own with these rules."""
+
+    class Ruled(parent, **keywords):
+        a: Tensor = inner()
+
+    for op, rule in rules.items():
+        Ruled.implements(op)(rule)
+    return Ruled(torch.ones(2))
+
+
+def captured(fn, *args, fullgraph=True):
+    """The result of a compiled function, and what each of its graphs calls."""
+    called = []
+
+    def backend(graph, inputs):
+        called.append([n.target for n in graph.graph.nodes if n.op == "call_function"])
+        return graph
+
+    return torch.compile(fn, backend=backend, fullgraph=fullgraph)(*args), called
+
+
+class Seeing(_torch.TorchDispatchMode):
+    """Shows each op to a function."""
+
+    def __init__(self, look=lambda func: None):
+        super().__init__()
+        self.look = look
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.look(func)
+        return func(*args, **(kwargs or {}))
+
+
+def answers(ask, *ways):
+    """What `ask` answers for a tensor: by itself, in each of the ways to run a function, by itself again."""
+    seen = []
+
+    def look(x):
+        seen.append(ask(x))
+        return x
+
+    for way in (by_itself, *ways, by_itself):
+        way(look)
+    return seen
+
+
+def by_itself(look):
+    look(X)
+
+
+def within(context):
+    """The way to run a function in a context."""
+
+    def way(look):
+        with context():
+            look(X)
+
+    return way
+
+
+def in_backend(look):
+    torch.compile(lambda x: x * 2, backend=lambda graph, inputs: look(X) is X and graph)(X)
+
+
+def in_backward(look):
+    y = LEAF.exp()
+    y.grad_fn.register_prehook(lambda grads: (look(grads[0]), None)[1])
+    y.sum().backward()
+
+
+def in_vmap(look):
+    torch.vmap(look)(X)
+
+
+def in_jvp(look):
+    torch.func.jvp(look, (X,), (X,))
+
+
+def in_make_fx(look, **options):
+    make_fx(look, **options)(X)
+
+
+# ---- wrappers and ops ---------------------------------------------------------------------------------------
+
+
+def make_wrapper_subclass(*given):
     """Size, stride, storage offset, memory format, dtype, layout, device: in this order on every release."""
-    meta = torch.device("meta")
-    x = _torch.make_wrapper_subclass(Pair, (2, 3), (1, 2), 5, None, torch.float64, torch.strided, meta)
-    assert type(x) is Pair and (x.shape, x.stride(), x.storage_offset()) == ((2, 3), (1, 2), 5)
-    assert (x.dtype, x.device, x.layout, x.requires_grad) == (torch.float64, meta, torch.strided, False)
-    y = _torch.make_wrapper_subclass(Pair, (2, 3), None, None, None, torch.int8, torch.strided, meta)
-    assert (y.stride(), y.storage_offset()) == ((3, 1), 0)
+    x = _torch.make_wrapper_subclass(Pair, (2, 3), *given, torch.strided, META)
+    return type(x), x.shape, x.stride(), x.storage_offset(), x.dtype, x.device, x.layout, x.requires_grad
 
 
-def wrapper_questions():
-    x = TwoTensor(torch.ones(1), torch.ones(1))
-    for value, expected in ((x, True), (make_pair(), True), (torch.ones(1), False), (1, False)):
-        assert _torch.is_traceable_wrapper_subclass(value) is expected
-        assert _torch.is_traceable_wrapper_subclass_type(type(value)) is expected
-
-
-def op_types():
-    assert isinstance(aten.mul.Tensor, _torch.OpOverload)
-    assert isinstance(aten.mul, _torch.OpOverloadPacket)
+WRAPPERS = TwoTensor(X, X), make_pair(), X, 1
 
 
 def without_lazy_bits():
@@ -86,12 +180,6 @@ def unseen():
         assert torch.ones(1).fake_mode is mode
 
 
-def in_dispatch_mode():
-    assert not _torch.in_dispatch_mode()
-    with _torch.fake_mode():
-        assert _torch.in_dispatch_mode()
-
-
 def return_and_correct_aliasing():
     x = make_pair(2, 3)
     with torch.no_grad():
@@ -105,37 +193,25 @@ def set_storage_of():
     assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
-def disabled_torch_function_impl():
-    assert Hostile.__torch_function__ is _torch.disabled_torch_function_impl
-
-
 def disable_torch_function_subclass():
-    class Box(TensorSubclass, fallback="map"):
-        a: Tensor = inner()
-
-    Box.implements(torch.cos)(lambda func, x: "ruled")
-    x = Box(torch.zeros(1))
+    """And what a guard disabled is asked again."""
+    x = boxed({torch.cos: lambda func, x: "ruled"}, fallback="map")
     assert torch.cos(x) == "ruled"
-    with (
-        _torch.DisableTorchFunctionSubclass(),
-        pytest.raises(DispatchError, match="arrived without the function"),
-    ):
-        torch.cos(x)
+    with _torch.DisableTorchFunctionSubclass():
+        with pytest.raises(DispatchError, match="arrived without the function"):
+            torch.cos(x)
+        with _torch.EnableTorchFunction():
+            assert torch.cos(x) == "ruled"
 
 
 @pytest.mark.parametrize("hop", [True, False], ids=["newer", "older release"])
 def test_call_unruled(hop, monkeypatch):
     if not hop:
         monkeypatch.setattr(_torch, "_skip_one_hop", None)
-
-    class Box(TensorSubclass, fallback="map"):
-        a: Tensor = inner()
-
-    Box.implements(torch.sin)(lambda func, x: "ruled")
-    x = Box(torch.zeros(1))
-    assert torch.cos(x).a == 1 and torch.sin(x) == "ruled"
-    assert F.relu(x).a == 0 and torch.abs(x).a == 0 and (x + 1).a == 1
-    rows = Box(torch.arange(6.0))  # a method in Python that calls the one in C of the same name
+    x = boxed({torch.sin: lambda func, x: "ruled"}, fallback="map")
+    assert torch.sin(x) == "ruled"
+    assert [f(x * 0).a.tolist() for f in (torch.cos, F.relu, torch.abs)] == [[1, 1], [0, 0], [0, 0]]
+    rows = type(x)(torch.arange(6.0))  # a method in Python that calls the one in C of the same name
     for parts in (
         rows.unflatten(0, (2, 3)),
         rows.unflatten(dim=0, sizes=(2, -1)),
@@ -160,31 +236,6 @@ def dynamic_dims_name():
     assert _torch.dynamic_dims_name in source, "a release without it compiles a program more, and that is all"
 
 
-def is_dispatched():
-    assert _torch.is_dispatched(aten.cos.default) and not _torch.is_dispatched(aten.cos.int)
-
-
-def is_composite():
-    assert _torch.is_composite(aten.linear.default) and not _torch.is_composite(aten.mm.default)
-
-
-def resolve_overload():
-    x = torch.ones(2)
-    assert _torch.resolve_overload(aten.max, (x, x), {}) is aten.max.other
-    assert _torch.resolve_overload(aten.max, (x,), {"dim": 0}) is aten.max.dim
-    assert _torch.resolve_overload(aten.max, (make_pair(),), {}) is aten.max.default
-    assert _torch.resolve_overload(aten.max, ("x",), {}) is None
-
-
-def cpp_callable():
-    assert _torch.cpp_callable(aten.mul.Tensor)(torch.ones(1), 3) == 3
-    assert _torch.cpp_callable(len) is len
-
-
-def schema_of():
-    assert [a.name for a in _torch.schema_of(aten.mul.Tensor).arguments] == ["self", "other"]
-
-
 def all_aten_ops():
     ops = _torch.all_aten_ops()
     assert len(ops) > 2500 and {aten.mul.Tensor, aten.mul_.Tensor, aten.detach.default} <= set(ops)
@@ -194,20 +245,6 @@ def aten_overload_names():
     names = _torch.aten_overload_names()
     assert list(names) == sorted(names) and {"Tensor", "Scalar", "out"} <= set(names["add"])
     assert names["relu"] == ["default", "out"]
-
-
-def tags_of():
-    for packet, overload in (("add", "Tensor"), ("relu", "default"), ("t_", "default")):
-        assert _torch.tags_of(packet, overload) == getattr(getattr(aten, packet), overload).tags
-
-
-def python_decomposition():
-    assert _torch.python_decomposition(aten.addcmul.default) is not None
-    assert _torch.python_decomposition(aten.mm.default) is None
-
-
-def nn_functions():
-    assert _torch.nn_functions.linear is F.linear
 
 
 def flash_attention():
@@ -221,39 +258,30 @@ def flash_attention():
 def autograd_enabled():
     """Below autograd nothing is recorded; inside the context it is."""
 
-    class Recorded(TensorSubclass):
-        a: Tensor = inner()
-
     def rule(func, x):
         with torch.enable_grad():
-            leaf = torch.ones(1, requires_grad=True)
-            assert (leaf * 2).grad_fn is None
+            assert (LEAF * 2).grad_fn is None
             with _torch.autograd_enabled():
-                return Recorded(*torch.autograd.grad(leaf * 2, leaf))
+                return type(x)(*torch.autograd.grad((LEAF * 2).sum(), LEAF))
 
-    Recorded.implements(aten.cos.default)(rule)
-    assert aten.cos.default(Recorded(torch.ones(1))).a.tolist() == [2]
+    assert aten.cos.default(boxed({aten.cos.default: rule})).a.tolist() == [2, 2]
 
 
 def is_recording():
     """Three questions: the tensor requires grad, gradients are on, and autograd is not below."""
     seen = []
+    ask = lambda x: (_torch.is_recording(x), _torch.is_below_autograd())  # noqa: E731
+    x = boxed({aten.cos.default: lambda func, x: (seen.append(ask(x)), x)[1]}, Materialized)
+    assert ask(x) == (False, False) and ask(x.requires_grad_()) == (True, False)
+    assert torch.no_grad()(ask)(x) == (False, False)
+    assert x.cos().requires_grad and seen == [(False, True)] and ask(x) == (True, False)
 
-    class Asked(TensorSubclass):
-        a: Tensor = inner()
 
-        def materialize(self):
-            return self.a
+class Materialized(TensorSubclass):
+    a: Tensor = inner()
 
-    x = Asked(torch.ones(1))
-    assert not _torch.is_recording(x)
-    x.requires_grad_()
-    assert _torch.is_recording(x)
-    with torch.no_grad():
-        assert not _torch.is_recording(x)
-    ask = lambda: (_torch.is_recording(x), _torch.is_below_autograd())  # noqa: E731
-    Asked.implements(aten.cos.default)(lambda func, x: (seen.append(ask()), x)[1])
-    assert x.cos().requires_grad and seen == [(False, True)] and not _torch.is_below_autograd()
+    def materialize(self):
+        return self.a
 
 
 def autograd_excluded():
@@ -264,21 +292,6 @@ def autograd_excluded():
         with _torch.autograd_enabled():
             assert (x * 2).requires_grad
     assert (x * 2).requires_grad
-
-
-def enable_torch_function():
-    """What a guard disabled is asked again."""
-
-    class Named(Tensor):
-        @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
-            return "asked"
-
-    x = torch.ones(1).as_subclass(Named)
-    with _torch.DisableTorchFunctionSubclass():
-        assert torch.sin(x) != "asked"
-        with _torch.EnableTorchFunction():
-            assert torch.sin(x) == "asked"
 
 
 def apply_function():
@@ -310,54 +323,25 @@ def apply_function():
     ]
 
 
+# ---- Dynamo and export --------------------------------------------------------------------------------------
+
+
+class Read(TensorSubclass):
+    a: Tensor = inner(differentiable=True)
+    b: Tensor = inner()
+
+
 def record_readings():
     """Dynamo calls ``var_getattr`` for an attribute of a wrapper; the reading becomes a node."""
-    graphs = []
-
-    class Read(TensorSubclass):
-        a: Tensor = inner(differentiable=True)
-        b: Tensor = inner()
-
-    def backend(graph, inputs):
-        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
-        return graph
-
     x = Read(torch.ones(1), torch.ones(1))
-    assert torch.compile(lambda x: x.a, backend=backend, fullgraph=True)(x) is x.a
-    torch.compile(lambda x: x.b * 2, backend=backend, fullgraph=True)(x)
-    assert graphs == [["<built-in function getattr>"], ["<built-in function mul>"]]
+    result, called = captured(lambda x: x.a, x)
+    assert result is x.a and called == [[getattr]]
+    assert [[f.__name__ for f in graph] for graph in captured(lambda x: x.b * 2, x)[1]] == [["mul"]]
 
 
-def find_methods():
+def find_methods(x, name):
     """Dynamo asks ``call_obj_hasattr``; it misses a method of a class that is not declared."""
-    make = {Pair: make_pair, TwoTensor: lambda n: TwoTensor(torch.ones(n), torch.ones(n))}
-    found = {
-        cls: torch.compile(lambda x, name: hasattr(x, name), backend="eager", fullgraph=True) for cls in make
-    }
-    assert found[Pair](make_pair(2), "unwrap") and not found[Pair](make_pair(2), "missing")
-    assert not found[TwoTensor](make[TwoTensor](2), "get_elem_a")
-
-
-def in_backward():
-    """Only while the engine runs, which calls a hook."""
-    seen = []
-    leaf = torch.ones(1, requires_grad=True)
-    leaf.register_hook(lambda grad: seen.append(_torch.in_backward()))
-    leaf.sum().backward()
-    assert (seen, _torch.in_backward()) == ([True], False)
-
-
-def backward_node():
-    assert _torch_tracing.backward_node() == ""
-    seen, x = [], torch.ones(2, requires_grad=True)
-    y = x.exp()
-    y.grad_fn.register_prehook(lambda _: seen.append(_torch_tracing.backward_node()))
-    y.sum().backward()
-    assert seen == ["ExpBackward0"]
-
-
-class Assigned(TensorSubclass, fallback="map"):
-    a: torch.Tensor = inner()
+    return torch.compile(lambda x: hasattr(x, name), backend="eager", fullgraph=True)(x)
 
 
 def guard_flags():
@@ -378,17 +362,6 @@ def guard_identities():
         assert compiled(x).unwrap()[0].equal((x * 2 + GLOBAL_PAIR).unwrap()[0])
 
 
-def break_at_assignments():
-    def f(x):
-        x.a = x.a * 2
-        return x + 1
-
-    x = Assigned(torch.ones(2))
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Assigned\.a = "):
-        torch.compile(f, backend="eager", fullgraph=True)(x)
-    assert torch.compile(f, backend="eager")(x).a.tolist() == [3.0, 3.0]
-
-
 def replace_(x):
     x.a = x.a * 3
     return x
@@ -397,6 +370,12 @@ def replace_(x):
 class Assigning(TensorSubclass, fallback="map"):
     a: torch.Tensor = inner()
     replace_ = replace_
+
+
+def break_at_assignments():
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Box\.a = "):
+        torch.compile(replace_, backend="eager", fullgraph=True)(Box(torch.ones(2)))
+    assert torch.compile(replace_, backend="eager")(Box(torch.ones(2))).a.tolist() == [3.0, 3.0]
 
 
 def check_assignable():
@@ -412,10 +391,8 @@ def check_assignable():
         return graph
 
     setattr(backend, _torch_capture.MAKES_ASSIGNMENTS, True)
-    assert torch.compile(lambda x: x.replace_() * 1, backend=backend, fullgraph=True)(x).a.tolist() == [
-        9.0,
-        9.0,
-    ]
+    made = torch.compile(lambda x: x.replace_() * 1, backend=backend, fullgraph=True)(x)
+    assert made.a.tolist() == [9.0, 9.0]
 
 
 def backend_of():
@@ -431,20 +408,16 @@ def backend_of():
     assert seen == [backend] and _torch_tracing.backend_of(None) is None
 
 
-class Exported(torch.nn.Module):
-    def __init__(self, seen):
-        super().__init__()
-        self.seen = seen
-
-    def forward(self, x):
-        self.seen.append(_torch_capture.is_exporting())
-        return (Assigned(x) * 2).a
-
-
 def is_exporting():
     """While export traces above autograd; values that the function makes are traced through."""
     seen = []
-    program = torch.export.export(Exported(seen), (torch.ones(2),))
+
+    class Exported(nn.Module):
+        def forward(self, x):
+            seen.append(_torch_capture.is_exporting())
+            return (Box(x) * 2).a
+
+    program = torch.export.export(Exported(), (torch.ones(2),))
     assert seen[0] is True and not _torch_capture.is_exporting()
     assert [str(n.target) for n in program.graph.nodes if n.op == "call_function"] == ["aten.mul.Tensor"]
 
@@ -467,14 +440,6 @@ def reads_of_values_made_inside():
 
 def choose_paths_as_eager():
     """Functions that choose a way get the answer of eager mode; those that ask the class next get Dynamo's."""
-
-    class Ruled(TensorSubclass):
-        held: torch.Tensor = inner()
-
-    @Ruled.implements(torch.sin)
-    def _(func, x):
-        return x
-
     asked, seen = torch.overrides.has_torch_function, []
 
     def choose(x):
@@ -486,10 +451,14 @@ def choose_paths_as_eager():
             return torch.overrides.handle_torch_function(ask, (x,), x)
         return x.detach()
 
-    for x in (Ruled(torch.zeros(2)), Hostile(torch.zeros(2)), torch.zeros(2)):
+    for x, ruled in (
+        (boxed({torch.sin: lambda func, x: x}), True),
+        (Hostile(torch.zeros(2)), False),
+        (X, False),
+    ):
         torch.compile(choose, fullgraph=True, backend="eager")(x)
         torch.compile(ask, fullgraph=True, backend="eager")(x)
-        assert seen.pop() == asked((x,)) == isinstance(x, Ruled)
+        assert seen.pop() is asked((x,)) is ruled
 
 
 def register_node():
@@ -512,30 +481,65 @@ def register_node():
     assert _torch_capture.pytree.keystr(keys[0][0]) == "[0][0]"
 
 
-def is_tracing():
-    """In the backend of a compiled function, and where a rule is run for its graph."""
-    seen = []
-
-    def backend(graph, examples):
-        seen.append(_torch.is_tracing())
-        return graph
-
-    torch.compile(lambda x: x * 2, backend=backend)(torch.ones(2))
-    assert (seen, _torch.is_tracing()) == ([True], False)
+def is_compiling_here():
+    """In the thread that compiles, and in no other."""
+    here = _torch_tracing.is_compiling_here
+    with ThreadPoolExecutor(1) as pool:
+        seen = answers(lambda _: (here(), pool.submit(here).result()), in_backend)
+    assert seen == [(False, False), (True, False), (False, False)]
+    fn = torch.compile(lambda x: x * 2 if here() else x * 3, backend="eager", fullgraph=True)
+    assert fn(torch.ones(1)).item() == 2
 
 
-def in_dual_level():
-    """Inside of a level, one of torch.func.jvp too, and not after it."""
-    forward_ad = torch.autograd.forward_ad
+def skip_frames():
+    def run(fn):
+        seen = []
+        with torch._dynamo.config.patch(suppress_errors=False):
+            torch.compile(fn, backend=lambda graph, inputs: seen.append(graph) or graph)(torch.ones(2))
+        return seen
 
-    def ask() -> bool:
-        return eval(_torch_tracing.in_dual_level("forward_ad"), {"forward_ad": forward_ad})
+    def double(x):
+        return x * 2
 
-    seen, one = [ask()], (torch.ones(1),)
-    with forward_ad.dual_level():
-        seen.append(ask())
-    torch.func.jvp(lambda x: seen.append(ask()) or x, one, one)
-    assert [*seen, ask()] == [False, True, True, False]
+    def twice(x):
+        return x * 2
+
+    _torch.skip_frames(twice)
+    assert len(run(double)) == 1 and run(twice) == []
+    assert len(run(lambda x: twice(x) + 1)) == 1, "it is inlined all the same"
+
+
+def leave_in_graph():
+    """Dynamo calls the function where it would trace into it, and where it has not been imported before as well."""
+
+    @_torch_tracing.leave_in_graph
+    def opaque(x):
+        return x * 2
+
+    result, (called,) = captured(lambda x: opaque(x) + 1, torch.ones(3))
+    assert result.tolist() == [3, 3, 3] and opaque in called
+
+
+def patch_aliasing_checks():
+    """For what the predicate holds for, Dynamo is given the wrapper and its own storage."""
+    home = torch._dynamo.variables.higher_order_ops
+    nested, two = Nested(make_pair(2), torch.ones(2)), TwoTensor(torch.ones(2), torch.ones(2))
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["example_value"] = nested
+    assert (
+        higher_order_utils._collect_fake_inputs([node]) == [nested]
+        and len(home.get_tensor_storages(nested)) == 1
+    )
+    with pytest.raises(NotImplementedError):
+        home.get_tensor_storages(two)
+
+
+# ---- modes, transforms, the autograd engine -----------------------------------------------------------------
+
+
+def in_dual_level(_):
+    return eval(_torch_tracing.in_dual_level("forward_ad"), {"forward_ad": forward_ad})
 
 
 def is_differentiated():
@@ -549,13 +553,6 @@ def is_differentiated():
     assert torch.vmap(lambda t: t * _torch_tracing.is_differentiated(t))(x).item() == 1
 
 
-def any_requires_grad():
-    """Of several tensors; without a call of the class's ``__torch_function__``."""
-    x = torch.ones(1, requires_grad=True)
-    assert _torch.any_requires_grad(torch.ones(1), x) and not _torch.any_requires_grad(torch.ones(1))
-    assert not _torch.any_requires_grad()
-
-
 def canonicalize_dim():
     """Counted from the front; a tensor without dims has 0 and -1; the error is that of an op."""
     assert [_torch.canonicalize_dim(*given) for given in ((3, -1), (3, 1), (0, -1))] == [2, 1, 0]
@@ -565,46 +562,11 @@ def canonicalize_dim():
         _torch.canonicalize_dim(2, 5)
 
 
-def is_compiling_here():
-    """In the thread that compiles, and in no other."""
-    seen, others = [], []
-
-    def backend(graph, examples):
-        seen.append(_torch_tracing.is_compiling_here())
-        thread = threading.Thread(target=lambda: others.append(_torch_tracing.is_compiling_here()))
-        thread.start()
-        thread.join()
-        return graph
-
-    def fn(x):
-        return x * 2 if _torch_tracing.is_compiling_here() else x * 3
-
-    assert torch.compile(fn, backend=backend, fullgraph=True)(torch.ones(1)).item() == 2
-    assert (seen, others, _torch_tracing.is_compiling_here()) == ([True], [False], False)
-
-
-def is_transient_here():
-    seen = []
-    torch.vmap(lambda x: seen.append(_torch_tracing.is_transient_here()) or x)(torch.ones(2))
-    with Seeing():
-        seen.append(_torch_tracing.is_transient_here())
-    assert seen == [True, True] and not _torch_tracing.is_transient_here()
-
-
-class Seeing(_torch.TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 def dispatch_mode():
-    with Seeing() as mode:
+    seen = []
+    with Seeing(seen.append):
         torch.ones(2).cos()
-    assert aten.cos.default in mode.seen
+    assert aten.cos.default in seen
 
 
 def fake_mode():
@@ -613,21 +575,14 @@ def fake_mode():
 
 
 def is_asked_for_tangents():
-    asked = []
-
-    class Copies(_torch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is torch.ops.aten.clone.default:
-                asked.append(_torch.is_asked_for_tangents())
-            return func(*args, **(kwargs or {}))
-
+    asked = set()
     x = TwoTensor(torch.rand(2, 3).t(), torch.rand(2, 3).t())
-    with Copies():
+    with Seeing(lambda func: asked.add((func, _torch.is_asked_for_tangents()))):
         metadata_analysis.coerce_tangent_and_suggest_memory_format(x)
-        assert asked and all(asked)
+        copies = {answer for func, answer in asked if func is aten.clone.default}
         asked.clear()
         x.contiguous()
-    assert asked and not any(asked)
+    assert copies == {True} and {answer for func, answer in asked if func is aten.clone.default} == {False}
 
 
 def nodes_ahead():
@@ -649,13 +604,156 @@ def nodes_ahead():
     assert [n.name() for n in found[0]] == ["MulBackward0"]
 
 
-def storage_key():
-    x = torch.ones(2, 3)
-    assert _torch.storage_key(x) == _torch.storage_key(x[1:]) != _torch.storage_key(x.clone())
+def hooks():
+    x, seen = torch.ones(2, requires_grad=True), []
+    x.register_hook(lambda grad: seen.append("replaced"))
+    other = torch.ones(2, requires_grad=True)
+    other.register_hook(lambda grad: seen.append("other's"))
+    _torch.set_hooks(x, _torch.hooks_of(other))
+    x.register_hook(lambda grad: seen.append("added"))
+    x.sum().backward()
+    assert seen == ["other's", "added"] and len(_torch.hooks_of(other)) == 2
+    assert _torch.hooks_of(torch.ones(1)) is None
 
 
-def op_infos():
-    assert {"add", "matmul"} <= {info.name for info in _torch.op_infos()}
+def preserve_version_counter():
+    x = torch.ones(2)
+    with _torch.preserve_version_counter(x):
+        x.mul_(2)
+    assert x._version == 0 and x.tolist() == [2, 2]
+
+
+def dispatch_keys():
+    x, y = torch.ones(2), torch.ones(3)
+    assert _torch.dispatch_keys(x).raw_repr() == _torch.dispatch_keys(y).raw_repr()
+    for other in (torch.ones(2, dtype=torch.cfloat).conj(), torch.ones(2, device="meta")):
+        assert _torch.dispatch_keys(x).raw_repr() != _torch.dispatch_keys(other).raw_repr()
+
+
+def printing():
+    with _torch.printing_with(threshold=3, edgeitems=1):
+        assert (_torch.print_options.threshold, _torch.print_options.edgeitems) == (3, 1)
+        assert "..." in str(torch.arange(5))
+    assert _torch.print_options.threshold > 3
+
+
+def disable_current_modes():
+    with _torch.fake_mode(), _torch.disable_current_modes():
+        assert type(torch.ones(2)) is Tensor
+
+
+def with_lazy_bits():
+    """A rule sees conjugate bits, and they are disabled again after it."""
+    seen = []
+    x = boxed(
+        {aten.sin.default: lambda func, x: (seen.append((x.a.conj() * 1).tolist()), x)[1]}, fallback="map"
+    )
+    type(x)(torch.ones(2, dtype=torch.complex64) * 1j).sin()
+    assert seen == [[-1j, -1j]]
+    assert _torch.with_lazy_bits(lambda: 3)() == 3
+
+
+def view_tracking():
+    """Below autograd a view has a counter of its own, unless its key is enabled again."""
+    seen = []
+
+    def look(func):
+        t, versions = torch.ones(2), []
+        assert _torch.is_excluded(_torch.VIEWS_KEY)
+        for excluded in (True, False):
+            _torch.set_excluded(_torch.VIEWS_KEY, excluded)
+            try:
+                view = aten.alias.default(t)
+                torch.autograd.graph.increment_version(t)
+                versions.append(view._version - t._version)
+            finally:
+                _torch.set_excluded(_torch.VIEWS_KEY, True)
+        seen.append(versions)
+
+    with Seeing(look):
+        torch.ones(2).sin()
+    assert [-1, 0] in seen
+    assert not _torch.is_excluded(_torch.VIEWS_KEY)
+
+
+def owns_memory():
+    def check():
+        t = torch.ones(2)
+        held = {"t": t}
+        assert _torch_tracing.owns_memory(t, references=2, tensors=1)
+        assert not _torch_tracing.owns_memory(t, references=1, tensors=1)
+        view = t.detach()
+        assert not _torch_tracing.owns_memory(t, references=2, tensors=1)
+        assert view.equal(held["t"])
+
+    check()
+    # Python keeps arguments elsewhere while Dynamo is asked for frames.
+    frames = torch._C._dynamo.eval_frame
+    prior = frames.set_eval_frame(False)
+    try:
+        check()
+    finally:
+        frames.set_eval_frame(prior)
+
+
+def set_version_counters():
+    t = torch.ones(2)
+    t.add_(1)
+    _torch_tracing.set_version_counters((t,), (0,))
+    assert t._version == 0
+
+
+# ---- higher-order ops ---------------------------------------------------------------------------------------
+
+
+def trees():
+    leaves, treespec = _torch.tree_flatten({"a": [1, None]})
+    assert leaves == [1, None] and isinstance(treespec, _torch.TreeSpec)
+    assert _torch.tree_unflatten([2, 3], treespec) == {"a": [2, 3]}
+    assert _torch.tree_map(lambda v: v + 1, (1, [2])) == (2, [3])
+    assert _torch.tree_map(str, (1, [2]), is_leaf=lambda v: isinstance(v, list)) == ("1", "[2]")
+
+
+def eager_while_loop():
+    x = torch.ones(1, requires_grad=True)
+    loop = torch.ops.higher_order.while_loop
+    (y,) = _torch_tracing.eager_while_loop(loop, lambda x: x.sum() < 10, lambda x: (x * 3,), (x,), ())
+    y.backward()
+    assert (y.item(), x.grad) == (27, 27)
+
+
+def run_with_interpreter():
+    def plain(x):
+        return x
+
+    graph = make_fx(lambda x: x * 2)(torch.ones(2))
+    assert (
+        _torch_tracing.run_with_interpreter(plain) is plain
+        and _torch_tracing.run_with_interpreter(graph) is graph
+    )
+    with preserve_node_meta():
+        assert _torch_tracing.run_with_interpreter(graph) is not graph
+
+
+def fresh_fakes():
+    x = torch.ones(2, 3).t().requires_grad_()
+    with Seeing(), _torch_tracing.fresh_fakes([x, 3, make_pair(2)]) as (fake, number, pair):
+        assert type(fake) is not Tensor and (fake.shape, fake.stride()) == (x.shape, x.stride())
+        assert number == 3 and type(pair) is Pair and type(pair.a) is type(fake)
+        assert not (fake.requires_grad or torch.is_grad_enabled())
+
+
+def functional_storage_key():
+    x = torch.ones(2)
+    key_of = _torch_tracing.functional_storage_key
+    assert key_of(x) == key_of(x[1:]) != key_of(x.clone())
+    with FunctionalTensorMode():
+        views = FunctionalTensor.to_functional(x), FunctionalTensor.to_functional(x[1:])
+        assert key_of(views[0]) == key_of(views[1])
+    assert _torch.storage_key(views[0]) != _torch.storage_key(views[1])
+
+
+# ---- distributed --------------------------------------------------------------------------------------------
 
 
 @functools.cache  # several names are one test
@@ -691,23 +789,6 @@ assert _torch_distributed.is_work(joint) and dist.Work.unbox(joint).wait()
 dist.destroy_process_group()
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
-
-
-def sparse_parts():
-    x = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,), check_invariants=False)
-    assert _torch.sparse_indices(x).tolist() == [[1, 1]] and _torch.sparse_values(x).tolist() == [2, 3]
-
-
-def is_legacy_batchedtensor():
-    seen, x = [], torch.ones(2, requires_grad=True)
-    x.register_hook(lambda g: seen.append(_torch.is_legacy_batchedtensor(g)))
-    torch.autograd.grad(x * 2, x, torch.eye(2), is_grads_batched=True)
-    torch.autograd.grad(x * 2, x, torch.ones(2))
-    assert seen == [True, False]
-
-
-def foreach_norm():
-    assert [n.item() for n in _torch.foreach_norm([torch.tensor([3.0, 4.0]), torch.ones(1)])] == [5, 1]
 
 
 @functools.cache  # several names are one test
@@ -769,84 +850,15 @@ dist.destroy_process_group()
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
 
 
-def hooks():
-    x, seen = torch.ones(2, requires_grad=True), []
-    x.register_hook(lambda grad: seen.append("replaced"))
-    other = torch.ones(2, requires_grad=True)
-    other.register_hook(lambda grad: seen.append("other's"))
-    _torch.set_hooks(x, _torch.hooks_of(other))
-    x.register_hook(lambda grad: seen.append("added"))
-    x.sum().backward()
-    assert seen == ["other's", "added"] and len(_torch.hooks_of(other)) == 2
-    assert _torch.hooks_of(torch.ones(1)) is None
+# ---- kernels ------------------------------------------------------------------------------------------------
 
 
-def preserve_version_counter():
-    x = torch.ones(2)
-    with _torch.preserve_version_counter(x):
-        x.mul_(2)
-    assert x._version == 0 and x.tolist() == [2, 2]
-
-
-def dispatch_keys():
-    x, y = torch.ones(2), torch.ones(3)
-    assert _torch.dispatch_keys(x).raw_repr() == _torch.dispatch_keys(y).raw_repr()
-    for other in (torch.ones(2, dtype=torch.cfloat).conj(), torch.ones(2, device="meta")):
-        assert _torch.dispatch_keys(x).raw_repr() != _torch.dispatch_keys(other).raw_repr()
-
-
-def in_function_mode():
-    assert not _torch.in_function_mode()
-    with torch.device("cpu"):
-        assert _torch.in_function_mode()
-
-
-def transforms():
-    asked = []
-
-    def look(v):
-        asked.append((_torch.current_transform() is not None, _torch.is_transformed(v)))
-        return v
-
-    torch.vmap(look)(torch.ones(2))
-    assert asked == [(True, True)]
-    assert _torch.current_transform() is None
-    assert not _torch.is_transformed(torch.ones(2))
-
-
-def differentiating_transforms():
-    asked = []
-
-    def look(v):
-        asked.append(_torch.is_differentiated_by_transform(v))
-        return v.sum()
-
-    x = torch.ones(1, 2)
-    torch.vmap(look)(x)
-    torch.func.grad(look)(x)
-    torch.vmap(torch.func.grad(look))(x)
-    torch.func.grad(lambda x: torch.vmap(look)(x).sum())(x)
-    torch.func.jvp(look, (x,), (x,))
-    assert asked == [False, True, True, True, True]
-    assert not _torch.is_differentiated_by_transform(x)
-
-
-def skip_frames():
-    def run(fn):
-        seen = []
-        with torch._dynamo.config.patch(suppress_errors=False):
-            torch.compile(fn, backend=lambda graph, inputs: seen.append(graph) or graph)(torch.ones(2))
-        return seen
-
-    def double(x):
-        return x * 2
-
-    def twice(x):
-        return x * 2
-
-    _torch.skip_frames(twice)
-    assert len(run(double)) == 1 and run(twice) == []
-    assert len(run(lambda x: twice(x) + 1)) == 1, "it is inlined all the same"
+def is_legacy_batchedtensor():
+    seen, x = [], torch.ones(2, requires_grad=True)
+    x.register_hook(lambda g: seen.append(_torch.is_legacy_batchedtensor(g)))
+    torch.autograd.grad(x * 2, x, torch.eye(2), is_grads_batched=True)
+    torch.autograd.grad(x * 2, x, torch.ones(2))
+    assert seen == [True, False]
 
 
 def attention_of_rows():
@@ -863,210 +875,6 @@ def attention_of_rows():
     elif torch.__version__ < "2.14":
         with pytest.raises(TypeError, match="scale"):
             torch.autograd.grad(out.sum(), q)
-
-
-def printing():
-    with _torch.printing_with(threshold=3, edgeitems=1):
-        assert (_torch.print_options.threshold, _torch.print_options.edgeitems) == (3, 1)
-        assert "..." in str(torch.arange(5))
-    assert _torch.print_options.threshold > 3
-
-
-def disable_current_modes():
-    with _torch.fake_mode(), _torch.disable_current_modes():
-        assert type(torch.ones(2)) is Tensor
-
-
-# ---- higher-order ops ---------------------------------------------------------------------------------------
-
-cond = torch.ops.higher_order.cond
-
-
-def higher_order_type():
-    assert isinstance(cond, _torch.HigherOrderOperator) and cond.name() == "cond"
-
-
-def trees():
-    leaves, treespec = _torch.tree_flatten({"a": [1, None]})
-    assert leaves == [1, None] and isinstance(treespec, _torch.TreeSpec)
-    assert _torch.tree_unflatten([2, 3], treespec) == {"a": [2, 3]}
-    assert _torch.tree_map(lambda v: v + 1, (1, [2])) == (2, [3])
-    assert _torch.tree_map(str, (1, [2]), is_leaf=lambda v: isinstance(v, list)) == ("1", "[2]")
-
-
-def is_traced():
-    x = torch.ones(2)
-    assert not _torch_tracing.is_traced(cond, (x,))
-    with Seeing():
-        assert not _torch_tracing.is_traced(cond, (x,)), "a mode that knows nothing of the op"
-    with _torch.fake_mode() as mode:
-        assert _torch_tracing.is_traced(cond, (x,))
-    assert _torch_tracing.is_traced(cond, (mode.from_tensor(x),))
-    seen = []
-    torch.vmap(lambda v: seen.append(_torch_tracing.is_traced(cond, (v,))) or v)(x)
-    make_fx(lambda v: seen.append(_torch_tracing.is_traced(cond, (v,))) or v)(x)
-    make_fx(lambda v: seen.append(_torch_tracing.is_traced(cond, (v,))) or v, pre_dispatch=True)(x)
-    assert seen == [True] * 3
-
-
-def eager_while_loop():
-    x = torch.ones(1, requires_grad=True)
-    loop = torch.ops.higher_order.while_loop
-    (y,) = _torch_tracing.eager_while_loop(loop, lambda x: x.sum() < 10, lambda x: (x * 3,), (x,), ())
-    y.backward()
-    assert (y.item(), x.grad) == (27, 27)
-
-
-def run_with_interpreter():
-    def plain(x):
-        return x
-
-    graph = make_fx(lambda x: x * 2)(torch.ones(2))
-    assert (
-        _torch_tracing.run_with_interpreter(plain) is plain
-        and _torch_tracing.run_with_interpreter(graph) is graph
-    )
-    with preserve_node_meta():
-        assert _torch_tracing.run_with_interpreter(graph) is not graph
-
-
-def trace_graph():
-    graph = _torch_tracing.trace_graph(lambda x, n: x * n, [torch.ones(2), 3], dynamic_ints=False)
-    assert graph(torch.ones(2), 3).tolist() == [3, 3]
-
-
-def is_recorded():
-    seen = []
-    make_fx(lambda x: seen.append(_torch_tracing.is_recorded()) or x)(torch.ones(2))
-    with _torch.fake_mode():
-        assert not _torch_tracing.is_recorded()
-    assert seen == [True]
-
-
-def fresh_fakes():
-    x = torch.ones(2, 3).t().requires_grad_()
-    with Seeing(), _torch_tracing.fresh_fakes([x, 3, make_pair(2)]) as (fake, number, pair):
-        assert type(fake) is not Tensor and (fake.shape, fake.stride()) == (x.shape, x.stride())
-        assert number == 3 and type(pair) is Pair and type(pair.a) is type(fake)
-        assert not (fake.requires_grad or torch.is_grad_enabled())
-
-
-def functional_storage_key():
-    x = torch.ones(2)
-    key_of = _torch_tracing.functional_storage_key
-    assert key_of(x) == key_of(x[1:]) != key_of(x.clone())
-    with FunctionalTensorMode():
-        views = FunctionalTensor.to_functional(x), FunctionalTensor.to_functional(x[1:])
-        assert key_of(views[0]) == key_of(views[1])
-    assert _torch.storage_key(views[0]) != _torch.storage_key(views[1])
-
-
-def leave_in_graph():
-    """Dynamo calls the function where it would trace into it, and where it has not been imported before as well."""
-    graphs = []
-
-    @_torch_tracing.leave_in_graph
-    def opaque(x):
-        return x * 2
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    assert torch.equal(
-        torch.compile(lambda x: opaque(x) + 1, backend=backend)(torch.ones(3)), torch.full((3,), 3.0)
-    )
-    assert opaque in [node.target for node in graphs[0].graph.nodes]
-
-
-def patch_aliasing_checks():
-    """For what the predicate holds for, Dynamo is given the wrapper and its own storage."""
-    home = torch._dynamo.variables.higher_order_ops
-    nested, two = Nested(make_pair(2), torch.ones(2)), TwoTensor(torch.ones(2), torch.ones(2))
-    graph = torch.fx.Graph()
-    node = graph.placeholder("x")
-    node.meta["example_value"] = nested
-    assert (
-        higher_order_utils._collect_fake_inputs([node]) == [nested]
-        and len(home.get_tensor_storages(nested)) == 1
-    )
-    with pytest.raises(NotImplementedError):
-        home.get_tensor_storages(two)
-
-
-def with_lazy_bits():
-    """A rule sees conjugate bits, and they are disabled again after it."""
-    z = torch.ones(2, dtype=torch.complex64) * 1j
-    seen = []
-
-    class Asked(TensorSubclass, fallback="map"):
-        held: Tensor = inner()
-
-    @Asked.implements(aten.sin.default)
-    def _(func, x):
-        seen.append((x.held.conj() * 1).tolist())
-        return x
-
-    Asked(z).sin()
-    assert seen == [[-1j, -1j]]
-    assert _torch.with_lazy_bits(lambda: 3)() == 3
-
-
-def view_tracking():
-    """Below autograd a view has a counter of its own, unless its key is enabled again."""
-    seen = []
-
-    class Asked(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            t, versions = torch.ones(2), []
-            assert _torch.is_excluded(_torch.VIEWS_KEY)
-            for excluded in (True, False):
-                _torch.set_excluded(_torch.VIEWS_KEY, excluded)
-                try:
-                    view = aten.alias.default(t)
-                    torch.autograd.graph.increment_version(t)
-                    versions.append(view._version - t._version)
-                finally:
-                    _torch.set_excluded(_torch.VIEWS_KEY, True)
-            seen.append(versions)
-            return func(*args, **(kwargs or {}))
-
-    with Asked():
-        torch.ones(2).sin()
-    assert [-1, 0] in seen
-    assert not _torch.is_excluded(_torch.VIEWS_KEY)
-
-
-def is_composed():
-    assert _torch.is_composed(aten.add.Scalar)
-    assert not _torch.is_composed(aten.mm.default)
-
-
-def owns_memory():
-    def check():
-        t = torch.ones(2)
-        held = {"t": t}
-        assert _torch_tracing.owns_memory(t, references=2, tensors=1)
-        assert not _torch_tracing.owns_memory(t, references=1, tensors=1)
-        view = t.detach()
-        assert not _torch_tracing.owns_memory(t, references=2, tensors=1)
-        assert view.equal(held["t"])
-
-    check()
-    # Python keeps arguments elsewhere while Dynamo is asked for frames.
-    frames = torch._C._dynamo.eval_frame
-    prior = frames.set_eval_frame(False)
-    try:
-        check()
-    finally:
-        frames.set_eval_frame(prior)
-
-
-def set_version_counters():
-    t = torch.ones(2)
-    t.add_(1)
-    _torch_tracing.set_version_counters((t,), (0,))
-    assert t._version == 0
 
 
 def build_library():
@@ -1090,140 +898,243 @@ def check_in_graph():
     assert size >= 0 and not size < 0
 
 
-def foreach_functions():
-    """They take lists, and are among the functions that a class may have rules for."""
-    names = {f.__name__ for f in _torch.foreach_functions}
-    assert {"_foreach_add", "_foreach_mul_", "_foreach_sqrt"} <= names
-    total = torch._foreach_add([torch.ones(1), torch.ones(2)], 1)
-    assert [t.tolist() for t in total] == [[2], [2, 2]]
-
-
 CHECKS = {
     "check_in_graph": check_in_graph,
-    "foreach_functions": foreach_functions,
+    "foreach_functions": gives(
+        lambda: (
+            {"_foreach_add", "_foreach_mul_", "_foreach_sqrt"}
+            - {f.__name__ for f in _torch.foreach_functions},
+            [t.tolist() for t in torch._foreach_add([torch.ones(1), torch.ones(2)], 1)],
+        ),
+        (set(), [[2], [2, 2]]),
+    ),
     "build_library": build_library,
     "set_version_counters": set_version_counters,
     "with_lazy_bits": with_lazy_bits,
-    "is_composed": is_composed,
-    "VIEWS_KEY": view_tracking,
-    "is_excluded": view_tracking,
-    "set_excluded": view_tracking,
+    "is_composed": gives(
+        lambda: [_torch.is_composed(op) for op in (aten.add.Scalar, aten.mm.default)], [True, False]
+    ),
+    **dict.fromkeys(("VIEWS_KEY", "is_excluded", "set_excluded"), view_tracking),
     "owns_memory": owns_memory,
-    "HigherOrderOperator": higher_order_type,
-    "TreeSpec": trees,
-    "tree_flatten": trees,
-    "tree_map": trees,
-    "tree_unflatten": trees,
-    "is_traced": is_traced,
+    "HigherOrderOperator": gives(
+        lambda: (isinstance(cond, _torch.HigherOrderOperator), cond.name()), (True, "cond")
+    ),
+    **dict.fromkeys(("TreeSpec", "tree_flatten", "tree_map", "tree_unflatten"), trees),
+    "is_traced": gives(
+        lambda: answers(
+            lambda x: _torch_tracing.is_traced(cond, (x,)),
+            within(Seeing),  # a mode that knows nothing of the op
+            within(_torch.fake_mode),
+            lambda look: look(_torch.fake_mode().from_tensor(X)),
+            in_vmap,
+            in_make_fx,
+            partial(in_make_fx, pre_dispatch=True),
+        ),
+        [False, False, True, True, True, True, True, False],
+    ),
     "eager_while_loop": eager_while_loop,
     "run_with_interpreter": run_with_interpreter,
-    "trace_graph": trace_graph,
-    "is_recorded": is_recorded,
+    "trace_graph": gives(
+        lambda: _torch_tracing.trace_graph(lambda x, n: x * n, [X, 3], dynamic_ints=False)(X, 3).tolist(),
+        [3, 3],
+    ),
+    "is_recorded": gives(
+        lambda: answers(lambda _: _torch_tracing.is_recorded(), in_make_fx, within(_torch.fake_mode)),
+        [False, True, False, False],
+    ),
     "fresh_fakes": fresh_fakes,
     "functional_storage_key": functional_storage_key,
     "is_asked_for_tangents": is_asked_for_tangents,
     "nodes_ahead": nodes_ahead,
     "patch_aliasing_checks": patch_aliasing_checks,
     "leave_in_graph": leave_in_graph,
-    "print_options": printing,
-    "printing_with": printing,
+    **dict.fromkeys(("print_options", "printing_with"), printing),
     "disable_current_modes": disable_current_modes,
     "skip_frames": skip_frames,
-    "in_dispatch_mode": in_dispatch_mode,
-    "OpOverload": op_types,
-    "OpOverloadPacket": op_types,
-    "is_traceable_wrapper_subclass": wrapper_questions,
-    "is_traceable_wrapper_subclass_type": wrapper_questions,
+    "in_dispatch_mode": gives(
+        lambda: answers(lambda _: _torch.in_dispatch_mode(), within(_torch.fake_mode)), [False, True, False]
+    ),
+    "OpOverload": gives(lambda: isinstance(aten.mul.Tensor, _torch.OpOverload), True),
+    "OpOverloadPacket": gives(lambda: isinstance(aten.mul, _torch.OpOverloadPacket), True),
+    "is_traceable_wrapper_subclass": gives(
+        lambda: [_torch.is_traceable_wrapper_subclass(x) for x in WRAPPERS], [True, True, False, False]
+    ),
+    "is_traceable_wrapper_subclass_type": gives(
+        lambda: [_torch.is_traceable_wrapper_subclass_type(type(x)) for x in WRAPPERS],
+        [True, True, False, False],
+    ),
     "return_and_correct_aliasing": return_and_correct_aliasing,
-    "make_wrapper_subclass": make_wrapper_subclass,
+    "make_wrapper_subclass": gives(
+        lambda: [
+            make_wrapper_subclass((1, 2), 5, None, torch.float64),
+            make_wrapper_subclass(None, None, None, torch.int8),
+        ],
+        [
+            (Pair, (2, 3), (1, 2), 5, torch.float64, META, torch.strided, False),
+            (Pair, (2, 3), (3, 1), 0, torch.int8, META, torch.strided, False),
+        ],
+    ),
     "dynamic_dims_name": dynamic_dims_name,
-    "marked_dims_name": mark_dim_dynamic,
-    "mark_dim_dynamic": mark_dim_dynamic,
-    "dims_marked_dynamic": mark_dim_dynamic,
-    "disabled_torch_function_impl": disabled_torch_function_impl,
-    "DisableTorchFunctionSubclass": disable_torch_function_subclass,
-    "call_unruled": disable_torch_function_subclass,
+    **dict.fromkeys(("marked_dims_name", "mark_dim_dynamic", "dims_marked_dynamic"), mark_dim_dynamic),
+    "disabled_torch_function_impl": gives(
+        lambda: Hostile.__torch_function__ is _torch.disabled_torch_function_impl, True
+    ),
+    **dict.fromkeys(
+        ("DisableTorchFunctionSubclass", "EnableTorchFunction", "call_unruled"),
+        disable_torch_function_subclass,
+    ),
     "set_storage_of": set_storage_of,
-    "nn_functions": nn_functions,
-    "is_dispatched": is_dispatched,
-    "is_composite": is_composite,
-    "resolve_overload": resolve_overload,
-    "cpp_callable": cpp_callable,
-    "schema_of": schema_of,
+    "nn_functions": gives(lambda: _torch.nn_functions.linear, F.linear),
+    "is_dispatched": gives(
+        lambda: [_torch.is_dispatched(op) for op in (aten.cos.default, aten.cos.int)], [True, False]
+    ),
+    "is_composite": gives(
+        lambda: [_torch.is_composite(op) for op in (aten.linear.default, aten.mm.default)], [True, False]
+    ),
+    "resolve_overload": gives(
+        lambda: [
+            _torch.resolve_overload(aten.max, args, kwargs)
+            for args, kwargs in (((X, X), {}), ((X,), {"dim": 0}), ((make_pair(),), {}), (("x",), {}))
+        ],
+        [aten.max.other, aten.max.dim, aten.max.default, None],
+    ),
+    "cpp_callable": gives(
+        lambda: (_torch.cpp_callable(aten.mul.Tensor)(torch.ones(1), 3).item(), _torch.cpp_callable(len)),
+        (3, len),
+    ),
+    "schema_of": gives(
+        lambda: [a.name for a in _torch.schema_of(aten.mul.Tensor).arguments], ["self", "other"]
+    ),
     "all_aten_ops": all_aten_ops,
     "aten_overload_names": aten_overload_names,
-    "tags_of": tags_of,
-    "python_decomposition": python_decomposition,
+    "tags_of": gives(
+        lambda: [
+            _torch.tags_of(*name) for name in (("add", "Tensor"), ("relu", "default"), ("t_", "default"))
+        ],
+        [op.tags for op in (aten.add.Tensor, aten.relu.default, aten.t_.default)],
+    ),
+    "python_decomposition": gives(
+        lambda: [_torch.python_decomposition(op) is None for op in (aten.addcmul.default, aten.mm.default)],
+        [False, True],
+    ),
     "autograd_enabled": autograd_enabled,
-    "sparse_indices": sparse_parts,
-    "sparse_values": sparse_parts,
-    "foreach_norm": foreach_norm,
+    **dict.fromkeys(
+        ("sparse_indices", "sparse_values"),
+        gives(
+            lambda: [get(REPEATED).tolist() for get in (_torch.sparse_indices, _torch.sparse_values)],
+            [[[1, 1]], [2, 3]],
+        ),
+    ),
+    "foreach_norm": gives(
+        lambda: [n.item() for n in _torch.foreach_norm([torch.tensor([3.0, 4.0]), torch.ones(1)])], [5, 1]
+    ),
     "is_legacy_batchedtensor": is_legacy_batchedtensor,
-    "hooks_of": hooks,
-    "in_backward": in_backward,
-    "backward_node": backward_node,
+    **dict.fromkeys(("hooks_of", "set_hooks"), hooks),
+    **dict.fromkeys(
+        ("in_backward", "graph_task"),  # only while the engine runs, which calls a hook
+        gives(lambda: answers(lambda _: _torch.in_backward(), in_backward), [False, True, False]),
+    ),
+    "backward_node": gives(
+        lambda: answers(lambda _: _torch_tracing.backward_node(), in_backward), ["", "ExpBackward0", ""]
+    ),
     "break_at_assignments": break_at_assignments,
     "guard_flags": guard_flags,
     "guard_identities": guard_identities,
-    "check_assignable": check_assignable,
-    "MAKES_ASSIGNMENTS": check_assignable,
+    **dict.fromkeys(("check_assignable", "MAKES_ASSIGNMENTS"), check_assignable),
     "backend_of": backend_of,
-    "is_exporting": is_exporting,
-    "desugar_exported": is_exporting,
-    "LIVE": is_exporting,
-    "VIEWS": record_readings,
+    **dict.fromkeys(("is_exporting", "desugar_exported", "LIVE"), is_exporting),
+    **dict.fromkeys(("VIEWS", "record_readings"), record_readings),
     "reads_of_values_made_inside": reads_of_values_made_inside,
-    "register_pytree_node": register_node,
-    "SequenceKey": register_node,
-    "pytree": register_node,
+    **dict.fromkeys(("register_pytree_node", "SequenceKey", "pytree"), register_node),
     "unseen": unseen,
-    "has_no_memory": without_lazy_bits,
-    "graph_task": in_backward,
-    "without_lazy_bits": without_lazy_bits,
-    "is_tracing": is_tracing,
-    "in_dual_level": in_dual_level,
+    **dict.fromkeys(("has_no_memory", "without_lazy_bits"), without_lazy_bits),
+    # In the backend of a compiled function, and where a rule is run for its graph.
+    "is_tracing": gives(lambda: answers(lambda _: _torch.is_tracing(), in_backend), [False, True, False]),
+    # Inside of a level, one of torch.func.jvp too, and not after it.
+    "in_dual_level": gives(
+        lambda: answers(in_dual_level, within(forward_ad.dual_level), in_jvp), [False, True, True, False]
+    ),
     "is_differentiated": is_differentiated,
     "is_compiling_here": is_compiling_here,
-    "is_transient_here": is_transient_here,
+    "is_transient_here": gives(
+        lambda: answers(lambda _: _torch_tracing.is_transient_here(), in_vmap, within(Seeing)),
+        [False, True, True, False],
+    ),
     "canonicalize_dim": canonicalize_dim,
-    "any_requires_grad": any_requires_grad,
-    "set_hooks": hooks,
-    "is_below_autograd": is_recording,
-    "is_recording": is_recording,
+    # Of several tensors; without a call of the class's ``__torch_function__``.
+    "any_requires_grad": gives(
+        lambda: [_torch.any_requires_grad(*given) for given in ((X, LEAF), (X,), ())], [True, False, False]
+    ),
+    **dict.fromkeys(("is_below_autograd", "is_recording"), is_recording),
     "autograd_excluded": autograd_excluded,
-    "EnableTorchFunction": enable_torch_function,
     "apply_function": apply_function,
-    "record_readings": record_readings,
-    "find_methods": find_methods,
+    "find_methods": gives(
+        lambda: [
+            find_methods(x, name)
+            for x, name in (
+                (make_pair(2), "unwrap"),
+                (make_pair(2), "missing"),
+                (TwoTensor(X, X), "get_elem_a"),
+            )
+        ],
+        [True, False, False],
+    ),
     "choose_paths_as_eager": choose_paths_as_eager,
     "TorchDispatchMode": dispatch_mode,
     "preserve_version_counter": preserve_version_counter,
     "dispatch_keys": dispatch_keys,
-    "in_function_mode": in_function_mode,
-    "current_transform": transforms,
-    "is_transformed": transforms,
-    "is_differentiated_by_transform": differentiating_transforms,
+    "in_function_mode": gives(
+        lambda: answers(lambda _: _torch.in_function_mode(), within(lambda: torch.device("cpu"))),
+        [False, True, False],
+    ),
+    **dict.fromkeys(
+        ("current_transform", "is_transformed"),
+        gives(
+            lambda: answers(
+                lambda x: (_torch.current_transform() is None, _torch.is_transformed(x)), in_vmap
+            ),
+            [(True, False), (False, True), (True, False)],
+        ),
+    ),
+    "is_differentiated_by_transform": gives(
+        lambda: answers(
+            _torch.is_differentiated_by_transform,
+            in_vmap,
+            lambda look: torch.func.grad(lambda x: look(x).sum())(X),
+            lambda look: torch.vmap(torch.func.grad(lambda x: look(x).sum()))(X),
+            lambda look: torch.func.grad(lambda x: torch.vmap(look)(x).sum())(X),
+            in_jvp,
+        ),
+        [False, False, True, True, True, True, False],
+    ),
     "fake_mode": fake_mode,
-    "storage_key": storage_key,
-    "op_infos": op_infos,
-    "dtensor_spec": dtensors,
-    "is_work": dtensors,
-    "who_asks": fsdp_parameters,
-    "reduce_packed_gradients": fsdp_parameters,
-    "fsdp_ranks": fsdp_parameters,
-    "joint_work": dtensors,
-    "tensor_meta": dtensors,
-    "SPEC": dtensors,
-    "undo_refused_sharding": fsdp_parameters,
-    "size_inner_dtensors": dtensors,
-    "DistributedTypes": dtensors,
-    "distributed_types": dtensors,
-    "flash_attention_cpu": flash_attention,
-    "flash_attention_rows": attention_of_rows,
-    "efficient_attention_rows": attention_of_rows,
-    "efficient_attention_traces": attention_of_rows,
-    "flash_attention_cpu_backward": flash_attention,
+    "storage_key": gives(
+        lambda: [_torch.storage_key(x) == _torch.storage_key(X) for x in (X, X[1:], X.clone())],
+        [True, True, False],
+    ),
+    "op_infos": gives(lambda: {"add", "matmul"} - {info.name for info in _torch.op_infos()}, set()),
+    **dict.fromkeys(
+        (
+            "dtensor_spec",
+            "is_work",
+            "joint_work",
+            "tensor_meta",
+            "SPEC",
+            "size_inner_dtensors",
+            "DistributedTypes",
+            "distributed_types",
+        ),
+        dtensors,
+    ),
+    **dict.fromkeys(
+        ("who_asks", "reduce_packed_gradients", "fsdp_ranks", "undo_refused_sharding"), fsdp_parameters
+    ),
+    **dict.fromkeys(("flash_attention_cpu", "flash_attention_cpu_backward"), flash_attention),
+    **dict.fromkeys(
+        ("flash_attention_rows", "efficient_attention_rows", "efficient_attention_traces"), attention_of_rows
+    ),
 }
+REPEATED = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,), check_invariants=False)
 
 
 MODULES = (_torch, _torch_capture, _torch_distributed, _torch_tracing)
