@@ -20,6 +20,7 @@ from desugar.recording import listeners
 from subclasses.ragged import JaggedTensor
 from tests.desugar.explain import subjects
 from tests.desugar.explain.subjects import Net, effects, layer, make_weight, make_x
+from tests.tables import giving
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +161,15 @@ OF_THE_LAYER = {
         lambda p: (p.guards[0].checks, p.guards[4].checks > 1),
         (1, True),
     ),
+    "what is saved adds up": (
+        lambda p: (
+            p.saved_bytes > 0,
+            p.saved_bytes - sum(saved.nbytes for saved in p.saved),
+            p.saved_bytes - desugar.trace(layer, make_x(), make_weight()).saved_bytes,
+            "input w.scale" in [saved.source for saved in p.saved],
+        ),
+        (True, 0, 0, True),
+    ),
     "stages are timed": (
         lambda p: ({name for name, _ in p.stages}, sum(seconds for _, seconds in p.stages) <= p.seconds),
         ({"discover", "trace", "partition", "compile forward", "compile backward", "wrapper"}, True),
@@ -180,16 +190,7 @@ def line_of(source, op):
     return source.lines[op.place.line - source.first].strip()
 
 
-@pytest.mark.parametrize("name", OF_THE_LAYER)
-def test_the_layer(explained, name):
-    read, want = OF_THE_LAYER[name]
-    assert read(explained) == want
-
-
-def test_what_is_saved_adds_up(explained):
-    program = desugar.trace(layer, make_x(), make_weight())
-    assert explained.saved_bytes == program.saved_bytes == sum(saved.nbytes for saved in explained.saved) > 0
-    assert "input w.scale" in [saved.source for saved in explained.saved]
+test_the_layer = giving(OF_THE_LAYER, "explained")
 
 
 @pytest.mark.slow
@@ -274,6 +275,17 @@ OF_OTHERS = {
         lambda p: ([leaf.name for leaf in p.outputs], p.aliasing),
         (["total", "result 2", "first"], ("first is a view of x",)),
     ),
+    "effects": (
+        lambda: desugar.explain(effects, ZEROS, torch.zeros(1)),
+        lambda p: (
+            (p.cost, "writes" in p.no_cost),
+            p.aliasing,  # Dynamo's code returns y past the graph
+            [leaf.name for leaf in p.inputs],
+            any(text.startswith("x is written to") for text in p.mutation),
+            ZEROS.any().item(),  # nothing is run
+        ),
+        ((None, True), ("result 1 is a view of x",), ["x"], True, False),
+    ),
     "no gradients": (
         lambda: torch.no_grad()(desugar.explain)(layer, make_x(), make_weight()),
         lambda p: ([graph.name for graph in p.graphs], p.saved),
@@ -300,7 +312,7 @@ OF_OTHERS = {
         True,
     ),
 }
-OFFSETS = torch.tensor([0, 2, 5])
+OFFSETS, ZEROS = torch.tensor([0, 2, 5]), torch.zeros(2, 3)
 
 
 @pytest.mark.parametrize("name", OF_OTHERS)
@@ -338,16 +350,6 @@ def test_branches_are_functions_inside_of_the_graph(tmp_path):
     assert graph.needs == () and "    def true_graph_0(" in graph.text
     for x in (torch.ones(3), -torch.ones(3)):
         torch.testing.assert_close(printed(tmp_path / "printed.py", graph)(x)[0], fn(x))
-
-
-def test_effects_are_told_and_nothing_is_run():
-    x, y = torch.zeros(2, 3), torch.zeros(1)
-    program = desugar.explain(effects, x, y).program
-    assert not x.any()
-    assert program.cost is None and "writes" in program.no_cost
-    assert program.aliasing == ("result 1 is a view of x",)  # Dynamo's code returns y past the graph
-    assert [leaf.name for leaf in program.inputs] == ["x"]
-    assert any(text.startswith("x is written to") for text in program.mutation)
 
 
 @pytest.mark.slow
@@ -406,66 +408,85 @@ TITLES = [
 ]
 
 
-def test_the_text_has_every_part(explained):
-    text = render_text(explained)
-    assert re.findall(r"^== (.*) ==$", text, re.MULTILINE) == TITLES
-    assert "by rule of Int8Weight: rule_for_linear" in text
-
-
-def test_a_terminal_is_not_flooded_with_guards(explained):
-    many = replace(explained, guards=tuple(Guard(f"x{n} == 0", name=f"x{n}") for n in range(300)))
-    text = render_text(many)
-    assert "x99 == 0" in text and "x100 " not in text and "200 more; the page" in text
-    assert "x299 == 0" in render_text(many, folded=False)
-
-
 WORTH = Worth((("eager", 4e-3), ("torch.compile", None), ("desugar.compile", 1e-3)), "3 calls: right")
 TIMES = "eager 4 ms, torch.compile failed, desugar.compile 1 ms; 3 calls: right\n"
+GUARDS = tuple(Guard(f"x{n} == 0", name=f"x{n}") for n in range(300))
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"worth": WORTH}, f"\nwas it worth it: {TIMES}"),
-        (
-            {"worth": replace(WORTH, answer="yes, 4 times faster than eager")},
+def not_timed(program, *reasons):
+    programs = tuple(replace(program, no_worth=reason) for reason in reasons)
+    return render_report_text(Report("a script", programs))
+
+
+def shows(*parts, **changes):
+    """Which of these parts the text of a changed explanation shows."""
+    return lambda p: [part in render_text(replace(p, **changes)) for part in parts]
+
+
+# By name what is read of the explanation of the layer as it is shown, and what it is.
+SHOWN = {
+    "the text has every part": (
+        lambda p: re.findall(r"^== (.*) ==$", render_text(p), re.MULTILINE),
+        TITLES,
+    ),
+    "the text names rules": (shows("by rule of Int8Weight: rule_for_linear"), [True]),
+    "the text has no other ways": (shows("worth"), [False]),
+    "a terminal is not flooded with guards": (
+        shows("x99 == 0", "x100 ", "200 more; the page", guards=GUARDS),
+        [True, False, True],
+    ),
+    "unfolded text has all guards": (
+        lambda p: "x299 == 0" in render_text(replace(p, guards=GUARDS), folded=False),
+        True,
+    ),
+    "other ways": (shows(f"\nwas it worth it: {TIMES}", worth=WORTH), [True]),
+    "other ways, with an answer": (
+        shows(
             f"\nwas it worth it: yes, 4 times faster than eager; {TIMES}",
+            worth=replace(WORTH, answer="yes, 4 times faster than eager"),
         ),
-        ({"no_worth": "it ran away"}, "\nnot timed in other ways: it ran away\n"),
-    ],
+        [True],
+    ),
+    "no other ways": (shows("\nnot timed in other ways: it ran away\n", no_worth="it ran away"), [True]),
+    "reasons why programs were not timed stand once": (
+        lambda p: (
+            "\nnot timed in other ways: 1, 3: a\nnot timed in other ways: 2: b\n"
+            in not_timed(p, "a", "b", "a", "")
+        ),
+        True,
+    ),
+    "rich shows the same words": (
+        lambda p: (
+            {"Line by line", LINEAR, "apply([", "primals_1"}
+            - {
+                part
+                for part in ("Line by line", LINEAR, "apply([", "primals_1")
+                if part in re.sub(r"\x1b\[[0-9;]*m", "", render_rich(p, width=200))
+            }
+        ),
+        set(),
+    ),
+    "JSON is the dictionary": (
+        lambda p: (
+            json.loads(desugar.explain(layer, make_x(), make_weight()).to_json()).keys() ^ p.to_dict().keys()
+        ),
+        set(),
+    ),
+    "JSON has names of dtypes": (
+        lambda p: json.loads(json.dumps(p.to_dict()))["inputs"][1]["inner"][0]["dtype"],
+        "int8",
+    ),
+}
+test_what_is_shown_of_the_layer = giving(SHOWN, "explained")
+
+test_words = giving(
+    {
+        "a small part is not none": (
+            lambda: [percent(share) for share in (0, 0.004, 0.126)],
+            ["0%", "< 1%", "13%"],
+        ),
+        "a rule": (lambda: kind_of("rule of A: f (a.py:1)"), "rule"),
+        "a class": (lambda: kind_of("__torch_dispatch__ of TwoTensor"), "class"),
+        "what is derived": (lambda: kind_of("derived from aten.add.Tensor (rule) of A"), "derived"),
+    }
 )
-def test_other_ways_are_told_where_they_were_measured(explained, changes, says):
-    assert says in render_text(replace(explained, **changes)) and "worth" not in render_text(explained)
-
-
-def test_reasons_why_programs_were_not_timed_stand_once(explained):
-    programs = tuple(replace(explained, no_worth=reason) for reason in ("a", "b", "a", ""))
-    text = render_report_text(Report("a script", programs))
-    assert "\nnot timed in other ways: 1, 3: a\nnot timed in other ways: 2: b\n" in text
-
-
-def test_rich_shows_the_same_words(explained):
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", render_rich(explained, width=200))
-    assert not [w for w in ("Line by line", LINEAR, "apply([", "primals_1") if w not in shown]
-
-
-def test_the_dictionary_is_json(explained):
-    found = json.loads(desugar.explain(layer, make_x(), make_weight()).to_json())
-    assert set(found) == set(explained.to_dict())
-    assert found["inputs"][1]["inner"][0]["dtype"] == "int8"
-
-
-def test_a_small_part_is_not_none():
-    assert [percent(share) for share in (0, 0.004, 0.126)] == ["0%", "< 1%", "13%"]
-
-
-@pytest.mark.parametrize(
-    ("how", "kind"),
-    [
-        ("rule of A: f (a.py:1)", "rule"),
-        ("__torch_dispatch__ of TwoTensor", "class"),
-        ("derived from aten.add.Tensor (rule) of A", "derived"),
-    ],
-)
-def test_kinds_are_words(how, kind):
-    assert kind_of(how) == kind

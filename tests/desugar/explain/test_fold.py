@@ -17,6 +17,7 @@ from desugar.explain.folded_text import shorten
 from desugar.explain.records import Guard, Leaf
 from desugar.explain.repeats import Run, find_runs
 from desugar.explain.text import render_text
+from tests.tables import giving
 
 LAYERS = 12
 
@@ -48,130 +49,184 @@ def explanation():
     return desugar.explain(Stack(), torch.ones(2, 3))
 
 
-@pytest.fixture(scope="module")
-def folds(explanation):
-    return fold_program(explanation.program)
-
-
 # ------------------------------------------------------------------------------------------------- the lists
 
 
-def test_ops_and_graphs_are_folded_and_named_by_their_parameters(explanation, folds):
-    (ops,) = folds.ops
-    assert (ops.length, ops.count) == (4, LAYERS)
-    assert ops.label == f"self.layers[0] … self.layers[{LAYERS - 1}]"
-    lines = explanation.program.graphs[0].text.splitlines()
-    parameters, body = folds.graphs[0]
-    assert lines[parameters.start].endswith("# self.layers[0].up.weight") and parameters.count == LAYERS
-    assert body.count == LAYERS and body.label == ops.label
-    assert "addmm" in "\n".join(lines[body.start : body.start + body.length])
-    assert any(run.count == LAYERS for run in folds.graphs[1])
+def folded(explanation, **changes):
+    return fold_program(replace(explanation.program, **changes))
 
 
-def test_what_is_saved_and_the_wrapper_are_folded(explanation, folds):
-    assert {run.count for run in folds.saved} <= {LAYERS - 1, LAYERS} and folds.saved
-    text = "\n".join(f"    x{n} = a{n}.qdata" for n in range(20))
-    (run,) = fold_program(replace(explanation.program, wrapper=f"def run():\n{text}\n    return x0")).wrapper
-    assert (run.start, run.length, run.count) == (1, 1, 20)
+def lines_of(explanation, run):
+    return explanation.program.graphs[0].text.splitlines()[run.start : run.start + run.length]
 
 
-def test_other_sizes_are_no_repetition():
-    leaves = tuple(Leaf(f"self[{n}].weight", "Tensor", (str(n + 1), "4"), "float32") for n in range(12))
-    program = desugar.explain(torch.neg, torch.ones(2)).program
-    assert fold_program(replace(program, captured=leaves)).captured == ()
+def leaves(count):
+    return tuple(Leaf(f"self[{n}].weight", "Tensor", (str(n + 1), "4"), "float32") for n in range(count))
+
+
+def missing(parts, text):
+    return [part for part in parts if part not in text]
+
+
+def whole(program):
+    """What the unfolded text shows."""
+    yield from (f"\nself.layers[{n}].up.weight: Tensor" for n in range(LAYERS))
+    yield from (graph.text.rstrip() for graph in program.graphs)
+    yield from (program.wrapper.rstrip(), *(guard.text for guard in program.guards))
+
+
+def line_by_line(text):
+    return re.search(r"== Line by line ==\n(.*?)\n\n==", text, re.DOTALL)[1].splitlines()
+
+
+def without_times(explanation):
+    """By name the checks of the groups of guards that have no times, and the texts of the last two groups."""
+    groups = folded(explanation, guard_times=None).guards
+    return [group.checks for group in groups if group.name], groups[-2].texts[0] + groups[-1].texts[0]
+
+
+NAMES = f"self.layers[0] … self.layers[{LAYERS - 1}]"
+WEIGHTS = f"self.layers[0 … {LAYERS - 1}].up.weight"
+FEW = "\n".join(f"    x{n} = a{n}.qdata" for n in range(20))
+
+# By name what is read of the explanation of the stack, and what it is.
+OF_THE_STACK = {
+    "ops are named by their parameters": (
+        lambda e: [(run.length, run.count, run.label) for run in folded(e).ops],
+        [(4, LAYERS, NAMES)],
+    ),
+    "parameters of the forward graph": (
+        lambda e: [(run.count, lines_of(e, run)[0].partition("# ")[2]) for run in folded(e).graphs[0][:-1]],
+        [(LAYERS, "self.layers[0].up.weight")],
+    ),
+    "the forward graph": (
+        lambda e: [
+            (run.count, run.label, "addmm" in "\n".join(lines_of(e, run))) for run in folded(e).graphs[0][1:]
+        ],
+        [(LAYERS, NAMES, True)],
+    ),
+    "the backward graph": (lambda e: LAYERS in [run.count for run in folded(e).graphs[1]], True),
+    "what is saved": (
+        lambda e: (
+            {run.count for run in folded(e).saved} <= {LAYERS - 1, LAYERS},
+            bool(folded(e).saved),
+        ),
+        (True, True),
+    ),
+    "the wrapper": (
+        lambda e: [
+            (run.start, run.length, run.count)
+            for run in folded(e, wrapper=f"def run():\n{FEW}\n    return x0").wrapper
+        ],
+        [(1, 1, 20)],
+    ),
+    "other sizes are no repetition": (lambda e: folded(e, captured=leaves(12)).captured, ()),
+    "the text shows the first of each run": (
+        lambda e: missing(
+            [f"x {LAYERS}, {NAMES}; the first of them:", "│ self.layers[0].up.weight: Tensor"], e.text()
+        ),
+        [],
+    ),
+    "the text shows no other": (lambda e: "self.layers[1].up.weight: Tensor" in e.text(), False),
+    "unfolded text shows all": (
+        lambda e: (
+            missing(whole(e.program), e.text(folded=False)),
+            "the first of them" in e.text(folded=False),
+            len(render_text(e.program).splitlines()) < len(e.text(folded=False).splitlines()) / 3,
+        ),
+        ([], False, True),
+    ),
+    "every line of the user is above its ops": (
+        lambda e: (
+            sum("return x + self.down(self.up(x).relu())" in line for line in line_by_line(e.text())),
+            "x = self.first(x)" in line_by_line(e.text())[0],
+        ),
+        (1, True),
+    ),
+    "guards of layers are one": (
+        lambda e: [
+            (group.count, len(group.guards), group.texts)
+            for group in folded(e).guards
+            if group.name == WEIGHTS
+        ],
+        [(LAYERS, LAYERS, (f"{WEIGHTS}: Tensor float32[8, 4] on cpu requires_grad",))],
+    ),
+    "other guards are grouped by name": (
+        lambda e: (
+            [group.count for group in folded(e).guards if group.name == "x"],
+            {"self.first.weight"} - {group.name for group in folded(e).guards},
+        ),
+        ([1], set()),
+    ),
+    "every guard is in a group": (
+        lambda e: sum(len(group.guards) for group in folded(e).guards) - len(e.program.guards),
+        0,
+    ),
+    "every check is counted": (
+        lambda e: (
+            sum(group.checks for group in folded(e, guard_times=None).guards)
+            - sum(guard.checks for guard in e.program.guards)
+        ),
+        0,
+    ),
+    "without times the most checks come first": (
+        lambda e: without_times(e)[0] == sorted(without_times(e)[0], reverse=True),
+        True,
+    ),
+    "modes come last": (
+        lambda e: (folded(e, guard_times=None).guards[-1].name, "modes" in without_times(e)[1]),
+        ("", True),
+    ),
+    "the text says that there are no times": (
+        lambda e: (
+            f"{sum(guard.checks for guard in e.program.guards)} checks of Dynamo's, not timed; names with the most"
+            in render_text(replace(e.program, guard_times=None))
+        ),
+        True,
+    ),
+}
+test_what_is_folded_of_a_stack = giving(OF_THE_STACK, "explanation")
+
+
+LONG = ", ".join(f"x{n}" for n in range(400)) + " = kept"
+GUARDS = [Guard(f"a[{n}].k == {3 if n == 2 else 2}", name=f"a[{n}].k") for n in range(5)]
+
+test_names_and_lines = giving(
+    {
+        "a long line loses its middle": (
+            lambda: (len(shorten(LONG)) < 300, shorten(LONG)[:6], shorten(LONG)[-7:]),
+            (True, "x0, x1", " = kept"),
+        ),
+        "a line that is shown whole": (lambda: shorten("x" * 240), "x" * 240),
+        "a layer that differs stands alone": (
+            lambda: [(group.texts, group.count) for group in group_guards(GUARDS)],
+            [(("a[0, 1 … 4].k == 2",), 4), (("a[2].k == 3",), 1)],
+        ),
+        "names of one index": (lambda: join_names(["a[0].b", "a[1].b", "a[2].b"]), "a[0 … 2].b"),
+        "names of two indices": (
+            lambda: join_names(["a[0].b[1]", "a[0].b[2]", "a[1].b[1]", "a[1].b[2]"]),
+            "a[0 … 1].b[1 … 2]",
+        ),
+        "names of indices with gaps": (lambda: join_names(["a[0]", "a[4]", "a[9]"]), "a[0, 4, 9]"),
+        "one name": (lambda: join_names(["x"]), "x"),
+        "a run, by the first index": (
+            lambda: span(["x", "m[0].a[1].w"], ["x", "m[7].a[1].w"]),
+            "m[0] … m[7]",
+        ),
+        "a run, by the second index": (
+            lambda: span(["m[1].a[0].w"], ["m[1].a[5].w"]),
+            "m[1].a[0] … m[1].a[5]",
+        ),
+        "a run without an index": (lambda: span(["x"], ["x"]), ""),
+        "a run of nothing": (lambda: span([], []), ""),
+    }
+)
 
 
 # ------------------------------------------------------------------------------------------------- the text
 
 
-def test_the_text_shows_the_first_of_each_run(explanation):
-    text = explanation.text()
-    assert f"x {LAYERS}, self.layers[0] … self.layers[{LAYERS - 1}]; the first of them:" in text
-    assert "│ self.layers[0].up.weight: Tensor" in text
-    assert "self.layers[1].up.weight: Tensor" not in text
-
-
-def test_unfolded_text_shows_all(explanation):
-    text, program = explanation.text(folded=False), explanation.program
-    shown = [f"\nself.layers[{n}].up.weight: Tensor" for n in range(LAYERS)]
-    shown += [graph.text.rstrip() for graph in program.graphs] + [program.wrapper.rstrip()]
-    shown += [guard.text for guard in program.guards]
-    assert not [part for part in shown if part not in text] and "the first of them" not in text
-    assert len(render_text(program).splitlines()) < len(text.splitlines()) / 3
-
-
-def test_every_line_of_the_user_is_above_its_ops(explanation):
-    shown = re.search(r"== Line by line ==\n(.*?)\n\n==", explanation.text(), re.DOTALL)[1].splitlines()
-    assert sum("return x + self.down(self.up(x).relu())" in line for line in shown) == 1
-    assert "x = self.first(x)" in shown[0]
-
-
-def test_a_long_line_loses_its_middle():
-    line = ", ".join(f"x{n}" for n in range(400)) + " = kept"
-    assert (
-        len(shorten(line)) < 300 and shorten(line).endswith(" = kept") and shorten(line).startswith("x0, x1")
-    )
-    assert shorten("x" * 240) == "x" * 240
-
-
 # ------------------------------------------------------------------------------------------------- the guards
-
-
-def test_guards_are_grouped_by_name_and_those_of_layers_are_one(explanation, folds):
-    of = {group.name: group for group in folds.guards}
-    weight = of[f"self.layers[0 … {LAYERS - 1}].up.weight"]
-    assert weight.count == LAYERS and len(weight.guards) == LAYERS
-    assert weight.texts == (
-        f"self.layers[0 … {LAYERS - 1}].up.weight: Tensor float32[8, 4] on cpu requires_grad",
-    )
-    assert of["x"].count == 1 and "self.first.weight" in of
-    assert sum(len(group.guards) for group in folds.guards) == len(explanation.program.guards)
-
-
-def test_the_most_checks_come_first_and_modes_last(explanation):
-    program = explanation.program
-    groups = fold_program(program).guards
-    named = [group.checks for group in groups if group.name]
-    assert named == sorted(named, reverse=True)
-    assert not groups[-1].name and "modes" in groups[-1].texts[0] + groups[-2].texts[0]
-    total = sum(guard.checks for guard in program.guards)
-    assert sum(group.checks for group in groups) == total
-    assert f"{total} checks of Dynamo's; names with the most" in render_text(program)
-
-
-def test_a_layer_that_differs_stands_alone():
-    guards = [Guard(f"a[{n}].k == 2", name=f"a[{n}].k") for n in range(5)]
-    guards[2] = Guard("a[2].k == 3", name="a[2].k")
-    assert [(group.texts, group.count) for group in group_guards(guards)] == [
-        (("a[0, 1 … 4].k == 2",), 4),
-        (("a[2].k == 3",), 1),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("names", "joined"),
-    [
-        (["a[0].b", "a[1].b", "a[2].b"], "a[0 … 2].b"),
-        (["a[0].b[1]", "a[0].b[2]", "a[1].b[1]", "a[1].b[2]"], "a[0 … 1].b[1 … 2]"),
-        (["a[0]", "a[4]", "a[9]"], "a[0, 4, 9]"),
-        (["x"], "x"),
-    ],
-)
-def test_names_are_joined(names, joined):
-    assert join_names(names) == joined
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "name"),
-    [
-        (["x", "m[0].a[1].w"], ["x", "m[7].a[1].w"], "m[0] … m[7]"),
-        (["m[1].a[0].w"], ["m[1].a[5].w"], "m[1].a[0] … m[1].a[5]"),
-        (["x"], ["x"], ""),
-        ([], [], ""),
-    ],
-)
-def test_a_run_is_named_by_the_first_index_that_differs(first, last, name):
-    assert span(first, last) == name
 
 
 # ---- runs of equal blocks ------------------------------------------------------------------------------------

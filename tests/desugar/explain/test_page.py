@@ -14,6 +14,7 @@ import desugar
 from desugar.explain.records import Program, Report
 from desugar.explain.render import render_page
 from tests.desugar.explain.subjects import layer, make_weight, make_x
+from tests.tables import giving
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 
@@ -53,45 +54,79 @@ def page(explanation):
     return render_page(Report("a title", (explanation.program,)))
 
 
-def test_it_is_well_formed_and_holds_the_data(page, explanation):
-    parsed = Page(page)
-    data = json.loads(parsed.parts["data"])
-    assert data["title"] == "a title"
-    assert data["programs"][0] == json.loads(explanation.to_json())
-    assert parsed.parts["title"] == "a title - desugar"
+def data_of(text):
+    return json.loads(Page(text).parts["data"])
 
 
-def test_nothing_is_fetched(page):
-    parsed = Page(page)
-    names = {name for _, name, _ in parsed.attributes}
-    assert not names & {"src", "srcset", "action"}
-    assert {value for _, name, value in parsed.attributes if name == "href"} <= {"#", "data:,"}
-    for part in ("style", "script"):
-        assert not re.search(r"https?:|@import|url\(|import\(|fetch\(|XMLHttpRequest", parsed.parts[part])
-    assert ("meta", "content", "width=device-width, initial-scale=1") in parsed.attributes  # of a phone
+def values_of(text, wanted):
+    return {value for _, name, value in Page(text).attributes if name == wanted}
+
+
+def declared(text):
+    """The names that the script declares; a browser refuses one that declares a name twice."""
+    pattern = r"^(?:async )?(?:const|let|var|function|class) (\w+)"
+    return re.findall(pattern, Page(text).parts["script"], re.MULTILINE)
+
+
+FETCHES = r"https?:|@import|url\(|import\(|fetch\(|XMLHttpRequest"
+
+# By name what is read of the page, and what it is.
+OF_THE_PAGE = {
+    "its title": (
+        lambda page: (data_of(page)["title"], Page(page).parts["title"]),
+        ("a title", "a title - desugar"),
+    ),
+    "nothing that is fetched": (
+        lambda page: {name for _, name, _ in Page(page).attributes} & {"src", "srcset", "action"},
+        set(),
+    ),
+    "links": (lambda page: values_of(page, "href") - {"#", "data:,"}, set()),
+    "its style and its script fetch nothing": (
+        lambda page: [re.findall(FETCHES, Page(page).parts[part]) for part in ("style", "script")],
+        [[], []],
+    ),
+    "the width of a phone": (
+        lambda page: ("meta", "content", "width=device-width, initial-scale=1") in Page(page).attributes,
+        True,
+    ),
+    "folds of each program are beside its data": (
+        lambda page: [
+            {"ops", "graphs", "captured", "guards"} - set(folds)
+            for folds in json.loads(Page(page).parts["folds"])
+        ],
+        [set()],
+    ),
+    "folds of guards": (
+        lambda page: (
+            sum(len(group["guards"]) for group in json.loads(Page(page).parts["folds"])[0]["guards"]) > 5
+        ),
+        True,
+    ),
+    "no name of the script is declared twice": (
+        lambda page: (len(declared(page)) > 40, len(declared(page)) - len(set(declared(page)))),
+        (True, 0),
+    ),
+}
+test_what_the_page_holds = giving(OF_THE_PAGE, "page")
+
+
+def test_it_holds_the_data(page, explanation):
+    assert data_of(page)["programs"][0] == json.loads(explanation.to_json())
 
 
 @pytest.mark.parametrize("hostile", ["</script><b>", "<!-- <script>", "a & b", "$title ${x}", "\u2028"])
 def test_hostile_text_stays_text(hostile):
-    text = render_page(Report(hostile, (Program(hostile, hostile, "eager", 0.0),)))
-    data = json.loads(Page(text).parts["data"])
+    data = data_of(render_page(Report(hostile, (Program(hostile, hostile, "eager", 0.0),))))
     assert data["title"] == data["programs"][0]["name"] == hostile
-
-
-def test_the_folds_of_each_program_are_beside_its_data(page):
-    (folds,) = json.loads(Page(page).parts["folds"])
-    assert {"ops", "graphs", "captured", "guards"} <= set(folds)
-    assert sum(len(group["guards"]) for group in folds["guards"]) > 5
 
 
 def test_a_frame_holds_the_page_and_is_of_another_origin(explanation):
     frame = Page(explanation._repr_html_())
-    assert {tag for tag, _, _ in frame.attributes} == {"iframe"}
-    attributes = {name: value for _, name, value in frame.attributes}
-    assert attributes["sandbox"] == "allow-scripts" and "src" not in attributes
-    assert attributes["title"] == "Explanation of layer"
-    inside = Page(attributes["srcdoc"])
-    assert json.loads(inside.parts["data"])["programs"][0] == json.loads(explanation.to_json())
+    attributes = {name: value for tag, name, value in frame.attributes if tag == "iframe"}
+    assert len(attributes) == len(frame.attributes)
+    assert data_of(attributes.pop("srcdoc"))["programs"][0] == json.loads(explanation.to_json())
+    assert (attributes["sandbox"], attributes["title"]) == ("allow-scripts", "Explanation of layer")
+    assert "src" not in attributes
 
 
 def test_it_is_written_to_a_path(explanation, tmp_path):
@@ -104,14 +139,6 @@ def test_it_stays_small_enough_for_200_programs(explanation):
     one = len(render_page(Report("t", (explanation.program,))))
     many = len(render_page(Report("t", (explanation.program,) * 200)))
     assert many < 200 * one and many < 20e6
-
-
-def test_no_name_of_the_script_is_declared_twice(explanation):
-    """A browser refuses such a script whole, and the page stays empty."""
-    script = Page(explanation._page()).parts["script"]
-    names = re.findall(r"^(?:async )?(?:const|let|var|function|class) (\w+)", script, re.MULTILINE)
-    assert len(names) > 40
-    assert sorted(names) == sorted(set(names))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which reads JavaScript")
