@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests import test_packaging
+from tests.tables import giving
 
 ROOT = Path(__file__).parents[1]
 PAGE, MAKEFILE = (ROOT / "CONTRIBUTING.md").read_text(), (ROOT / "Makefile").read_text()
@@ -56,11 +57,58 @@ def dry_run(folder, *variables):
     )
 
 
-def test_both_run_the_same_targets():
-    script = targets((ROOT / ".ci" / "run").read_text())
-    assert script == {"lint", "docs", "test"}
-    assert targets("\n".join(commands(CI).values())) == script | {"test-gpu-kernels"}  # which takes Triton
-    assert targets("\n".join(commands(NIGHTLY).values())) == {"test-all", "test"}
+SCRIPT = targets((ROOT / ".ci" / "run").read_text())
+
+
+def may_fail():
+    return {name for name, job in NIGHTLY["jobs"].items() if job.get("continue-on-error")}
+
+
+def releases(side):
+    return [release(pair[side]) for pair in pairs()]
+
+
+def minors():
+    return sorted({minor for _, minor, *_ in releases(1)})
+
+
+DOCUMENTED = re.search(r"runs the tests on\s(.*?)\. At night", PAGE, re.DOTALL)[1]
+OLDEST = re.findall(r"torch>=([^\s'\"]+)", str(PROJECT["dependencies"]))
+
+# What is read of the workflows and the project, and what it is.
+test_the_workflows = giving(
+    {
+        "targets of the script": (lambda: SCRIPT, {"lint", "docs", "test"}),
+        "targets of CI, with one that takes Triton": (
+            lambda: targets("\n".join(commands(CI).values())),
+            SCRIPT | {"test-gpu-kernels"},
+        ),
+        "targets at night": (
+            lambda: targets("\n".join(commands(NIGHTLY).values())),
+            {"test-all", "test"},
+        ),
+        "pairs are those that are documented": (
+            lambda: re.findall(r"(3\.\d+)\s+with\s+(?:PyTorch\s+)?(\d+\.\d+\.\d+)", DOCUMENTED),
+            pairs(),
+        ),
+        "the newest release is the one of the examples": (
+            lambda: [*map(release, {*re.findall(r"TORCH=([\d.]+)", PAGE)})],
+            [max(releases(1))],
+        ),
+        "every Python has a torch, in order": (lambda: releases(0), sorted(map(release, PYTHONS))),
+        "classifiers are in order": (lambda: [*map(release, PYTHONS)], sorted(map(release, PYTHONS))),
+        "releases of torch are in order": (lambda: releases(1), sorted(releases(1))),
+        "the oldest Python": (lambda: PROJECT["requires-python"], f">={PYTHONS[0]}"),
+        "the oldest pair": (lambda: pairs()[0], (PYTHONS[0], PINNED)),
+        "the oldest torch": (lambda: [release(oldest) for oldest in OLDEST], [releases(1)[0][:2]]),
+        "the three newest releases": (minors, [*range(minors()[0], minors()[0] + 3)]),
+        "the nightly torch may fail": (
+            may_fail,
+            {name for name, text in commands(NIGHTLY).items() if "TORCH=nightly" in text},
+        ),
+        "one job may fail at least": (lambda: bool(may_fail()), True),
+    }
+)
 
 
 @pytest.mark.parametrize("workflow", [CI, NIGHTLY], ids=["ci", "nightly"])
@@ -93,29 +141,6 @@ def test_a_release_is_tried_in_fresh_environments_before_it_is_published():
     assert publish["needs"] == "build" and all("run" not in step for step in publish["steps"])
     rights = [workflow["permissions"], build.get("permissions"), publish["permissions"]]
     assert rights == [{"contents": "read"}, None, {"id-token": "write"}]  # only what publishes can
-
-
-def test_the_pairs_are_those_that_are_documented():
-    text = re.search(r"runs the tests on\s(.*?)\. At night", PAGE, re.DOTALL)[1]
-    assert re.findall(r"(3\.\d+)\s+with\s+(?:PyTorch\s+)?(\d+\.\d+\.\d+)", text) == pairs()
-    (newest,) = {*re.findall(r"TORCH=([\d.]+)", PAGE)}
-    assert max(release(torch) for _, torch in pairs()) == release(newest)
-
-
-def test_every_python_has_a_torch_and_the_ends_meet():
-    pythons, torches = ([*map(release, side)] for side in zip(*pairs(), strict=True))
-    assert pythons == [*map(release, PYTHONS)] == sorted(pythons) and torches == sorted(torches)
-    assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
-    assert pairs()[0] == (PYTHONS[0], PINNED)
-    (oldest,) = re.findall(r"torch>=(\S+?)\"", str(PROJECT["dependencies"]).replace("'", '"'))
-    assert torches[0][:2] == release(oldest)
-    minors = sorted({minor for _, minor, *_ in torches})
-    assert minors == [*range(minors[0], minors[0] + 3)]  # the three newest releases
-
-
-def test_the_nightly_torch_may_fail():
-    may_fail = {name for name, job in NIGHTLY["jobs"].items() if job.get("continue-on-error")}
-    assert may_fail == {name for name, text in commands(NIGHTLY).items() if "TORCH=nightly" in text} != set()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from desugar.compare import judge
 from docs import gains, prose, wrap
 from docs.blocks import collect_blocks, compare_outputs, emit_program, refresh_page
 from subclasses.ragged import JaggedTensor
+from tests.tables import giving
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -77,36 +78,65 @@ def test_the_reference_lists_all_that_is_public():
     assert sorted(names) == sorted([*public, "Collector"])
 
 
-@pytest.mark.parametrize("module", [*MODULES, *WHOLE_MODULES])
-def test_what_is_public_has_a_docstring(module):
+def undocumented(module):
     found = importlib.import_module(module)
-    assert [name for name in found.__all__ if not (getattr(found, name).__doc__ or "").strip()] == []
+    return [name for name in found.__all__ if not (getattr(found, name).__doc__ or "").strip()]
 
 
-def test_the_reference_lists_class_keywords_methods_and_hooks():
-    keywords = inspect.signature(subclasses.TensorSubclass.__init_subclass__).parameters
-    assert [name for name in keywords if name != "kwargs" and f"| `{name}` |" not in API] == []
-    assert [
-        name for name in keywords if name != "kwargs" and f"{name}:" not in subclasses.TensorSubclass.__doc__
-    ] == []
-    generated = re.findall(r"^def (?!_wrap\b)(\w+)", JaggedTensor.__source__, re.MULTILINE)
-    assert len(generated) > 15
-    hooks = API.partition("### Hooks")[2]
-    assert [name for name in generated if f"`{name}`" not in hooks] == []
-    assert all(f"| `{name}(" in API for name in ("materialize", "outer", "wrap_cotangent", "check_loaded"))
+KEYWORDS = [
+    name
+    for name in inspect.signature(subclasses.TensorSubclass.__init_subclass__).parameters
+    if name != "kwargs"
+]
+METHODS = re.findall(r"^def (?!_wrap\b)(\w+)", JaggedTensor.__source__, re.MULTILINE)
+HOOKS, COMMANDS = API.partition("### Hooks")[2], API.partition("## Command line")[2]
+CLI = (ROOT / "desugar" / "cli" / "commands.py").read_text()
 
 
-def test_the_reference_lists_commands_and_variables():
-    source = (ROOT / "desugar" / "cli" / "commands.py").read_text()
-    commands = re.findall(r"^@app.command.*\n(?:@.*\n)*def (\w+)\(", source, re.MULTILINE)
-    rows = re.findall(
-        r"^\| `(\w+)` \|", API.partition("## Command line")[2].partition("## Env")[0], re.MULTILINE
-    )
-    assert commands == rows
+def variables():
+    """The environment variables that the sources name."""
     sources = "".join(path.read_text() for path in (ROOT / "desugar").rglob("*.py"))
-    assert {*re.findall(r'"(DESUGAR_\w+)"', sources)} <= {
-        *re.findall(r"DESUGAR_\w+", API.partition("## Env")[2])
+    return {*re.findall(r'"(DESUGAR_\w+)"', sources)}
+
+
+# What is read of the reference, and what it is.
+test_the_reference = giving(
+    {
+        **{f"docstrings of {m}": (lambda m=m: undocumented(m), []) for m in (*MODULES, *WHOLE_MODULES)},
+        "it lists keywords": (lambda: [name for name in KEYWORDS if f"| `{name}` |" not in API], []),
+        "the docstring lists keywords": (
+            lambda: [name for name in KEYWORDS if f"{name}:" not in subclasses.TensorSubclass.__doc__],
+            [],
+        ),
+        "many methods are generated": (lambda: len(METHODS) > 15, True),
+        "it lists hooks": (lambda: [name for name in METHODS if f"`{name}`" not in HOOKS], []),
+        "it lists methods": (
+            lambda: [
+                name
+                for name in ("materialize", "outer", "wrap_cotangent", "check_loaded")
+                if f"| `{name}(" not in API
+            ],
+            [],
+        ),
+        "it lists commands": (
+            lambda: re.findall(r"^\| `(\w+)` \|", COMMANDS.partition("## Env")[0], re.MULTILINE),
+            re.findall(r"^@app.command.*\n(?:@.*\n)*def (\w+)\(", CLI, re.MULTILINE),
+        ),
+        "it lists variables": (
+            lambda: variables() - {*re.findall(r"DESUGAR_\w+", API.partition("## Env")[2])},
+            set(),
+        ),
+        "bounds in prose are those of the code": (
+            lambda: (
+                f"at most {judge._ROUNDINGS} rounding errors (and at most {judge._MOST:.0%}".replace(
+                    "%", " %"
+                )
+                in " ".join((ROOT / "docs" / "compare.md").read_text().split())
+            ),
+            True,
+        ),
     }
+)
 
 
 def test_errors_have_the_base_classes_that_are_promised():
@@ -181,14 +211,6 @@ def test_prose_names_no_time():
     assert found == []
 
 
-def test_bounds_in_prose_are_those_of_the_code_and_of_the_files():
-    said = " ".join((ROOT / "docs" / "compare.md").read_text().split())
-    assert (
-        f"at most {judge._ROUNDINGS} rounding errors (and at most {judge._MOST:.0%}".replace("%", " %")
-        in said
-    )
-
-
 # ---- lines of prose ---------------------------------------------------------------------------------------------
 
 
@@ -223,10 +245,6 @@ def test_prose_is_wrapped_and_nothing_else_is():
     assert wrap.wrap(wrapped) == wrapped
 
 
-def test_a_line_that_is_too_long_is_found():
-    assert wrap.too_long(["short", "", LONG, "", "x" * 200]) == [2]
-
-
 PROSE = """# It is no heading
 
 The text is no field of
@@ -239,12 +257,18 @@ is no
 """
 
 
-def test_words_are_found_in_prose_alone():
-    found = [*prose.by_our_words("page.md", prose.prose_of(PROSE))]
-    assert found == [
-        "page.md:3: 'is no ': is not a, has no",
-        "page.md:4: 'stand-ins': a placeholder, a fake tensor",
-    ]
+test_what_is_found_in_prose = giving(
+    {
+        "a line that is too long": (lambda: wrap.too_long(["short", "", LONG, "", "x" * 200]), [2]),
+        "words": (
+            lambda: [*prose.by_our_words("page.md", prose.prose_of(PROSE))],
+            [
+                "page.md:3: 'is no ': is not a, has no",
+                "page.md:4: 'stand-ins': a placeholder, a fake tensor",
+            ],
+        ),
+    }
+)
 
 
 def test_proselint_reads_prose_alone():
