@@ -12,6 +12,7 @@ from desugar.compare import subject
 from desugar.compare.import_names import TargetError
 from desugar.compare.records import Request
 from desugar.compare.subject import find_subject
+from tests.tables import giving
 
 SUBJECTS = str(Path(__file__).parent / "subjects.py")
 
@@ -28,24 +29,25 @@ def test_a_module_a_class_and_a_function_that_makes_one_are_modules(name):
     assert {"self.linear.weight", "self.norm.running_mean"} <= set(subject.state())
 
 
-def test_a_function_that_takes_nothing_is_not_called_to_find_out():
-    subject = find("nothing")
-    assert subject.fn.__name__ == "nothing" and subject.make_calls() == [((), {})]
-
-
 def test_each_call_is_made_anew_and_alike():
     subject = find("Net")
     (first, _), (second, _) = subject.make_calls()[0], subject.make_calls()[0]
     assert torch.equal(first[0], second[0]) and first[0] is not second[0]
 
 
-def test_a_list_of_tuples_is_several_calls():
-    assert [args[0].numel() for args, _ in find("double", inputs="list_inputs").make_calls()] == [2, 3]
-
-
-def test_state_of_a_function_is_what_it_names():
-    assert list(find("with_weight").state()) == ["WEIGHT"]
-    assert list(find("double").state()) == []
+test_what_a_function_is = giving(
+    {
+        # It is not called to find out.
+        "one that takes nothing": (lambda: find("nothing").fn.__name__, "nothing"),
+        "calls of one that takes nothing": (lambda: find("nothing").make_calls(), [((), {})]),
+        "a list of tuples is several calls": (
+            lambda: [args[0].numel() for args, _ in find("double", inputs="list_inputs").make_calls()],
+            [2, 3],
+        ),
+        "its state is what it names": (lambda: list(find("with_weight").state()), ["WEIGHT"]),
+        "no state": (lambda: list(find("double").state()), []),
+    }
+)
 
 
 @pytest.mark.parametrize(

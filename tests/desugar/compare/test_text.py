@@ -8,6 +8,7 @@ from desugar.compare.records import Comparison, Programs, Request, Spread, Verdi
 from desugar.compare.run import with_times
 from desugar.compare.text import render, spread_text, table_of
 from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK
+from tests.tables import giving
 
 
 def comparison(**changes):
@@ -28,51 +29,52 @@ def comparison(**changes):
     return Comparison(**given | changes)
 
 
-def test_the_table_has_a_row_for_each_way():
-    assert render(comparison()).splitlines()[:5] == [
-        "                   result  1st call  a call      / eager  memory  graphs  breaks",
-        "eager               judge      1 ms  100 µs            1   1 MiB",
-        "torch.compile       error                                              0       0",
-        'backend="desugar"   wrong     1.5 s                                    3       1',
-        "desugar.compile     right    1.25 s   50 µs  0.50 ± 0.01  40 MiB       1       0",
-    ]
+MANY = Way(DIRECT, Verdict("right"), Programs(9, tuple(f"f: {n}" for n in range(9))))
+TWICE = Way(DIRECT, Verdict("right"), first_call=2.0, second_start=0.5)
+TIMED = with_times(Way(DIRECT, Verdict("right")), [2.0, 4.0, 6.0], [4.0, 8.0, 12.0])
 
 
-def test_no_line_is_wider_than_a_terminal_of_80_columns():
-    assert max(map(len, render(comparison()).splitlines())) <= 80
+def shown(part, **changes):
+    return lambda: part in render(comparison(**changes))
 
 
-def test_what_is_behind_the_cells_is_listed_by_way():
-    text = render(comparison())
-    assert "torch.compile:\n  error: ValueError: odd\n" in text
-    assert 'backend="desugar":\n  wrong: call 1 of 3: result: 2, expected 1\n  recompiled: f: a\n' in text
-    assert "  graph break: a.py:1: why\n  not compiled as asked: handed on\n" in text
-    many = Way(DIRECT, Verdict("right"), Programs(9, tuple(f"f: {n}" for n in range(9))))
-    assert "recompiled: 4 more, which --json has" in render(comparison(ways=(many,)))
-
-
-def test_a_second_start_has_a_column():
-    way = Way(DIRECT, Verdict("right"), first_call=2.0, second_start=0.5)
-    assert table_of(comparison(ways=(way,)))[0][3] == "2nd start"
-    assert table_of(comparison(ways=(way,)))[1][3] == "500 ms"
-    assert "caches that the first one left behind" in render(comparison(ways=(way,)))
-
-
-@pytest.mark.parametrize(
-    ("spread", "text"),
-    [
-        (Spread(1.0, 0.0), "1 ± 0 s"),
-        (Spread(0.0123, 0.001), "12.3 ± 1 ms"),
-        (Spread(3e-7, 2e-8), "0.3 ± 0.02 µs"),
-    ],
+test_what_is_shown = giving(
+    {
+        "a row for each way": (
+            lambda: render(comparison()).splitlines()[:5],
+            [
+                "                   result  1st call  a call      / eager  memory  graphs  breaks",
+                "eager               judge      1 ms  100 µs            1   1 MiB",
+                "torch.compile       error                                              0       0",
+                'backend="desugar"   wrong     1.5 s                                    3       1',
+                "desugar.compile     right    1.25 s   50 µs  0.50 ± 0.01  40 MiB       1       0",
+            ],
+        ),
+        "no line is wider than a terminal": (
+            lambda: max(map(len, render(comparison()).splitlines())) <= 80,
+            True,
+        ),
+        "an error": (shown("torch.compile:\n  error: ValueError: odd\n"), True),
+        "what is wrong": (
+            shown('backend="desugar":\n  wrong: call 1 of 3: result: 2, expected 1\n  recompiled: f: a\n'),
+            True,
+        ),
+        "notes": (shown("  graph break: a.py:1: why\n  not compiled as asked: handed on\n"), True),
+        "many recompilations": (shown("recompiled: 4 more, which --json has", ways=(MANY,)), True),
+        "a second start has a column": (
+            lambda: [row[3] for row in table_of(comparison(ways=(TWICE,)))],
+            ["2nd start", "500 ms"],
+        ),
+        "caches of a second start": (shown("caches that the first one left behind", ways=(TWICE,)), True),
+        "a spread in seconds": (lambda: spread_text(Spread(1.0, 0.0)), "1 ± 0 s"),
+        "a spread in milliseconds": (lambda: spread_text(Spread(0.0123, 0.001)), "12.3 ± 1 ms"),
+        "a spread in microseconds": (lambda: spread_text(Spread(3e-7, 2e-8)), "0.3 ± 0.02 µs"),
+        "a ratio is that of rounds": (
+            lambda: (TIMED.call, TIMED.ratio),
+            (Spread(4.0, 2.0), Spread(0.5, 0.0)),
+        ),
+    }
 )
-def test_a_spread_has_the_unit_of_its_median(spread, text):
-    assert spread_text(spread) == text
-
-
-def test_a_ratio_is_that_of_rounds():
-    way = with_times(Way(DIRECT, Verdict("right")), [2.0, 4.0, 6.0], [4.0, 8.0, 12.0])
-    assert way.call == Spread(4.0, 2.0) and way.ratio == Spread(0.5, 0.0)
 
 
 def test_records_are_data():
