@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import subclasses
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
 from tests.subclasses.subjects import MODES, Pair, declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 
@@ -233,14 +234,40 @@ def held_gradient(cls, backward):
     return held.grad.tolist()
 
 
-def test_the_method_or_rule_that_a_plain_cotangent_needs():
-    by_plain = lambda x: x.backward(torch.ones(3))  # noqa: E731
-    with pytest.raises(DispatchError, match=r"wrap_cotangent\(self, cotangent\)"):
-        held_gradient(declare(Bare), by_plain)
-    cls = declare(Bare, wrap_cotangent=lambda self, cotangent: type(self)(cotangent))
-    assert held_gradient(cls, by_plain) == [1, 1, 1]
-    cls = declare(Bare, rules={torch.sum: lambda func, x: func(x.unwrap("held"))})
-    assert held_gradient(cls, lambda x: x.sum().backward()) == [1, 1, 1]
+SUM_BY_OP = {aten.sum: lambda func, x: type(x)(func(x.held))}
+
+# What is declared and the backward that is refused, the advice, and what else is declared or run.
+COTANGENTS = {
+    "a method": (
+        {},
+        lambda x: x.backward(torch.ones(3)),
+        r"wrap_cotangent\(self, cotangent\)",
+        {"wrap_cotangent": lambda self, cotangent: type(self)(cotangent)},
+        lambda x: x.backward(torch.ones(3)),
+    ),
+    "a rule": (
+        {},
+        lambda x: x.backward(torch.ones(3)),
+        r"wrap_cotangent\(self, cotangent\)",
+        {"rules": {torch.sum: lambda func, x: func(x.unwrap("held"))}},
+        lambda x: x.sum().backward(),
+    ),
+    "unwrap, for a value that represents no plain tensor": (
+        {"rules": SUM_BY_OP},
+        lambda x: x.sum().backward(),
+        r"if backward\(\) of a value asks, .* that x\.unwrap\(\) or a method",
+        {"rules": SUM_BY_OP},
+        lambda x: x.sum().unwrap("held").backward(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COTANGENTS)
+def test_what_a_plain_cotangent_needs(case):
+    declared, refused, words, mended, backward = COTANGENTS[case]
+    with pytest.raises(DispatchError, match=words):
+        held_gradient(declare(Bare, **declared), refused)
+    assert held_gradient(declare(Bare, **mended), backward) == [1, 1, 1]
 
 
 # ---- ops of PyTorch that a user did not write ------------------------------------------------------------------
@@ -364,11 +391,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_with_advice(case):
-    run, error, words = REFUSED[case]
-    with pytest.raises(error, match=words):
-        run()
+test_what_is_refused_with_advice = raising(REFUSED)
 
 
 # ---- functions of several ops ------------------------------------------------------------------------------
@@ -416,14 +439,6 @@ def test_an_op_that_is_asked_for_itself_names_no_function(call):
     with pytest.raises(DispatchError) as found:
         call(declare(Bare, rules={torch.sin: lambda func, x: x})(torch.ones(2, 2)))
     assert "of which it is a part" not in str(found.value)
-
-
-def test_the_backward_of_a_value_that_represents_no_plain_tensor():
-    cls = declare(Bare, rules={aten.sum: lambda func, x: type(x)(func(x.held))})
-    words = r"if backward\(\) of a value asks, .* that x\.unwrap\(\) or a method"
-    with pytest.raises(DispatchError, match=words):
-        held_gradient(cls, lambda x: x.sum().backward())
-    assert held_gradient(cls, lambda x: x.sum().unwrap("held").backward()) == [1, 1, 1]
 
 
 def test_an_optimizer_that_is_given_no_parameter():
