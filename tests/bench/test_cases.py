@@ -8,18 +8,24 @@ import warnings
 import pytest
 
 from bench import cases
+from tests.tables import giving
 
 FOUND = json.loads((cases.RESULTS / "cases.json").read_text())
 
 
-def test_all_cases_were_counted():
-    assert len(FOUND["cases"]) == len(cases.hard.CASES) * len(cases.hard.KINDS)
-    assert all({*ways} == {*cases.WAYS} for ways in FOUND["cases"].values())
-
-
-def test_the_page_is_that_of_the_record():
-    page = (cases.RESULTS / "cases.md").read_text()
-    assert page == cases.format_markdown(FOUND["cases"], FOUND["machine"]["torch"])
+test_the_record = giving(
+    {
+        "all cases": (lambda: len(FOUND["cases"]), len(cases.hard.CASES) * len(cases.hard.KINDS)),
+        "all ways": (
+            lambda: {tuple(sorted(ways)) for ways in FOUND["cases"].values()},
+            {tuple(sorted(cases.WAYS))},
+        ),
+        "its page": (
+            (cases.RESULTS / "cases.md").read_text,
+            cases.format_markdown(FOUND["cases"], FOUND["machine"]["torch"]),
+        ),
+    }
+)
 
 
 @pytest.mark.sweep(2)

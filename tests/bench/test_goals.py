@@ -16,6 +16,16 @@ def row(group, name, median, ratios=None, unit=Row.unit):
     return Row(group, name, Timing(median, median, median), ratios or {}, unit)
 
 
+def rows_of(groups, names, good, bad, *columns):
+    """Rows of a run that reaches all goals by its ratios in these columns, and of one that misses all."""
+
+    def rows(is_good):
+        ratios = dict.fromkeys(columns, good if is_good else bad)
+        return [row(group, name, 1.0, ratios) for group in groups for name in names]
+
+    return rows
+
+
 # ---- rows of a run that reaches all goals, and of one that misses all ------------------------------------------
 
 
@@ -35,38 +45,6 @@ def wrapper_rows(good):
     ]
 
 
-def module_rows(good):
-    names = (*goals.OF_MODULES, "another")
-    ratios = {"/ stock": 0.4 if good else 0.9}
-    return [row(name, way, 1.0, ratios) for name in names for way in (goals.STOCK, goals.DIRECT)]
-
-
-def int8_size_rows(good):
-    ratio = 0.3 if good else 1.2
-    groups = [
-        *(f"bfloat16, 4096 by 4096, batch {batch}, {mode}" for batch in (1, 16) for mode in goals.MODES),
-        *("a decode step, bfloat16", "a decode step, float32", "bfloat16, 1024 by 1024, batch 1, inference"),
-    ]
-    names = [
-        *(int8_sizes.PLAIN, "weight-only, torchao"),
-        *("weight-only, desugar.compile", "dynamic, torch.compile"),
-    ]
-    ratios = {"/ floats": ratio, "/ torchao": ratio}
-    return [row(group, name, 1.0, ratios) for group in groups for name in names]
-
-
-def long_rows_rows(good):
-    ratios = dict.fromkeys(("/ dense, eager", "/ dense, torch.compile"), 0.29 if good else 1.6)
-    names = [*goals.LONG_ROWS, "dense table, eager", "JaggedTensor, eager"]
-    return [row("16 rows", name, 1.0, ratios) for name in names]
-
-
-def memory_rows(good):
-    grown = 3000.0 if good else 80 * memory.CALLS
-    rows = [row(f"{memory.GROWTH}, training", name, grown) for name in (goals.STOCK, goals.DIRECT)]
-    return [*rows, row("one more program, training", goals.DIRECT, 1e6)]
-
-
 def floor_rows(good):
     slopes = ((floor.FLOOR, 1.0 if good else 1.5), (floor.PLAIN, 1.2), (goals.DIRECT, 9.0))
     return [
@@ -76,66 +54,120 @@ def floor_rows(good):
     ]
 
 
-def seed_rows(good):
-    ratios = {"/ generated": 5.6 if good else 5.4}  # more is better
-    return [row("in isolation, 5 arguments", "isinstance loop", 1.0, ratios)]
+# More is better.
+seed_rows = rows_of(["in isolation, 5 arguments"], ["isinstance loop"], 5.6, 5.4, "/ generated")
 
 
-def int8_rows(good, limit=OF_FLOOR):
-    plain = f"/ {int8.PLAIN}"
-    ratios = {plain: 0.55, limit: 0.9} if good else {plain: 0.6, limit: 0.7}
-    names = int8.WEIGHT_ONLY, int8.DYNAMIC
-    return [row(f"int8, M = {m}, N = K = 4096", name, 1.0, ratios) for m in (1, 16) for name in names]
+# The file, its rows, and how many goals they have: ours alone have some.
+INT8_SIZES = [
+    *(f"bfloat16, 4096 by 4096, batch {batch}, {mode}" for batch in (1, 16) for mode in goals.MODES),
+    *("a decode step, bfloat16", "a decode step, float32", "bfloat16, 1024 by 1024, batch 1, inference"),
+]
+INT8_WAYS = [
+    *(int8_sizes.PLAIN, "weight-only, torchao"),
+    *("weight-only, desugar.compile", "dynamic, torch.compile"),
+]
+UNEVEN = rows_of(["training, 50% fill"], (model.JAGGED, model.NESTED), 1.1, 1.3, OF_FILL)
 
 
-def padded_rows(good):
-    group = padded.group_of(1)
-    rows = [
-        row(group, name, 1.0, {f"/ {padded.DYNAMIC}": 0.3 if good else 0.35})
-        for name in (padded.BUCKETS, padded.NO_GRAPHS)
-    ]
-    counts = ((padded.PROGRAMS, 4), (padded.GRAPHS_RECORDED, 4 if good else 0))
-    return rows + [
-        row(f"{group}: {unit}", padded.BUCKETS, number, {OF_BUCKETS: number / 4}, unit)
-        for unit, number in counts
-    ]
-
-
-def training_rows(good):
-    ratios = {f"/ {training.BY_HAND}": 1.0 if good else 1.1}
-    groups = ["training, 2048 wide, 32,768 tokens", "training, 1024 wide, 4,452 tokens"]
-    return [row(group, name, 1.0, ratios) for group in groups for name in (training.JAGGED, training.FLEX)]
-
-
-def uneven_rows(good):
-    ratios = {OF_FILL: 1.1 if good else 1.3}
-    return [row("training, 50% fill", name, 1.0, ratios) for name in (model.JAGGED, model.NESTED)]
-
-
-def event_rows(good):
-    amounts = {"plain, desugar.compile": 4, "declared, desugar.compile": 4 if good else 5}
-    return [row("training, N = 20", name, 1.0) for name in amounts] + [
-        row("cudaEventRecord in a training step", name, amount, unit=calls.CALLS)
-        for name, amount in amounts.items()
+def int8_rows(limit):
+    return lambda good: [
+        row(
+            f"int8, M = {m}, N = K = 4096",
+            name,
+            1.0,
+            {f"/ {int8.PLAIN}": 0.55 if good else 0.6, limit: 0.9 if good else 0.7},
+        )
+        for m in (1, 16)
+        for name in (int8.WEIGHT_ONLY, int8.DYNAMIC)
     ]
 
 
 # The file, its rows, and how many goals they have: ours alone have some.
 GOALS = {
     "wrappers": ("wrappers", wrapper_rows, None),
-    "modules": ("modules", module_rows, len(goals.OF_MODULES)),
-    "int8 sizes": (int8_sizes.NAME, int8_size_rows, 10),
-    "long rows": (long_rows.NAME, long_rows_rows, len(goals.LONG_ROWS)),
-    "what each call keeps": ("memory", memory_rows, 1),
+    "modules": (
+        "modules",
+        rows_of((*goals.OF_MODULES, "another"), (goals.STOCK, goals.DIRECT), 0.4, 0.9, "/ stock"),
+        len(goals.OF_MODULES),
+    ),
+    "int8 sizes": (
+        int8_sizes.NAME,
+        rows_of(INT8_SIZES, INT8_WAYS, 0.3, 1.2, "/ floats", "/ torchao"),
+        10,
+    ),
+    "long rows": (
+        long_rows.NAME,
+        rows_of(
+            ["16 rows"],
+            [*goals.LONG_ROWS, "dense table, eager", "JaggedTensor, eager"],
+            *(0.29, 1.6),
+            *("/ dense, eager", "/ dense, torch.compile"),
+        ),
+        len(goals.LONG_ROWS),
+    ),
+    "what each call keeps": (
+        "memory",
+        lambda good: [
+            *(
+                row(f"{memory.GROWTH}, training", name, 3000.0 if good else 80 * memory.CALLS)
+                for name in (goals.STOCK, goals.DIRECT)
+            ),
+            row("one more program, training", goals.DIRECT, 1e6),
+        ],
+        1,
+    ),
     "the growth of the floor": ("floor", floor_rows, 1),
     "the seed table": ("seed", seed_rows, 1),
-    "int8 on a GPU": ("gpu-int8", int8_rows, 2),
-    "int8 on a GPU, by the limit": ("gpu-int8", lambda good: int8_rows(good, "limit / this"), 2),
-    "padded on a GPU": ("gpu-padded", padded_rows, 2),
-    "training on a GPU": ("gpu-training", training_rows, 1),
-    "uneven rows on a GPU": ("gpu-rows", uneven_rows, 1),
-    "the model on a GPU": ("gpu-model", uneven_rows, 1),
-    "events on a GPU": ("gpu-events", event_rows, 1),
+    "int8 on a GPU": ("gpu-int8", int8_rows(OF_FLOOR), 2),
+    "int8 on a GPU, by the limit": ("gpu-int8", int8_rows("limit / this"), 2),
+    "padded on a GPU": (
+        "gpu-padded",
+        lambda good: [
+            *(
+                row(padded.group_of(1), name, 1.0, {f"/ {padded.DYNAMIC}": 0.3 if good else 0.35})
+                for name in (padded.BUCKETS, padded.NO_GRAPHS)
+            ),
+            *(
+                row(
+                    f"{padded.group_of(1)}: {unit}",
+                    padded.BUCKETS,
+                    number,
+                    {OF_BUCKETS: number / 4},
+                    unit,
+                )
+                for unit, number in ((padded.PROGRAMS, 4), (padded.GRAPHS_RECORDED, 4 if good else 0))
+            ),
+        ],
+        2,
+    ),
+    "training on a GPU": (
+        "gpu-training",
+        rows_of(
+            ["training, 2048 wide, 32,768 tokens", "training, 1024 wide, 4,452 tokens"],
+            (training.JAGGED, training.FLEX),
+            *(1.0, 1.1),
+            f"/ {training.BY_HAND}",
+        ),
+        1,
+    ),
+    "uneven rows on a GPU": ("gpu-rows", UNEVEN, 1),
+    "the model on a GPU": ("gpu-model", UNEVEN, 1),
+    "events on a GPU": (
+        "gpu-events",
+        lambda good: [
+            line
+            for name, amount in {
+                "plain, desugar.compile": 4,
+                "declared, desugar.compile": 4 if good else 5,
+            }.items()
+            for line in (
+                row("training, N = 20", name, 1.0),
+                row("cudaEventRecord in a training step", name, amount, unit=calls.CALLS),
+            )
+        ],
+        1,
+    ),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import lines
+from tests.tables import giving
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,23 +37,33 @@ if __name__ == "__main__":
 '''
 
 
-def test_what_is_counted():
-    assert lines.count_code_lines(SOURCE) == 1 + 1 + 2 + 4
-    assert lines.count_code_lines("") == 0
+GALLERY = lines.count_gallery()
+BY_HAND = [count for count in GALLERY if count.by_hand]
+PAIRS = ", ".join(f"{count.declared} and {count.by_hand}" for count in BY_HAND)
 
-
-def test_the_gallery_is_counted():
-    counts = lines.count_gallery()
-    assert len(counts) == 12
-    assert [count.name for count in counts if count.by_hand] == ["log_probability", "low_rank", "quaternion"]
-    assert all(count.by_hand > 2 * count.declared for count in counts if count.by_hand)
-    assert max(count.declared for count in counts) <= 85
-
-
-def test_the_comparison_gives_the_counts():
-    pairs = [f"{count.declared} and {count.by_hand}" for count in lines.count_gallery() if count.by_hand]
-    page = " ".join((ROOT / "docs" / "comparison.md").read_text().split())
-    assert f"({', '.join(pairs)} lines; `python -m bench.lines`)" in page
+test_what_is_counted = giving(
+    {
+        "a module": (lambda: lines.count_code_lines(SOURCE), 1 + 1 + 2 + 4),
+        "nothing": (lambda: lines.count_code_lines(""), 0),
+        "the gallery": (lambda: len(GALLERY), 12),
+        "what there is by hand": (
+            lambda: [count.name for count in BY_HAND],
+            ["log_probability", "low_rank", "quaternion"],
+        ),
+        "lines by hand are more": (
+            lambda: [count.name for count in BY_HAND if count.by_hand <= 2 * count.declared],
+            [],
+        ),
+        "declarations are short": (lambda: max(count.declared for count in GALLERY) <= 85, True),
+        "the comparison gives the counts": (
+            lambda: (
+                f"({PAIRS} lines; `python -m bench.lines`)"
+                in " ".join((ROOT / "docs" / "comparison.md").read_text().split())
+            ),
+            True,
+        ),
+    }
+)
 
 
 def test_the_table(capsys):

@@ -51,46 +51,46 @@ def splits(x, w):
     return (first * w).sum() + second.exp().sum()
 
 
+MODEL = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+COTANGENT = torch.randn(5, 3)
+
+
+def of_a_sum(fn):
+    return lambda grad, x, w: grad(fn(x, w), (x, w))
+
+
+def of_the_model(grad, x, w):
+    return grad([MODEL(x)], [x, *MODEL.parameters()], [COTANGENT])
+
+
+def of_what_is_no_leaf(grad, x, w):
+    y = x * w
+    return grad((y * y).sum(), (y, x))
+
+
+def second(grad, x, w):
+    (first,) = grad((x**3).sum(), x, create_graph=True)
+    return grad(first.sum(), x)
+
+
 @pytest.mark.parametrize(
-    "fn",
+    "gradients",
     [
-        lambda x, w: ((x + w) * w).sum(),  # broadcast
-        lambda x, w: Scaled.apply(x, 3.0, w)[0].square().sum(),
-        lambda x, w: (Lazy.apply(x)[0] * w).sum(),  # a gradient is missing
-        lambda x, w: (x.double() * w).sum(),  # another dtype
-        shared,
-        splits,
+        of_a_sum(lambda x, w: ((x + w) * w).sum()),  # broadcast
+        of_a_sum(lambda x, w: Scaled.apply(x, 3.0, w)[0].square().sum()),
+        of_a_sum(lambda x, w: (Lazy.apply(x)[0] * w).sum()),  # a gradient is missing
+        of_a_sum(lambda x, w: (x.double() * w).sum()),  # another dtype
+        of_a_sum(shared),
+        of_a_sum(splits),
+        of_the_model,
+        of_what_is_no_leaf,
+        second,
     ],
 )
-def test_gradients_are_those_of_pytorch(fn):
-    x, w = leaves()
-    expected = torch.autograd.grad(fn(x, w), (x, w))
-    for found, wanted in zip(grad(fn(x, w), (x, w)), expected, strict=True):
+def test_gradients_are_those_of_pytorch(gradients):
+    for found, wanted in zip(*(gradients(by, *leaves()) for by in (grad, torch.autograd.grad)), strict=True):
         assert found.dtype == wanted.dtype
         torch.testing.assert_close(found, wanted)
-
-
-def test_gradients_of_a_module_with_given_cotangents():
-    x, _ = leaves()
-    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
-    y, g = model(x), torch.randn(5, 3)
-    inputs = [x, *model.parameters()]
-    torch.testing.assert_close(grad([y], inputs, [g]), torch.autograd.grad(y, inputs, g, retain_graph=True))
-
-
-def test_gradients_of_what_is_no_leaf_and_through_it():
-    x, w = leaves()
-    y = x * w
-    z = (y * y).sum()
-    by_y, by_x = grad(z, (y, x))
-    torch.testing.assert_close(by_y, 2 * y.detach())
-    torch.testing.assert_close(by_x, (2 * y * w).detach())
-
-
-def test_second_derivatives():
-    x, _ = leaves()
-    (first,) = grad((x**3).sum(), x, create_graph=True)
-    torch.testing.assert_close(grad(first.sum(), x)[0], 6 * x.detach())
 
 
 def test_what_is_refused():

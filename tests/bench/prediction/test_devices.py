@@ -2,11 +2,21 @@ import pytest
 import torch
 
 from bench.prediction.devices import DEVICES, find_device
+from tests.tables import giving
 
-
-def test_the_table_has_what_it_promises():
-    assert set(DEVICES) == {"h100", "h200", "a100", "l4", "b200"}
-    assert find_device("H100") is DEVICES["h100"] is find_device(DEVICES["h100"])
+test_the_table = giving(
+    {
+        "its devices": (lambda: set(DEVICES), {"h100", "h200", "a100", "l4", "b200"}),
+        "a device by its name or itself": (
+            lambda: [find_device(one).name for one in ("H100", DEVICES["h100"])],
+            ["h100", "h100"],
+        ),
+        "newer devices are faster": (
+            lambda: sorted(set(DEVICES) - {"l4"}, key=lambda name: DEVICES[name].bandwidth),
+            ["a100", "h100", "h200", "b200"],
+        ),
+    }
+)
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
@@ -22,11 +32,6 @@ def test_figures_of_a_device_agree_with_each_other(device):
     assert (properties.major, properties.minor) == device.capability
     assert properties.multi_processor_count == device.multiprocessors
     assert properties.shared_memory_per_block_optin < properties.shared_memory_per_multiprocessor
-
-
-def test_newer_devices_are_faster():
-    assert DEVICES["a100"].bandwidth < DEVICES["h100"].bandwidth < DEVICES["h200"].bandwidth
-    assert DEVICES["h200"].bandwidth < DEVICES["b200"].bandwidth
 
 
 def test_an_unknown_device_is_named_with_those_there_are():
