@@ -211,6 +211,14 @@ def declare(
     return cls
 
 
+def counted(fn: Callable[..., Any], backend: str = "aot_eager") -> tuple[Any, Any]:
+    """A compiled function, and the counter of its programs."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(fn, backend=counter, fullgraph=True), counter
+
+
 _ANNOTATIONS: dict[type, Callable[[Any], Any]] = {
     type(inner()): lambda marker: Tensor | None if marker.optional else Tensor,
     type(static()): lambda marker: Any,

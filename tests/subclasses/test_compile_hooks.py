@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 from subclasses import DispatchError, TensorSubclass, inner, static
@@ -23,17 +22,13 @@ from tests.subclasses.subjects import (
     Scaled,
     Tagged,
     assert_same,
+    counted,
     declare,
     make_int8,
     make_pair,
 )
 
 ROOT = Path(__file__).parents[2]
-
-
-def counted(fn, backend="aot_eager"):
-    counter = CompileCounterWithBackend(backend)
-    return torch.compile(fn, backend=counter, fullgraph=True), counter
 
 
 # ---- every kind of class, in and out -----------------------------------------------------------------------

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from subclasses import Outer, dynamic, inner
-from tests.subclasses.subjects import MODES, Rows, Tagged, assert_same, declare
+from tests.subclasses.subjects import MODES, Rows, Tagged, assert_same, counted, declare
 
 VALUES = (5, 7, 2, 30, 11)
 
@@ -31,11 +30,6 @@ Repeat = declare(
 )
 
 
-def counted(fn, backend="aot_eager"):
-    counter = CompileCounterWithBackend(backend)
-    return torch.compile(fn, backend=counter, fullgraph=True), counter
-
-
 def same_with_grads(fn, compiled, make):
     """Runs both on fresh values of one seed and compares results and the gradient of what they are made of."""
     grads = []
@@ -52,51 +46,54 @@ def same_with_grads(fn, compiled, make):
 # ---- values ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_one_program_serves_every_value(backend):
-    compiled, counter = counted(lambda x: (x * 2).sin(), backend)
-    for n in VALUES:
-        x = Tagged(torch.ones(3), length=n)
-        out = compiled(x)
-        assert out.length == n and type(out.length) is int
-        assert_same(out, (x * 2).sin())
-    assert counter.frame_count == 1
-
-
 # The function, the values of the int, and the programs that serve them; 0 and 1 may have programs of their own.
+def repeated(n):
+    return Repeat(torch.randn(3), count=n)
+
+
+def twice_sine(x):
+    return (x * 2).sin()
+
+
 SERVED = {
-    "the outer size follows": (lambda x: (x * 2).sin() * x.size(0), VALUES, {1}),
-    "a value that is read inside": (lambda x: (x * 2) * x.count, VALUES, {2}),
-    "zero": (lambda x: x * 2, (4, 0, 6), {1, 2}),
-    "one": (lambda x: x * 2, (4, 1, 6), {1, 2}),
-    "the result of one program in the next": (lambda x: x.sin(), VALUES, {1}),
+    "no outer size follows": (twice_sine, lambda n: (Tagged(torch.ones(3), length=n),), VALUES, {1}),
+    "no outer size follows, by eager": (
+        twice_sine,
+        lambda n: (Tagged(torch.ones(3), length=n),),
+        VALUES,
+        {1},
+    ),
+    "the outer size follows": (
+        lambda x: (x * 2).sin() * x.size(0),
+        lambda n: (repeated(n),),
+        VALUES,
+        {1},
+    ),
+    "a value that is read inside": (lambda x: (x * 2) * x.count, lambda n: (repeated(n),), VALUES, {2}),
+    "zero": (lambda x: x * 2, lambda n: (repeated(n),), (4, 0, 6), {1, 2}),
+    "one": (lambda x: x * 2, lambda n: (repeated(n),), (4, 1, 6), {1, 2}),
+    "the result of one program in the next": (lambda x: x.sin(), lambda n: (repeated(n),), VALUES, {1}),
+    "a value that is made inside from an int": (
+        lambda row, n: Repeat(row * 2, count=n).sin(),
+        lambda n: (torch.randn(3), n),
+        VALUES,
+        {2},
+    ),
 }
 
 
 @pytest.mark.parametrize("case", SERVED)
 def test_few_programs_serve_every_value(case):
-    fn, values, programs = SERVED[case]
-    compiled, counter = counted(fn)
+    fn, make, values, programs = SERVED[case]
+    compiled, counter = counted(fn, "eager" if "by eager" in case else "aot_eager")
     for n in values:
-        x = Repeat(torch.randn(3), count=n)
-        got, want = compiled(x), fn(x)
+        args = make(n)
+        got, want = compiled(*args), fn(*args)
         assert_same(got, want)
+        assert {type(value) for name, value in vars(got).items() if name in ("count", "length")} == {int}
         if "next" in case:
             assert_same(compiled(got), fn(want))
     assert counter.frame_count in programs
-
-
-def test_construction_inside_from_an_int():
-    def fn(row, n):
-        return Repeat(row * 2, count=n).sin()
-
-    compiled, counter = counted(fn)
-    for n in VALUES:
-        row = torch.randn(3)
-        out = compiled(row, n)
-        assert type(out.count) is int
-        assert_same(out, fn(row, n))
-    assert counter.frame_count == 2
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------
@@ -104,39 +101,27 @@ def test_construction_inside_from_an_int():
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(
-    "fn",
+    ("fn", "after"),
     [
-        lambda x: torch.sum((x * 2).sin()),
-        lambda x: torch.sum((x * 2).sin() * x.size(0)),
-        lambda x: (x * 2).sin().sum() * 3,
+        (lambda x: torch.sum((x * 2).sin()), lambda y: y),
+        (lambda x: torch.sum((x * 2).sin() * x.size(0)), lambda y: y),
+        (lambda x: (x * 2).sin().sum() * 3, lambda y: y),
+        (twice_sine, torch.sum),  # a wrapper that comes back has a wrapper as its tangent
+        pytest.param(
+            lambda x: torch.sum((x * 2).sin() * x.size(0)),
+            lambda y: y + 0,
+            marks=pytest.mark.slow,
+            id="inductor",
+        ),
     ],
 )
-def test_one_program_with_a_backward(fn):
-    compiled, counter = counted(fn)
-    for n in VALUES:
-        same_with_grads(fn, compiled, lambda leaf, n=n: Repeat(leaf, count=n))
-    assert counter.frame_count == 1
-
-
-def test_a_wrapper_that_comes_back_has_a_wrapper_as_its_tangent():
-    compiled, counter = counted(lambda x: (x * 2).sin())
+def test_one_program_with_a_backward(fn, after, request):
+    compiled, counter = counted(fn, "inductor" if "inductor" in request.node.name else "aot_eager")
     for n in VALUES:
         same_with_grads(
-            lambda x: torch.sum((x * 2).sin()),
-            lambda x: torch.sum(compiled(x)),
-            lambda leaf, n=n: Repeat(leaf, count=n),
+            lambda x: after(fn(x)), lambda x: after(compiled(x)), lambda leaf, n=n: Repeat(leaf, count=n)
         )
     assert counter.frame_count == 1
-
-
-@pytest.mark.slow
-def test_inductor():
-    def fn(x):
-        return torch.sum((x * 2).sin() * x.size(0))
-
-    compiled = torch.compile(fn, fullgraph=True)
-    for n in VALUES:
-        same_with_grads(fn, compiled, lambda leaf, n=n: Repeat(leaf, count=n))
 
 
 # ---- eager -------------------------------------------------------------------------------------------------

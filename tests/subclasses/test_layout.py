@@ -26,26 +26,52 @@ def test_equal_metadata_is_one_layout(kind):
     assert layout_of(x).cls is type(x)
 
 
-def test_what_is_no_part_of_it():
-    assert make_pair(2)._layout is make_pair(3, 4).double()._layout
-    assert Tagged(torch.ones(2), length=1)._layout is Tagged(torch.ones(3), length=2)._layout
+def tagged(size=2, **metadata):
+    return Tagged(torch.ones(size), **metadata)._layout
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [({"tag": "a"}, {"tag": "b"}), ({"mode": 1}, {"mode": True}), ({"mode": 1}, {"mode": 1.0}),
-     ({"mode": (1,)}, {"mode": (True,)}), ({"mode": ((1,),)}, {"mode": ((1.0,),)})],
-)  # fmt: skip
-def test_different_metadata_are_two(one, other):
-    x, y = Tagged(torch.ones(2), **one), Tagged(torch.ones(2), **other)
-    assert x._layout is not y._layout
-    assert Tagged(torch.ones(2), **one)._layout is x._layout
+def of_pair(value):
+    return intern_layout(Pair, (value,), ("a", "b"))
 
 
-def test_layouts_of_what_is_inside():
-    x = Nested(make_pair(), make_pair())
-    assert x._layout.nested == (("pair", x.pair._layout), ("rest", x.rest._layout))
-    assert Nested(make_pair(), torch.ones(3, 4))._layout is not x._layout
+@dataclasses.dataclass(frozen=True)
+class Config:
+    factor: float
+    note: str = dataclasses.field(default="", compare=False)
+
+
+# By name two layouts, and whether they are one.
+PAIRS = {
+    "sizes and dtypes": (lambda: (make_pair(2)._layout, make_pair(3, 4).double()._layout), True),
+    "dynamic ints": (lambda: (tagged(length=1), tagged(3, length=2)), True),
+    "what is inside": (
+        lambda: [Nested(make_pair(), rest)._layout for rest in (make_pair(), torch.ones(3, 4))],
+        False,
+    ),
+    "what is inside, by name": (
+        lambda: (NESTED._layout.nested, (("pair", NESTED.pair._layout), ("rest", NESTED.rest._layout))),
+        True,
+    ),
+    "what its own class holds equal": (lambda: [of_pair(Config(1.0, note)) for note in ("a", "b")], True),
+    **{
+        f"{one} and {other}": (lambda one=one, other=other: (tagged(**one), tagged(**other)), False)
+        for one, other in (
+            ({"tag": "a"}, {"tag": "b"}),
+            ({"mode": 1}, {"mode": True}),
+            ({"mode": 1}, {"mode": 1.0}),
+            ({"mode": (1,)}, {"mode": (True,)}),
+            ({"mode": ((1,),)}, {"mode": ((1.0,),)}),
+        )
+    },
+}
+NESTED = Nested(make_pair(), make_pair())
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_equal_metadata_is_one_layout_and_other_metadata_another(name):
+    make, same = PAIRS[name]
+    assert (make()[0] == make()[1]) is same
+    assert make()[0] == make()[0]
 
 
 def test_a_class_written_by_hand():
@@ -98,12 +124,6 @@ def test_the_layout_of_a_cotangent():
     assert "cotangent" in repr(marked) and "cotangent" not in repr(layout)
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    factor: float
-    note: str = dataclasses.field(default="", compare=False)
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -115,12 +135,7 @@ class Config:
 )
 def test_metadata_that_is_equal_and_not_the_same(one, other):
     """An equal value of a live tensor stood in for the one that was given."""
-    first, second = (intern_layout(Pair, (value,), ("a", "b")) for value in (one, other))
+    first, second = of_pair(one), of_pair(other)
     assert first is not second
     assert (repr(first.statics), repr(second.statics)) == (repr((one,)), repr((other,)))
-    assert intern_layout(Pair, (one,), ("a", "b")) is first
-
-
-def test_metadata_that_its_own_class_holds_equal():
-    one, other = (intern_layout(Pair, (Config(1.0, note),), ("a", "b")) for note in ("a", "b"))
-    assert one is other
+    assert of_pair(one) is first

@@ -231,22 +231,6 @@ def mark_dim_dynamic():
     assert _torch.dims_marked_dynamic(x) == [0, 1] and _torch.dims_marked_dynamic(torch.ones(1)) == []
 
 
-def dynamic_dims_name():
-    source = inspect.getsource(torch._dynamo.variables.builder)
-    assert _torch.dynamic_dims_name in source, "a release without it compiles a program more, and that is all"
-
-
-def all_aten_ops():
-    ops = _torch.all_aten_ops()
-    assert len(ops) > 2500 and {aten.mul.Tensor, aten.mul_.Tensor, aten.detach.default} <= set(ops)
-
-
-def aten_overload_names():
-    names = _torch.aten_overload_names()
-    assert list(names) == sorted(names) and {"Tensor", "Scalar", "out"} <= set(names["add"])
-    assert names["relu"] == ["default", "out"]
-
-
 def flash_attention():
     q = torch.randn(1, 2, 3, 8)
     out, lse = _torch.flash_attention_cpu(q, q, q)
@@ -542,17 +526,6 @@ def in_dual_level(_):
     return eval(_torch_tracing.in_dual_level("forward_ad"), {"forward_ad": forward_ad})
 
 
-def is_differentiated():
-    """By gradients where they are on, in a level of tangents, in a transform."""
-    x, w = torch.ones(1), torch.ones(1, requires_grad=True)
-    assert not _torch_tracing.is_differentiated(x, None) and _torch_tracing.is_differentiated(x, w, None)
-    with torch.no_grad():
-        assert not _torch_tracing.is_differentiated(w)
-        with torch.autograd.forward_ad.dual_level():
-            assert _torch_tracing.is_differentiated(x)
-    assert torch.vmap(lambda t: t * _torch_tracing.is_differentiated(t))(x).item() == 1
-
-
 def canonicalize_dim():
     """Counted from the front; a tensor without dims has 0 and -1; the error is that of an op."""
     assert [_torch.canonicalize_dim(*given) for given in ((3, -1), (3, 1), (0, -1))] == [2, 1, 0]
@@ -621,13 +594,6 @@ def preserve_version_counter():
     with _torch.preserve_version_counter(x):
         x.mul_(2)
     assert x._version == 0 and x.tolist() == [2, 2]
-
-
-def dispatch_keys():
-    x, y = torch.ones(2), torch.ones(3)
-    assert _torch.dispatch_keys(x).raw_repr() == _torch.dispatch_keys(y).raw_repr()
-    for other in (torch.ones(2, dtype=torch.cfloat).conj(), torch.ones(2, device="meta")):
-        assert _torch.dispatch_keys(x).raw_repr() != _torch.dispatch_keys(other).raw_repr()
 
 
 def printing():
@@ -704,14 +670,6 @@ def set_version_counters():
 
 
 # ---- higher-order ops ---------------------------------------------------------------------------------------
-
-
-def trees():
-    leaves, treespec = _torch.tree_flatten({"a": [1, None]})
-    assert leaves == [1, None] and isinstance(treespec, _torch.TreeSpec)
-    assert _torch.tree_unflatten([2, 3], treespec) == {"a": [2, 3]}
-    assert _torch.tree_map(lambda v: v + 1, (1, [2])) == (2, [3])
-    assert _torch.tree_map(str, (1, [2]), is_leaf=lambda v: isinstance(v, list)) == ("1", "[2]")
 
 
 def eager_while_loop():
@@ -919,7 +877,18 @@ CHECKS = {
     "HigherOrderOperator": gives(
         lambda: (isinstance(cond, _torch.HigherOrderOperator), cond.name()), (True, "cond")
     ),
-    **dict.fromkeys(("TreeSpec", "tree_flatten", "tree_map", "tree_unflatten"), trees),
+    "TreeSpec": gives(lambda: isinstance(_torch.tree_flatten(TREE)[1], _torch.TreeSpec), True),
+    "tree_flatten": gives(lambda: _torch.tree_flatten(TREE)[0], [1, None]),
+    "tree_map": gives(
+        lambda: (
+            _torch.tree_map(lambda v: v + 1, (1, [2])),
+            _torch.tree_map(str, (1, [2]), is_leaf=lambda v: isinstance(v, list)),
+        ),
+        ((2, [3]), ("1", "[2]")),
+    ),
+    "tree_unflatten": gives(
+        lambda: _torch.tree_unflatten([2, 3], _torch.tree_flatten(TREE)[1]), {"a": [2, 3]}
+    ),
     "is_traced": gives(
         lambda: answers(
             lambda x: _torch_tracing.is_traced(cond, (x,)),
@@ -974,7 +943,10 @@ CHECKS = {
             (Pair, (2, 3), (3, 1), 0, torch.int8, META, torch.strided, False),
         ],
     ),
-    "dynamic_dims_name": dynamic_dims_name,
+    # A release without it compiles a program more, and that is all.
+    "dynamic_dims_name": gives(
+        lambda: _torch.dynamic_dims_name in inspect.getsource(torch._dynamo.variables.builder), True
+    ),
     **dict.fromkeys(("marked_dims_name", "mark_dim_dynamic", "dims_marked_dynamic"), mark_dim_dynamic),
     "disabled_torch_function_impl": gives(
         lambda: Hostile.__torch_function__ is _torch.disabled_torch_function_impl, True
@@ -1005,8 +977,21 @@ CHECKS = {
     "schema_of": gives(
         lambda: [a.name for a in _torch.schema_of(aten.mul.Tensor).arguments], ["self", "other"]
     ),
-    "all_aten_ops": all_aten_ops,
-    "aten_overload_names": aten_overload_names,
+    "all_aten_ops": gives(
+        lambda: (
+            len(_torch.all_aten_ops()) > 2500,
+            {aten.mul.Tensor, aten.mul_.Tensor, aten.detach.default} - set(_torch.all_aten_ops()),
+        ),
+        (True, set()),
+    ),
+    "aten_overload_names": gives(
+        lambda: (
+            list(_torch.aten_overload_names()) == sorted(_torch.aten_overload_names()),
+            {"Tensor", "Scalar", "out"} - set(_torch.aten_overload_names()["add"]),
+            _torch.aten_overload_names()["relu"],
+        ),
+        (True, set(), ["default", "out"]),
+    ),
     "tags_of": gives(
         lambda: [
             _torch.tags_of(*name) for name in (("add", "Tensor"), ("relu", "default"), ("t_", "default"))
@@ -1054,7 +1039,17 @@ CHECKS = {
     "in_dual_level": gives(
         lambda: answers(in_dual_level, within(forward_ad.dual_level), in_jvp), [False, True, True, False]
     ),
-    "is_differentiated": is_differentiated,
+    # By gradients where they are on, in a level of tangents, in a transform.
+    "is_differentiated": gives(
+        lambda: (
+            answers(
+                lambda x: _torch_tracing.is_differentiated(x, None), within(forward_ad.dual_level), in_vmap
+            ),
+            _torch_tracing.is_differentiated(X, LEAF, None),
+            torch.no_grad()(_torch_tracing.is_differentiated)(LEAF),
+        ),
+        ([False, True, True, False], True, False),
+    ),
     "is_compiling_here": is_compiling_here,
     "is_transient_here": gives(
         lambda: answers(lambda _: _torch_tracing.is_transient_here(), in_vmap, within(Seeing)),
@@ -1082,7 +1077,13 @@ CHECKS = {
     "choose_paths_as_eager": choose_paths_as_eager,
     "TorchDispatchMode": dispatch_mode,
     "preserve_version_counter": preserve_version_counter,
-    "dispatch_keys": dispatch_keys,
+    "dispatch_keys": gives(
+        lambda: [
+            _torch.dispatch_keys(x).raw_repr() == _torch.dispatch_keys(X).raw_repr()
+            for x in (torch.ones(3), torch.ones(2, dtype=torch.cfloat).conj(), torch.ones(2, device=META))
+        ],
+        [True, False, False],
+    ),
     "in_function_mode": gives(
         lambda: answers(lambda _: _torch.in_function_mode(), within(lambda: torch.device("cpu"))),
         [False, True, False],
@@ -1134,6 +1135,7 @@ CHECKS = {
         ("flash_attention_rows", "efficient_attention_rows", "efficient_attention_traces"), attention_of_rows
     ),
 }
+TREE = {"a": [1, None]}
 REPEATED = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,), check_invariants=False)
 
 
