@@ -147,8 +147,11 @@ ERRORS = [
     ),
     ("check", "def f():\n    raise ValueError('no data today')", ["no data today", "script.py"]),
     *(
-        (command, "import sys\nsys.exit(0)", ["called sys.exit(0)"])
-        for command in ("explain", "check", "coverage", "compare")
+        pytest.param(
+            *(command, "import sys\nsys.exit(0)", ["called sys.exit(0)"]),
+            marks=pytest.mark.slow if command in ("bench", "compare") else (),  # they start processes
+        )
+        for command in ("explain", "check", "coverage", "bench", "compare")
     ),
 ]
 

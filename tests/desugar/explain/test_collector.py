@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,7 +19,8 @@ from desugar.explain.records import FailedGuard, Materialized, Program, Report
 from desugar.explain.text import render_report_text
 from subclasses import strict_mode
 from tests.desugar.explain.subjects import Net, layer, make_weight, make_x
-from tests.doors import by_torch
+from tests.doors import by_desugar, by_torch
+from tests.tables import giving
 
 
 def breaks(x):
@@ -43,17 +43,104 @@ def collect(collector, *calls, way=None):
     return collector.report("test").programs
 
 
-def test_calls_are_counted_and_timed(collector):
-    w = make_weight()
-    (program,) = collect(collector, *[(make_x(), w)] * 4)
-    assert program.calls == 4 and program.cost.rounds == 3
-    assert 0 < program.cost.graph <= program.cost.call
+def in_threads(run):
+    """Runs each function in a thread of its own."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, (lambda x: x * 2, lambda x: x - 1, lambda x: x.sin(), lambda x: x[0])))
 
 
-def test_the_wrappers_part_is_that_of_each_call_whatever_the_calls_take():
-    meter = Meter(4, [9.0, 1.1, 1.1, 5.1, 5.1, 5.1], [1.0, 1.0, 1.0, 5.0, 1.0, 1.0])
-    assert meter.cost.call == 5.1
-    assert meter.cost.call - meter.cost.graph == pytest.approx(0.1)  # the difference of the medians is 4.1
+def call_by(compile_):
+    return lambda fn: compile_(fn)(torch.ones(2))
+
+
+def by_desugar_in_threads(collector):
+    with collector.collecting():
+        in_threads(call_by(by_desugar))
+
+
+def negated_in_a_pool(collector):
+    with collector.collecting(), ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.neg, W).result()
+
+
+def source_of(program):
+    """The first line of a program's function, and whether its other lines are those of its ops."""
+    (source,) = program.sources
+    lines = {line.strip() for line in source.lines[1:]}
+    return source.lines[0], {op.place.text for op in program.ops} == lines
+
+
+W = make_weight()
+
+# By name what runs, what is read of the report, and what it is.
+COLLECTED = {
+    "calls are counted and timed": (
+        lambda collector: collect(collector, *[(make_x(), W)] * 4),
+        lambda report: [(p.calls, p.cost.rounds, 0 < p.cost.graph <= p.cost.call) for p in report.programs],
+        [(4, 3, True)],
+    ),
+    "fallbacks are counted by line, traced and eager": (
+        lambda collector: collect(collector, (make_x(), W), *[lambda _: W + 1] * 3),
+        lambda report: {(m.traced, m.op, m.count) for m in report.materialized},
+        {(True, "aten.mul.Tensor", 1), (False, "aten.add.Tensor", 3)},
+    ),
+    "each graph of a function that breaks": (
+        lambda collector: collect(collector, *[(torch.ones(2),)] * 3, way=by_desugar(breaks)),
+        lambda report: [(p.name, p.calls, [op.place.text for op in p.ops]) for p in report.programs],
+        [("breaks", 3, ["y = x * 2"]), ("breaks", 3, ["return y + 1"])],
+    ),
+    "programs behind Dynamo": (
+        lambda collector: collect(
+            collector, lambda f: f(make_x(), W).sum().backward(), (make_x(), W), way=by_torch(layer)
+        ),
+        lambda report: [(p.name, p.calls, p.reason, *source_of(p)) for p in report.programs],
+        [("layer", 2, "a graph of torch.compile", "def layer(x, w):", True)],
+    ),
+    "fallbacks behind Dynamo": (
+        lambda collector: collect(collector, (make_x(), W), way=by_torch(layer)),
+        lambda report: [p.materialized[0].place.text for p in report.programs],
+        ["z = w * 2  # materializes"],
+    ),
+    "other threads": (by_desugar_in_threads, lambda report: len(report.programs), 4),
+    "a fallback in a pool of threads is on no line of the standard library's": (
+        negated_in_a_pool,
+        lambda report: [(found.op, found.place) for found in report.materialized],
+        [("aten.neg.default", None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTED)
+def test_what_is_collected(collector, name):
+    run, read, want = COLLECTED[name]
+    run(collector)
+    assert read(collector.report("test")) == want
+
+
+METER = Meter(4, [9.0, 1.1, 1.1, 5.1, 5.1, 5.1], [1.0, 1.0, 1.0, 5.0, 1.0, 1.0])
+MANY = tuple(Materialized("A", f"aten.op{n}.default", None, count=n) for n in range(1, 31))
+
+
+def flooded():
+    return render_report_text(Report("t", (), MANY))
+
+
+test_records_made_by_hand = giving(
+    {
+        "the wrapper's part is that of each call": (  # the difference of the medians is 4.1
+            lambda: (METER.cost.call, METER.cost.call - METER.cost.graph),
+            (5.1, pytest.approx(0.1)),
+        ),
+        "a terminal is not flooded with fallbacks": (
+            lambda: [flooded().count(part) for part in ("materialized: aten.", "materialized: 10 more")],
+            [20, 1],
+        ),
+        "the most frequent fallbacks are shown": (
+            lambda: [f"aten.op{n}.default" in flooded() for n in (30, 1)],
+            [True, False],
+        ),
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +171,6 @@ def test_results_are_those_of_an_unwatched_run(collector):
     assert "def backward_1" in collector.report("test").programs[0].wrapper
 
 
-def test_fallbacks_are_counted_by_line_traced_and_eager(collector):
-    w = make_weight()
-    collect(collector, (make_x(), w), *[lambda _: w + 1] * 3)
-    found = {(m.traced, m.op, m.count) for m in collector.report("test").materialized}
-    assert found == {(True, "aten.mul.Tensor", 1), (False, "aten.add.Tensor", 3)}
-
-
 def test_what_fails_to_compile_is_told(collector):
     compiled = desugar.compile(lambda x: x * 2, backend="eager", strict=True)
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged)
@@ -98,16 +178,6 @@ def test_what_fails_to_compile_is_told(collector):
         compiled(nested)
     (program,) = collector.report("test").programs
     assert "instead" in program.error and program.graphs == ()
-
-
-def test_each_graph_of_a_function_that_breaks_is_told(collector):
-    compiled = desugar.compile(breaks, backend="eager")
-    with collector.collecting():
-        for _ in range(3):
-            assert compiled(torch.ones(2)).tolist() == [3, 3]
-    programs = collector.report("test").programs
-    assert [(program.name, program.calls) for program in programs] == [("breaks", 3), ("breaks", 3)]
-    assert [op.place.text for program in programs for op in program.ops] == ["y = x * 2", "return y + 1"]
 
 
 def test_what_cannot_be_described_does_not_end_the_script(collector, monkeypatch):
@@ -119,35 +189,6 @@ def test_what_cannot_be_described_does_not_end_the_script(collector, monkeypatch
     assert program.name == "layer" and "KeyError: 'odd'" in program.error and program.calls == 1
 
 
-def test_programs_behind_dynamo_are_collected(collector):
-    args = make_x(), make_weight()
-    (program,) = collect(collector, lambda f: f(*args).sum().backward(), args, way=by_torch(layer))
-    assert program.name == "layer" and program.calls == 2 and program.reason == "a graph of torch.compile"
-    (source,) = program.sources
-    assert source.lines[0] == "def layer(x, w):"
-    assert {op.place.text for op in program.ops} == {line.strip() for line in source.lines[1:]}
-    assert program.materialized[0].place.text == "z = w * 2  # materializes"
-
-
-def test_other_threads_are_heard(collector):
-    fns = lambda x: x * 2, lambda x: x - 1, lambda x: x.sin(), lambda x: x[0]
-    compiled = [desugar.compile(fn, backend="eager") for fn in fns]
-    with collector.collecting():
-        threads = [threading.Thread(target=fn, args=(torch.ones(2),)) for fn in compiled]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(collector.report("test").programs) == 4
-
-
-def test_a_fallback_in_a_pool_of_threads_is_on_no_line_of_the_standard_librarys(collector):
-    with collector.collecting(), ThreadPoolExecutor(1) as pool:
-        pool.submit(torch.neg, make_weight()).result()
-    (found,) = collector.report("").materialized
-    assert found.op == "aten.neg.default" and found.place is None
-
-
 def test_nothing_is_left_behind(collector):
     watchers = len(strict_mode.watchers)
     collect(collector, (make_x(), make_weight()))
@@ -157,13 +198,6 @@ def test_nothing_is_left_behind(collector):
     compiled(make_x(), make_weight())
     assert "left out" not in compiled.programs[0].source
     assert len(collector.report("test").programs) == 1
-
-
-def test_a_terminal_is_not_flooded_with_fallbacks():
-    found = tuple(Materialized("A", f"aten.op{n}.default", None, count=n) for n in range(1, 31))
-    text = render_report_text(Report("t", (), found))
-    assert text.count("materialized: aten.") == 20 and "materialized: 10 more" in text
-    assert "aten.op30.default" in text and "aten.op1.default" not in text
 
 
 # ---- what was not compiled -------------------------------------------------------------------------------------
@@ -291,14 +325,9 @@ def program(name="f", **facts):
         *([[program()] * count, [f"f, {n} of {count}" for n in range(1, count + 1)]] for count in (2, 5)),
         ([program(error="it fails\nhere"), program("g")], ["f", "g"]),
         ([program(), program(error="it fails\nhere"), program("g")], ["f, 1 of 2", "f, error it fails", "g"]),
+        ([program(failed=(f"n: expected 0, got {n % 3}",)) for n in range(7)], None),
     ],
 )
 def test_what_is_the_same_is_numbered(programs, labels):
-    assert [one.title for one in name_apart(programs)] == labels
-
-
-def test_no_two_are_called_the_same():
-    labels = [
-        one.title for one in name_apart([program(failed=(f"n: expected 0, got {n % 3}",)) for n in range(7)])
-    ]
-    assert len(set(labels)) == len(labels)
+    titles = [one.title for one in name_apart(programs)]
+    assert titles == (labels or titles) and len(set(titles)) == len(titles)
