@@ -19,6 +19,7 @@ from desugar.dynamo.backend import dynamo_backend
 from desugar.explain.collector import Collector
 from tests.desugar.explain.subjects import make_weight
 from tests.doors import by_desugar as compiled, by_torch as behind
+from tests.tables import giving
 
 
 @pytest.fixture(autouse=True)
@@ -353,12 +354,14 @@ def test_the_answer(times, says):
     assert summed(*times).answer == says
 
 
+WRONG = {**RIGHT, "desugar.compile": Verdict("wrong", "call 1 of 2: off")}
+
+
 def test_what_is_wrong_was_not_worth_it():
-    wrong = {**RIGHT, "desugar.compile": Verdict("wrong", "call 1 of 2: off")}
-    found = summed(4.0, 2.0, 1.0, wrong, "2 programs together")
-    assert found.answer == "no, desugar.compile does not do what eager mode does"
-    assert found.verdict == (
-        "2 calls compared; torch.compile: right; desugar.compile: wrong (call 1 of 2: off); 2 programs together"
+    found = summed(4.0, 2.0, 1.0, WRONG, "2 programs together")
+    assert (found.answer, found.verdict) == (
+        "no, desugar.compile does not do what eager mode does",
+        "2 calls compared; torch.compile: right; desugar.compile: wrong (call 1 of 2: off); 2 programs together",
     )
 
 
@@ -367,6 +370,38 @@ def test_what_is_wrong_was_not_worth_it():
 
 def copied(*args, **kwargs):
     return copy_call((args, kwargs))
+
+
+def copy_of(x):
+    ((other,), _) = copied(x)
+    return other
+
+
+def dynamic():
+    x = torch.ones(4, 2)
+    torch._dynamo.mark_dynamic(x, 0)
+    return x
+
+
+X, NO_LEAF = torch.ones(4), torch.ones(2, requires_grad=True) * 2
+
+test_copies = giving(
+    {
+        "what is no leaf has one that may be written to": (
+            lambda: (copy_of(NO_LEAF).add_(1).tolist(), copy_of(NO_LEAF).is_leaf, NO_LEAF.tolist()),
+            ([3, 3], False, [2, 2]),
+        ),
+        "sizes that are to be symbolic stay so": (
+            lambda: copy_of(dynamic())._dynamo_dynamic_indices,
+            {0},
+        ),
+        "an argument that is given twice is copied once": (lambda: len(set(map(id, copied(X, X)[0]))), 1),
+        "bytes count each tensor once": (
+            lambda: bytes_of(((X, [X]), {"w": make_weight()})),
+            16 + 32 + 16,
+        ),
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -385,20 +420,13 @@ def copied(*args, **kwargs):
 )
 def test_a_tensor_has_its_class_strides_and_gradients_again(make):
     x = make()
-    ((other,), _) = copied(x)
+    other = copy_of(x)
     assert type(other) is type(x) and other is not x and other.requires_grad == x.requires_grad
     assert other.shape == x.shape and other.dtype == x.dtype and other.is_leaf == x.is_leaf
     if x.layout is torch.strided:
         assert other.stride() == x.stride()
     dense = [t.to_dense() if t.layout is not torch.strided else t for t in (x.detach(), other.detach())]
     assert torch.equal(dense[0] + 0, dense[1] + 0)
-
-
-def test_what_is_no_leaf_has_a_copy_that_may_be_written_to():
-    x = torch.ones(2, requires_grad=True) * 2
-    ((other,), _) = copied(x)
-    other.add_(1)
-    assert not other.is_leaf and x.tolist() == [2, 2]
 
 
 def test_containers_are_copied_modules_and_functions_are_not():
@@ -411,19 +439,6 @@ def test_containers_are_copied_modules_and_functions_are_not():
     (a, b, c, d), by_name = copied(batch, net, rows, torch.relu, again=rows)
     assert isinstance(a, Batch) and a.words is not batch.words and b is net and d is torch.relu
     assert c is not rows and c[0] is not rows[0] and by_name["again"] is c
-
-
-def test_sizes_that_are_to_be_symbolic_stay_so():
-    x = torch.ones(4, 2)
-    torch._dynamo.mark_dynamic(x, 0)
-    ((other,), _) = copied(x)
-    assert other._dynamo_dynamic_indices == {0}
-
-
-def test_an_argument_that_is_given_twice_is_copied_once():
-    x = torch.ones(4)
-    ((a, b), _) = copied(x, x)
-    assert a is b
 
 
 @pytest.mark.parametrize(
@@ -439,11 +454,6 @@ def test_an_argument_that_is_given_twice_is_copied_once():
 def test_what_cannot_be_copied_says_so(args, says):
     with pytest.raises(NoCopy, match=says):
         copied(*args(torch.ones(4)))
-
-
-def test_bytes_count_each_tensor_once():
-    x = torch.ones(4)
-    assert bytes_of(((x, [x]), {"w": make_weight()})) == 16 + 32 + 16
 
 
 def test_state_is_restored():
