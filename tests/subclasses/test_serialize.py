@@ -20,13 +20,13 @@ from subclasses import TensorSubclass, _torch, inner, static
 from tests.subclasses.subjects import (
     FACTORIES,
     Pair,
-    Scaled,
     assert_same,
     declare,
     inners_of,
     make_int8,
     make_pair,
 )
+from tests.tables import giving
 
 ROOT = Path(__file__).parents[2]
 
@@ -260,39 +260,6 @@ def test_a_module_with_such_parameters(kind):
     assert type(module.w) is type(FACTORIES[kind]())
 
 
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False),
-    "sgd foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=False),
-    "adamw foreach": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_step_as_for_plain_parameters(name):
-    a, b = torch.randn(3, 4), torch.randn(3, 4)
-    wrapped, plain = nn.Parameter(Pair(a.clone(), b.clone())), [nn.Parameter(t.clone()) for t in (a, b)]
-    for parameters, inputs in (([wrapped], [wrapped]), (plain, plain)):
-        optimizer = OPTIMIZERS[name](parameters)
-        for _ in range(3):
-            optimizer.zero_grad()
-            for x in inputs:
-                (x * x).sum().backward()
-            optimizer.step()
-        again = OPTIMIZERS[name](parameters)
-        again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    torch.testing.assert_close(wrapped.a, plain[0])
-    torch.testing.assert_close(wrapped.b, plain[1])
-
-
-def test_clipping_gradients():
-    p = nn.Parameter(make_pair())
-    (p * 100).sum().backward()
-    nn.utils.clip_grad_value_([p], 1.0)
-    assert p.grad.a.max() <= 1
-
-
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", ["pair", "tagged", "nested", "optional, absent", "rows"])
@@ -300,14 +267,6 @@ def test_export(kind, strict):
     module = Holder(kind)
     program = torch.export.export(module, (torch.ones(4),), strict=strict)
     assert_same(program.module()(torch.ones(4)), module(torch.ones(4)))
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_export_of_a_weight(strict):
-    module, x = nn.Linear(3, 4, bias=False), torch.randn(2, 3)
-    module.weight = nn.Parameter(make_int8(), requires_grad=False)
-    program = torch.export.export(module, (x,), strict=strict)
-    torch.testing.assert_close(program.module()(x), module(x))
 
 
 # ---- moves -------------------------------------------------------------------------------------------------
@@ -334,21 +293,20 @@ def test_the_device_and_back(kind):
     assert_same(pinned.to("cuda", non_blocking=True).cpu(), x)
 
 
-def test_an_inner_tensor_that_may_live_elsewhere_stays():
-    mixed = declare(a=inner(), offsets=inner(device="any", dtype=torch.int64))
-    y = mixed(torch.ones(2), torch.arange(2)).to("meta")
-    assert (y.a.device.type, y.offsets.device.type) == ("meta", "cpu")
+MIXED = declare(a=inner(), offsets=inner(device="any", dtype=torch.int64))
 
-
-def test_a_plain_gradient_of_a_leaf():
-    p = Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_()
-    (p * 3).sum().backward()
-    assert type(p.grad) is Tensor and p.grad.tolist() == [3, 3, 3]
-
-
-def test_a_local_class_is_not_kept_alive_by_the_list_of_what_may_be_loaded():
-    assert declare() not in torch.serialization.get_safe_globals()
-    assert Pair in torch.serialization.get_safe_globals()
+test_classes = giving(
+    {
+        "an inner tensor that may live elsewhere stays": (
+            lambda: [t.device.type for t in MIXED(torch.ones(2), torch.arange(2)).to("meta").unwrap()],
+            ["meta", "cpu"],
+        ),
+        "a local class is not kept alive by the list of what may be loaded": (
+            lambda: [cls in torch.serialization.get_safe_globals() for cls in (declare(), Pair)],
+            [False, True],
+        ),
+    }
+)
 
 
 @pytest.mark.parametrize("kind", FACTORIES)
