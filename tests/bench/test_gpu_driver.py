@@ -14,6 +14,7 @@ from bench.gpu import __main__ as command
 from bench.gpu.driver import Driver
 from bench.gpu.lines import Line, parse_line, read_lines
 from bench.gpu.table import BY_NAME, STAGES, Stage
+from tests.tables import giving
 
 ROOT = Path(__file__).parents[2]
 # What a fake stage does: `say` writes a line, `failed` tells whether an earlier attempt failed at a subject.
@@ -134,23 +135,28 @@ def test_another_machine_starts_anew(run, tmp_path):
     assert figures(run("works", "talks")) == ["works", "talks"]
 
 
-def test_a_line_keeps_a_zero():
-    line = Line("s", "g", "a", figure="waits", value=0.0, low=0.0)
-    assert parse_line(line.as_json()) == line
-    assert json.loads(Line("s").as_json()) == {"stage": "s"}
-    assert (
-        parse_line('{"stage": "s", "valu') is parse_line("3") is parse_line('{"stage": "s", "x": 1}') is None
-    )
-
-
 # ---------------------------------------------------------------------------------------------------------
 # the command
 # ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_driver_imports_no_torch():
-    text = "import sys, bench.gpu.__main__; raise SystemExit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=False).returncode == 0
+WITH_ZEROS = Line("s", "g", "a", figure="waits", value=0.0, low=0.0)
+NO_TORCH = "import sys, bench.gpu.__main__; raise SystemExit('torch' in sys.modules)"
+
+test_lines_and_imports = giving(
+    {
+        "a line keeps a zero": (lambda: parse_line(WITH_ZEROS.as_json()), WITH_ZEROS),
+        "a line of a stage alone": (lambda: json.loads(Line("s").as_json()), {"stage": "s"}),
+        "what is no line": (
+            lambda: [parse_line(text) for text in ('{"stage": "s", "valu', "3", '{"stage": "s", "x": 1}')],
+            [None] * 3,
+        ),
+        "the driver imports no torch": (
+            lambda: subprocess.run([sys.executable, "-c", NO_TORCH], cwd=ROOT, check=False).returncode,
+            0,
+        ),
+    }
+)
 
 
 def test_without_a_gpu_the_command_ends_with_one_line(tmp_path, monkeypatch, capsys):

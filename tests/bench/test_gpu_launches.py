@@ -25,6 +25,7 @@ from bench.report import Row, load_rows, save_rows
 from bench.timing import Timing
 from desugar import _torch
 from tests.bench.prediction.needs import cuda_build
+from tests.tables import giving
 
 SERVING = padded.Serving(dim=64, heads=2, layers=1, longest=64, bucket=32, stride=16)
 SCALE = model.Scale(dim=64, heads=2, layers=1, width=32, batch=4)
@@ -179,14 +180,35 @@ def without_numbers(group):
     return re.sub(r"\d+", "#", group).replace("N = K = #", "N = #, K = #")
 
 
-def test_what_is_predicted_is_among_what_is_measured():
-    """The groups of a prediction are found by their names, in which sizes are."""
-    sizes, batches = (
-        inspect.signature(gpu_predicted.predict_int8).parameters[name].default
-        for name in ("sizes", "batches")
-    )
-    assert {(size, size) for size in sizes} & set(int8.SHAPES) and set(batches) <= set(int8.BATCHES)
-    assert inspect.signature(gpu_predicted.predict_wrappers).parameters["count"].default == 20
+def defaults(function, *names):
+    return [inspect.signature(function).parameters[name].default for name in names]
+
+
+def pages():
+    return [path for path in RESULTS.glob("gpu-*") if path.stem != "gpu-predicted"]
+
+
+# The groups of a prediction are found by their names, in which sizes are.
+test_what_is_predicted_and_measured = giving(
+    {
+        "sizes": (
+            lambda: bool(
+                {(size, size) for size in defaults(gpu_predicted.predict_int8, "sizes")[0]} & set(int8.SHAPES)
+            ),
+            True,
+        ),
+        "batches": (
+            lambda: set(defaults(gpu_predicted.predict_int8, "batches")[0]) - set(int8.BATCHES),
+            set(),
+        ),
+        "wrappers": (lambda: defaults(gpu_predicted.predict_wrappers, "count"), [20]),
+        "there are pages of measurements": (lambda: bool(pages()), True),
+        "they have no predicted figure": (
+            lambda: [path.name for path in pages() if "predicted" in path.read_text()],
+            [],
+        ),
+    }
+)
 
 
 def test_a_predicted_row_gets_the_columns_of_its_measurement(tmp_path):
@@ -206,8 +228,3 @@ def test_a_device_that_was_not_measured_gets_no_column(tmp_path):
     save_rows([Row("g", "a", Timing(1, 1, 1))], {"device": "NVIDIA H100"}, tmp_path / "gpu-model.json")
     assert not gpu_predicted.measured_on("a100", tmp_path)
     assert gpu_predicted.measured_on("h100", tmp_path) and not gpu_predicted.measured_on("h10", tmp_path)
-
-
-def test_pages_of_measurements_have_no_predicted_figure():
-    pages = [path for path in RESULTS.glob("gpu-*") if path.stem != "gpu-predicted"]
-    assert pages and not [path.name for path in pages if "predicted" in path.read_text()]

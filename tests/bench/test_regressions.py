@@ -16,30 +16,24 @@ def row(median, spread=1.0, name="declared", *, ratio=0.5, ours=True):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "verdict"),
+    ("before", "after", "verdict", "by_ratio"),
     [
-        (row(3), row(0, spread=0), "better"),  # a count that goes to none
-        (row(100), row(100), ""),
-        (row(100), row(150), "worse"),
-        (row(100, spread=60), row(150), "noise"),  # within that of the old run
-        (row(100), row(150, spread=60), "noise"),  # within that of the new one
-        (row(100), row(60, spread=60), "noise"),
-        (row(100, spread=0.1), row(105, spread=0.1), ""),  # sure, but less than a tenth
-        (row(100), row(60), "better"),
-        (row(100, name="another"), row(100), "new"),
+        (row(3), row(0, spread=0), "better", False),  # a count that goes to none
+        (row(100), row(100), "", False),
+        (row(100), row(150), "worse", False),
+        (row(100, spread=60), row(150), "noise", False),  # within that of the old run
+        (row(100), row(150, spread=60), "noise", False),  # within that of the new one
+        (row(100), row(60, spread=60), "noise", False),
+        (row(100, spread=0.1), row(105, spread=0.1), "", False),  # sure, but less than a tenth
+        (row(100), row(60), "better", False),
+        (row(100, name="another"), row(100), "new", False),
+        (row(100), row(300, spread=3), "", True),  # ratios are compared across machines
+        (row(100), row(100, ratio=0.7), "worse", True),
     ],
 )
-def test_verdict(before, after, verdict):
-    (change,) = compare_runs([before], [after], by_ratio=False)
+def test_verdict(before, after, verdict, by_ratio):
+    (change,) = compare_runs([before], [after], by_ratio=by_ratio)
     assert change.verdict == verdict and (after.timing.median or change.growth == 0)
-
-
-@pytest.mark.parametrize(
-    ("after", "verdict"), [(row(300, spread=3, ratio=0.5), ""), (row(100, ratio=0.7), "worse")]
-)
-def test_ratios_are_compared_across_machines(after, verdict):
-    (change,) = compare_runs([row(100, ratio=0.5)], [after], by_ratio=True)
-    assert change.verdict == verdict
 
 
 @pytest.mark.parametrize(
