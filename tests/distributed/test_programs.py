@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -107,36 +106,65 @@ def test_programs_of_calls(mesh, grad, case):
         assert len(compiled.programs) == count
 
 
-@pytest.mark.parametrize("grad", [False, True])
-def test_a_size_that_changes_on_other_ranks_alone(mesh, grad):
-    """Two numbers of rows, of which this rank has as many: the program of one does not serve the other."""
-    compiled = desugar.compile(torch.sin, backend="eager")
-    for size in (24, 23, 22):
-        x = DTensor.from_local(torch.randn(3, 4), mesh, [ROWS], shape=(size, 4), stride=(4, 1))
-        assert compiled(x.requires_grad_(grad)).shape == (size, 4)
-
-
-def test_sizes_of_uneven_shards(mesh):
-    """Rank 0 has more rows than the last one, which a program must not take for a rule."""
-    compiled = desugar.compile(activation, backend="eager")
-    for n in SIZES:
-        x = DTensor.from_local(torch.randn(n, 6), mesh, [Shard(0)], shape=(n * WORLD - 1, 6), stride=(6, 1))
-        y = compiled(x, DTensor.from_local(torch.ones(6, 4), mesh, [Replicate()]))
-        assert y.shape == (n * WORLD - 1, 4) and y.to_local().shape == (n, 4)
-    assert len(compiled.programs) == 2
-
-
 def double(x):
     return x * 2 + 1
 
 
 def pair(mesh, rows, size):
     """A declared value that holds two DTensors."""
-    parts = (
-        DTensor.from_local(torch.randn(rows, 4), mesh, [ROWS], shape=(size, 4), stride=(4, 1))
-        for _ in range(2)
-    )
-    return Pair(*parts)
+    return Pair(of_local(mesh, rows, size), of_local(mesh, rows, size))
+
+
+def of_local(mesh, rows, size, width=4):
+    """This rank's rows of a tensor of another number of rows."""
+    return DTensor.from_local(torch.randn(rows, width), mesh, [ROWS], shape=(size, width), stride=(width, 1))
+
+
+def shapes(x):
+    """The size of a value, and of what is inside of it."""
+    inside = (x.a, x.b) if isinstance(x, Pair) else [x.to_local()] if isinstance(x, DTensor) else []
+    return x.shape, *map(shapes, inside)
+
+
+# A function, its arguments for a number, the numbers of calls, and how many programs there are, if it is known.
+OTHER_RANKS = {
+    **{
+        # Two numbers of rows, of which this rank has as many: the program of one does not serve the other.
+        f"a size that changes on other ranks alone, {grad}": (
+            torch.sin,
+            lambda mesh, size, grad=grad: (of_local(mesh, 3, size).requires_grad_(grad),),
+            (24, 23, 22),
+            None,
+        )
+        for grad in (False, True)
+    },
+    # Rank 0 has more rows than the last one, which a program must not take for a rule.
+    "uneven shards": (
+        activation,
+        lambda mesh, n: (
+            of_local(mesh, n, n * WORLD - 1, 6),
+            DTensor.from_local(torch.ones(6, 4), mesh, [Replicate()]),
+        ),
+        SIZES,
+        2,
+    ),
+    "a size that changes on other ranks alone, inside a class": (
+        double,
+        lambda mesh, size: (pair(mesh, 3, size),),
+        (24, 23, 22, 17),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_RANKS)
+def test_sizes_of_other_ranks(mesh, case):
+    fn, make, numbers, programs = OTHER_RANKS[case]
+    compiled = desugar.compile(fn, backend="eager")
+    for number in numbers:
+        args = make(mesh, number)
+        assert shapes(compiled(*args)) == shapes(fn(*args))
+    assert programs in (None, len(compiled.programs))
 
 
 @pytest.mark.sweep(15)
@@ -154,19 +182,3 @@ def test_programs_of_a_class_that_holds_dtensors(mesh, grad, dynamic, programs, 
         assert (got.placements, got.shape) == (want.placements, want.shape)
         torch.testing.assert_close(got.to_local(), want.to_local())
     assert len(compiled.programs) == programs
-
-
-def test_a_size_that_changes_on_other_ranks_alone_inside_a_class(mesh):
-    compiled = desugar.compile(double, backend="eager")
-    for size in (24, 23, 22, 17):
-        y = compiled(pair(mesh, 3, size))
-        assert y.shape == y.a.shape == y.b.shape == (size, 4)
-
-
-def test_stock_makes_two_programs_too(mesh):
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(double, backend=counter)
-    for n in SIZES:
-        y = compiled(pair(mesh, n, n * WORLD))
-        assert y.a.shape == (n * WORLD, 4)
-    assert counter.frame_count == 2
