@@ -23,6 +23,7 @@ import desugar
 import subclasses
 from desugar.cli import doctor
 from docs.blocks import collect_blocks
+from tests.tables import giving
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("subclasses", "desugar")
@@ -218,14 +219,22 @@ def test_messages_and_pages_install_the_project_by_its_name():
     assert not any(re.search(r"pip install '?desugar\b", text) for text in texts)
 
 
-def test_both_packages_have_one_version():
-    assert subclasses.__version__ == desugar.__version__
-    assert f"\nversion: {desugar.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    assert f"\n## {desugar.__version__} " in (ROOT / "CHANGELOG.md").read_text()
+PINNED = re.findall(r"^torch==(\d+\.\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
-
-def test_the_oldest_torch_that_is_allowed_is_the_pinned_one():
-    pins = (ROOT / "constraints.txt").read_text()
-    (pinned,) = re.findall(r"^torch==(\d+\.\d+)\.", pins, re.MULTILINE)
-    assert f"torch>={pinned}" in PROJECT["project"]["dependencies"]
-    assert pinned == ".".join(map(str, doctor._LEAST))
+test_one_version_of_each = giving(
+    {
+        "both packages": (lambda: subclasses.__version__, desugar.__version__),
+        **{
+            name: (lambda name=name, line=line: line in (ROOT / name).read_text(), True)
+            for name, line in {
+                "CITATION.cff": f"\nversion: {desugar.__version__}\n",
+                "CHANGELOG.md": f"\n## {desugar.__version__} ",
+            }.items()
+        },
+        "the oldest torch that is allowed is pinned": (
+            lambda: {f"torch>={pinned}" for pinned in PINNED} - set(PROJECT["project"]["dependencies"]),
+            set(),
+        ),
+        "the doctor names the oldest torch": (lambda: [".".join(map(str, doctor._LEAST))], PINNED),
+    }
+)
