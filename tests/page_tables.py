@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,28 @@ class PageTable:
     def read(self, text: str) -> str:
         """The tables in the text of the page."""
         return text[text.index(self.begin) : text.index(END) + len(END)]
+
+    def cells(self) -> dict[str, dict[str, str]]:
+        """What the page shows for each `section: case`, by column."""
+        rows = re.findall(r"^\| (.+) \|$", self.read(self.page.read_text()), re.MULTILINE)
+        found, section = {}, ""
+        for name, *cells in (row.split(" | ") for row in rows):
+            if cells == list(self.columns):
+                section = name
+            else:
+                found[f"{section}: {name}"] = dict(zip(self.columns, cells, strict=True))
+        return found
+
+    def main(self, outcomes: Callable[[list[str]], Any], emit: Callable[[Any], str]) -> None:
+        """Writes the page; with words as arguments, prints what came of the cases that have one in their names."""
+        words = sys.argv[1:]
+        names = [f"{section}: {name}" for section, cases in self.sections.items() for name in cases]
+        found = outcomes([name for name in names if not words or any(word in name for word in words)])
+        if not words:
+            self.write(emit(found))
+            return
+        for name, cells in found.items():
+            print(name, *(f"    {column:20} {cell}" for column, cell in cells.items()), sep="\n")
 
     def write(self, section: str) -> None:
         """Replaces the tables of the page."""

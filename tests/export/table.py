@@ -5,7 +5,6 @@ python -m tests.export.table
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,12 @@ COLUMNS = ("`export`", "`module()`", "`save`, `load`", "`run_decompositions`", "
 Outcomes = dict[str, tuple[Outcome, Outcome]]
 
 
-def outcomes(name: str) -> Outcomes:
-    """What came of a case; AOTInductor compiles the program of strict=False alone."""
+def outcomes(names: list[str]) -> dict[str, Outcomes]:
+    """What came of cases; AOTInductor compiles the program of strict=False alone."""
+    return {name: _outcomes_of(name) for name in names}
+
+
+def _outcomes_of(name: str) -> Outcomes:
     options = options_of(name)
     loose = run_case(CASES[name], strict=False, **options)
     strict = run_case(CASES[name], strict=True, steps=STEPS[:-1], **options)
@@ -49,15 +52,5 @@ def _cell(outcomes: tuple[Outcome, Outcome], notes: Notes) -> str:
     return shown if strict == loose else f"{shown}; strict: {outcome_cell(strict, notes)}"
 
 
-def main() -> None:
-    """Writes the page; with words as arguments, prints the outcome of the cases that have one in their names."""
-    if words := sys.argv[1:]:
-        for name in (name for name in CASES if any(word in name for word in words)):
-            print(name, *(f"    {step:20} {pair}" for step, pair in outcomes(name).items()), sep="\n")
-        return
-    section = emit_section({name: outcomes(name) for name in CASES})
-    TABLE.write(section)
-
-
 if __name__ == "__main__":
-    main()
+    TABLE.main(outcomes, emit_section)
