@@ -105,6 +105,11 @@ def views(x, y):
     return x, x.detach(), y[1:], y.view(2, 3), (x * 2).view(-1)
 
 
+def two_views(r):
+    y = r.values * 2
+    return y, y[:, 1:]
+
+
 def conditional(x):
     return x.view(-1, 2).sum(1) if x.shape[0] > 4 else x * 2
 
@@ -197,6 +202,7 @@ CASES = {
         {"y: expected another object than x": of_one_twice(2)},
     ),
     "results that are no new tensors": lambda: Case(views, [of_two((2, 3), 6)], [of_two((2, 3), 6)]),
+    "a view of another result": lambda: Case(two_views, [call(rows(3, 1))], [call(rows(2, 0, 5))]),
     "an argument that is not used": lambda: Case(
         lambda x, y: x + 1,
         [of_two(2, 3)],

@@ -63,18 +63,6 @@ def test_of_an_argument_or_a_tensor_inside_of_it(pack, name):
         check_view(package, fn, x, base_of(x))
 
 
-def test_of_another_result(pack):
-    def fn(r):
-        y = r.values * 2
-        return y, y[:, 1:]
-
-    package = pack(fn, desugar.call(rows(3, 1)))
-    r = rows(2, 0, 5)
-    with torch.no_grad():
-        (y, view), want = package(r), fn(r)
-    assert torch.equal(view, want[1]) and view.data_ptr() == y[:, 1:].data_ptr()
-
-
 def test_with_gradients(pack):
     def fn(x, r):
         return x.t(), r.unwrap("values")[:, 0], (x * 2).sum() + (r * 2).values.sum()
