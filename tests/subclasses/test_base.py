@@ -21,12 +21,6 @@ def test_memory_that_a_wrapper_does_not_have(read):
         read(Scaled(torch.ones(3), torch.tensor(2.0)))
 
 
-def test_inner_tensors_have_memory():
-    x = Pair(torch.ones(3), torch.ones(3))
-    x.a.apply_(lambda n: n + 1)
-    assert np.from_dlpack(x.a).tolist() == [2, 2, 2] and torch.from_dlpack(x.b).tolist() == [1, 1, 1]
-
-
 def test_requires_grad_of_what_has_a_history():
     """As of any tensor: what records already goes on, and only a leaf can stop."""
     x = make_pair().requires_grad_() * 2
