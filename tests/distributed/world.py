@@ -19,28 +19,16 @@ from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-import desugar
+from tests import doors
 
 RANKS = 2
 
 
-def _stock(fn: Any) -> Any:
-    return torch.compile(fn, backend="aot_eager")
-
-
-def _direct(fn: Any) -> Any:
-    return desugar.compile(fn, backend="eager")
-
-
-def _dynamo(fn: Any) -> Any:
-    return torch.compile(fn, backend="desugar", options={"backend": "eager"})
-
-
 DOORS: dict[str, Callable[[Any], Any]] = {
-    "eager": lambda fn: fn,
-    "stock": _stock,
-    "desugar.compile": _direct,
-    'backend="desugar"': _dynamo,
+    "eager": doors.eager,
+    "stock": doors.by_stock,
+    "desugar.compile": doors.by_desugar,
+    'backend="desugar"': doors.by_torch,
 }
 
 

@@ -188,58 +188,40 @@ def rows_of(xs: list[Any]) -> Any:
     return torch.cat([x * 2 for x in xs]) + 1
 
 
-def total_and_one(xs: list[Any]) -> Any:
-    return total(xs) + 1
-
-
 def total_of_argument(xs: list[Any]) -> Any:
     return xs[0] + xs[1] + 1, xs[0] + xs[1]
 
 
-def relu_of_total(xs: list[Any]) -> Any:
-    return total(xs).relu()
-
-
-def maximum(xs: list[Any]) -> Any:
-    return torch.maximum(xs[0], xs[1]) * 2 + 1
-
-
-def of_last(xs: list[Any]) -> Any:
-    return xs[-1] * 2
-
-
-def of_first(xs: list[Any]) -> Any:
-    return xs[0] * 2
-
-
 CASES = {
-    "functional `all_reduce`": talks(functional_sum, plain, total_and_one),
+    "functional `all_reduce`": talks(functional_sum, plain, lambda xs: total(xs) + 1),
     "functional `all_gather_tensor`": talks(functional_gather, plain, rows_of),
-    "functional `reduce_scatter_tensor`": talks(functional_scatter, plain, relu_of_total),
+    "functional `reduce_scatter_tensor`": talks(functional_scatter, plain, lambda xs: total(xs).relu()),
     "functional `all_gather_tensor`, with a gradient": Case(gather_with_gradient, gather_with_gradient_alone),
-    "functional `all_reduce` of a mapping class": talks(functional_sum, pair, total_and_one),
+    "functional `all_reduce` of a mapping class": talks(functional_sum, pair, lambda xs: total(xs) + 1),
     "functional `all_reduce` of an `Int8Tensor`": talks(
         lambda x: fc.all_reduce(x, "sum", dist.group.WORLD),
         int8,
         lambda xs: xs[0].dequantize() + xs[1].dequantize(),
     ),
-    "`all_reduce`": talks(sum_in_place, plain, total_and_one),
+    "`all_reduce`": talks(sum_in_place, plain, lambda xs: total(xs) + 1),
     "`all_reduce` of an argument": talks(sum_of_argument, plain, total_of_argument),
-    "`all_reduce` with `async_op`": talks(maximum_later, plain, maximum),
-    "`all_reduce` of a mapping class": talks(sum_in_place, pair, total_and_one),
+    "`all_reduce` with `async_op`": talks(maximum_later, plain, lambda xs: torch.maximum(*xs) * 2 + 1),
+    "`all_reduce` of a mapping class": talks(sum_in_place, pair, lambda xs: total(xs) + 1),
     "`all_reduce` of an `Int8Tensor`": talks(
         sum_of_argument, int8, lambda xs: total_of_argument([x.dequantize() for x in xs])
     ),
     "`all_gather_into_tensor`": talks(gather_in_place, plain, rows_of),
     "`all_gather_into_tensor` of a mapping class": talks(gather_in_place, pair, rows_of),
     "`all_gather`": talks(gather_list, plain, rows_of),
-    "`reduce_scatter_tensor`": talks(scatter_in_place, plain, relu_of_total),
-    "`broadcast`": talks(broadcast, plain, of_last),
-    "`broadcast` of a mapping class": talks(broadcast, pair, of_last),
-    "`broadcast` of an `Int8Tensor`": talks(broadcast, int8, of_last),
-    "`isend` and `irecv`": talks(send, plain, of_first),
-    "`isend` and `irecv` of a mapping class": talks(send, pair, of_first),
-    "`isend` and `irecv` of an `Int8Tensor`": talks(send, int8, of_first),
+    "`reduce_scatter_tensor`": talks(scatter_in_place, plain, lambda xs: total(xs).relu()),
+    **{
+        f"{name}{of}": talks(fn, make, expected)
+        for name, fn, expected in (
+            ("`broadcast`", broadcast, lambda xs: xs[-1] * 2),
+            ("`isend` and `irecv`", send, lambda xs: xs[0] * 2),
+        )
+        for of, make in {"": plain, " of a mapping class": pair, " of an `Int8Tensor`": int8}.items()
+    },
     "functional: one rank raises": Case(one_raises(functional_step), one_raises_alone),
     "in place: one rank raises": Case(one_raises(step_in_place), one_raises_alone),
 }

@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
-from tests.distributed.cases.sharded import adapted
+from tests.distributed.cases.sharded import adapted, training
 from tests.distributed.models import MLP
 from tests.distributed.world import Case, Run, World, randn
 
@@ -22,23 +21,6 @@ def compiled_inside(world: World, model: nn.Module, **options: Any) -> nn.Module
 
 def compiled_outside(world: World, model: nn.Module, **options: Any) -> nn.Module:
     return world.compile(world.data_parallel(model, **options))
-
-
-def training(prepare: Prepare, make: Callable[[], nn.Module] = MLP, **options: Any) -> Run:
-    """Three steps; each rank has half of the batch, and one process all of it."""
-
-    def run(world: World) -> Iterator[Any]:
-        model = make()
-        parallel = prepare(world, model, **options)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for seed in range(3):
-            y = parallel(world.rows(randn(4, 8, seed=seed)))
-            y.square().mean().backward()
-            yield world.all_rows(y.detach()), [p.grad for p in model.parameters()]
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return run
 
 
 def accumulating(prepare: Prepare) -> Run:

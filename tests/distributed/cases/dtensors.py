@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,12 +19,12 @@ Argument = tuple[tuple[int, ...], Any]  # its size, and how it lies
 ROWS, COLUMNS, WHOLE, PARTIAL = Shard(0), Shard(1), Replicate(), Partial()
 
 
-def calls(fn: Callable[..., Any], *arguments: Argument, grad: bool = False) -> Run:
-    """Two calls of a function; with `grad`, also the gradients of the sum of its result."""
+def called(fn: Callable[..., Any], *given: Iterable[Argument], grad: bool = False) -> Run:
+    """Calls of a function, each of these arguments; with `grad`, also the gradients of the sum of its result."""
 
     def run(world: World) -> Iterator[Any]:
         compiled = world.compile(fn)
-        for seed in range(2):
+        for seed, arguments in enumerate(given):
             xs = [
                 world.distribute(randn(*size, seed=seed + 10 * n), placement).requires_grad_(grad)
                 for n, (size, placement) in enumerate(arguments)
@@ -35,6 +35,27 @@ def calls(fn: Callable[..., Any], *arguments: Argument, grad: bool = False) -> R
                 yield [x.grad for x in xs]
             else:
                 yield xs
+
+    return run
+
+
+def calls(fn: Callable[..., Any], *arguments: Argument, grad: bool = False) -> Run:
+    """Two calls of a function."""
+    return called(fn, arguments, arguments, grad=grad)
+
+
+def of_sizes(fn: Callable[[Tensor], Tensor], *sizes: int, grad: bool = False) -> Case:
+    """Calls with other numbers of rows, which the two ranks share."""
+    return Case(called(fn, *([((n, 4), ROWS)] for n in sizes), grad=grad))
+
+
+def twice(fn: Callable[..., Any], step: Callable[[World, Any, int], Any]) -> Run:
+    """Two steps, each given what was compiled, and a number; a step returns what is compared."""
+
+    def run(world: World) -> Iterator[Any]:
+        compiled = world.compile(fn)
+        for seed in range(2):
+            yield step(world, compiled, seed)
 
     return run
 
@@ -73,33 +94,16 @@ def local_and_back(x):
     return x.sin()
 
 
-def of_sizes(fn: Callable[[Tensor], Tensor], *sizes: int, grad: bool = False) -> Case:
-    """Calls with other numbers of rows, which the two ranks share."""
-
-    def run(world: World) -> Iterator[Any]:
-        compiled = world.compile(fn)
-        for n in sizes:
-            x = world.distribute(randn(n, 4, seed=n), ROWS).requires_grad_(grad)
-            yield (y := compiled(x))
-            if grad:
-                y.sum().backward()
-                yield x.grad
-
-    return Case(run)
-
-
 def rows_and_gathered(x):
     return x * 2 + redistributed(x, WHOLE).mean(0)
 
 
-def still_gathered(world: World) -> Iterator[Any]:
+def still_gathered(world: World, compiled: Any, seed: int) -> Any:
     """The argument is the result of a collective that nothing has waited for."""
-    compiled = world.compile(double_sine)
-    for seed in range(2):
-        x = world.distribute(randn(4, 6, seed=seed), ROWS)
-        if world.mesh is not None:
-            x = x.redistribute(world.mesh, [WHOLE], async_op=True)
-        yield compiled(x)
+    x = world.distribute(randn(4, 6, seed=seed), ROWS)
+    if world.mesh is not None:
+        x = x.redistribute(world.mesh, [WHOLE], async_op=True)
+    return compiled(x)
 
 
 def three_results(x):
@@ -123,12 +127,10 @@ def of_int8(world: World) -> Iterator[Any]:
             yield compiled(world.distribute(randn(4, 8, seed=seed), WHOLE), w)
 
 
-def inside_pair(world: World) -> Iterator[Any]:
-    compiled = world.compile(lambda p, x: (p * x).relu() + 1)
-    for seed in range(2):
-        parts = [world.distribute(randn(4, 6, seed=seed + n), ROWS) for n in (0, 10)]
-        y = compiled(Pair(*parts), world.distribute(randn(4, 6, seed=seed + 20), ROWS))
-        yield type(y) is Pair, y.first, y.second
+def inside_pair(world: World, compiled: Any, seed: int) -> Any:
+    parts = [world.distribute(randn(4, 6, seed=seed + n), ROWS) for n in (0, 10)]
+    y = compiled(Pair(*parts), world.distribute(randn(4, 6, seed=seed + 20), ROWS))
+    return type(y) is Pair, y.first, y.second
 
 
 # ---- with gradients ------------------------------------------------------------------------------------------
@@ -145,30 +147,27 @@ def parameter(world: World) -> Iterator[Any]:
         yield [p.grad for p in model.parameters()]
 
 
-def backward_inside(world: World) -> Iterator[Any]:
-    def step(x, w):
-        loss = (x @ w).square().sum()
-        loss.backward()
-        return loss.detach()
+def loss_and_backward(x, w):
+    loss = (x @ w).square().sum()
+    loss.backward()
+    return loss.detach()
 
-    compiled = world.compile(step)
-    for seed in range(2):
-        w = world.distribute(randn(8, 6), COLUMNS).requires_grad_()
-        yield compiled(world.distribute(randn(4, 8, seed=seed), WHOLE), w)
-        yield w.grad
+
+def backward_inside(world: World, compiled: Any, seed: int) -> Any:
+    w = world.distribute(randn(8, 6), COLUMNS).requires_grad_()
+    loss = compiled(world.distribute(randn(4, 8, seed=seed), WHOLE), w)
+    return loss, w.grad
 
 
 def tangents(placement: Any) -> Run:
     """The result is sharded by rows, its gradient lies otherwise."""
 
-    def run(world: World) -> Iterator[Any]:
-        compiled = world.compile(double_sine)
-        for seed in range(2):
-            x = world.distribute(randn(4, 6, seed=seed), ROWS).requires_grad_()
-            compiled(x).backward(world.distribute(randn(4, 6, seed=seed + 5), placement))
-            yield x.grad
+    def step(world: World, compiled: Any, seed: int) -> Any:
+        x = world.distribute(randn(4, 6, seed=seed), ROWS).requires_grad_()
+        compiled(x).backward(world.distribute(randn(4, 6, seed=seed + 5), placement))
+        return x.grad
 
-    return run
+    return twice(double_sine, step)
 
 
 def fewer_rows_than_ranks(world: World) -> Iterator[Any]:
@@ -192,24 +191,20 @@ def tangents_in_turn(world: World) -> Iterator[Any]:
         yield x.grad
 
 
-def second_derivative(world: World) -> Iterator[Any]:
-    compiled = world.compile(double_sine)
-    for seed in range(2):
-        x = world.distribute(randn(4, 6, seed=seed), ROWS).requires_grad_()
-        (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
-        first.square().sum().backward()
-        yield first, x.grad
+def second_derivative(world: World, compiled: Any, seed: int) -> Any:
+    x = world.distribute(randn(4, 6, seed=seed), ROWS).requires_grad_()
+    (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    first.square().sum().backward()
+    return first, x.grad
 
 
-def partial_result(world: World) -> Iterator[Any]:
+def partial_result(world: World, compiled: Any, seed: int) -> Any:
     """The result is partial, so its gradient is replicated."""
-    compiled = world.compile(product)
-    for seed in range(2):
-        x = world.distribute(randn(4, 8, seed=seed), COLUMNS).requires_grad_()
-        w = world.distribute(randn(8, 6), ROWS).requires_grad_()
-        y = compiled(x, w)
-        y.sum().backward()
-        yield y, x.grad, w.grad
+    x = world.distribute(randn(4, 8, seed=seed), COLUMNS).requires_grad_()
+    w = world.distribute(randn(8, 6), ROWS).requires_grad_()
+    y = compiled(x, w)
+    y.sum().backward()
+    return y, x.grad, w.grad
 
 
 def equal_mesh(world: World) -> Iterator[Any]:
@@ -239,13 +234,13 @@ CASES = {
     "sizes that change, even shards": of_sizes(rows_and_gathered, 4, 6, 8, 10),
     "sizes that change, uneven shards": of_sizes(double_sine, 6, 7, 9, 8, 3, 1),
     "sizes that change, uneven shards that are gathered": of_sizes(rows_and_gathered, 7, 9, 11, 5),
-    "argument that is still gathered": Case(still_gathered),
+    "argument that is still gathered": Case(twice(double_sine, still_gathered)),
     "in place": Case(calls(in_place, ((8, 6), ROWS))),
     "`to_local` and `from_local`": Case(calls(local_and_back, ((8, 6), ROWS))),
     "results of three placements": Case(calls(three_results, ((8, 6), ROWS))),
     "mesh of two dims": Case(on_2d_mesh),
     "of an `Int8Tensor`": Case(of_int8),
-    "inside a declared class": Case(inside_pair),
+    "inside a declared class": Case(twice(lambda p, x: (p * x).relu() + 1, inside_pair)),
     "gradients: leaves": Case(calls(elementwise, *PAIR, grad=True)),
     "gradients: uneven shards": Case(calls(elementwise, ((7, 3), ROWS), ((7, 3), ROWS), grad=True)),
     "gradients: sizes that change, even shards": of_sizes(rows_and_gathered, 4, 6, 8, 10, grad=True),
@@ -255,11 +250,11 @@ CASES = {
         calls(redistribute_inside, ((4, 8), ROWS), ((8, 6), COLUMNS), grad=True)
     ),
     "gradients: `to_local` and `from_local`": Case(calls(local_and_back, ((8, 6), ROWS), grad=True)),
-    "gradients: `Partial` result": Case(partial_result),
+    "gradients: `Partial` result": Case(twice(product, partial_result)),
     "gradients: parameters": Case(parameter),
-    "gradients: `backward` inside": Case(backward_inside),
+    "gradients: `backward` inside": Case(twice(loss_and_backward, backward_inside)),
     "gradients: an equal mesh, made again": Case(equal_mesh),
-    "gradients: of the second order": Case(second_derivative),
+    "gradients: of the second order": Case(twice(double_sine, second_derivative)),
     "gradients: another placement in each call": Case(tangents_in_turn),
     "gradients: a replicated one for a sharded result": Case(tangents(WHOLE)),
     "gradients: one sharded by columns for rows": Case(tangents(COLUMNS)),

@@ -57,13 +57,20 @@ def training(prepare: Prepare, make: Callable[[], nn.Module] = MLP, **options: A
     return steps(lambda world: prepare(world, make(), **options))
 
 
-def steps(prepared: Callable[[World], nn.Module], *, shared_batch: bool = False) -> Run:
+def steps(
+    prepared: Callable[[World], nn.Module],
+    *,
+    shared_batch: bool = False,
+    size: tuple[int, ...] = (4, 8),
+) -> Run:
+    """Three steps; each rank has its rows of the batch, or all of it."""
+
     def run(world: World) -> Iterator[Any]:
         model = prepared(world)
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(trained, lr=0.1)
         for seed in range(3):
-            x = randn(4, 8, seed=seed)
+            x = randn(*size, seed=seed)
             y = model(x if shared_batch else world.rows(x))
             y.float().square().mean().backward()
             y = y.detach()

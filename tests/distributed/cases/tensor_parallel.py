@@ -16,6 +16,7 @@ from subclasses.int8 import (
     PerTensor,
     quantize_,
 )
+from tests.distributed.cases.sharded import steps
 from tests.distributed.models import MLP, Block
 from tests.distributed.world import Case, Run, World, randn
 
@@ -40,17 +41,10 @@ def forward(cls: type[nn.Module], config: Any = None) -> Run:
 
 
 def training(cls: type[nn.Module], plan: Callable[[], dict[str, Any]] | None = None) -> Run:
-    def run(world: World) -> Iterator[Any]:
-        model = world.parallelize(cls(), (plan or PLANS[cls])())
-        compiled, optimizer = world.compile(model), torch.optim.SGD(model.parameters(), lr=0.1)
-        for seed in range(3):
-            loss = compiled(randn(*SIZES[cls], seed=seed)).square().mean()
-            loss.backward()
-            yield loss, [p.grad for p in model.parameters()]
-            optimizer.step()
-            optimizer.zero_grad()
+    def prepared(world: World) -> nn.Module:
+        return world.compile(world.parallelize(cls(), (plan or PLANS[cls])()))
 
-    return run
+    return steps(prepared, shared_batch=True, size=SIZES[cls])
 
 
 def by_sequence() -> dict[str, Any]:
