@@ -21,6 +21,7 @@ from bench.gpu.report import RESULTS, write_report
 from bench.gpu.run import Absent, Run, Turns
 from bench.gpu.stages import calls, counters, int8, model, padded, recorded, training
 from bench.gpu.table import BY_NAME, STAGES
+from tests.tables import giving
 
 ROOT = Path(__file__).parents[2]
 HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
@@ -259,47 +260,36 @@ def eager(monkeypatch):
     return Run("stage", Eager(), lambda line: None)
 
 
+def loss_and_gradients(module, loss_of):
+    loss = loss_of()
+    loss.backward()
+    return loss.detach(), [p.grad for p in module.parameters()]
+
+
+def check_alike(found):
+    """Compares what came of all names with what came of the first."""
+    first, *others = found
+    for name in others:
+        torch.testing.assert_close(found[name], found[first], msg=lambda text, name=name: f"{name}: {text}")
+
+
 def test_every_layout_of_the_model_gives_the_same_loss_and_gradients(eager):
     rows = [torch.randint(256, (n + 1,)) for n in (5, 3, 12)]
-    found = [
-        model.make_loss(eager, name, model.SMALL, rows) for name in (model.DENSE, model.JAGGED, model.NESTED)
-    ]
-    losses = [loss_of() for _, loss_of in found]
-    (first, _), *others = found
-    for loss in losses:
-        loss.backward()
-    for (other, _), loss in zip(others, losses[1:], strict=True):
-        torch.testing.assert_close(loss, losses[0])
-        for (name, p), q in zip(other.named_parameters(), first.named_parameters(), strict=True):
-            torch.testing.assert_close(p.grad, q[1].grad, msg=name)
+    names = (model.DENSE, model.JAGGED, model.NESTED)
+    check_alike(
+        {name: loss_and_gradients(*model.make_loss(eager, name, model.SMALL, rows)) for name in names}
+    )
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_every_layout_of_the_layer_gives_the_loss_of_its_rows(eager):
-    case = training.Case(16, 2, (5, 1, 12, 1))
-    problem = training.Problem(eager, case)
-    names = [
-        training.BY_HAND,
-        training.BY_HAND_CUDNN,
-        training.JAGGED,
-        training.FLEX,
-        training.DENSE,
-        training.NESTED,
-    ]
-    gradients = {}
-    for name in names:
-        layer, loss_of = training.make_loss(eager, name, problem)
-        if name == training.FLEX:  # no backward on a CPU
-            with torch.no_grad():
-                torch.testing.assert_close(loss_of(), problem.loss)
-            continue
-        loss = loss_of()
-        torch.testing.assert_close(loss.detach(), problem.loss, msg=name)
-        loss.backward()
-        gradients[name] = [p.grad for p in layer.parameters()]
-    for name, found in gradients.items():
-        for x, y in zip(found, gradients[training.BY_HAND], strict=True):
-            torch.testing.assert_close(x, y, msg=name)
+    problem = training.Problem(eager, training.Case(16, 2, (5, 1, 12, 1)))
+    names = (*(training.BY_HAND, training.BY_HAND_CUDNN, training.JAGGED), *(training.DENSE, training.NESTED))
+    found = {name: loss_and_gradients(*training.make_loss(eager, name, problem)) for name in names}
+    check_alike(found)
+    _, flex_loss = training.make_loss(eager, training.FLEX, problem)
+    with torch.no_grad():  # no backward on a CPU
+        torch.testing.assert_close([found[training.BY_HAND][0], flex_loss()], [problem.loss] * 2)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -318,18 +308,58 @@ def test_every_way_to_encode_a_prefix_gives_the_same_bytes(batch):
     assert len(widths) == serving.num_buckets
 
 
-@pytest.mark.parametrize("fill", model.FILLS)
-def test_lengths_fill_as_much_as_they_are_to(fill):
+def uneven(fill):
+    """How many lengths there are, the longest, whether there is an empty one, and how much they fill."""
     lengths = model.uneven_lengths(fill, 512, 32)
-    assert len(lengths) == 32 and max(lengths) == 512 and min(lengths) >= 1
-    assert sum(lengths) / (32 * 512) == pytest.approx(fill, abs=0.03)
+    return len(lengths), max(lengths), min(lengths) >= 1, sum(lengths) / (32 * 512)
 
 
-@pytest.mark.parametrize("tokens", [4096, 32768, 65536])
-def test_drawn_lengths_are_a_budget_of_uneven_rows(tokens):
+def drawn(tokens):
     lengths = training.drawn_lengths(tokens, 4096)
-    assert sum(lengths) == tokens and max(lengths) == 4096 and min(lengths) >= 1
-    assert lengths == training.drawn_lengths(tokens, 4096)
+    again = training.drawn_lengths(tokens, 4096)
+    return sum(lengths), max(lengths), min(lengths) >= 1, lengths == again
+
+
+def events():
+    """How often functions that a step on the CPU calls are counted, in place of CUDA's events."""
+    lines = []
+    calls.measure_events(
+        Run("events", StandIn(), lines.append), count=2, events=("Backward", "no such event")
+    )
+    return sorted((line.figure, line.value) for line in lines if line.unit == calls.CALLS)
+
+
+COUNTERS = (
+    "==PROF== Connected to process 7\n"
+    '"ID","Kernel Name","dram__bytes_read.sum","gpu__time_duration.sum","lts__t_bytes.sum"\n'
+    '"","","byte","nsecond","byte"\n'
+    '"0","int8_rows_kernel","17,039,360","12,640","n/a"\n'
+)
+
+test_what_stages_draw_and_count = giving(
+    {
+        **{
+            f"lengths that fill {fill}": (
+                lambda fill=fill: uneven(fill),
+                (32, 512, True, pytest.approx(fill, abs=0.03)),
+            )
+            for fill in model.FILLS
+        },
+        **{
+            f"lengths of {tokens} tokens": (lambda tokens=tokens: drawn(tokens), (tokens, 4096, True, True))
+            for tokens in (4096, 32768, 65536)
+        },
+        "counters of the table of ncu": (
+            lambda: counters.parse_counters(COUNTERS),
+            {"time": (12640.0, "nsecond"), "bytes read from memory": (17039360.0, "byte")},
+        ),
+        "counters without a permission": (
+            lambda: counters.parse_counters("==ERROR== no permission\n"),
+            {},
+        ),
+        "what is called in a step": (events, [("Backward", 1)] * 2 + [("no such event", 0)] * 2),
+    }
+)
 
 
 def test_a_product_that_is_far_off_is_no_subject():
@@ -344,30 +374,6 @@ def test_settings_of_torchao_are_undone():
     with int8._settings_of_inductor():
         torch._inductor.config.coordinate_descent_tuning = not before
     assert torch._inductor.config.coordinate_descent_tuning == before
-
-
-def test_counters_are_read_from_the_table_of_ncu():
-    page = (
-        "==PROF== Connected to process 7\n"
-        '"ID","Kernel Name","dram__bytes_read.sum","gpu__time_duration.sum","lts__t_bytes.sum"\n'
-        '"","","byte","nsecond","byte"\n'
-        '"0","int8_rows_kernel","17,039,360","12,640","n/a"\n'
-    )
-    assert counters.parse_counters(page) == {
-        "time": (12640.0, "nsecond"),
-        "bytes read from memory": (17039360.0, "byte"),
-    }
-    assert counters.parse_counters("==ERROR== no permission\n") == {}
-
-
-def test_what_is_called_in_a_step_is_counted(monkeypatch):
-    """Counts functions that a step on the CPU calls, in place of CUDA's events."""
-    lines = []
-    run = Run("events", StandIn(), lines.append)
-    calls.measure_events(run, count=2, events=("Backward", "no such event"))
-    counts = {(line.subject, line.figure): line.value for line in lines if line.unit == calls.CALLS}
-    assert {figure: value for (_, figure), value in counts.items()} == {"Backward": 1, "no such event": 0}
-    assert len(counts) == 2 * 2
 
 
 # ---------------------------------------------------------------------------------------------------------
