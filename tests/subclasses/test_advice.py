@@ -208,6 +208,79 @@ def test_what_a_registration_advises(case):
     assert mended(declare(Bare))
 
 
+def wide(cls):
+    return cls(torch.rand(2, 3), torch.rand(2, 1))
+
+
+def slice_both(cls):
+    """Has a rule for slices, which leaves an inner tensor of one column as it is."""
+    return cls.implements(aten.slice)(
+        lambda func, x, dim=0, *args: cls(func(x.a, dim, *args), x.b if dim else func(x.b, dim, *args))
+    )
+
+
+def timed(fallback):
+    return lambda: declare(n=inner(), times=inner(dtype=torch.int64), keywords={"fallback": fallback})
+
+
+def random_like(cls):
+    return torch.rand_like(cls(torch.ones(2), torch.arange(2)))
+
+
+def step(cls, make):
+    x = make(cls(torch.ones(2)))
+    x.exp().sum().backward()
+    return torch.optim.SGD([x], lr=0.1).step() is None
+
+
+# The class, a call of it that is refused, the error, and what is done as it says.
+REFUSED_CALLS = {
+    "a slice of a shorter inner tensor": (
+        lambda: declare(Pair),
+        lambda cls: wide(cls)[:, 1:2],
+        DispatchError,
+        r"'b' of size \(2, 1\) has fewer .*@Made\.implements",
+        lambda cls: slice_both(cls) and wide(cls)[:, 1:2].b.shape == (2, 1),
+    ),
+    "other slices of it are not refused": (
+        lambda: declare(Pair),
+        lambda cls: wide(cls)[:, 1:2],
+        DispatchError,
+        "has fewer",
+        lambda cls: (wide(cls)[1:].b.shape, wide(cls)[:, :].b.shape) == ((1, 1), (2, 1)),
+    ),
+    **{
+        f"a factory that an inner dtype has not, {fallback}": (
+            timed(fallback),
+            random_like,
+            NotImplementedError,
+            r"(?s)times'? .*torch\.int64.*@Made\.implements",
+            lambda cls: (
+                cls.implements(aten.rand_like)(lambda func, x, **kwargs: cls(func(x.n, **kwargs), x.times))
+                and random_like(cls).times.tolist() == [0, 1]
+            ),
+        )
+        for fallback in ("views", "map")
+    },
+    "an optimizer that is given no Parameter": (
+        lambda: declare(Dense, keywords={"trainable": True}),
+        lambda cls: step(cls, lambda x: x.requires_grad_()),
+        DispatchError,
+        r"optimizer is given torch\.nn\.Parameter\(x\), and not x",
+        lambda cls: step(cls, nn.Parameter),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_CALLS)
+def test_what_a_refused_call_advises(case):
+    make, mistake, error, words, mended = REFUSED_CALLS[case]
+    cls = make()
+    with pytest.raises(error, match=words):
+        mistake(cls)
+    assert mended(cls)
+
+
 def test_the_rules_that_an_assignment_to_an_index_advises():
     cls = declare(Dense)
     x = cls(torch.zeros(3))
@@ -311,28 +384,6 @@ def test_forward_mode_by_ops(fn):
         jvp(lambda q: fn(road, q))
     want = jvp(lambda q: fn(road.held, q))
     torch.testing.assert_close(jvp(lambda q: fn(road.unwrap("held"), q)), want)
-
-
-def test_a_slice_of_a_shorter_inner_tensor():
-    cls = declare(Pair)
-    x = cls(torch.rand(2, 3), torch.rand(2, 1))
-    with pytest.raises(DispatchError, match=r"'b' of size \(2, 1\) has fewer .*@Made\.implements"):
-        x[:, 1:2]
-    assert x[1:].b.shape == (1, 1) and x[:, :].b.shape == (2, 1)
-    cls.implements(aten.slice)(
-        lambda func, x, dim=0, *args: cls(func(x.a, dim, *args), x.b if dim else func(x.b, dim, *args))
-    )
-    assert x[:, 1:2].b.shape == (2, 1)
-
-
-@pytest.mark.parametrize("fallback", ["views", "map"])
-def test_a_mapped_factory_that_an_inner_dtype_has_not(fallback):
-    cls = declare(n=inner(), times=inner(dtype=torch.int64), keywords={"fallback": fallback})
-    x = cls(torch.ones(2), torch.arange(2))
-    with pytest.raises(NotImplementedError, match=r"(?s)times'? .*torch\.int64.*@Made\.implements"):
-        torch.rand_like(x)
-    cls.implements(aten.rand_like)(lambda func, x, **kwargs: cls(func(x.n, **kwargs), x.times))
-    assert torch.rand_like(x).times.tolist() == [0, 1]
 
 
 def summed_cotangent():
@@ -439,17 +490,6 @@ def test_an_op_that_is_asked_for_itself_names_no_function(call):
     with pytest.raises(DispatchError) as found:
         call(declare(Bare, rules={torch.sin: lambda func, x: x})(torch.ones(2, 2)))
     assert "of which it is a part" not in str(found.value)
-
-
-def test_an_optimizer_that_is_given_no_parameter():
-    def step(make):
-        x = make(declare(Dense, keywords={"trainable": True})(torch.ones(2)))
-        x.exp().sum().backward()
-        torch.optim.SGD([x], lr=0.1).step()
-
-    with pytest.raises(DispatchError, match=r"optimizer is given torch\.nn\.Parameter\(x\), and not x"):
-        step(lambda x: x.requires_grad_())
-    step(nn.Parameter)
 
 
 def test_a_rule_for_a_function_whose_callers_write_more():
