@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from subclasses import Outer, TensorSubclass, inner
+from subclasses import TensorSubclass, inner
 
 
 class Pair(TensorSubclass, fallback="map"):
@@ -22,17 +22,3 @@ class Scaled(TensorSubclass, fallback="materialize", trainable=True):
 
     def materialize(self) -> Tensor:
         return self.matrix * self.scale
-
-
-class LowRank(TensorSubclass, fallback="materialize", trainable=True):
-    """A product of two factors, of which the left one has its rows; both are trained."""
-
-    left: Tensor = inner()
-    right: Tensor = inner()
-
-    @staticmethod
-    def outer(left: Tensor, right: Tensor) -> Outer:
-        return Outer((left.size(0), right.size(1)))
-
-    def materialize(self) -> Tensor:
-        return self.left @ self.right

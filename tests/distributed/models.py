@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.distributed.classes import LowRank, Pair, Scaled
+from tests.distributed.classes import Pair, Scaled
+from tests.subclasses.subjects import LowRank
 
 
 class MLP(nn.Module):
