@@ -55,6 +55,11 @@ def gives(call, expected):
     return check
 
 
+def for_names(names, check):
+    """The one check of several names, which runs once."""
+    return dict.fromkeys(names, functools.cache(check))
+
+
 class Box(TensorSubclass, fallback="map"):
     a: Tensor = inner()
 
@@ -296,15 +301,10 @@ def apply_function():
         def backward(ctx, grad):
             return grad * 2
 
-    x = torch.ones(3, requires_grad=True)
-    _torch.apply_function(Double, x).sum().backward()
-    assert x.grad.tolist() == [2, 2, 2]
-    assert torch.vmap(lambda x: _torch.apply_function(Double, x))(torch.ones(3)).tolist() == [2, 2, 2]
-    assert torch.func.grad(lambda x: _torch.apply_function(Double, x).sum())(torch.ones(3)).tolist() == [
-        2,
-        2,
-        2,
-    ]
+    double = partial(_torch.apply_function, Double)
+    (gradient,) = torch.autograd.grad(double(LEAF).sum(), LEAF)
+    results = gradient, torch.vmap(double)(X), torch.func.grad(lambda x: double(x).sum())(X)
+    assert [found.tolist() for found in results] == [[2, 2]] * 3
 
 
 # ---- Dynamo and export --------------------------------------------------------------------------------------
@@ -476,21 +476,14 @@ def is_compiling_here():
 
 
 def skip_frames():
-    def run(fn):
-        seen = []
-        with torch._dynamo.config.patch(suppress_errors=False):
-            torch.compile(fn, backend=lambda graph, inputs: seen.append(graph) or graph)(torch.ones(2))
-        return seen
-
-    def double(x):
-        return x * 2
-
     def twice(x):
         return x * 2
 
     _torch.skip_frames(twice)
-    assert len(run(double)) == 1 and run(twice) == []
-    assert len(run(lambda x: twice(x) + 1)) == 1, "it is inlined all the same"
+    functions = (lambda x: x * 2, twice, lambda x: twice(x) + 1)
+    with torch._dynamo.config.patch(suppress_errors=False):
+        graphs = [len(captured(fn, torch.ones(2), fullgraph=False)[1]) for fn in functions]
+    assert graphs == [1, 0, 1], "it is inlined all the same"
 
 
 def leave_in_graph():
@@ -540,11 +533,6 @@ def dispatch_mode():
     with Seeing(seen.append):
         torch.ones(2).cos()
     assert aten.cos.default in seen
-
-
-def fake_mode():
-    fake = _torch.fake_mode().from_tensor(torch.ones(2))
-    assert (fake * 2).shape == (2,) and type(fake) is not Tensor
 
 
 def is_asked_for_tangents():
@@ -714,7 +702,6 @@ def functional_storage_key():
 # ---- distributed --------------------------------------------------------------------------------------------
 
 
-@functools.cache  # several names are one test
 def dtensors():
     script = """
 import torch
@@ -749,7 +736,6 @@ dist.destroy_process_group()
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
 
 
-@functools.cache  # several names are one test
 def fsdp_parameters():
     script = """
 import torch
@@ -872,7 +858,7 @@ CHECKS = {
     "is_composed": gives(
         lambda: [_torch.is_composed(op) for op in (aten.add.Scalar, aten.mm.default)], [True, False]
     ),
-    **dict.fromkeys(("VIEWS_KEY", "is_excluded", "set_excluded"), view_tracking),
+    **for_names(["VIEWS_KEY", "is_excluded", "set_excluded"], view_tracking),
     "owns_memory": owns_memory,
     "HigherOrderOperator": gives(
         lambda: (isinstance(cond, _torch.HigherOrderOperator), cond.name()), (True, "cond")
@@ -917,7 +903,7 @@ CHECKS = {
     "nodes_ahead": nodes_ahead,
     "patch_aliasing_checks": patch_aliasing_checks,
     "leave_in_graph": leave_in_graph,
-    **dict.fromkeys(("print_options", "printing_with"), printing),
+    **for_names(["print_options", "printing_with"], printing),
     "disable_current_modes": disable_current_modes,
     "skip_frames": skip_frames,
     "in_dispatch_mode": gives(
@@ -947,12 +933,12 @@ CHECKS = {
     "dynamic_dims_name": gives(
         lambda: _torch.dynamic_dims_name in inspect.getsource(torch._dynamo.variables.builder), True
     ),
-    **dict.fromkeys(("marked_dims_name", "mark_dim_dynamic", "dims_marked_dynamic"), mark_dim_dynamic),
+    **for_names(["marked_dims_name", "mark_dim_dynamic", "dims_marked_dynamic"], mark_dim_dynamic),
     "disabled_torch_function_impl": gives(
         lambda: Hostile.__torch_function__ is _torch.disabled_torch_function_impl, True
     ),
-    **dict.fromkeys(
-        ("DisableTorchFunctionSubclass", "EnableTorchFunction", "call_unruled"),
+    **for_names(
+        ["DisableTorchFunctionSubclass", "EnableTorchFunction", "call_unruled"],
         disable_torch_function_subclass,
     ),
     "set_storage_of": set_storage_of,
@@ -1003,8 +989,8 @@ CHECKS = {
         [False, True],
     ),
     "autograd_enabled": autograd_enabled,
-    **dict.fromkeys(
-        ("sparse_indices", "sparse_values"),
+    **for_names(
+        ["sparse_indices", "sparse_values"],
         gives(
             lambda: [get(REPEATED).tolist() for get in (_torch.sparse_indices, _torch.sparse_values)],
             [[[1, 1]], [2, 3]],
@@ -1014,9 +1000,9 @@ CHECKS = {
         lambda: [n.item() for n in _torch.foreach_norm([torch.tensor([3.0, 4.0]), torch.ones(1)])], [5, 1]
     ),
     "is_legacy_batchedtensor": is_legacy_batchedtensor,
-    **dict.fromkeys(("hooks_of", "set_hooks"), hooks),
-    **dict.fromkeys(
-        ("in_backward", "graph_task"),  # only while the engine runs, which calls a hook
+    **for_names(["hooks_of", "set_hooks"], hooks),
+    **for_names(
+        ["in_backward", "graph_task"],  # only while the engine runs, which calls a hook
         gives(lambda: answers(lambda _: _torch.in_backward(), in_backward), [False, True, False]),
     ),
     "backward_node": gives(
@@ -1025,14 +1011,14 @@ CHECKS = {
     "break_at_assignments": break_at_assignments,
     "guard_flags": guard_flags,
     "guard_identities": guard_identities,
-    **dict.fromkeys(("check_assignable", "MAKES_ASSIGNMENTS"), check_assignable),
+    **for_names(["check_assignable", "MAKES_ASSIGNMENTS"], check_assignable),
     "backend_of": backend_of,
-    **dict.fromkeys(("is_exporting", "desugar_exported", "LIVE"), is_exporting),
-    **dict.fromkeys(("VIEWS", "record_readings"), record_readings),
+    **for_names(["is_exporting", "desugar_exported", "LIVE"], is_exporting),
+    **for_names(["VIEWS", "record_readings"], record_readings),
     "reads_of_values_made_inside": reads_of_values_made_inside,
-    **dict.fromkeys(("register_pytree_node", "SequenceKey", "pytree"), register_node),
+    **for_names(["register_pytree_node", "SequenceKey", "pytree"], register_node),
     "unseen": unseen,
-    **dict.fromkeys(("has_no_memory", "without_lazy_bits"), without_lazy_bits),
+    **for_names(["has_no_memory", "without_lazy_bits"], without_lazy_bits),
     # In the backend of a compiled function, and where a rule is run for its graph.
     "is_tracing": gives(lambda: answers(lambda _: _torch.is_tracing(), in_backend), [False, True, False]),
     # Inside of a level, one of torch.func.jvp too, and not after it.
@@ -1060,7 +1046,7 @@ CHECKS = {
     "any_requires_grad": gives(
         lambda: [_torch.any_requires_grad(*given) for given in ((X, LEAF), (X,), ())], [True, False, False]
     ),
-    **dict.fromkeys(("is_below_autograd", "is_recording"), is_recording),
+    **for_names(["is_below_autograd", "is_recording"], is_recording),
     "autograd_excluded": autograd_excluded,
     "apply_function": apply_function,
     "find_methods": gives(
@@ -1088,8 +1074,8 @@ CHECKS = {
         lambda: answers(lambda _: _torch.in_function_mode(), within(lambda: torch.device("cpu"))),
         [False, True, False],
     ),
-    **dict.fromkeys(
-        ("current_transform", "is_transformed"),
+    **for_names(
+        ["current_transform", "is_transformed"],
         gives(
             lambda: answers(
                 lambda x: (_torch.current_transform() is None, _torch.is_transformed(x)), in_vmap
@@ -1108,14 +1094,19 @@ CHECKS = {
         ),
         [False, False, True, True, True, True, False],
     ),
-    "fake_mode": fake_mode,
+    "fake_mode": gives(
+        lambda: [
+            (fake.shape, type(fake) is Tensor) for fake in [_torch.fake_mode().from_tensor(X) * 2, X * 2]
+        ],
+        [((2,), False), ((2,), True)],
+    ),
     "storage_key": gives(
         lambda: [_torch.storage_key(x) == _torch.storage_key(X) for x in (X, X[1:], X.clone())],
         [True, True, False],
     ),
     "op_infos": gives(lambda: {"add", "matmul"} - {info.name for info in _torch.op_infos()}, set()),
-    **dict.fromkeys(
-        (
+    **for_names(
+        [
             "dtensor_spec",
             "is_work",
             "joint_work",
@@ -1124,15 +1115,15 @@ CHECKS = {
             "size_inner_dtensors",
             "DistributedTypes",
             "distributed_types",
-        ),
+        ],
         dtensors,
     ),
-    **dict.fromkeys(
-        ("who_asks", "reduce_packed_gradients", "fsdp_ranks", "undo_refused_sharding"), fsdp_parameters
+    **for_names(
+        ["who_asks", "reduce_packed_gradients", "fsdp_ranks", "undo_refused_sharding"], fsdp_parameters
     ),
-    **dict.fromkeys(("flash_attention_cpu", "flash_attention_cpu_backward"), flash_attention),
-    **dict.fromkeys(
-        ("flash_attention_rows", "efficient_attention_rows", "efficient_attention_traces"), attention_of_rows
+    **for_names(["flash_attention_cpu", "flash_attention_cpu_backward"], flash_attention),
+    **for_names(
+        ["flash_attention_rows", "efficient_attention_rows", "efficient_attention_traces"], attention_of_rows
     ),
 }
 TREE = {"a": [1, None]}
