@@ -133,18 +133,21 @@ def without_a_device(monkeypatch, recorded):
         recorded.append(graph)
         return graph, graph(inputs)
 
-    monkeypatch.setattr("torch._inductor.cudagraph_trees.cudagraphify", record)
-    monkeypatch.setattr(int8, "_check", lambda found, expected: None)  # fake tensors have no data
-    monkeypatch.setattr(torch.testing, "assert_close", lambda *args, **options: None)
-    monkeypatch.setattr(training.copy, "deepcopy", lambda layer: layer)
-    monkeypatch.setattr(padded, "count_graphs", lambda: len(recorded))
-    monkeypatch.setattr(model, "SMALL", SCALE)
-    monkeypatch.setattr(model, "look_inside", lambda *args: None)
-    monkeypatch.setattr(calls, "_count_events", lambda *args: None)  # the profiler asks the driver
     lengths = model.uneven_lengths(0.5, 32, 4)
-    monkeypatch.setattr(model, "uneven_lengths", lambda *args: lengths)
-    monkeypatch.setattr(nn.Module, "to", convert)
-    monkeypatch.setattr(torch.Tensor, "backward", backward)
+    monkeypatch.setattr("torch._inductor.cudagraph_trees.cudagraphify", record)
+    for owner, name, stand_in in (
+        (int8, "_check", lambda found, expected: None),  # fake tensors have no data
+        (torch.testing, "assert_close", lambda *args, **options: None),
+        (training.copy, "deepcopy", lambda layer: layer),
+        (padded, "count_graphs", lambda: len(recorded)),
+        (model, "SMALL", SCALE),
+        (model, "look_inside", lambda *args: None),
+        (calls, "_count_events", lambda *args: None),  # the profiler asks the driver
+        (model, "uneven_lengths", lambda *args: lengths),
+        (nn.Module, "to", convert),
+        (torch.Tensor, "backward", backward),
+    ):
+        monkeypatch.setattr(owner, name, stand_in)
 
 
 @pytest.mark.sweep(4)
