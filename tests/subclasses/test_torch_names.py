@@ -702,8 +702,7 @@ def functional_storage_key():
 # ---- distributed --------------------------------------------------------------------------------------------
 
 
-def dtensors():
-    script = """
+DTENSORS = """
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
@@ -733,11 +732,8 @@ assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 assert _torch_distributed.is_work(joint) and dist.Work.unbox(joint).wait()
 dist.destroy_process_group()
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
 
-
-def fsdp_parameters():
-    script = """
+FSDP = """
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -791,7 +787,12 @@ with Ask():
 assert not _torch_distributed.who_asks() and _torch_distributed.fsdp_ranks() is None
 dist.destroy_process_group()
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+
+
+def distributed():
+    """In a process of its own, with process groups of one rank and of two that do not talk."""
+    command = [sys.executable, "-W", "ignore", "-c", DTENSORS + FSDP]
+    subprocess.run(command, check=True, timeout=240)
 
 
 # ---- kernels ------------------------------------------------------------------------------------------------
@@ -1115,11 +1116,12 @@ CHECKS = {
             "size_inner_dtensors",
             "DistributedTypes",
             "distributed_types",
+            "who_asks",
+            "reduce_packed_gradients",
+            "fsdp_ranks",
+            "undo_refused_sharding",
         ],
-        dtensors,
-    ),
-    **for_names(
-        ["who_asks", "reduce_packed_gradients", "fsdp_ranks", "undo_refused_sharding"], fsdp_parameters
+        distributed,
     ),
     **for_names(["flash_attention_cpu", "flash_attention_cpu_backward"], flash_attention),
     **for_names(
