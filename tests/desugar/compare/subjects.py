@@ -64,10 +64,6 @@ def breaks(x):
     return y + 1
 
 
-def unlike_eager(x):
-    return x + int(torch.compiler.is_compiling())
-
-
 def ends_when_compiled(x):
     if torch.compiler.is_dynamo_compiling():
         end()
@@ -88,8 +84,8 @@ def hangs(x):
     time.sleep(60)
 
 
-draws_inputs = breaks_inputs = unlike_eager_inputs = double_inputs
-ends_when_compiled_inputs = raises_inputs = hangs_inputs = double_inputs
+draws_inputs = breaks_inputs = counts_inputs = yields_inputs = waits_inputs = double_inputs
+ends_when_compiled_inputs = raises_inputs = hangs_inputs = of_the_process_inputs = double_inputs
 
 
 def nothing():
@@ -137,16 +133,8 @@ def counts(x):
     return x + COUNT
 
 
-def counts_inputs():
-    return torch.ones(3)
-
-
 def yields(x):
     yield x.sin()
-
-
-def yields_inputs():
-    return (torch.ones(2),)
 
 
 async def _later(x):
@@ -157,12 +145,5 @@ def waits(x):
     return [_later(x)]
 
 
-waits_inputs = yields_inputs
-
-
 def of_the_process(x):
     return x + os.getpid() % 100
-
-
-def of_the_process_inputs():
-    return torch.ones(2)
