@@ -147,11 +147,8 @@ ERRORS = [
     ),
     ("check", "def f():\n    raise ValueError('no data today')", ["no data today", "script.py"]),
     *(
-        pytest.param(
-            *(command, "import sys\nsys.exit(0)", ["called sys.exit(0)"]),
-            marks=pytest.mark.slow if command == "bench" else (),  # it starts a process for each way
-        )
-        for command in ("explain", "check", "coverage", "bench", "compare")
+        (command, "import sys\nsys.exit(0)", ["called sys.exit(0)"])
+        for command in ("explain", "check", "coverage", "compare")
     ),
 ]
 
