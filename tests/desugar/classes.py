@@ -283,6 +283,21 @@ HAND_WRITTEN = (TwoTensor, Tagged, Halves)
 DECLARED = (Pair, Labeled, Beside, Nested)
 EVERY = (*HAND_WRITTEN, *DECLARED)
 
+# ---------------------------------------------------------------------------------------- autograd functions
+
+
+def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes an `autograd.Function` and returns its `apply`."""
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Function", (torch.autograd.Function,), members).apply  # type: ignore[attr-defined]
+
+
+def saving(ctx: Any, x: Tensor, out: Tensor) -> Tensor:
+    """Saves a tensor for the backward, and returns another."""
+    ctx.save_for_backward(x)
+    return out
+
+
 # ------------------------------------------------------------------------------------------------ factories
 
 
@@ -335,3 +350,8 @@ def metadata(x: Any) -> Any:
         [getattr(x, field.name) for field in x.__spec__.dynamics] if isinstance(x, TensorSubclass) else []
     )
     return type(x), context, dynamics, tuple((name, metadata(getattr(x, name))) for name in names)
+
+
+def targets(graph: torch.fx.GraphModule) -> list[Any]:
+    """What the nodes of a graph call."""
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]

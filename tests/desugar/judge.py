@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,17 @@ def by_dynamo(fn: Any, **options: Any) -> Any:
     return torch.compile(fn, backend="desugar", fullgraph=True, options={"backend": "eager"}, **options)
 
 
+def inside(fn: Any, *, backend: str = "inductor", fullgraph: bool = False, **options: Any) -> Any:
+    """The pass behind Dynamo, its graphs compiled by a backend."""
+    return torch.compile(fn, backend="desugar", options={"backend": backend} | options, fullgraph=fullgraph)
+
+
 WAYS = {"pass": by_pass, "dynamo": by_dynamo}
+# By a backend for the plain graphs.
+BACKEND_DOORS = {"desugar.compile": desugar.compile, "backend": inside}
+STRICT_DOORS = {
+    name: functools.partial(door, backend="eager", strict=True) for name, door in BACKEND_DOORS.items()
+}
 
 # ------------------------------------------------------------------------------------------- what a call did
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import desugar
-from tests.desugar.classes import Pair, make
+from tests.desugar.classes import Pair, make, targets
 from tests.desugar.judge import by_dynamo, by_pass, judge
 
 aten = torch.ops.aten
@@ -25,14 +25,10 @@ def two(x):
     return checkpoint(block, y, use_reentrant=False).cos()
 
 
-def called(graph):
-    return [node for node in graph.graph.nodes if node.op == "call_function"]
-
-
 def test_each_region_is_in_the_graph_once_and_marked_but_for_random_nodes():
-    nodes = called(desugar.trace(two, torch.randn(4, requires_grad=True)).joint)
-    targets = [node.target for node in nodes]
-    assert targets.count(aten.exp.default) == targets.count(aten.native_dropout.default) == 2
+    graph = desugar.trace(two, torch.randn(4, requires_grad=True)).joint
+    assert targets(graph).count(aten.exp.default) == targets(graph).count(aten.native_dropout.default) == 2
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     marked = {node.target for node in nodes if "recompute" in node.meta}
     assert {aten.sin.default, aten.exp.default} <= marked and aten.native_dropout.default not in marked
     first, second = (node.meta["ac_graph_id"] for node in nodes if node.target is aten.exp.default)
@@ -44,8 +40,7 @@ def test_it_is_computed_again_in_the_backward():
     program = desugar.trace(
         lambda x: checkpoint(lambda x: x.sin().exp(), x, use_reentrant=False), make(Pair, 4, grad=True)
     )
-    assert program.saved_bytes == 0
-    assert aten.sin.default in [node.target for node in called(program.backward)]
+    assert program.saved_bytes == 0 and aten.sin.default in targets(program.backward)
 
 
 # ---- selective -----------------------------------------------------------------------------------------------
@@ -63,10 +58,6 @@ def selecting(policy):
     return {"context_fn": functools.partial(create_selective_checkpoint_contexts, policy)}
 
 
-def selective(policy):
-    return checkpointed(products, **selecting(policy))
-
-
 def keeping(op):
     save, again = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
     return lambda ctx, func, *args, **kwargs: save if func is op else again
@@ -82,9 +73,8 @@ POLICIES = {
 
 @pytest.mark.parametrize(("policy", "products_again", "saved"), POLICIES.values(), ids=POLICIES)
 def test_a_policy_says_what_is_saved(policy, products_again, saved):
-    fn = selective(policy)
-    program = desugar.trace(fn, torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True))
-    in_backward = [node.target for node in called(program.backward)].count(aten.mm.default)
+    program = desugar.trace(checkpointed(products, **selecting(policy)), *of_products(torch.Tensor)())
+    in_backward = targets(program.backward).count(aten.mm.default)
     assert in_backward - 4 == products_again  # each product has two gradients
     assert program.saved_bytes == saved
 
@@ -93,19 +83,15 @@ def test_a_policy_says_what_is_saved(policy, products_again, saved):
 @pytest.mark.parametrize("cls", [torch.Tensor, Pair])
 @pytest.mark.parametrize("policy", [policy for policy, _, _ in POLICIES.values()], ids=POLICIES)
 def test_policies_inside(policy, cls):
-    def arguments():
-        x = torch.randn(3, 4, requires_grad=True) if cls is torch.Tensor else make(cls, 3, 4, grad=True)
-        return x, torch.randn(4, 4, requires_grad=True)
-
-    judge(selective(policy), arguments, calls=2)
+    judge(checkpointed(products, **selecting(policy)), of_products(cls), calls=2)
 
 
 def one(size, cls=torch.Tensor):
     return lambda: (make(cls, size, grad=True),)
 
 
-def of_products():
-    return make(Pair, 3, 4, grad=True), torch.randn(4, 4, requires_grad=True)
+def of_products(cls=Pair):
+    return lambda: (make(cls, 3, 4, grad=True), torch.randn(4, 4, requires_grad=True))
 
 
 JUDGED = {
@@ -133,7 +119,7 @@ def test_regions_inside(name):
 @pytest.mark.parametrize(
     ("fn", "options", "make_args"),
     [
-        (products, selecting(keeping(aten.mm.default)), of_products),
+        (products, selecting(keeping(aten.mm.default)), of_products()),
         (torch.sin, {"use_reentrant": True}, one(4)),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -13,15 +14,10 @@ from desugar.errors import PackageError
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import Nested, Pair
-from tests.desugar.judge import judge, leaves_of
+from tests.desugar.judge import STRICT_DOORS, by_pass, inside, judge, leaves_of
 from tests.desugar.tracing.test_outputs import assert_plays_as_eager
 
-DOORS = {
-    "desugar.compile": lambda fn, **options: desugar.compile(fn, backend="eager", strict=True, **options),
-    "backend": lambda fn, **options: torch.compile(
-        fn, backend="desugar", options={"backend": "eager", "strict": True}, fullgraph=True, **options
-    ),
-}
+DOORS = STRICT_DOORS
 
 
 def after_a_write(x):
@@ -29,17 +25,6 @@ def after_a_write(x):
     x.add_(1)
     x.mul_(2)
     return part.detach(), part
-
-
-def written_when_detached(x):
-    part = x[1:].detach()
-    part.mul_(2)
-    return part, x * 1
-
-
-def without_gradients(x):
-    with torch.no_grad():
-        return x[1:].detach(), x * 2
 
 
 FUNCTIONS = {
@@ -55,7 +40,8 @@ FUNCTIONS = {
     "by the op": lambda x: torch.ops.aten.detach.default(x[1:]),
     "beside a result": lambda x: (x[1:].detach(), (x * 2).sum()),
     "after a write": after_a_write,
-    "without gradients": without_gradients,
+    "without gradients": torch.no_grad()(lambda x: (x[1:].detach(), x * 2)),
+    "written to": lambda x: (lambda part: (part.mul_(2), part, x * 1)[1:])(x[1:].detach()),
 }
 ARGUMENTS = {
     "plain": lambda: torch.randn(2, 3),
@@ -63,6 +49,7 @@ ARGUMENTS = {
     "declared": lambda: Pair(torch.randn(2, 3), torch.randn(2, 3)),
     "nested": lambda: Nested(Pair(torch.randn(2, 3), torch.randn(2, 3)), torch.randn(2, 3)),
 }
+makers = pytest.mark.parametrize("make", [ARGUMENTS[name] for name in ("plain", "by hand", "declared")])
 
 
 @pytest.mark.sweep(36)
@@ -90,22 +77,18 @@ def test_a_write_to_the_result_reaches_the_argument(argument, door):
     assert_plays_as_eager(fn, make_args, DOORS[door], "result", contextlib.nullcontext)
 
 
-def rows(cls):
-    return cls.from_tensors([torch.randn(n, 3) for n in (2, 0, 3)])
-
-
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
-    ("make", "fn"),
+    ("build", "fn"),
     [
-        (lambda: Int8Tensor.from_float(torch.randn(4, 8)), lambda x: x[1:].detach()),
-        (lambda: Int8Tensor.from_float(torch.randn(4, 8)), lambda x: x.t().detach()),
-        (lambda: rows(JaggedTensor), lambda x: x.transpose(-1, -2).detach()),
-        (lambda: rows(PaddedTensor), lambda x: x[1:].detach()),
+        (lambda rows: Int8Tensor.from_float(rows[0]), lambda x: x[1:].detach()),
+        (lambda rows: Int8Tensor.from_float(rows[0]), lambda x: x.t().detach()),
+        (JaggedTensor.from_tensors, lambda x: x.transpose(-1, -2).detach()),
+        (PaddedTensor.from_tensors, lambda x: x[1:].detach()),
     ],
 )
-def test_the_classes_of_the_library(make, fn, door):
-    x = make()
+def test_the_classes_of_the_library(build, fn, door):
+    x = build([torch.randn(n, 8) for n in (4, 0, 3)])
     got, expected = DOORS[door](fn)(x), fn(x)
     assert type(got) is type(expected) and got.shape == expected.shape
     for one, other in zip(leaves_of(got.unwrap()), leaves_of(expected.unwrap()), strict=True):
@@ -113,17 +96,10 @@ def test_the_classes_of_the_library(make, fn, door):
         assert one is None or one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def test_a_write_inside():
-    judge(written_when_detached, lambda: (torch.randn(2, 3),), way=DOORS["desugar.compile"], calls=2)
-
-
 @pytest.mark.slow
 def test_through_inductor():
-    compiled = desugar.compile(lambda x: (x[1:].detach(), (x * 2).sum()), strict=True)
-    x = torch.randn(3, 2, requires_grad=True)
-    part, total = compiled(x)
-    total.backward()
-    assert part.equal(x[1:]) and not part.requires_grad and x.grad.equal(torch.full((3, 2), 2.0))
+    fn = FUNCTIONS["beside a result"]
+    judge(fn, lambda: (torch.randn(3, 2).requires_grad_(),), desugar.compile(fn, strict=True))
 
 
 def test_the_second_derivative():
@@ -144,72 +120,52 @@ def test_a_package_refuses_it(tmp_path):
 # ---- written to with gradients, which PyTorch's own compiler loses -----------------------------------------------
 
 
-def added(x, y):
-    return x.detach().add_(y)
-
-
-def added_below_a_result(x, y):
-    part = x.detach()
-    part[1].add_(y[1])
-    return part
-
-
 def added_beside_it(x, y):
     base = x * 1
-    part = base.detach()
-    part.add_(y)
-    return base, part
+    return base, WRITTEN["it"](base, y)
 
 
-MAKERS = {
-    "plain": lambda: torch.randn(2, 3),
-    "TwoTensor": lambda: TwoTensor(torch.randn(2, 3), torch.randn(2, 3)),
-    "Pair": lambda: Pair(torch.randn(2, 3), torch.randn(2, 3)),
+WRITTEN = {
+    "it": lambda x, y: x.detach().add_(y),
+    "rows": lambda x, y: x[1:].detach().add_(y[1:]),
+    "a view of it": lambda x, y: x.detach()[1].add_(y[1]),
+    "below a result": lambda x, y: (lambda part: (part[1].add_(y[1]), part)[1])(x.detach()),
 }
 
 
 @pytest.mark.sweep(9)
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-@pytest.mark.parametrize(
-    "written",
-    [
-        added,
-        lambda x, y: x[1:].detach().add_(y[1:]),
-        lambda x, y: x.detach()[1].add_(y[1]),
-        added_below_a_result,
-    ],
-    ids=["it", "rows", "a view of it", "below a result"],
-)
+@makers
+@pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_result_that_would_lose_a_gradient_is_refused(written, make, strict):
+def test_a_result_that_would_lose_a_gradient_is_refused(name, make, strict):
     x, y = make().requires_grad_(), make().requires_grad_()
-    before, options = x.detach().clone(), {"backend": "eager", "strict": strict}
-    for door in (
-        lambda fn: desugar.compile(fn, backend="eager"),
-        lambda fn: torch.compile(fn, backend="desugar", options=options),
-    ):
+    before = x.detach().clone()
+    for door in (by_pass, functools.partial(inside, backend="eager", strict=strict)):
         with pytest.raises(Exception, match=r"would lose the gradient of that write[\s\S]*clone\(\)"):
-            door(written)(x, y)
+            door(WRITTEN[name])(x, y)
     assert all(map(torch.equal, leaves_of(x.detach()), leaves_of(before))), "nothing is written"
     # No write that autograd records: the second operand has no gradient.
-    judge(written, lambda: (make().requires_grad_(), make()))
+    judge(WRITTEN[name], lambda: (make().requires_grad_(), make()))
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@makers
 @pytest.mark.parametrize(
-    "fn", [lambda x, y: added(x, y).clone(), lambda x, y: added(x.clone(), y), lambda x, y: added(x, y) * 2]
+    "fn",
+    [
+        lambda x, y: x.detach().add_(y).clone(),
+        lambda x, y: x.clone().detach().add_(y),
+        lambda x, y: x.detach().add_(y) * 2,
+    ],
 )
 def test_a_clone_of_it_keeps_the_gradient(make, fn):
     """As the error says, and where no result shares memory with an argument."""
     judge(fn, lambda: (make().requires_grad_(), make().requires_grad_()))
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@makers
 def test_beside_another_result_the_graph_goes_to_pytorch(make):
-    compiled = desugar.compile(added_beside_it, backend="eager")
-    x, y = make().requires_grad_(), make().requires_grad_()
-    (base, part), (want_base, want_part) = compiled(x, y), added_beside_it(x, y)
-    assert part.requires_grad == want_part.requires_grad
-    assert all(map(torch.equal, leaves_of(part.detach()), leaves_of(want_part.detach())))
-    assert all(map(torch.equal, leaves_of(base.detach()), leaves_of(want_base.detach())))
+    args = make().requires_grad_(), make().requires_grad_()
+    sides = [fn(*args) for fn in (by_pass(added_beside_it), added_beside_it)]
+    assert sides[0][1].requires_grad == sides[1][1].requires_grad
+    assert all(map(torch.equal, *(leaves_of([t.detach() for t in side]) for side in sides)))

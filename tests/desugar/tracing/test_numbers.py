@@ -28,44 +28,31 @@ INDEXED = {
 }
 
 
-def set_row(x: Tensor, i: Tensor) -> Tensor:
-    x[i] = 7.0
-    return x * 2
+scale_row = lambda x, i: (x[i].mul_(3), x * 2)[1]  # noqa: E731
 
 
-def scale_row(x: Tensor, i: Tensor) -> Tensor:
-    x[i].mul_(3)
-    return x * 2
-
-
-def square(grad=False):
-    return torch.randn(4, 4).requires_grad_(grad)
-
-
-def pair():
-    return make(Pair, 4, 4)
+def square(cls=Tensor, grad=False):
+    return lambda: make(cls, 4, 4, grad=grad)
 
 
 NUMBERS = {
-    **{name: (fn, square, (1, 3, 0, 2)) for name, fn in INDEXED.items()},
-    **{
-        f"{name}, with a gradient": (fn, lambda: square(grad=True), (1, 3, 0, 2))
-        for name, fn in INDEXED.items()
-    },
-    "a row is set": (set_row, square, (1, 3, 0, -1)),
-    "a row is scaled": (scale_row, square, (1, 3, 0, -1)),
-    "a wrapper, select": (lambda x, i: x[i] * 2, pair, (1, 3, 0)),
-    "a wrapper, slice": (lambda x, i: x[:i] * 2, pair, (1, 3, 0)),
-    "a wrapper, a row is scaled": (scale_row, pair, (1, 3, 0)),
-    "a branch": (lambda x, i: x if i.item() > 2 else -x, square, (3, 1, 3)),
-    "an int": (lambda x, i: x * int(i), square, (3, 1, 3)),
+    **{name: (fn, square(), (1, 3, 0, 2)) for name, fn in INDEXED.items()},
+    **{f"{name}, with a gradient": (fn, square(grad=True), (1, 3, 0, 2)) for name, fn in INDEXED.items()},
+    "a row is set": (lambda x, i: (x.__setitem__(i, 7.0), x * 2)[1], square(), (1, 3, 0, -1)),
+    "a row is scaled": (scale_row, square(), (1, 3, 0, -1)),
+    "a wrapper, select": (lambda x, i: x[i] * 2, square(Pair), (1, 3, 0)),
+    "a wrapper, slice": (lambda x, i: x[:i] * 2, square(Pair), (1, 3, 0)),
+    "a wrapper, a row is scaled": (scale_row, square(Pair), (1, 3, 0)),
+    "a branch": (lambda x, i: x if i.item() > 2 else -x, square(), (3, 1, 3)),
+    "an int": (lambda x, i: x * int(i), square(), (3, 1, 3)),
 }
 
 
 def call_with(fn, make_x, numbers, compiled, dtype=None):
-    """Compares calls of one compiled function with ever new numbers."""
+    """Compares calls of one compiled function with ever new numbers, and returns it."""
     for number in numbers:
         judge(fn, lambda i=number: (make_x(), torch.tensor(i, dtype=dtype)), compiled)
+    return compiled
 
 
 @pytest.mark.sweep(5)
@@ -80,21 +67,18 @@ def test_numbers_of_tensors(name: str, door):
 @pytest.mark.parametrize("name", INDEXED)
 def test_programs_for_numbers_of_tensors(name):
     """Dynamo guards the number in an index."""
-    compiled = by_pass(INDEXED[name])
-    call_with(INDEXED[name], square, (1, 3, 0, 2, 1), compiled)
-    assert len(compiled.programs) <= 4
+    fn = INDEXED[name]
+    assert len(call_with(fn, square(), (1, 3, 0, 2, 1), by_pass(fn)).programs) <= 4
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ["slice up to", "slice from", "item"])
 def test_numbers_in_a_graph_make_no_more_programs_than_in_pytorch(name):
-    counter, compiled = CompileCounterWithBackend("aot_eager"), by_pass(INDEXED[name])
-    stock = torch.compile(INDEXED[name], backend=counter)
+    counter, fn = CompileCounterWithBackend("aot_eager"), INDEXED[name]
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        for i in (1, 3, 0, 2, 1):
-            stock(torch.randn(4, 4), torch.tensor(i))
+        call_with(fn, square(), (1, 3, 0, 2, 1), torch.compile(fn, backend=counter))
         torch.compiler.reset()
-        call_with(INDEXED[name], square, (1, 3, 0, 2, 1), compiled)
+        compiled = call_with(fn, square(), (1, 3, 0, 2, 1), by_pass(fn))
     assert len(compiled.programs) <= counter.frame_count
 
 
@@ -105,8 +89,7 @@ def test_numbers_in_a_graph_make_no_more_programs_than_in_pytorch(name):
 def test_masks_of_bytes_where_dynamo_does_not_look(cls, door):
     inside = torch.compiler.disable(lambda x, m: x[m])
     fn = lambda x, m: inside(x, m) * 2  # noqa: E731
-    masks = [1, 0, 2, 0], [1, 1, 1, 0]
-    call_with(fn, lambda: make(cls, 4, 4), masks, door(fn), torch.uint8)
+    call_with(fn, square(cls), ([1, 0, 2, 0], [1, 1, 1, 0]), door(fn), torch.uint8)
 
 
 # ---- floats of Python that change, in programs that Inductor compiles ----------------------------------------
@@ -114,54 +97,40 @@ def test_masks_of_bytes_where_dynamo_does_not_look(cls, door):
 VALUES = (1.5, 2.0, 3.5, -0.5, 7.0, 1.5)
 
 
-def in_place(x, t):
-    y = x.clone()
-    y.mul_(t)
-    y += t
-    return y
-
-
 FUNCTIONS = {
     "product": (lambda x, t: x * t, 2),
     "quotient": (lambda x, t: t / x, 2),
     "comparison": (lambda x, t: torch.where(x > t, x, -x), 2),
-    "in place": (in_place, 2),
+    "in place": (lambda x, t: x.clone().mul_(t).add_(t), 2),
     "a number as a result": (lambda x, t: (x * t, t + 1.0), len(set(VALUES))),
     "an op of numbers": (lambda x, t: x.clamp(max=t), len(set(VALUES))),
     "a branch": (lambda x, t: x if t > 2 else x * t, 3),
 }
 
-COMPILERS = ["inductor", "eager"]
 
-
-def _call(fn, t, *, grad, dtype):
-    x = torch.tensor([-2.0, 0.25, 1.0, 3.0], dtype=dtype).requires_grad_(grad)
-    out = fn(x, t)
-    first = out[0] if isinstance(out, tuple) else out
-    return out, torch.autograd.grad(first.sum(), x)[0] if grad else None
+def number(dtype, grad):
+    return torch.tensor([-2.0, 0.25, 1.0, 3.0], dtype=dtype).requires_grad_(grad)
 
 
 @pytest.mark.sweep(28)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("backend", ["inductor", "eager"])
 def test_changing_float(backend, name, grad):
     fn, most = FUNCTIONS[name]
     compiled = desugar.compile(fn, backend=backend)
     for dtype in (torch.float32, torch.bfloat16)[: 1 if backend == "inductor" else 2]:
         for t in VALUES:
-            got, expected = (_call(f, t, grad=grad, dtype=dtype) for f in (compiled, fn))
-            torch.testing.assert_close(got, expected)
+            judge(fn, lambda t=t, dtype=dtype: (number(dtype, grad), t), compiled)
         assert len(compiled.programs) <= most * (1 if dtype is torch.float32 else 2)
 
 
 @pytest.mark.slow
 def test_dynamic_from_the_first_call():
-    compiled = desugar.compile(lambda x, t: x * t, dynamic=True)
-    x = torch.randn(3, requires_grad=True)
+    fn = FUNCTIONS["product"][0]
+    compiled = desugar.compile(fn, dynamic=True)
     for t in VALUES:
-        (gradient,) = torch.autograd.grad(compiled(x, t).sum(), x)
-        assert gradient.tolist() == [t] * 3
+        judge(fn, lambda t=t: (number(torch.float32, grad=True), t), compiled)
     assert len(compiled.programs) == 1
 
 
@@ -171,6 +140,5 @@ def test_second_derivative():
     for t in VALUES[:4]:
         x = torch.tensor([1.0, -2.0], requires_grad=True)
         (first,) = torch.autograd.grad(compiled(x, t).sum(), x, create_graph=True)
-        torch.testing.assert_close(first, 2 * x * t * t)
-        (second,) = torch.autograd.grad(first.sum(), x)
-        torch.testing.assert_close(second, torch.full_like(x, 2 * t * t))
+        second = torch.autograd.grad(first.sum(), x)
+        torch.testing.assert_close((first, *second), (2 * x * t * t, torch.full_like(x, 2 * t * t)))

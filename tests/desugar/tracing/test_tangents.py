@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
 import torch
 from torch import Tensor
 
-import desugar
 from desugar import DesugarError
 from subclasses import Outer, TensorSubclass, inner
-from tests.desugar.classes import TwoTensor
+from tests.desugar.classes import TwoTensor, autograd_function, saving
 from tests.desugar.judge import backward, judge
 from tests.doors import by_desugar, by_torch
 
@@ -35,12 +35,7 @@ def multiply(func, x, y):
     return Fixed((x * y * 256).round().to(torch.int16))
 
 
-DOORS = {
-    "backend": lambda fn, **options: torch.compile(
-        fn, backend="desugar", options={"backend": "eager"}, **options
-    ),
-    "desugar.compile": lambda fn, **options: desugar.compile(fn, backend="eager", strict=True, **options),
-}
+DOORS = {"backend": by_torch, "desugar.compile": functools.partial(by_desugar, strict=True)}
 doors = pytest.mark.parametrize("door", DOORS)
 
 
@@ -70,10 +65,8 @@ def test_the_gradient_is_that_of_eager_mode(door, dynamic, wanted):
 def test_without_gradients_there_is_none(door):
     x, y = make(3)
     compiled = DOORS[door](product)
-    with torch.no_grad():
-        assert not compiled(x, y)[0].requires_grad
-    assert compiled(x, y)[0].requires_grad
-    assert not compiled(x, y.detach())[0].requires_grad
+    found = torch.no_grad()(compiled)(x, y), compiled(x, y), compiled(x, y.detach())
+    assert [first.requires_grad for first, _ in found] == [False, True, False]
 
 
 @pytest.mark.slow
@@ -81,76 +74,36 @@ def test_without_gradients_there_is_none(door):
 def test_a_second_derivative(door):
     x, y = make(3)
     weights = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    sides = []
-    for fn in (DOORS[door](product), product):
-        (grad,) = torch.autograd.grad(fn(x, y)[0], y, weights, create_graph=True)
-        sides.append([grad.detach(), torch.autograd.grad(grad.sum(), weights)[0]])
-    torch.testing.assert_close(*sides)
+    firsts = [
+        torch.autograd.grad(fn(x, y)[0], y, weights, create_graph=True)[0]
+        for fn in (DOORS[door](product), product)
+    ]
+    torch.testing.assert_close(*firsts)
+    torch.testing.assert_close(*(torch.autograd.grad(first.sum(), weights) for first in firsts))
 
 
 # ---- autograd functions whose gradients are not linear in those that arrive ----------------------------------
 
 
-class WithLoss(torch.autograd.Function):
-    """Brings a loss in on the side."""
-
-    @staticmethod
-    def forward(ctx, x, loss):
-        ctx.save_for_backward(loss)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (loss,) = ctx.saved_tensors
-        return gradient, torch.full_like(loss, 0.5)
+# Brings a loss in on the side.
+with_loss = autograd_function(
+    lambda ctx, x, loss: saving(ctx, loss, x.clone()),
+    lambda ctx, gradient: (gradient, torch.full_like(ctx.saved_tensors[0], 0.5)),
+)
 
 
-def one(x, w):
-    return WithLoss.apply(x, (w * w).sum())
+exponential = autograd_function(
+    lambda ctx, x: (x * 1, x * 2), lambda ctx, first, second: first.exp() + second.exp() * 3
+)
 
-
-def two(x, w):
-    return WithLoss.apply(x * 2, (w * w).sum()), w + 1
-
-
-def three(x, w):
-    return WithLoss.apply(x * 2, (w * w).sum()), x + w, torch.stack([w * 3, x])
-
-
-class Several(torch.autograd.Function):
-    """Looks which gradients are there."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.set_materialize_grads(False)
-        return x * 1, x * 2
-
-    @staticmethod
-    def backward(ctx, first, second):
-        if first is None or second is None:
-            return (second if first is None else first) * 7
-        return first + second
-
-
-class Exponential(torch.autograd.Function):
-    """Gives something for a gradient of zeros."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1, x * 2
-
-    @staticmethod
-    def backward(ctx, first, second):
-        return first.exp() + second.exp() * 3
-
-
-def several(x, w):
-    one, other = Several.apply(x)
-    return one, w + other
-
-
-def exponential(x, w):
-    return *Exponential.apply(x), w + x
+# Functions, and how many results each has.
+FUNCTIONS = {
+    "one": (lambda x, w: with_loss(x, (w * w).sum()), 1),
+    "two": (lambda x, w: (with_loss(x * 2, (w * w).sum()), w + 1), 2),
+    "three": (lambda x, w: (with_loss(x * 2, (w * w).sum()), x + w, torch.stack([w * 3, x])), 3),
+    # Gives something for a gradient of zeros.
+    "exponential": (lambda x, w: (*exponential(x), w + x), 3),
+}
 
 
 def plain():
@@ -163,17 +116,16 @@ def wrapped():
 
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize(("compile", "make"), [(by_desugar, plain), (by_desugar, wrapped), (by_torch, plain)])
-@pytest.mark.parametrize("fn", [one, two, three, several, exponential])
-def test_whatever_gradients_arrive(fn, compile, make):
-    if fn is several:
-        pytest.skip("Dynamo runs its backward with all gradients before it asks a backend")
-    compiled, count = compile(fn), 1 if fn is one else len(fn(*make()))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_whatever_gradients_arrive(name, compile, make):
+    fn, count = FUNCTIONS[name]
+    compiled = compile(fn)
     for missing in itertools.product((True, False), repeat=count):
         judge(fn, make, compiled, missing=[n for n in range(count) if missing[n]])
 
 
 def test_with_random_numbers_it_is_refused():
-    drop = desugar.compile(lambda x, w: two(torch.dropout(x, 0.5, True), w), backend="eager")
+    drop = by_desugar(lambda x, w: FUNCTIONS["two"][0](torch.dropout(x, 0.5, True), w))
     backward(drop(*plain()))
     with pytest.raises(DesugarError, match="run the function again"):
         backward(drop(*plain()), missing=[1])
