@@ -33,15 +33,13 @@ aten = torch.ops.aten
 @pytest.fixture
 def staged() -> Any:
     """(traced, inputs) of a function with a backward."""
-
-    def call(leaves):
-        x, w = leaves
-        return (x * w).sin(), x.sum()
-
     inputs = Inputs(Fakes())
     inputs.add_arguments([make(Pair, 2, 3, grad=True), torch.ones(3, requires_grad=True)])
-    outputs = discover(call, inputs)
-    return trace_graph(call, inputs, outputs, {}), inputs
+    return traced_of(lambda leaves: ((leaves[0] * leaves[1]).sin(), leaves[0].sum()), inputs), inputs
+
+
+def traced_of(call, inputs):
+    return trace_graph(call, inputs, discover(call, inputs), {})
 
 
 @pytest.fixture
@@ -91,15 +89,6 @@ def call_a_module(graph):
     return insert(graph, first_call(graph), "relu", op="call_module")
 
 
-def return_a_constant(graph):
-    set_outputs(graph, [3, *output_nodes(graph)[1:]])
-
-
-def use_too_early(graph):
-    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
-    nodes[0].args = (nodes[-1],)
-
-
 # By what is broken, how it is broken, and the message; `NODE` is the name of the node that is broken.
 BROKEN = {
     "a subclass": (
@@ -124,8 +113,14 @@ BROKEN = {
         "is a call_method",
     ),
     "a call of a module": (call_a_module, "is a call_module"),
-    "a node used before it is made": (use_too_early, "used before it has been defined"),
-    "a constant result": (return_a_constant, "the forward returns the constant 3"),
+    "a node used before it is made": (
+        lambda graph: first_call(graph).update_arg(0, [*graph.graph.nodes][-2]),
+        "used before it has been defined",
+    ),
+    "a constant result": (
+        lambda graph: set_outputs(graph, [3, *output_nodes(graph)[1:]]),
+        "the forward returns the constant 3",
+    ),
 }
 
 
@@ -155,16 +150,6 @@ def test_another_number_of_inputs(traced, primals):
 # ---- partitioning --------------------------------------------------------------------------------------------
 
 
-def read_from(source):
-    """Has the last input of the backward come from elsewhere."""
-    return lambda split: dataclasses.replace(split, backward_inputs=(*split.backward_inputs[:-1], source))
-
-
-def return_one_more(split):
-    outputs = output_nodes(split.backward)
-    set_outputs(split.backward, [*outputs, outputs[0]])
-
-
 def take_a_gradient(split):
     graph = split.forward.graph
     with graph.inserting_before(next(iter(graph.nodes))):
@@ -172,11 +157,22 @@ def take_a_gradient(split):
 
 
 BROKEN_SPLITS = {
+    # The last input of the backward comes from elsewhere.
     **{
-        str(source): (read_from(source), "which does not exist")
+        str(source): (
+            lambda split, source=source: dataclasses.replace(
+                split, backward_inputs=(*split.backward_inputs[:-1], source)
+            ),
+            "which does not exist",
+        )
         for source in (FromInput(3), FromForward(99), FromTangent(4), FromInput(-1))
     },
-    "a gradient too many": (return_one_more, "4 gradients, expected 3"),
+    "a gradient too many": (
+        lambda split: set_outputs(
+            split.backward, [*output_nodes(split.backward), output_nodes(split.backward)[0]]
+        ),
+        "4 gradients, expected 3",
+    ),
     "a forward that takes a gradient": (take_a_gradient, "the forward takes tangent tangents_9"),
     "a write in the forward": (
         lambda split: write(split.forward) and split,
@@ -211,29 +207,24 @@ def stored():
     """(graph, slots) of a function that writes to its first argument."""
     inputs = Inputs(Fakes())
     inputs.add_arguments([torch.ones(2, 3), torch.ones(3)])
-
-    def call(leaves):
-        leaves[0].mul_(2)
-        return leaves[0] * leaves[1]
-
-    traced = trace_graph(call, inputs, discover(call, inputs), {})
+    traced = traced_of(lambda leaves: (leaves[0].mul_(2), leaves[0] * leaves[1])[1], inputs)
     stores = store_positions(traced.outputs)
     store_results(traced.graph, stores)
     check_stores(traced.graph, stores)
     return traced.graph, stores
 
 
-def read_late(graph, store):
-    insert(graph, store, aten.sin.default, graph.graph.find_nodes(op="placeholder")[0])
-
-
-def store_elsewhere(graph, store):
-    store.args = (graph.graph.find_nodes(op="placeholder")[1], store.args[1])
-
-
 BROKEN_STORES = {
-    "a read after the store": (read_late, r"storing.*reads .*_1, which is written already"),
-    "a store to another input": (store_elsewhere, r"storing.*writes to"),
+    "a read after the store": (
+        lambda graph, store: insert(
+            graph, store, aten.sin.default, graph.graph.find_nodes(op="placeholder")[0]
+        ),
+        r"storing.*reads .*_1, which is written already",
+    ),
+    "a store to another input": (
+        lambda graph, store: store.update_arg(0, graph.graph.find_nodes(op="placeholder")[1]),
+        r"storing.*writes to",
+    ),
     "a store that is missing": (lambda graph, store: graph.graph.erase_node(store), "nothing is stored in"),
     "another write": (
         lambda graph, store: insert(graph, first_call(graph), aten.add_.Tensor, first_call(graph), 1),
