@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -19,13 +18,10 @@ from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make
 from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
+from tests.desugar.refusing import strictly, warned
 from tests.doors import by_stock, by_torch
 
 aten = torch.ops.aten
-
-
-def quiet(caplog):
-    return [r.getMessage() for r in caplog.records if r.name == "desugar" and r.levelno >= logging.WARNING]
 
 
 # ---- the entry point -----------------------------------------------------------------------------------------
@@ -55,12 +51,9 @@ assert double(torch.ones(2)).tolist() == [2, 2]
 @pytest.mark.sweep(7)
 @pytest.mark.parametrize("cls", EVERY)
 def test_no_graph_is_handed_on(cls, caplog):
-    judge(
-        lambda x, w: ((x * w).sin(), x.sum()),
-        lambda: (make(cls, 2, 6, grad=True), torch.randn(6, requires_grad=True)),
-        way=by_dynamo,
-    )
-    assert quiet(caplog) == []
+    make_args = lambda: (make(cls, 2, 6, grad=True), torch.randn(6, requires_grad=True))  # noqa: E731
+    judge(lambda x, w: ((x * w).sin(), x.sum()), make_args, way=by_dynamo)
+    assert warned(caplog) == []
 
 
 @pytest.mark.parametrize(("door", "is_timed"), [(by_pass, False), (by_dynamo, False), (by_stock, True)])
@@ -88,19 +81,13 @@ def test_with_inductor(options):
 # ---- what Dynamo does ----------------------------------------------------------------------------------------
 
 
-def breaks(x):
-    y = x * 2
-    torch._dynamo.graph_break()
-    return y.sin()
-
-
-def two(*tensors):
-    return tuple(TwoTensor(a, b).requires_grad_() for a, b in tensors)
+def apart(grad=False):
+    return make(TwoTensor, 3, grad=grad), make(TwoTensor, 3, grad=grad)
 
 
 def crossed():
     a, b = torch.randn(3), torch.randn(3)
-    return two((a, b), (b, a))
+    return TwoTensor(a, b).requires_grad_(), TwoTensor(b, a).requires_grad_()
 
 
 def shared():
@@ -108,20 +95,12 @@ def shared():
     return TwoTensor(a, b), TwoTensor(a, b)
 
 
-def apart(grad=False):
-    return make(TwoTensor, 3, grad=grad), make(TwoTensor, 3, grad=grad)
-
-
-def with_sum(x):
-    return x * 2, x.sum()
-
-
-def sizes():
-    return [lambda n=n: (make(TwoTensor, n, n + 2, grad=True),) for n in (4, 5, 6)]
-
-
 CALLS = {
-    "graph breaks": (breaks, by_torch, [lambda: (make(TwoTensor, 3, grad=True),)] * 2),
+    "graph breaks": (
+        lambda x: (lambda y: (torch._dynamo.graph_break(), y.sin())[1])(x * 2),
+        by_torch,
+        [lambda: (make(TwoTensor, 3, grad=True),)] * 2,
+    ),
     "recompiles": (
         lambda x, n: x * n,
         by_dynamo,
@@ -133,7 +112,11 @@ CALLS = {
         [lambda: (Labeled(torch.randn(3), count=3).requires_grad_(),)],
     ),
     **{
-        f"dynamic={dynamic}": (with_sum, functools.partial(by_dynamo, dynamic=dynamic), sizes())
+        f"dynamic={dynamic}": (
+            lambda x: (x * 2, x.sum()),
+            functools.partial(by_dynamo, dynamic=dynamic),
+            [lambda n=n: (make(TwoTensor, n, n + 2, grad=True),) for n in (4, 5, 6)],
+        )
         for dynamic in (True, False, None)
     },
     "one argument twice": (torch.mul, by_dynamo, [lambda: (make(TwoTensor, 3, grad=True),) * 2]),
@@ -176,7 +159,7 @@ def test_a_class_that_is_no_wrapper(fn, door, caplog):
     assert type(out) is type(want) is Plain
     assert out.equal(want) and x.equal(y)
     instead = "AOTAutograd compiles this graph" if door is desugar.compile else "this graph runs op by op"
-    assert f"{instead} instead" in quiet(caplog)[0]
+    assert f"{instead} instead" in warned(caplog)[0]
 
 
 class Edges(TensorSubclass, fallback="views", dtype_from="weight"):
@@ -196,36 +179,39 @@ def replace(x, mask, values):
     return x
 
 
+def edges(picked, total):
+    """Leaves, and arguments that are made of them."""
+    w, v = (torch.ones(n, requires_grad=True) for n in (total, len(picked)))
+    mask = torch.zeros(total, dtype=torch.bool)
+    mask[picked] = True
+    values = Edges(torch.full((len(picked),), 9), v * 3)
+    return (w, v), (Edges(torch.arange(total), w).clone(), mask, values)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compiling", [by_pass, by_torch])
 def test_what_aotautograd_cannot_compile_either_runs_op_by_op(compiling, caplog):
     """The derivative of a write by a mask depends on data; that the value is written and read, stock refuses."""
-    torch.compiler.reset()
     compiled = compiling(replace)
     for picked, total in (([0, 2], 3), ([1], 3), ([], 3), ([0, 1, 2, 4], 5)):
         results = []
         for fn in (replace, compiled):
-            w, v = (torch.ones(n, requires_grad=True) for n in (total, len(picked)))
-            x = Edges(torch.arange(total), w).clone()
-            mask = torch.zeros(total, dtype=torch.bool)
-            mask[picked] = True
-            out = fn(x, mask, Edges(torch.full((len(picked),), 9), v * 3))
+            leaves, (x, *rest) = edges(picked, total)
+            out = fn(x, *rest)
             assert out is x
             (out.weight**2).sum().backward()
-            results.append((out.source, out.weight.detach(), w.grad, v.grad))
+            results.append((out.source, out.weight.detach(), *(t.grad for t in leaves)))
         assert_same_values(results[1], results[0])
-    assert "AOTAutograd compiles this graph instead" in quiet(caplog)[0]
+    assert "AOTAutograd compiles this graph instead" in warned(caplog)[0]
     assert (
-        "AOTAutograd cannot compile this graph either (DispatchError): it runs op by op" in quiet(caplog)[1]
+        "AOTAutograd cannot compile this graph either (DispatchError): it runs op by op" in warned(caplog)[1]
     )
 
 
 def test_what_aotautograd_cannot_compile_either_is_an_error_where_strict():
-    x = Edges(torch.arange(3), torch.ones(3, requires_grad=True)).clone()
+    _, (x, *rest) = edges([0, 2], 3)
     with pytest.raises(DesugarError, match="depends on the data of a tensor"):
-        by_pass(replace, strict=True)(
-            x, torch.tensor([True, False, True]), Edges(torch.arange(2), torch.ones(2, requires_grad=True))
-        )
+        strictly(replace)(x, *rest)
     assert x.weight.tolist() == [1, 1, 1] and x.source.tolist() == [0, 1, 2]
 
 
@@ -253,22 +239,17 @@ def test_an_int_that_turns_out_to_be_one_number(dynamic):
 
     compiled = by_dynamo(power, dynamic=dynamic)
     for n in (3, 4, 5, 4):
-        x = make(TwoTensor, 2, 3, grad=True)
-        assert torch.equal(compiled(x, n).a, power(x, n).a)
+        judge(power, lambda n=n: (make(TwoTensor, 2, 3, grad=True), n), compiled)
 
 
 @pytest.mark.slow
 def test_an_argument_that_is_negated_lazily_is_refused_where_compiled_code_would_read_its_memory():
-    def fn(x):
-        return x * 2
-
-    negated = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
+    fn, negated = lambda x: x * 2, torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
+    compiled = torch.compile(fn, backend="desugar")
     assert negated.is_neg()
     for x in (negated, TwoTensor(torch.ones(3), torch._neg_view(torch.ones(3)))):
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="resolve_neg") as caught:
-            torch.compile(fn, backend="desugar")(x)
+            compiled(x)
         assert isinstance(caught.value.inner_exception, DesugarError)
-    assert torch.equal(by_dynamo(fn)(negated), torch.full((3,), -2.0))
-    torch.testing.assert_close(
-        torch.compile(fn, backend="desugar")(negated.resolve_neg()), torch.full((3,), -2.0)
-    )
+    for result in (by_dynamo(fn)(negated), compiled(negated.resolve_neg())):
+        torch.testing.assert_close(result, torch.full((3,), -2.0))

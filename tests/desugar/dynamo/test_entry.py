@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import gc
 import inspect
 import weakref
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from desugar.dynamo.entry import Entry
+from tests.desugar.idioms.running import switched
 from tests.desugar.judge import assert_same_values, by_pass
 
 
@@ -43,22 +44,18 @@ def many(a, b=2, /, c=3, *rest, d, e=5, **more):
     return a * b * c + sum(rest) * d - e + sum(more.values())
 
 
-def none():
-    return torch.ones(2) * 2
-
-
-def named_as_the_entry(frame, fn, code, eval_frame, entry, self):
-    return frame * fn + code * eval_frame - entry + self
-
-
 CALLS = [
     (many, (2,), {"d": 1}),
     (many, (2, 3, 4, 5, 6), {"d": 1, "e": 2, "z": 3}),
     (many, (2, 3), {"c": 7, "d": 1, "y": 1, "z": 3}),
-    (none, (), {}),
+    (lambda: torch.ones(2) * 2, (), {}),
     (lambda *xs: xs[0] + len(xs), (1, 2), {}),
     (lambda **kw: kw["x"] * 2 + len(kw), (), {"x": 1, "y": 2}),
-    (named_as_the_entry, tuple(range(6)), {}),
+    (
+        lambda frame, fn, code, eval_frame, entry, self: frame * fn + code * eval_frame - entry + self,
+        tuple(range(6)),
+        {},
+    ),
 ]
 
 
@@ -93,11 +90,7 @@ def test_parameters_by_position_or_name_alone_stay_so(fn, right, wrong):
 
 
 class Scaler:
-    def __init__(self, by):
-        self.by = by
-
-    def scaled(self, x):
-        return x * self.by
+    by = 2
 
     def __call__(self, x):
         return x * self.by * 2
@@ -107,7 +100,7 @@ class Scaler:
     "fn",
     [
         torch.sin,
-        Scaler(2),
+        Scaler(),
         torch.nn.functional.relu,
         nn.Linear(2, 2).forward,
         lambda x: (x * n for n in (1, 2)),
@@ -126,24 +119,13 @@ def double(x):
     return x * 2
 
 
-@contextlib.contextmanager
-def after(change, undo=lambda: None):
-    change()
-    try:
-        yield
-    finally:
-        undo()
+SET_CODE = functools.partial(setattr, double, "__code__")
 
 
-def set_code(code):
-    double.__code__ = code
-
-
-CODE = double.__code__
 AROUND = {
-    "reset": lambda: after(torch.compiler.reset),
+    "reset": lambda: switched(lambda _: torch.compiler.reset(), None, None),
     "stance": lambda: torch.compiler.set_stance("force_eager"),
-    "code": lambda: after(lambda: set_code((lambda x: x * 3).__code__), lambda: set_code(CODE)),
+    "code": lambda: switched(SET_CODE, (lambda x: x * 3).__code__, double.__code__),
     "mode": lambda: torch.utils.flop_counter.FlopCounterMode(display=False),
     "profiler": lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
     "disable": lambda: torch._dynamo.config.patch(disable=True),
@@ -176,14 +158,11 @@ def test_forward_mode_tangents_are_kept():
 @pytest.mark.slow
 def test_globals_do_not_fill_up():
     before = {name for name in globals() if name.startswith("__desugar_")}
-
-    def once():
-        compiled = by_pass(double)
-        compiled(torch.ones(2))
-        assert is_direct(compiled, torch.ones(2))
-        return weakref.ref(compiled)
-
-    gone = once()
+    compiled = by_pass(double)
+    compiled(torch.ones(2))
+    assert is_direct(compiled, torch.ones(2))
+    gone = weakref.ref(compiled)
+    del compiled
     torch.compiler.reset()
     gc.collect()
     assert gone() is None

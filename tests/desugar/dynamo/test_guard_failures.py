@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-import desugar
 from desugar.dynamo.guard_failures import Failure, describe_modes, in_words
 from desugar.dynamo.source_values import UNKNOWN, find_value, short
 from desugar.recording.listeners import listen
 from subclasses import TensorSubclass, inner
-from subclasses.ragged import JaggedTensor
 from tests.desugar.classes import Labeled, Pair, Tagged
 from tests.desugar.idioms.running import switched
+from tests.desugar.judge import by_pass
+from tests.doors import by_torch
 
 
 class Color(enum.Enum):
@@ -37,20 +37,15 @@ class Optional(TensorSubclass, fallback="map"):
     zero: torch.Tensor | None = inner(optional=True)
 
 
-def ones(*size, **options):
-    return torch.ones(*size, **options)
-
-
-def jagged(*lengths):
-    return JaggedTensor.from_tensors([ones(length, 3) for length in lengths])
+ones = torch.ones
 
 
 def reasons_of(compiled, *calls):
-    """Why each program is compiled while the calls are made."""
+    """Why each program is compiled while the calls are made, each of which is arguments, or a function."""
     found = []
     with listen(lambda recording: found.append(recording.failed)):
         for call in calls:
-            call(compiled)
+            call(compiled) if callable(call) else compiled(*call)
     return found
 
 
@@ -128,15 +123,13 @@ IN_TEXT = re.compile(
 @pytest.mark.sweep(9)
 @pytest.mark.parametrize(("fn", "first", "second", "says"), FAILURES, ids=IDS)
 def test_what_failed_is_said_with_both_values(fn, first, second, says):
-    compiled = desugar.compile(fn, backend="eager")
-    assert reasons_of(compiled, lambda f: f(*first), lambda f: f(*second)) == ["", says]
+    assert reasons_of(by_pass(fn), first, second) == ["", says]
 
 
 @pytest.mark.sweep(7)
 @pytest.mark.parametrize(("fn", "first", "second", "says"), FAILURES, ids=IDS)
 def test_behind_dynamo_values_that_only_the_frame_knows_are_left_out(fn, first, second, says):
-    compiled = torch.compile(fn, backend="desugar", options={"backend": "eager"})
-    found = reasons_of(compiled, lambda f: f(*first), lambda f: f(*second))
+    found = reasons_of(by_torch(fn), first, second)
     assert found == ["", says if IN_TEXT.search(says) else says.partition(", got ")[0]]
 
 
@@ -164,8 +157,7 @@ STRIDES = (twice, (ones(2, 3),), (ones(3, 2).t(),), "x.stride(0): expected 3, go
     ("fn", "first", "second", "says", "dynamic"), [*((*case, True) for case in SIZES), (*STRIDES, False)]
 )
 def test_a_condition_on_sizes_is_said_with_what_came(fn, first, second, says, dynamic):
-    compiled = desugar.compile(fn, backend="eager", dynamic=dynamic)
-    assert reasons_of(compiled, lambda f: f(*first), lambda f: f(*second)) == ["", says]
+    assert reasons_of(by_pass(fn, dynamic=dynamic), first, second) == ["", says]
 
 
 # ------------------------------------------------------------------------------- what is no argument of the call
@@ -185,7 +177,7 @@ class Net(nn.Module):
 
 @pytest.mark.slow
 def test_arguments_of_a_module_have_the_names_of_its_forward():
-    compiled, x = desugar.compile(Net(), backend="eager"), ones(2, 3)
+    x = ones(2, 3)
     calls = [
         lambda f: f(x, X, scale=2.0),
         lambda f: f(x.t().contiguous().t(), X, scale=2.0),
@@ -193,7 +185,7 @@ def test_arguments_of_a_module_have_the_names_of_its_forward():
         lambda f: f(x, X, scale=3.0),
         lambda f: f(x, X, scale=2.0, bias=1),
     ]
-    assert reasons_of(compiled, *calls) == [
+    assert reasons_of(by_pass(Net()), *calls) == [
         "",
         "x.stride(0): expected 3, got 1",
         "number of arguments passed by position: expected 2, got 3",
@@ -217,20 +209,12 @@ def helper(x):
     return x * FACTOR
 
 
-def calls_helper(x):
-    return helper(x) + 1
-
-
-def of_net(f, net):
-    x = torch.ones(2, 3)
-    return f(x, x)
-
-
-# By name a function that makes an object, what is compiled of it, a call, and by what is said changes of the object.
+# By name a function that makes an object, what is compiled of it, arguments, and by what is said changes of the object.
 CHANGED = {
     "an object": (
         Holder,
-        *(lambda holder: holder.run, lambda f, holder: f(X)),
+        lambda holder: holder.run,
+        (X,),
         {
             "self.n: expected 2, got 3": lambda holder: setattr(holder, "n", 3),
             "self.t.dtype: expected float32, got float64": lambda holder: setattr(holder, "t", X.double()),
@@ -238,14 +222,15 @@ CHANGED = {
     ),
     "globals and functions": (
         globals,
-        *(lambda here: calls_helper, lambda f, here: f(X)),
+        lambda here: lambda x: helper(x) + 1,
+        (X,),
         {
             "FACTOR: expected 2, got 3": lambda here: here.update(FACTOR=3),
             "helper: expected the same function as before, got twice": lambda here: here.update(helper=twice),
         },
     ),
     **{
-        f"a module, {says}": (Net, lambda net: net, of_net, {says: change})
+        f"a module, {says}": (Net, lambda net: net, (ones(2, 3),) * 2, {says: change})
         for says, change in {
             "self.drop.p: expected 0.1, got 0.5": lambda net: setattr(net.drop, "p", 0.5),
             "self.drop.training: expected True, got False": nn.Module.eval,
@@ -266,30 +251,21 @@ CHANGED = {
 def test_what_changes_between_calls_is_named(name, monkeypatch):
     monkeypatch.setitem(globals(), "FACTOR", FACTOR)  # and restored
     monkeypatch.setitem(globals(), "helper", helper)
-    make_held, what, call, changes = CHANGED[name]
+    make_held, what, args, changes = CHANGED[name]
     held = make_held()
-    steps = [
-        step for change in changes.values() for step in (lambda f, c=change: c(held), lambda f: call(f, held))
-    ]
-    found = reasons_of(desugar.compile(what(held), backend="eager"), lambda f: call(f, held), *steps)
-    assert found == ["", *changes]
+    steps = [step for change in changes.values() for step in (lambda f, c=change: c(held), args)]
+    assert reasons_of(by_pass(what(held)), args, *steps) == ["", *changes]
 
 
 def test_closures():
     sizes, factor = [1, 2], 3
 
-    def fn(x):
-        return x * len(sizes) * factor
-
-    def grow(_):
-        sizes.append(3)
-
     def raise_factor(_):
         nonlocal factor
         factor = 4
 
-    compiled = desugar.compile(fn, backend="eager")
-    found = reasons_of(compiled, lambda f: f(X), grow, lambda f: f(X), raise_factor, lambda f: f(X))
+    compiled = by_pass(lambda x: x * len(sizes) * factor)
+    found = reasons_of(compiled, (X,), lambda _: sizes.append(3), (X,), raise_factor, (X,))
     assert found == ["", "len(sizes): expected 2, got 3", "factor: expected 3, got 4"]
 
 
@@ -311,12 +287,7 @@ def test_modes_are_named(mode, says):
         with mode():
             f(X)
 
-    assert reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(X), call) == ["", says]
-
-
-def made_in_inference_mode():
-    with torch.inference_mode():
-        return ones(2)
+    assert reasons_of(by_pass(twice), (X,), call) == ["", says]
 
 
 def marked():
@@ -328,13 +299,15 @@ def marked():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (made_in_inference_mode, "x: expected an ordinary tensor, got a tensor made in inference mode"),
+        (
+            torch.inference_mode()(lambda: ones(2)),
+            "x: expected an ordinary tensor, got a tensor made in inference mode",
+        ),
         (marked, "a tensor has marked dimensions, and had none"),
     ],
 )
 def test_tensors_of_other_kinds(make, says):
-    found = reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(ones(2)), lambda f: f(make()))
-    assert found == ["", says]
+    assert reasons_of(by_pass(twice), (X,), (make(),)) == ["", says]
 
 
 # --------------------------------------------------------------------------------------------------- and else
@@ -347,13 +320,12 @@ def breaks(x, n):
 
 
 def test_a_function_that_breaks_says_it_for_each_part():
-    compiled = desugar.compile(breaks, backend="eager")
-    found = reasons_of(compiled, lambda f: f(X, 2), lambda f: f(ones(3), 2))
+    found = reasons_of(by_pass(breaks), (X, 2), (ones(3), 2))
     assert found == ["", "", "x.size(0): expected 2, got 3", "y.size(0): expected 2, got 3"]
 
 
 def test_what_the_call_holds_is_not_kept():
-    compiled = desugar.compile(twice, backend="eager")
+    compiled = by_pass(twice)
     compiled(X)
     assert compiled._calls._thread.call is None
 
@@ -371,8 +343,7 @@ class Odd:
 
 
 def test_an_error_in_a_users_class_does_not_end_a_compilation():
-    compiled = desugar.compile(lambda x, o: x * 2 if o is None else x * o.scale, backend="eager")
-    found = reasons_of(compiled, lambda f: f(X, None), lambda f: f(X, Odd()))
+    found = reasons_of(by_pass(lambda x, o: x * 2 if o is None else x * o.scale), (X, None), (X, Odd()))
     assert found[1].startswith("o: expected None, got <Odd instance at")
 
 

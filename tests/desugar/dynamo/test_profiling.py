@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import desugar
 from tests.doors import by_desugar, by_torch
 
 
@@ -43,9 +42,8 @@ def test_backwards_have_names_once_they_have_run(door):
 
 @DOORS
 def test_a_call_that_compiles_or_fails_under_a_profiler(door):
-    compiled = door(double)
+    compiled, failing = door(double), door(lambda x: x @ torch.ones(7))
     assert names_of(lambda: compiled(torch.ones(2)))[0] == "desugar: double"
-    failing = door(lambda x: x @ torch.ones(7))
 
     def run():
         with contextlib.suppress(RuntimeError):
@@ -67,15 +65,14 @@ def breaks(x):
 
 
 def test_modules_and_functions_that_break():
-    module, broken = (desugar.compile(f, backend="eager") for f in (Twice(), breaks))
-    x = torch.ones(3)
+    module, broken, x = by_desugar(Twice()), by_desugar(breaks), torch.ones(3)
     module(x), broken(x)
     assert names_of(lambda: module(x)) == ["desugar: Twice", "desugar graph: Twice, forward"]
     assert names_of(lambda: broken(x)) == ["desugar: breaks", *["desugar graph: breaks, forward"] * 2]
 
 
 def test_without_a_profiler_graphs_keep_no_names():
-    compiled, x = desugar.compile(double, backend="eager"), torch.ones(3)
-    compiled(x)
+    compiled = by_desugar(double)
+    compiled(torch.ones(3))
     run = compiled.programs[0].run
     assert run.__globals__["compiled_graph"].__qualname__.startswith("run_eagerly")

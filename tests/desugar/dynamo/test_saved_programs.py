@@ -12,7 +12,7 @@ import torch
 from desugar.errors import DesugarError
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor
-from tests.desugar.judge import assert_same_values
+from tests.desugar.judge import judge
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.compiler, "load_compiled_function"),
@@ -26,14 +26,11 @@ def _saving():
         yield
 
 
-def saved(fn, path, *args, **options):
-    """Compiles for a call and saves."""
+def saved(path, fn, *args, **options):
+    """Compiles for a call, saves, and loads."""
     compiled = torch.compile(fn, backend="desugar", fullgraph=True, options={"compile_threads": 1} | options)
-    compiled.aot_compile((args, {})).save_compiled_function(str(path))
-
-
-def loaded(path):
-    with open(path, "rb") as file:
+    compiled.aot_compile((args, {})).save_compiled_function(str(path / "f"))
+    with open(path / "f", "rb") as file:
         return torch.compiler.load_compiled_function(file)
 
 
@@ -41,36 +38,31 @@ def linear(x, w):
     return torch.nn.functional.linear(x, w)
 
 
-def rows(*lengths, dim=4):
+def rows(*lengths):
     offsets = torch.tensor([0, *lengths]).cumsum(0)
-    return JaggedTensor(torch.randn(sum(lengths), dim), offsets, max_length=8)
+    return JaggedTensor(torch.randn(sum(lengths), 4), offsets, max_length=8)
 
 
 @pytest.mark.slow
 def test_rows_of_other_lengths(tmp_path):
     weight = torch.randn(3, 4)
-    saved(linear, tmp_path / "f", rows(3, 0, 4), weight)
-    fn = loaded(tmp_path / "f")
+    fn = saved(tmp_path, linear, rows(3, 0, 4), weight)
     for lengths in ((3, 0, 4), (5, 2, 1), (8, 8), (2, 2, 2, 2, 2)):
-        x = rows(*lengths)
-        assert_same_values([fn(x, weight)], [linear(x, weight)], atol=1e-5, rtol=1e-5)
+        judge(linear, lambda n=lengths: (rows(*n), weight), fn, atol=1e-5, rtol=1e-5)
 
 
 def test_training(tmp_path):
-    def fn(x, w):
-        return torch.nn.functional.relu(x @ w).square().sum()
+    def make_args():
+        return torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
 
-    args = [torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)]
-    saved(fn, tmp_path / "f", *args)
-    got, expected = (torch.autograd.grad(call(*args), args) for call in (loaded(tmp_path / "f"), fn))
-    assert_same_values(got, expected, atol=1e-5, rtol=1e-5)
+    fn = lambda x, w: torch.nn.functional.relu(x @ w).square().sum()  # noqa: E731
+    judge(fn, make_args, saved(tmp_path, fn, *make_args()), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused(tmp_path):
-    weight = Int8Tensor.from_float(torch.randn(8, 4))
-    saved(linear, tmp_path / "f", torch.randn(4, 4), weight)
-    fn, x = loaded(tmp_path / "f"), torch.randn(4, 4)
+    weight, x = Int8Tensor.from_float(torch.randn(8, 4)), torch.randn(4, 4)
+    fn = saved(tmp_path, linear, x, weight)
     assert torch.allclose(fn(x, weight), linear(x, weight), atol=1e-5)
     for wrong in (
         (torch.randn(5, 4), weight),
@@ -84,28 +76,20 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_what_needs_the_function_again_is_refused(tmp_path):
-    def fn(x):
-        return x.sin() * x
-
     x = torch.randn(3, requires_grad=True)
-    saved(fn, tmp_path / "f", x)
-    result = loaded(tmp_path / "f")(x)
+    result = saved(tmp_path, lambda x: x.sin() * x, x)(x)
     with pytest.raises(DesugarError, match="needs its function again"):
         torch.autograd.grad(result.sum(), x, create_graph=True)
 
 
 @pytest.mark.slow
 def test_what_cannot_be_saved_goes_to_stock(tmp_path, caplog):
-    def fn(x):
-        return x.view(4), x * 2
-
-    x = torch.ones(2, 2)
-    saved(fn, tmp_path / "f", x)
+    fn, x = lambda x: (x.view(4), x * 2), torch.ones(2, 2)
+    view, double = saved(tmp_path, fn, x)(x)
     assert "cannot be saved: a result is a view" in caplog.text
-    view, double = loaded(tmp_path / "f")(x)
     assert view.data_ptr() == x.data_ptr() and torch.equal(double, x * 2)
     with pytest.raises(DesugarError, match="cannot be saved: a result is a view"):
-        saved(fn, tmp_path / "f", x, strict=True)
+        saved(tmp_path, fn, x, strict=True)
 
 
 SCRIPT = """
@@ -131,7 +115,7 @@ assert torch.equal(grad, x.values.sum(0).expand(3, 4)), grad
 
 @pytest.mark.slow
 def test_another_process_runs_it(tmp_path):
-    saved(linear, tmp_path / "f", rows(3, 0, 4), torch.randn(3, 4, requires_grad=True))
+    saved(tmp_path, linear, rows(3, 0, 4), torch.randn(3, 4, requires_grad=True))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "f")], env=os.environ, capture_output=True, text=True
     )
