@@ -27,11 +27,13 @@ from desugar.backends.parallel_build import (
 )
 from desugar.dynamo.backend import dynamo_backend
 from desugar.recording.listeners import listen
+from tests.desugar import classes
 from tests.desugar.classes import TwoTensor
+from tests.desugar.judge import by_pass
 
 
 def make(rows=3):
-    return TwoTensor(torch.rand(rows, 4), torch.rand(rows, 4)).requires_grad_()
+    return classes.make(TwoTensor, rows, 4, grad=True)
 
 
 def chain(x, w):
@@ -67,11 +69,8 @@ def backwards(monkeypatch):
 
 
 def gradients(results, args, which=slice(None)):
-    results = ([results] if isinstance(results, torch.Tensor) else list(results))[which]
-    tangents = [
-        TwoTensor(torch.ones(r.shape), torch.ones(r.shape)) if type(r) is TwoTensor else torch.ones(r.shape)
-        for r in results
-    ]
+    results = (results if isinstance(results, tuple) else (results,))[which]
+    tangents = [torch.ones_like(r) for r in results]
     return torch.autograd.grad(results, args, tangents, allow_unused=True, retain_graph=True)
 
 
@@ -80,10 +79,6 @@ def assert_right(results, args, fn=chain, which=slice(None)):
     expected = gradients(fn(*args), args, which)
     for one, other in zip(gradients(results, args, which), expected, strict=True):
         torch.testing.assert_close((one.a, one.b), (other.a, other.b))
-
-
-def behind_dynamo(fn):
-    return torch.compile(fn, backend=dynamo_backend)
 
 
 def called(compiled):
@@ -124,8 +119,8 @@ def test_the_backward_is_compiled_beside_the_forward(empty_cache, backwards):
     ],
 )
 def test_a_result_without_dimensions_is_a_loss(fn, expected):
-    compiled = desugar.compile(fn, backend="eager")
-    compiled(make(), make())
+    compiled = by_pass(fn)
+    called(compiled)
     assert expected_tangents(compiled.programs[0].variants.traced) == expected
 
 
@@ -147,16 +142,30 @@ def test_other_gradients_than_expected_have_a_backward_of_their_own(
 # ----------------------------------------------------------------------------------- when there is no time
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "door", [functools.partial(desugar.compile, options={"compile_threads": 2}), behind_dynamo]
+    ("door", "threads", "ahead"),
+    [
+        pytest.param(
+            functools.partial(desugar.compile, options={"compile_threads": 2}), 1, 1, marks=pytest.mark.slow
+        ),
+        pytest.param(functools.partial(torch.compile, backend=dynamo_backend), 2, 1, marks=pytest.mark.slow),
+        pytest.param(
+            functools.partial(desugar.compile, options={"max_autotune": True}), 2, 0, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            functools.partial(desugar.compile, options={"compile_threads": 1}), 2, 0, marks=pytest.mark.slow
+        ),
+        (by_pass, 2, 0),
+    ],
 )
-def test_doors_that_compile_it_beside_the_forward(empty_cache, backwards, door):
-    with private.inductor_config.patch(compile_threads=2 if door is behind_dynamo else 1):
+def test_a_backward_is_compiled_when_it_is_called_where_nobody_waits(
+    empty_cache, backwards, door, threads, ahead
+):
+    with private.inductor_config.patch(compile_threads=threads):
         results, args = called(door(chain))
-        assert len(backwards) == 1
+        assert len(backwards) == ahead
         assert_right(results, args)
-        assert len(backwards) == 1
+    assert len(backwards) == 1
 
 
 @pytest.mark.slow
@@ -164,32 +173,15 @@ def test_nothing_is_compiled_ahead_when_the_forward_is_there(empty_cache, backwa
     called(desugar.compile(chain))
     torch.compiler.reset()
     compiled = desugar.compile(chain)
-    results, args = called(compiled)  # its kernels are in Inductor's cache
+    results = called(compiled)  # its kernels are in Inductor's cache
     assert len(backwards) == 1 and not pending(compiled)
-    assert_right(results, args)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"options": {"max_autotune": True}}, marks=pytest.mark.slow),
-        pytest.param({"options": {"compile_threads": 1}}, marks=pytest.mark.slow),
-        {"backend": "eager"},
-    ],
-    ids=str,
-)
-def test_a_backward_is_compiled_when_it_is_called_where_nobody_waits(empty_cache, backwards, options):
-    results, args = called(desugar.compile(chain, **options))
-    assert not backwards
-    assert_right(results, args)
-    assert len(backwards) == 1
+    assert_right(*results)
 
 
 def test_kernels_of_other_devices_are_not_put_off():
     graph = private.make_fx(lambda x: x * 2, tracing_mode="fake")(torch.rand(3, device="meta"))
     with private.inductor_config.patch(compile_threads=2), postpone_kernels(graph) as kernels:
-        waited = []
-        private.AsyncCompile().wait({"kernel": lambda: waited})
+        private.AsyncCompile().wait({"kernel": lambda: None})
     assert not kernels.waits
 
 
@@ -200,7 +192,7 @@ def test_two_functions_with_one_graph(empty_cache, backwards):
     other = types.FunctionType(chain.__code__.replace(co_name="other"), chain.__globals__)
     functions = [desugar.compile(chain), desugar.compile(other)]
     calls = list(map(called, functions))
-    assert len(pending(functions[0])) == 1 and not pending(functions[1])  # one module of Inductor's for both
+    assert list(map(len, map(pending, functions))) == [1, 0]  # one module of Inductor's for both
     for results, args in reversed(calls):
         assert_right(results, args)
 
@@ -216,10 +208,10 @@ def test_the_first_backward_in_several_threads(empty_cache, backwards):
 @pytest.mark.slow
 def test_a_program_is_gone_before_its_backward(empty_cache):
     compiled = desugar.compile(chain)
-    results, args = called(compiled)
+    results = called(compiled)
     variants = weakref.ref(compiled.programs[0].variants)
     del compiled
-    assert_right(results, args)
+    assert_right(*results)
     del results
     torch.compiler.reset()  # Dynamo keeps what it compiled with the code of the function
     while gc.collect():
@@ -269,26 +261,20 @@ def test_the_compilers_own_error_is_raised_by_the_call(empty_cache):
 def test_the_cache_is_gone_before_the_backward(empty_cache, backwards):
     compiled = desugar.compile(chain)
     results, args = called(compiled)
-    for kernels in pending(compiled):
-        assert [build.result(60) for build in kernels.builds] == [None]
+    (kernels,) = pending(compiled)
+    assert [build.result(60) for build in kernels.builds] == [None]
     shutil.rmtree(torch._inductor.runtime.runtime_utils.cache_dir())
     assert_right(results, args)
     assert len(backwards) == 2
 
 
 def test_waits_are_made_once_and_again_after_an_error():
-    waited = []
-
-    def fail_first():
-        waited.append("tried")
-        if len(waited) == 1:
-            raise OSError("the disk is full")
-
-    kernels, ahead = PendingKernels(waits=[fail_first, lambda: waited.append("other")]), PrecompiledGraphs()
+    failing, other = mock.Mock(side_effect=[OSError("the disk is full"), None]), mock.Mock()
+    kernels, ahead = PendingKernels(waits=[failing, other]), PrecompiledGraphs()
     ahead.put("graph", sum, kernels)
     assert ahead.take("graph") is None
     assert kernels.finish() and kernels.finish()
-    assert waited == ["tried", "tried", "other"]
+    assert (failing.call_count, other.call_count) == (2, 1)
     assert ahead.take("graph") is None and ahead.take("other") is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from unittest import mock
 
 import pytest
 import torch
@@ -11,19 +12,12 @@ from torch.profiler import ProfilerActivity, profile
 
 import desugar
 from desugar.wrapper import direct_calls
-from tests.desugar.classes import Pair
-
-
-def double(x):
-    return x * 2
+from tests.desugar.classes import Pair, make
+from tests.desugar.judge import inside, judge
 
 
 @pytest.fixture
-def pair():
-    return Pair(torch.rand(2, 3), torch.rand(2, 3))
-
-
-def graphs_called(monkeypatch):
+def count(monkeypatch):
     """How often Inductor's own call was made."""
     count, call = [0], CompiledFxGraph.__call__
 
@@ -40,53 +34,42 @@ def graphs_called(monkeypatch):
     [
         pytest.param(desugar.compile, False, 1, marks=pytest.mark.slow),
         pytest.param(desugar.compile, True, 2, marks=pytest.mark.slow),
-        (lambda fn: torch.compile(fn, backend="desugar"), False, 3),
+        (inside, False, 3),
     ],
     ids=["the first call alone", "forward and backward", "torch.compile"],
 )
-def test_calls_that_are_inductors(monkeypatch, pair, door, needs_grad, expected):
-    count, compiled, x = graphs_called(monkeypatch), door(torch.sin), pair.requires_grad_(needs_grad)
-    for _ in range(3):
-        y = compiled(x)
-        torch.testing.assert_close(y.a, x.a.sin())
-        if needs_grad:
-            (grad,) = torch.autograd.grad(y, x, y.detach())
-            torch.testing.assert_close(grad.a, (x.a.sin() * x.a.cos()).detach())
+def test_calls_that_are_inductors(count, door, needs_grad, expected):
+    judge(torch.sin, lambda: (make(Pair, 2, 3, grad=needs_grad),), way=door, calls=3)
     assert count == [expected]
 
 
-def test_under_a_profiler_every_call_is_inductors(monkeypatch, pair):
-    count, compiled = graphs_called(monkeypatch), desugar.compile(double)
-    compiled(pair), compiled(pair)
+def test_under_a_profiler_every_call_is_inductors(count):
+    compiled, x = desugar.compile(lambda x: x * 2), make(Pair, 2, 3)
+    compiled(x), compiled(x)
     with profile(activities=[ProfilerActivity.CPU]) as prof:
-        compiled(pair), compiled(pair)
-    compiled(pair)
+        compiled(x), compiled(x)
+    compiled(x)
     assert count == [3]
     assert sum("Call CompiledFxGraph" in event.name for event in prof.events()) == 2
 
 
 @pytest.mark.slow
-def test_a_graph_lives_as_long_as_its_wrapper(pair):
-    compiled = desugar.compile(double)
-    compiled(pair)
+def test_a_graph_lives_as_long_as_its_wrapper():
+    compiled = desugar.compile(lambda x: x * 2)
+    compiled(make(Pair, 2, 3))
     scope = compiled.programs[0].run.__globals__
     gc.collect()
-    whole, inside = direct_calls.graph_behind(scope, "compiled_graph")
-    assert isinstance(whole, CompiledFxGraph)
-    assert inside == whole.current_callable
+    whole, code = direct_calls.graph_behind(scope, "compiled_graph")
+    assert isinstance(whole, CompiledFxGraph) and code == whole.current_callable
 
 
-def test_a_call_that_fails_leaves_the_next_one_to_inductor(monkeypatch, pair):
-    compiled, calls = desugar.compile(double), []
-
-    def failing(self, items):
-        calls.append(items)
-        raise RuntimeError("no")
-
+def test_a_call_that_fails_leaves_the_next_one_to_inductor(monkeypatch):
+    compiled, x = desugar.compile(lambda x: x * 2), make(Pair, 2, 3)
+    failing = mock.Mock(side_effect=RuntimeError("no"))
     with monkeypatch.context() as patched:
         patched.setattr(CompiledFxGraph, "__call__", failing)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no"):
-                compiled(pair)
-    assert len(calls) == 2
-    torch.testing.assert_close(compiled(pair).b, pair.b * 2)
+                compiled(x)
+    assert failing.call_count == 2
+    torch.testing.assert_close(compiled(x).b, x.b * 2)
