@@ -9,7 +9,7 @@ from desugar.codegen.debug_checks import Expected, recheck
 from desugar.ir.values import Flat, unwrap_value
 from desugar.passes.verify import RECHECK_VARIABLE, InvariantError, rechecks_enabled
 from tests.desugar.classes import EVERY, Pair, Tagged, make, plain_parts
-from tests.desugar.judge import by_dynamo, by_pass, judge
+from tests.desugar.judge import assert_programs, by_dynamo, by_pass, judge
 
 
 @pytest.fixture
@@ -29,17 +29,20 @@ def test_off_by_default():
 @pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("grad", [False, True])
 def test_silent(rechecking, cls, grad, way):
-    fn = lambda x, y: ((x * y).sin(), x + 1)  # noqa: E731
-    compiled = judge(fn, lambda: (make(cls, 3, 4, grad=grad), torch.randn(4)), way=way, calls=2)
+    compiled = judge(
+        lambda x, y: ((x * y).sin(), x + 1),
+        lambda: (make(cls, 3, 4, grad=grad), torch.randn(4)),
+        way=way,
+        calls=2,
+    )
     assert way is not by_pass or "recheck(" in compiled.programs[0].source
 
 
 @pytest.mark.sweep(7)
 @pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 def test_silent_with_dynamic_sizes(rechecking, cls):
-    compiled = by_pass(lambda x: (x * 2).sin())
-    for rows in (2, 3, 4, 5):
-        judge(lambda x: (x * 2).sin(), lambda rows=rows: (make(cls, rows, 4, grad=True),), compiled)
+    calls = [lambda rows=rows: (make(cls, rows, 4, grad=True),) for rows in (2, 3, 4, 5)]
+    assert_programs(lambda x: (x * 2).sin(), calls, 2)
 
 
 @pytest.mark.slow
@@ -81,11 +84,10 @@ def test_fires(name):
 
 def test_a_constructor_that_cheats_is_caught(rechecking):
     """A class by hand whose instances change behind the wrapper's back."""
-    compiled = by_pass(lambda x: x * 2)
-    x = make(Pair, 3)
+    compiled, x = by_pass(lambda x: x * 2), make(Pair, 3)
     compiled(x)
-    program = compiled.programs[0]
-    program.run.__globals__["compiled_graph"] = lambda items: (torch.ones(4), torch.ones(3))
+    scope = compiled.programs[0].run.__globals__
+    scope["compiled_graph"] = lambda items: (torch.ones(4), torch.ones(3))
     with pytest.raises(InvariantError, match="size of results"):
         compiled(x)
 

@@ -22,14 +22,6 @@ class Counted(Single):
         self.seen = 1
 
 
-class Other(Single):
-    """Gives an instance of another class."""
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
-        return Single(inner_tensors["a"])
-
-
 class Asking(Single):
     """Asks itself what to give."""
 
@@ -50,18 +42,25 @@ class Policied(Single):
     options: ClassVar[dict[str, Any]] = {"dispatch_sizes_strides_policy": "sizes"}
 
 
-def copying(cls, inner_tensors, context, outer_size, outer_stride):
-    return cls(inner_tensors["a"].clone())
-
-
-NEGATIVE = torch._C.DispatchKeySet(torch._C.DispatchKey.Negative)
 NAMES = ["a"]
+
+
+def rebuilding(build):
+    """Gives what is made of an inner tensor."""
+    return {
+        "__tensor_unflatten__": classmethod(lambda cls, inner_tensors, *_: build(cls, inner_tensors["a"]))
+    }
+
+
+Other = type("Other", (Single,), rebuilding(lambda cls, a: Single(a)))
 # What else a class has; `Counted` has a further attribute, and `Other` gives an instance of another class.
 MORE = {
     "a slot that is in no dictionary": {"__slots__": ("hidden",)},
     "another storage offset": {"options": {"storage_offset": 3}},
-    "a dispatch key of its own": {"options": {"_extra_dispatch_keys": NEGATIVE}},
-    "a copy of its inner tensor": {"__tensor_unflatten__": classmethod(copying)},
+    "a dispatch key of its own": {
+        "options": {"_extra_dispatch_keys": torch._C.DispatchKeySet(torch._C.DispatchKey.Negative)}
+    },
+    "a copy of its inner tensor": rebuilding(lambda cls, a: cls(a.clone())),
 }
 
 
@@ -69,17 +68,19 @@ def is_plainly_built(x):
     return unwrap_value(x, Flat()).plainly_built
 
 
-def test_what_does_nothing_is_seen_to():
-    assert is_plainly_built(Single(torch.ones(2, 3)))
-    assert is_plainly_built(Single(torch.ones(2, 3).t()))
-    assert is_plainly_built(make(Halves, 2, 6))
-
-
 @pytest.mark.parametrize(
-    "cls", [Counted, Policied, Other, *(type(name, (Single,), members) for name, members in MORE.items())]
+    "x",
+    [
+        make(Tagged, 2, 3),  # metadata in the dictionary
+        *(
+            cls(torch.ones(2, 3))
+            for cls in (Counted, Policied, Other, *(type(n, (Single,), more) for n, more in MORE.items()))
+        ),
+    ],
+    ids=lambda x: type(x).__name__,
 )
-def test_what_does_more_is_seen_to(cls):
-    assert not is_plainly_built(cls(torch.ones(2, 3)))
+def test_what_does_more_is_seen_to(x):
+    assert not is_plainly_built(x)
 
 
 def test_a_size_that_the_class_answers_is_its_answer_for_results():
@@ -90,15 +91,14 @@ def test_a_size_that_the_class_answers_is_its_answer_for_results():
         assert y.shape == (5, 3)
 
 
-def test_metadata_in_the_dictionary():
-    assert not is_plainly_built(make(Tagged, 2, 3))
+def test_what_does_nothing_is_seen_to():
+    for x in (Single(torch.ones(2, 3)), Single(torch.ones(2, 3).t()), make(Halves, 2, 6)):
+        before = dict(x.__dict__)
+        assert is_plainly_built(x)
+        assert x.__dict__ == before, "nothing is added to the tensor"
 
 
-def test_nothing_is_added_to_the_tensor_that_is_looked_at():
-    x = Single(torch.ones(2))
-    before = dict(x.__dict__)
-    is_plainly_built(x)
-    assert x.__dict__ == before
+Builtin = type("Builtin", (Single,), {"__tensor_flatten__": len})  # no Python function
 
 
 @pytest.mark.parametrize(
@@ -111,17 +111,11 @@ def test_nothing_is_added_to_the_tensor_that_is_looked_at():
         (Asking, False),
         (Reading, False),
         (Tagged, False),
+        (Builtin, False),
     ],
 )
 def test_flattening(cls, constant):
     assert flattens_to_constants(cls) == constant
-
-
-def test_a_method_that_is_no_python_function():
-    class Builtin(Single):
-        __tensor_flatten__ = len  # type: ignore[assignment]
-
-    assert not flattens_to_constants(Builtin)
 
 
 @pytest.mark.parametrize("cls", [Single, Counted, Asking, Reading])
@@ -129,8 +123,7 @@ def test_a_method_that_is_no_python_function():
 def test_results_are_eagers(cls, grad):
     compiled = judge(lambda x: (x * 2).sin(), lambda: (cls(torch.randn(2, 3)).requires_grad_(grad),))
     (program,) = compiled.programs
-    own = "__tensor_unflatten__" in program.wrapper
-    assert own == (cls is Counted)
+    assert ("__tensor_unflatten__" in program.wrapper) == (cls is Counted)
 
 
 def test_a_class_that_gives_another_fares_as_under_stock():

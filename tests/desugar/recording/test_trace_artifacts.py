@@ -28,47 +28,49 @@ torch.compile(lambda x: x + 1, backend="desugar", options={"backend": "eager"})(
 """
 
 
-def run_script(folder, **environment):
-    """Runs the script from a file, whose lines Dynamo's graphs then name."""
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script)]
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+@pytest.fixture
+def run_script(tmp_path):
+    """Runs the script from a file, whose lines Dynamo's graphs then name, and returns what it says."""
+
+    def run(**environment):
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment}
+        done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    return run
 
 
-def read_artifacts(folder):
+@pytest.fixture
+def trace(run_script, tmp_path):
+    """The file that the script leaves under TORCH_TRACE."""
+    run_script(TORCH_TRACE=str(tmp_path / "trace"))
+    (file,) = (tmp_path / "trace").glob("*.log")
+    return file
+
+
+def read_artifacts(file):
     """(compile id, name, text) of the artifacts of ours: a line of JSON, and the indented payload below it."""
-    (file,) = folder.glob("*.log")
     found, lines = [], file.read_text().splitlines()
     for number, line in enumerate(lines, 1):
         if line.startswith("V") and '"desugar_' in line:
             record = json.loads(line[line.index("{") :])
             payload = itertools.takewhile(lambda text: text.startswith("\t"), lines[number:])
-            text = "\n".join(one[1:] for one in payload)
             numbers = record["frame_id"], record["frame_compile_id"]
-            found.append((numbers, record["artifact"]["name"], text))
+            found.append((numbers, record["artifact"]["name"], "\n".join(one[1:] for one in payload)))
     return found
 
 
 @pytest.mark.slow
-def test_torch_trace_gets_the_texts_of_each_compilation(tmp_path):
-    run_script(tmp_path, TORCH_TRACE=str(tmp_path))
-    found = read_artifacts(tmp_path)
-    ids = list(dict.fromkeys(number for number, _, _ in found))
+def test_torch_trace_gets_the_texts_of_each_compilation(trace):
+    texts = {(number, name): text for number, name, text in read_artifacts(trace)}
+    ids = list(dict.fromkeys(number for number, _ in texts))
     assert ids == [(0, 0), (0, 1), (1, 0)], "Dynamo's own, through both doors"
-    names = [{name for number, name, _ in found if number == one} for one in ids]
-    common = {
-        "desugar_reason",
-        "desugar_stages",
-        "desugar_layouts",
-        "desugar_forward_graph",
-        "desugar_wrapper",
-    }
-    assert names[0] == common | {"desugar_backward_graph"} and names[1] == names[2] == common
-    texts = {(number, name): text for number, name, text in found}
+    names = [{name.removeprefix("desugar_") for number, name in texts if number == one} for one in ids]
+    common = {"reason", "stages", "layouts", "forward_graph", "wrapper"}
+    assert names == [common | {"backward_graph"}, common, common]
     assert "def run(a0):" in texts[ids[0], "desugar_wrapper"]
     assert "aten.mul.Tensor" in texts[ids[1], "desugar_forward_graph"]
     reasons = [json.loads(texts[number, "desugar_reason"]) for number in ids]
@@ -80,17 +82,16 @@ def test_torch_trace_gets_the_texts_of_each_compilation(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_stack_of_each_call_is_there_for_the_tree_of_compilations(tmp_path):
-    run_script(tmp_path, TORCH_TRACE=str(tmp_path))
-    script = tmp_path / "script.py"
-    (file,) = tmp_path.glob("*.log")
-    records = [
-        json.loads(line[line.index("{") :]) for line in file.read_text().splitlines() if line[0] == "V"
-    ]
+def test_the_stack_of_each_call_is_there_for_the_tree_of_compilations(trace, tmp_path):
+    lines = [line for line in trace.read_text().splitlines() if line[0] == "V"]
+    records = [json.loads(line[line.index("{") :]) for line in lines]
     names = {number: text for text, number in (r["str"] for r in records if "str" in r)}
-    stacks = [r["dynamo_start"]["stack"] for r in records if "dynamo_start" in r]
-    lines = [[f["line"] for f in stack if names[f["filename"]] == str(script)] for stack in stacks]
-    assert lines == [[4, 3], [5, 3], [6]]
+    stacks, script = (
+        [r["dynamo_start"]["stack"] for r in records if "dynamo_start" in r],
+        tmp_path / "script.py",
+    )
+    found = [[f["line"] for f in stack if names[f["filename"]] == str(script)] for stack in stacks]
+    assert found == [[4, 3], [5, 3], [6]]
 
 
 # As pip installs it beside this Python, whose environment need not be activated.
@@ -100,10 +101,8 @@ NEEDS_TLPARSE = pytest.mark.skipif(TLPARSE is None, reason="needs tlparse")
 
 @pytest.mark.slow
 @NEEDS_TLPARSE
-def test_tlparse_shows_them(tmp_path):
-    run_script(tmp_path, TORCH_TRACE=str(tmp_path))
-    (file,) = tmp_path.glob("*.log")
-    command = [TLPARSE, str(file), "-o", str(tmp_path / "out"), "--no-browser"]
+def test_tlparse_shows_them(trace, tmp_path):
+    command = [TLPARSE, str(trace), "-o", str(tmp_path / "out"), "--no-browser"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "fail" not in done.stdout + done.stderr
     shown = (tmp_path / "out" / "index.html").read_text()
@@ -112,13 +111,11 @@ def test_tlparse_shows_them(tmp_path):
 
 @pytest.mark.slow
 @NEEDS_TLPARSE
-def test_tlparse_shows_those_of_a_folder_with_a_file_for_each_rank(tmp_path):
-    run_script(tmp_path, TORCH_TRACE=str(tmp_path / "trace"))
-    (file,) = (tmp_path / "trace").glob("*.log")
+def test_tlparse_shows_those_of_a_folder_with_a_file_for_each_rank(trace, tmp_path):
     for rank in range(2):  # the names that PyTorch gives in a torch.distributed run
-        shutil.copy(file, file.with_name(f"dedicated_log_torch_trace_rank_{rank}_abc.log"))
-    file.unlink()
-    command = [TLPARSE, "--all-ranks-html", str(file.parent), "-o", str(tmp_path / "out"), "--no-browser"]
+        shutil.copy(trace, trace.with_name(f"dedicated_log_torch_trace_rank_{rank}_abc.log"))
+    trace.unlink()
+    command = [TLPARSE, "--all-ranks-html", str(trace.parent), "-o", str(tmp_path / "out"), "--no-browser"]
     subprocess.run(command, capture_output=True, text=True, check=True)
     for rank in range(2):
         shown = (tmp_path / "out" / f"rank_{rank}" / "index.html").read_text()
@@ -127,8 +124,8 @@ def test_tlparse_shows_those_of_a_folder_with_a_file_for_each_rank(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("level", "has_texts"), [("desugar", False), ("+desugar", True)])
-def test_torch_logs_sets_the_level(tmp_path, level, has_texts):
-    said = run_script(tmp_path, TORCH_LOGS=level)
+def test_torch_logs_sets_the_level(run_script, level, has_texts):
+    said = run_script(TORCH_LOGS=level)
     assert "compiled program 1 of <lambda>: first call" in said
     assert "compiled program 2 of <lambda>: x.requires_grad: expected True, got False" in said
     assert "compiled a graph of <lambda> for torch.compile" in said
@@ -143,12 +140,10 @@ def test_the_logger_has_the_same_levels(caplog):
     caplog.clear()
     with caplog.at_level(logging.DEBUG, logger="desugar"):
         compiled(torch.ones(2).double())
-    said = [record.getMessage() for record in caplog.records if record.name == "desugar"]
-    assert any(
-        text.endswith("wrapper\ndef run(a0):") for text in (one[: one.find(":\n") + 1] for one in said)
-    )
-    assert said[-1].startswith("compiled program 2 of test_the_logger_has_the_same_levels")
-    assert said[-1].endswith(": x.dtype: expected float32, got float64")
+    *texts, last = [record.getMessage() for record in caplog.records if record.name == "desugar"]
+    assert any(text[: text.find(":\n") + 1].endswith("wrapper\ndef run(a0):") for text in texts)
+    assert last.startswith("compiled program 2 of test_the_logger_has_the_same_levels")
+    assert last.endswith(": x.dtype: expected float32, got float64")
 
 
 def test_a_failed_compilation_has_its_error():

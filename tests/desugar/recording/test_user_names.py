@@ -12,6 +12,7 @@ from desugar import _torch as private
 from desugar.recording import listeners
 from desugar.recording.user_names import function_name, leaf_names, readable
 from subclasses.ragged import JaggedTensor
+from tests.doors import by_torch
 
 NAMES = [
     ("L['x']", "x"),
@@ -63,17 +64,12 @@ def test_names_in_the_call_of_a_module(module, dynamos, users):
     assert readable("module.a + args[0]") == "module.a + args[0]", "of a function, these are the user's own"
 
 
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(3, 3)
-
+class Layer(nn.Linear):
     def forward(self, x, *, scale):
-        return self.inner(x) * scale
+        return super().forward(x) * scale
 
 
-SCALE = torch.ones(3)
-LAYER = Layer()
+SCALE, LAYER = torch.ones(3), Layer(3, 3)
 
 
 def fn(xs, d, n):
@@ -81,54 +77,34 @@ def fn(xs, d, n):
 
 
 def test_leaves_and_functions():
-    found = []
+    found, j = [], JaggedTensor.from_tensors([torch.ones(2, 3), torch.ones(1, 3)])
     with listeners.listen(lambda r: found.append((leaf_names(r.graph), function_name(r.fn, r.graph)))):
         for n in (2.5, 3.5):
-            j = JaggedTensor.from_tensors([torch.ones(2, 3), torch.ones(1, 3)])
-            torch.compile(fn, backend="desugar", options={"backend": "eager"})(
-                [torch.ones(2, 3)], {"j": j}, n
-            )
+            by_torch(fn)([torch.ones(2, 3)], {"j": j}, n)
     names, function = found[0]
-    assert function == "fn" and set(names) >= {"xs[0]", "LAYER.inner.weight", "LAYER.inner.bias", "SCALE"}
+    assert function == "fn" and set(names) >= {"xs[0]", "LAYER.weight", "LAYER.bias", "SCALE"}
     assert any(name.startswith("d['j']") for name in names)
-    assert (
-        function_name(Layer()) == "Layer" and function_name(fn) == "fn" and function_name(None) == "a graph"
-    )
-
-
-def global_and_closure(x, by):
-    return x * SCALE + by["k"]
+    assert list(map(function_name, (LAYER, fn, None))) == ["Layer", "fn", "a graph"]
 
 
 def test_which_leaves_come_from_parameters():
     found = {}
-    with listeners.listen(
-        lambda r: found.update(zip(leaf_names(r.graph), placeholders(r.graph), strict=True))
-    ):
-        torch.compile(global_and_closure, backend="desugar", options={"backend": "eager"})(
-            torch.ones(3), {"k": torch.ones(3)}
-        )
-    assert {name: private.is_argument(node) for name, node in found.items()} == {
-        "x": True,
-        "SCALE": False,
-        "by['k']": True,
-    }
 
+    def note(recording):
+        nodes = recording.graph.graph.find_nodes(op="placeholder")
+        names = leaf_names(recording.graph)
+        found.update({name: private.is_argument(node) for name, node in zip(names, nodes, strict=True)})
 
-def placeholders(graph):
-    return graph.graph.find_nodes(op="placeholder")
+    with listeners.listen(note):
+        by_torch(lambda x, by: x * SCALE + by["k"])(torch.ones(3), {"k": torch.ones(3)})
+    assert found == {"x": True, "SCALE": False, "by['k']": True}
 
 
 def test_dynamo_says_why_it_compiles_again():
-    reasons = []
-    compiled = torch.compile(fn_of_size, backend="desugar", options={"backend": "eager"})
+    reasons, compiled = [], by_torch(lambda x: x * 2)
     with listeners.listen(lambda recording: reasons.append(private.recompile_reason())):
         compiled(torch.ones(2)), compiled(torch.ones(3))
-    assert reasons[0] is None and reasons[1].startswith(
-        "0/0: tensor 'x' size mismatch at index 0. expected 2, actual 3"
-    )
+    first, second = reasons
+    assert first is None
+    assert second.startswith("0/0: tensor 'x' size mismatch at index 0. expected 2, actual 3")
     assert private.recompile_reason() is None, "nothing is compiled now"
-
-
-def fn_of_size(x):
-    return x * 2
