@@ -327,6 +327,13 @@ def make(cls: type, *size: int, grad: bool = False, dtype: torch.dtype = torch.f
     return made.requires_grad_() if grad else made
 
 
+def rebuilt(x: Any) -> Any:
+    """Another wrapper around the same inner tensors."""
+    names, context = x.__tensor_flatten__()
+    inner = {name: getattr(x, name) for name in names}
+    return type(x).__tensor_unflatten__(inner, context, x.size(), x.stride())
+
+
 def inner_names(x: Any) -> list[str]:
     """Names of the inner tensors that are there; empty for a plain tensor."""
     if isinstance(x, TensorSubclass):

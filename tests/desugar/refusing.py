@@ -20,6 +20,10 @@ def strictly(fn):
     return by_pass(fn, strict=True)
 
 
+EVERY_DOOR = pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+BOTH_DOORS = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
+
+
 def warned(caplog):
     """What the pass has handed over, by its warnings."""
     found = [r for r in caplog.records if r.name == "desugar" and r.levelno >= logging.WARNING]

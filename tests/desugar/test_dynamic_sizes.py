@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import desugar
 from subclasses.ragged import JaggedTensor
 from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, Tagged, TwoTensor, make
-from tests.desugar.judge import assert_programs, by_dynamo, by_pass, judge
+from tests.desugar.judge import STRICT_DOORS, assert_programs, by_dynamo, by_pass, judge
 from tests.desugar.refusing import strictly
 
 NEW = [4, 5, 6, 7, 2, 9, 30]
 
 
-def rows(*classes, grad=True, width=6):
+def rows(*classes, grad=True, width=6, numbers=NEW):
     """Calls with ever-new numbers of rows, one argument of each class."""
-    return [lambda n=n: tuple(make(cls, n, width, grad=grad) for cls in classes) for n in NEW]
+    return [lambda n=n: tuple(make(cls, n, width, grad=grad) for cls in classes) for n in numbers]
 
 
 # ---- sizes ---------------------------------------------------------------------------------------------------
@@ -42,8 +45,7 @@ def test_several_arguments_and_dimensions(cls):
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair, Halves])
 def test_zero_and_one_have_programs_of_their_own(cls):
-    calls = [lambda n=n: (make(cls, n, 6, grad=True),) for n in (4, 5, 0, 1, 2, 0, 1, 8)]
-    assert_programs(lambda x: (x * 2, x.sum()), calls, 4)
+    assert_programs(lambda x: (x * 2, x.sum()), rows(cls, numbers=(4, 5, 0, 1, 2, 0, 1, 8)), 4)
 
 
 def split(cls, left, right):
@@ -73,13 +75,10 @@ def slices(cls, grad=True):
     return [lambda s=s: (make(cls, s[0] + s[2], s[1] + s[3], grad=grad)[s[2] :, s[3] :],) for s in sizes]
 
 
-def double(x):
-    return x * 2
+double = lambda x: x * 2  # noqa: E731
 
 
-def write(x):
-    x.mul_(2)
-    return x.sum()
+write = lambda x: (x.mul_(2), x.sum())[1]  # noqa: E731
 
 
 # The function, its calls, how many programs they make, and whether sizes are dynamic from the start.
@@ -160,31 +159,24 @@ def test_how_many_programs_calls_take(name):
 def test_a_stride_in_which_a_symbol_occurs_twice(way):
     """The longest row, the mask and the heads have one extent, and so one symbol."""
 
-    def attend(x, mask):
-        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
-
     def arguments():
         rows = JaggedTensor.from_tensors([torch.ones(n, 2, 6) for n in (6, 5, 2)]).transpose(1, 2)
         return rows.detach().requires_grad_(), torch.ones(6, 6)
 
+    attend = lambda x, mask: F.scaled_dot_product_attention(x, x, x, attn_mask=mask)  # noqa: E731
     judge(attend, arguments, way(attend, dynamic=True))
 
 
 def test_missing_tangents_of_dynamic_results():
-    fn = lambda x, y: (x * 2, (x * y).sum(), y.sin())  # noqa: E731
-    compiled = by_pass(fn)
-    for n, missing in zip(NEW, [[], [0], [1], [2], [0, 1], [0, 2], [1, 2]], strict=True):
-        judge(
-            fn,
-            lambda n=n: (make(TwoTensor, n, 3, grad=True), torch.randn(n, 3, requires_grad=True)),
-            compiled,
-            missing=missing,
-        )
+    fn, compiled = lambda x, y: (x * 2, (x * y).sum(), y.sin()), None
+    for make_args, missing in zip(rows(TwoTensor, Tensor), MISSING, strict=True):
+        compiled = judge(fn, make_args, compiled, missing=missing)
     assert len(compiled.programs) == 2
 
 
 # ---- numbers as results --------------------------------------------------------------------------------------
 
+MISSING = [[], [0], [1], [2], [0, 1], [0, 2], [1, 2]]
 NUMBERS = {
     "a quotient": lambda x: (x * 2, x.shape[0] / 2),
     "a quotient alone": lambda x: x.shape[0] / 4,
@@ -203,8 +195,8 @@ NUMBERS = {
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_numbers_computed_from_sizes(name, grad, dynamic):
     compiled = by_pass(NUMBERS[name], dynamic=dynamic)
-    for n in NEW:
-        judge(NUMBERS[name], lambda n=n: (torch.randn(n, 2, requires_grad=grad),), compiled)
+    for make_args in rows(Tensor, grad=grad, width=2):
+        judge(NUMBERS[name], make_args, compiled)
 
 
 @pytest.mark.sweep(2)
@@ -225,21 +217,17 @@ def test_numbers_through_inductor():
 
 
 def test_a_size_that_became_a_constant_is_checked():
-    compiled = by_pass(lambda x: x.sum() if x.shape[0] == 5 else x * 2, dynamic=True)
-    for rows in (5, 7, 5, 9):
-        x = torch.ones(rows)
-        assert torch.equal(compiled(x), x.sum() if rows == 5 else x * 2)
+    fn = lambda x: x.sum() if x.shape[0] == 5 else x * 2  # noqa: E731
+    compiled = by_pass(fn, dynamic=True)
+    for make_args in rows(Tensor, numbers=(5, 7, 5, 9)):
+        judge(fn, make_args, compiled)
 
 
 def test_gradients_of_results_whose_size_depends_on_data():
-    fn = lambda x, n: (x.repeat_interleave(n, dim=1) * 2, x.transpose(1, 2)[:, :, n > 0])  # noqa: E731
-    compiled = None
+    fn, compiled = lambda x, n: (x.repeat_interleave(n, dim=1) * 2, x.transpose(1, 2)[:, :, n > 0]), None
     for repeats in ([0, 1, 2], [3, 1, 0]):
-        compiled = judge(
-            fn,
-            lambda repeats=repeats: (torch.randn(2, 3, 4, requires_grad=True), torch.tensor(repeats)),
-            compiled,
-        )
+        make_args = lambda n=repeats: (torch.randn(2, 3, 4, requires_grad=True), torch.tensor(n))  # noqa: E731
+        compiled = judge(fn, make_args, compiled)
 
 
 MASKED = {
@@ -257,8 +245,7 @@ def capturing(way):
     return lambda fn: torch._dynamo.config.patch(options)(way(fn))
 
 
-def whole(fn):
-    return by_pass(fn, fullgraph=True, strict=True)
+whole = functools.partial(by_pass, fullgraph=True, strict=True)
 
 
 @pytest.mark.sweep(60)
@@ -267,14 +254,9 @@ def whole(fn):
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Halves, Labeled])
 def test_gradients_of_wrappers_whose_size_depends_on_data(cls, name, way):
     """Their outer size is a result of the forward, and no gradient is there yet to read it from."""
-    compiled = None
+    compiled = way(MASKED[name])
     for keep in ([True, False, True, False], [True, True, True, False], [False] * 4):
-        compiled = judge(
-            MASKED[name],
-            lambda keep=keep: (make(cls, 4, 6, grad=True), torch.tensor(keep)),
-            compiled,
-            way=way,
-        )
+        judge(MASKED[name], lambda k=keep: (make(cls, 4, 6, grad=True), torch.tensor(k)), compiled)
 
 
 UNBACKED = {
@@ -295,11 +277,9 @@ def test_numbers_and_sizes_that_only_data_tells_in_one_graph(name, grad):
 
 
 def test_a_size_is_read_once():
-    compiled = by_pass(lambda x: x[: x.shape[0] // 2] * 2, dynamic=True)
-    for count in (4, 7, 9):
-        x = Pair(torch.rand(count, 3), torch.rand(count, 3))
-        for found, inner in zip(compiled(x).unwrap(), x.unwrap(), strict=True):
-            torch.testing.assert_close(found, inner[: count // 2] * 2)
+    compiled = assert_programs(
+        lambda x: x[: x.shape[0] // 2] * 2, rows(Pair, grad=False, numbers=(4, 7, 9)), 1, dynamic=True
+    )
     (program,) = compiled.programs
     assert program.wrapper.count("size(0)") <= 1 and ".size()" not in program.wrapper
 
@@ -328,16 +308,15 @@ CALLS = [
 @pytest.mark.parametrize("name", CUTS)
 def test_views_by_ints_that_a_run_finds_to_be_numbers(name, cls, calls):
     """As the last batch of an epoch: a run assumes that a symbol is 1, which a result was recorded by."""
-    cut, strict = CUTS[name], {"backend": "eager", "strict": True}
-    for way in (strictly, lambda fn: torch.compile(fn, backend="desugar", options=strict)):
-        fn = lambda x, n: (cut(x, n), x * x * x)  # noqa: E731 - Dynamo caches by code object
-        compiled = way(fn)
+    for door in STRICT_DOORS.values():
+        fn = lambda x, n: (CUTS[name](x, n), x * x * x)  # noqa: E731 - Dynamo caches by code object
+        compiled = door(fn)
         for rows_, n in calls:
             judge(fn, lambda r=rows_, n=n: (make(cls, r, 2, grad=True), n), compiled)
 
 
 def test_their_second_derivatives():
-    compiled = desugar.compile(lambda x, n: (x[:n], x * x * x), backend="eager", strict=True)
+    compiled = strictly(lambda x, n: (x[:n], x * x * x))
     for count, n in ((3, 2), (1, 1)):
         t = torch.full((count, 2), 2.0, requires_grad=True)
         (first,) = torch.autograd.grad(compiled(Pair(t, t), n)[1].unwrap()[0].sum(), t, create_graph=True)
@@ -363,12 +342,8 @@ def test_slices_of_larger_values(fn, cls, dynamic, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", [TwoTensor, Pair])
 def test_slices_and_the_value_that_they_are_of(cls):
-    def call(n):
-        x = make(cls, n, 6)
-        return x, x[1:-1], x[2:]
-
-    fn = lambda x, y, z: (y.add_(1), x * 2, z.sin())[1:]  # noqa: E731
-    assert_programs(fn, [lambda n=n: call(n) for n in NEW if n > 3], 2)
+    calls = [lambda n=n: (lambda x: (x, x[1:-1], x[2:]))(make(cls, n, 6)) for n in NEW if n > 3]
+    assert_programs(lambda x, y, z: (y.add_(1), x * 2, z.sin())[1:], calls, 2)
 
 
 @pytest.mark.parametrize("door", [by_pass, by_dynamo])
@@ -389,8 +364,4 @@ def test_a_write_to_a_slice_reaches_the_whole_and_its_gradient(door):
 
 @pytest.mark.slow
 def test_inductor_takes_slices():
-    compiled = desugar.compile(lambda x: (x * 2).sum(0), dynamic=True)
-    for call in slices(Pair):
-        (x,) = call()
-        torch.testing.assert_close(compiled(x).unwrap(), (x * 2).sum(0).unwrap())
-    assert len(compiled.programs) == 1
+    assert_programs(lambda x: (x * 2).sum(0), slices(Pair, grad=False), 1, backend="inductor", dynamic=True)

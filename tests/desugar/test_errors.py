@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import traceback
 import weakref
+from unittest import mock
 
 import optree
 import pytest
@@ -23,12 +24,10 @@ from desugar.user_code import (
     stack_of_node,
 )
 from tests.desugar.classes import EVERY, Pair, TwoTensor, make
-from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import by_pass, judge
-from tests.desugar.refusing import snapshot, strictly
+from tests.desugar.refusing import EVERY_DOOR, snapshot
+from tests.desugar.test_models import Held
 from tests.doors import by_stock, by_torch
-
-EVERY_DOOR = pytest.mark.parametrize("door", [strictly, *DOORS.values()])
 
 # ---- the error of the pass -----------------------------------------------------------------------------------
 
@@ -59,15 +58,9 @@ def test_library_files(module):
     assert not is_library_file(pytest.__file__), "what is installed beside torch is somebody's"
 
 
-class Writes(torch.nn.Module):
-    def forward(self, x):
-        helper(x)
-        return x * 2
-
-
 WRITES = {
     "a function that it calls": lambda x: (helper(x), x * 2)[1],
-    "a module": Writes(),
+    "a module": Held(lambda layer, x: (helper(x), x * 2)[1]),
     "after a break": lambda x: (torch._dynamo.graph_break(), helper(x), x * 2)[2],
 }
 
@@ -84,22 +77,22 @@ def test_the_line_of_the_user_is_named(name, cls):
 # ---- errors of the user's own code ---------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(6)
 @EVERY_DOOR
+@pytest.mark.parametrize("kind", [LookupError, KeyboardInterrupt])
 @pytest.mark.parametrize("cls", EVERY)
-def test_an_error_in_the_function_passes_through(cls, door):
+def test_an_error_in_the_function_passes_through(cls, kind, door):
     def fn(x, y):
         z = y.clone().add_(1)
         if y.shape[0] == 3:
-            raise LookupError("mine")
+            raise kind("mine")
         return x.sin() + 0 * z.sum() if cls is TwoTensor else x.sin()
 
-    compiled = door(fn)
-    args = make(cls, 2, 6, grad=True), torch.ones(3)
+    compiled, args = door(fn), (make(cls, 2, 6, grad=True), torch.ones(3))
     before = snapshot(args)
-    with pytest.raises(LookupError, match="mine") as caught:
+    with pytest.raises(kind, match="mine") as caught:
         compiled(*args)
-    assert any(frame.line == 'raise LookupError("mine")' for frame in traceback.extract_tb(caught.tb))
+    assert any(frame.line == 'raise kind("mine")' for frame in traceback.extract_tb(caught.tb))
     assert snapshot(args) == before and torch.is_grad_enabled()
     judge(fn, lambda: (make(cls, 2, 6, grad=True), torch.ones(4)), compiled)
 
@@ -127,36 +120,18 @@ def test_an_error_with_sizes_that_changed():
 # ---- interrupts and compilers that fail ----------------------------------------------------------------------
 
 
-@EVERY_DOOR
-def test_an_interrupt_leaves_everything_usable(door):
-    def fn(x):
-        if not done:
-            raise KeyboardInterrupt
-        return x * 2
-
-    done = []
-    compiled = door(fn)
-    with pytest.raises(KeyboardInterrupt):
-        compiled(torch.ones(2))
-    done.append(1)
-    judge(fn, lambda: (torch.ones(2, requires_grad=True),), compiled, calls=2)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, DesugarError])
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt, ZeroDivisionError, DesugarError("not this time", instead="try again")],
+    ids=["an interrupt", "an error", "a refusal"],
+)
 def test_an_error_of_the_compiler_leaves_everything_usable(error):
-    failed = []
-
-    def compile_graph(graph, inputs):
-        if not failed:
-            failed.append(graph)
-            raise DesugarError("not this time", instead="try again") if error is DesugarError else error
-        return graph.forward
-
-    compiled = by_pass(lambda x: x * 2, backend=compile_graph, strict=True)
-    with pytest.raises(error):
+    fn, compile_graph = lambda x: x * 2, mock.Mock(side_effect=[error, *[mock.DEFAULT] * 2])
+    compiled = by_pass(fn, backend=lambda graph, inputs: compile_graph(graph) and graph.forward, strict=True)
+    with pytest.raises(type(error) if isinstance(error, DesugarError) else error):
         compiled(torch.ones(2))
     assert compiled.programs == [] and torch.is_grad_enabled()
-    judge(lambda x: x * 2, lambda: (torch.ones(2, requires_grad=True),), compiled, calls=2)
+    judge(fn, lambda: (torch.ones(2, requires_grad=True),), compiled, calls=2)
     assert len(compiled.programs) == 1
 
 
@@ -173,13 +148,9 @@ def test_what_a_failed_call_was_given_is_not_kept_alive():
 # ---- the user's line -----------------------------------------------------------------------------------------
 
 
-def fails():
-    torch.ones(2) @ torch.ones(3)
-
-
 def test_the_line_of_an_error_is_where_it_was_raised():
     with pytest.raises(RuntimeError) as caught:
-        fails()
+        torch.ones(2) @ torch.ones(3)
     assert find_line_of(caught.value).text == "torch.ones(2) @ torch.ones(3)"
     assert find_line_of(ValueError("not raised")) is None
 
@@ -215,8 +186,8 @@ def test_lines_that_nodes_of_graphs_and_ops_were_made_from():
     graph, ops = found
     mul, add = (node for node in graph.nodes if node.op == "call_function")
     assert [line.function for line in stack_of_node(mul)] == ["outer", "inner"]
-    assert (line_of_node(mul).text, line_of_node(add).text) == ("return x * 2", "return inner(x) + 1")
+    lines = ["return x * 2", "return inner(x) + 1"]
+    assert [line_of_node(node).text for node in (mul, add)] == lines
     assert [(op.line.filename, op.line.text, op.line.function) for op in ops] == [
-        (__file__, "return x * 2", "inner"),
-        (__file__, "return inner(x) + 1", "outer"),
+        (__file__, line, function) for line, function in zip(lines, ("inner", "outer"), strict=True)
     ]

@@ -14,10 +14,21 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, event, example, given, settings, strategies as st
-from torch import Tensor
 
 from desugar import DesugarError
-from tests.desugar.classes import EVERY, Labeled, Nested, Pair, Tagged, TwoTensor, make, metadata, plain_parts
+from tests.desugar.classes import (
+    EVERY,
+    Labeled,
+    Nested,
+    Pair,
+    Tagged,
+    TwoTensor,
+    make,
+    metadata,
+    plain_parts,
+    rebuilt,
+)
+from tests.desugar.idioms.running import difference
 from tests.desugar.judge import aliasing, by_pass, facts, identities, random_like, versions
 from tests.doors import by_torch
 
@@ -111,12 +122,7 @@ def arguments_of(script: Script) -> list[Any]:
         if kind == "again" and made:
             made.append(made[0])
         elif kind == "shared" and wrappers:
-            x = wrappers[0]
-            names, context = x.__tensor_flatten__()
-            inner = {name: getattr(x, name) for name in names}
-            made.append(
-                script.cls.__tensor_unflatten__(inner, context, x.size(), x.stride()).requires_grad_(grad)
-            )
+            made.append(rebuilt(wrappers[0]).requires_grad_(grad))
         elif kind == "view" and made and all(name in PURE for name, _, _ in script.ops):
             made.append(made[0].detach()[:, :1])
         elif kind == "non-leaf":
@@ -189,14 +195,7 @@ def play(fn: Callable[..., Any], script: Script, args: list[Any], write: bool | 
         if kept and leaves:
             generator = torch.Generator().manual_seed(3)
             tangents = [random_like(out, generator) for out in kept]
-            try:
-                grads = torch.autograd.grad(kept, leaves, tangents, allow_unused=True, retain_graph=True)
-            except RuntimeError as error:
-                if isinstance(error, DesugarError):
-                    raise
-                seen.append(str(error)[:50])
-            else:
-                seen.append([g if g is None else shape_and_values(g) for g in grads])
+            seen.append(attempt(lambda: gradients(kept, leaves, tangents), 50))
         target = results[(script.written or 0) % len(results)]
         if write is None:
             plain_view = not isinstance(target, script.cls) and target._is_view()
@@ -204,18 +203,27 @@ def play(fn: Callable[..., Any], script: Script, args: list[Any], write: bool | 
             seen.append(write)
         if write:
             with torch.no_grad():
-                try:
-                    target.add_(1)
-                except RuntimeError as error:
-                    seen.append(str(error)[:30])
-                else:
-                    seen.append(look(args, results))
+                seen.append(attempt(lambda: (target.add_(1), look(args, results))[1], 30))
     return seen
 
 
-def shape_and_values(grad: Any) -> Any:
-    """A gradient without its strides."""
-    return metadata(grad), tuple(grad.size()), grad.dtype, [part.clone() for part in plain_parts(grad)]
+def attempt(action: Callable[[], Any], length: int) -> Any:
+    """What an action gives, or the beginning of eager mode's error."""
+    try:
+        return action()
+    except DesugarError:
+        raise
+    except RuntimeError as error:
+        return str(error)[:length]
+
+
+def gradients(outs: list[Any], leaves: list[Any], tangents: list[Any]) -> list[Any]:
+    """Gradients without their strides."""
+    found = torch.autograd.grad(outs, leaves, tangents, allow_unused=True, retain_graph=True)
+    return [
+        g if g is None else (metadata(g), tuple(g.size()), g.dtype, [part.clone() for part in plain_parts(g)])
+        for g in found
+    ]
 
 
 def shown(leaf: Any) -> Any:
@@ -232,16 +240,6 @@ def look(args: list[Any], results: list[Any]) -> Any:
     every = [*args, *results]
     values = [part.data.clone() for x in every for part in plain_parts(x)]
     return [shown(x) for x in every], aliasing(every), identities(every), versions(args), values
-
-
-def difference(got: Any, want: Any, where: str = "") -> str | None:
-    if isinstance(want, Tensor):
-        same = torch.allclose(got, want, rtol=1e-4, atol=1e-5, equal_nan=True)
-        return None if same else f"{where}: got {got}, expected {want}"
-    if isinstance(want, list | tuple) and isinstance(got, list | tuple) and len(got) == len(want):
-        found = (difference(g, w, f"{where}.{n}") for n, (g, w) in enumerate(zip(got, want, strict=True)))
-        return next(filter(None, found), None)
-    return None if got == want else f"{where}: got {got}, expected {want}"
 
 
 def check(script: Script, door: Callable[..., Any] = by_pass) -> str:

@@ -11,6 +11,8 @@ not the same as in eager mode, errors included:
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,8 +24,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from desugar import DesugarError
-from tests.desugar.classes import Halves, Pair, Tagged, TwoTensor, make, plain_parts
-from tests.desugar.idioms.running import assert_equal, record as seen
+from tests.desugar.classes import Halves, Pair, Tagged, TwoTensor, make, plain_parts, rebuilt
+from tests.desugar.idioms.running import difference as differs, record as seen
 from tests.desugar.judge import WAYS, backward, by_pass as by_pass, random_like, tensors_of, versions
 from tests.desugar.refusing import snapshot
 from tests.doors import eager
@@ -32,6 +34,7 @@ KINDS = {"pair": TwoTensor, "metadata": Tagged, "outer": Halves, "declared": Pai
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 Scenario = Callable[[Compile, type], Any]
+Around = Callable[[], Any]
 CASES: dict[str, Scenario] = {}
 
 # --------------------------------------------------------------------------------------------- how cases run
@@ -70,15 +73,6 @@ def outcome_of(error: BaseException) -> str:
     return "dynamo" if type(error).__module__.startswith("torch._dynamo") else "raised"
 
 
-def differs(got: list[Any], want: list[Any]) -> str | None:
-    """How what a scenario returned differs from what it returned in eager mode."""
-    try:
-        assert_equal([got], [want])
-    except AssertionError as error:
-        return str(error)
-    return None
-
-
 def raised(action: Callable[[], Any]) -> str:
     """The type of the error that an action raises, which eager mode raises too."""
     try:
@@ -112,10 +106,8 @@ def two(cls: type) -> tuple[Any, ...]:
 
 def shared(cls: type) -> tuple[Any, ...]:
     """Two wrappers around the same inner tensors."""
-    x = make(cls, 2, 6)
-    names, context = x.__tensor_flatten__()
-    inner = {name: getattr(x, name) for name in names}
-    return x, cls.__tensor_unflatten__(inner, context, x.size(), x.stride())  # type: ignore[attr-defined]
+    (x,) = one(cls)
+    return x, rebuilt(x)
 
 
 def overlapping(cls: type) -> tuple[Any, ...]:
@@ -123,24 +115,34 @@ def overlapping(cls: type) -> tuple[Any, ...]:
     return *one(cls), base[:6], base[2:]
 
 
-def called(fn: Callable[..., Any], arguments: Callable[[type], tuple[Any, ...]]) -> Scenario:
-    """One call: its results, and the arguments after it."""
+def called(
+    fn: Callable[..., Any],
+    arguments: Callable[[type], tuple[Any, ...]],
+    around: Around = contextlib.nullcontext,
+) -> Scenario:
+    """One call within a context manager: its results, and the arguments after it."""
 
     def scenario(compile: Compile, cls: type) -> Any:
-        args = arguments(cls)
-        return compile(fn)(*args), args, versions(tensors_of(args))
+        with around():
+            args = arguments(cls)
+            return compile(fn)(*args), args, versions(tensors_of(args))
 
     return scenario
 
 
 def trained(
-    fn: Callable[..., Any], arguments: Callable[[type], tuple[Any, ...]], missing: Sequence[int] = ()
+    fn: Callable[..., Any],
+    arguments: Callable[[type], tuple[Any, ...]],
+    missing: Sequence[int] = (),
+    around: Around = contextlib.nullcontext,
+    during: Around = contextlib.nullcontext,
 ) -> Scenario:
     """One call, and the backward of its results but for some; a record of an argument has its gradient."""
 
     def scenario(compile: Compile, cls: type) -> Any:
-        result, args, counters = called(fn, arguments)(compile, cls)
-        backward(result, missing)
+        result, args, counters = called(fn, arguments, around)(compile, cls)
+        with during():
+            backward(result, missing)
         return result, args, counters
 
     return scenario
@@ -158,6 +160,7 @@ def differentiated(x: Any, grad: Any) -> Scenario:
 
 def conditional(with_gradients: bool) -> Scenario:
     """In eager mode `torch.cond` runs Dynamo, which does not take all such operands; `if` says what is right."""
+    flag = torch.tensor(not with_gradients)
 
     def scenario(compile: Compile, cls: type) -> Any:
         def branches(x: Any, flag: Tensor) -> Any:
@@ -165,7 +168,6 @@ def conditional(with_gradients: bool) -> Scenario:
                 return x.sin() if flag else x.cos()
             return torch.cond(flag, lambda x: x.sin(), lambda x: x.cos(), (x,))
 
-        flag = torch.tensor(not with_gradients)
         return (trained if with_gradients else called)(
             branches, lambda cls: (make(cls, 2, 6, grad=with_gradients), flag)
         )(compile, cls)
@@ -219,7 +221,14 @@ CASES |= {
     "c08_an_unused_input": trained(lambda x, y: x * 2, two),
     "c09_cond": conditional(False),
     "c09_cond_with_gradients": conditional(True),
+    "c11_slicing_under_inference_mode": called(
+        lambda x: (x[1:] * 2, x[1:3] + 1), lambda cls: (make(cls, 4, 6),), torch.inference_mode
+    ),
+    "c12_a_view_with_gradients": trained(lambda x: x.view(2, 6), leaf),
     "c12_an_output_is_the_input": called(lambda x: (x, x * 2), leaf),
+    "c13_buffers": lambda compile, cls: (
+        lambda norm: (compile(norm)(torch.randn(4, 6)), dict(norm.named_buffers()))
+    )(nn.BatchNorm1d(6)),
     "c13_a_mutated_input": called(lambda x: x.mul_(2), one),
     "c13_a_mutated_plain_input_with_gradients": trained(
         lambda x, y: (y.mul_(3), x * y)[1], lambda cls: (*leaf(cls), torch.ones(6))
@@ -231,6 +240,15 @@ CASES |= {
     "c17_checkpoint_inside": trained(
         lambda x: checkpoint(lambda y: y.sin() * y, x, use_reentrant=False), leaf
     ),
+    "c17_checkpoint_outside": lambda compile, cls: trained(
+        functools.partial(checkpoint, compile(lambda x: x.sin() * x), use_reentrant=False), leaf
+    )(eager, cls),
+    "c17_compiled_autograd": trained(
+        lambda x: x.sin(),
+        leaf,
+        during=lambda: torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")),
+    ),
+    "c17_save_on_cpu": trained(lambda x: x.sin() * x, leaf, around=torch.autograd.graph.save_on_cpu),
     "c22_a_saved_input_changed_afterwards": written_afterwards(lambda x, w: x * w, lambda cls: torch.ones(6)),
     "c22_a_saved_wrapper_changed_afterwards": written_afterwards(
         lambda x, y: x * y, lambda cls: make(cls, 2, 6)
@@ -257,30 +275,11 @@ def c10_the_callers_gradient(compile, cls):
 
 
 @case
-def c11_slicing_under_inference_mode(compile, cls):
-    with torch.inference_mode():
-        return compile(lambda x: (x[1:] * 2, x[1:3] + 1))(make(cls, 4, 6))
-
-
-@case
 def c12_a_view_of_an_input_written_to(compile, cls):
     (x,) = one(cls)
     view = compile(lambda x: x.view(2, 6))(x)
     view.add_(1)
     return x, view
-
-
-@case
-def c12_a_view_with_gradients(compile, cls):
-    (x,) = leaf(cls)
-    backward(compile(lambda x: x.view(2, 6))(x) * 2)
-    return x.grad
-
-
-@case
-def c13_buffers(compile, cls):
-    module = nn.BatchNorm1d(6)
-    return compile(module)(torch.randn(4, 6)), dict(module.named_buffers())
 
 
 @case
@@ -307,11 +306,10 @@ def c15_dynamic_sizes(compile, cls):
 
 @case
 def c16_dropout(compile, cls):
-    def fn(x):
-        # While symbols are traced, dropout of a tensor is another op than in eager mode, which Halves joins for.
-        return x * F.dropout(torch.ones(6), 0.5) if cls is Halves else F.dropout(x, 0.5)
-
-    (x,), compiled, found = leaf(cls), compile(fn), []
+    # While symbols are traced, dropout of a tensor is another op than in eager mode, which Halves joins for.
+    of_ones = lambda x: x * F.dropout(torch.ones(6), 0.5)  # noqa: E731
+    compiled = compile(of_ones if cls is Halves else lambda x: F.dropout(x, 0.5))
+    (x,), found = leaf(cls), []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
         out = compiled(x)
@@ -328,30 +326,6 @@ def c17_saved_tensor_hooks(compile, cls):
     late = not unpacked
     backward(out)
     return late, packed == unpacked, x.grad
-
-
-@case
-def c17_save_on_cpu(compile, cls):
-    (x,) = leaf(cls)
-    with torch.autograd.graph.save_on_cpu():
-        out = compile(lambda x: x.sin() * x)(x)
-    backward(out)
-    return out, x.grad
-
-
-@case
-def c17_checkpoint_outside(compile, cls):
-    compiled = compile(lambda x: x.sin() * x)
-    return trained(lambda x: checkpoint(compiled, x, use_reentrant=False), leaf)(eager, cls)
-
-
-@case
-def c17_compiled_autograd(compile, cls):
-    (x,) = leaf(cls)
-    out = compile(lambda x: x.sin())(x)
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        backward(out)
-    return x.grad
 
 
 @case
@@ -422,13 +396,12 @@ def test_hard_case(name, kind, way):
     want = seen(scenario(eager, cls))
     torch.manual_seed(0)
     try:
-        got = scenario(guarded(WAYS[way]), cls)
+        difference = differs(seen(scenario(guarded(WAYS[way]), cls)), want)
     except Exception as error:
         outcome = outcome_of(error)
         if outcome == "raised":
             raise
     else:
-        difference = differs(seen(got), want)
         assert difference is None, difference
         outcome = "right"
     expected = EXPECTED.get(name, ("right", "right"))[list(WAYS).index(way)]

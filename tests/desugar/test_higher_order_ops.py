@@ -5,6 +5,8 @@ Classes written by hand keep PyTorch's way: Dynamo cannot run the ops on them.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,6 @@ from tests.desugar.classes import DECLARED, Beside, Labeled, Nested, Pair, TwoTe
 from tests.desugar.judge import by_pass, tensors_of
 
 weight = torch.randn(4, requires_grad=True)
-layer = nn.Linear(4, 4)
 
 
 def slow(name):
@@ -28,21 +29,16 @@ def python_cond(pred, true_fn, false_fn, operands=()):
     return true_fn(*operands) if pred else false_fn(*operands)
 
 
-def closes_over_a_result(cond, pred, x):
-    y = x * 2
-    return cond(pred, lambda: y.sin(), lambda: y * x)
-
-
-def nested(cond, pred, x):
-    return cond(pred, lambda x: cond(pred, lambda x: x.sin(), lambda x: x.cos(), (x,)), lambda x: x * x, (x,))
-
-
 PROGRAMS = {
     "one operand": lambda cond, pred, x: cond(pred, lambda x: x.sin(), lambda x: x * x, (x,)),
     "closes over a parameter": lambda cond, pred, x: cond(pred, lambda x: x * weight, lambda x: x + 1, (x,)),
-    "closes over a result": closes_over_a_result,
+    "closes over a result": lambda cond, pred, x: (lambda y: cond(pred, lambda: y.sin(), lambda: y * x))(
+        x * 2
+    ),
     "in a chain": lambda cond, pred, x: cond(pred, lambda x: x.sin(), lambda x: x * x, (x * 2,)) * 3,
-    "nested": nested,
+    "nested": lambda cond, pred, x: cond(
+        pred, lambda x: cond(pred, lambda x: x.sin(), lambda x: x.cos(), (x,)), lambda x: x * x, (x,)
+    ),
     "two results": lambda cond, pred, x: cond(
         pred, lambda x: (x.sin(), x.cos()), lambda x: (x * x, x + 1), (x,)
     ),
@@ -68,11 +64,9 @@ def gradients(result, leaves):
     summed = [
         g if g is None else g + torch.zeros_like(x.detach()) for g, x in zip(found, leaves, strict=True)
     ]
-    return [g if g is None else dense_parts(g) for g in summed]
-
-
-def dense_parts(g):
-    return [g.materialize()] if hasattr(g, "materialize") else plain_parts(g)
+    return [
+        g if g is None else [g.materialize()] if hasattr(g, "materialize") else plain_parts(g) for g in summed
+    ]
 
 
 def check(program, compiled, make_args, leaves=()):
@@ -107,10 +101,8 @@ def test_second_derivatives(pred):
     def program(cond, pred, x):
         return cond(pred, lambda x: x.sin() * x, lambda x: x * x * x, (x,))
 
-    found = []
-    for fn in (lambda *a: program(python_cond, *a), compiled_cond(program)):
-        torch.manual_seed(0)
-        x = make(Pair, 3, grad=True)
+    found, x = [], make(Pair, 3, grad=True)
+    for fn in (functools.partial(program, python_cond), compiled_cond(program)):
         y = fn(torch.tensor(pred), x)
         (first,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
         (second,) = torch.autograd.grad(first, x, torch.ones_like(first))
@@ -152,38 +144,35 @@ def test_ragged_operands():
     def program(cond, pred, x, bias):
         return cond(pred, lambda x: (x + bias).sin().mean(1), lambda x: (x * bias).sum(1), (x,))
 
-    bias = torch.randn(3, requires_grad=True)
-    compiled = compiled_cond(program)
+    compiled, bias = compiled_cond(program), torch.randn(3, requires_grad=True)
     for lengths in ([2, 4], [3, 1, 2]):
         values = torch.randn(sum(lengths), 3, requires_grad=True)
         x = JaggedTensor.from_tensors(values.split(lengths))
         for pred in (torch.tensor(True), torch.tensor(False)):
-            want, got = program(python_cond, pred, x, bias), compiled(pred, x, bias)
-            torch.testing.assert_close(got, want)
-            found = [torch.autograd.grad(y.sum(), [values, bias], retain_graph=True) for y in (got, want)]
+            results = program(python_cond, pred, x, bias), compiled(pred, x, bias)
+            torch.testing.assert_close(*results)
+            found = [torch.autograd.grad(y.sum(), [values, bias], retain_graph=True) for y in results]
             torch.testing.assert_close(*found)
 
 
 def test_parameters_of_modules_in_branches():
-    x = torch.randn(3, 4)
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
     compiled = by_pass(lambda p, x: torch.cond(p, lambda x: layer(x), lambda x: x * 1, (x,)))
     for pred in (True, False):
         y = compiled(torch.tensor(pred), x)
         torch.testing.assert_close(y, layer(x) if pred else x)
         y.sum().backward()
         torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(4, 4))  # nothing added the second time
-    layer.zero_grad()
 
 
 def test_an_operand_written_afterwards_is_noticed():
-    def fn(pred, x):
-        y = x * 2
+    def fn(pred, y):
         z = torch.cond(pred, lambda y: y.sin(), lambda y: y * y, (y,))
         y.add_(1)
         return z
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        by_pass(fn)(torch.tensor(True), torch.randn(3, requires_grad=True))
+        by_pass(lambda pred, x: fn(pred, x * 2))(TRUE, torch.randn(3, requires_grad=True))
 
 
 TRUE = torch.tensor(True)
@@ -248,12 +237,7 @@ def thrice(body):
     def loop(x):
         return while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, body(x)), (torch.tensor(0), x))[1]
 
-    def python(x):
-        for _ in range(3):
-            x = body(x)
-        return x
-
-    return loop, python
+    return loop, lambda x: body(body(body(x)))
 
 
 def same(got, want):
@@ -285,19 +269,25 @@ def test_the_condition_looks_into_a_subclass():
         same(compiled(Pair(torch.full((3,), size), torch.ones(3))), want)
 
 
-def test_inner_tensors_that_are_one_at_first():
-    loop, python = thrice(lambda x: Pair(x.a * 2, x.b * 3))
-    shared = torch.ones(3)
-    same(by_pass(loop)(Pair(shared, shared)), python(Pair(shared, shared)))
+def shared():
+    t = torch.ones(3)
+    return Pair(t, t)
 
 
-def test_a_closure_over_a_traced_tensor():
-    def fn(x, way):
-        y = x * 2
-        return thrice(lambda z: z * y)[way](torch.ones_like(x))
+LOOPS = {
+    "inner tensors that are one at first": (thrice(lambda x: Pair(x.a * 2, x.b * 3)), shared),
+    "a closure over a traced tensor": (
+        tuple(lambda x, n=n: thrice(lambda z: z * (x * 2))[n](torch.ones_like(x)) for n in (0, 1)),
+        lambda: make(Pair, 3, 4),
+    ),
+}
 
-    x = make(Pair, 3, 4)
-    same(by_pass(lambda x: fn(x, 0))(x), fn(x, 1))
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_other_loops(name):
+    (loop, python), make_x = LOOPS[name]
+    x = make_x()
+    same(by_pass(loop)(x), python(x))
 
 
 def test_ragged():
@@ -308,8 +298,8 @@ def test_ragged():
 
 @pytest.mark.slow
 def test_gradients_through_plain_loops():
-    loop, python = thrice(lambda x: x * 2)
     x = torch.randn(3, requires_grad=True)
+    loop, python = thrice(lambda x: x * 2)
     torch.testing.assert_close(*(torch.autograd.grad(fn(x).sum(), x) for fn in (by_pass(loop), python)))
 
 

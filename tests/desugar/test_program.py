@@ -14,7 +14,7 @@ import torch
 import desugar
 from desugar.ir.values import Plain, Wrapper
 from tests.desugar.classes import EVERY, Labeled, Pair, make
-from tests.desugar.judge import backward
+from tests.desugar.judge import backward, by_pass
 
 
 @pytest.mark.sweep(4)
@@ -28,38 +28,38 @@ def test_what_a_program_says_of_itself(cls, grad):
     assert (program.joint is program.forward) is not grad
     assert program.is_dynamic is (cls is Labeled) and program.saved_bytes == 0  # which has a dynamic int
     text = str(program)
-    parts = ["inputs:", "outputs:", "forward:", "wrapper:"] + ["backward:"] * grad
-    assert all(part in text for part in parts) and cls.__name__ in text
+    assert all(part in text for part in ("inputs:", "outputs:", "forward:", "wrapper:", cls.__name__))
     assert ("backward:" in text) == grad
 
 
 def test_a_list_of_programs_is_a_line_each():
-    compiled = desugar.compile(lambda x, y: x * y, backend="eager")
-    compiled(make(Pair, 2).requires_grad_(), torch.ones(2))
+    compiled = by_pass(lambda x, y: x * y)
+    compiled(make(Pair, 2, grad=True), torch.ones(2))
     compiled(torch.ones(3), 3)
-    second, first = map(repr, compiled.programs)
-    assert first == "<Program x: Pair, y: Tensor -> Pair; compiled, training>"
-    sizes = "x.size(0): int, x: Tensor, y: int"
-    assert second == f"<Program {sizes} -> Tensor; compiled, inference, dynamic sizes>"
     many = desugar.trace(lambda *xs: sum(xs), *map(torch.ones, [2] * 8))
-    shown = ", ".join(f"xs[{n}]: Tensor" for n in range(4))
-    assert repr(many) == f"<Program {shown} and 4 more -> Tensor; compiled, inference>"
+    assert list(map(repr, [*compiled.programs, many])) == [
+        "<Program x.size(0): int, x: Tensor, y: int -> Tensor; compiled, inference, dynamic sizes>",
+        "<Program x: Pair, y: Tensor -> Pair; compiled, training>",
+        "<Program xs[0]: Tensor, xs[1]: Tensor, xs[2]: Tensor, xs[3]: Tensor and 4 more -> Tensor; "
+        "compiled, inference>",
+    ]
 
 
 def test_the_kept_graphs_are_not_what_the_compiler_gets():
+    def calls(graph):
+        return [node for node in graph.graph.nodes if node.op == "call_function"]
+
     def spoil(graph, inputs):
         run = torch.fx.GraphModule(graph, graph.graph).forward
-        compiled = [node for node in graph.graph.nodes if node.op == "call_function"]
-        for node in compiled:
+        for node in calls(graph):
             node.meta.clear()
         return run
 
-    compiled = desugar.compile(lambda x: (x * 2).sin(), backend=spoil)
-    x = make(Pair, 3, grad=True)
-    backward(compiled(x))
+    compiled = by_pass(lambda x: (x * 2).sin(), backend=spoil)
+    backward(compiled(make(Pair, 3, grad=True)))
     (program,) = compiled.programs
     for graph in (program.forward, program.backward, program.joint):
-        assert all("val" in node.meta for node in graph.graph.nodes if node.op == "call_function")
+        assert all("val" in node.meta for node in calls(graph))
 
 
 NESTED_INSIDE = """
@@ -92,10 +92,6 @@ def test_the_nested_tensor_that_pytorch_shares_is_never_one_of_a_trace():
 class Steps(bdb.Bdb):
     """Steps through a call line by line, and keeps what a debugger would show of generated code."""
 
-    def __init__(self):
-        super().__init__()
-        self.shown = []
-
     def user_line(self, frame):
         name = frame.f_code.co_filename
         if "desugar_wrapper" in name or name.startswith("<subclasses"):
@@ -104,10 +100,9 @@ class Steps(bdb.Bdb):
 
 
 def test_one_steps_through_the_wrapper_and_the_methods():
-    compiled = desugar.compile(lambda x: x * 2, backend="eager")
-    x = Pair(torch.ones(2), torch.ones(2))
+    compiled, x, steps = by_pass(lambda x: x * 2), make(Pair, 2), Steps()
     compiled(x)
-    steps = Steps()
+    steps.shown = []
     steps.runcall(lambda: (compiled(x), x + x))
     shown = [text for function, text in steps.shown if function == "run"]
     assert shown[0] == "a0_a = a0.a" and shown[-1].startswith("return (out0")

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -15,12 +16,10 @@ from torch import Tensor, nn
 import desugar
 from desugar import DesugarError
 from tests.desugar.classes import Pair, TwoTensor, autograd_function, make, plain_parts
-from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import assert_same_gradients, backward, by_pass, judge
-from tests.desugar.refusing import strictly
+from tests.desugar.refusing import BOTH_DOORS, DOORS, EVERY_DOOR, strictly
 from tests.doors import by_stock
 
-EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 CLASSES = pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 REFUSED = (DesugarError, torch._dynamo.exc.BackendCompilerFailed)
 
@@ -37,23 +36,27 @@ CHANGES = {
 
 
 @pytest.mark.sweep(6)
-@EVERY_DOOR
+@BOTH_DOORS
 @CLASSES
 @pytest.mark.parametrize("name", CHANGES)
 def test_arguments_that_are_changed_as_tensors(name, cls, door):
     judge(CHANGES[name], lambda: (make(cls, 2, 3), torch.ones(2, 3)), way=door, calls=3)
 
 
-@EVERY_DOOR
+@BOTH_DOORS
 @pytest.mark.parametrize("size", [(0,), (7,), (3, 2)])
 def test_an_out_that_gets_another_size(size, door):
-    fn = lambda x, out: torch.mul(x, 2, out=out)  # noqa: E731
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on resizing
-        judge(fn, lambda: (torch.ones(2, 3), torch.zeros(size)), way=door, calls=3)
+        judge(
+            lambda x, out: torch.mul(x, 2, out=out),
+            lambda: (torch.ones(2, 3), torch.zeros(size)),
+            way=door,
+            calls=3,
+        )
 
 
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 def test_a_module_that_is_converted_to_the_type_it_has(door):
     """Dynamo writes `set_` for the assignment of `.data`; here of a tensor to itself."""
     linear = nn.Linear(3, 3)
@@ -75,7 +78,7 @@ SET = {
 
 
 @pytest.mark.sweep(12)
-@EVERY_DOOR
+@BOTH_DOORS
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("name", SET)
 def test_a_tensor_that_is_set(name, whole, door):
@@ -117,7 +120,7 @@ if torch.__version__ >= "2.15":  # whose Dynamo fails at a bytearray
 
 
 @pytest.mark.sweep(3)
-@EVERY_DOOR
+@BOTH_DOORS
 @pytest.mark.parametrize("name", INSIDE)
 def test_autograd_inside(name, door):
     weight.grad = None
@@ -156,7 +159,7 @@ def test_an_autograd_function_that_returns_its_input(name, cls, door):
     judge(RETURNED[name], lambda: (make(cls, 3).requires_grad_(),), way=door)
 
 
-@EVERY_DOOR
+@BOTH_DOORS
 def test_gradients_that_are_no_arguments(door):
     retained, parameter = (door(INSIDE[name]) for name in ("retain_grad", "a function with a parameter"))
     for call, function in (
@@ -174,7 +177,7 @@ def test_gradients_that_are_no_arguments(door):
 
 
 @pytest.mark.sweep(12)
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 @CLASSES
 def test_writes_to_what_inference_mode_has_made(cls, door):
     """Refused outside of that mode, as in eager mode; a program for ordinary tensors is no program for these."""
@@ -194,7 +197,7 @@ def squared_sine(x):
     return (x * x).sin()
 
 
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 def test_forward_mode_derivatives(cls, door):
     compiled, (primal, tangent) = door(squared_sine), (make(cls, 3), make(cls, 3))
@@ -220,7 +223,7 @@ TRANSFORMS = {
 }
 
 
-@EVERY_DOOR
+@BOTH_DOORS
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_functorch_over_a_compiled_function(transform, door):
     compiled, x = door(squared_sine), torch.randn(2, 2)
@@ -229,7 +232,7 @@ def test_functorch_over_a_compiled_function(transform, door):
         torch.testing.assert_close(compiled(x), squared_sine(x))
 
 
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 def test_a_tensor_of_a_transform_that_has_ended(door):
     kept = []
     torch.func.grad(lambda x: (kept.append(x), (x * x).sum())[1])(torch.rand(3))
@@ -245,8 +248,9 @@ def test_a_tensor_of_a_transform_that_has_ended(door):
 
 
 def test_equal_default_devices_are_one():
-    fn = lambda x: x + torch.ones(2)  # noqa: E731
-    compiled = judge(fn, lambda: (make(Pair, 2),), around=lambda: torch.device("cpu"), calls=2)
+    compiled = judge(
+        lambda x: x + torch.ones(2), lambda: (make(Pair, 2),), around=lambda: torch.device("cpu"), calls=2
+    )
     assert len(compiled.programs) == 1
 
 
@@ -256,17 +260,13 @@ def test_equal_default_devices_are_one():
 def test_an_error_of_the_user_is_logged_as_often_as_by_pytorch(caplog):
     """Dynamo's run on fake tensors reports it; the pass, which would run it again, does not come to it."""
     log, counts = logging.getLogger("torch._subclasses.fake_tensor"), []
-    log.addHandler(caplog.handler)
-    try:
+    with mock.patch.object(log, "handlers", [*log.handlers, caplog.handler]):
         for door in (by_stock, by_pass):
             torch.compiler.reset()
             caplog.clear()
-            compiled = door(lambda x: x @ torch.ones(7, 7))
             with pytest.raises(RuntimeError, match="same reduction dim"):
-                compiled(torch.ones(2, 3))
-            counts.append(len([record for record in caplog.records if record.name == log.name]))
-    finally:
-        log.removeHandler(caplog.handler)
+                door(lambda x: x @ torch.ones(7, 7))(torch.ones(2, 3))
+            counts.append([record.name for record in caplog.records].count(log.name))
     assert counts[0] == counts[1] and log.filters == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import linecache
 import weakref
@@ -14,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-import desugar
 from desugar.ir.fx_utils import output_nodes
 from tests.desugar.classes import Nested, Pair, Tagged, TwoTensor, make, plain_parts
 from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge, random_like
@@ -29,41 +29,35 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
     """Counts the bytes that autograd saves: each storage once, arguments and parameters left out."""
 
     def __init__(self, *known: Any) -> None:
-        super().__init__(self.pack, lambda tensor: tensor)
-        self.known, self.held = self.storages(known), []
+        super().__init__(lambda t: (self.held.append(t), t)[1], lambda t: t)
+        self.known, self.held = storages(known), []  # an address is not given twice while a tensor is held
 
     def __enter__(self) -> Saved:
         super().__enter__()
         return self
 
-    def pack(self, tensor: Tensor) -> Tensor:
-        self.held.append(tensor)  # an address is not given twice while it is held
-        return tensor
-
-    @staticmethod
-    def storages(tensors: Sequence[Tensor]) -> dict[int, int]:
-        parts = [part.untyped_storage() for tensor in tensors for part in plain_parts(tensor)]
-        return {storage.data_ptr(): storage.nbytes() for storage in parts}
-
     @property
     def bytes(self) -> int:
-        return sum(size for place, size in self.storages(self.held).items() if place not in self.known)
+        return sum(size for place, size in storages(self.held).items() if place not in self.known)
+
+
+def storages(tensors: Sequence[Tensor]) -> dict[int, int]:
+    parts = [part.untyped_storage() for tensor in tensors for part in plain_parts(tensor)]
+    return {storage.data_ptr(): storage.nbytes() for storage in parts}
 
 
 def layer(x: Any, w: Any) -> Any:
     return (F.gelu(x @ w) + x).sin() * 2
 
 
-def layers(x: Any, *weights: Any) -> Any:
-    for w in weights:
-        x = layer(x, w)
-    return x
+def layers(x: Any, *weights: Any, each: Any = layer) -> Any:
+    return functools.reduce(each, weights, x)
 
 
-def checkpointed(x: Any, *weights: Any) -> Any:
-    for w in weights:
-        x = checkpoint(layer, x, w, use_reentrant=False)
-    return x
+def checkpointed(of_layer: Any) -> Any:
+    """The layers, each in a region of its own."""
+    each = lambda x, w: checkpoint(of_layer, x, w, use_reentrant=False)  # noqa: E731
+    return lambda x, *weights: layers(x, *weights, each=each)
 
 
 def arguments(cls: type) -> tuple[Any, ...]:
@@ -78,15 +72,6 @@ def measure(fn: Any, args: tuple[Any, ...]) -> tuple[int, list[Any]]:
     return saved.bytes, list(torch.autograd.grad(out, args, tangent))
 
 
-def outside(compiled: Any) -> Any:
-    def fn(x: Any, *weights: Any) -> Any:
-        for w in weights:
-            x = checkpoint(compiled, x, w, use_reentrant=False)
-        return x
-
-    return fn
-
-
 @pytest.mark.sweep(10)
 @classes
 @pytest.mark.parametrize(
@@ -94,9 +79,9 @@ def outside(compiled: Any) -> Any:
     [
         (layers, lambda: by_pass(layers)),
         (layers, lambda: by_dynamo(layers)),
-        (checkpointed, lambda: by_pass(checkpointed)),
-        (checkpointed, lambda: by_dynamo(checkpointed)),
-        (checkpointed, lambda: outside(by_pass(layer))),
+        (checkpointed(layer), lambda: by_pass(checkpointed(layer))),
+        (checkpointed(layer), lambda: by_dynamo(checkpointed(layer))),
+        (checkpointed(layer), lambda: checkpointed(by_pass(layer))),
     ],
     ids=["none", "none, dynamo", "inside", "inside, dynamo", "outside"],
 )
@@ -113,31 +98,26 @@ def test_no_more_bytes_are_saved_than_in_eager_mode(cls, eager, make_fn):
 @classes
 def test_the_program_tells_what_it_saves(cls):
     """Its figure, and the results that are saved besides, are what autograd is given."""
-    args = arguments(cls)
     compiled = by_pass(layers)
-    found, _ = measure(compiled, args)
+    found, _ = measure(compiled, arguments(cls))
     (program,) = compiled.programs
-    split = program.variants.partitioned
-    extra = output_nodes(program.forward)[split.num_forward :]
-    assert program.saved_bytes == sum(node.meta["val"].nbytes for node in extra)
-    results = sum(node.meta["val"].nbytes for node in output_nodes(program.forward)[: split.num_forward])
-    assert program.saved_bytes <= found <= program.saved_bytes + results
+    sizes = [node.meta["val"].nbytes for node in output_nodes(program.forward)]
+    count = program.variants.partitioned.num_forward
+    assert program.saved_bytes == sum(sizes[count:])
+    assert program.saved_bytes <= found <= sum(sizes)
 
 
 def test_a_value_in_a_result_is_not_saved_twice():
-    args = (make(Pair, 4, 4, grad=True),)
-
-    compiled = by_pass(lambda x: (lambda y: (y, y.sin()))(x.exp()))
-    with Saved(*args) as saved:
-        outs = compiled(*args)
+    compiled, x = by_pass(lambda x: (lambda y: (y, y.sin()))(x.exp())), make(Pair, 4, 4, grad=True)
+    with Saved(x) as saved:
+        outs = compiled(x)
     assert compiled.programs[0].saved_bytes == 0
     assert saved.bytes == sum(part.untyped_storage().nbytes() for part in plain_parts(outs[0]))
 
 
 def test_nothing_is_saved_where_nothing_is_needed():
-    args = (make(Pair, 4, 4, grad=True), make(Pair, 4, 4, grad=True))
     with Saved() as saved:
-        by_pass(lambda x, y: x * 3 + y)(*args)
+        by_pass(lambda x, y: x * 3 + y)(*(make(Pair, 4, 4, grad=True) for _ in "xy"))
     assert (saved.bytes, saved.held) == (0, [])
 
 
@@ -155,9 +135,8 @@ def test_saved_tensor_hooks_of_the_function_itself_still_run():
 
 def cycle(n: int) -> list[weakref.ref]:
     """Compiles a function, runs and differentiates it, maybe twice, and drops it."""
-    module = nn.Linear(2, 2)
-    compiled = desugar.compile(lambda x: module(x * (n % 3 + 1)).sin(), backend="eager")
-    x = make(Pair, 2, 2, grad=True)
+    module, x = nn.Linear(2, 2), make(Pair, 2, 2, grad=True)
+    compiled = by_pass(lambda x: module(x * (n % 3 + 1)).sin())
     out = compiled(x)
     out.backward(torch.ones_like(out))
     if n % 3 == 0:  # a backward that is compiled late
@@ -173,26 +152,21 @@ def cycle(n: int) -> list[weakref.ref]:
 def test_compiling_and_dropping_leaves_nothing(count):
     for n in range(3):
         cycle(n)
-    collect_all()
-    texts, kept = generated_texts(), graph_objects()
+    texts, objects = kept()
     refs = [ref for n in range(count) for ref in cycle(n)]
-    collect_all()
+    now = kept()
     assert sum(ref() is not None for ref in refs) == 0
-    assert generated_texts() <= texts  # earlier tests' may go meanwhile
-    assert graph_objects() <= kept
+    assert now[0] <= texts and now[1] <= objects  # earlier tests' may go meanwhile
 
 
-def collect_all() -> None:
-    """Collects until nothing more goes: Dynamo's C++ records hold code that the collector does not see through."""
+def kept() -> tuple[set[str], int]:
+    """Names in linecache that are no files, and how many graphs, nodes and tensors there are.
+
+    Collects until nothing more goes: Dynamo's C++ records hold code that the collector does not see through.
+    """
     while gc.collect():
         pass
-
-
-def generated_texts() -> set[str]:
-    """Names in linecache that are no files."""
-    return {name for name, entry in linecache.cache.items() if len(entry) > 1 and entry[1] is None}
-
-
-def graph_objects() -> int:
-    """How many graphs, nodes and tensors there are."""
-    return sum(issubclass(type(o), (fx.Node, fx.Graph, fx.GraphModule, Tensor)) for o in gc.get_objects())
+    names = {name for name, entry in linecache.cache.items() if len(entry) > 1 and entry[1] is None}
+    return names, sum(
+        issubclass(type(o), (fx.Node, fx.Graph, fx.GraphModule, Tensor)) for o in gc.get_objects()
+    )

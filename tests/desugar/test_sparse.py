@@ -9,9 +9,8 @@ import torch
 
 from desugar import DesugarError
 from tests.desugar.classes import TwoTensor
-from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import judge
-from tests.desugar.refusing import assert_refused, assert_wrong_everywhere, strictly, unlooked_at
+from tests.desugar.refusing import EVERY_DOOR, assert_refused, assert_wrong_everywhere, strictly, unlooked_at
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse"),
@@ -52,7 +51,7 @@ def arguments(grad=True):
 
 
 @pytest.mark.sweep(12)
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 @pytest.mark.parametrize("name", INSIDE)
 def test_sparse_tensors_inside(name, door):
     compiled = judge(INSIDE[name], arguments, way=door, calls=2)
@@ -60,7 +59,7 @@ def test_sparse_tensors_inside(name, door):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 def test_a_sparse_result_and_its_gradient(door, grad):
     compiled = door(lambda d: (d * 2).to_sparse())
     for _ in range(2):
@@ -69,21 +68,19 @@ def test_a_sparse_result_and_its_gradient(door, grad):
         assert result.layout is torch.sparse_coo and torch.equal(result.to_dense(), d * 2)
         assert result.requires_grad is grad
         if grad:
-            (result.to_dense() * 3).sum().backward()
-            assert torch.equal(d.grad, torch.full((3, 3), 6.0))
+            (gradient,) = torch.autograd.grad((result.to_dense() * 3).sum(), d)
+            assert torch.equal(gradient, torch.full((3, 3), 6.0))
 
 
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 def test_a_sparse_gradient(door):
     fn = lambda w, indices: torch.nn.functional.embedding(indices, w, sparse=True) * 2  # noqa: E731
     weight, indices = torch.randn(4, 3, requires_grad=True), torch.tensor([1, 3, 1])
     compiled = door(fn)
     for _ in range(2):
-        gradients = [
-            torch.autograd.grad(function(weight, indices).sum(), weight)[0] for function in (fn, compiled)
-        ]
-        assert all(gradient.layout is torch.sparse_coo for gradient in gradients)
-        assert torch.equal(gradients[0].to_dense(), gradients[1].to_dense())
+        gradients = [torch.autograd.grad(f(weight, indices).sum(), weight)[0] for f in (fn, compiled)]
+        assert {gradient.layout for gradient in gradients} == {torch.sparse_coo}
+        assert torch.equal(*(gradient.to_dense() for gradient in gradients))
 
 
 SPARSE = {
@@ -93,7 +90,7 @@ SPARSE = {
 }
 
 
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_arguments(name, door):
     fn = lambda x, y: (x * 2, x @ y)  # noqa: E731
@@ -110,15 +107,14 @@ def test_sparse_arguments(name, door):
         assert calls[0] == calls[1]
 
 
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 def test_sparse_tensors_in_a_wrapper(door):
-    sparse = lambda: TwoTensor(torch.eye(3).to_sparse(), torch.eye(3).to_sparse() * 2)  # noqa: E731
     compiled = door(lambda x: x * 3)
     for _ in range(2):
-        doubled = compiled(sparse())
-        assert type(doubled) is TwoTensor and doubled.a.layout is torch.sparse_coo
-        assert torch.equal(doubled.a.to_dense(), torch.eye(3) * 3)
-        assert torch.equal(doubled.b.to_dense(), torch.eye(3) * 6)
+        tripled = compiled(TwoTensor(torch.eye(3).to_sparse(), torch.eye(3).to_sparse() * 2))
+        assert type(tripled) is TwoTensor and tripled.a.layout is torch.sparse_coo
+        for part, factor in ((tripled.a, 3), (tripled.b, 6)):
+            assert torch.equal(part.to_dense(), torch.eye(3) * factor)
 
 
 # ---- where Dynamo does not look ------------------------------------------------------------------------------
@@ -147,7 +143,7 @@ def test_gradients_through_sparse_tensors_that_a_trace_loses(name):
 # ---- mkldnn's layout -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 def test_tensors_in_mkldnns_layout(door):
     """Right or refused; in PyTorch's own compiler, a result may have the layout of the argument instead."""
     compiled, x = door(lambda x: (x * 2).to_mkldnn()), torch.randn(3, 3)

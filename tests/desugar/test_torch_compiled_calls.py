@@ -29,13 +29,7 @@ NET, LINEAR = Net(), nn.Linear(2, 2)
 def calls_of(run):
     """What is found while `run(backend)` compiles."""
     found = []
-
-    def backend(graph, inputs):
-        found.append(compiled_call())
-        return graph.forward
-
-    run(backend)
-    assert found
+    run(lambda graph, inputs: (found.append(compiled_call()), graph.forward)[1])
     return found
 
 
@@ -69,15 +63,8 @@ def test_graphs_of_one_call_have_its_arguments():
 def test_the_innermost_one_is_found():
     def run(backend):
         inner = torch.compile(free, backend=backend)
-
-        @torch._dynamo.disable(recursive=False)
-        def in_eager_mode(x):
-            return inner(x)
-
-        @torch.compile(backend=lambda graph, inputs: graph.forward)
-        def outer(x):
-            return in_eager_mode(x)
-
+        in_eager_mode = torch._dynamo.disable(lambda x: inner(x), recursive=False)
+        outer = torch.compile(lambda x: in_eager_mode(x), backend=lambda graph, inputs: graph.forward)
         outer(torch.ones(2))
 
     (call,) = calls_of(run)

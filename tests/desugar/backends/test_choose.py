@@ -61,15 +61,25 @@ def test_inductor_trains_a_mix():
     def make_args():
         return make(TwoTensor, 4, 6, grad=True), torch.randn(6, 6, requires_grad=True), torch.randn(6)
 
-    fn = lambda x, w, y: (F.gelu(x @ w) * y, (x * 2).sum(), y)  # noqa: E731
-    judge(fn, make_args, way=desugar.compile, calls=2, rtol=1e-4, atol=1e-5)
+    judge(
+        lambda x, w, y: (F.gelu(x @ w) * y, (x * 2).sum(), y),
+        make_args,
+        way=desugar.compile,
+        calls=2,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("cls", [Pair, Halves, Beside])
 def test_inductor_infers(cls):
-    fn = lambda x: ((x * 2).sin(), x.cos())  # noqa: E731
-    judge(fn, lambda: (make(cls, 4, 6),), way=desugar.compile, around=torch.no_grad)
+    judge(
+        lambda x: ((x * 2).sin(), x.cos()),
+        lambda: (make(cls, 4, 6),),
+        way=desugar.compile,
+        around=torch.no_grad,
+    )
 
 
 @pytest.mark.slow
@@ -83,8 +93,13 @@ def test_inductor_with_dynamic_sizes_and_missing_gradients():
 
 @pytest.mark.slow
 def test_inductor_and_a_rule_above_autograd():
-    make_args = lambda: (torch.randn(2, 4, requires_grad=True), make(Int8Like, 3, 4, grad=True))  # noqa: E731
-    judge(F.linear, make_args, way=desugar.compile, rtol=1e-4, atol=1e-5)
+    judge(
+        F.linear,
+        lambda: (torch.randn(2, 4, requires_grad=True), make(Int8Like, 3, 4, grad=True)),
+        way=desugar.compile,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_inductor_keeps_random_numbers_apart():
@@ -113,8 +128,9 @@ def test_mode_and_options(monkeypatch):
 
 def test_a_backward_does_not_read_past_what_it_was_given_instead_of_what_was_saved():
     compiled, x = desugar.compile(lambda x: x * x * 2), make(TwoTensor, 64, 64, grad=True)
-    smaller = lambda saved: saved if isinstance(saved, TwoTensor) else torch.rand(2, 2)  # noqa: E731
-    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, smaller):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda saved: saved, lambda saved: saved if isinstance(saved, TwoTensor) else torch.rand(2, 2)
+    ):
         y = compiled(x)
     with pytest.raises(AssertionError, match="size"):
         torch.autograd.grad(y, x, torch.ones_like(y))

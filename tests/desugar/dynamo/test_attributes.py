@@ -136,8 +136,12 @@ def test_views_that_are_attributes(cls, name, door):
 @EVERY_DOOR
 @pytest.mark.parametrize("view", [*VIEWS, "real"])
 def test_a_view_of_a_mapped_class_is_written(view, door):
-    fn = lambda w: (getattr(w, view).mul_(10), getattr(w, view))[1]  # noqa: E731
-    judge(fn, lambda: (Pair(torch.ones(1, 2), torch.ones(1, 2)),), way=door, around=torch.no_grad)
+    judge(
+        lambda w: (getattr(w, view).mul_(10), getattr(w, view))[1],
+        lambda: (Pair(torch.ones(1, 2), torch.ones(1, 2)),),
+        way=door,
+        around=torch.no_grad,
+    )
 
 
 # ---- Parameters and buffers --------------------------------------------------------------------------------

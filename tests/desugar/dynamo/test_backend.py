@@ -51,8 +51,11 @@ assert double(torch.ones(2)).tolist() == [2, 2]
 @pytest.mark.sweep(7)
 @pytest.mark.parametrize("cls", EVERY)
 def test_no_graph_is_handed_on(cls, caplog):
-    make_args = lambda: (make(cls, 2, 6, grad=True), torch.randn(6, requires_grad=True))  # noqa: E731
-    judge(lambda x, w: ((x * w).sin(), x.sum()), make_args, way=by_dynamo)
+    judge(
+        lambda x, w: ((x * w).sin(), x.sum()),
+        lambda: (make(cls, 2, 6, grad=True), torch.randn(6, requires_grad=True)),
+        way=by_dynamo,
+    )
     assert warned(caplog) == []
 
 
@@ -74,8 +77,11 @@ def test_guards_of_other_backends_alone_are_timed(door, is_timed):
 )
 def test_with_inductor(options):
     fn = lambda x, w: (x * w).sin()  # noqa: E731
-    make_args = lambda: (make(Pair, 2, 6, grad=True), torch.randn(6, requires_grad=True))  # noqa: E731
-    judge(fn, make_args, torch.compile(fn, backend="desugar", **options))
+    judge(
+        fn,
+        lambda: (make(Pair, 2, 6, grad=True), torch.randn(6, requires_grad=True)),
+        torch.compile(fn, backend="desugar", **options),
+    )
 
 
 # ---- what Dynamo does ----------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import weakref
 
 import pytest
 import torch
-from torch import nn
 
 from desugar.dynamo.entry import Entry
 from tests.desugar.idioms.running import switched
@@ -89,29 +88,6 @@ def test_parameters_by_position_or_name_alone_stay_so(fn, right, wrong):
 # ---- what is compiled ----------------------------------------------------------------------------------------
 
 
-class Scaler:
-    by = 2
-
-    def __call__(self, x):
-        return x * self.by * 2
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
-        torch.sin,
-        Scaler(),
-        torch.nn.functional.relu,
-        nn.Linear(2, 2).forward,
-        lambda x: (x * n for n in (1, 2)),
-    ],
-)
-def test_what_has_no_frame_of_its_own(fn):
-    compiled, x = by_pass(fn), torch.ones(2)
-    for _ in range(2):
-        torch.testing.assert_close([*compiled(x)], [*fn(x)])
-
-
 # ---- what goes another way -----------------------------------------------------------------------------------
 
 
@@ -142,14 +118,6 @@ def test_what_a_call_asks_besides_the_guards(way):
         assert way == "disable" or not is_direct(compiled, x)
         assert torch.equal(compiled(x), expected)
     assert torch.equal(compiled(x), double(x))
-
-
-def test_forward_mode_tangents_are_kept():
-    compiled, x = by_pass(double), torch.ones(2)
-    compiled(x)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, torch.full((2,), 3.0))
-        assert torch.autograd.forward_ad.unpack_dual(compiled(dual)).tangent.tolist() == [6, 6]
 
 
 # ---- the names of programs -----------------------------------------------------------------------------------

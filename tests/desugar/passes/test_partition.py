@@ -107,8 +107,9 @@ def stores(graph):
 
 
 def test_many_writes_are_one_store():
-    fn = lambda x: (x.add_(1), x.mul_(2), x[0].sin_(), x.sum())[3]  # noqa: E731
-    program, graph = compiled_graph(fn, make(TwoTensor, 2, 3))
+    program, graph = compiled_graph(
+        lambda x: (x.add_(1), x.mul_(2), x[0].sin_(), x.sum())[3], make(TwoTensor, 2, 3)
+    )
     ops = targets(graph)
     assert len(stores(graph)) == 2  # one per inner tensor
     assert ops[-2:] == [aten.copy_.default] * 2  # after everything that reads

@@ -106,6 +106,9 @@ def test_a_probability_that_is_none_is_an_error(training):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("target", [[[0, -1, 1], [1, 2, -1]], [[-1, 0, 1], [2, 1, 0]], [1, -1, 0], 0])
 def test_margins_of_several_labels(target, reduction, way):
-    fn = lambda x, y: F.multilabel_margin_loss(x, y, reduction=reduction)  # noqa: E731
     target = torch.tensor(target)
-    judge(fn, lambda: (torch.randn(target.shape, requires_grad=True), target), way=way)
+    judge(
+        lambda x, y: F.multilabel_margin_loss(x, y, reduction=reduction),
+        lambda: (torch.randn(target.shape, requires_grad=True), target),
+        way=way,
+    )

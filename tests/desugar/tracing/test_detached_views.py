@@ -72,9 +72,8 @@ def test_it_is_taken_again(name, argument, grad, door):
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("argument", ARGUMENTS)
 def test_a_write_to_the_result_reaches_the_argument(argument, door):
-    make_args = lambda: (ARGUMENTS[argument](),)  # noqa: E731
     fn = FUNCTIONS["a view of it"]
-    assert_plays_as_eager(fn, make_args, DOORS[door], "result", contextlib.nullcontext)
+    assert_plays_as_eager(fn, lambda: (ARGUMENTS[argument](),), DOORS[door], "result", contextlib.nullcontext)
 
 
 @pytest.mark.parametrize("door", DOORS)

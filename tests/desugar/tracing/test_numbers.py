@@ -9,11 +9,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import desugar
 from tests.desugar.classes import Pair, make
-from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import by_pass, judge
-from tests.desugar.refusing import strictly
-
-EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
+from tests.desugar.refusing import BOTH_DOORS
 
 INDEXED = {
     "select": lambda x, i: x[i] * 2,
@@ -56,7 +53,7 @@ def call_with(fn, make_x, numbers, compiled, dtype=None):
 
 
 @pytest.mark.sweep(5)
-@EVERY_DOOR
+@BOTH_DOORS
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_of_tensors(name: str, door):
     fn, make_x, numbers = NUMBERS[name]
@@ -83,7 +80,7 @@ def test_numbers_in_a_graph_make_no_more_programs_than_in_pytorch(name):
 
 
 @pytest.mark.sweep(2)
-@EVERY_DOOR
+@BOTH_DOORS
 @pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 def test_masks_of_bytes_where_dynamo_does_not_look(cls, door):

@@ -177,8 +177,13 @@ def test_a_write_to_an_argument_given_twice_counts_once(cls):
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_behind_dynamo(name):
-    make_args = lambda: (make(TwoTensor, 2, 3), torch.randn(3))  # noqa: E731
-    assert_plays_as_eager(WRITES[name], make_args, WAYS["dynamo"], "", contextlib.nullcontext)
+    assert_plays_as_eager(
+        WRITES[name],
+        lambda: (make(TwoTensor, 2, 3), torch.randn(3)),
+        WAYS["dynamo"],
+        "",
+        contextlib.nullcontext,
+    )
 
 
 @pytest.mark.sweep(18)
@@ -258,8 +263,9 @@ BITS = {
 @pytest.mark.parametrize("cls", [Tensor, Pair], ids=lambda c: c.__name__)
 def test_the_same_bits_as_another_dtype(name, dtype, cls, grad, mode):
     """No views to autograd, so that nothing but the memory tells of it."""
-    make_args = lambda: (make(cls, 2, 4, grad=grad),)  # noqa: E731
-    assert_plays_as_eager(lambda x: BITS[name](x, dtype), make_args, by_pass, "result", MODES[mode])
+    assert_plays_as_eager(
+        lambda x: BITS[name](x, dtype), lambda: (make(cls, 2, 4, grad=grad),), by_pass, "result", MODES[mode]
+    )
 
 
 @ways

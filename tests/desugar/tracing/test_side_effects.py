@@ -14,11 +14,8 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 import desugar
 from desugar import DesugarError
 from tests.desugar.classes import Pair, Single, TwoTensor, make
-from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import by_dynamo, by_pass, judge
-from tests.desugar.refusing import assert_wrong_everywhere, strictly, unlooked_at
-
-EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
+from tests.desugar.refusing import BOTH_DOORS, assert_wrong_everywhere, strictly, unlooked_at
 
 # ---- writes --------------------------------------------------------------------------------------------------
 
@@ -70,7 +67,7 @@ seeds = pytest.mark.parametrize("fn", SEEDED.values(), ids=SEEDED)
 
 
 @pytest.mark.sweep(4)
-@EVERY_DOOR
+@BOTH_DOORS
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor])
 @seeds
 def test_a_seed_inside(fn, cls, door):
@@ -84,7 +81,7 @@ def test_a_seed_inside(fn, cls, door):
 
 
 @pytest.mark.sweep(8)
-@EVERY_DOOR
+@BOTH_DOORS
 @seeds
 def test_a_seed_where_dynamo_does_not_look_is_refused_or_right(fn, door):
     inside = unlooked_at(fn)
@@ -94,7 +91,7 @@ def test_a_seed_where_dynamo_does_not_look_is_refused_or_right(fn, door):
             judge(fn, lambda: (torch.ones(3),), compiled)
 
 
-@EVERY_DOOR
+@BOTH_DOORS
 def test_a_generator_from_outside(door):
     generator = torch.Generator().manual_seed(1)
     compiled = door(lambda x: x + torch.rand(3, generator=generator))

@@ -16,9 +16,11 @@ import desugar
 from desugar import DesugarError
 from desugar.tracing.modes import tracing_modes
 from tests.desugar.classes import EVERY, Pair, TwoTensor, autograd_function, make
-from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
 from tests.desugar.refusing import (
+    BOTH_DOORS,
+    DOORS,
+    EVERY_DOOR,
     assert_handed_over,
     assert_refused,
     assert_wrong_everywhere,
@@ -85,7 +87,7 @@ def test_writes_that_eager_mode_refuses_as_well(write, cls):
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
-@pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
+@BOTH_DOORS
 def test_writes_to_each_element_once(cls, door):
     def fn(x):
         x.expand(2, *x.shape)[0].add_(1)
@@ -109,8 +111,11 @@ def data_assigned(x, y):
 @pytest.mark.parametrize("door", [*DOORS.values(), by_stock])
 def test_data_of_an_argument_assigned(cls, door, caplog):
     """The version counter alone is not eager's, as in PyTorch's own compiler."""
-    make_args = lambda: (make(cls, 2, 3), torch.ones(2, 3))  # noqa: E731
-    assert_refused(data_assigned, make_args, "another size, stride or inner tensor in place")
+    assert_refused(
+        data_assigned,
+        lambda: (make(cls, 2, 3), torch.ones(2, 3)),
+        "another size, stride or inner tensor in place",
+    )
     compiled, x = door(data_assigned), make(cls, 2, 3)
     for _ in range(2):
         sides = [(fn(x, y), y) for fn in (compiled, data_assigned) for y in [torch.full((2, 3), 3.0)]]
@@ -231,7 +236,7 @@ def test_data_assigned_where_dynamo_does_not_look():
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 def test_a_function_that_fills_a_cache_where_dynamo_does_not_look(door):
     """The cache then holds what has no data, behind PyTorch's own compiler as well."""
     table: list[Tensor] = []
@@ -260,15 +265,18 @@ class Assigns(TwoTensor):
 
 def test_data_that_a_dispatch_assigns():
     """Where no torch function is seen; PyTorch's own compiler loses the assignment."""
-    make_args = lambda: (Assigns(torch.ones(3), torch.ones(3)),)  # noqa: E731
-    assert_wrong_everywhere(lambda x: x * 2, make_args, "is assigned by a rule or __torch_dispatch__")
+    assert_wrong_everywhere(
+        lambda x: x * 2,
+        lambda: (Assigns(torch.ones(3), torch.ones(3)),),
+        "is assigned by a rule or __torch_dispatch__",
+    )
 
 
 class Misbuilt(TwoTensor):
     """Inherits how it is rebuilt, as another class."""
 
 
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 def test_a_class_that_is_rebuilt_as_another(door):
     x = Misbuilt(torch.ones(3), torch.ones(3))
     refused = (DesugarError, AssertionError, torch._dynamo.exc.BackendCompilerFailed)
@@ -285,7 +293,7 @@ LAZY = {
 }
 
 
-@pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
+@BOTH_DOORS
 @pytest.mark.parametrize("name", LAZY)
 def test_lazily_conjugated_and_negated_arguments(name, door):
     judge(lambda x: (x * 2, x.sin() + 1), lambda: (LAZY[name](),), way=door, calls=2)
@@ -305,7 +313,7 @@ class PlainParameter(torch.nn.Parameter):
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@EVERY_DOOR
 def test_a_class_that_sees_torch_functions_and_is_no_wrapper(door):
     """Right or refused, or as in PyTorch's own compiler, which refuses it before 2.15, and after loses the class."""
     x = torch.ones(3).as_subclass(Named)
@@ -354,8 +362,12 @@ def test_trace_raises_what_the_pass_does_not_take(fn, make_x, match):
 def test_a_refusal_and_a_call_that_is_taken(cls):
     """One function, whose next call gets another graph."""
     refused, taken = (lambda n=n: (make(cls, 2, 6, grad=True), torch.ones(n)) for n in (3, 4))
-    fn = lambda x, y: (y.expand(2, 3).zero_() if y.shape[0] == 3 else None, x * 2, y)[1:]  # noqa: E731
-    assert_refused(fn, refused, "writes to an expanded tensor", works=taken)
+    assert_refused(
+        lambda x, y: (y.expand(2, 3).zero_() if y.shape[0] == 3 else None, x * 2, y)[1:],
+        refused,
+        "writes to an expanded tensor",
+        works=taken,
+    )
 
 
 # ---- a trace -------------------------------------------------------------------------------------------------

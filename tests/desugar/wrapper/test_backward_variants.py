@@ -185,14 +185,6 @@ def test_gradients_of_some_results(name, dynamic, door):
 # ---- backwards that run the function again -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_arguments_that_nobody_keeps(way):
-    """Plain gradients are common for such a class, so the program keeps what it needs to run again."""
-    p, fn = torch.full((3,), 0.5, requires_grad=True), lambda x: x * 2
-    of_each = [torch.autograd.grad(call(Tripled(p * 1)).exp().sum(), p)[0] for call in (fn, WAYS[way](fn))]
-    assert torch.equal(*of_each)
-
-
 READ = {
     "as a whole": (lambda x: x.exp(), torch.exp),
     "materialized": (lambda x: x.materialize(), lambda t: t),
