@@ -104,7 +104,11 @@ MODELS = {
 BROKEN_BY_DYNAMO = {"lstm", "gru"}
 
 
-@pytest.mark.parametrize("name", MODELS)
+# The transformer compiles longest; its layers are those of "attention" and "norms".
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "transformer" else ()) for name in MODELS],
+)
 def test_three_steps(name):
     build, make_argument = MODELS[name]
     model = build()
