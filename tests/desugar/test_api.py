@@ -99,6 +99,15 @@ def test_a_compiled_function_looks_like_the_function():
     assert len(compiled.programs) == 2 and compiled.programs[0].is_dynamic and compiled.programs[1] is first
 
 
+class Scaler:
+    by = 2
+    scaled = by_pass(lambda self, x: x * self.by)
+
+
+def test_a_compiled_function_is_a_method():
+    assert Scaler().scaled(torch.ones(2)).tolist() == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
