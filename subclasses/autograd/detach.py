@@ -16,6 +16,7 @@ from subclasses._torch import VIEWS_KEY, graph_task, is_excluded, set_excluded, 
 from subclasses._torch_tracing import owns_memory
 from subclasses.autograd.calling import is_called_by_engine
 from subclasses.ops.aliasing import holds_plain
+from subclasses.spec.values import with_inners
 
 aten = torch.ops.aten
 
@@ -49,20 +50,18 @@ def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
                 set_excluded(VIEWS_KEY, True)
         out = wrap(layout, *inners, *[held[name] for name in dynamics])
         set_storage_of(out, x)
-        if is_gradient:
-            own_gradients(x, out)
-        return out
+        return own_gradients(x, out) if is_gradient else out
 
     return plan
 
 
-def own_gradients(gradient: Any, kept: Any) -> None:
-    """Gives what autograd keeps as `.grad`, by `detach()`, memory of its own, as it does for plain tensors.
+def own_gradients(gradient: Any, kept: Any) -> Any:
+    """Returns what autograd keeps as `.grad`, by `detach()`, with memory of its own, as it does for plain tensors.
 
     The gradients of two inner tensors, or of two values, may hold one tensor, and what writes to one would write to the
     other. What `detach()` in a hook returns shares the memory of its operand.
     """
-    held = gradient.__dict__
+    held, own = gradient.__dict__, {}
     for name in gradient._layout.present:
         t = held[name]
         if t.__class__ is not Tensor or not (t.is_floating_point() or t.is_complex()):
@@ -70,5 +69,11 @@ def own_gradients(gradient: Any, kept: Any) -> None:
         # Both values hold a tensor with that memory; the first one's is held by this variable, too.
         if 0 in t.stride() or not owns_memory(t, references=2, tensors=2):
             if not is_called_by_engine():
-                return
-            kept.__dict__[name] = t.clone()
+                return kept
+            own[name] = t.clone()
+    if not own:
+        return kept
+    # The outer stride is that of the copies.
+    out = with_inners(kept, [own.get(name, kept.__dict__[name]) for name in type(kept).__spec__.attributes])
+    set_storage_of(out, gradient)
+    return out

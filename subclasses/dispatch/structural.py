@@ -266,7 +266,7 @@ def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
         out = run(x, *args, **kwargs)
         if type(out) is type(x):
             if op is aten.detach.default and in_backward():
-                own_gradients(x, out)
+                out = own_gradients(x, out)
             if trainable and is_point(x) and (op is aten.detach.default or not records((x,))):
                 out.__dict__[POINT] = True
             if PART in x.__dict__:
