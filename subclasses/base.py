@@ -185,7 +185,7 @@ class TensorSubclass(Tensor):
         """
         if cls is TensorSubclass:
             raise SpecError(
-                "TensorSubclass.implements",
+                "TensorSubclass.implements: TensorSubclass itself has no rules",
                 code="class-not-declared",
                 hint="register a rule on a class declared with TensorSubclass",
             )
