@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import threading
 import time
@@ -26,8 +25,6 @@ from desugar.recording.listeners import Recording, SkippedCheck, current, listen
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line, find_line
 from subclasses import slow_paths, strict_mode
-
-log = logging.getLogger("desugar")
 
 _SHORT = 1e-3  # seconds; a late stage that took less is not listed
 
