@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+
+from subclasses import DispatchError
 
 
 def giving(cases: Mapping[str, tuple[Callable[..., Any], Any]], fixture: str = "") -> Any:
@@ -22,13 +24,13 @@ def giving(cases: Mapping[str, tuple[Callable[..., Any], Any]], fixture: str = "
     return test
 
 
-def raising(cases: Mapping[str, tuple[Callable[[], Any], type[Exception], str]]) -> Any:
-    """A test of ``(call, error, words)``: a call raises this error, with these words."""
+def raising(cases: Mapping[str, Any] | Sequence[Any]) -> Any:
+    """A test of ``(call, words)``, or ``(call, error, words)``: a call raises, by default a `DispatchError`."""
 
-    @pytest.mark.parametrize("name", cases)
+    @pytest.mark.parametrize("name", cases if isinstance(cases, Mapping) else range(len(cases)))
     def test(name):
-        call, error, words = cases[name]
-        with pytest.raises(error, match=words):
+        call, *errors, words = cases[name]
+        with pytest.raises(*(errors or [DispatchError]), match=words):
             call()
 
     return test

@@ -16,7 +16,7 @@ from subclasses.adoption.contexts import ADOPTED, ConstantDict, ConstantList, in
 from subclasses.adoption.flatten_purity import How
 from tests.subclasses.adoption import by_hand
 from tests.subclasses.adoption.by_hand import Options, Settings
-from tests.subclasses.ragged.judge import raising
+from tests.tables import raising
 
 
 def assign(name, value):

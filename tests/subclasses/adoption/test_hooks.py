@@ -24,8 +24,8 @@ from tests.doors import COMPILED
 from tests.subclasses.adoption import by_hand
 from tests.subclasses.adoption.by_hand import Settings
 from tests.subclasses.adoption.test_flattening import CHANGES, plain
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from subclasses import SpecError, inner, static
 from tests.doors import DOORS
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 

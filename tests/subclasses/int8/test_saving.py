@@ -8,7 +8,7 @@ from torch import nn
 
 from subclasses.int8 import Int8Tensor, from_plain, to_plain
 from tests.subclasses.int8.models import CONFIGS, quantized
-from tests.subclasses.ragged.judge import raising
+from tests.tables import raising
 
 
 def floats(dtype=torch.bfloat16):

@@ -12,7 +12,7 @@ import subclasses
 from subclasses import DispatchError
 from subclasses.int8 import Int8Tensor, blocks, structure
 from tests.doors import by_stock
-from tests.subclasses.ragged.judge import raising
+from tests.tables import raising
 
 SIZE = (4, 6, 8)
 BLOCKS = [(1, 1, 8), (4, 6, 8), (1, 1, 4), (2, 3, 8), (1, 2, 2), (1, 1, 1)]

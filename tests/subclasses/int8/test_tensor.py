@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from subclasses import DispatchError
 from subclasses.int8 import Int8Tensor
-from tests.subclasses.ragged.judge import raising
+from tests.tables import raising
 
 
 @pytest.mark.parametrize(

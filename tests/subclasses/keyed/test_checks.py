@@ -9,7 +9,7 @@ from subclasses.keyed import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
 from tests.doors import by_desugar
 from tests.subclasses.keyed.batches import batch
-from tests.subclasses.ragged.judge import raising
+from tests.tables import raising
 
 V, L = torch.arange(6), torch.tensor([1, 2, 0, 3])
 

@@ -9,7 +9,7 @@ from torch import nn
 from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
 from tests.subclasses.keyed.batches import IDS, LENGTHS, WAYS, batch, rows_of
-from tests.subclasses.ragged.judge import raising
+from tests.tables import raising
 
 WIDTHS = {"a": 3, "b": 4}
 POOL = {

@@ -14,7 +14,8 @@ from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJ
 from subclasses.ragged import JaggedTensor
 from tests.doors import by_desugar, by_stock
 from tests.subclasses.keyed.batches import IDS, batch
-from tests.subclasses.ragged.judge import raising, working
+from tests.subclasses.ragged.judge import working
+from tests.tables import raising
 
 TABLE = torch.ones(IDS, 3)
 

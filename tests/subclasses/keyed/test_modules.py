@@ -10,7 +10,7 @@ from torch import nn
 
 from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from tests.subclasses.keyed.batches import COMPILED, IDS, WAYS, batch
-from tests.subclasses.ragged.judge import raising
+from tests.tables import raising
 
 
 def test_tables_stay_modules():

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.doors import by_desugar as desugared, by_stock, eager
 
@@ -334,18 +333,6 @@ def refused(cases: Mapping[str, Any], layouts: Iterable[str] = LAYOUTS, **option
         with pytest.raises(error, match=words):
             call(x)
         torch.testing.assert_close(x.unwrap(), before.unwrap(), equal_nan=True)
-
-    return test
-
-
-def raising(cases: Mapping[str, Any] | Sequence[Any]) -> Any:
-    """A test of ``(call, words)``, or ``(call, error, words)``: a call raises, by default a `DispatchError`."""
-
-    @pytest.mark.parametrize("name", cases if isinstance(cases, Mapping) else range(len(cases)))
-    def test(name):
-        call, *errors, words = cases[name]
-        with pytest.raises(*(errors or [DispatchError]), match=words):
-            call()
 
     return test
 

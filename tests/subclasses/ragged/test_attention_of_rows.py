@@ -32,10 +32,10 @@ from tests.subclasses.ragged.judge import (
     judged_by_rows,
     make,
     pairs_of,
-    raising,
     random,
     same,
 )
+from tests.tables import raising
 
 attend = F.scaled_dot_product_attention
 

@@ -25,11 +25,10 @@ from tests.subclasses.ragged.judge import (
     make,
     make_batch,
     pairs_of,
-    raising,
     refused,
     same,
 )
-from tests.tables import giving
+from tests.tables import giving, raising
 
 PAIRS = [*pairs_of([*LAYOUTS, "not contiguous"]), *pairs_of(["padded"], WAYS[1:])]
 FULL = [3, 7, 1]  # no row is empty, one fills the table

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.doors import COMPILED, by_desugar
-from tests.subclasses.ragged.judge import classes, raising, with_holes
+from tests.subclasses.ragged.judge import classes, with_holes
+from tests.tables import raising
 
 KINDS = {
     "jagged": JaggedTensor.from_tensors,

@@ -15,16 +15,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from subclasses import DispatchError, _torch
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.doors import DOORS
-from tests.subclasses.ragged.judge import (
-    JAGGED,
-    check_parts,
-    classes,
-    make_batch,
-    raising,
-    refused,
-)
+from tests.subclasses.ragged.judge import JAGGED, check_parts, classes, make_batch, refused
 from tests.subclasses.ragged.serving import Model, NoReading
-from tests.tables import giving
+from tests.tables import giving, raising
 
 # ---- making one ------------------------------------------------------------------------------------------------
 

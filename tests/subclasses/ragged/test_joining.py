@@ -27,14 +27,13 @@ from tests.subclasses.ragged.judge import (
     make_table,
     numbers_of,
     pairs_of,
-    raising,
     random,
     refused,
     row_dim,
     stock,
     ways,
 )
-from tests.tables import giving
+from tests.tables import giving, raising
 
 NOTHING = torch.tensor([])  # skipped as for dense tensors; a cache of transformers begins with it
 

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from subclasses.errors import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor, TokenBatchSampler, hugging_face
 from subclasses.ragged.hugging_face import RaggedCollator
-from tests.subclasses.ragged.judge import numbers_of, raising
-from tests.tables import giving
+from tests.subclasses.ragged.judge import numbers_of
+from tests.tables import giving, raising
 
 COLLATE = {
     "jagged": JaggedTensor.from_tensors,

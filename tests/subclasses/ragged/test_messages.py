@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.judge import classes, raising, working
+from tests.subclasses.ragged.judge import classes, working
+from tests.tables import raising
 
 LENGTHS, CLASSES = (3, 1, 2), (JaggedTensor, PaddedTensor)
 NAME = r"a PaddedTensor of size \(3, 3, 4\), rows along 0, ragged along 1"

@@ -22,13 +22,12 @@ from tests.subclasses.ragged.judge import (
     judged_by_rows,
     make_table,
     pairs_of,
-    raising,
     random,
     refused,
     same,
     ways,
 )
-from tests.tables import giving
+from tests.tables import giving, raising
 
 # ---- making and converting -------------------------------------------------------------------------------------
 

@@ -16,9 +16,8 @@ if not dist.is_available():
 from torch.distributed.fsdp import fully_shard
 
 from subclasses.ragged import JaggedTensor, TokenBatchSampler, mean_over_ranks, weighted_loss
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.ragged.ranks import in_processes, on_ranks
-from tests.tables import giving
+from tests.tables import giving, raising
 
 ROWS = [torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (9, 1, 2, 5, 3, 1)]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 import desugar
 import subclasses
 from subclasses import DispatchError, inner
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import MODES as DOORS, declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import desugar
 from subclasses import SpecError
 from subclasses.rules.keyword_names import taken_by, with_keyword_names
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 DOORS = {
     "eager": lambda fn: fn,

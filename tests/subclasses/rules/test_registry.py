@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, dynamic, inner
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import MODES as DOORS, Int8Weight, declare, make_int8
+from tests.tables import raising
 
 aten = torch.ops.aten
 

@@ -9,8 +9,8 @@ from torch import Tensor
 import desugar
 import subclasses
 from subclasses import DispatchError
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 

@@ -12,9 +12,8 @@ from torch import Tensor
 from subclasses import Outer, SpecError, TensorSubclass, dynamic, inner, static
 from subclasses.spec.fields import MISSING
 from subclasses.spec.names import CALLED_BY_TORCH, OF_PROXIES
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import Int8Weight, Nested, Pair, Rows, declare as make
-from tests.tables import giving
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 

@@ -16,9 +16,8 @@ from subclasses import Outer, SpecError, constant, inner
 from subclasses._torch import fake_mode
 from subclasses.generate.compile_cache import fingerprint
 from tests.doors import DOORS
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import declare
-from tests.tables import giving
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor import Replicate
 
 import desugar
 from subclasses import DispatchError, Outer, SpecError, dynamic, inner, static
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import MODES, Int8Weight, Nested, Pair, Tagged, declare, make_int8, make_pair
+from tests.tables import raising
 
 Q, S = torch.ones(2, 2, dtype=torch.int8), torch.ones(2, 1)
 META = torch.ones(2, 1, device="meta")

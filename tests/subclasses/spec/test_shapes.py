@@ -13,9 +13,8 @@ from torch._dynamo.testing import CompileCounter
 import desugar
 from subclasses import SpecError, dynamic, inner, static
 from subclasses.spec.shapes import Shape, parse_shape
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import MODES, declare
-from tests.tables import giving
+from tests.tables import giving, raising
 
 Weight = declare(
     name="Weight",

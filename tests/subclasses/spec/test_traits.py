@@ -9,8 +9,8 @@ from torch import nn
 from subclasses import DispatchError, SpecError, inner
 from subclasses.ragged import JaggedTensor
 from tests.doors import COMPILED, DOORS
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import declare as declare_any
+from tests.tables import raising
 
 aten = torch.ops.aten
 

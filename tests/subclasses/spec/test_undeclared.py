@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from subclasses import SpecError, TensorSubclass, constant, dynamic, inner, static
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import Int8Weight, Pair, declare as declare_any
-from tests.tables import giving
+from tests.tables import giving, raising
 
 
 def declare(annotations: dict[str, Any], base: Any = TensorSubclass, **body: Any) -> Any:

@@ -12,11 +12,11 @@ from subclasses import inner, static
 from subclasses.testing import derive, examine
 from subclasses.testing.errors import Skipped
 from subclasses.testing.subject import Subject
-from tests.subclasses.ragged.judge import raising
 from tests.subclasses.subjects import declare
 from tests.subclasses.testing import broken
 from tests.subclasses.testing.byhand import Tagged
 from tests.subclasses.testing.faults import of_tensors
+from tests.tables import raising
 
 
 class Sign(enum.Enum):

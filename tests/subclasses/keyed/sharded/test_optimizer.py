@@ -12,7 +12,7 @@ from torch import nn
 pytest.importorskip("torch.distributed.device_mesh")
 
 from subclasses.keyed.sharded import RowWiseAdagrad, TableShard
-from tests.subclasses.ragged.judge import raising
+from tests.tables import raising
 
 
 def reference(table, sums, grad, lr=0.1, eps=1e-10):

@@ -13,7 +13,7 @@ pytest.importorskip("torch.distributed.device_mesh")
 from subclasses.keyed import EmbeddingBagCollection
 from subclasses.keyed.sharded import RowWise, ShardingPlan, TableWise, plan_by_bytes
 from subclasses.keyed.sharded.plan import rows_by_key
-from tests.subclasses.ragged.judge import raising
+from tests.tables import raising
 
 
 def tables(**sizes):

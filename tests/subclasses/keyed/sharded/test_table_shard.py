@@ -10,8 +10,7 @@ from torch import nn
 pytest.importorskip("torch.distributed.device_mesh")
 
 from subclasses.keyed.sharded import TableShard
-from tests.subclasses.ragged.judge import raising
-from tests.tables import giving
+from tests.tables import giving, raising
 
 ROWS, START = 9, 2
 

@@ -15,7 +15,7 @@ from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from subclasses.ragged.modules.time_major import TimeMajor
 from tests.doors import COMPILED, by_desugar, eager
-from tests.subclasses.ragged.judge import KINDS, check_leaves, in_parts, kinds, raising
+from tests.subclasses.ragged.judge import KINDS, check_leaves, in_parts, kinds
 from tests.subclasses.ragged.modules import coverage
 from tests.subclasses.ragged.modules.cases import (
     CASES,
@@ -25,6 +25,7 @@ from tests.subclasses.ragged.modules.cases import (
     judge,
     rows_of,
 )
+from tests.tables import raising
 
 cases = pytest.mark.parametrize("name", CASES)
 
