@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from desugar.compare.records import Comparison, Spread, Way
+from desugar.compare.records import Comparison, Way
 from desugar.compare.ways import EAGER, stock_backend
 from desugar.explain.text import count, duration
 
@@ -68,19 +68,6 @@ def _ratio(way: Way) -> str:
     if way.ratio is None or way.name == EAGER:
         return "" if way.ratio is None else "1"
     return f"{way.ratio.median:.2f} ± {way.ratio.spread:.2f}"
-
-
-def spread_text(found: Spread) -> str:
-    """A median and its spread in one unit: `103 ± 2 µs`."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if found.median * factor >= 1 or unit == "µs":
-            spread = (
-                f"{found.spread * factor:.1g}"
-                if found.spread * factor < 10
-                else f"{found.spread * factor:.0f}"
-            )
-            return f"{found.median * factor:.3g} ± {spread} {unit}"
-    raise AssertionError("the last unit takes everything")
 
 
 def memory_text(nbytes: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from desugar.compare.records import Comparison, Programs, Request, Spread, Verdict, Way
 from desugar.compare.run import with_times
-from desugar.compare.text import render, spread_text, table_of
+from desugar.compare.text import render, table_of
 from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK
 from tests.tables import giving
 
@@ -66,9 +66,6 @@ test_what_is_shown = giving(
             ["2nd start", "500 ms"],
         ),
         "caches of a second start": (shown("caches that the first one left behind", ways=(TWICE,)), True),
-        "a spread in seconds": (lambda: spread_text(Spread(1.0, 0.0)), "1 ± 0 s"),
-        "a spread in milliseconds": (lambda: spread_text(Spread(0.0123, 0.001)), "12.3 ± 1 ms"),
-        "a spread in microseconds": (lambda: spread_text(Spread(3e-7, 2e-8)), "0.3 ± 0.02 µs"),
         "a ratio is that of rounds": (
             lambda: (TIMED.call, TIMED.ratio),
             (Spread(4.0, 2.0), Spread(0.5, 0.0)),
