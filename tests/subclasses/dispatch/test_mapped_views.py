@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,11 +85,14 @@ def test_a_view_and_its_gradient_in_every_way(name, door):
     fn, x = VIEWS[name], located()
     run = DOORS[door](fn, fullgraph=True)
     assert_same(run(x), fn(x))
-    agree(
-        lambda mean, deviation: run(Located(mean, deviation)).unwrap(),
-        lambda mean, deviation: (fn(mean), fn(deviation)),
-        numbers((4, 3), (4, 3)),
-    )
+    # Stock decomposes the derivative of unfold into an op that writes to places of each inner tensor.
+    refused = pytest.raises(DispatchError, match=r"has no rule for aten\.index_add_")
+    with refused if (name, door) == ("unfold", "stock") else contextlib.nullcontext():
+        agree(
+            lambda mean, deviation: run(Located(mean, deviation)).unwrap(),
+            lambda mean, deviation: (fn(mean), fn(deviation)),
+            numbers((4, 3), (4, 3)),
+        )
 
 
 def test_a_gradient_that_reaches_one_inner_tensor():
