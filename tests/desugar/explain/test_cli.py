@@ -339,19 +339,6 @@ def test_a_script_that_goes_elsewhere_has_its_report_where_it_was_asked_for(scri
 # ---------------------------------------------------------------------------------------------------- diff
 
 
-@pytest.mark.slow
-def test_diff_tells_by_its_exit_code(run, tmp_path):
-    for number, (name, inputs) in enumerate(
-        [("layer", "layer_inputs"), ("twice", "make_x"), ("layer", "layer_inputs")]
-    ):
-        result = run("explain", f"SUBJECTS:{name}", "--json", "--inputs", inputs)
-        (tmp_path / f"{number}.json").write_text(result.stdout)
-    result = run("diff", "FOLDER/0.json", "FOLDER/2.json")
-    assert result.exit_code == 0 and "1 of 1 programs in both are the same" in result.output
-    result = run("diff", "FOLDER/0.json", "FOLDER/1.json")
-    assert result.exit_code == 1 and "\n- layer\n+ twice\n" in result.output
-
-
 # ------------------------------------------------------------------------------------------------ the others
 
 
