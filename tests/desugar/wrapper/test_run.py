@@ -13,6 +13,7 @@ from torch import Tensor
 
 from desugar import DesugarError
 from desugar.dynamo.backend import dynamo_backend
+from subclasses import DispatchError
 from tests.desugar.classes import (
     DECLARED,
     EVERY,
@@ -199,7 +200,8 @@ def of_third_order(fn, cls):
     x = make(cls, 3, 6, grad=True)
     value, seeds = fn(x), torch.Generator().manual_seed(3)
     for _ in range(3):
-        (value,) = torch.autograd.grad(value, x, random_like(value, seeds), create_graph=True)
+        seed = as_cotangents(random_like(value, seeds))
+        (value,) = torch.autograd.grad(value, x, seed, create_graph=True)
     return [value.detach()]
 
 
@@ -248,7 +250,10 @@ def test_gradients(fn, run):
     ids=["third", "second, of views of one intermediate"],
 )
 def test_higher_derivatives(fn, run, cls):
-    assert_same(fn, run, cls)
+    # A second double backward of a program takes PyTorch's formulas, which are not those of rules above autograd.
+    refused = pytest.raises(DispatchError, match="PyTorch's formula for an op asks for it")
+    with refused if cls is Beside and run is of_third_order else contextlib.nullcontext():
+        assert_same(fn, run, cls)
 
 
 @pytest.mark.parametrize(
