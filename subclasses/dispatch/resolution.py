@@ -267,7 +267,7 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
     refuse = () if _is_left_to_python(op) else (partial(check_refusal, cls, op, rule),)
-    rule = with_numbers(rule, describe(rule))
+    rule = with_numbers(rule)
     run: Call = with_lazy_bits(partial(with_results_of(cls, op, rule, *refuse), op))
     return with_plain_gradients(cls, run) if cls._has_formulas else run
 

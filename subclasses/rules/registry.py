@@ -140,7 +140,7 @@ def _for_function(cls: type, key: Any, rule: Rule, taken: Taken | None) -> Rule:
         after_import("torch._dynamo", lambda module: torch.compiler.allow_in_graph(key))
     if is_a_function_of_tensors(key):
         rule = with_result(cls, key, rule)
-    rule = with_numbers(with_keyword_names(key, rule, taken), describe(rule))
+    rule = with_numbers(with_keyword_names(key, rule, taken))
     if key in _EQUALITY:
         rule = with_refusal(rule, functools.partial(check_refusal, cls, resolve_name(key), rule))
     written = writes_of(key)

@@ -5,7 +5,7 @@ such a symbol where the schema of an op has an ``int``, such as ``dim``, and kee
 Rules for torch functions get the same: their arguments have not met the schema yet.
 
 A symbol is no ``float`` and no ``int``: a rule that calls ``isinstance(y, float)`` would take another way than in eager
-mode. Such a rule is called with the number itself, which the program is for then.
+mode. Rules get symbols that ``isinstance`` takes for the number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import functools
 import inspect
 import math
 import types
-import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,35 +23,23 @@ import torch
 
 from subclasses._torch import OpOverloadPacket, schema_of
 from subclasses.ops.schema import ops_of_packet
-from subclasses.rules.author_code import OF_LIBRARIES, codes_of, package_of, unwrapped
-from subclasses.spec.statics import concrete
+from subclasses.rules.author_code import OF_LIBRARIES, package_of, unwrapped
+from subclasses.spec.statics import as_number, concrete
 
 Rule = Callable[..., Any]
 
 _SYMBOLS = frozenset({torch.SymFloat, torch.SymInt, torch.SymBool})
-_TYPES = frozenset({"float", "int", "bool", "complex", "Number", "Real", "Integral", "Complex", "Rational"})
 
 
-def with_numbers(rule: Rule, described: str) -> Rule:
-    """Returns a rule that gets numbers in place of symbols, if it asks whether an operand is a number.
-
-    Args:
-        rule: the rule.
-        described: how messages call it.
-    """
+def with_numbers(rule: Rule) -> Rule:
+    """Returns a rule whose ``isinstance(y, float)`` gives the answer of eager mode for a symbol among the arguments."""
     if package_of(unwrapped(rule)) in OF_LIBRARIES:
         return rule
-    # Not now: the functions that the rule calls may be defined after it.
-    asks = functools.cache(lambda: any(not _TYPES.isdisjoint(code.co_names) for code in codes_of(rule)))
-    warned = functools.cache(lambda: _warn(described))
 
     @functools.wraps(rule)
     def run(func: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return rule(func, *args, **kwargs)  # Dynamo has numbers of its own, which are of these types
-        if not _SYMBOLS.isdisjoint(map(type, args)) and asks():
-            warned()
-            args = tuple(concrete(a) if type(a) in _SYMBOLS else a for a in args)
+        if not _SYMBOLS.isdisjoint(map(type, args)):
+            args = tuple(map(as_number, args))
         return rule(func, *args, **kwargs)
 
     return run
@@ -135,12 +122,3 @@ def _kinds(kind: Any) -> set[str]:
 
 def _are_ints(kinds: set[str]) -> bool:
     return "IntType" in kinds and kinds.isdisjoint({"SymIntType", "NumberType", "FloatType"})
-
-
-def _warn(described: str) -> None:
-    warnings.warn(
-        f"the rule {described} asks for int or float, and was called with a number that a compiler made a symbol of, "
-        f"since it changes from call to call: the compiled program is for this one number, and each other one compiles "
-        f"again. For one program, let the rule ask what is no number, as in `not isinstance(y, Tensor)`",
-        stacklevel=2,
-    )

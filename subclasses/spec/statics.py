@@ -10,10 +10,11 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import inspect
 import math
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -124,7 +125,30 @@ def _is_unknown(symbol: Any) -> bool:
     return bool(free_unbacked_symbols(symbol))
 
 
-_SYMBOLS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+_SYMBOLS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+def as_number(value: Any) -> Any:
+    """Returns a symbol as one that ``isinstance`` takes for an ``int`` or a ``float``; another value unchanged.
+
+    ``isinstance`` looks at ``__class__`` where the type of an object does not answer. Operators compute with the
+    symbol, and return another one.
+    """
+    kind = _NUMBERS.get(type(value))
+    return value if kind is None else kind(value.node)
+
+
+def _number_class(symbol: type, kind: type) -> type:
+    def operator(name: str) -> Callable[..., Any]:
+        return lambda self, *others: as_number(getattr(symbol, name)(symbol(self.node), *others))
+
+    names = [n for n, f in vars(symbol).items() if n.startswith("__") and inspect.isfunction(f)]
+    operators = {name: operator(name) for name in names if name != "__init__"}
+    return type(symbol.__name__, (symbol,), {"__class__": property(lambda self: kind), **operators})
+
+
+_NUMBERS = {symbol: _number_class(symbol, kind) for symbol, kind in _SYMBOLS.items() if kind is not bool}
+_SYMBOLS |= {_NUMBERS[symbol]: kind for symbol, kind in _SYMBOLS.items() if symbol in _NUMBERS}
 
 
 def _find_symbol(value: Any) -> Any:
