@@ -6,7 +6,6 @@ beside this one. ``tests/subclasses/test_torch_names.py`` checks each of them on
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -402,14 +401,6 @@ is_legacy_batchedtensor = torch._C._functorch.is_legacy_batchedtensor  # type: i
 foreach_norm = torch._foreach_norm  # type: ignore[attr-defined]
 # Ops on lists of tensors, which no public function runs.
 foreach_functions = [getattr(torch, name) for name in dir(torch) if name.startswith("_foreach_")]
-
-
-def is_asked_for_tangents() -> bool:
-    """Whether AOTAutograd makes a result contiguous to learn of its cotangent, so that it has to keep its class."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "coerce_tangent_and_suggest_memory_format":
-        frame = frame.f_back
-    return frame is not None
 
 
 def nodes_ahead(size: torch.Size) -> list[Any]:

@@ -86,23 +86,20 @@ def _strided_like(x: Any, plain: Tensor) -> Tensor:
     return torch.empty_strided(x.size(), x.stride(), dtype=plain.dtype, device=plain.device)
 
 
-# Ops whose arguments follow from the strides that the outer tensor shows; `reshape` asks for `view` by them.
-_BY_STRIDES = frozenset(
-    {
-        torch.ops.aten.view.default,
-        torch.ops.aten.view_copy.default,
-        torch.ops.aten._unsafe_view.default,
-        torch.ops.aten._reshape_alias.default,
-        *STRIDED_OPS,
-    }
+# Views by a size, which a copy serves where the strides do not fit: `reshape` copies a value before it asks for one.
+_BY_SIZE = frozenset(
+    {torch.ops.aten.view.default, torch.ops.aten.view_copy.default, torch.ops.aten._unsafe_view.default}
 )
+# Ops whose arguments follow from the strides that the outer tensor shows; `reshape` asks for `view` by them.
+_BY_STRIDES = frozenset({*_BY_SIZE, torch.ops.aten._reshape_alias.default, *STRIDED_OPS})
 
 
 def _materialize(cls: Any, op: OpOverload) -> Call:
     facts, is_message = op_facts(op), sends_message(op)
     written_indices = (*facts.written, *undeclared_writes(op))
     represented = _in_shown_order if op in _BY_STRIDES else resolved
-    run = with_lazy_bits(functools.partial(run_replaced, cls, op, represented))
+    computing = torch.ops.aten.reshape.default if op in _BY_SIZE else op
+    run = with_lazy_bits(functools.partial(run_replaced, cls, computing, represented))
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         strict_mode.check_materialize(cls, op)

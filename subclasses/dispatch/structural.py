@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from subclasses._torch import OpOverload, in_backward, is_asked_for_tangents
+from subclasses._torch import OpOverload, in_backward
 from subclasses.autograd.detach import own_gradients
 from subclasses.dispatch.per_inner import records
 from subclasses.dispatch.strided import check_told_apart
@@ -35,16 +35,8 @@ def _map_op(op: OpOverload) -> Structural:
 
 
 def _clone(x: Any, *, memory_format: Any = None) -> Any:
-    """Copies each inner tensor, or what a value materializes to, where its copy would not be contiguous as asked for.
-
-    ``outer`` may give another stride than that of the inner tensors, and ``reshape`` asks for a contiguous copy.
-    """
-    out = map_inners(x, lambda _, t: aten.clone.default(t, **_fitting(t, {"memory_format": memory_format})))
-    spec = type(x).__spec__
-    is_asked = memory_format is torch.contiguous_format and spec.has_outer and spec.fallback == "materialize"
-    if not is_asked or out.is_contiguous() or x._layout.cotangent or is_asked_for_tangents():
-        return out
-    return aten.clone.default(resolved(x), memory_format=memory_format)
+    """Copies each inner tensor. The outer stride is that of the copies by `outer`, whatever the memory format."""
+    return map_inners(x, lambda _, t: aten.clone.default(t, **_fitting(t, {"memory_format": memory_format})))
 
 
 def resolved(x: Any) -> torch.Tensor:

@@ -17,7 +17,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._functorch._aot_autograd import collect_metadata_analysis as metadata_analysis
 from torch._higher_order_ops import utils as higher_order_utils
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import forward_ad
@@ -535,17 +534,6 @@ def dispatch_mode():
     assert aten.cos.default in seen
 
 
-def is_asked_for_tangents():
-    asked = set()
-    x = TwoTensor(torch.rand(2, 3).t(), torch.rand(2, 3).t())
-    with Seeing(lambda func: asked.add((func, _torch.is_asked_for_tangents()))):
-        metadata_analysis.coerce_tangent_and_suggest_memory_format(x)
-        copies = {answer for func, answer in asked if func is aten.clone.default}
-        asked.clear()
-        x.contiguous()
-    assert copies == {True} and {answer for func, answer in asked if func is aten.clone.default} == {False}
-
-
 def nodes_ahead():
     found = []
 
@@ -900,7 +888,6 @@ CHECKS = {
     ),
     "fresh_fakes": fresh_fakes,
     "functional_storage_key": functional_storage_key,
-    "is_asked_for_tangents": is_asked_for_tangents,
     "nodes_ahead": nodes_ahead,
     "patch_aliasing_checks": patch_aliasing_checks,
     "leave_in_graph": leave_in_graph,
