@@ -20,7 +20,7 @@ from desugar.compare.records import Comparison, Request
 from desugar.compare.replay.worth import sum_up
 from desugar.compare.run import Plan, compare
 from desugar.compare.text import Table
-from desugar.compare.ways import DIRECT, EAGER, OURS, STOCK
+from desugar.compare.ways import DIRECT, EAGER, OURS, STOCK, TUNED
 from desugar.explain.records import Worth
 
 
@@ -46,7 +46,7 @@ def worth_of(request: Request, plan: Plan) -> Worth:
     check_target(request)
     with progress() as tell:
         found = _compare(request, plan, tell)
-    shown = [found.way(name) for name in (EAGER, STOCK, DIRECT)]
+    shown = [found.way(name) for name in (EAGER, STOCK, TUNED, DIRECT)]
     times = [(way.name, None if way.call is None else way.call.median) for way in shown]
     return sum_up(found.calls, times, {way.name: way.verdict for way in shown})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from desugar.compare.records import Comparison, Way
-from desugar.compare.ways import EAGER, stock_backend
+from desugar.compare.ways import EAGER, stock_backend, tuned_settings
 from desugar.explain.text import count, duration
 
 Table = list[tuple[str, ...]]  # the first row is the header
@@ -118,6 +118,8 @@ def conditions(comparison: Comparison) -> Iterator[str]:
     step = "a step" if request.train else "a call"
     yield f"{step}: the median of {count(comparison.rounds, 'round')} in turns; / eager: in the same round ± spread"
     yield "memory: the peak that the first call adds"
+    settings = ", ".join(f"{name}={value!r}" for name, value in tuned_settings(request.backend).items())
+    yield f"stock, tuned: torch.compile({settings})"
     stock = stock_backend(request.backend)
     is_same = stock == request.backend
     yield (
