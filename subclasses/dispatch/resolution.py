@@ -225,7 +225,7 @@ def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
     if facts.written or not computes:
         return run_native(op, run)
     if op in COPYING_OPS:
-        return run_copy(op, run)
+        return run_copy(op, run) if plan.by_rule else run_native(op, run)
     return run_open(run, is_read_by_materialize if plan.step == Step.MATERIALIZE else is_above)
 
 
