@@ -403,14 +403,6 @@ foreach_norm = torch._foreach_norm  # type: ignore[attr-defined]
 foreach_functions = [getattr(torch, name) for name in dir(torch) if name.startswith("_foreach_")]
 
 
-def nodes_ahead(size: torch.Size) -> list[Any]:
-    """Returns the nodes to which the engine leads what the running node returned, as far as they take this size."""
-    node = torch._C._current_autograd_node()  # the public way to it is a hook
-    edges = {} if node is None else {(id(n), i): (n, i) for n, i in node.next_functions if n is not None}
-    # What a node takes has no public name.
-    return [n for n, i in edges.values() if tuple(n._input_metadata[i].shape) == tuple(size)]
-
-
 # ---- the conformance kit -----------------------------------------------------------------------------------
 
 

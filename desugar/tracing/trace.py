@@ -54,7 +54,6 @@ from desugar.tracing.tangents import (
     recorded_tensors,
     resolve_calls,
 )
-from subclasses import DispatchError
 from subclasses.spec.values import is_differentiable
 
 # ------------------------------------------------------------------------------------- running the function
@@ -170,16 +169,7 @@ def trace_graph(
         bare, tangent_items = make_tangents(differentiable, outputs)
         tangents = tuple([(number, mark_tangent(value)) for number, value in bare])
         recorder = _Recorder(call, inputs, outputs, tangents, tangent_items)
-        try:
-            graph = recorder.trace(decompositions)
-        except DispatchError:
-            if tangents == bare:
-                raise
-            # The class refuses its cotangents there. One that a caller of `backward` makes without a mark may pass;
-            # the wrapper hands any other to a program of its own, as it does gradients of other types.
-            tangents = bare
-            recorder = _Recorder(call, inputs, outputs, tangents, tangent_items)
-            graph = recorder.trace(decompositions)
+        graph = recorder.trace(decompositions)
     if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise StaticNeeded  # the graph records such zeros with this call's sizes, not with its symbols
     calls = resolve_calls(graph, recorder.calls)

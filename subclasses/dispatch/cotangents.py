@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, in_backward, is_composite, is_tracing, nodes_ahead
+from subclasses._torch import OpOverload, in_backward, is_composite, is_tracing
 from subclasses.autograd.calling import is_called_by_engine
-from subclasses.autograd.construct import Construct, Primal, as_gradient
+from subclasses.autograd.construct import as_gradient
 from subclasses.autograd.cotangent_class import is_cotangent
 from subclasses.autograd.detach import in_one_step
 from subclasses.autograd.engine_ops import (
@@ -255,32 +255,11 @@ def _wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
         return x, y
     primal = next((v.__dict__[PRIMAL] for v in (x, y) if PRIMAL in v.__dict__), None)
-    primal = primal or _primal_ahead(x if is_cotangent(x) else y)
     if primal is None:
         return x, y
     found = [as_gradient(primal.layout.cls, v) for v in (x, y)]
     one, other = (v if is_cotangent(v) else primal.wrap_cotangent(v) for v in found)
     return one, other
-
-
-def _primal_ahead(cotangent: Any) -> Primal | None:
-    """Returns what a plain cotangent needs of the value to which a sum leads; that of AOTAutograd does not know it."""
-    if not type(cotangent)._traits.pulls_back:
-        return None
-    ahead = nodes_ahead(cotangent.shape)
-    value: Any = _value_at(ahead[0]) if len(ahead) == 1 else None
-    is_it = (
-        isinstance(value, type(cotangent)._value_cls) and cotangent_layout(value._layout) is cotangent._layout
-    )
-    return Primal(value) if is_it else None
-
-
-def _value_at(node: Any) -> Any:
-    """Returns the value whose gradient a node takes: a leaf, or what was made of inner tensors."""
-    if type(node) is not Construct._backward_cls:
-        return getattr(node, "variable", None)
-    saved = node.saved_tensors
-    return node.layout.cls._wrap(node.layout, *saved, *node.dynamics) if saved else None
 
 
 def _inners(x: Any) -> list[Any]:

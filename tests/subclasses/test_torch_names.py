@@ -534,25 +534,6 @@ def dispatch_mode():
     assert aten.cos.default in seen
 
 
-def nodes_ahead():
-    found = []
-
-    class Returns(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, y):
-            return x.sum() + y.sum()
-
-        @staticmethod
-        def backward(ctx, g):
-            found.append(_torch.nodes_ahead(torch.Size((3,))))
-            return g.expand(3), g.expand(2)
-
-    assert _torch.nodes_ahead(torch.Size((3,))) == []
-    x, y = torch.rand(3, requires_grad=True), torch.rand(2, requires_grad=True)
-    Returns.apply(x * 2, y).backward()
-    assert [n.name() for n in found[0]] == ["MulBackward0"]
-
-
 def hooks():
     x, seen = torch.ones(2, requires_grad=True), []
     x.register_hook(lambda grad: seen.append("replaced"))
@@ -888,7 +869,6 @@ CHECKS = {
     ),
     "fresh_fakes": fresh_fakes,
     "functional_storage_key": functional_storage_key,
-    "nodes_ahead": nodes_ahead,
     "patch_aliasing_checks": patch_aliasing_checks,
     "leave_in_graph": leave_in_graph,
     **for_names(["print_options", "printing_with"], printing),
