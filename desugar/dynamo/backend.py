@@ -19,6 +19,7 @@ from desugar import _torch as private, _torch_guards, _torch_views
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.attributes import break_at_assignments, trace_properties
+from desugar.dynamo.fallback import compile_by_stock, is_saving
 from desugar.dynamo.guard_failures import describe_failure, note_program
 from desugar.dynamo.profiling import with_profiler_name
 from desugar.dynamo.saved_programs import save_program
@@ -34,8 +35,6 @@ from desugar.recording.trace_artifacts import record_compilation
 from desugar.recording.user_names import function_name, leaf_names
 from desugar.store.programs import PackedPlace, Place, place_of
 from desugar.wrapper.recompute import CapturedFunction
-from subclasses._torch import is_traceable_wrapper_subclass
-from subclasses.errors import DispatchError
 
 log = logging.getLogger("desugar")
 
@@ -74,7 +73,7 @@ def dynamo_backend(
     inner = rest.pop("backend", "inductor")
     strict = rest.pop("strict", os.environ.get(STRICT, "0") not in ("", "0"))
     backend = choose_backend(inner, mode, rest)
-    place = PackedPlace() if _is_saving() else None
+    place = PackedPlace() if is_saving() else None
     try:
         program = compile_graph(gm, example_inputs, backend, place)
         if place is not None:
@@ -83,44 +82,8 @@ def dynamo_backend(
         reason = _as_desugar_error(error)
         if strict or reason.stock_is_wrong:
             raise reason from None if reason is error else error
-        if inner == "eager" and any(map(_is_plain_subclass, example_inputs)):
-            # The mode in which AOTAutograd runs the first call of a graph without a compiler takes no such class.
-            log.warning("this graph runs op by op instead: %s", reason)
-            return gm.forward
-        log.warning("AOTAutograd compiles this graph instead: %s", reason)
-        return _compile_by_stock(gm, example_inputs, _stock_backend(inner, mode, rest))
+        return compile_by_stock(gm, example_inputs, inner, mode, rest, reason)
     return program.run
-
-
-def _is_plain_subclass(x: Any) -> bool:
-    """Returns whether a tensor is of a class that is no wrapper, and has no `__torch_function__` of its own."""
-    if not isinstance(x, Tensor) or type(x) is Tensor or is_traceable_wrapper_subclass(x):
-        return False
-    function = getattr(type(x).__torch_function__, "__func__", None)
-    return function is Tensor.__torch_function__.__func__
-
-
-def _compile_by_stock(gm: fx.GraphModule, example_inputs: list[Any], stock: Callable[..., Any]) -> Any:
-    """Compiles a graph with PyTorch's backend; what a class refuses there, and not in eager mode, runs op by op."""
-    try:
-        return stock(gm, example_inputs)
-    except DispatchError as error:
-        if _is_saving():
-            raise
-        log.warning(
-            "AOTAutograd cannot compile this graph either (%s): it runs op by op", type(error).__name__
-        )
-        return gm.forward
-
-
-def _is_saving() -> bool:
-    """Whether PyTorch compiles a function that it is going to save (`aot_compile`)."""
-    config = private.functorch_config
-    names = (
-        "bundled_autograd_cache",
-        "bypass_autograd_cache_key",
-    )  # a release without them saves no functions
-    return all(getattr(config, name, False) for name in names)
 
 
 def _as_desugar_error(error: DesugarError | StaticNeeded) -> DesugarError:
@@ -202,15 +165,6 @@ def _make_fake(leaf: Any, mode: Any, context: Any) -> Any:
     with mode:  # the dispatch of a handwritten class may make tensors
         fake = mode.from_tensor(leaf, symbolic_context=known, source=known.tensor_source if known else None)
         return fake.detach() if fake.requires_grad else fake
-
-
-def _stock_backend(inner: Any, mode: str | None, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Returns PyTorch's own backend for the same compiler."""
-    if inner == "inductor":
-        return private.TorchCompileInductorWrapper(mode or "default", dict(options), None)
-    if inner == "eager":
-        return private.lookup_backend("aot_eager")
-    return private.aot_autograd(fw_compiler=inner)
 
 
 break_at_assignments(dynamo_backend)

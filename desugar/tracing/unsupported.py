@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +41,9 @@ _USE_EAGER = "run this part in eager mode, outside the compiled function"
 
 # ------------------------------------------------------------------------------------------ during a run
 
-_OPERATORS = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
-_IN_PLACE = frozenset(f"__{name}__" for name in _OPERATORS.split())
+_IN_PLACE = frozenset(
+    "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
+)
 # Their names end in an underscore, and they write no data.
 _NO_WRITE = frozenset(
     "requires_grad_ detach_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ share_memory_".split()
@@ -124,11 +125,26 @@ def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         check_target(getattr(func, "__name__", str(func)), target)
 
 
+def is_write(node: fx.Node) -> bool:
+    """Whether a node of Dynamo's graph calls a function or method that mutates an argument."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    target: Any = node.target
+    if getattr(getattr(target, "_schema", None), "is_mutable", False):
+        return True
+    name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+    return _is_in_place(name, node.kwargs) or "out" in node.kwargs
+
+
+def _is_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
+    name = name.partition(".")[0]
+    is_named_so = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
+    return bool(is_named_so or name.strip("_") in _IN_PLACE or kwargs.get("inplace"))
+
+
 def _mutated_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """Returns the tensors that a torch function mutates: `out=`, and the first argument of an in-place function."""
-    name = str(getattr(func, "__name__", "")).partition(".")[0]
-    in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
-    in_place = in_place or name in _IN_PLACE or kwargs.get("inplace")
+    in_place = _is_in_place(str(getattr(func, "__name__", "")), kwargs)
     written: Any = (args[:1] if in_place else (), kwargs.get("out"))
     return tensor_leaves(written)
 

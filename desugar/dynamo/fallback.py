@@ -1,0 +1,135 @@
+"""The fallback: PyTorch's AOTAutograd compiles a graph that the pass does not support.
+
+AOTAutograd does not look at the memory of inner tensors. Where two of them share memory and the graph writes to one,
+its program reads what was there before the write. A call with such arguments runs op by op.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from desugar import _torch as private
+from desugar.errors import DesugarError
+from desugar.ir.fx_utils import copy_graph
+from desugar.ir.storage import may_overlap
+from desugar.ir.values import is_wrapper, plain_parts
+from desugar.tracing.unsupported import is_write
+from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.errors import DispatchError
+
+log = logging.getLogger("desugar")
+
+
+def compile_by_stock(
+    gm: fx.GraphModule,
+    example_inputs: list[Any],
+    inner: Any,
+    mode: str | None,
+    options: Mapping[str, Any],
+    reason: DesugarError,
+) -> Callable[..., Any]:
+    """Compiles a graph with PyTorch's backend. A graph that a class refuses there runs op by op.
+
+    Args:
+        gm: The graph, over outer tensors.
+        example_inputs: Its arguments.
+        inner: What compiles plain graphs.
+        mode: As for `torch.compile`.
+        options: Options of Inductor.
+        reason: Why the pass does not support the graph.
+    """
+    if inner == "eager" and any(map(_is_plain_subclass, example_inputs)):
+        # The mode in which AOTAutograd runs the first call of a graph without a compiler takes no such class.
+        log.warning("this graph runs op by op instead: %s", reason)
+        return gm.forward
+    writes = _writes(gm) and any(map(is_wrapper, example_inputs))
+    if writes and _shares_inner_memory(example_inputs):  # AOTAutograd may fail to compile it
+        log.warning(
+            "this graph runs op by op instead, since its arguments share the memory of inner tensors: %s",
+            reason,
+        )
+        return gm.forward
+    log.warning("AOTAutograd compiles this graph instead: %s", reason)
+    eager = copy_graph(gm).forward if writes else None
+    try:
+        compiled = _stock_backend(inner, mode, options)(gm, example_inputs)
+    except DispatchError as error:
+        if is_saving():
+            raise
+        log.warning(
+            "AOTAutograd cannot compile this graph either (%s): it runs op by op", type(error).__name__
+        )
+        return gm.forward
+    return compiled if eager is None else _op_by_op_where_shared(compiled, eager)
+
+
+def is_saving() -> bool:
+    """Whether PyTorch compiles a function that it is going to save (`aot_compile`)."""
+    config = private.functorch_config
+    names = (
+        "bundled_autograd_cache",
+        "bypass_autograd_cache_key",
+    )  # a release without them saves no functions
+    return all(getattr(config, name, False) for name in names)
+
+
+def _is_plain_subclass(x: Any) -> bool:
+    """Returns whether a tensor is of a class that is no wrapper, and has no `__torch_function__` of its own."""
+    if not isinstance(x, Tensor) or type(x) is Tensor or is_traceable_wrapper_subclass(x):
+        return False
+    function = getattr(type(x).__torch_function__, "__func__", None)
+    return function is Tensor.__torch_function__.__func__
+
+
+def _stock_backend(inner: Any, mode: str | None, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Returns PyTorch's own backend for the same compiler."""
+    if inner == "inductor":
+        return private.TorchCompileInductorWrapper(mode or "default", dict(options), None)
+    if inner == "eager":
+        return private.lookup_backend("aot_eager")
+    return private.aot_autograd(fw_compiler=inner)
+
+
+# ---------------------------------------------------------------------------------------- memory that is shared
+
+
+def _op_by_op_where_shared(compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that calls the program, or runs op by op where inner tensors share memory."""
+    warned: list[bool] = []
+
+    @torch.compiler.disable
+    def run(*args: Any) -> Any:
+        if not _shares_inner_memory(args):
+            return compiled(*args)
+        if not warned:
+            warned.append(True)
+            log.warning("a call whose arguments share the memory of inner tensors runs op by op")
+        return eager(*args)
+
+    return run
+
+
+def _shares_inner_memory(args: Sequence[Any]) -> bool:
+    """Whether an inner tensor of a wrapper overlaps another plain tensor among the arguments."""
+    seen: dict[int, list[tuple[Tensor, bool]]] = {}
+    for tensor in {id(arg): arg for arg in args if isinstance(arg, Tensor)}.values():
+        is_inner = is_wrapper(tensor)
+        for part in plain_parts(tensor):
+            if part.layout is not torch.strided:
+                continue
+            others = seen.setdefault(part.untyped_storage()._cdata, [])
+            if any((is_inner or inside) and may_overlap(part, other) for other, inside in others):
+                return True
+            others.append((part, is_inner))
+    return False
+
+
+def _writes(gm: fx.GraphModule) -> bool:
+    """Whether a node of a graph, or of a graph inside of it, writes to a tensor."""
+    graphs = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
+    return any(is_write(node) for graph in graphs for node in graph.graph.nodes)

@@ -1,0 +1,80 @@
+"""Graphs that AOTAutograd compiles, since the pass does not support them: what inner tensors share is seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import desugar
+from subclasses import inner
+from tests.desugar.refusing import warned
+from tests.subclasses.subjects import assert_same, declare
+
+Pair = declare(name="Pair", keywords={"fallback": "map"}, first=inner(), second=inner())
+
+
+def write_and_read(a, b, w):
+    """`sgn` has a zero gradient, which the pass does not trace with symbolic sizes."""
+    a.mul_(2)
+    return b + 1, w.sgn().sum()
+
+
+def write_by_index(a, b, w):
+    a[0] = 5
+    return b + 1, w.sgn().sum()
+
+
+def only_read(a, b, w):
+    return a * 2, b + 1, w.sgn().sum()
+
+
+def two_values(shared):
+    return Pair(shared, torch.zeros(3)), Pair(shared, torch.ones(3))
+
+
+def two_views(shared):
+    return Pair(shared[:], torch.zeros(3)), Pair(shared[:], torch.ones(3))
+
+
+def two_inner_tensors(shared):
+    return Pair(shared, shared[:3]), torch.ones(3)
+
+
+def a_plain_tensor(shared):
+    return Pair(torch.zeros(3), shared), shared
+
+
+def nothing(shared):
+    return Pair(shared, torch.zeros(3)), Pair(shared.clone(), torch.ones(3))
+
+
+COMPILED = "AOTAutograd compiles this graph instead"
+OP_BY_OP = "a call whose arguments share the memory of inner tensors runs op by op"
+NOT_COMPILED = "this graph runs op by op instead, since its arguments share the memory of inner tensors"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "shares", "says"),
+    [
+        (write_and_read, [two_values, two_values], [NOT_COMPILED]),
+        (write_and_read, [nothing, two_views, two_views, nothing], [COMPILED, OP_BY_OP]),
+        (write_by_index, [nothing, two_views], [COMPILED, OP_BY_OP]),
+        (write_and_read, [two_inner_tensors], [NOT_COMPILED]),
+        (write_and_read, [a_plain_tensor], [NOT_COMPILED]),
+        (only_read, [two_values], [COMPILED]),
+    ],
+)
+def test_a_write_to_shared_memory_is_seen(fn, shares, says, inside, caplog):
+    options = {"backend": "desugar", "options": {"backend": "eager"}} if inside else {"backend": "eager"}
+    compiled = (torch.compile if inside else desugar.compile)(fn, dynamic=True, **options)
+    for share in shares:
+        results = []
+        for run in (fn, compiled):
+            w = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+            out = run(*share(torch.ones(3)), w)
+            out[-1].backward()
+            results.append((*out[:-1], w.grad))
+        for got, expected in zip(*results, strict=True):
+            assert_same(got, expected)
+    assert [message[: len(known)] for message, known in zip(warned(caplog), says, strict=True)] == says
