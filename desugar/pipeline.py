@@ -30,7 +30,7 @@ from desugar.recording.listeners import stage
 from desugar.store.programs import Place, Stored
 from desugar.tracing.python_numbers import replace_floats
 from desugar.tracing.side_effects import sink_tokens
-from desugar.tracing.trace import discover, trace_graph
+from desugar.tracing.trace import discover, trace_graph, trace_once
 from desugar.tracing.unsupported import OtherStructure, check_same_structure
 from desugar.tracing.views import has_unknown_views
 from desugar.wrapper.backward_variants import BackwardVariants
@@ -172,11 +172,15 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
 
 
 def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Traced:
-    """Runs the function twice: to discover the structure of its results, and to trace it.
+    """Runs the function once where that is enough, else twice: to discover the structure of its results, then to trace.
 
     A run may add assumptions about sizes by which a symbol is a number. The first run then records the symbol, and the
     traced one the number: they seem to differ, and both are made again under the new assumptions.
     """
+    with stage("trace"):
+        traced = trace_once(function.call, inputs, backend.decompositions())
+    if traced is not None:
+        return _with_floats_read(traced, inputs, backend)
     while True:
         with stage("discover"):
             outputs = discover(function.call, inputs)
@@ -184,12 +188,16 @@ def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Trac
         try:
             with stage("trace"):
                 traced = trace_graph(function.call, inputs, outputs, backend.decompositions())
-                if backend.reads_memory:
-                    replace_floats(traced.graph, inputs.fakes.mode)
-                return traced
+                return _with_floats_read(traced, inputs, backend)
         except OtherStructure:
             if len(inputs.fakes.env.guards) == assumed:
                 raise
+
+
+def _with_floats_read(traced: Traced, inputs: Inputs, backend: Backend) -> Traced:
+    if backend.reads_memory:
+        replace_floats(traced.graph, inputs.fakes.mode)
+    return traced
 
 
 def _load(place: Place, function: CapturedFunction, inputs: Inputs) -> Stored | None:
