@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -11,18 +12,21 @@ from torch import Tensor
 from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner, static
 from subclasses.testing.errors import chain
 from tests.subclasses.subjects import MODES, declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 
 
-class Pair(TensorSubclass, fallback="materialize"):
-    a: Tensor = inner()
-    b: Tensor = inner()
-    axis: int = static(default=0)
-    count: int = dynamic(default=0)
-
-    def materialize(self):
-        return self.a + self.b
+Pair = declare(
+    name="Pair",
+    a=inner(),
+    b=inner(),
+    axis=static(default=0),
+    count=dynamic(default=0),
+    annotations={"axis": int},
+    materialize=lambda self: self.a + self.b,
+    keywords={"fallback": "materialize"},
+)
 
 
 Mapped = declare(name="Mapped", a=inner(), b=inner(), keywords={"fallback": "map"})
@@ -33,11 +37,15 @@ def pair(cls=Pair):
     return cls(torch.ones(3, 4), torch.ones(3, 4))
 
 
-class Labelled(TensorSubclass, fallback="map"):
-    labels: Tensor = inner()
-    classes: int = static()
-    length: int = dynamic()
-    tag: str = static(default="")
+Labelled = declare(
+    name="Labelled",
+    labels=inner(),
+    classes=static(),
+    length=dynamic(),
+    tag=static(default=""),
+    annotations={"classes": int, "tag": str},
+    keywords={"fallback": "map"},
+)
 
 
 # ---- construction --------------------------------------------------------------------------------------------
@@ -48,26 +56,24 @@ OF_LABELLED = "Labelled takes 1 inner tensor by position (labels), "
 MISSING = "Labelled is missing metadata without a default, "
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
+test_metadata_is_told_to_go_by_keyword = raising(
     [
-        (lambda: Pair(T, T, 3), f"{OF_PAIR}got 3; pass it by keyword: axis=3"),
-        (lambda: Pair(T, T, 3, 4), f"{OF_PAIR}got 4; pass it by keyword: axis=3, count=4"),
-        (lambda: Pair(T, T, T), f"{OF_PAIR}got 3; and by keyword axis, count"),
-        (lambda: Pair(T, T, 1, 2, 3), f"{OF_PAIR}got 5; and by keyword axis, count"),
-        (lambda: Labelled(T, 6, 7), f"{OF_LABELLED}got 3; pass it by keyword: classes=6, tag=7"),
-        (lambda: Labelled(T, 6), f"{OF_LABELLED}got 2; pass it by keyword: classes=6"),
-        (
-            lambda: Labelled(T),
-            f"{MISSING}'classes' and 'length'; pass it by keyword: classes=..., length=...",
-        ),
-        (lambda: Labelled(T, classes=6), f"{MISSING}'length'; pass it by keyword: length=..."),
-    ],
+        (make, TypeError, f"^{re.escape(text)}$")
+        for make, text in [
+            (lambda: Pair(T, T, 3), f"{OF_PAIR}got 3; pass it by keyword: axis=3"),
+            (lambda: Pair(T, T, 3, 4), f"{OF_PAIR}got 4; pass it by keyword: axis=3, count=4"),
+            (lambda: Pair(T, T, T), f"{OF_PAIR}got 3; and by keyword axis, count"),
+            (lambda: Pair(T, T, 1, 2, 3), f"{OF_PAIR}got 5; and by keyword axis, count"),
+            (lambda: Labelled(T, 6, 7), f"{OF_LABELLED}got 3; pass it by keyword: classes=6, tag=7"),
+            (lambda: Labelled(T, 6), f"{OF_LABELLED}got 2; pass it by keyword: classes=6"),
+            (
+                lambda: Labelled(T),
+                f"{MISSING}'classes' and 'length'; pass it by keyword: classes=..., length=...",
+            ),
+            (lambda: Labelled(T, classes=6), f"{MISSING}'length'; pass it by keyword: length=..."),
+        ]
+    ]
 )
-def test_metadata_is_told_to_go_by_keyword(make, text):
-    with pytest.raises(TypeError) as caught:
-        make()
-    assert str(caught.value) == text
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -77,12 +83,6 @@ def test_required_metadata_by_keyword(mode):
     assert str(inspect.signature(Labelled.__new__)) == "(_cls, labels, *_more, classes, tag='', length)"
 
 
-def test_a_class_without_metadata_has_python_s_own_message():
-    assert "_more" not in Mapped.__source__
-    with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
-        Mapped(torch.ones(2), torch.ones(2), 3)
-
-
 WHOLE = {
     "stock": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
     "inside": lambda f: torch.compile(f, backend="desugar", fullgraph=True, options={"backend": "eager"}),
@@ -90,27 +90,30 @@ WHOLE = {
 MADE = {
     "Tensor.__new__": (
         lambda cls, a: Tensor.__new__(cls, a),
-        "returned a Made without fields, which the generated",
+        "a Made without fields, which the generated",
     ),
     "_make_subclass": (lambda cls, a: Tensor._make_subclass(cls, a), "without fields, which the generated"),
     "as_subclass": (lambda cls, a: a.as_subclass(cls), "without fields, which the generated"),
     "an inner tensor": (
         lambda cls, a: a,
-        "returned a tensor of torch.float32 and shape (2,), expected a Made",
+        "a tensor of torch.float32 and shape (2,), expected a Made",
     ),
-    "None": (lambda cls, a: None if a.numel() else a, "returned None, expected a Made"),
+    "None": (lambda cls, a: None if a.numel() else a, "None, expected a Made"),
     "another class": (lambda cls, a: Alone(a), "expected a Made"),
 }
 
 
-@pytest.mark.parametrize("case", MADE)
-def test_a_constructor_that_does_not_end_with_the_generated_one(case):
-    new, words = MADE[case]
-    cls = declare(Pair, __new__=new)
-    with pytest.raises(TypeError) as caught:
-        cls(torch.ones(2))
-    assert str(caught.value).startswith("Made.__new__ returned ") and words in str(caught.value)
-    assert str(caught.value).endswith("; end it with `return super().__new__(cls, a, b)`")
+test_a_constructor_that_does_not_end_with_the_generated_one = raising(
+    {
+        case: (
+            lambda new=new: declare(Pair, __new__=new)(T),
+            TypeError,
+            rf"^Made\.__new__ returned .*{re.escape(words)}.*; "
+            r"end it with `return super\(\)\.__new__\(cls, a, b\)`$",
+        )
+        for case, (new, words) in MADE.items()
+    }
+)
 
 
 def test_a_constructor_may_return_what_inherits_or_exists():
@@ -176,61 +179,71 @@ def test_a_constructor_under_a_mode_returns_what_the_mode_does():
         assert cls(torch.ones(2)) == "made"
 
 
-def test_an_init_that_passes_on_what_only_new_takes():
-    def passes_on(self, a):
-        super(cls, self).__init__(a)
+def failing(error):
+    def fails(*args):
+        raise error
 
-    cls = declare(Alone, __init__=passes_on)
-    with pytest.raises(TypeError) as caught:
-        cls(torch.ones(2))
-    assert (
-        "write `super().__init__()`, or in place of __init__ a __new__ that ends with `return super().__new__(cls, a)`"
-        in str(caught.value)
-    )
+    return fails
 
-    def fails(self, a):
-        raise TypeError("not two")
 
-    with pytest.raises(TypeError, match=r"\Anot two\Z"):
-        declare(Alone, __init__=fails)(torch.ones(2))
+test_an_init_or_a_rule_that_fails = raising(
+    {
+        "an init that passes on what only new takes": (
+            lambda: declare(Alone, __init__=lambda self, a: super(type(self), self).__init__(a))(T),
+            TypeError,
+            r"write `super\(\)\.__init__\(\)`, or in place of __init__ a __new__ that ends with "
+            r"`return super\(\)\.__new__\(cls, a\)`",
+        ),
+        "an error of an init": (
+            lambda: declare(Alone, __init__=failing(TypeError("not two")))(T),
+            TypeError,
+            r"\Anot two\Z",
+        ),
+        "an error of a mapped op": (
+            lambda: pair(Mapped) + torch.ones(5),
+            RuntimeError,
+            r"\AThe size of tensor a \(4\) must match",
+        ),
+        "an error of a rule of a mapped class": (
+            lambda: (
+                -declare(Mapped, rules={aten.neg.default: failing(RuntimeError("no sign here"))})(
+                    torch.ones(3, 4), torch.ones(5)
+                )
+            ),
+            RuntimeError,
+            r"\Ano sign here\Z",
+        ),
+        "more than a class without metadata takes": (
+            lambda: Mapped(T, T, 3),
+            TypeError,
+            "takes 3 positional arguments but 4 were given",
+        ),
+    }
+)
 
 
 def test_a_class_without_a_constructor_of_its_own_has_the_generated_one():
     assert inspect.unwrap(Pair.__new__) is Pair._new and "__init__" not in vars(Pair)
-
-
-# ---- what rules return ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (lambda func, x: 1.5, ["returned a float", "leave out .item()", "return torch.tensor(1.5)", "x.a"]),
-        (lambda func, x: (x.a, x.b), ["returned a tuple of 2", "a value made of them, Ruled(a, b)"]),
-        (lambda func, x: "text", ["returned a str", "or with `return NotImplemented`"]),
-    ],
-)
-def test_what_is_no_tensor_is_told_what_to_return(rule, words):
-    cls = declare(Pair, name="Ruled", rules={aten.abs.default: rule})
-    with pytest.raises(DispatchError) as caught:
-        pair(cls).abs()
-    assert caught.value.code == "rule-result"
-    assert all(word in str(caught.value) for word in ["aten.abs.default on a Ruled", *words]), caught.value
+    assert "_more" not in Mapped.__source__
 
 
 # ---- what rules are called with ------------------------------------------------------------------------------
-
-
-Tally = declare(name="Tally", total=inner(), count=inner())
 
 
 def add(func, x, y):
     return Tally(func(x.total, y.total), func(x.count, y.count))
 
 
-Tally.implements(aten.add.Tensor)(add)
-Tally.implements(torch.maximum)(lambda func, x, y: Tally(func(x.unwrap("total"), y.total), x.count))
-Tally.implements(aten.neg.default)(lambda func, x: x.missing)
+Tally = declare(
+    name="Tally",
+    total=inner(),
+    count=inner(),
+    rules={
+        aten.add.Tensor: add,
+        torch.maximum: lambda func, x, y: Tally(func(x.unwrap("total"), y.total), x.count),
+        aten.neg.default: lambda func, x: x.missing,
+    },
+)
 
 
 @pytest.mark.parametrize(
@@ -280,17 +293,6 @@ def test_a_mapped_op_names_the_inner_tensor_of_another_size(run, op):
     assert torch.equal(x.a, torch.ones(3, 4))
 
 
-def test_other_errors_of_a_mapped_class_stay_as_they_are():
-    with pytest.raises(RuntimeError, match=r"\AThe size of tensor a \(4\) must match"):
-        pair(Mapped) + torch.ones(5)
-
-    def refusing(func, x):
-        raise RuntimeError("no sign here")
-
-    with pytest.raises(RuntimeError, match=r"\Ano sign here\Z"):
-        -declare(Mapped, rules={aten.neg.default: refusing})(torch.ones(3, 4), torch.ones(5))
-
-
 # ---- derivatives ---------------------------------------------------------------------------------------------
 
 
@@ -310,26 +312,6 @@ def test_the_rule_that_the_message_asks_for_is_enough():
     leaf = torch.ones(1, 4, requires_grad=True)
     (cls(leaf).expand(3, 4).unwrap("a") * torch.arange(3.0)[:, None]).sum().backward()
     assert torch.equal(leaf.grad, torch.full((1, 4), 3.0))
-
-
-def test_an_op_outside_of_a_derivative_does_not_speak_of_autograd():
-    with pytest.raises(DispatchError) as caught:
-        Alone(torch.ones(2)).sum()
-    assert "autograd" not in str(caught.value)
-
-
-# ---- optimizers ----------------------------------------------------------------------------------------------
-
-
-def test_a_parameter_that_an_optimizer_cannot_write_to_is_told_of_trainable():
-    def add(func, x, y, alpha=1):
-        return func(*(t.materialize() if isinstance(t, Pair) else t for t in (x, y)), alpha=alpha)
-
-    weight = torch.nn.Parameter(pair(declare(Pair, rules={aten.add.Tensor: add})))
-    weight.grad = torch.ones(3, 4)
-    with pytest.raises(DispatchError, match=r"aten\.add_\.Tensor: cannot write a plain") as caught:
-        torch.optim.SGD([weight], lr=0.1, foreach=False).step()
-    assert caught.value.code == "write-misfit" and "trainable=True" in caught.value.hint
 
 
 # ---- random fills --------------------------------------------------------------------------------------------
@@ -406,7 +388,67 @@ def backward(x):
     x.exp().sum().backward()
 
 
+def returning(result):
+    """Calls a rule with such a result."""
+    return lambda: pair(
+        declare(Pair, name="Ruled", rules={aten.abs.default: lambda func, x: result(x)})
+    ).abs()
+
+
+def wrapped(wrap, is_parameter):
+    x = wrapping(wrap)(torch.ones(3, requires_grad=not is_parameter), torch.ones(3))
+    return backward(torch.nn.Parameter(x) if is_parameter else x)
+
+
+def adding(func, x, y, alpha=1):
+    return func(*(t.materialize() if isinstance(t, Pair) else t for t in (x, y)), alpha=alpha)
+
+
+def step():
+    """Of an optimizer that cannot write to its Parameter."""
+    weight = torch.nn.Parameter(pair(declare(Pair, rules={aten.add.Tensor: adding})))
+    weight.grad = torch.ones(3, 4)
+    torch.optim.SGD([weight], lr=0.1, foreach=False).step()
+
+
+# A call, the code of its error, a pattern.
 REFUSED = {
+    "a number as a result": (
+        returning(lambda x: 1.5),
+        "rule-result",
+        r"^(?=.*leave out \.item\(\))(?=.*return torch\.tensor\(1\.5\))(?=.*x\.a)"
+        r"aten\.abs\.default on a Ruled.*returned a float",
+    ),
+    "inner tensors as a result": (
+        returning(lambda x: (x.a, x.b)),
+        "rule-result",
+        r"aten\.abs\.default on a Ruled.*returned a tuple of 2.*a value made of them, Ruled\(a, b\)",
+    ),
+    "a text as a result": (
+        returning(lambda x: "text"),
+        "rule-result",
+        r"aten\.abs\.default on a Ruled.*returned a str.*or with `return NotImplemented`",
+    ),
+    "a step of an optimizer": (
+        step,
+        "write-misfit",
+        r"aten\.add_\.Tensor: cannot write a plain.*trainable=True",
+    ),
+    "a write to a plain tensor, where trainable would not help": (
+        lambda: torch.zeros(2).add_(Alone(T)),
+        "no-rule",
+        r"(?s)^(?!.*trainable).*Alone has no rule for aten\.add_\.Tensor\(Tensor\[2\], Alone\[2\]\)",
+    ),
+    "an op outside of a derivative": (lambda: Alone(T).sum(), "no-rule", r"(?s)^(?!.*autograd)"),
+    **{
+        f"{got} as a wrapped cotangent{' of a Parameter' * is_parameter}": (
+            lambda wrap=wrap, is_parameter=is_parameter: wrapped(wrap, is_parameter),
+            "cotangent-wrapped",
+            rf"^Wrapping\.wrap_cotangent: expected a Wrapping .*got {got}; .*Wrapping\(a, b\)",
+        )
+        for wrap, got in ((lambda self, g: g, "a Tensor"), (lambda self, g: None, "a NoneType"))
+        for is_parameter in (False, True)
+    },
     "a random fill that no initializer has": (
         lambda: factored().detach().exponential_(),
         "write-refused",
@@ -441,37 +483,6 @@ def test_a_refused_call_names_another(case):
     with pytest.raises(DispatchError, match=words) as caught:
         call()
     assert caught.value.code == code
-
-
-@pytest.mark.parametrize(
-    ("call", "words", "absent"),
-    [
-        (
-            lambda: torch.zeros(2).add_(Alone(T)),
-            "Alone has no rule for aten.add_.Tensor(Tensor[2], Alone[2])",
-            "trainable",
-        ),
-        (lambda: Alone(T).sum(), "", "autograd"),
-    ],
-)
-def test_what_does_not_apply_is_not_spoken_of(call, words, absent):
-    with pytest.raises(DispatchError) as caught:
-        call()
-    assert caught.value.code == "no-rule"
-    assert words in str(caught.value) and absent not in str(caught.value)
-
-
-@pytest.mark.parametrize("is_parameter", [False, True])
-@pytest.mark.parametrize(
-    ("wrap", "got"), [(lambda self, g: g, "a Tensor"), (lambda self, g: None, "a NoneType")]
-)
-def test_a_wrapped_cotangent_that_is_plain(wrap, got, is_parameter):
-    x = wrapping(wrap)(torch.ones(3, requires_grad=not is_parameter), torch.ones(3))
-    with pytest.raises(DispatchError) as caught:
-        backward(torch.nn.Parameter(x) if is_parameter else x)
-    assert caught.value.code == "cotangent-wrapped"
-    assert str(caught.value).startswith("Wrapping.wrap_cotangent: expected a Wrapping ")
-    assert f"got {got}; " in str(caught.value) and "Wrapping(a, b)" in caught.value.hint
 
 
 # ---- a dtype without gradients -------------------------------------------------------------------------------
