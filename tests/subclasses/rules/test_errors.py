@@ -16,7 +16,7 @@ import desugar
 import subclasses
 from subclasses import DispatchError, inner
 from tests.subclasses.subjects import MODES as DOORS, declare
-from tests.tables import raising
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 
@@ -42,16 +42,25 @@ def endless(*ops: object) -> type:
     return with_rule(lambda func, x, y: func(x, y), *ops, name="Endless")
 
 
-def test_other_type_errors_stay():
-    cls = faulty(torch.add)
-    with pytest.raises(TypeError, match="unsupported operand"):
-        cls(torch.ones(2)) + object()
-    with pytest.raises(TypeError, match=r"must be (Number|Tensor), not list"):
-        torch.mul(cls(torch.ones(2)), [])
-    # What no operator calls reaches the caller as it is.
-    for function in (torch.add, torch.maximum):
-        with pytest.raises(TypeError, match=r"softmax\(\) missing"):
-            function((x := faulty(function)(torch.ones(2))), x)
+test_other_type_errors_stay = raising(
+    [
+        (lambda: faulty(torch.add)(torch.ones(2)) + object(), TypeError, "unsupported operand"),
+        (
+            lambda: torch.mul(faulty(torch.add)(torch.ones(2)), []),
+            TypeError,
+            r"must be (Number|Tensor), not list",
+        ),
+        # What no operator calls reaches the caller as it is.
+        *(
+            (
+                lambda function=function: function(*[faulty(function)(torch.ones(2))] * 2),
+                TypeError,
+                r"softmax\(\) missing",
+            )
+            for function in (torch.add, torch.maximum)
+        ),
+    ]
+)
 
 
 # ---- a TypeError below an operator ---------------------------------------------------------------------------
@@ -88,40 +97,46 @@ def materializing(materialize, call=Tensor.sum):
 # ---- a rule that calls itself --------------------------------------------------------------------------------
 
 
-def test_a_rule_without_an_argument_of_its_op_is_told_which_it_takes():
-    Short = declare(
-        name="Short",
-        rules={
-            aten.add.Tensor: lambda func, x, y: Short(func(x.held, y)),
-            aten.softplus.default: lambda func, x: Short(func(x.held)),
-        },
-    )
-    x = Short(torch.ones(2))
-    assert (x + 1).held.tolist() == [2.0, 2.0]
-    words = (
-        r"aten\.add\.Tensor on a Short: its rule got an unexpected keyword argument 'alpha'.*Scalar alpha=1"
-    )
-    with pytest.raises(RuntimeError, match=words):  # an operator may have called it
-        torch.add(x, 1, alpha=2)
-    with pytest.raises(
-        TypeError, match=r"softplus\.default on a Short: its rule takes 2 positional arguments but 3"
-    ):
-        torch.nn.functional.softplus(x, 2)
-
-
-def test_a_rule_of_a_family_is_told_how_the_family_calls_it():
-    rule = lambda func, x, dim, keepdim: type(x)(func(x.held, dim, keepdim=keepdim))  # noqa: E731
-    Short = declare(keywords={"fallback": "map"}, rules={subclasses.reductions: rule})
-    x = Short(torch.ones(2, 2))
-    assert x.sum(0).held.tolist() == [2.0, 2.0]
-    words = (
-        r"'dtype'; a rule for subclasses\.reductions is called as rule\(func, x, dim, keepdim, \*\*kwargs\)$"
-    )
-    with pytest.raises(TypeError, match=words):
-        x.sum(0, dtype=torch.float64)
-    Short.implements(aten.sum)(lambda func, x, dim: Short(func(x.held, dim)))
-    with pytest.raises(TypeError, match="a rule takes the arguments of its op"):
-        x.sum(0, dtype=torch.float64)
+FAMILY = {subclasses.reductions: lambda func, x, dim, keepdim: type(x)(func(x.held, dim, keepdim=keepdim))}
+OF_FAMILY = declare(name="Short", keywords={"fallback": "map"}, rules=FAMILY)
+OF_OP = declare(OF_FAMILY, rules={aten.sum: lambda func, x, dim: type(x)(func(x.held, dim))})
+SHORT = declare(
+    name="Short",
+    rules={
+        aten.add.Tensor: lambda func, x, y: type(x)(func(x.held, y)),
+        aten.softplus.default: lambda func, x: type(x)(func(x.held)),
+    },
+)
+test_what_rules_that_lack_arguments_do = giving(
+    {
+        "of an op": (lambda: (SHORT(torch.ones(2)) + 1).held.tolist(), [2.0, 2.0]),
+        "of a family": (lambda: OF_FAMILY(torch.ones(2, 2)).sum(0).held.tolist(), [2.0, 2.0]),
+    }
+)
+test_a_rule_that_lacks_an_argument_is_told_how_it_is_called = raising(
+    {
+        "of an op, which an operator may have called": (
+            lambda: torch.add(SHORT(torch.ones(2)), 1, alpha=2),
+            RuntimeError,
+            r"aten\.add\.Tensor on a Short: its rule got an unexpected keyword argument 'alpha'.*Scalar alpha=1",
+        ),
+        "of another op": (
+            lambda: torch.nn.functional.softplus(SHORT(torch.ones(2)), 2),
+            TypeError,
+            r"softplus\.default on a Short: its rule takes 2 positional arguments but 3",
+        ),
+        "of a family": (
+            lambda: OF_FAMILY(torch.ones(2, 2)).sum(0, dtype=torch.float64),
+            TypeError,
+            r"'dtype'; a rule for subclasses\.reductions is called as rule\(func, x, dim, keepdim, \*\*kwargs\)$",
+        ),
+        "of an op of a family": (
+            lambda: OF_OP(torch.ones(2, 2)).sum(0, dtype=torch.float64),
+            TypeError,
+            "a rule takes the arguments of its op",
+        ),
+    }
+)
 
 
 def test_nested_values_may_run_a_rule_in_itself():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, dynamic, inner
 from tests.subclasses.subjects import MODES as DOORS, Int8Weight, declare, make_int8
-from tests.tables import raising
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 
@@ -93,6 +92,7 @@ test_other_ops_have_no_rule = raising(
         for key, call, words in [
             (aten.mul.Tensor, lambda x: x + 3, r"Box has no rule for aten.add.Tensor\(Box\[2\], int\)"),
             (torch.Tag.pointwise, Tensor.sum, "no rule for aten.sum.default"),
+            (torch.add, lambda x: x.add_(1), r"no rule for aten\.add_\.Tensor"),
         ]
     ]
 )
@@ -153,14 +153,45 @@ def test_an_overload_comes_before_its_packet_and_its_packet_before_a_tag():
         assert aten.cos.default(x) == word
 
 
-def test_the_nearest_class_comes_first():
-    Parent = fresh()
-    Child = declare(Parent)
-    Parent.implements(aten.cos.default)(answer(1))
-    assert aten.cos.default(Child(torch.ones(1))) == 1
-    Child.implements(aten.cos)(answer(2))
-    assert aten.cos.default(Child(torch.ones(1))) == 2
-    assert aten.cos.default(Parent(torch.ones(1))) == 1
+OF_PARENT = declare(rules={aten.cos.default: answer(1), aten.max.other: answer(3)})
+ONE = torch.ones(1)
+
+
+def nearer_base():
+    """A value of a class of two bases, of which one has a rule, as the base of both has."""
+    root, left, _, both = two_bases()
+    root.implements(aten.cos.default)(answer(1))
+    left.implements(aten.cos.default)(answer(2))
+    return both(ONE)
+
+
+test_the_nearest_class_comes_first = giving(
+    {
+        "an inherited rule": (lambda: aten.cos.default(declare(OF_PARENT)(ONE)), 1),
+        "a packet of a child": (
+            lambda: aten.cos.default(declare(OF_PARENT, rules={aten.cos: answer(2)})(ONE)),
+            2,
+        ),
+        "the parent stays": (lambda: aten.cos.default(OF_PARENT(ONE)), 1),
+        "a nearer base": (lambda: aten.cos.default(nearer_base()), 2),
+        "an overload of the parent": (
+            lambda: torch.max(*[declare(OF_PARENT, rules={aten.max.default: answer(2)})(ONE)] * 2),
+            3,
+        ),
+        "another overload": (
+            lambda: torch.max(declare(OF_PARENT, rules={aten.max.default: answer(2)})(ONE)),
+            2,
+        ),
+    }
+)
+test_two_tags_of_one_op_raise = raising(
+    [
+        (
+            lambda: declare(rules={torch.Tag.core: answer(1), torch.Tag.pointwise: answer(2)})(ONE).cos(),
+            r"two rules apply to aten.cos.default, equally specific",
+        )
+    ]
+)
 
 
 every_key = pytest.mark.parametrize(
@@ -203,20 +234,6 @@ def test_two_equally_near_rules_raise_naming_both(key):
     Both.implements(key)(on_the_left)
     x = Both(torch.ones(1))
     assert torch.cos(x).held is x.held
-
-
-def test_a_rule_of_a_nearer_base_is_no_conflict():
-    Root, Left, _, Both = two_bases()
-    Root.implements(aten.cos.default)(answer(1))
-    Left.implements(aten.cos.default)(answer(2))
-    assert aten.cos.default(Both(torch.ones(1))) == 2
-
-
-def test_two_tags_of_one_op_raise():
-    assert {torch.Tag.core, torch.Tag.pointwise} <= {*aten.cos.default.tags}
-    Box = declare(rules={torch.Tag.core: answer(1), torch.Tag.pointwise: answer(2)})
-    with pytest.raises(DispatchError, match=r"two rules apply to aten.cos.default, equally specific"):
-        Box(torch.ones(1)).cos()
 
 
 # ---- composite ops -----------------------------------------------------------------------------------------
@@ -314,12 +331,6 @@ def test_one_function_may_reach_several_overloads(case, mode):
             x.max()
 
 
-def test_a_child_rules_another_overload_of_the_packet():
-    Parent = declare(rules={aten.max.other: answer(1)})
-    x = declare(Parent, rules={aten.max.default: answer(2)})(torch.ones(()))
-    assert (torch.max(x, x), torch.max(x)) == (1, 2)
-
-
 # ---- wrong rules -------------------------------------------------------------------------------------------
 
 
@@ -385,45 +396,6 @@ def test_the_in_place_form_of_a_function_with_a_rule_is_not_mapped(how, door):
     assert torch.equal(x.held, before)
 
 
-OPTIMIZERS = {
-    "SGD": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.5, weight_decay=0.1),
-    "AdamW": functools.partial(torch.optim.AdamW, lr=0.1),
-    "Adagrad": functools.partial(torch.optim.Adagrad, lr=0.1),
-    "RMSprop": functools.partial(torch.optim.RMSprop, lr=0.1),
-}
-
-
-def assert_steps_alike(cls, optimizer, of_plain, of_wrapped):
-    """Steps the inner tensor of a Parameter as a plain Parameter with its numbers."""
-    plain = torch.nn.Parameter(torch.linspace(-1, 1, 4))
-    wrapped = torch.nn.Parameter(cls(torch.linspace(-1, 1, 4)))
-    for p, value in ((plain, of_plain), (wrapped, of_wrapped)):
-        step = optimizer([p])
-        for _ in range(3):
-            p.grad = None
-            value(p).sum().backward()
-            step.step()
-    torch.testing.assert_close(wrapped.held, plain.detach())
-
-
-def test_optimizers_move_the_inner_tensors_of_a_mapped_class_with_rules():
-    assert_steps_alike(sums(), OPTIMIZERS["SGD"], torch.square, lambda x: x.unwrap("held").square())
-
-
-@pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_rules_for_functions_leave_steps_of_optimizers_alone(optimizer, foreach):
-    functions = (torch.add, torch.mul, torch.addcdiv, torch.lerp, torch.sqrt)
-    Log = declare(
-        keywords={"fallback": "materialize", "trainable": True},
-        materialize=lambda self: self.held.exp(),
-        rules=dict.fromkeys(functions, lambda func, *args, **kwargs: Log(torch.full((4,), 100.0))),
-    )
-    make = functools.partial(OPTIMIZERS[optimizer], foreach=foreach)
-    assert_steps_alike(Log, make, torch.exp, lambda x: x.materialize())
-    assert (Log(torch.zeros(4)) + 1).held.tolist() == [100.0] * 4
-
-
 @pytest.mark.parametrize("key", [aten.add.Tensor, aten.add_.Tensor, aten.add, torch.Tensor.add_])
 @pytest.mark.parametrize("inherits", [False, True])
 def test_a_rule_for_the_op_or_the_in_place_form_applies(key, inherits):
@@ -433,11 +405,6 @@ def test_a_rule_for_the_op_or_the_in_place_form_applies(key, inherits):
     x = Log(torch.zeros(2))
     assert x.add_(1) is x
     assert x.held.tolist() == ([7.0, 7.0] if key in (aten.add.Tensor, aten.add) else [0.0, 0.0])
-
-
-def test_other_fallbacks_refuse_in_place_forms_as_before():
-    with pytest.raises(DispatchError, match=r"no rule for aten\.add_\.Tensor"):
-        declare(rules={torch.add: logaddexp})(torch.ones(2)).add_(1)
 
 
 @pytest.mark.parametrize("in_place_first", [False, True])
@@ -539,19 +506,10 @@ def leaves():
     return torch.ones(2, requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
 
 
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [(write_raw, r"write_raw.*would be lost.*torch.ops.aten.mul_\)"), (assign, "a field is assigned")],
-)
-def test_a_write_that_autograd_does_not_see_is_an_error(rule, words, leaves):
-    cls, (s, y) = declare_written(mul_=rule), leaves
-    with pytest.raises(DispatchError, match=words):
-        (cls(s * 1) + 1).mul_(y)
-    for operand in (y.detach(), 3.0):  # where autograd records nothing, it is right
-        x = cls(torch.ones(2))
-        assert x.mul_(operand) is x and torch.equal(x.held, torch.ones(2) * operand)
-    with torch.no_grad():
-        assert torch.equal(cls(s * 1).mul_(y).held, y)
+def test_an_assignment_that_autograd_does_not_see_is_an_error(leaves):
+    s, y = leaves
+    with pytest.raises(DispatchError, match="a field is assigned"):
+        (declare_written(mul_=assign)(s * 1) + 1).mul_(y)
 
 
 def test_such_a_write_to_a_value_that_was_constructed_is_refused_before_it_is_made(leaves):
@@ -572,12 +530,28 @@ def test_the_rule_for_the_op_that_the_error_advises(leaves):
     assert torch.equal(s.grad, y.detach()) and torch.equal(y.grad, torch.ones(2))
 
 
-def test_unruled_takes_no_op_whose_rule_is_asked_for_below():
-    with pytest.raises(SpecError, match=r"unruled takes the function before its arguments, got a Tensor"):
-        TensorSubclass.unruled(torch.ones(2))
-    with pytest.raises(SpecError, match=r"unruled takes a Python-level function.*aten\.add\.Tensor"):
-        Doubled.unruled(aten.add.Tensor, Doubled(torch.ones(2)), 1)
-    assert Doubled.unruled(aten.linear, torch.ones(1, 2), Doubled(torch.ones(1, 2))).tolist() == [[4.0]]
+test_what_unruled_takes = giving(
+    {
+        "a composite op": (
+            lambda: Doubled.unruled(aten.linear, torch.ones(1, 2), Doubled(torch.ones(1, 2))).tolist(),
+            [[4.0]],
+        )
+    }
+)
+test_unruled_takes_no_op_whose_rule_is_asked_for_below = raising(
+    [
+        (
+            lambda: TensorSubclass.unruled(torch.ones(2)),
+            SpecError,
+            r"unruled takes the function before its arguments, got a Tensor",
+        ),
+        (
+            lambda: Doubled.unruled(aten.add.Tensor, Doubled(torch.ones(2)), 1),
+            SpecError,
+            r"unruled takes a Python-level function.*aten\.add\.Tensor",
+        ),
+    ]
+)
 
 
 # ---- rules for in-place functions --------------------------------------------------------------------------

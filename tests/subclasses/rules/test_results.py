@@ -64,12 +64,7 @@ def test_a_result_that_is_missing(name, door):
 
 def test_functions_that_return_none_may():
     seen = []
-
-    def rule(func, x, index, value):
-        if len(seen) > 3:
-            return NotImplemented
-        seen.append(index)
-
+    rule = lambda func, x, index, value: seen.append(index)  # noqa: E731
     x = declare(keywords={"fallback": "map"}, rules={Tensor.__setitem__: rule})(torch.zeros(3))
     x[0] = 1
     assert seen == [0] and x.held.tolist() == [0, 0, 0]
