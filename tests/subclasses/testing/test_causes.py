@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from subclasses import TensorSubclass, inner
-from subclasses.testing import PATHS
 from subclasses.testing.faults import mend_of
 from tests.subclasses.subjects import declare
-from tests.subclasses.testing.faults import outcomes
+from tests.subclasses.testing.faults import finding, of_tensors
 
 aten = torch.ops.aten
-TABLE = torch.linspace(-1, 1, 16)
-
-
-class Table(TensorSubclass, size_from="index", dtype_from="scale", fallback="materialize"):
-    """Reads a tensor of the module."""
-
-    index: Tensor = inner(dtype=torch.int64)
-    scale: Tensor = inner()
-
-    def materialize(self):
-        return TABLE[self.index] * self.scale
 
 
 Held = declare(materialize=lambda self: self.held)
@@ -42,28 +30,20 @@ LeftOnly = declare(Held, name="LeftOnly", rules={aten.mul.Tensor: only_left})
 NoOut = declare(Held, name="NoOut", rules={torch.mul: without_out})
 
 
-def advice(factory, *promises, **options):
-    found = outcomes(factory, *promises, **options)
-    assert all(found[name].state == "broken" for name in promises), found
-    return [found[name].mend for name in promises]
-
-
-def test_a_tensor_of_the_module_is_named():
-    mends = advice(
-        lambda: Table(torch.randint(0, 16, (4, 6)), torch.rand(4, 1)),
-        "compiled_values",
-        "compiled_views",
-        paths=PATHS,
-    )
-    for mend in mends:
-        assert "neither an operand nor an inner tensor (TABLE, which Table.materialize (" in mend
-        assert "declare it as a constant of the class, with constant(), or as a field, with inner()" in mend
-
-
-def test_a_rule_that_knows_the_left_operand_only():
-    for mend in advice(lambda: LeftOnly(torch.randn(4, 6)), "values", "stale_gradients"):
-        assert mend.startswith("only_left (") and "reads .held of an operand without a test" in mend
-        assert "any operand is a LeftOnly, the right one too" in mend
+test_a_rule_that_knows_the_left_operand_only = finding(
+    {
+        promise: (
+            promise,
+            of_tensors(LeftOnly, (4, 6)),
+            [
+                "only_left (",
+                "reads .held of an operand without a test",
+                "any operand is a LeftOnly, the right one too",
+            ],
+        )
+        for promise in ("values", "stale_gradients")
+    }
+)
 
 
 def error_of(call):
@@ -72,28 +52,32 @@ def error_of(call):
     return caught.value
 
 
-def test_a_rule_without_a_parameter_that_callers_pass():
-    x = NoOut(torch.randn(2, 2))
-    mend = mend_of(error_of(lambda: torch.mul(x, 2, out=x)), NoOut)
-    assert mend.startswith("without_out (") and "takes no out=, which callers may pass" in mend
+def caused_by(error):
+    caused = RuntimeError("a compiler failed")
+    caused.__cause__ = error
+    return caused
 
 
-def test_the_cause_is_found_behind_other_errors():
-    error = RuntimeError("a compiler failed")
-    error.__cause__ = error_of(lambda: torch.ones(2, 2) * LeftOnly(torch.randn(2, 2)))
-    assert mend_of(error, LeftOnly).startswith("only_left (")
+ONES = torch.ones(2, 2)
+# An error, the class, and a pattern of the cause, which the last have not.
+ERRORS = {
+    "a parameter that callers pass": (
+        error_of(lambda: torch.mul(NoOut(ONES), 2, out=NoOut(ONES))),
+        NoOut,
+        r"without_out \(.*takes no out=, which callers may pass",
+    ),
+    "behind another error": (caused_by(error_of(lambda: ONES * LeftOnly(ONES))), LeftOnly, r"only_left \("),
+    "no error": (None, LeftOnly, None),
+    "another value": (ValueError("other"), LeftOnly, None),
+    "no object": (AttributeError("no object"), LeftOnly, None),
+    "no parameter": (TypeError("f() got"), LeftOnly, None),
+    "outside of the rules": (error_of(lambda: ONES.held), LeftOnly, None),
+    "another function": (error_of(lambda: F.relu(ONES, out=None)), LeftOnly, None),
+}
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        None,
-        ValueError("other"),
-        AttributeError("no object"),
-        TypeError("f() got"),
-        error_of(lambda: torch.ones(1).held),  # outside of the rules
-        error_of(lambda: F.relu(torch.ones(1), out=None)),
-    ],
-)
-def test_any_other_error_has_no_cause(error):
-    assert mend_of(error, LeftOnly) is None
+@pytest.mark.parametrize("case", ERRORS)
+def test_the_cause_that_an_error_tells(case):
+    error, cls, words = ERRORS[case]
+    found = mend_of(error, cls)
+    assert found is words is None or re.match(words, found)

@@ -18,10 +18,7 @@ from tests.subclasses.testing.byhand import Tagged
 from tests.subclasses.testing.faults import of_tensors
 from tests.tables import raising
 
-
-class Sign(enum.Enum):
-    PLUS = 1
-    MINUS = -1
+Sign = enum.Enum("Sign", {"PLUS": 1, "MINUS": -1}, module=__name__)
 
 
 def signed(self):

@@ -6,24 +6,23 @@ import functools
 
 import pytest
 import torch
-from torch import Tensor
 
-from subclasses import TensorSubclass, dynamic, inner, static
+from subclasses import dynamic, inner, static
 from tests.subclasses.subjects import declare
 from tests.subclasses.testing.faults import check_found, check_kept, finding, outcome, ruled
 
 aten = torch.ops.aten
 
 
-class Length(TensorSubclass, fallback="materialize"):
-    """Numbers of a unit of so many metres."""
-
-    number: Tensor = inner()
-    unit: float = static(default=1.0)
-    digits: int = dynamic(default=3)
-
-    def materialize(self):
-        return self.number * self.unit
+Length = declare(
+    name="Length",
+    number=inner(),
+    unit=static(default=1.0),
+    digits=dynamic(default=3),
+    annotations={"unit": float},
+    materialize=lambda self: self.number * self.unit,
+    keywords={"fallback": "materialize"},
+)
 
 
 def make(cls, **metadata):
@@ -143,23 +142,13 @@ def kept_on_value(self):
 Cached = declare(Length, materialize=kept_on_value)
 
 
-@pytest.mark.slow
-def test_what_materialize_keeps_is_found():
-    check_found(functools.partial(make, Cached), "fresh_values", ["stale after a step of an optimizer"])
-    check_kept(functools.partial(make, Length), "fresh_values")
-
-
-class Labels(TensorSubclass, fallback="materialize", dtype_from="like"):
-    """No inner tensor that an optimizer would step is used."""
-
-    labels: Tensor = inner(dtype=torch.int64)
-    like: Tensor = inner()
-
-    def whole(self):
-        return self.labels.to(self.dtype)
-
-    def materialize(self):
-        return self.whole().clone()
+Labels = declare(
+    labels=inner(dtype=torch.int64),
+    like=inner(),
+    whole=lambda self: self.labels.to(self.dtype),
+    materialize=lambda self: self.whole().clone(),
+    keywords={"fallback": "materialize", "dtype_from": "like"},
+)
 
 
 def until_written(self):
@@ -190,6 +179,20 @@ KEPT = {
         "x.materialize() after an assignment of each field"
     ],
 }
+
+
+test_what_materialize_keeps_is_found = pytest.mark.slow(
+    finding(
+        {
+            "of numbers": (
+                "fresh_values",
+                functools.partial(make, Cached),
+                ["stale after a step of an optimizer"],
+                functools.partial(make, Length),
+            )
+        }
+    )
+)
 
 
 def labels(cls):

@@ -12,12 +12,12 @@ from torch.masked import MaskedTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from subclasses import inner
-from subclasses.testing import examine, suite
+from subclasses.testing import examine
 from subclasses.testing.property import Outcome, Promise
 from subclasses.testing.report import LINES, WIDTH, Report
 from tests.subclasses.subjects import declare
 from tests.subclasses.testing.broken import computes
-from tests.subclasses.testing.faults import of_tensors, ruled
+from tests.subclasses.testing.faults import of_tensors, outcome as outcome_of, ruled
 
 aten = torch.ops.aten
 ROOT = Path(__file__).parents[3]
@@ -96,6 +96,7 @@ def test_torchaos_int8_tensor_fits_one_screen(options):
     report = examine(lambda: weight.clone(), paths={}, **options)
     assert_fits(report)
     assert options or "such as reference=lambda x: x.dequantize()" in str(report)
+    assert {"round_trip", "clone_and_detach"} <= {o.promise.name for o in report.of("kept")}
     assert "- metadata, nested_outside" in str(report)
     if options and version("torchao") == "0.18.0":  # of which the page tells
         assert tell_of_torchao() == (len(report.of("kept")), {o.promise.name for o in report.of("broken")})
@@ -169,17 +170,12 @@ Asserts = with_exp("Asserts", asserts)
 
 
 def values_of(cls):
-    tests = suite(lambda: cls(torch.randn(4, 6)), paths={})()
-    try:
-        tests.test_values()
-    except AssertionError as error:
-        return error.report.outcomes[0]
-    return None
+    return outcome_of(of_tensors(cls, (4, 6)), "values")
 
 
 @pytest.mark.slow
 def test_what_a_class_raises_itself_is_a_refusal():
-    assert values_of(Refusing) is None
+    assert values_of(Refusing).state == "kept"
     report = examine(lambda: Refusing(torch.randn(4, 6)), paths={})
     assert "refused in values: x.exp(): exp of a Refusing is not supported" in report.details()
 

@@ -111,16 +111,6 @@ def test_ops_that_write_are_compiled_on_values_of_their_own():
     assert {"compiled_values", "rules_tried"} <= {o.promise.name for o in report.of("kept")}
 
 
-@pytest.mark.slow
-def test_a_rule_with_raw_inner_tensors_loses_gradients_and_is_caught():
-    raw = ruled(Refuses, {F.cosine_similarity: lambda func, x, y: func(x.held, y)})
-    options = {"reference": lambda x: x.unwrap("held"), "paths": {}}
-    ops = {F.cosine_similarity: lambda x: (x, torch.ones(4, 6))}
-    report = examine(of_tensors(raw, (4, 6)), ops=ops, **options)
-    assert {"gradients", "inner_gradients"} <= set(report.broken)
-    assert "cosine_similarity does not require grad" in str(report)
-
-
 # ---- pytest ------------------------------------------------------------------------------------------------
 
 TestTagged = suite(make, **QUICK)
@@ -209,17 +199,6 @@ def test_the_op_list_finds_that_two_tensor_gives_the_first_answer_for_both():
     assert verdicts["add"][0] == verdicts["softmax"][0] == "right"
     assert verdicts["allclose"][0] == "wrong"
     assert str(verdicts).endswith("wrong")
-
-
-@pytest.mark.slow
-def test_the_kit_runs_on_torchaos_int8_tensor():
-    quantization = pytest.importorskip("torchao.quantization")
-    linear = torch.nn.Linear(64, 32)
-    # Version 2 of the configuration makes an Int8Tensor, where a release has it.
-    quantization.quantize_(linear, quantization.Int8WeightOnlyConfig(version=2))
-    weight = linear.weight.detach()
-    report = examine(lambda: weight.clone(), reference=lambda w: w.dequantize(), paths={})
-    assert {"round_trip", "clone_and_detach"} <= {o.promise.name for o in report.of("kept")}
 
 
 # ---- wrong arguments -----------------------------------------------------------------------------------------
