@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 
 import pytest
 import torch
@@ -146,33 +145,3 @@ def test_one_program_for_ever_new_batches_without_gradients(name, backend, layou
         got, want = (call(input_ids=tokens).logits.to_dense() for call in (fast, model))
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-3)
     assert len(fast.programs) == 1
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-def test_trainer(steps, tmp_path):
-    """A program for training and one for evaluation, whose last batches are smaller."""
-    pytest.importorskip("accelerate", reason="Trainer needs it")
-    from transformers import Trainer, TrainingArguments
-
-    def collate(items):
-        tokens = JaggedTensor.from_tensors([item["row"] for item in items])
-        return {"input_ids": tokens, "labels": tokens}
-
-    fast = desugar.compile(MODELS["llama"](), backend="eager")
-    data = [{"row": row} for row in rows_of([*itertools.chain(*BATCHES)][:19])]
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=3,
-        gradient_accumulation_steps=steps,
-        num_train_epochs=1,
-        eval_strategy="steps",
-        eval_steps=2,
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        remove_unused_columns=False,
-        disable_tqdm=True,
-    )
-    Trainer(fast, arguments, train_dataset=data, eval_dataset=data[:8], data_collator=collate).train()
-    assert len(fast.programs) == 2

@@ -472,18 +472,6 @@ test_units_are_sorted_and_cancel = giving(
 )
 
 
-def test_in_place():
-    x, y = quantity(), quantity()
-    expected = x.value + y.value * 2
-    kept = x
-    x += y
-    x.add_(y)
-    assert x is kept
-    torch.testing.assert_close(x.value, expected)
-    x[0] = y[1]
-    torch.testing.assert_close(x.value[0], y.value[1])
-
-
 test_what_quantities_refuse = refused(
     [quantity],
     {
