@@ -79,18 +79,7 @@ test_the_spec_says_what_was_declared = giving(
 )
 
 
-def test_the_spec_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        INT8.fallback = "error"
-
-
 SPELLINGS = [Tensor | None, MaybeNone[Tensor], "Tensor | None", "MaybeNone[Tensor]"]  # noqa: UP045 - both
-
-
-@pytest.mark.parametrize("annotation", SPELLINGS)
-def test_ways_to_write_an_optional_tensor(annotation):
-    cls = declare({"a": inner(), "b": inner(optional=True)}, {"a": Tensor, "b": annotation})
-    assert cls.__spec__.inners[1].optional
 
 
 def test_annotations_as_strings_see_local_names_and_the_class_itself():
@@ -289,6 +278,7 @@ def test_an_inner_tensor_that_compilers_would_take_for_something_else(name):
 
 test_the_base_itself_has_no_fields_and_no_rules = raising(
     [
+        (lambda: setattr(INT8, "fallback", "error"), dataclasses.FrozenInstanceError, "fallback"),
         (lambda: TensorSubclass(torch.ones(1)), TypeError, "TensorSubclass has no fields; declare a class"),
         (
             lambda: TensorSubclass.implements(aten.cos.default),
@@ -303,16 +293,6 @@ class Named:
     def __init_subclass__(cls, *, title: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.title = title
-
-
-@pytest.mark.parametrize("bases", [(Named, TensorSubclass), (TensorSubclass, Named)])
-def test_a_keyword_of_another_base_is_left_to_it(bases):
-    assert make(bases, a=inner(), keywords={"title": "mine"}).title == "mine"
-
-
-@pytest.mark.parametrize("annotation", [int, "int", int | torch.SymInt, Any])
-def test_a_dynamic_int_may_be_annotated_as(annotation):
-    assert with_dynamic(annotation)(torch.ones(2), n=3).n == 3
 
 
 # ---- fields declared anew ------------------------------------------------------------------------------------
@@ -345,10 +325,45 @@ def test_a_field_declared_anew_is_read_in_a_graph_and_constant():
         First(torch.ones(2)).first = 3
 
 
-@pytest.mark.parametrize(("annotation", "default"), [(float, 1), (int | None, None), (object, 3), ("Any", 3)])
-def test_defaults_that_fit(annotation, default):
-    assert with_static(annotation, default)(torch.ones(2)).n == default
-
-
-def test_a_method_may_hide_a_method_of_tensor():
-    assert one(split=lambda self, *args: args)(torch.ones(2)).split(1) == (1,)
+test_what_is_accepted = giving(
+    {
+        "a method that hides a method of Tensor": (
+            lambda: one(split=lambda self, *args: args)(torch.ones(2)).split(1),
+            (1,),
+        ),
+        **{
+            f"{annotation} of an optional tensor": (
+                lambda annotation=annotation: (
+                    declare({"a": inner(), "b": inner(optional=True)}, {"a": Tensor, "b": annotation})
+                    .__spec__.inners[1]
+                    .optional
+                ),
+                True,
+            )
+            for annotation in SPELLINGS
+        },
+        **{
+            f"a keyword of another base, {[base.__name__ for base in bases]}": (
+                lambda bases=bases: make(bases, a=inner(), keywords={"title": "mine"}).title,
+                "mine",
+            )
+            for bases in ((Named, TensorSubclass), (TensorSubclass, Named))
+        },
+        **{
+            f"{annotation} of a dynamic int": (
+                lambda annotation=annotation: with_dynamic(annotation)(torch.ones(2), n=3).n,
+                3,
+            )
+            for annotation in (int, "int", int | torch.SymInt, Any)
+        },
+        **{
+            f"{annotation} of static metadata, {default!r} by default": (
+                lambda annotation=annotation, default=default: (
+                    with_static(annotation, default)(torch.ones(2)).n
+                ),
+                default,
+            )
+            for annotation, default in ((float, 1), (int | None, None), (object, 3), ("Any", 3))
+        },
+    }
+)

@@ -153,22 +153,36 @@ test_one_tensor_for_each_device = giving(
 )
 
 
-@pytest.mark.parametrize(
-    ("values", "dtype", "expected"),
-    [
-        ([1, 2], None, torch.tensor([1, 2])),
-        ([[1.5], [2.5]], None, torch.tensor([[1.5], [2.5]])),
-        ([1, 2], torch.bfloat16, torch.tensor([1.0, 2.0], dtype=torch.bfloat16)),
-        (torch.tensor([0.1, 0.2]), None, torch.tensor([0.1, 0.2])),
-        (torch.tensor([True]), None, torch.tensor([True])),
-        (3.0, None, torch.tensor(3.0)),
-        (torch.tensor([1 + 2j]), None, torch.tensor([1 + 2j])),
-    ],
+def facts(t):
+    return t.dtype, t.requires_grad, t.tolist()
+
+
+def made_of(level):
+    return fingerprint(declare(levels=constant([level])))
+
+
+test_what_it_is_made_from = giving(
+    {
+        **{
+            f"{values} of {dtype}": (
+                lambda values=values, dtype=dtype: facts(constant(values, dtype=dtype).on("cpu")),
+                facts(expected),
+            )
+            for values, dtype, expected in [
+                ([1, 2], None, torch.tensor([1, 2])),
+                ([[1.5], [2.5]], None, torch.tensor([[1.5], [2.5]])),
+                ([1, 2], torch.bfloat16, torch.tensor([1.0, 2.0], dtype=torch.bfloat16)),
+                (torch.tensor([0.1, 0.2]), None, torch.tensor([0.1, 0.2])),
+                (torch.tensor([True]), None, torch.tensor([True])),
+                (3.0, None, torch.tensor(3.0)),
+                (torch.tensor([1 + 2j]), None, torch.tensor([1 + 2j])),
+            ]
+        },
+        # The cache of compiled programs knows its values.
+        "equal numbers": (lambda: made_of(1.0) == made_of(1.0), True),
+        "other numbers": (lambda: made_of(1.0) == made_of(2.0), False),
+    }
 )
-def test_what_it_is_made_from(values, dtype, expected):
-    made = constant(values, dtype=dtype).on("cpu")
-    assert (made.dtype, made.requires_grad) == (expected.dtype, False)
-    assert torch.equal(made, expected)
 
 
 TAKES = r"constant\(\) takes numbers, nested lists of them or a tensor with data"
@@ -229,8 +243,3 @@ def test_copies_and_pickles():
     x = coded()
     for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
         assert torch.equal(y.materialize(), x.materialize())
-
-
-def test_the_cache_of_compiled_programs_knows_its_values():
-    first, same, other = (fingerprint(declare(levels=constant([level]))) for level in (1.0, 1.0, 2.0))
-    assert first == same != other

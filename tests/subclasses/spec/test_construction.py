@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate
 import desugar
 from subclasses import DispatchError, Outer, SpecError, dynamic, inner, static
 from tests.subclasses.subjects import MODES, Int8Weight, Nested, Pair, Tagged, declare, make_int8, make_pair
-from tests.tables import raising
+from tests.tables import giving, raising
 
 Q, S = torch.ones(2, 2, dtype=torch.int8), torch.ones(2, 1)
 META = torch.ones(2, 1, device="meta")
@@ -66,7 +66,6 @@ def with_default(x, factors=[3.0]):  # noqa: B006
 
 
 Needs = declare(held=inner(), n=static(), d=dynamic())
-ONLY_ONE = declare(a=inner(), b=inner(device="any"))  # the second may live elsewhere
 Factor = declare(name="Scale", factor=static(default=None), annotations={"factor": float | None}, a=inner())
 
 
@@ -292,6 +291,28 @@ def test_wrong_construction(case):
     assert words in str(caught.value)
 
 
+Order = enum.Enum("Order", {"FIRST": "first", "LAST": "last"})
+Level = enum.IntEnum("Level", {"LOW": 1})
+
+# Metadata of which the annotation lists the values.
+Listed = declare(
+    name="Listed",
+    held=inner(),
+    order=static(default=Order.FIRST),
+    maybe=static(default=None),
+    level=static(default=Level.LOW),
+    word=static(default="a"),
+    other=static(default=0),
+    annotations={
+        "order": Order,
+        "maybe": Order | None,
+        "level": Level,
+        "word": Literal["a", 1],
+        "other": Order | int,
+    },
+)
+
+
 CONSTANTS = [
     *(
         ByValue(2),
@@ -327,9 +348,38 @@ CONSTANTS = [
 ]
 
 
-@pytest.mark.parametrize("tag", CONSTANTS, ids=lambda tag: type(tag).__name__)
-def test_metadata_that_does_not_change(tag):
-    assert Tagged(S, tag=(tag,)).tag == (tag,)
+# Metadata that does not change, of a type and with a value that an annotation takes.
+test_metadata_is_read_as_it_was_given = giving(
+    {
+        **{
+            f"{number}: {type(tag).__name__}": (lambda tag=tag: Tagged(S, tag=(tag,)).tag, (tag,))
+            for number, tag in enumerate(CONSTANTS)
+        },
+        **{
+            f"a number: {number!r}": (lambda number=number: Factor(S, factor=number).factor, number)
+            for number in (2, True, 2.5, torch.tensor(2.5).numpy()[()])
+        },
+        **{
+            f"listed: {name}={value!r}": (
+                lambda name=name, value=value: getattr(Listed(S, **{name: value}), name),
+                value,
+            )
+            for name, value in [
+                ("order", Order.LAST),
+                ("maybe", Order.LAST),
+                ("level", 1),
+                ("word", 1),
+                ("other", 3),
+                ("other", "any"),
+            ]
+        },
+        # The second inner tensor may live elsewhere.
+        "another device": (
+            lambda: declare(a=inner(), b=inner(device="any"))(S, META).b.device.type,
+            "meta",
+        ),
+    }
+)
 
 
 def test_numbers_and_a_function_take_the_place_of_a_module():
@@ -345,22 +395,12 @@ def test_numbers_and_a_function_take_the_place_of_a_module():
         assert run(cls(-torch.ones(2), slope=slope)).tolist() == [-slope, -slope]
 
 
-@pytest.mark.parametrize("number", [2, True, 2.5, torch.tensor(2.5).numpy()[()]])
-def test_numbers_that_an_annotation_takes(number):
-    assert Factor(S, factor=number).factor == number
-
-
 @pytest.mark.parametrize("mode", ["eager", "desugar", "stock"])
 def test_a_negative_zero_is_not_zero(mode):
     fn = MODES[mode](lambda x: x.held / x.tag)
     positive, negative = (Tagged(torch.ones(2), tag=zero) for zero in (0.0, -0.0))
     assert fn(positive).tolist() == [torch.inf, torch.inf]
     assert fn(negative).tolist() == [-torch.inf, -torch.inf]
-
-
-def test_device_any():
-    x = ONLY_ONE(S, META)
-    assert (x.device.type, x.b.device.type) == ("cpu", "meta")
 
 
 # ---- assigning ---------------------------------------------------------------------------------------------
@@ -419,29 +459,6 @@ def test_assignment():
 # ---- values that an annotation lists --------------------------------------------------------------------------
 
 
-Order = enum.Enum("Order", {"FIRST": "first", "LAST": "last"})
-Level = enum.IntEnum("Level", {"LOW": 1})
-
-
-# Metadata of which the annotation lists the values.
-Listed = declare(
-    name="Listed",
-    held=inner(),
-    order=static(default=Order.FIRST),
-    maybe=static(default=None),
-    level=static(default=Level.LOW),
-    word=static(default="a"),
-    other=static(default=0),
-    annotations={
-        "order": Order,
-        "maybe": Order | None,
-        "level": Level,
-        "word": Literal["a", 1],
-        "other": Order | int,
-    },
-)
-
-
 test_metadata_that_the_annotation_does_not_list = raising(
     [
         (lambda given=given: Listed(S, **given), ValueError, f"^{re.escape(words)}$")
@@ -461,15 +478,6 @@ test_metadata_that_the_annotation_does_not_list = raising(
         ]
     ]
 )
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"order": Order.LAST}, {"maybe": Order.LAST}, {"level": 1}, {"word": 1}, {"other": 3}, {"other": "any"}],
-)
-def test_metadata_that_the_annotation_lists_or_does_not_restrict(given):
-    ((name, value),) = given.items()
-    assert getattr(Listed(S, **given), name) == value
 
 
 # ---- an __init__ of the class ------------------------------------------------------------------------------

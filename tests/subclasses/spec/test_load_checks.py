@@ -577,15 +577,6 @@ def test_descriptions_beside_safetensors(case):
         from_plain(tensors, metadata | changed)
 
 
-def test_a_state_dict_of_tampered_weights():
-    layer = nn.Linear(6, 4)
-    layer.weight = nn.Parameter(int8(), requires_grad=False)
-    state = layer.state_dict()
-    state["weight"] = _File(Int8Tensor, reduced(state["weight"]) | {"extras": {"dequantize": 1}})
-    with pytest.raises(ValueError, match=r"Int8Tensor\.dequantize"):
-        by_torch(state)
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_distributed_checkpoint(tmp_path, monkeypatch):
     x = jagged()

@@ -115,24 +115,6 @@ def full(**given):
     return Full(**dict.fromkeys(Full.__spec__.inner_names) | made, **meta)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {},
-        {"table": (2, 7)},
-        {"first": (6,)},
-        {"first": (6,), "second": (2, 6), "third": (6, 2, 3)},
-        {"second": (2, 6), "third": (6, 2, 3)},
-        {"third": (9, 2, 4), "width": 4},
-        {"square": (3, 3)},
-        {"any": ()},
-        {"any": (1, 2, 3)},
-    ],
-)
-def test_what_fits(sizes):
-    assert full(**sizes).width == sizes.get("width", 3)
-
-
 # Names that the generated text uses.
 ODD = declare(
     name="Odd",
@@ -210,6 +192,23 @@ test_a_wrong_shape_names_the_field_and_what_bound_the_name = raising(
 
 test_right_shapes = giving(
     {
+        **{
+            f"{sizes}": (lambda sizes=sizes: full(**sizes).width, sizes.get("width", 3))
+            for sizes in [
+                {},
+                {"table": (2, 7)},
+                {"first": (6,)},
+                {"first": (6,), "second": (2, 6), "third": (6, 2, 3)},
+                {"second": (2, 6), "third": (6, 2, 3)},
+                {"third": (9, 2, 4), "width": 4},
+                {"square": (3, 3)},
+                {"any": ()},
+                {"any": (1, 2, 3)},
+            ]
+        },
+        "no check where none is declared": (lambda: "shape" in declare(qdata=inner()).__source__, False),
+        "a check": (lambda: "check_shapes" in Weight.__source__, True),
+        "no loop": (lambda: "for " in Weight.__source__.partition("def _wrap")[0], False),
         "of a weight": (lambda: weight().qdata.shape, (4, 3)),
         "no rows": (lambda: weight(0, 0).scale.shape, (0, 1)),
         "of a leaf": (
@@ -245,12 +244,6 @@ def test_values_that_are_not_constructed_are_not_checked():
     names, layout = w.__tensor_flatten__()
     rebuilt = Weight.__tensor_unflatten__(dict.fromkeys(names, torch.zeros(3)), layout, None, None)
     assert rebuilt.scale.shape == (3,)
-
-
-def test_a_class_that_declares_none_has_no_check():
-    assert "shape" not in declare(qdata=inner()).__source__
-    assert "check_shapes" in Weight.__source__
-    assert "for " not in Weight.__source__.partition("def _wrap")[0]
 
 
 # ---- under a compiler --------------------------------------------------------------------------------------

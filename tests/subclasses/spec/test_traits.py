@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from subclasses import DispatchError, SpecError, inner
+from subclasses import SpecError, inner
 from subclasses.ragged import JaggedTensor
 from tests.doors import COMPILED, DOORS
 from tests.subclasses.subjects import declare as declare_any
-from tests.tables import raising
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 
@@ -42,10 +42,6 @@ def test_the_kind_and_the_gradient_of_a_leaf(keywords, kind, leaf):
     assert declare_any(cls).__spec__.kind == kind
 
 
-def test_the_kind_of_a_shipped_class():
-    assert JaggedTensor._traits.kind == "ragged" and not JaggedTensor._traits.has_cotangents
-
-
 test_what_does_not_fit_is_refused_at_the_class_statement = raising(
     [
         (lambda keywords=keywords: declare(**keywords), SpecError, message)
@@ -62,11 +58,6 @@ test_what_does_not_fit_is_refused_at_the_class_statement = raising(
         ]
     ]
 )
-
-
-def test_a_declaration_shows_a_kind_that_is_not_the_default():
-    assert 'kind="structure"' in repr(declare(materialize=True, kind="structure").__spec__).replace("'", '"')
-    assert "kind" not in repr(declare(materialize=True).__spec__)
 
 
 def product(func, x, y):
@@ -121,6 +112,26 @@ def test_a_step_moves_the_logarithms():
     torch.testing.assert_close(p.detach().logs, t.detach())
 
 
-def test_a_value_in_place_of_a_cotangent_of_a_structure():
-    with pytest.raises(DispatchError, match=r"Write x\.cotangent\(logs=\.\.\.\)"):
-        (Log(torch.ones(2, requires_grad=True)) * Log(torch.ones(2))).backward(Log(torch.ones(2)))
+test_a_value_in_place_of_a_cotangent_of_a_structure = raising(
+    [
+        (
+            lambda: (Log(torch.ones(2, requires_grad=True)) * Log(torch.ones(2))).backward(
+                Log(torch.ones(2))
+            ),
+            r"Write x\.cotangent\(logs=\.\.\.\)",
+        )
+    ]
+)
+test_what_a_class_shows_of_its_kind = giving(
+    {
+        "a shipped class": (
+            lambda: (JaggedTensor._traits.kind, JaggedTensor._traits.has_cotangents),
+            ("ragged", False),
+        ),
+        "another kind than the default": (
+            lambda: "kind='structure'" in repr(declare(materialize=True, kind="structure").__spec__),
+            True,
+        ),
+        "the default": (lambda: "kind" in repr(declare(materialize=True).__spec__), False),
+    }
+)
