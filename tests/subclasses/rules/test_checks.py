@@ -21,6 +21,7 @@ from torch.overrides import (
 from subclasses import DispatchError, SpecError
 from subclasses.rules.checks import is_dispatchable
 from tests.subclasses.subjects import declare
+from tests.tables import giving
 
 aten = torch.ops.aten
 
@@ -67,11 +68,6 @@ def answers(key, of=None):
 def test_a_function_of_ones_own_that_asks(function):
     assert function(answers(function)) == "ruled"
     assert torch.is_tensor(function(torch.ones(2)))
-
-
-def test_a_custom_op_is_named_as_an_op():
-    Box = declare(rules={torch.ops.rule_checks.double: lambda func, x: Box(func(x.held) + 1)})
-    assert double(Box(torch.ones(2))).held.tolist() == [3, 3]
 
 
 NEVER = {
@@ -143,31 +139,40 @@ def test_a_method_that_an_operator_does_not_name_is_refused_with_the_one_it_name
     assert run(answers(key, torch.bool if "bitwise" in named else None)) == "ruled"
 
 
-@pytest.mark.parametrize(
-    ("method", "run"),
-    [
-        (Tensor.__eq__, lambda x: x == 1),
-        (Tensor.__rsub__, lambda x: 1 - x),
-        (Tensor.__lshift__, lambda x: x << 1),
-        (Tensor.__getitem__, lambda x: x[0]),
-        (Tensor.__floordiv__, lambda x: x // 2),
-        (Tensor.__ipow__, lambda x: operator.ipow(x, 2)),
-        (Tensor.__pow__, lambda x: x**2),
-    ],
+Opaque = type("Opaque", (), {"__signature__": "none", "__call__": lambda self, *args: "ruled"})
+
+
+test_a_rule_that_runs = giving(
+    {
+        "without a signature, which is not judged": (
+            lambda: torch.cos(declare(rules={torch.cos: Opaque()})(torch.ones(2))),
+            "ruled",
+        ),
+        "for a custom op, named as an op": (
+            lambda: double(
+                declare(rules={torch.ops.rule_checks.double: lambda func, x: type(x)(func(x.held) + 1)})(
+                    torch.ones(2)
+                )
+            ).held.tolist(),
+            [3, 3],
+        ),
+        **{
+            f"for Tensor.{method.__name__}, which an operator names": (
+                lambda method=method, run=run: run(answers(method)),
+                "ruled",
+            )
+            for method, run in [
+                (Tensor.__eq__, lambda x: x == 1),
+                (Tensor.__rsub__, lambda x: 1 - x),
+                (Tensor.__lshift__, lambda x: x << 1),
+                (Tensor.__getitem__, lambda x: x[0]),
+                (Tensor.__floordiv__, lambda x: x // 2),
+                (Tensor.__ipow__, lambda x: operator.ipow(x, 2)),
+                (Tensor.__pow__, lambda x: x**2),
+            ]
+        },
+    }
 )
-def test_a_rule_for_a_method_that_an_operator_names_runs(method, run):
-    assert run(answers(method)) == "ruled"
-
-
-class Opaque:
-    __signature__ = "none"
-
-    def __call__(self, *args):
-        return "ruled"
-
-
-def test_a_rule_without_a_signature_is_not_judged():
-    assert torch.cos(declare(rules={torch.cos: Opaque()})(torch.ones(2))) == "ruled"
 
 
 # ---- rules -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import desugar
 from subclasses import SpecError
 from subclasses.rules.keyword_names import taken_by, with_keyword_names
 from tests.subclasses.subjects import declare
-from tests.tables import raising
+from tests.tables import giving, raising
 
 DOORS = {
     "eager": lambda fn: fn,
@@ -76,18 +76,6 @@ test_what_the_rule_has_no_place_for_is_an_error = raising(
 )
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        lambda func, input, weight, bias=None: input,
-        lambda func, *args, **kwargs: args,
-        lambda func, x=None, **kwargs: x,
-    ],
-)
-def test_rules_that_take_them_are_called_as_they_are(rule):
-    assert with_keyword_names(F.linear, rule, taken_by(rule)) is rule
-
-
 def factor(key, rule):
     return declare(name="Factor", rules={key: rule})
 
@@ -97,60 +85,83 @@ def of_two(func, one, two, **options):
     return func(one.unwrap("held"), two)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x, y: torch.matmul(x, y),
-        lambda x, y: torch.matmul(x, other=y),
-        lambda x, y: torch.matmul(input=x, other=y),
-        lambda x, y: x.matmul(other=y),
-    ],
-)
-def test_a_rule_that_takes_all_keywords_gets_what_it_requires(call):
-    x, y = torch.rand(2, 3), torch.rand(3, 4)
-    assert torch.equal(call(factor(torch.matmul, of_two)(x), y), x @ y)
-
-
 OUT = torch.empty(2, 4)
 
 
-@pytest.mark.parametrize(
-    ("key", "rule", "call", "expected"),
-    [
-        (
-            torch.matmul,
-            lambda func, one, two, **options: options,
-            lambda x: torch.matmul(x, other=torch.rand(3, 4), out=OUT),
+X3, Y3 = torch.rand(2, 3), torch.rand(3, 4)
+test_what_a_rule_gets = giving(
+    {
+        "others": (
+            lambda: torch.matmul(
+                factor(torch.matmul, lambda func, one, two, **options: options)(X3), other=Y3, out=OUT
+            ),
             {"out": OUT},
         ),
-        (
-            F.dropout,
-            lambda func, x, p, train, in_place: (p, train, in_place),
-            lambda x: F.dropout(x, p=0.3, training=False),
+        "a default that the rule requires": (
+            lambda: F.dropout(
+                factor(F.dropout, lambda func, x, p, train, in_place: (p, train, in_place))(X3),
+                p=0.3,
+                training=False,
+            ),
             (0.3, False, False),
         ),
-        (
-            torch.sum,
-            lambda func, x, dim=None, keepdim=False, **options: (dim, keepdim, options),
-            lambda x: torch.sum(x, axis=1, keepdims=True),
+        "names of numpy": (
+            lambda: torch.sum(
+                factor(
+                    torch.sum, lambda func, x, dim=None, keepdim=False, **options: (dim, keepdim, options)
+                )(X3),
+                axis=1,
+                keepdims=True,
+            ),
             (1, True, {}),
         ),
-    ],
-    ids=["others", "a default that the rule requires", "names of numpy"],
+        **{
+            f"what it requires, beside all keywords, {number}": (
+                lambda call=call: call(factor(torch.matmul, of_two)(X3), Y3).tolist(),
+                (X3 @ Y3).tolist(),
+            )
+            for number, call in enumerate(
+                [
+                    lambda x, y: torch.matmul(x, y),
+                    lambda x, y: torch.matmul(x, other=y),
+                    lambda x, y: torch.matmul(input=x, other=y),
+                    lambda x, y: x.matmul(other=y),
+                ]
+            )
+        },
+        **{
+            f"as it is, {number}": (
+                lambda rule=rule: with_keyword_names(F.linear, rule, taken_by(rule)) is rule,
+                True,
+            )
+            for number, rule in enumerate(
+                [
+                    lambda func, input, weight, bias=None: input,
+                    lambda func, *args, **kwargs: args,
+                    lambda func, x=None, **kwargs: x,
+                ]
+            )
+        },
+    }
 )
-def test_what_a_rule_gets(key, rule, call, expected):
-    assert call(factor(key, rule)(torch.rand(2, 3))) == expected
 
 
 def refuse(func, one, two):
     raise TypeError("of the author")
 
 
-def test_errors_name_the_authors_code():
-    Failing = factor(torch.add, refuse)
-    with pytest.raises(
-        RuntimeError, match=r"the rule .*refuse \(.*test_keyword_names\.py:\d+\) raised TypeError"
-    ):
-        Failing(torch.ones(2)) + 1
-    with pytest.raises(SpecError, match=r"two rules for .*refuse \(.*test_keyword_names\.py:\d+\) and"):
-        Failing.implements(torch.add)(lambda func, one, two: one)
+FAILING = factor(torch.add, refuse)
+test_errors_name_the_authors_code = raising(
+    [
+        (
+            lambda: FAILING(torch.ones(2)) + 1,
+            RuntimeError,
+            r"the rule .*refuse \(.*test_keyword_names\.py:\d+\) raised TypeError",
+        ),
+        (
+            lambda: FAILING.implements(torch.add)(lambda func, one, two: one),
+            SpecError,
+            r"two rules for .*refuse \(.*test_keyword_names\.py:\d+\) and",
+        ),
+    ]
+)

@@ -10,6 +10,7 @@ import torch
 
 from subclasses import DispatchError, SpecError, TensorSubclass, inner
 from tests.subclasses.subjects import MODES as DOORS, declare
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 X = torch.arange(6.0).reshape(2, 3)
@@ -107,11 +108,6 @@ def test_what_is_right_in_a_transform(case, door):
     torch.testing.assert_close(_parts(found)[0], expected(value.plus))
 
 
-def test_the_op_by_its_own_name_is_mapped():
-    value = pair()
-    assert aten.std.correction(value, None).plus.item() == pytest.approx(value.plus.std().item())
-
-
 # ---- other functions ---------------------------------------------------------------------------------------
 
 
@@ -154,25 +150,36 @@ def test_a_rule_for_the_op_is_asked_by_all(norm, door):
     assert DOORS[door](lambda value: NORMS[norm](value))(value).item() == pytest.approx(50**0.5)
 
 
-def test_a_sum_by_a_function_is_refused_in_einsum():
-    value = wind(torch.sum)
-    assert value.sum() == torch.sum(value) == 10
-    with pytest.raises(
-        DispatchError, match=r"torch.einsum on a Wind computes by aten.sum.dim_IntList, .*torch.sum"
-    ):
-        torch.einsum("a->", value)
-
-
 def test_the_derivative_of_another_function_maps():
     value = wind(torch.sum).detach().requires_grad_()
     value.expand(3, 2).cos().unwrap()[0].sum().backward()
     torch.testing.assert_close(value.grad.east, -3 * torch.full((2,), 3.0).sin())
 
 
-def test_a_rule_for_an_op_by_which_its_function_does_not_compute():
-    words = (
-        r"torch.norm and the method call no rule for aten.norm, since they compute by aten.linalg_vector_norm"
-    )
-    with pytest.raises(SpecError, match=words):
-        wind(aten.norm)
-    assert torch.norm(wind(aten.norm, aten.linalg_vector_norm)).item() == pytest.approx(50**0.5)
+test_what_another_function_computes_by = raising(
+    [
+        (
+            lambda: torch.einsum("a->", wind(torch.sum)),
+            r"torch.einsum on a Wind computes by aten.sum.dim_IntList, .*torch.sum",
+        ),
+        (
+            lambda: wind(aten.norm),
+            SpecError,
+            r"torch.norm and the method call no rule for aten.norm, since they compute by aten.linalg_vector_norm",
+        ),
+    ]
+)
+test_functions_with_their_rules = giving(
+    {
+        "a method": (lambda: wind(torch.sum).sum(), 10),
+        "a function": (lambda: torch.sum(wind(torch.sum)), 10),
+        "two ops of a function": (
+            lambda: torch.norm(wind(aten.norm, aten.linalg_vector_norm)).item(),
+            pytest.approx(50**0.5),
+        ),
+        "an op by its own name, which is mapped": (
+            lambda: aten.std.correction(pair(), None).plus.item(),
+            pytest.approx(pair().plus.std().item()),
+        ),
+    }
+)

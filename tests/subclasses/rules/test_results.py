@@ -10,7 +10,7 @@ import desugar
 import subclasses
 from subclasses import DispatchError
 from tests.subclasses.subjects import declare
-from tests.tables import raising
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 
@@ -149,10 +149,16 @@ test_a_rule_with_a_wrong_number_of_results = raising(
 )
 
 
-@pytest.mark.parametrize("kind", ["list", "tuple"])
-@pytest.mark.parametrize("call", [torch.aminmax, lambda x: x.split(1)])
-def test_results_in_a_list_or_a_tuple(call, kind):
-    assert [part.held.tolist() for part in call(several(kind))] == [[1, 1], [2, 2]]
+test_results_in_a_list_or_a_tuple = giving(
+    {
+        f"{name} in a {kind}": (
+            lambda call=call, kind=kind: [part.held.tolist() for part in call(several(kind))],
+            [[1, 1], [2, 2]],
+        )
+        for name, call in {"two": torch.aminmax, "parts": lambda x: x.split(1)}.items()
+        for kind in ("list", "tuple")
+    }
+)
 
 
 # ---- a value inside of another -------------------------------------------------------------------------------------
@@ -171,13 +177,9 @@ def test_a_rule_that_takes_a_value_for_a_plain_tensor(door):
     run = DOORS[door](lambda x, y: x * y)
     x = Scaled(torch.rand(3))
     assert torch.equal(run(x, torch.full((3,), 2.0)).held, x.held * 2)
+    assert torch.equal((Scaled(x) * 2.0).held.held, x.held * 2)
     with pytest.raises(
         DispatchError if door == "eager" else Exception,
         match=r"any_factor .* returned a Scaled whose held is a Scaled, as no operand.*isinstance\(operand, Scaled\)",
     ):
         run(x, Scaled(torch.rand(3)))
-
-
-def test_values_of_values_stay():
-    x = Scaled(Scaled(torch.rand(3)))
-    assert torch.equal((x * 2.0).held.held, x.held.held * 2)
