@@ -94,19 +94,20 @@ def tagged():
 
 def optional():
     """A class with an inner tensor that may be missing."""
-
-    class Optional(Base):
-        def __tensor_flatten__(self):
-            names = ["raw"] + ["scale"] * (self.scale is not None)
-            return names, {"kind": self.kind}
-
-        @classmethod
-        def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
-            return cls(inner_tensors["raw"], scale=inner_tensors.get("scale"), **context)
-
-        names = ("scale", "kind")
-
-    return Optional, lambda **other: Optional(torch.ones(2, 3), **({"scale": None, "kind": "a"} | other))
+    cls = written(
+        "Optional",
+        names=("scale", "kind"),
+        __tensor_flatten__=lambda self: (
+            ["raw"] + ["scale"] * (self.scale is not None),
+            {"kind": self.kind},
+        ),
+        __tensor_unflatten__=classmethod(
+            lambda cls, inner_tensors, context, outer_size, outer_stride: cls(
+                inner_tensors["raw"], scale=inner_tensors.get("scale"), **context
+            )
+        ),
+    )
+    return cls, lambda **other: cls(torch.ones(2, 3), **({"scale": None, "kind": "a"} | other))
 
 
 def with_settings():
@@ -117,18 +118,17 @@ def with_settings():
 
 def with_object():
     """A class whose metadata is read from an object of a class of its own."""
-
-    class WithObject(Base):
-        names = ("options",)
-
-        def __tensor_flatten__(self):
-            return ["raw"], [self.options.factor]
-
-        @classmethod
-        def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
-            return cls(inner_tensors["raw"], options=Options(*context))
-
-    return WithObject, lambda **other: WithObject(torch.ones(2, 3), **({"options": Options(2.0)} | other))
+    cls = written(
+        "WithObject",
+        names=("options",),
+        __tensor_flatten__=lambda self: (["raw"], [self.options.factor]),
+        __tensor_unflatten__=classmethod(
+            lambda cls, inner_tensors, context, outer_size, outer_stride: cls(
+                inner_tensors["raw"], options=Options(*context)
+            )
+        ),
+    )
+    return cls, lambda **other: cls(torch.ones(2, 3), **({"options": Options(2.0)} | other))
 
 
 def with_sizes():
