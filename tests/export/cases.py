@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
+from subclasses import TensorSubclass, inner, static
 from subclasses.int8 import (
     Int8DynamicActivationInt8WeightConfig,
     Int8Tensor,
@@ -19,7 +20,6 @@ from subclasses.int8 import (
 )
 from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.export.classes import Pair
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ class Case:
 
 
 # ---- modules -----------------------------------------------------------------------------------------------
+
+
+class Pair(TensorSubclass, fallback="map"):
+    first: Tensor = inner()
+    second: Tensor = inner()
+    tag: str = static(default="")
 
 
 class Function(nn.Module):
