@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 
-from subclasses import DispatchError, TensorSubclass, export, inner
+from subclasses import DispatchError, export, inner
 from tests.doors import COMPILED
 from tests.subclasses.subjects import declare
 
@@ -29,17 +29,19 @@ Counted = declare(
 )
 
 
-class Nested(TensorSubclass, fallback="map"):
-    c: Tensor = inner()
-    b: Tensor = inner()
+def count_inside_(self):
+    self.c.n = self.c.n + 1
+    return self
 
-    def count_(self):
-        self.c.n = self.c.n + 1
-        return self
 
-    def replace_(self):
-        self.c = Counted(self.c.a, self.c.n + 1)
-        return self
+def replace_inside_(self):
+    self.c = Counted(self.c.a, self.c.n + 1)
+    return self
+
+
+Nested = declare(
+    keywords={"fallback": "map"}, c=inner(), b=inner(), count_=count_inside_, replace_=replace_inside_
+)
 
 
 class Holder(nn.Module):

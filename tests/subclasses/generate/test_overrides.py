@@ -11,6 +11,7 @@ from torch import Tensor
 from subclasses import Outer, SpecError, TensorSubclass, arithmetic, inner, static
 from tests.doors import COMPILED as COMPILERS
 from tests.subclasses.subjects import MODES, declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 
@@ -156,15 +157,23 @@ def test_a_rule_for_an_op_needs_no_torch_function():
     assert cls(torch.ones(2)).cos().held.tolist() == [6, 6]
 
 
-@pytest.mark.parametrize("name", ["__torch_function__", "__torch_dispatch__"])
-def test_a_hook_that_is_no_classmethod_is_refused(name):
-    def hook(self, func, types, args=(), kwargs=None): ...
+def hook(self, func, types, args=(), kwargs=None): ...
 
-    mixin = type("Mixin", (), {name: hook})
-    words = rf"Bad\.{name} is a plain method.*`@classmethod` above `def {name}"
-    for bases, body in ((TensorSubclass, {name: hook}), ((mixin, TensorSubclass), {})):
-        with pytest.raises(SpecError, match=words):
-            declare(bases, name="Bad", a=inner(), **body)
+
+test_a_hook_that_is_no_classmethod_is_refused = raising(
+    {
+        f"{name}, {where}": (
+            lambda bases=bases, body=body: declare(bases, name="Bad", a=inner(), **body),
+            SpecError,
+            rf"Bad\.{name} is a plain method.*`@classmethod` above `def {name}",
+        )
+        for name in ("__torch_function__", "__torch_dispatch__")
+        for where, bases, body in (
+            ("its own", TensorSubclass, {name: hook}),
+            ("of a base", (type("Mixin", (), {name: hook}), TensorSubclass), {}),
+        )
+    }
+)
 
 
 # ---- outer sizes and joining rules ---------------------------------------------------------------------------
@@ -223,14 +232,17 @@ class Wrong(TensorSubclass, fallback="map"):
         return super().__torch_dispatch__(cls, func, types, args, kwargs)
 
 
-@pytest.mark.parametrize("call", [lambda x: x == x, lambda x: x != x, lambda x: x * 2, lambda x: 2 - x])
-def test_a_type_error_of_an_own_dispatch_is_no_answer_to_an_operator(call):
-    words = r"Wrong\.__torch_dispatch__, called for aten\.\w+.*positional arguments but"
-    with pytest.raises(RuntimeError, match=words):
-        call(Wrong(torch.ones(2)))
-
-
-def test_an_operator_that_an_own_dispatch_leaves_to_python():
-    cls = declare(__torch_dispatch__=classmethod(lambda cls, *args, **kwargs: NotImplemented))
-    with pytest.raises(TypeError, match="unsupported operand"):
-        cls(torch.ones(2)) + torch.ones(2)
+LEAVING = declare(__torch_dispatch__=classmethod(lambda cls, *args, **kwargs: NotImplemented))
+test_what_an_own_dispatch_raises_below_an_operator = raising(
+    [
+        *(
+            (
+                lambda call=call: call(Wrong(torch.ones(2))),
+                RuntimeError,
+                r"Wrong\.__torch_dispatch__, called for aten\.\w+.*positional arguments but",
+            )
+            for call in (lambda x: x == x, lambda x: x != x, lambda x: x * 2, lambda x: 2 - x)
+        ),
+        (lambda: LEAVING(torch.ones(2)) + torch.ones(2), TypeError, "unsupported operand"),
+    ]
+)
