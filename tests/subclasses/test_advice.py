@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import subclasses
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
 from tests.subclasses.subjects import MODES, Pair, declare
 from tests.tables import raising
@@ -355,23 +354,6 @@ def test_a_complex_value_in_a_derivative():
     (got,) = torch.autograd.grad((Halved(t).materialize().to(torch.complex64) @ v).abs().sum(), t)
     (want,) = torch.autograd.grad(((2 * t).to(torch.complex64) @ v).abs().sum(), t)
     assert torch.allclose(got, want)
-
-
-@pytest.mark.parametrize("fn", [torch.mul, torch.add])
-def test_forward_mode_by_ops(fn):
-    def arithmetic(func, x, y):
-        return cls(func(*(getattr(t, "held", t) for t in (x, y))))
-
-    cls = declare(Bare, rules={subclasses.arithmetic: arithmetic})
-    road, q = cls(torch.tensor([1.0, 2.0])), torch.tensor(2.0)
-
-    def jvp(f):
-        return torch.func.jvp(f, (q,), (torch.tensor(1.0),))
-
-    with pytest.raises(DispatchError, match=r"a transform of torch\.func .*compute with x\.unwrap\(\)"):
-        jvp(lambda q: fn(road, q))
-    want = jvp(lambda q: fn(road.held, q))
-    torch.testing.assert_close(jvp(lambda q: fn(road.unwrap("held"), q)), want)
 
 
 def summed_cotangent():
