@@ -67,3 +67,12 @@ def state(model: nn.Module) -> dict[str, Any]:
 
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def check_step(model: nn.Module, other: nn.Module, fast: Any, run: Any, loss: Any) -> None:
+    """Checks that a call of a copy, compiled, gives what the model gives, and the gradients of a loss of it."""
+    want, got = (run(call) for call in (model, fast))
+    assert_same(got, want)
+    for output in (want, got):
+        loss(output).backward()
+    assert_same(gradients(other), gradients(model))

@@ -19,7 +19,7 @@ from subclasses.int8 import Int8Tensor, Int8WeightOnlyConfig, quantize_
 pytest.importorskip("transformers", reason="needs the extra `models`")
 
 from tests.doors import COMPILED
-from tests.models.judge import assert_same, gradients, state
+from tests.models.judge import assert_same, check_step, state
 from tests.models.zoo import ZOO, ids, mask
 
 pytestmark = [
@@ -75,11 +75,8 @@ def test_forwards(name):
 def check_training_step(model, name):
     gc.collect()
     other = copy.deepcopy(model)
-    fast = compiled(other)
-    want, got = (call(**ZOO[name].training()) for call in (model, fast))
-    assert_same(got, want)
-    want.loss.backward(), got.loss.backward()
-    assert_same(gradients(other), gradients(model))
+    run = lambda call: call(**ZOO[name].training())  # noqa: E731
+    check_step(model, other, compiled(other), run, lambda output: output.loss)
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -20,7 +20,7 @@ pytest.importorskip("accelerate", reason="Trainer needs it")
 
 import accelerate
 import transformers
-from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 from tests.models.zoo import TINY, VOCABULARY, build
 
@@ -80,16 +80,6 @@ def without_times(logs):
     return {key: x for key, x in logs.items() if not key.endswith(TIMES)}
 
 
-class Kept(TrainerCallback):
-    """Keeps what Trainer logs, without times."""
-
-    def __init__(self):
-        self.logs = []
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        self.logs.append(without_times(logs))
-
-
 def metrics_of(prediction):
     """What a script computes from dense arrays; the padding has the label -100."""
     found, labels = prediction.predictions[:, :-1].argmax(-1), prediction.label_ids[:, 1:]
@@ -115,16 +105,14 @@ def make_trainer(folder, collator, model=None, **options):
         disable_tqdm=True,
         **options,
     )
-    trainer = Trainer(
+    return Trainer(
         llama() if model is None else model,
         arguments,
         train_dataset=TRAIN,
         eval_dataset=EVALUATE,
         data_collator=collator,
         compute_metrics=metrics_of,
-        callbacks=[kept := Kept()],
     )
-    return trainer, kept.logs
 
 
 def assert_same_logs(got, want, **tolerance):
@@ -152,10 +140,10 @@ OPTIONS = {
 
 def train(folder, collator, model=None, **options):
     """A trainer after its training, and what it logged; the last are the metrics of a prediction."""
-    trainer, logs = make_trainer(folder, collator, model, **options)
+    trainer = make_trainer(folder, collator, model, **options)
     trainer.train()
-    logs.append(without_times(trainer.predict(EVALUATE).metrics))
-    return trainer, logs
+    logs = [*trainer.state.log_history, trainer.predict(EVALUATE).metrics]
+    return trainer, [without_times(each) for each in logs]
 
 
 @layouts
@@ -171,7 +159,7 @@ def test_predictions(layout, tmp_path):
     """Dense, with -100 behind each row; the metrics may ask for the tokens, too."""
     options = {"include_for_metrics": ["inputs", "loss"]}
     got, want = (
-        make_trainer(tmp_path, collator, **more)[0].predict(EVALUATE)
+        make_trainer(tmp_path, collator, **more).predict(EVALUATE)
         for collator, more in ((LAYOUTS[layout], options), (with_padding, {}))
     )
     assert got.metrics["test_tokens"] == sum(len(row["input_ids"]) for row in EVALUATE)
@@ -187,10 +175,11 @@ def test_predictions(layout, tmp_path):
 def test_a_run_goes_on_from_a_checkpoint(layout, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 4}
     trainer, whole = train(tmp_path, LAYOUTS[layout], **options)
-    again, rest = make_trainer(tmp_path, LAYOUTS[layout], **options)
+    again = make_trainer(tmp_path, LAYOUTS[layout], **options)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    steps = [log for log in whole if "grad_norm" in log]
-    assert [log for log in rest if "grad_norm" in log] == [pytest.approx(step) for step in steps[4:]]
+    logs = whole, map(without_times, again.state.log_history)
+    steps, rest = ([log for log in each if "grad_norm" in log] for each in logs)
+    assert rest == [pytest.approx(step) for step in steps] and len(steps) > 4
     trainer.save_model(tmp_path / "saved")
     loaded = LlamaForCausalLM.from_pretrained(tmp_path / "saved")
     torch.testing.assert_close(dict(loaded.named_parameters()), dict(trainer.model.named_parameters()))
