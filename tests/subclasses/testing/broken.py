@@ -48,12 +48,20 @@ class Unflattens(Tagged):
 # ---- structure ---------------------------------------------------------------------------------------------
 
 
-class LiesAboutDtype(Tagged):
-    """The outside says float64."""
+def made(name: str, base: type, **body: Any) -> type:
+    return type(name, (base,), {"__module__": __name__, **body})
 
-    @classmethod
-    def wrap(cls, data_, tag, **outside):
-        return super().wrap(data_, tag, **({"dtype": torch.float64} | outside))
+
+# The outside says float64.
+LiesAboutDtype = made(
+    "LiesAboutDtype",
+    Tagged,
+    wrap=classmethod(
+        lambda cls, data_, tag, **outside: Tagged.wrap.__func__(
+            cls, data_, tag, **({"dtype": torch.float64} | outside)
+        )
+    ),
+)
 
 
 class LooksAtData(Tagged):
@@ -69,16 +77,17 @@ class LooksAtData(Tagged):
 # ---- ops ---------------------------------------------------------------------------------------------------
 
 
-class DrawsAgain(torch.autograd.Function):
-    """Dropout whose backward draws another mask."""
+def differentiated(forward: Any, backward: Any) -> Any:
+    """An autograd function of two functions."""
+    parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Differentiated", (torch.autograd.Function,), parts)
 
-    @staticmethod
-    def forward(ctx, x):
-        return type(x)(x.detach().data_ * (torch.rand(x.shape) < 0.5), x.tag)
 
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * (torch.rand(grad.shape) < 0.5)
+# Dropout whose backward draws another mask.
+DrawsAgain = differentiated(
+    lambda ctx, x: type(x)(x.detach().data_ * (torch.rand(x.shape) < 0.5), x.tag),
+    lambda ctx, grad: grad * (torch.rand(grad.shape) < 0.5),
+)
 
 
 class LooksAtGradMode(Tagged):
@@ -101,14 +110,16 @@ class SharesScratch(Tagged):
         return func(*cls.scratch, **kwargs)
 
 
-class KeepsLazyBits(Tagged):
-    """Inner tensors with a conjugate bit are read raw."""
+def without_grad(data_: Tensor) -> Tensor:
+    if data_.requires_grad:
+        raise NotImplementedError("the inner tensor must not require grad")
+    return data_
 
-    @staticmethod
-    def __new__(cls, data_, tag="t"):
-        if data_.requires_grad:
-            raise NotImplementedError("the inner tensor must not require grad")
-        return cls.wrap(data_, tag)
+
+# Inner tensors with a conjugate bit are read raw.
+KeepsLazyBits = made(
+    "KeepsLazyBits", Tagged, __new__=lambda cls, data_, tag="t": cls.wrap(without_grad(data_), tag)
+)
 
 
 class TakesStrangers(Tagged):
@@ -171,12 +182,18 @@ class IgnoresVersions(torch.autograd.Function):
 # ---- copies and gradients ----------------------------------------------------------------------------------
 
 
-class DetachesToPlain(Tagged):
-    """``detach`` gives a plain tensor."""
-
-    @classmethod
-    def run(cls, func, args, kwargs):
-        return args[0].data_.detach() if func is aten.detach.default else super().run(func, args, kwargs)
+# `detach` gives a plain tensor.
+DetachesToPlain = made(
+    "DetachesToPlain",
+    Tagged,
+    run=classmethod(
+        lambda cls, func, args, kwargs: (
+            args[0].data_.detach()
+            if func is aten.detach.default
+            else Tagged.run.__func__(cls, func, args, kwargs)
+        )
+    ),
+)
 
 
 class WrongBackward(torch.autograd.Function):
@@ -192,16 +209,8 @@ class WrongBackward(torch.autograd.Function):
         return None, 2 * grad.t() @ ctx.saved_tensors[0]
 
 
-class WritesCotangent(torch.autograd.Function):
-    """A backward that writes into the cotangent that it was given."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.detach().clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.mul_(1.5)
+# A backward that writes into the cotangent that it was given.
+WritesCotangent = differentiated(lambda ctx, x: x.detach().clone(), lambda ctx, grad: grad.mul_(1.5))
 
 
 # ---- compilers ---------------------------------------------------------------------------------------------
@@ -230,42 +239,37 @@ class SaysNoOffset(Tagged):
         return x
 
 
-class GuardsNothing(Tagged):
-    """Every metadata is as good as any other to the compiler."""
-
-    @classmethod
-    def __metadata_guard__(cls, saved, now):
-        return True
-
-    @classmethod
-    def run(cls, func, args, kwargs):
-        out = super().run(func, args, kwargs)
-        if func is aten.neg.default and args[0].tag == "v":
-            return args[0].clone()
-        return out
+def negate_unless_tagged(cls: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if func is aten.neg.default and args[0].tag == "v":
+        return args[0].clone()
+    return Tagged.run.__func__(cls, func, args, kwargs)
 
 
-class WantsPlainInside(Tagged):
-    """Only an exact ``torch.Tensor`` may be inside."""
+# Every metadata is as good as any other to the compiler.
+GuardsNothing = made(
+    "GuardsNothing",
+    Tagged,
+    __metadata_guard__=classmethod(lambda cls, saved, now: True),
+    run=classmethod(negate_unless_tagged),
+)
 
-    @staticmethod
-    def __new__(cls, data_, tag="t"):
-        if data_.requires_grad:
-            raise NotImplementedError("the inner tensor must not require grad")
-        return cls.wrap(data_.resolve_conj().resolve_neg(), tag)
 
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if any(type(a) is not Tensor and isinstance(a, Tensor) for a in args):
-            raise AssertionError("expected a plain tensor inside")
-        return func(*args, **kwargs)
+def compute_with_plain(cls: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if any(type(a) is not Tensor and isinstance(a, Tensor) for a in args):
+        raise AssertionError("expected a plain tensor inside")
+    return func(*args, **kwargs)
+
+
+# Only an exact ``torch.Tensor`` may be inside.
+WantsPlainInside = made(
+    "WantsPlainInside",
+    Tagged,
+    __new__=lambda cls, data_, tag="t": cls.wrap(without_grad(data_).resolve_conj().resolve_neg(), tag),
+    compute=classmethod(compute_with_plain),
+)
 
 
 # ---- all of them, with the promise that each breaks ----------------------------------------------------------
-
-
-def made(name: str, base: type, **body: Any) -> type:
-    return type(name, (base,), {"__module__": __name__, **body})
 
 
 def computes(name: str, instead: dict[Any, Any]) -> type:

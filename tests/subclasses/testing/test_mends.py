@@ -140,9 +140,7 @@ class KeepsTag(broken.ForgetsTag):
 def values_of(cls):
     if issubclass(cls, Global):
         return lambda: cls(torch.randint(0, 16, (4, 6)), torch.rand(4, 1))
-    if issubclass(cls, Shifted):
-        return lambda: cls(torch.randn(4, 6), torch.randn(4, 6))
-    return lambda: cls(torch.randn(4, 6))
+    return of_tensors(cls, *[(4, 6)] * (2 if issubclass(cls, Shifted) else 1))
 
 
 CONSTANT = "neither an operand nor an inner tensor (TABLE, which Global.materialize ("

@@ -17,7 +17,7 @@ from subclasses.testing.property import Outcome, Promise
 from subclasses.testing.report import LINES, WIDTH, Report
 from tests.subclasses.subjects import declare
 from tests.subclasses.testing.broken import computes
-from tests.subclasses.testing.faults import of_tensors, outcome as outcome_of, ruled
+from tests.subclasses.testing.faults import finding, of_tensors, outcome as outcome_of, ruled
 
 aten = torch.ops.aten
 ROOT = Path(__file__).parents[3]
@@ -169,31 +169,22 @@ Refusing = with_exp("Refusing", raises(TypeError("exp of a Refusing is not suppo
 Asserts = with_exp("Asserts", asserts)
 
 
-def values_of(cls):
-    return outcome_of(of_tensors(cls, (4, 6)), "values")
-
-
 @pytest.mark.slow
 def test_what_a_class_raises_itself_is_a_refusal():
-    assert values_of(Refusing).state == "kept"
+    assert outcome_of(of_tensors(Refusing, (4, 6)), "values").state == "kept"
     report = examine(lambda: Refusing(torch.randn(4, 6)), paths={})
     assert "refused in values: x.exp(): exp of a Refusing is not supported" in report.details()
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize(
-    "cls",
-    [
-        with_exp("Accident", lambda x: x + None),
-        with_exp("InsideTorch", lambda x: torch.ones(2) @ torch.ones(3)),
-        with_exp("Silent", raises(ValueError)),
-        Asserts,
-    ],
+test_an_accident_is_no_refusal = finding(
+    {
+        cls.__name__: ("values", of_tensors(cls, (4, 6)), ["x.exp() raised", *words])
+        for cls, words in (
+            (with_exp("Accident", lambda x: x + None), []),
+            (with_exp("InsideTorch", lambda x: torch.ones(2) @ torch.ones(3)), []),
+            (with_exp("Silent", raises(ValueError)), []),
+            # An assertion is to become a refusal.
+            (Asserts, ["mend: asserts (", "asserts: instead `return NotImplemented`"]),
+        )
+    }
 )
-def test_an_accident_is_no_refusal(cls):
-    assert "x.exp() raised" in values_of(cls).detail
-
-
-def test_an_assertion_is_to_become_a_refusal():
-    mend = values_of(Asserts).mend
-    assert mend.startswith("asserts (") and "asserts: instead `return NotImplemented`" in mend
