@@ -28,8 +28,7 @@ from subclasses.ragged import JaggedTensor, PaddedTensor
 from subclasses.testing import ConformanceError, check
 from tests.subclasses.subjects import declare
 
-HERE = __file__
-ROOT = Path(HERE).parents[1]
+ROOT = Path(__file__).parents[1]
 
 
 Pair = declare(
@@ -688,7 +687,7 @@ def test_what_a_message_says(case):
 def test_functions(fn, args, words):
     error = refusal(fn, *args)
     assert_says(error, words)
-    assert error.where is not None and error.where.startswith(f"{HERE}:"), error
+    assert error.where is not None and error.where.startswith(f"{__file__}:"), error
 
 
 def refusal(fn, *args):
@@ -708,7 +707,7 @@ def refusal(fn, *args):
 
 # Refusals that need more than one call or another mode: the file whose tests meet each, and words of its tests.
 AGAIN = "this backward has to run the function again, "
-ELSEWHERE = {
+ELSEW__file__ = {
     "a result holds a view of an argument that is written to, in another memory order than the argument": (
         "tests/desugar/tracing/test_views.py",
         "in another memory order",
@@ -794,10 +793,10 @@ def refusals():
 def test_every_refusal_of_the_pass_is_tried():
     said = [str(refusal(fn, *args)) for fn, args, _ in REFUSED]
     met = dict(refusals())
-    assert {*ELSEWHERE, *UNMET} <= {*met.values()}, "what is no longer said"
+    assert {*ELSEW__file__, *UNMET} <= {*met.values()}, "what is no longer said"
     for place, text in met.items():
-        if text in ELSEWHERE:
-            assert ELSEWHERE[text][1] in (ROOT / ELSEWHERE[text][0]).read_text(), text
+        if text in ELSEW__file__:
+            assert ELSEW__file__[text][1] in (ROOT / ELSEW__file__[text][0]).read_text(), text
         elif text not in UNMET:
             assert any(text in message for message in said), f"{place}: nothing here meets {text!r}"
 

@@ -137,10 +137,7 @@ def test_a_constructor_may_return_what_inherits_or_exists():
 
 def test_a_constructor_of_an_heir_calls_the_generated_one():
     """Of a base without a constructor of its own, also with a field that the base has not."""
-
-    class Base(TensorSubclass, fallback="map"):
-        low: Tensor = inner()
-        high: Tensor = inner()
+    Base = declare(low=inner(), high=inner(), keywords={"fallback": "map"})
 
     class Checked(Base, fallback="map"):
         step: Tensor = inner()

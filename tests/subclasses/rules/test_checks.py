@@ -21,7 +21,7 @@ from torch.overrides import (
 from subclasses import DispatchError, SpecError
 from subclasses.rules.checks import is_dispatchable
 from tests.subclasses.subjects import declare
-from tests.tables import giving
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 
@@ -117,31 +117,30 @@ def test_methods_and_getters_of_tensor_are_accepted():
 # ---- operators ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "run", "named"),
+# A method that its operator does not name, the operator, and the function that it names.
+UNNAMED = [
+    (Tensor.__add__, lambda x: x + 1, "torch.add"),
+    (Tensor.__rmul__, lambda x: 2 * x, "torch.mul"),
+    (Tensor.__truediv__, lambda x: x / 2, "torch.div"),
+    (Tensor.__mod__, lambda x: x % 2, "torch.remainder"),
+    (Tensor.__matmul__, lambda x: x @ x, "torch.matmul"),
+    (Tensor.__le__, lambda x: x <= 1, "torch.le"),
+    (Tensor.__isub__, lambda x: operator.isub(x, 1), "torch.Tensor.sub_"),
+    (Tensor.__rand__, lambda x: True & x, "torch.bitwise_and"),
+]
+test_a_method_that_an_operator_does_not_name_is_refused_with_the_one_it_names = raising(
     [
-        (Tensor.__add__, lambda x: x + 1, "torch.add"),
-        (Tensor.__rmul__, lambda x: 2 * x, "torch.mul"),
-        (Tensor.__truediv__, lambda x: x / 2, "torch.div"),
-        (Tensor.__mod__, lambda x: x % 2, "torch.remainder"),
-        (Tensor.__matmul__, lambda x: x @ x, "torch.matmul"),
-        (Tensor.__le__, lambda x: x <= 1, "torch.le"),
-        (Tensor.__isub__, lambda x: operator.isub(x, 1), "torch.Tensor.sub_"),
-        (Tensor.__rand__, lambda x: True & x, "torch.bitwise_and"),
-    ],
+        (
+            lambda method=method: answers(method),
+            SpecError,
+            rf"never calls a rule for Tensor\.__\w+__, .*name {re.escape(named)}$",
+        )
+        for method, _, named in UNNAMED
+    ]
 )
-def test_a_method_that_an_operator_does_not_name_is_refused_with_the_one_it_names(method, run, named):
-    with pytest.raises(
-        SpecError, match=rf"never calls a rule for Tensor\.__\w+__, .*name {re.escape(named)}$"
-    ):
-        answers(method)
-    key = operator.attrgetter(named.removeprefix("torch."))(torch)
-    assert run(answers(key, torch.bool if "bitwise" in named else None)) == "ruled"
 
 
 Opaque = type("Opaque", (), {"__signature__": "none", "__call__": lambda self, *args: "ruled"})
-
-
 test_a_rule_that_runs = giving(
     {
         "without a signature, which is not judged": (
@@ -156,6 +155,18 @@ test_a_rule_that_runs = giving(
             ).held.tolist(),
             [3, 3],
         ),
+        **{
+            f"for {named}, which an operator names": (
+                lambda run=run, named=named: run(
+                    answers(
+                        operator.attrgetter(named.removeprefix("torch."))(torch),
+                        torch.bool if "bitwise" in named else None,
+                    )
+                ),
+                "ruled",
+            )
+            for _, run, named in UNNAMED
+        },
         **{
             f"for Tensor.{method.__name__}, which an operator names": (
                 lambda method=method, run=run: run(answers(method)),

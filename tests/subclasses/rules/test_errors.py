@@ -109,10 +109,19 @@ SHORT = declare(
         aten.softplus.default: lambda func, x: type(x)(func(x.held)),
     },
 )
-test_what_rules_that_lack_arguments_do = giving(
+test_what_rules_give = giving(
     {
-        "of an op": (lambda: (SHORT(torch.ones(2)) + 1).held.tolist(), [2.0, 2.0]),
-        "of a family": (lambda: OF_FAMILY(torch.ones(2, 2)).sum(0).held.tolist(), [2.0, 2.0]),
+        "to an operand of another kind, which is asked": (
+            lambda: (
+                with_rule(lambda func, x, y: func(x.unwrap("held"), y), torch.add)(torch.ones(3)) + Duck()
+            ),
+            "radd",
+        ),
+        "by an op, without an argument": (lambda: (SHORT(torch.ones(2)) + 1).held.tolist(), [2.0, 2.0]),
+        "by a family, without an argument": (
+            lambda: OF_FAMILY(torch.ones(2, 2)).sum(0).held.tolist(),
+            [2.0, 2.0],
+        ),
     }
 )
 test_a_rule_that_lacks_an_argument_is_told_how_it_is_called = raising(
@@ -173,11 +182,6 @@ class Duck:
 
     def __radd__(self, other):
         return "radd"
-
-
-def test_an_operand_of_another_kind_is_asked():
-    cls = with_rule(lambda func, x, y: func(x.unwrap("held"), y), torch.add)
-    assert cls(torch.ones(3)) + Duck() == "radd"
 
 
 def test_an_error_keeps_no_tensors_alive():

@@ -180,24 +180,41 @@ def test_dims_that_a_plain_tensor_refuses(name, dim):
         assert str(refused.value).partition("(")[0] in str(caught.value)
 
 
-@pytest.mark.parametrize("dims", [(), []])
-def test_no_dims(dims):
-    for name in ("any", "all", "sum", "amax", "mean"):
-        torch.testing.assert_close(getattr(Held(PLAIN), name)(dims), getattr(PLAIN, name)(dims))
-    scalar = Held(torch.tensor(3.0))
-    assert [scalar.sum(d).item() for d in (0, -1, (0,))] == [3, 3, 3]
-    with pytest.raises(IndexError, match=r"expected to be in range of \[-1, 0\], but got 1"):
-        scalar.sum(1)
+SCALAR = Held(torch.tensor(3.0))
+test_no_dims = giving(
+    {
+        **{
+            f"{name} of {dims}": (
+                lambda name=name, dims=dims: getattr(Held(PLAIN), name)(dims).tolist(),
+                getattr(PLAIN, name)(dims).tolist(),
+            )
+            for name in ("any", "all", "sum", "amax", "mean")
+            for dims in ((), [])
+        },
+        "keepdim by place, of a sum": (
+            lambda: declare(rules=BY_PLACE)(PLAIN).sum(1).tolist(),
+            PLAIN.sum(1).tolist(),
+        ),
+        **{f"{dim} of a scalar": (lambda dim=dim: SCALAR.sum(dim).item(), 3) for dim in (0, -1, (0,))},
+    }
+)
 
 
-def test_keepdim_by_place_is_no_variance_of_another_kind():
-    """The third argument of ``torch.std`` is ``unbiased``: a rule that passes keepdim there is told so."""
-    by_place = lambda func, x, dim, keepdim, **kwargs: func(x.held, dim, keepdim, **kwargs)  # noqa: E731
-    x = declare(rules={subclasses.reductions: by_place})(PLAIN)
-    assert torch.equal(x.sum(1), PLAIN.sum(1))
-    for name in ("std", "var"):
-        with pytest.raises(TypeError, match="correction=int"):
-            getattr(x, name)()
+# The third argument of ``torch.std`` is ``unbiased``: a rule that passes keepdim there is told so.
+BY_PLACE = {subclasses.reductions: lambda func, x, dim, keepdim, **kw: func(x.held, dim, keepdim, **kw)}
+test_dims_that_a_reduction_refuses = raising(
+    [
+        *(
+            (
+                lambda name=name: getattr(declare(rules=BY_PLACE)(PLAIN), name)(),
+                TypeError,
+                "correction=int",
+            )
+            for name in ("std", "var")
+        ),
+        (lambda: SCALAR.sum(1), IndexError, r"expected to be in range of \[-1, 0\], but got 1"),
+    ]
+)
 
 
 # ---- registration ------------------------------------------------------------------------------------------
@@ -214,10 +231,13 @@ def test_a_rule_for_an_op_precedes_that_of_its_family_in_any_order(first):
         Own.implements(subclasses.arithmetic)(combine)
 
 
-def test_a_rule_of_a_child_precedes_that_of_its_base():
-    Child = declare(Held, rules={subclasses.arithmetic: lambda func, x, y: Child(x.held * 0)})
-    assert (Child(PLAIN) + 1).held.count_nonzero() == 0
-    assert type(Held(PLAIN) + 1) is Held
+CHILD = declare(Held, rules={subclasses.arithmetic: lambda func, x, y: type(x)(x.held * 0)})
+test_a_rule_of_a_child_precedes_that_of_its_base = giving(
+    {
+        "of a child": (lambda: (CHILD(PLAIN) + 1).held.any().item(), False),
+        "of its base": (lambda: type(Held(PLAIN) + 1), Held),
+    }
+)
 
 
 STEPS = subclasses.coverage(Held).steps

@@ -68,7 +68,12 @@ def test_an_op_of_a_ruled_function_is_refused_inside_of_a_class_that_maps_it(doo
 # A value, a function of it and of a row, and a function of the inner tensor that gives the results under vmap.
 IN_VMAP = {
     "the rule that the error names": (
-        lambda: _with_rule_for_the_op(),
+        lambda: declare(
+            type(pair()),
+            rules={
+                aten.std.correction: lambda func, x, *args, **kwargs: (x.plus - x.minus).abs().mean(*args[:1])
+            },
+        )(*pair().unwrap()),
         lambda value, x: (value * x).std(),
         lambda plus: (plus * X).abs().mean(1),
     ),
@@ -90,15 +95,7 @@ IN_VMAP = {
 }
 
 
-def _with_rule_for_the_op():
-    value = pair()
-    type(value).implements(aten.std.correction)(
-        lambda func, x, *args, **kwargs: (x.plus - x.minus).abs().mean(*args[:1])
-    )
-    return value
-
-
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @doors
 @pytest.mark.parametrize("case", IN_VMAP)
 def test_what_is_right_in_a_transform(case, door):
@@ -128,7 +125,7 @@ NORMS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @doors
 @pytest.mark.parametrize("norm", ["linalg.norm", "matrix_norm", "cosine_similarity"])
 def test_an_op_of_a_ruled_function_is_refused_in_another_function(norm, door):
@@ -142,7 +139,7 @@ def test_an_op_of_a_ruled_function_is_refused_in_another_function(norm, door):
         DOORS[door](lambda value: NORMS[norm](value))(value)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @doors
 @pytest.mark.parametrize("norm", ["linalg.norm", "x.norm", "torch.norm"])
 def test_a_rule_for_the_op_is_asked_by_all(norm, door):

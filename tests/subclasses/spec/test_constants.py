@@ -78,18 +78,14 @@ FUNCTIONS: dict[str, Any] = {
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("compiler", [c for c in COMPILERS if c != "inductor"])
+@pytest.mark.parametrize(
+    "compiler", [pytest.param(c, marks=[pytest.mark.slow] * (c == "inductor")) for c in COMPILERS]
+)
 def test_every_compile_path(compiler, name):
     fn, expected = FUNCTIONS[name]
     compiled = COMPILERS[compiler](fn)
     for x in (coded(), coded()):
         torch.testing.assert_close(compiled(x), expected(x))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_inductor(name):
-    test_every_compile_path("inductor", name)
 
 
 @pytest.mark.parametrize("name", ["materialize", "rule above autograd"])

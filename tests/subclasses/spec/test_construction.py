@@ -505,7 +505,7 @@ Positive = declare(
 )
 
 
-@pytest.mark.parametrize("compiler", [torch.compile, desugar.compile])
+@pytest.mark.parametrize("compiler", [torch.compile, pytest.param(desugar.compile, marks=pytest.mark.slow)])
 def test_a_new_that_looks_at_the_data_ends_a_graph(compiler):
     fn = lambda t: Positive(t * 2) + 1  # noqa: E731
     compiled = compiler(fn, backend="eager")
