@@ -16,6 +16,7 @@ from int8_weight import Int8ByHand, Int8Weight
 from subclasses.testing import check, suite
 from tests.doors import by_desugar
 from tests.examples.command import report_of
+from tests.tables import giving
 
 aten = torch.ops.aten
 W, X = torch.linspace(-1, 1, 24).view(6, 4), torch.linspace(-1, 1, 18).view(3, 6)
@@ -84,9 +85,26 @@ def test_the_report(name, capsys, monkeypatch):
 # ---- int8 ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", [Int8Weight, Int8ByHand])
-def test_every_way_works(cls):
-    assert int8_weight.try_ways(cls) == dict.fromkeys(int8_weight.WAYS, "yes")
+test_every_way_works = giving(
+    {
+        **{
+            cls.__name__: (
+                lambda cls=cls: int8_weight.try_ways(cls),
+                dict.fromkeys(int8_weight.WAYS, "yes"),
+            )
+            for cls in (Int8Weight, Int8ByHand)
+        },
+        **{
+            f"known trouble: {name}": (
+                lambda name=name: complex_pair.judge(
+                    name, ComplexPair.from_complex, complex_pair.rejoin_pair
+                ),
+                "right",
+            )
+            for name in complex_pair.KNOWN_TROUBLE
+        },
+    }
+)
 
 
 @pytest.mark.parametrize("way", ["eager", "inference mode"])
@@ -126,11 +144,6 @@ def test_no_op_is_wrong(ops, at_least):
     assert verdicts.count("right") >= at_least
 
 
-@pytest.mark.parametrize("name", complex_pair.KNOWN_TROUBLE)
-def test_known_trouble(name):
-    assert complex_pair.judge(name, ComplexPair.from_complex, complex_pair.rejoin_pair) == "right"
-
-
 def test_a_wrong_class_would_be_counted():
     """The sweep sees a rejoining that conjugates, but not where conjugating changes nothing."""
 
@@ -141,9 +154,9 @@ def test_a_wrong_class_would_be_counted():
     assert [found[name][0] for name in ("exp", "abs", "angle")] == ["right", "right", "wrong"]
 
 
-OTHERS = [2, 2.5, 1j, torch.tensor(2.0)]
-OTHERS += [
-    torch.ones(2, dtype=getattr(torch, name)) for name in ("float32", "float64", "int64", "complex128")
+OTHERS = [
+    *(2, 2.5, 1j, torch.tensor(2.0)),
+    *(torch.ones(2, dtype=getattr(torch, name)) for name in ("float32", "float64", "int64", "complex128")),
 ]
 
 

@@ -64,6 +64,7 @@ def wrong_targets(rows):
     return tokens, targets
 
 
+@pytest.mark.slow
 def test_the_five_ways_agree_and_compile_at_most_two_programs(tmp_path):
     result = train(tmp_path)
     assert result.exit_code == 0, result.output
@@ -79,7 +80,6 @@ def test_the_five_ways_agree_and_compile_at_most_two_programs(tmp_path):
     assert "32 prompt lengths are served by 4 programs" in result.stdout
 
 
-@pytest.mark.slow
 def test_a_way_that_computes_something_else_fails_the_script(tmp_path, monkeypatch):
     right = train_ragged_lm.make_ways
 

@@ -53,6 +53,7 @@ def test_compiled_it_is_the_same_training_by_one_program(data):
     assert len(compiled.programs) == 1
 
 
+@pytest.mark.slow
 def test_the_report(monkeypatch, capsys):
     options = ["--files", "50", "--steps", "5", "--backend", "eager"]
     monkeypatch.setattr(sys, "argv", ["recommend_imports.py", *options])

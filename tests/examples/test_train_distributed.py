@@ -19,6 +19,7 @@ from subclasses.int8 import Int8Tensor
 from tests.examples.command import run_command
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "train_distributed.py"
 QUICK = ["--quick", "--tokens", "1024", "--every", "1"]
 LOSS = re.compile(r"^ +(\d+) +(\d+\.\d+) +\S+ +\S+ +(\d+)$", re.MULTILINE)
 
@@ -64,17 +65,6 @@ def on_two_ranks(script, *options):
 
 
 @pytest.mark.slow
-def test_one_process_goes_on_where_it_was(run, tmp_path):
-    whole = losses_of(run("--steps", 16).stdout)
-    first = run("--steps", 5, "--save", tmp_path)
-    second = run("--steps", 16, "--load", tmp_path)
-    assert second.exit_code == 0, second.output
-    assert "goes on after 5 steps; ranks then 1, now 1" in second.stdout
-    assert list(whole) == list(range(1, 17)) and whole[16] < whole[1]
-    assert losses_of(first.stdout) | losses_of(second.stdout) == pytest.approx(whole, rel=1e-4)
-
-
-@pytest.mark.slow
 def test_three_programs_serve_all_blocks(run, monkeypatch, tmp_path):
     jobs = []
     save = example.Job.save
@@ -100,14 +90,15 @@ def test_a_checkpoint_that_does_not_continue_fails(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_ranks_save_and_one_goes_on(run, tmp_path):
-    whole = run("--steps", 16).stdout
-    first = on_two_ranks(ROOT / "examples" / "train_distributed.py", "--steps", 13, "--save", tmp_path)
-    assert first.returncode == 0, first.stderr
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 5), (2, 13)])
+def test_one_process_goes_on_where_others_were(ranks, steps, run, tmp_path):
+    whole, options = losses_of(run("--steps", 16).stdout), ("--steps", steps, "--save", tmp_path)
+    first = run(*options) if ranks == 1 else on_two_ranks(SCRIPT, *options)
     second = run("--steps", 16, "--load", tmp_path)
     assert second.exit_code == 0, second.output
-    assert "goes on after 13 steps; ranks then 2, now 1" in second.stdout
-    assert losses_of(first.stdout) | losses_of(second.stdout) == pytest.approx(losses_of(whole), rel=1e-4)
+    assert f"goes on after {steps} steps; ranks then {ranks}, now 1" in second.stdout
+    assert list(whole) == list(range(1, 17)) and whole[16] < whole[1]
+    assert losses_of(first.stdout) | losses_of(second.stdout) == pytest.approx(whole, rel=1e-4)
     assert max(int(spread) for *_, spread in LOSS.findall(first.stdout)) <= 64
 
 

@@ -175,6 +175,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_compiled_layer_makes_no_matrix(name, way):
     make, x = WEIGHTS[name]
@@ -370,7 +371,7 @@ def test_gradients_of_products_and_of_the_matrix_add_up(cls):
     check_gradients(*results, factors, lambda t: t[0].square().sum() + t[1].sum())
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("ranks", [(1, 3), (3, 1), (2, 2)])
 @low_rank_classes
 def test_a_product_of_two_keeps_the_smaller_rank(cls, way, ranks):
