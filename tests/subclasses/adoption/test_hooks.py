@@ -83,6 +83,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CALLS)
 def test_values_that_change_between_calls(case, door):
     kind, function, calls = CALLS[case]
@@ -405,11 +406,17 @@ options = {}
 
 
 # In processes of their own, for other tests use these classes as they are.
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("made", "mended"),
-    [(TWO, {"serialization"}), (INT8, {"metadata", "compiled_nesting", "nested_outside"})],
-    ids=["TwoTensor", "torchao"],
+    [
+        pytest.param(TWO, {"serialization"}, id="TwoTensor"),
+        pytest.param(
+            INT8,
+            {"metadata", "compiled_nesting", "nested_outside"},
+            id="torchao",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_classes_of_others_break_fewer_promises(made, mended):
     if made is INT8:
