@@ -10,6 +10,7 @@ from torch._dynamo.exc import Unsupported
 from subclasses import DispatchError, export, inner
 from tests.doors import COMPILED
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 WAYS = {"stock eager": lambda fn: torch.compile(fn, backend="eager"), **COMPILED}
 
@@ -137,12 +138,32 @@ def test_a_buffer_has_it(way):
         assert parts(got.x) == parts(want.x)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("case", ["method", "rule"])
-def test_one_whole_graph_is_refused(case, backend):
+def in_one_graph(case, backend):
     make, fn = CASES[case]
-    with pytest.raises(Unsupported, match=r"copy_\(\.\.\.\)"):
-        torch.compile(fn, backend=backend, fullgraph=True)(make())
+    return torch.compile(fn, backend=backend, fullgraph=True)(make())
+
+
+def exported(case, strict):
+    """The program would compute with the old inner tensor, too."""
+    make, fn = CASES[case]
+    return torch.export.export(Module(fn), (make(),), strict=strict)
+
+
+test_one_whole_graph_is_refused = raising(
+    {
+        f"{case}, {call.__name__} {option}": (
+            lambda case=case, call=call, option=option: call(case, option),
+            errors,
+            r"copy_\(\.\.\.\)",
+        )
+        for case in ("method", "rule")
+        for call, options, errors in (
+            (in_one_graph, ("eager", "aot_eager"), Unsupported),
+            (exported, (False, True), (DispatchError, Unsupported)),
+        )
+        for option in options
+    }
+)
 
 
 @pytest.mark.parametrize("case", ["method", "rule", "after a use", "read after", "read by another name"])
@@ -175,15 +196,6 @@ class Module(nn.Module):
     def forward(self, x):
         y = self.fn(x)
         return y.a + y.n
-
-
-@pytest.mark.parametrize("case", ["method", "rule"])
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_refuses_an_argument(case, strict):
-    """The program would compute with the old inner tensor, too."""
-    make, fn = CASES[case]
-    with pytest.raises((DispatchError, Unsupported), match=r"copy_\(\.\.\.\)"):
-        torch.export.export(Module(fn), (make(),), strict=strict)
 
 
 @pytest.mark.parametrize("case", ["method", "rule"])

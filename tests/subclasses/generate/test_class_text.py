@@ -101,11 +101,6 @@ def test_the_text_says_what_is_declared_alone(case):
     assert all(words in text for words in present) and not [words for words in absent if words in text]
 
 
-def test_unflatten_is_one_call_and_carriers_are_made_only_with_dynamic_ints():
-    assert source_of(Pair, "__tensor_unflatten__") == UNFLATTEN
-    assert [c for c in CLASSES if "carrier" in c.__source__] == [Rows, Tagged]
-
-
 # ---- the methods at work -----------------------------------------------------------------------------------
 
 
@@ -136,6 +131,11 @@ CHILD = declare(OWN, b=inner())
 LOUD = declare((type("Loud", (), {"__repr__": lambda self: "LOUD"}), TensorSubclass), a=inner())
 test_what_a_value_shows = giving(
     {
+        "unflattening in one call": (lambda: source_of(Pair, "__tensor_unflatten__"), UNFLATTEN),
+        "carriers with dynamic ints alone": (
+            lambda: [c for c in CLASSES if "carrier" in c.__source__],
+            [Rows, Tagged],
+        ),
         "a transposed value": (lambda: facts(TURNED), ((3, 4), (1, 3), torch.bfloat16)),
         "a computed size": (lambda: facts(Rows(torch.ones(4), count=3)), ((3, 4), (4, 1), torch.float32)),
         "metadata": (lambda: (TAGGED.tag, TAGGED.mode, TAGGED.length), ("t", 4, 0)),

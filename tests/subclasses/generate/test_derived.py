@@ -14,7 +14,7 @@ from torch import nn
 from subclasses import SpecError, inner, static
 from tests.doors import DOORS
 from tests.subclasses.subjects import declare
-from tests.tables import raising
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 
@@ -169,9 +169,15 @@ def test_modes():
     assert torch.func.vmap(lambda t: t * Rows(torch.ones(3)).ends)(torch.ones(2, 3)).shape == (2, 3)
 
 
-def test_what_is_inherited_and_declared_anew():
-    assert declare(Rows)(torch.ones(2)).ends.tolist() == [1, 2]
-    assert declare(Rows, ends=inner())(torch.ones(2), torch.zeros(2)).ends.tolist() == [0, 0]
+test_what_is_inherited_and_declared_anew = giving(
+    {
+        "inherited": (lambda: declare(Rows)(torch.ones(2)).ends.tolist(), [1, 2]),
+        "declared anew": (
+            lambda: declare(Rows, ends=inner())(torch.ones(2), torch.zeros(2)).ends.tolist(),
+            [0, 0],
+        ),
+    }
+)
 
 
 Number = declare(name="Number", values=inner(), count=inner(derived=lambda x: 3))

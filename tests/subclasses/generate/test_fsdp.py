@@ -1,4 +1,4 @@
-"""FSDP2's hooks: called as FSDP2 calls them, and by FSDP2 itself, in one process."""
+"""FSDP2's hooks, called as FSDP2 calls them and by FSDP2 itself, in one process; gradients of what it cut."""
 
 from __future__ import annotations
 

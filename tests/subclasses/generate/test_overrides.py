@@ -11,7 +11,7 @@ from torch import Tensor
 from subclasses import Outer, SpecError, TensorSubclass, arithmetic, inner, static
 from tests.doors import COMPILED as COMPILERS
 from tests.subclasses.subjects import MODES, declare
-from tests.tables import raising
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 
@@ -143,18 +143,30 @@ class Runs(TensorSubclass, fallback="map"):
         return func(*(a.held if isinstance(a, cls) else a for a in args), **(kwargs or {}))
 
 
-@pytest.mark.parametrize("key", [aten.cos.default, aten.cos, torch.Tag.pointwise, arithmetic])
-def test_a_rule_that_an_own_torch_dispatch_never_asks_for_is_refused(key):
-    words = r"Runs defines __torch_dispatch__ .*`return super\(\)\.__torch_dispatch__"
-    with pytest.raises(SpecError, match=words):
-        Runs.implements(key)(lambda func, *args: args[0])
-    cls = declare(Runs, rules={torch.trace: lambda func, x: x.unwrap("held").trace() + 1})
-    assert torch.trace(cls(torch.ones(2, 2))).item() == 3
-
-
-def test_a_rule_for_an_op_needs_no_torch_function():
-    cls = declare(Silent, rules={aten.cos.default: lambda func, x: cls(x.held + 5)})
-    assert cls(torch.ones(2)).cos().held.tolist() == [6, 6]
+test_a_rule_that_an_own_torch_dispatch_never_asks_for_is_refused = raising(
+    [
+        (
+            lambda key=key: Runs.implements(key)(lambda func, *args: args[0]),
+            SpecError,
+            r"Runs defines __torch_dispatch__ .*`return super\(\)\.__torch_dispatch__",
+        )
+        for key in (aten.cos.default, aten.cos, torch.Tag.pointwise, arithmetic)
+    ]
+)
+TRACED = declare(Runs, rules={torch.trace: lambda func, x: x.unwrap("held").trace() + 1})
+COSINE = declare(Silent, rules={aten.cos.default: lambda func, x: COSINE(x.held + 5)})
+test_rules_beside_an_own_hook = giving(
+    {
+        "for a function, beside __torch_dispatch__": (
+            lambda: torch.trace(TRACED(torch.ones(2, 2))).item(),
+            3,
+        ),
+        "for an op, beside __torch_function__": (
+            lambda: COSINE(torch.ones(2)).cos().held.tolist(),
+            [6, 6],
+        ),
+    }
+)
 
 
 def hook(self, func, types, args=(), kwargs=None): ...
