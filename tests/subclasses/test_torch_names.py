@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
-import re
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from subclasses import (
     _torch_tracing,
     inner,
 )
-from tests.subclasses.subjects import Hostile, Nested, Pair, make_pair
+from tests.subclasses.subjects import Hostile, Nested, Pair, declare, make_pair
 
 aten = torch.ops.aten
 cond = torch.ops.higher_order.cond
@@ -60,19 +59,12 @@ def for_names(names, check):
     return dict.fromkeys(names, functools.cache(check))
 
 
-class Box(TensorSubclass, fallback="map"):
-    a: Tensor = inner()
+Box = declare(name="Box", a=inner(), keywords={"fallback": "map"})
 
 
 def boxed(rules, parent=TensorSubclass, **keywords):
     """A value, full of ones, of a class of its own with these rules."""
-
-    class Ruled(parent, **keywords):
-        a: Tensor = inner()
-
-    for op, rule in rules.items():
-        Ruled.implements(op)(rule)
-    return Ruled(torch.ones(2))
+    return declare(parent, a=inner(), rules=rules, keywords=keywords)(torch.ones(2))
 
 
 def captured(fn, *args, fullgraph=True):
@@ -246,17 +238,6 @@ def test_call_unruled(hop, monkeypatch):
         assert parts.shape == (2, 3) and torch.equal(parts.a, rows.a.view(2, 3))
 
 
-def mark_dim_dynamic():
-    x, y = torch.ones(2, 3), torch.ones(2, 3)
-    _torch.mark_dim_dynamic(x, 1)
-    torch._dynamo.maybe_mark_dynamic(y, 1)
-    name = _torch.marked_dims_name
-    assert getattr(x, name) == getattr(y, name) == {1}
-    _torch.mark_dim_dynamic(x, 0)
-    assert getattr(x, name) == {0, 1}
-    assert _torch.dims_marked_dynamic(x) == [0, 1] and _torch.dims_marked_dynamic(torch.ones(1)) == []
-
-
 def autograd_enabled():
     """Below autograd nothing is recorded; inside the context it is."""
 
@@ -279,11 +260,7 @@ def is_recording():
     assert x.cos().requires_grad and seen == [(False, True)] and ask(x) == (True, False)
 
 
-class Materialized(TensorSubclass):
-    a: Tensor = inner()
-
-    def materialize(self):
-        return self.a
+Materialized = declare(a=inner(), materialize=lambda self: self.a)
 
 
 # ---- Dynamo and export --------------------------------------------------------------------------------------
@@ -408,15 +385,6 @@ def in_dual_level(_):
     return eval(_torch_tracing.in_dual_level("forward_ad"), {"forward_ad": forward_ad})
 
 
-def canonicalize_dim():
-    """Counted from the front; a tensor without dims has 0 and -1; the error is that of an op."""
-    assert [_torch.canonicalize_dim(*given) for given in ((3, -1), (3, 1), (0, -1))] == [2, 1, 0]
-    with pytest.raises(IndexError) as op:
-        torch.ones(2, 3).sum(5)
-    with pytest.raises(IndexError, match=re.escape(str(op.value))):
-        _torch.canonicalize_dim(2, 5)
-
-
 def dispatch_mode():
     seen = []
     with Seeing(seen.append):
@@ -460,17 +428,6 @@ def printing():
 def disable_current_modes():
     with _torch.fake_mode(), _torch.disable_current_modes():
         assert type(torch.ones(2)) is Tensor
-
-
-def with_lazy_bits():
-    """A rule sees conjugate bits, and they are disabled again after it."""
-    seen = []
-    x = boxed(
-        {aten.sin.default: lambda func, x: (seen.append((x.a.conj() * 1).tolist()), x)[1]}, fallback="map"
-    )
-    type(x)(torch.ones(2, dtype=torch.complex64) * 1j).sin()
-    assert seen == [[-1j, -1j]]
-    assert _torch.with_lazy_bits(lambda: 3)() == 3
 
 
 def view_tracking():
@@ -705,7 +662,6 @@ CHECKS = {
         (set(), [[2], [2, 2]]),
     ),
     "build_library": build_library,
-    "with_lazy_bits": with_lazy_bits,
     "is_composed": gives(
         lambda: [_torch.is_composed(op) for op in (aten.add.Scalar, aten.mm.default)], [True, False]
     ),
@@ -780,7 +736,6 @@ CHECKS = {
     "dynamic_dims_name": gives(
         lambda: _torch.dynamic_dims_name in inspect.getsource(torch._dynamo.variables.builder), True
     ),
-    **for_names(["marked_dims_name", "mark_dim_dynamic", "dims_marked_dynamic"], mark_dim_dynamic),
     "disabled_torch_function_impl": gives(
         lambda: Hostile.__torch_function__ is _torch.disabled_torch_function_impl, True
     ),
@@ -886,7 +841,6 @@ CHECKS = {
         lambda: answers(lambda _: _torch_tracing.is_transient_here(), in_vmap, within(Seeing)),
         [False, True, True, False],
     ),
-    "canonicalize_dim": canonicalize_dim,
     # Of several tensors; without a call of the class's ``__torch_function__``.
     "any_requires_grad": gives(
         lambda: [_torch.any_requires_grad(*given) for given in ((X, LEAF), (X,), ())], [True, False, False]
@@ -964,11 +918,14 @@ REPEATED = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,), check_invariants=
 # Names without a check here: the tests of a file, of one folder with this one, fail at once without them.
 ELSEWHERE = {
     "autograd/test_differentiable_fields.py": ["VIEWS", "record_readings"],
+    "dispatch/test_complex.py": ["with_lazy_bits"],
     "generate/test_assignments.py": ["MAKES_ASSIGNMENTS", "check_assignable"],
     "generate/test_attributes.py": ["find_methods"],
     "higher_order/test_dispatch.py": ["eager_while_loop"],
     "ops/test_aliasing.py": ["return_and_correct_aliasing", "set_storage_of"],
     "ragged/test_attention.py": ["flash_attention_cpu", "flash_attention_cpu_backward"],
+    "rules/test_families.py": ["canonicalize_dim"],
+    "test_dynamic_ints.py": ["dims_marked_dynamic", "mark_dim_dynamic", "marked_dims_name"],
     "test_export.py": [
         *("LIVE", "desugar_exported", "is_exporting", "reads_of_values_made_inside"),
         *("SequenceKey", "pytree", "register_pytree_node"),
