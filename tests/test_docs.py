@@ -380,32 +380,34 @@ print(x + 1)
 """
 
 
-@pytest.fixture
-def page(tmp_path):
-    """A page whose first output agrees and whose second is stale."""
-    path = tmp_path / "page.md"
-    path.write_text(PAGE)
-    return path
+OPEN = """```python
+print('took 3 ms', 'new', sep='\\n')
+```
+
+<!-- output -->
+```text
+took ... ms
+old
+```
+"""
+# A page, which of its outputs agree, and the page after it was refreshed.
+REFRESHED = {
+    "of two outputs the stale one": (PAGE, [True, False], PAGE.replace("4\n", "3\n")),
+    "but not what the page leaves open": (OPEN, [False], OPEN.replace("old\n", "new\n")),
+}
 
 
-def test_stale_output_is_found(page, tmp_path):
-    assert [shown.agrees() for shown in compare_outputs(page, tmp_path)] == [True, False]
+@pytest.mark.parametrize("case", REFRESHED)
+def test_stale_output_is_found_and_refreshed(case, tmp_path):
+    before, agrees, after = REFRESHED[case]
+    page = tmp_path / "page.md"
+    page.write_text(before)
+    assert [shown.agrees() for shown in compare_outputs(page, tmp_path)] == agrees
+    assert refresh_page(page, tmp_path) == 1 and page.read_text() == after
 
 
-def test_stale_output_is_refreshed_and_the_rest_is_left(page, tmp_path):
-    assert refresh_page(page, tmp_path) == 1
-    assert page.read_text() == PAGE.replace("4\n", "3\n")
-
-
-def test_what_a_page_leaves_open_stays_open(page, tmp_path):
-    page.write_text(
-        "```python\nprint('took 3 ms', 'new', sep='\\n')\n```\n\n<!-- output -->\n```text\ntook ... ms\nold\n```\n"
-    )
-    assert refresh_page(page, tmp_path) == 1
-    assert page.read_text().endswith("```text\ntook ... ms\nnew\n```\n")
-
-
-def test_an_error_names_the_line_of_the_page(page, tmp_path):
+def test_an_error_names_the_line_of_the_page(tmp_path):
+    page = tmp_path / "page.md"
     page.write_text("A page.\n\n```python\nraise ValueError('here')\n```\n")
     with pytest.raises(ValueError, match="here") as caught:
         compare_outputs(page, tmp_path)
