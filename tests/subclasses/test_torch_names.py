@@ -915,7 +915,7 @@ TREE = {"a": [1, None]}
 REPEATED = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,), check_invariants=False)
 
 
-# Names without a check here: the tests of a file, of one folder with this one, fail at once without them.
+# Names without a check here. The tests of the file, in this folder, fail at once where PyTorch moves such a name.
 ELSEWHERE = {
     "autograd/test_differentiable_fields.py": ["VIEWS", "record_readings"],
     "dispatch/test_complex.py": ["with_lazy_bits"],

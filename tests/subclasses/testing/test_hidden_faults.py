@@ -445,7 +445,7 @@ def test_metadata_that_one_rule_forgets_is_found_by_a_derived_variant(forgets, c
 # ---- metadata of an operand taken for granted: found with the factories of variants= -----------------------
 
 Quantity = declare(
-    name="Length",
+    name="Quantity",
     number=inner(),
     unit=static(default=1.0),
     digits=dynamic(default=3),
