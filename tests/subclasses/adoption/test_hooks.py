@@ -398,6 +398,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 make = lambda: TwoTensor(torch.randn(4, 6), torch.randn(4, 6))
 options = {"reference": lambda x: (x.a, x.b)}
 """
+FEW = """
+from subclasses.testing.runner import PROMISES
+options["skip"] = {p.name for p in PROMISES} - {"serialization", "strangers", "round_trip", "views", "values"}
+"""
 INT8 = """
 from torchao.quantization import Int8Tensor, PerRow
 make = lambda: Int8Tensor.from_hp(torch.randn(4, 6), PerRow())
@@ -409,7 +413,8 @@ options = {}
 @pytest.mark.parametrize(
     ("made", "mended"),
     [
-        pytest.param(TWO, {"serialization"}, id="TwoTensor"),
+        pytest.param(TWO + FEW, {"serialization"}, id="TwoTensor, a few promises"),
+        pytest.param(TWO, {"serialization"}, id="TwoTensor", marks=pytest.mark.slow),
         pytest.param(
             INT8,
             {"metadata", "compiled_nesting", "nested_outside"},

@@ -629,7 +629,7 @@ def labels(cls):
     return lambda: cls(torch.randint(9, (4, 6)), torch.zeros(4, 6))
 
 
-test_what_is_kept_of_integers_is_found = pytest.mark.sweep(3)(
+test_what_is_kept_of_integers_is_found = pytest.mark.sweep(4)(
     finding(
         {cls.__name__: ("fresh_values", labels(cls), words, labels(Labels)) for cls, words in KEPT.items()}
     )

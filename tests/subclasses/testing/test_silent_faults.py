@@ -297,57 +297,60 @@ def polar(rule):
     return lambda: cls(torch.rand(4, 6) + 0.5, torch.randn(4, 6))
 
 
-test_what_is_found_and_what_is_not_blamed = finding(
-    {
-        "memory that no write reaches, of a table that all results share": (
-            "own_memory",
-            None,
-            [],
-            lambda: Labelled(torch.randn(4, 6), torch.arange(24).view(4, 6)),
-        ),
-        "a result that rounds": (
-            "read_gradients",
-            None,
-            [],
-            of_tensors(
-                ruled(
-                    Rounded, {aten.neg.default: lambda func, x: type(x)((func(x.held) * 1e7).round() / 1e7)}
-                ),
-                (4, 6),
+test_what_is_found_and_what_is_not_blamed = pytest.mark.sweep(2)(
+    finding(
+        {
+            "memory that no write reaches, of a table that all results share": (
+                "own_memory",
+                None,
+                [],
+                lambda: Labelled(torch.randn(4, 6), torch.arange(24).view(4, 6)),
             ),
-        ),
-        "a rule of a representation, which has PyTorch's formula, that computes without gradients": (
-            "read_gradients",
-            None,
-            [],
-            with_rule(aten.neg.default, without_gradients),
-        ),
-        "such a rule of a structure": (
-            "inner_gradients",
-            with_rule(aten.neg.default, without_gradients, kind="structure"),
-            [
-                "the result of -x does not require grad",
-                "without_gradients (",
-                "uses no_grad, behind which",
-            ],
-        ),
-        "a result whose plain tensor has no gradients": (
-            "read_gradients",
-            None,
-            [],
-            with_rule(aten.floor.default, floor),
-        ),
-        "one of two detached, of complex numbers": (
-            "read_gradients",
-            polar(lambda func, x: type(x)(-x.radius, x.phase.detach())),
-            [
-                "the gradient of radius, phase through -x is wrong",
-                "<lambda> (",
-                "uses detach, behind which",
-            ],
-            polar(lambda func, x: type(x)(-x.radius, x.phase.clone())),
-        ),
-    }
+            "a result that rounds": (
+                "read_gradients",
+                None,
+                [],
+                of_tensors(
+                    ruled(
+                        Rounded,
+                        {aten.neg.default: lambda func, x: type(x)((func(x.held) * 1e7).round() / 1e7)},
+                    ),
+                    (4, 6),
+                ),
+            ),
+            "a rule of a representation, which has PyTorch's formula, that computes without gradients": (
+                "read_gradients",
+                None,
+                [],
+                with_rule(aten.neg.default, without_gradients),
+            ),
+            "such a rule of a structure": (
+                "inner_gradients",
+                with_rule(aten.neg.default, without_gradients, kind="structure"),
+                [
+                    "the result of -x does not require grad",
+                    "without_gradients (",
+                    "uses no_grad, behind which",
+                ],
+            ),
+            "a result whose plain tensor has no gradients": (
+                "read_gradients",
+                None,
+                [],
+                with_rule(aten.floor.default, floor),
+            ),
+            "one of two detached, of complex numbers": (
+                "read_gradients",
+                polar(lambda func, x: type(x)(-x.radius, x.phase.detach())),
+                [
+                    "the gradient of radius, phase through -x is wrong",
+                    "<lambda> (",
+                    "uses detach, behind which",
+                ],
+                polar(lambda func, x: type(x)(-x.radius, x.phase.clone())),
+            ),
+        }
+    )
 )
 test_gradients_of_another_function = pytest.mark.slow(
     finding(
