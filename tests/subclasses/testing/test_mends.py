@@ -73,7 +73,6 @@ class NoGrad(Base):
 # Two inner tensors, both with gradients.
 Shifted = declare(Base, shift=inner(), materialize=lambda self: self.held.round() + self.shift)
 ShiftedDetached = declare(Shifted, materialize=lambda self: self.held + self.shift.detach())
-Whole = declare(Base, materialize=lambda self: self * 2)
 
 
 # ---- rules that the report names ---------------------------------------------------------------------------
@@ -167,7 +166,12 @@ PLANTED = {
         ["views"],
         ["give the rule to the op, as torch.ops.aten.t", "reads as x.held"],
     ),
-    "an op on self": (Whole, Base, ["round_trip", "deepcopy"], ["compute with the fields (self.held)"]),
+    "an op on self": (
+        declare(Base, materialize=lambda self: self * 2),
+        Base,
+        ["round_trip", "deepcopy"],
+        ["compute with the fields (self.held)"],
+    ),
     "a rule that detaches": (
         ruled(F.linear, detached),
         ruled(F.linear, lambda func, x, w, bias=None: func(plain(x), plain(w), bias)),
@@ -228,6 +232,14 @@ def test_a_planted_fault_is_mended_by_what_the_report_says(fault):
         if found.promise.name in promises:
             assert found.state == "broken" and all(word in found.mend for word in words), found
     check_kept(values_of(right), *promises, **options)
+
+
+test_a_tensor_of_the_module_is_named = finding(
+    {
+        promise: (promise, values_of(Global), [CONSTANT], None, {"paths": PATHS})
+        for promise in PLANTED["a global tensor"][2]
+    }
+)
 
 
 @pytest.mark.slow
@@ -355,14 +367,13 @@ def _(func, x, dim=0, start=None, end=None, step=1):
 
 
 Planes.implements(aten.neg)(lambda func, x: Planes(func(x.normal), func(x.offset)))
-# It represents no plain tensor.
-Marks = declare(
-    keywords={"fallback": "views", "dtype_from": "score"}, start=inner(dtype=torch.int64), score=inner()
-)
 Copying = ruled(
     aten.slice.Tensor,
     lambda func, x, *args: type(x)(func(x.start, *args), func(x.score, *args).clone()),
-    Marks,
+    # It represents no plain tensor.
+    declare(
+        keywords={"fallback": "views", "dtype_from": "score"}, start=inner(dtype=torch.int64), score=inner()
+    ),
 )
 TwiceHeld = with_rules(Base, {}, trainable=True)
 
