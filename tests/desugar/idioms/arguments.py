@@ -14,7 +14,14 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Pair, make
-from tests.desugar.idioms.running import idiom, idioms_of_calls, raised, trained
+from tests.desugar.idioms.running import (
+    between,
+    idioms_of_calls,
+    idioms_of_changes,
+    raised,
+    trained,
+    wrapper,
+)
 
 
 class Mode(enum.Enum):
@@ -66,12 +73,6 @@ class Output:
 # -------------------------------------------------------------------------------------------------- arguments
 
 
-def integer_decides_a_branch(x, n):
-    if n > 5:
-        return x * n
-    return x[:, :n] if n % 2 else x + n
-
-
 def nested_containers(tree):
     tree = {**tree, "n": len(tree)}
     return [tree, (tree["x"][0] * 2, {"y": tree["x"][-1]}), None]
@@ -103,7 +104,7 @@ idioms_of_calls(
             Pair,
         ),
         "integer_decides_a_branch": (
-            integer_decides_a_branch,
+            lambda x, n: x * n if n > 5 else x[:, :n] if n % 2 else x + n,
             lambda fn, x: (fn(x, n) for n in (1, 2, 7, 4, 5, 3, 9, 8)),
             *(TwoTensor, 2, 9),
         ),
@@ -190,19 +191,6 @@ idioms_of_calls(
 )
 
 
-@idiom
-def tensor_default_argument(compile_):
-    weight = torch.ones(3)
-
-    def fn(x, weight=weight, *, shift=torch.zeros(3)):  # noqa: B008 - this is the idiom
-        return x * weight + shift
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    yield fn(x)
-    weight.mul_(3)
-    yield fn(x), fn(x, torch.full((3,), 2.0)), fn(x, shift=torch.ones(3))
-
-
 # ---------------------------------------------------------------------------------------------------- results
 
 
@@ -218,11 +206,6 @@ def results_of_every_type(x, kind):
     }[kind]
 
 
-def closure(x, scale):
-    y = x * scale
-    return lambda z: z + y
-
-
 idioms_of_calls(
     {
         "results_of_every_type": (
@@ -232,7 +215,10 @@ idioms_of_calls(
                 for kind in ("namedtuple", "dataclass", "size", "nested", "slice", "none", "namedtuple")
             ),
         ),
-        "a_closure_returned": (closure, lambda fn, x: (fn(x, scale)(x) for scale in (1, 2, 3))),
+        "a_closure_returned": (
+            lambda x, scale: (lambda y: lambda z: z + y)(x * scale),
+            lambda fn, x: (fn(x, scale)(x) for scale in (1, 2, 3)),
+        ),
         "formatted_text": (
             lambda x, name: (
                 x + 1,
@@ -246,31 +232,26 @@ idioms_of_calls(
             lambda fn, x: ((fn(x, rate, notes), notes) for notes in [[]] for rate in (1.0, 2.0, 3.0)),
             Pair,
         ),
+        "the_argument_itself": (
+            lambda x, xs: (x, xs, x * 2, xs[0]),
+            lambda fn, x: (
+                (out, out[0] is x, out[1] is xs, x, xs)
+                for xs in ([x, x], [make(Pair, 2, 3)])
+                for out in [fn(x, xs)]
+            ),
+            Pair,
+        ),
+        "one_result_twice": (
+            lambda x: (lambda y: (y, [y, y.view(6)], {"y": y}))(x * 2),
+            lambda fn, x: (
+                seen
+                for _ in range(2)
+                for out in [fn(make(TwoTensor, 2, 3))]
+                for seen in between(lambda out=out: out, lambda out=out: out[0].add_(1))
+            ),
+        ),
     }
 )
-
-
-@idiom
-def the_argument_itself(compile_):
-    fn, x = compile_(lambda x, xs: (x, xs, x * 2, xs[0])), make(Pair, 2, 3)
-    xs = [x, x]
-    out = fn(x, xs)
-    yield out, out[0] is x, out[1] is xs, x, xs
-    yield fn(x, [make(Pair, 2, 3)]), x
-
-
-@idiom
-def one_result_twice(compile_):
-    def fn(x):
-        y = x * 2
-        return y, [y, y.view(6)], {"y": y}
-
-    fn = compile_(fn)
-    for _ in range(2):
-        out = fn(make(TwoTensor, 2, 3))
-        yield out
-        out[0].add_(1)
-        yield out
 
 
 # ------------------------------------------------------------------------------------------ how it is called
@@ -378,11 +359,6 @@ def queue(x, window):
     return window.popleft() * 2 if len(window) > 2 else window[-1] + len(window)
 
 
-def windowed(x, window):
-    window.append(x)
-    return sum(window) / len(window)
-
-
 def halves(x, n):
     for step in range(n):
         yield x / 2**step
@@ -421,7 +397,10 @@ idioms_of_calls(
             Pair,
         ),
         "deque_as_a_queue": (queue, of_one_container(deque, 4)),
-        "deque_of_bounded_length": (windowed, of_one_container(lambda: deque(maxlen=2), 4)),
+        "deque_of_bounded_length": (
+            lambda x, window: (window.append(x), sum(window) / len(window))[1],
+            of_one_container(lambda: deque(maxlen=2), 4),
+        ),
         "next_of_an_iterator": (
             lambda x, it: x * next(it),
             lambda fn, x: (fn(x, it) for it in [iter([2, 3, 4])] for _ in range(3)),
@@ -449,36 +428,19 @@ idioms_of_calls(
 )
 
 
-@idiom
-def set_changed(compile_):
-    seen = set()
-
-    def fn(x, name):
-        new = name not in seen
-        seen.add(name)
-        return x * 2 if new else x + 1
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    return ((fn(x, name), seen) for name in ("a", "a", "b", "b", "a"))
+# ---- containers around a function ----------------------------------------------------------------------------
 
 
-@idiom
-def counter_and_defaultdict(compile_):
-    counts, groups = Counter(), defaultdict(list)
-
+def counting_by_name(counts, groups):
     def fn(x, name):
         counts[name] += 1
         groups[name].append(x * counts[name])
         return groups[name][-1]
 
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    return ((fn(x, name), dict(counts), dict(groups)) for name in ("a", "b", "a"))
+    return fn
 
 
-@idiom
-def ordered_dict_as_cache(compile_):
-    cache = OrderedDict()
-
+def caching(cache):
     def fn(x, key):
         if key in cache:
             cache.move_to_end(key)
@@ -488,5 +450,35 @@ def ordered_dict_as_cache(compile_):
             cache.popitem(last=False)
         return cache[key]
 
-    fn = compile_(fn)
-    return ((fn(make(Pair, 2, 3), key), cache) for key in (1, 2, 1, 3, 2))
+    return fn
+
+
+idioms_of_changes(
+    {
+        "tensor_default_argument": (
+            lambda: torch.ones(3),
+            lambda weight: lambda x, weight=weight, *, shift=torch.zeros(3): x * weight + shift,  # noqa: B008
+            lambda fn, weight: (
+                fn(wrapper()),
+                fn(wrapper(), torch.full((3,), 2.0)),
+                fn(wrapper(), shift=torch.ones(3)),
+            ),
+            lambda weight: weight.mul_(3),
+        ),
+        "set_changed": (
+            set,
+            lambda seen: lambda x, name: (x + 1 if name in seen else x * 2, seen.add(name))[0],
+            lambda fn, seen: ((fn(wrapper(), name), seen) for name in ("a", "a", "b", "b", "a")),
+        ),
+        "counter_and_defaultdict": (
+            lambda: (Counter(), defaultdict(list)),
+            lambda held: counting_by_name(*held),
+            lambda fn, held: ((fn(wrapper(), name), *map(dict, held)) for name in ("a", "b", "a")),
+        ),
+        "ordered_dict_as_cache": (
+            OrderedDict,
+            caching,
+            lambda fn, cache: ((fn(make(Pair, 2, 3), key), cache) for key in (1, 2, 1, 3, 2)),
+        ),
+    }
+)

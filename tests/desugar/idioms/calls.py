@@ -19,6 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import Labeled, Pair, Tagged, make
 from tests.desugar.idioms.running import (
+    again,
     between,
     calling,
     idiom,
@@ -94,8 +95,24 @@ idioms_of_calls(
 )
 
 
+def counted(calls, helper):
+    @functools.wraps(helper)
+    def wrapper(*args, **kwargs):
+        calls.append(helper.__name__)
+        return helper(*args, **kwargs)
+
+    return wrapper
+
+
 idioms_of_changes(
     {
+        "decorated_helper": (
+            list,
+            lambda calls: (lambda helper: lambda x: helper(x) + helper(x, scale=3))(
+                counted(calls, lambda x, scale=1: x * scale)
+            ),
+            *(lambda fn, calls: (fn(make(Pair, 2, 3)), calls), again, again),
+        ),
         "lambdas_in_a_list": (
             lambda: [lambda x: x * 2, torch.sin],
             lambda steps: lambda x: functools.reduce(lambda y, step: step(y), steps, x),
@@ -110,27 +127,6 @@ idioms_of_changes(
         ),
     }
 )
-
-
-@idiom
-def decorated_helper(compile_):
-    calls = []
-
-    def counted(helper):
-        @functools.wraps(helper)
-        def wrapper(*args, **kwargs):
-            calls.append(helper.__name__)
-            return helper(*args, **kwargs)
-
-        return wrapper
-
-    @counted
-    def helper(x, scale=1):
-        return x * scale
-
-    fn, x = compile_(lambda x: helper(x) + helper(x, scale=3)), make(Pair, 2, 3)
-    for _ in range(3):
-        yield fn(x), calls
 
 
 @idiom
@@ -227,6 +223,42 @@ def on_a_stack(x, grad):
         return x * 2
 
 
+@contextlib.contextmanager
+def active(name):
+    ACTIVE.append(name)
+    try:
+        yield len(ACTIVE)
+    finally:
+        ACTIVE.pop()
+
+
+def in_two_contexts(x):
+    with active("a") as one, active("b") as two:
+        return x * one + two * len(ACTIVE)
+
+
+def printing(x, n):
+    y = x * n
+    print("n is", n, tuple(y.shape), sep="|")
+    return y + 1
+
+
+def warning(x, n):
+    if n > 1:
+        warnings.warn(f"n is {n}", stacklevel=1)
+    return x * n
+
+
+def noted(fn, x, n):
+    """The result of a call, the text that it prints, and its warnings."""
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as text,
+        warnings.catch_warnings(record=True, action="always") as caught,
+    ):
+        out = fn(x, n)
+    return out, text.getvalue(), [str(w.message) for w in caught if "n is" in str(w.message)]
+
+
 def error_of(fn, *args):
     """The result of a call, or the text of its error."""
     try:
@@ -265,48 +297,27 @@ idioms_of_calls(
             on_a_stack,
             lambda fn, x: tuple(fn(x.requires_grad_(), grad) for grad in (True, False, True)),
         ),
+        "context_manager_as_an_argument": (
+            entering_an_argument,
+            lambda fn, x: (
+                (fn(x, scope), scope.entered) for scope in [Scaled(2.0)] for scope.factor in (2.0, 2.0, 5.0)
+            ),
+        ),
+        "printing": (printing, lambda fn, x: (noted(fn, x, n) for n in (1, 2, 3, 3))),
+        "warning_inside": (warning, lambda fn, x: (noted(fn, x, n) for n in (1, 2, 2))),
     }
 )
 
 
-@idiom
-def context_manager_as_an_argument(compile_):
-    fn, scope = compile_(entering_an_argument), Scaled(2.0)
-    for scope.factor in (2.0, 2.0, 5.0):
-        yield fn(make(TwoTensor, 2, 3), scope), scope.entered
-
-
-@idiom
-def generator_context_manager(compile_):
-    @contextlib.contextmanager
-    def active(name):
-        ACTIVE.append(name)
-        try:
-            yield len(ACTIVE)
-        finally:
-            ACTIVE.pop()
-
-    def fn(x):
-        with active("a") as one, active("b") as two:
-            return x * one + two * len(ACTIVE)
-
-    ACTIVE.clear()
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    return between(lambda: (fn(x), ACTIVE), lambda: ACTIVE.append("outside"))
-
-
-@idiom
-def printing(compile_):
-    def fn(x, n):
-        y = x * n
-        print("n is", n, tuple(y.shape), sep="|")
-        return y + 1
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for n in (1, 2, 3, 3):
-        with contextlib.redirect_stdout(io.StringIO()) as text:
-            out = fn(x, n)
-        yield out, text.getvalue()
+idioms_of_changes(
+    {
+        "generator_context_manager": (
+            ACTIVE.clear,
+            *(lambda _: in_two_contexts, lambda fn, _: (fn(wrapper()), ACTIVE)),
+            lambda _: ACTIVE.append("outside"),
+        ),
+    }
+)
 
 
 @idiom
@@ -315,21 +326,6 @@ def logging_inside(compile_):
     logger.addHandler(logging.StreamHandler(text))
     fn, x = compile_(lambda x, n: (logger.warning("n is %s", n), x * n)[1]), make(Pair, 2, 3)
     return ((fn(x, n), text.getvalue()) for n in (1, 2, 2))
-
-
-@idiom
-def warning_inside(compile_):
-    def fn(x, n):
-        if n > 1:
-            warnings.warn(f"n is {n}", stacklevel=1)
-        return x * n
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    for n in (1, 2, 2):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            out = fn(x, n)
-        yield out, [str(note.message) for note in caught if "n is" in str(note.message)]
 
 
 # ---- variables around a function -----------------------------------------------------------------------------
@@ -371,6 +367,16 @@ idioms_of_changes(
             lambda options: lambda x: x * options["scale"] + options.get("shift", 0.0) + len(options),
             *(calling, lambda options: options.update(scale=3.0)),
             *(lambda options: options.update(shift=1.0), lambda options: options.pop("shift")),
+        ),
+        "global_list_grows_inside": (
+            SEEN.clear,
+            lambda _: lambda x: (SEEN.append(x * 2), len(SEEN))[1],
+            *(lambda fn, _: (fn(wrapper()), SEEN), again, again),
+        ),
+        "mutable_default_argument": (
+            lambda: None,
+            lambda _: lambda x, seen=[]: (seen.append(len(seen)), (x * len(seen), list(seen)))[1],
+            *(calling, again, again),
         ),
     }
 )
@@ -504,33 +510,7 @@ def global_rebound_inside(compile_):
     return between(lambda: (fn(x), CALLS), *nothing, lambda: HERE.update(CALLS=10))
 
 
-@idiom
-def global_list_grows_inside(compile_):
-    def fn(x):
-        SEEN.append(x * 2)
-        return len(SEEN)
-
-    SEEN.clear()
-    fn = compile_(fn)
-    return ((fn(make(TwoTensor, 2, 3)), SEEN) for _ in range(3))
-
-
-@idiom
-def mutable_default_argument(compile_):
-    def fn(x, seen=[]):  # noqa: B006 - this is the idiom
-        seen.append(len(seen))
-        return x * len(seen), list(seen)
-
-    fn, x = compile_(fn), make(TwoTensor, 2, 3)
-    return (fn(x) for _ in range(3))
-
-
 # --------------------------------------------------------------------------------------------- random numbers
-
-
-def seeding(x):
-    torch.manual_seed(7)
-    return x * torch.rand(3)
 
 
 idioms_of_calls(
@@ -543,7 +523,10 @@ idioms_of_calls(
             lambda x: x * float(np.random.rand()),
             lambda fn, x: (fn(x), fn(x), fn(x), float(np.random.rand())),
         ),
-        "manual_seed_inside": (seeding, lambda fn, x: ((fn(x), torch.rand(2)) for _ in range(3))),
+        "manual_seed_inside": (
+            lambda x: (torch.manual_seed(7), x * torch.rand(3))[1],
+            lambda fn, x: ((fn(x), torch.rand(2)) for _ in range(3)),
+        ),
         "random_numbers_in_order": (
             lambda x: (x * torch.rand(3), torch.randn_like(x)),
             lambda fn, x: ((fn(x), torch.rand(1)) for _ in range(3)),

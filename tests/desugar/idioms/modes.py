@@ -15,7 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.desugar.classes import Pair, Tagged, make
-from tests.desugar.idioms.running import between, idiom, idioms_of_calls, switched, trained, within
+from tests.desugar.idioms.running import (
+    again,
+    between,
+    idiom,
+    idioms_of_calls,
+    idioms_of_changes,
+    put,
+    switched,
+    trained,
+    within,
+    wrapper,
+)
 
 # ------------------------------------------------------------------------------------------------------ modes
 
@@ -70,8 +81,8 @@ def without_grad(x):
     return x * 2
 
 
-def leaf():
-    return make(TwoTensor, 2, 3, grad=True)
+def leaf_of(cls=TwoTensor):
+    return make(cls, 2, 3, grad=True)
 
 
 idioms_of_calls(
@@ -138,7 +149,7 @@ idioms_of_calls(
 
 @idiom
 def grad_mode_left_switched(compile_):
-    fn, x = compile_(leaving_grad_mode), leaf()
+    fn, x = compile_(leaving_grad_mode), leaf_of()
     with torch.enable_grad():  # which is on again afterwards
         found = [(fn(x, flag), torch.is_grad_enabled()) for flag in (False, True, False)]
     yield found
@@ -206,15 +217,6 @@ idioms_of_calls(
 )
 
 
-@idiom
-def functional_call(compile_):
-    linear = nn.Linear(3, 2)
-    fn, x = compile_(lambda params, x: torch.func.functional_call(linear, params, (x,))), make(Tensor, 4, 3)
-    for scale in (1.0, 2.0):
-        params = {name: p.detach() * scale for name, p in linear.named_parameters()}
-        yield fn(params, x), dict(linear.named_parameters())
-
-
 # ------------------------------------------------------------------------------------------------------ breaks
 
 
@@ -269,7 +271,7 @@ idioms_of_calls(
         ),
         "explicit_break": (
             breaking,
-            lambda fn, x: ((*trained(fn, leaf(), state), state) for state in [{}] for _ in range(3)),
+            lambda fn, x: ((*trained(fn, leaf_of(), state), state) for state in [{}] for _ in range(3)),
         ),
         "break_with_writes": (
             breaking_between_writes,
@@ -283,32 +285,46 @@ idioms_of_calls(
             lambda x, n: broken(broken(x, n) + 1, n) - 1,
             lambda fn, x: (fn(make(TwoTensor, 2, 3), n) for n in (2, 3)),
         ),
-        "break_in_a_context": (breaking_in_a_context, lambda fn, x: (trained(fn, leaf()) for _ in range(2))),
+        "break_in_a_context": (
+            breaking_in_a_context,
+            lambda fn, x: (trained(fn, leaf_of()) for _ in range(2)),
+        ),
     }
 )
 
 
-@idiom
-def disabled_helper(compile_):
-    calls = []
-
-    @torch.compiler.disable
-    def helper(x):
-        calls.append(len(calls))
-        return x * len(calls)
-
-    fn, x = compile_(lambda x: helper(x * 2) + 1), make(TwoTensor, 2, 3)
-    return ((fn(x), calls) for _ in range(3))
-
-
-@idiom
-def threads(compile_):
-    fn = compile_(lambda x, n: (x * n).sin())
-    for _ in range(2):
-        xs = [leaf() for _ in range(4)]
-        with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(trained, [fn] * 4, xs, range(4)))
-        yield found
+idioms_of_changes(
+    {
+        "functional_call": (
+            lambda: nn.Linear(3, 2),
+            lambda linear: lambda params, x: torch.func.functional_call(linear, params, (x,)),
+            lambda fn, linear: (
+                (
+                    fn({name: p.detach() * n for name, p in linear.named_parameters()}, make(Tensor, 4, 3)),
+                    dict(linear.named_parameters()),
+                )
+                for n in (1.0, 2.0)
+            ),
+        ),
+        "disabled_helper": (
+            list,
+            lambda calls: (lambda helper: lambda x: helper(x * 2) + 1)(
+                torch.compiler.disable(lambda x: (calls.append(len(calls)), x * len(calls))[1])
+            ),
+            *(lambda fn, calls: (fn(wrapper()), calls), again, again),
+        ),
+        "gradient_read_inside": (
+            leaf_of,
+            lambda _: lambda x: x * 2 if x.grad is None else x * 2 - x.grad,
+            *(trained, again, again, put(grad=None)),
+        ),
+        "detached_state": (
+            lambda: {"h": torch.zeros(2, 3)},
+            lambda state: lambda x: (lambda h: (state.update(h=h.detach()), h)[1])((state["h"] + x).tanh()),
+            *(lambda fn, state: (*trained(fn, leaf_of()), state), again, again),
+        ),
+    }
+)
 
 
 @idiom
@@ -372,10 +388,6 @@ def hooking(x):
     return y.sin()
 
 
-def leaf_of(cls=TwoTensor):
-    return make(cls, 2, 3, grad=True)
-
-
 idioms_of_calls(
     {
         "requires_grad_toggled": (
@@ -412,29 +424,6 @@ idioms_of_calls(
         ),
     }
 )
-
-
-@idiom
-def gradient_read_inside(compile_):
-    fn = compile_(lambda x: x * 2 if x.grad is None else x * 2 - x.grad)
-    x = leaf_of()
-    for _ in range(3):
-        yield trained(fn, x)
-    x.grad = None
-    yield fn(x)
-
-
-@idiom
-def detached_state(compile_):
-    state = {"h": torch.zeros(2, 3)}
-
-    def fn(x):
-        h = (state["h"] + x).tanh()
-        state["h"] = h.detach()
-        return h
-
-    fn = compile_(fn)
-    return ((*trained(fn, leaf_of()), state) for _ in range(3))
 
 
 @idiom

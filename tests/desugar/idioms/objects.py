@@ -355,12 +355,6 @@ def item_in_a_branch(x):
     return x * 2 if total > 0 else x - 1, total
 
 
-def branch_on_data(x, flag):
-    if x.sum() > 0:
-        x = x * 2
-    return x + 1 if flag else x - 1
-
-
 def while_on_data(x):
     steps = 0
     while x.abs().max() > 0.1:
@@ -373,7 +367,7 @@ idioms_of_calls(
     {
         "item_in_a_branch": (item_in_a_branch, lambda fn, x: (fn(value) for value in (x, -x, x * 2))),
         "branch_on_data": (
-            branch_on_data,
+            lambda x, flag: (lambda y: y + 1 if flag else y - 1)(x * 2 if x.sum() > 0 else x),
             lambda fn, x: (fn(value, torch.tensor(flag)) for value in (x, -x) for flag in (True, False)),
         ),
         "while_on_data": (
@@ -415,26 +409,6 @@ def writing(x, y):
     return x + y
 
 
-def write_and_read(x):
-    x.mul_(2)
-    return x.a + 1, x * 1
-
-
-def writing_an_inner_tensor(x):
-    x.a.add_(1)
-    return x * 2
-
-
-def assigning_an_inner_tensor(x):
-    x.a = x.a * 3
-    return x * 2
-
-
-def doubling_the_first(x, y):
-    x.mul_(2)
-    return x + y
-
-
 def writing_by_position(cache, x, position):
     cache[position : position + len(x)] = x
     return cache[: position + len(x)].sum(0)
@@ -445,36 +419,11 @@ def swapping(state):
     return state[0] + state[1]
 
 
-def sharing(a, b, c):
-    """Pairs of wrappers that share one inner tensor, both, or are one."""
-    return (TwoTensor(a, b), TwoTensor(c, b)), (TwoTensor(a, b), TwoTensor(a, b)), (TwoTensor(a, b),) * 2
-
-
 idioms_of_calls(
     {
         "writes_to_arguments": (
             writing,
             lambda fn, x: ((fn(x, y), x, y, x._version) for y in [make(TwoTensor, 2, 3)] for _ in range(3)),
-        ),
-        "write_then_inner_tensor_read": (write_and_read, lambda fn, x: ((fn(x), x) for _ in range(2))),
-        "write_to_an_inner_tensor": (writing_an_inner_tensor, lambda fn, x: ((fn(x), x) for _ in range(2))),
-        "inner_tensor_assigned_inside": (
-            assigning_an_inner_tensor,
-            lambda fn, x: ((fn(x), x) for _ in range(2)),
-        ),
-        "inner_tensors_shared": (
-            doubling_the_first,
-            lambda fn, x: (
-                (fn(one, two), one, two) for one, two in sharing(*(torch.ones(2, 3) for _ in range(3)))
-            ),
-        ),
-        "overlapping_views": (
-            doubling_the_first,
-            lambda fn, x: (
-                (fn(base[:3], base[start : start + 3]), base)
-                for base in [torch.arange(8.0)]
-                for start in (5, 1, 0)
-            ),
         ),
         "cache_written_by_position": (
             writing_by_position,
@@ -571,26 +520,23 @@ idioms_of_calls(
 )
 
 
-@idiom
-def weak_dictionary_of_tensors(compile_):
-    known = weakref.WeakKeyDictionary()
-
-    def fn(x, box):
-        known[box] = known.get(box, 0) + 1
-        return x * known[box]
-
-    boxes = [nn.Identity(), nn.Identity()]
-    fn, x = compile_(fn), make(Pair, 2, 3)
-    return ((fn(x, boxes[n]), list(known.values())) for n in (0, 1, 0))
-
-
-@idiom
-def identity_as_a_key(compile_):
-    known = {}
-
-    def fn(x):
-        y = x + 1
-        return y if known.setdefault(id(x), len(known)) else y * 2
-
-    fn, x, y = compile_(fn), make(TwoTensor, 2, 3), make(TwoTensor, 2, 3)
-    return ((fn(value), list(known.values())) for value in (x, y, x))
+idioms_of_changes(
+    {
+        "weak_dictionary_of_tensors": (
+            weakref.WeakKeyDictionary,
+            lambda known: lambda x, box: (known.update({box: known.get(box, 0) + 1}), x * known[box])[1],
+            lambda fn, known: (
+                (fn(make(Pair, 2, 3), boxes[n]), list(known.values()))
+                for boxes in [[nn.Identity(), nn.Identity()]]
+                for n in (0, 1, 0)
+            ),
+        ),
+        "identity_as_a_key": (
+            dict,
+            lambda known: lambda x: (lambda y: y if known.setdefault(id(x), len(known)) else y * 2)(x + 1),
+            lambda fn, known: (
+                (fn(value), list(known.values())) for x, y in [(wrapper(), wrapper())] for value in (x, y, x)
+            ),
+        ),
+    }
+)
