@@ -19,6 +19,7 @@ import desugar
 from tests.desugar.classes import Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import by_pass, judge
 from tests.desugar.test_models import Net
+from tests.tables import raising
 
 # ---- functions -----------------------------------------------------------------------------------------------
 
@@ -29,14 +30,32 @@ def test_a_decorator_with_options():
     assert compiled.__name__ == "documented" and compiled.programs[0].is_dynamic
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"dynamic": "yes"}, {"strict": 1}, {"fullgraph": None}, {"options": {"strict": "no"}}, {"options": [1]}],
-    ids=str,
+test_wrong_calls_of_compile = raising(
+    {
+        **{
+            str(options): (
+                lambda options=options: desugar.compile(lambda x: x, **options),
+                *(TypeError, rf"{next(iter(options))}.*expected .*, got "),
+            )
+            for options in (
+                *({"dynamic": "yes"}, {"strict": 1}, {"fullgraph": None}),
+                *({"options": {"strict": "no"}}, {"options": [1]}),
+            )
+        },
+        "no function": (lambda: desugar.compile(3), TypeError, "got int; pass what is to be called"),
+        "no function, decorated": (lambda: desugar.compile(backend="eager")(3), TypeError, "got int"),
+        "backend": (lambda: desugar.compile(documented, backend="nothing"), ValueError, "expected backend"),
+        "backend alone": (lambda: desugar.compile(backend="nothing"), ValueError, "expected backend"),
+        "mode": (
+            lambda: desugar.compile(documented, backend="eager", mode="max-autotune"),
+            *(ValueError, 'with backend="inductor" only'),
+        ),
+        "a pickled lambda": (
+            lambda: pickle.dumps(by_pass(lambda x: x)),
+            *((AttributeError, pickle.PicklingError), "lambda"),
+        ),
+    }
 )
-def test_options_of_another_type(options):
-    with pytest.raises(TypeError, match=rf"{next(iter(options))}.*expected .*, got "):
-        desugar.compile(lambda x: x, **options)
 
 
 class Scaled(nn.Module):
@@ -55,13 +74,46 @@ def test_an_error_for_wrong_arguments_names_the_function(fn, name):
         compiled(torch.ones(2), 2)
 
 
-def test_a_deep_copy_of_a_compiled_function():
-    compiled = by_pass(lambda x: x * 2)
+def triple(x):
+    return x * 3
+
+
+@desugar.compile(backend="eager")
+def quadruple(x):
+    return x * 4
+
+
+def through_a_file(module):
+    stored = io.BytesIO()
+    torch.save(module, stored)
+    stored.seek(0)
+    return torch.load(stored, weights_only=False)
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copy_of_a_compiled_function(copied):
+    compiled = by_pass(triple)
     compiled(torch.ones(2))
-    copied = copy.deepcopy(compiled)
-    assert len(compiled.programs) == 1 and copied.programs == []
-    judge(lambda x: x * 2, lambda: (make(Pair, 3, grad=True),), copied)
+    other = copied(compiled)
+    assert other.programs == [] and other._calls.backend.kwargs["options"] == {"backend": "eager"}
+    judge(triple, lambda: (make(Pair, 3, grad=True),), other)
     assert len(compiled.programs) == 1  # the copy has the same code, so it knows that program, too
+    assert pickled(quadruple) is quadruple
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, through_a_file])
+def test_a_copy_of_a_compiled_module_keeps_how_it_is_compiled(copied):
+    compiled = by_pass(nn.Linear(2, 2), dynamic=True)
+    other = copied(compiled)
+    for rows in (3, 4):
+        other(torch.ones(rows, 2))
+    assert len(other.programs) == 1 and other.programs[0].is_dynamic
+    assert other._desugar_calls.backend.kwargs["options"] == {"backend": "eager"}
+    assert compiled.programs == [] and other.weight is not compiled.weight
 
 
 def test_a_deep_copy_of_what_holds_compiled_functions():
@@ -75,23 +127,18 @@ def test_a_deep_copy_of_what_holds_compiled_functions():
     assert torch.equal(copied.run(x), torch.zeros(1, 2)) and torch.equal(holder.run(x), want)
 
 
-def test_a_deep_copy_of_a_compiled_module_keeps_the_backend():
-    seen = []
-    compiled = desugar.compile(nn.Linear(2, 2), backend=lambda graph, _: (seen.append(graph), graph)[1])
-    copied = copy.deepcopy(compiled)
-    copied(torch.ones(1, 2))
-    assert len(seen) == 1 and compiled.programs == [] and copied.weight is not compiled.weight
-
-
 def documented(x, *, by=2):
     """Multiplies."""
     return x * by
 
 
+documented.note = "mine"
+
+
 def test_a_compiled_function_looks_like_the_function():
     compiled = by_pass(documented)
-    seen = compiled.__name__, compiled.__doc__, compiled.__wrapped__
-    assert seen == ("documented", "Multiplies.", documented)
+    seen = compiled.__name__, compiled.__doc__, compiled.__wrapped__, compiled.note
+    assert seen == ("documented", "Multiplies.", documented, "mine")
     assert "documented" in repr(compiled) and compiled.programs == []
     compiled(torch.ones(2), by=3)
     (first,) = compiled.programs
@@ -105,26 +152,9 @@ class Scaler:
 
 
 def test_a_compiled_function_is_a_method():
-    assert Scaler().scaled(torch.ones(2)).tolist() == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda: desugar.compile(3), TypeError, "got int; pass what is to be called"),
-        (lambda: desugar.compile(backend="eager")(3), TypeError, "got int"),
-        (lambda: desugar.compile(documented, backend="nothing"), ValueError, "expected backend"),
-        (lambda: desugar.compile(backend="nothing"), ValueError, "expected backend"),
-        (
-            lambda: desugar.compile(documented, backend="eager", mode="max-autotune"),
-            ValueError,
-            'with backend="inductor" only',
-        ),
-    ],
-)
-def test_bad_calls_of_compile(call, error, match):
-    with pytest.raises(error, match=match):
-        call()
+    one, two = Scaler(), Scaler()
+    two.by = 3
+    assert [scaler.scaled(torch.ones(2)).tolist() for scaler in (one, two, one)] == [[2, 2], [3, 3], [2, 2]]
 
 
 # ---- modules -------------------------------------------------------------------------------------------------
@@ -139,6 +169,7 @@ def test_a_compiled_module_is_the_module():
     compiled.shift = torch.zeros(6)
     assert module.shift.sum() == 0
     assert not compiled.training and compiled.train().training and module.training
+    assert compiled.double() is compiled and module.shift.dtype == torch.float64
 
 
 # ---- many programs -------------------------------------------------------------------------------------------
@@ -190,38 +221,6 @@ def test_trace_gives_a_program_and_runs_nothing():
     program = desugar.trace(fn, x)
     assert isinstance(program, desugar.Program) and not any(call is x for call in calls)
     assert desugar.trace(fn, x, k=1).outputs != program.outputs
-
-
-def test_a_pickled_module_keeps_how_it_is_compiled():
-    pickled = pickle.loads(pickle.dumps(by_pass(nn.Linear(2, 2), dynamic=True)))
-    pickled(torch.ones(3, 2))
-    pickled(torch.ones(4, 2))
-    assert len(pickled.programs) == 1 and pickled.programs[0].is_dynamic
-    assert pickled._desugar_calls.backend.kwargs["options"] == {"backend": "eager"}
-    stored = io.BytesIO()
-    torch.save(pickled, stored)
-    stored.seek(0)
-    assert torch.load(stored, weights_only=False).programs == []
-
-
-def triple(x):
-    return x * 3
-
-
-@desugar.compile(backend="eager")
-def quadruple(x):
-    return x * 4
-
-
-def test_compiled_functions_are_pickled():
-    assert pickle.loads(pickle.dumps(quadruple)) is quadruple
-    compiled = by_pass(triple)
-    compiled(torch.ones(2))
-    pickled = pickle.loads(pickle.dumps(compiled))
-    assert pickled(torch.ones(2)).tolist() == [3, 3] and len(pickled.programs) == 1
-    assert pickled._calls.backend.kwargs["options"] == {"backend": "eager"}
-    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
-        pickle.dumps(by_pass(lambda x: x))
 
 
 @pytest.mark.parametrize(

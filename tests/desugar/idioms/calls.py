@@ -136,21 +136,6 @@ def compiled_calls_compiled(compile_):
     return ((outer(x, scale), inner(x, scale)) for scale in (1.0, 2.0))
 
 
-@idiom
-def decorated_method(compile_):
-    class Model:
-        scale = 2.0
-
-        @compile_
-        def apply(self, x, shift=0):
-            self.calls = getattr(self, "calls", 0) + 1
-            return x * self.scale + shift
-
-    one, two = Model(), Model()
-    x, two.scale = make(TwoTensor, 2, 3), 3.0
-    return ((m.apply(x), m.apply(x, shift=1), vars(m)) for m in (one, two, one))
-
-
 # ------------------------------------------------------------------------------- exceptions, contexts, output
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import inspect
 import operator
 from unittest import mock
 
@@ -100,14 +99,6 @@ def each(fns, held):
     return [fn(wrapper()) for fn in fns]
 
 
-def documented(x, scale: float = 2.0, *, shift=0):
-    """Scales."""
-    return x * scale + shift
-
-
-documented.note = "mine"
-
-
 def shadowing_len(fn, held):
     shadowed = mock.patch(f"{__name__}.len", return_value=10, create=True)
     return within(lambda: fn(wrapper()), None, shadowed, None)
@@ -140,11 +131,6 @@ idioms_of_changes(
             lambda module: [module, module.forward],
             lambda fns, module: [(fn(wrapper()), fn(wrapper(), shift=1.0), fn(wrapper(), 2.0)) for fn in fns],
             put(scale=3.0),
-        ),
-        "looks_like_the_function": (
-            lambda: documented,
-            None,
-            lambda fn, _: (fn(wrapper()), fn.__name__, fn.__doc__, str(inspect.signature(fn)), fn.note),
         ),
         "class_of_a_module_changed": (Derived, None, calling, put(__class__=Base)),
         "defaults_of_the_function_replaced": (
@@ -198,19 +184,6 @@ def disabled_helper_calls_back(compile_):
 
     fn = compile_(lambda x, n: helper(x * 2, n) + 1)
     return (fn(make(TwoTensor, 2, 3), n) for n in (0, 2, 1))
-
-
-@idiom
-def used_through_the_compiled_module(compile_):
-    module, x = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), make(Tensor, 2, 3)
-    fn = compile_(module)
-    yield fn(x), fn.training, len(list(fn.parameters()))
-    fn.eval()
-    yield fn(x), module.training, getattr(fn, "1").p
-    fn.tag = 3
-    yield fn.tag, module.tag, isinstance(fn, nn.Module)
-    fn.to(torch.float64)
-    yield fn(x.double()), getattr(fn, "0").weight.dtype
 
 
 @idiom
