@@ -28,6 +28,7 @@ from tests.desugar.judge import by_pass, judge
 from tests.desugar.refusing import EVERY_DOOR, snapshot
 from tests.desugar.test_models import Held
 from tests.doors import by_stock, by_torch
+from tests.tables import giving
 
 # ---- the error of the pass -----------------------------------------------------------------------------------
 
@@ -46,16 +47,26 @@ def helper(x):
     return x.expand(2, *x.shape).zero_()  # the inner line
 
 
-@pytest.mark.parametrize("folder", ["torch", "optree", "desugar"])
-def test_a_users_folder_may_have_a_librarys_name(folder, tmp_path):
-    assert not is_library_file(str(tmp_path / folder / "model.py"))
-
-
-@pytest.mark.parametrize("module", [torch, optree, desugar, traceback], ids=lambda m: m.__name__)
-def test_library_files(module):
-    assert is_library_file(module.__file__)
-    assert is_library_file("<string>") and not is_library_file(__file__)
-    assert not is_library_file(pytest.__file__), "what is installed beside torch is somebody's"
+# A user's folder may have a library's name, and what is installed beside torch is somebody's.
+OTHERS = (
+    __file__,
+    pytest.__file__,
+    *(f"/home/me/{name}/model.py" for name in ("torch", "optree", "desugar")),
+)
+test_whose_files_are_whose = giving(
+    {
+        "of libraries": (
+            lambda: [is_library_file(m.__file__) for m in (torch, optree, desugar, traceback)],
+            [True] * 4,
+        ),
+        "made from text": (lambda: is_library_file("<string>"), True),
+        "of others": (lambda: [*map(is_library_file, OTHERS)], [False] * len(OTHERS)),
+        "typed in": (
+            lambda: [*map(is_users_file, ("<stdin>", "<ipython-input-3-abc>", "<string>"))],
+            [True, True, False],
+        ),
+    }
+)
 
 
 WRITES = {
@@ -163,12 +174,6 @@ def test_the_innermost_line_is_found_with_its_function():
     )
     assert str(line) == f"{__file__}:{line.number}: line = find_line()"
     assert str(Line("nowhere.py", 3)) == "nowhere.py:3"
-
-
-def test_what_is_typed_in_is_the_users():
-    assert (
-        is_users_file("<stdin>") and is_users_file("<ipython-input-3-abc>") and not is_users_file("<string>")
-    )
 
 
 def inner(x):

@@ -122,6 +122,19 @@ OTHERS = {
         [lambda: (make(Pair, 3, 4),)],
         {},
     ),
+    "ragged operands": (
+        lambda cond, pred, x, bias: cond(
+            pred, lambda x: (x + bias).sin().mean(1), lambda x: (x * bias).sum(1), (x,)
+        ),
+        [
+            lambda n=n: (
+                JaggedTensor.from_tensors(torch.randn(sum(n), 3).split(n)).requires_grad_(),
+                torch.randn(3, requires_grad=True),
+            )
+            for n in ([2, 4], [3, 1, 2])
+        ],
+        {},
+    ),
     "inductor": (
         PROGRAMS["one operand"],
         [lambda: (make(Pair, 3, 4, grad=True),)],
@@ -130,29 +143,15 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["dynamic sizes", "branches of different sizes", slow("inductor")])
+@pytest.mark.parametrize(
+    "name", ["dynamic sizes", "branches of different sizes", slow("ragged operands"), slow("inductor")]
+)
 def test_other_programs(name):
     program, calls, options = OTHERS[name]
     compiled = compiled_cond(program, **options)
     for make_args in calls:
         check(program, compiled, make_args)
-    assert len(compiled.programs) == 1
-
-
-@pytest.mark.slow
-def test_ragged_operands():
-    def program(cond, pred, x, bias):
-        return cond(pred, lambda x: (x + bias).sin().mean(1), lambda x: (x * bias).sum(1), (x,))
-
-    compiled, bias = compiled_cond(program), torch.randn(3, requires_grad=True)
-    for lengths in ([2, 4], [3, 1, 2]):
-        values = torch.randn(sum(lengths), 3, requires_grad=True)
-        x = JaggedTensor.from_tensors(values.split(lengths))
-        for pred in (torch.tensor(True), torch.tensor(False)):
-            results = program(python_cond, pred, x, bias), compiled(pred, x, bias)
-            torch.testing.assert_close(*results)
-            found = [torch.autograd.grad(y.sum(), [values, bias], retain_graph=True) for y in results]
-            torch.testing.assert_close(*found)
+    assert len(compiled.programs) == 1 or name == "ragged operands"
 
 
 def test_parameters_of_modules_in_branches():
@@ -205,25 +204,13 @@ REFUSED = {
         lambda x: torch.cond(TRUE, lambda x: (x + 1, x * 2), lambda x: x * 2, (x,)),
         "branches of torch.cond give different results",
     ),
+    # The backward would draw others; stock does, silently.
+    "random numbers, with a gradient": (
+        lambda x: torch.cond(TRUE, lambda x: torch.rand_like(x) * x, lambda x: x * 2, (x,)),
+        "draws random numbers",
+        torch.ones(3, requires_grad=True),
+    ),
 }
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
-    """By Dynamo, by PyTorch's op or by the class; in either case nothing is changed."""
-    fn, match = REFUSED[name]
-    before = weight.detach().clone()
-    with pytest.raises(RuntimeError, match=match):
-        by_pass(fn)(make(Pair, 3, 4, grad=True))
-    assert torch.equal(weight, before)
-
-
-def test_random_numbers_with_gradients_are_refused():
-    """The backward would draw others; stock does, silently."""
-    fn = by_pass(lambda x: torch.cond(TRUE, lambda x: torch.rand_like(x) * x, lambda x: x * 2, (x,)))
-    with pytest.raises(DesugarError, match="draws random numbers"):
-        fn(torch.ones(3, requires_grad=True))
 
 
 # ---- while_loop and the other higher-order ops ---------------------------------------------------------------
@@ -303,35 +290,42 @@ def test_gradients_through_plain_loops():
     torch.testing.assert_close(*(torch.autograd.grad(fn(x).sum(), x) for fn in (by_pass(loop), python)))
 
 
-LOOPS_REFUSED = {
+ROWS = torch.ones(3, 4)
+REFUSED |= {
     "a class written by hand": (
         lambda x: thrice(lambda x: x * 2)[0](TwoTensor(x, x + 1)),
         "while_loop: PyTorch cannot run it on a TwoTensor, a wrapper class written by hand",
+        ROWS,
     ),
     "another type": (
         lambda x: while_loop(lambda x: x.a.sum() < 9, lambda x: (x.a * 1,), (Pair(x, x + 1),)),
         "same structure, classes and metadata",
+        ROWS,
     ),
     "another size": (
         lambda x: while_loop(lambda x: x.a.sum() < 9, lambda x: (x[:1] * 1,), (Pair(x, x + 1),)),
         "same metadata",
+        ROWS,
     ),
-    "map": (lambda x: map_rows(lambda row: row.sin(), Pair(x, x + 1)), "map_impl"),
+    "map": (lambda x: map_rows(lambda row: row.sin(), Pair(x, x + 1)), "map_impl", ROWS),
 }
 
 
-@pytest.mark.parametrize("name", LOOPS_REFUSED)
-def test_loops_refused(name):
-    """By Dynamo, as in stock, or by the class."""
-    fn, match = LOOPS_REFUSED[name]
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    """By Dynamo, by PyTorch's op or by the class; in either case nothing is changed."""
+    fn, match, *argument = REFUSED[name]
+    before = weight.detach().clone()
     with pytest.raises(RuntimeError, match=match):
-        by_pass(fn)(torch.ones(3, 4))
+        by_pass(fn)(argument[0] if argument else make(Pair, 3, 4, grad=True))
+    assert torch.equal(weight, before)
 
 
 @pytest.mark.skipif(torch.__version__ < "2.15", reason="Dynamo refuses the loop")
 def test_a_class_written_by_hand_is_named():
     with pytest.raises(DesugarError, match="while_loop over a TwoTensor, a class written by hand"):
-        by_pass(LOOPS_REFUSED["a class written by hand"][0], strict=True)(torch.ones(3, 4))
+        by_pass(REFUSED["a class written by hand"][0], strict=True)(torch.ones(3, 4))
 
 
 # ---- over plain tensors PyTorch's own ops are traced as they are ---------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.variants import MAX_PROGRAMS, Specialized, facts_of, offsets_of
 from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make
-from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
+from tests.desugar.judge import assert_same_values, by_dynamo, by_pass
 
 
 def specialized(fn):
@@ -88,28 +88,6 @@ def test_beyond_the_limit_the_function_itself_runs():
 
 
 # ---- through both doors --------------------------------------------------------------------------------------
-
-
-def pairs(build):
-    """Makes two values of parts of two tensors."""
-    return lambda: tuple(Pair(*parts) for parts in build(torch.arange(8.0), torch.arange(8.0)))
-
-
-PATTERNS = {
-    "apart": lambda: (make(Pair, 4), make(Pair, 4)),
-    "shared": pairs(lambda a, b: ((a, b), (b, a))),
-    "overlapping": pairs(lambda a, b: ((a[:4], b[:4]), (a[1:5], b[1:5]))),
-    "crossed": pairs(lambda a, b: ((a[:4], a[4:]), (a[4:], a[2:6]))),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [by_pass, by_dynamo])
-def test_one_function_in_every_pattern(way):
-    fn = lambda x, y: (x.add_(1), y * 2)[1]  # noqa: E731
-    compiled = way(fn)
-    for name in (*PATTERNS, "apart", "crossed", "shared", "overlapping"):
-        judge(fn, PATTERNS[name], compiled)
 
 
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])

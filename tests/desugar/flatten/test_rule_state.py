@@ -210,6 +210,13 @@ FORMS = {
     ),
     "object": lambda: class_with(rule=Multiply()),
     "what super finds": lambda: ScaledTwice,
+    "attribute of an attribute": lambda: class_with(lambda self: self.data_ * CONFIG.scaling.factor),
+    "attribute of one of a closure": lambda: (
+        lambda config: class_with(lambda self: self.data_ * config.scaling.factor)
+    )(CONFIG),
+    "attribute of one of the class": lambda: class_with(
+        lambda self: self.data_ * self.settings.scaling.factor, settings=CONFIG
+    ),
     "another class": lambda: class_with(rule=lambda func, x: Inside(x.data_).exp()),
 }
 
@@ -219,9 +226,11 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_where_state_is_read(form, way, monkeypatch):
     x, compiled = FORMS[form]()(torch.ones(3)), WAYS[way](lambda x: -x)
-    for value in (2.0, 3.0):
+    for value, scaling in ((2.0, CONFIG.scaling), (3.0, CONFIG.scaling), (4.0, SimpleNamespace())):
         monkeypatch.setitem(globals(), "FACTOR", value)
         monkeypatch.setattr(Factor, "of_class", value)
+        monkeypatch.setattr(CONFIG, "scaling", scaling)
+        monkeypatch.setattr(scaling, "factor", value, raising=False)
         OBJECT.of_slot = value
         torch.testing.assert_close(compiled(x), -x)
 
@@ -280,24 +289,6 @@ def test_values_of_two_types_differ(traced, now):
     assert not StateRead.of({"x": now}, "x", traced).is_as_traced()
     assert not StateRead.of({}, "x", traced).is_as_traced()
     assert StateRead({"x": float("nan")}, "x", float("nan")).is_as_traced()
-
-
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("form", ["global", "closure", "class"])
-def test_attributes_of_attributes(form, way, monkeypatch):
-    config = CONFIG if form == "global" else SimpleNamespace(scaling=SimpleNamespace(factor=2.0))
-    read = {
-        "global": lambda self: self.data_ * CONFIG.scaling.factor,
-        "closure": lambda self: self.data_ * config.scaling.factor,
-        "class": lambda self: self.data_ * self.settings.scaling.factor,
-    }[form]
-    x, compiled = class_with(read, settings=config)(torch.ones(3)), WAYS[way](lambda x: -x)
-    for scaling in (config.scaling, SimpleNamespace(factor=4.0)):
-        monkeypatch.setattr(config, "scaling", scaling)
-        torch.testing.assert_close(compiled(x), -x)
-        monkeypatch.setattr(scaling, "factor", 3.0)
-        torch.testing.assert_close(compiled(x), -x)
 
 
 def leading_nowhere(self):

@@ -17,6 +17,7 @@ from desugar.ir.fx_utils import (
 from desugar.ir.storage import are_apart, base_of, may_overlap, storage_of, whole_storage
 from tests.desugar.classes import Pair, make, targets
 from tests.desugar.judge import judge
+from tests.tables import giving
 
 
 @given(st.data())
@@ -43,21 +44,23 @@ BUFFER, DOUBLES, X = torch.zeros(8), torch.zeros(4, dtype=torch.float64), torch.
 HALVES = DOUBLES.view(torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "may"),
-    [
-        (BUFFER[:4], BUFFER[4:], False),
-        (BUFFER[::2], BUFFER[1::2], True),  # by ranges: may
-        (BUFFER, BUFFER.clone(), False),
-        (BUFFER[:0], BUFFER, False),
-        (BUFFER, BUFFER.view(torch.int32)[3:4], True),
+test_what_shares_memory = giving(
+    {
+        "side by side": (lambda: may_overlap(BUFFER[:4], BUFFER[4:]), False),
+        "in between, by ranges": (lambda: may_overlap(BUFFER[::2], BUFFER[1::2]), True),
+        "elsewhere": (lambda: may_overlap(BUFFER, BUFFER.clone()), False),
+        "empty": (lambda: may_overlap(BUFFER[:0], BUFFER), False),
+        "as another dtype": (lambda: may_overlap(BUFFER, BUFFER.view(torch.int32)[3:4]), True),
         # Offsets are in elements of each tensor's own size.
-        (DOUBLES[2:3], HALVES[4:5], True),
-        (DOUBLES[1:2], HALVES[4:5], False),
-    ],
+        "larger elements": (lambda: may_overlap(DOUBLES[2:3], HALVES[4:5]), True),
+        "larger elements, apart": (lambda: may_overlap(DOUBLES[1:2], HALVES[4:5]), False),
+        "written, and others": (lambda: are_apart((X,), (BUFFER,)), True),
+        "written, overlapping": (lambda: are_apart((X[:2],), (X[1:],)), False),
+        "written, side by side": (lambda: are_apart((X[:2],), (X[2:],)), True),
+        "both written": (lambda: are_apart((X[:2], X[1:]), ()), False),
+        "both read, which does no harm": (lambda: are_apart((), (X[1:], X)), True),
+    }
 )
-def test_side_by_side_and_elsewhere(one, other, may):
-    assert may_overlap(one, other) is may
 
 
 def test_bases():
@@ -66,20 +69,6 @@ def test_bases():
     assert base_of(x.detach()) is not x and storage_of(x.detach()) == storage_of(x)
     w = make(Pair, 2, 3)
     assert storage_of(w.view(-1)) == storage_of(w) != storage_of(w.clone())
-
-
-@pytest.mark.parametrize(
-    ("written", "others", "apart"),
-    [
-        ((X,), (BUFFER,), True),
-        ((X[:2],), (X[1:],), False),
-        ((X[:2],), (X[2:],), True),
-        ((X[:2], X[1:]), (), False),
-        ((), (X[1:], X), True),  # reading alone does no harm
-    ],
-)
-def test_apart(written, others, apart):
-    assert are_apart(written, others) is apart
 
 
 def test_the_whole_storage():

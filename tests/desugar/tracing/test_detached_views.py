@@ -101,15 +101,6 @@ def test_through_inductor():
     judge(fn, lambda: (torch.randn(3, 2).requires_grad_(),), desugar.compile(fn, strict=True))
 
 
-def test_the_second_derivative():
-    compiled = DOORS["desugar.compile"](lambda x: ((x**3).sum(), x[1:].detach()))
-    x = torch.randn(3, requires_grad=True)
-    total, _ = compiled(x)
-    (first,) = torch.autograd.grad(total, x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x)
-    torch.testing.assert_close(second, 6 * x.detach())
-
-
 @pytest.mark.slow
 def test_a_package_refuses_it(tmp_path):
     with pytest.raises(PackageError, match="return a clone"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from torch import Tensor
@@ -80,20 +78,6 @@ def test_second_derivatives_compile_a_function_of_their_own():
         torch.testing.assert_close((g, h, k), (3 * x**2, 6 * x, torch.full((2,), 6.0)))
         known.append(len(graphs))
     assert known == known[:1] * 3  # the second time round nothing is compiled
-
-
-def test_threads_build_a_member_once():
-    backend, graphs = counting()
-    compiled = by_pass(three, backend=backend)
-
-    def work(seed):
-        x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-        return torch.autograd.grad(compiled(x, y)[1].sum(), [x, y])
-
-    with ThreadPoolExecutor(4) as pool:
-        for gradients in pool.map(work, range(12)):
-            torch.testing.assert_close(gradients, (torch.ones(3), torch.ones(3)))
-    assert len(graphs) in (2, 4, 6, 8)  # threads that begin at the same moment may compile for themselves
 
 
 # ---- whose memory a gradient is ------------------------------------------------------------------------------
