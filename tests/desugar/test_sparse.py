@@ -58,63 +58,52 @@ def test_sparse_tensors_inside(name, door):
     judge(INSIDE[name], lambda: arguments(grad=False), compiled, around=torch.no_grad, calls=2)
 
 
-@pytest.mark.parametrize("grad", [False, True])
-@EVERY_DOOR
-def test_a_sparse_result_and_its_gradient(door, grad):
-    compiled = door(lambda d: (d * 2).to_sparse())
-    for _ in range(2):
-        d = torch.randn(3, 3, requires_grad=grad)
-        result = compiled(d)
-        assert result.layout is torch.sparse_coo and torch.equal(result.to_dense(), d * 2)
-        assert result.requires_grad is grad
-        if grad:
-            (gradient,) = torch.autograd.grad((result.to_dense() * 3).sum(), d)
-            assert torch.equal(gradient, torch.full((3, 3), 6.0))
+def dense(value):
+    """Layout, whether it requires grad, and numbers."""
+    if isinstance(value, TwoTensor):
+        return type(value), dense(value.a), dense(value.b)
+    return value.layout, value.requires_grad, value.to_dense().tolist()
 
 
-@EVERY_DOOR
-def test_a_sparse_gradient(door):
-    fn = lambda w, indices: torch.nn.functional.embedding(indices, w, sparse=True) * 2  # noqa: E731
-    weight, indices = torch.randn(4, 3, requires_grad=True), torch.tensor([1, 3, 1])
-    compiled = door(fn)
-    for _ in range(2):
-        gradients = [torch.autograd.grad(f(weight, indices).sum(), weight)[0] for f in (fn, compiled)]
-        assert {gradient.layout for gradient in gradients} == {torch.sparse_coo}
-        assert torch.equal(*(gradient.to_dense() for gradient in gradients))
+def seen(fn, args):
+    """What a call returns, and the gradients of a sum of it, layouts and all."""
+    results = fn(*args)
+    results = results if isinstance(results, tuple) else (results,)
+    if results[-1].requires_grad:
+        (results[-1].to_dense() * 3).sum().backward()
+    return list(map(dense, [*results, *(x.grad for x in args if x.grad is not None)]))
 
 
-SPARSE = {
-    "coo": lambda: torch.eye(3).to_sparse(),
-    "csr": lambda: torch.eye(3).to_sparse_csr(),
-    "coo that requires grad": lambda: torch.eye(3).to_sparse().requires_grad_(),
+def eye(grad=False):
+    return torch.eye(3).requires_grad_(grad)
+
+
+doubled_and_multiplied = lambda x, y: (x * 2, x @ y)  # noqa: E731
+# Functions of sparse tensors, or that give some, and their arguments.
+OUTSIDE = {
+    "a result": (lambda d: (d * 2).to_sparse(), lambda: (eye(),)),
+    "a result and its gradient": (lambda d: (d * 2).to_sparse(), lambda: (eye(grad=True),)),
+    "a gradient": (
+        lambda w: torch.nn.functional.embedding(torch.tensor([1, 2, 1]), w, sparse=True) * 2,
+        lambda: (eye(grad=True),),
+    ),
+    "coo": (doubled_and_multiplied, lambda: (eye().to_sparse(), eye(grad=True))),
+    "csr": (doubled_and_multiplied, lambda: (eye().to_sparse_csr(), eye(grad=True))),
+    "coo that requires grad": (
+        doubled_and_multiplied,
+        lambda: (eye().to_sparse().requires_grad_(), eye(grad=True)),
+    ),
+    "in a wrapper": (lambda x: x * 3, lambda: (TwoTensor(eye().to_sparse(), eye().to_sparse() * 2),)),
 }
 
 
 @EVERY_DOOR
-@pytest.mark.parametrize("name", SPARSE)
-def test_sparse_arguments(name, door):
-    fn = lambda x, y: (x * 2, x @ y)  # noqa: E731
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_sparse_arguments_results_and_gradients(name, door):
+    fn, make_args = OUTSIDE[name]
     compiled = door(fn)
     for _ in range(2):
-        calls, y = [], torch.randn(3, 2)
-        for function in (fn, compiled):
-            x, z = SPARSE[name](), y.clone().requires_grad_()
-            doubled, product = function(x, z)
-            product.sum().backward()
-            kinds = doubled.layout, doubled.requires_grad, product.requires_grad
-            grad = None if x.grad is None else x.grad.to_dense().tolist()
-            calls.append((kinds, doubled.to_dense().tolist(), product.tolist(), grad, z.grad.tolist()))
-        assert calls[0] == calls[1]
-
-
-@EVERY_DOOR
-def test_sparse_tensors_in_a_wrapper(door):
-    compiled = door(lambda x: x * 3)
-    for _ in range(2):
-        tripled = compiled(TwoTensor(torch.eye(3).to_sparse(), torch.eye(3).to_sparse() * 2))
-        assert type(tripled) is TwoTensor and tripled.a.layout is torch.sparse_coo
-        for part, factor in ((tripled.a, 3), (tripled.b, 6)):
-            assert torch.equal(part.to_dense(), torch.eye(3) * factor)
+        assert seen(compiled, make_args()) == seen(fn, make_args())
 
 
 # ---- where Dynamo does not look ------------------------------------------------------------------------------

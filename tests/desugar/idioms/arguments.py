@@ -370,13 +370,6 @@ def of_a_generator(x, n):
     return first, rest, next(halves(x, n)), any(h.dim() > 5 for h in rest)
 
 
-def zipped(xs, scales):
-    pairs = [x * s + n for n, (x, s) in enumerate(zip(xs, scales, strict=False))]
-    chained = list(itertools.chain(pairs, reversed(xs)))
-    sums = [a + b for a, b in itertools.combinations(xs, 2)]
-    return chained, sums, list(itertools.accumulate(xs)), list(map(torch.neg, xs))
-
-
 def of_one_container(build, times):
     """Calls with a new tensor and one container, which is recorded as well."""
     return lambda fn, x: ((fn(make(TwoTensor, 2, 3), held), held) for held in [build()] for _ in range(times))
@@ -419,10 +412,6 @@ idioms_of_calls(
         "generator_returned": (
             lambda x, n: (x * step for step in range(n)),
             lambda fn, x: (list(fn(x, n)) for n in (1, 3)),
-        ),
-        "itertools_and_zip": (
-            zipped,
-            lambda fn, x: (fn([make(TwoTensor, 2, 3) for _ in range(n)], range(1, 4)) for n in (1, 2, 3)),
         ),
     }
 )

@@ -72,32 +72,6 @@ class Slotted:
         self.scale = scale
 
 
-class Vector:
-    """Operators of a user's class, around a tensor."""
-
-    def __init__(self, data):
-        self.data = data
-
-    def __add__(self, other):
-        return type(self)(self.data + (other.data if isinstance(other, Vector) else other))
-
-    __radd__ = __add__
-
-    def __getitem__(self, index):
-        return type(self)(self.data[index])
-
-    def __len__(self):
-        return len(self.data)
-
-    def __bool__(self):
-        return len(self) > 2
-
-    def __getattr__(self, name):
-        if name.startswith("times_"):
-            return self.data * int(name.removeprefix("times_"))
-        raise AttributeError(name)
-
-
 class Other(Box):
     """A class that has another attribute of its own."""
 
@@ -136,11 +110,6 @@ def of_a_dataclass(x, settings):
     settings.names.append(x.dim())
     other = dataclasses.replace(settings, scale=settings.scale + 1)
     return x * settings.scale + other.scale
-
-
-def adding(x, y):
-    v = sum([Vector(x), Vector(y)], start=1)
-    return (v[0].data if v else v.data), len(v), v.times_3
 
 
 def copying(box, xs):
@@ -205,12 +174,8 @@ idioms_of_calls(
             ),
             Pair,
         ),
-        "operators_of_a_class": (
-            adding,
-            lambda fn, x: (fn(make(TwoTensor, n, 3), make(TwoTensor, n, 3)) for n in (2, 3, 4)),
-        ),
         "object_made_inside": (
-            lambda x, scale: Box(scale) if scale > 2 else Vector(x * scale),
+            lambda x, scale: Box(scale) if scale > 2 else Settings(x * scale),
             lambda fn, x: (vars(fn(x, scale)) for scale in (1.0, 3.0, 2.0)),
             Pair,
         ),

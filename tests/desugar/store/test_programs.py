@@ -44,17 +44,14 @@ def double(x):
     return x * 2
 
 
+def gradient_of(fn):
+    """The gradient of ones, of the function compiled anew."""
+    x = torch.ones(3, requires_grad=True)
+    compiled_again(fn)(x).sum().backward()
+    return x.grad.tolist()
+
+
 # ------------------------------------------------------------------------------------------------- found again
-
-
-def views(x, y):
-    z = x.sin() + y
-    return x.view(2, 3), z, z.t(), y[0], x.detach()
-
-
-def writes(x, y):
-    x.add_(y)
-    return x * 2
 
 
 def int8_layer():
@@ -67,14 +64,18 @@ def jagged():
     return JaggedTensor(torch.randn(6, 4), torch.tensor([0, 2, 2, 6]))
 
 
+VIEWS = lambda x, y: (lambda z: (x.view(2, 3), z, z.t(), y[0], x.detach()))(x.sin() + y)  # noqa: E731
 FOUND = {
     "a function": (lambda: double, lambda: (torch.randn(3),)),
     "a subclass": (lambda: lambda x: torch.nn.functional.relu(x) * 2, lambda: (jagged(),)),
     "a parameter that is a subclass": (int8_layer, lambda: (torch.randn(2, 8),)),
-    "a write into an argument": (lambda: writes, lambda: (torch.ones(3), torch.ones(3))),
-    "views": (lambda: views, lambda: (torch.randn(3, 2), torch.randn(3, 2))),
+    "a write into an argument": (
+        lambda: lambda x, y: (x.add_(y), x * 2)[1],
+        lambda: (torch.ones(3), torch.ones(3)),
+    ),
+    "views": (lambda: VIEWS, lambda: (torch.randn(3, 2), torch.randn(3, 2))),
     "views, with gradients": (
-        lambda: views,
+        lambda: VIEWS,
         lambda: (torch.randn(3, 2, requires_grad=True), torch.randn(3, 2)),
     ),
 }
@@ -131,17 +132,38 @@ def test_an_explanation_traces(traced):
 # ------------------------------------------------------------------------------------------------------- sizes
 
 
-def cut(x):
-    half = x[: x.size(0) // 2]
-    return half.reshape(-1, 2).sum(1) if half.size(0) % 2 == 0 else half
+def marked(least):
+    x = torch.ones(32)
+    torch._dynamo.mark_dynamic(x, 0, min=least, max=64)
+    return x
 
 
-@pytest.mark.parametrize(
-    ("fn", "sizes", "count"),
-    [(lambda x: x + 1 if x.numel() > 8 else x - 1, (4, 12, 4, 12), 2), (cut, (8, 10, 12, 8, 10), 2)],
-)
-def test_what_a_program_assumes_of_sizes_is_checked(traced, fn, sizes, count):
-    check(traced, count, *((fn, torch.arange(float(size))) for size in sizes), dynamic=True)
+def half(x):
+    part = x[: x.size(0) // 2]
+    return part.reshape(-1, 2).sum(1) if part.size(0) % 2 == 0 else part
+
+
+BASE = torch.arange(12.0)
+# A function, its arguments call by call, how many of them are traced, and options.
+CALLS = {
+    "a branch on a size": (
+        *(lambda x: x + 1 if x.numel() > 8 else x - 1, [torch.arange(float(n)) for n in (4, 12, 4, 12)]),
+        *(2, {"dynamic": True}),
+    ),
+    "a size that is even": (half, [torch.arange(float(n)) for n in (8, 10, 12, 8, 10)], 2, {"dynamic": True}),
+    "another range of a size": (double, [marked(least) for least in (2, 16, 2, 16)], 2, {}),
+    "gradients": (double, [torch.ones(3).requires_grad_(grad) for grad in (False, True) * 2], 2, {}),
+    "a storage offset that is read": (
+        *(lambda x: x * x.storage_offset(), [BASE[start : start + 4] for start in (2, 5, 2)]),
+        *(2, {}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_a_program_assumes_of_arguments_is_checked(traced, name):
+    fn, xs, count, options = CALLS[name]
+    check(traced, count, *((fn, x) for x in xs), **options)
 
 
 def test_the_assumptions_of_a_found_program_are_guards(traced):
@@ -151,13 +173,6 @@ def test_the_assumptions_of_a_found_program_are_guards(traced):
         judge(torch.mul, lambda n=first, m=second: (torch.randn(n), torch.randn(m)), compiled)
     with pytest.raises(RuntimeError):
         compiled(torch.ones(2), torch.ones(3))
-
-
-def test_another_range_of_a_size_is_another_program(traced):
-    xs = [torch.ones(32) for _ in range(4)]
-    for x, least in zip(xs, (2, 16, 2, 16), strict=True):
-        torch._dynamo.mark_dynamic(x, 0, min=least, max=64)
-    check(traced, 2, *((double, x) for x in xs))
 
 
 # ------------------------------------------------------------------------------------------------------ the key
@@ -178,10 +193,6 @@ def test_a_setting_is_part_of_the_key(traced, name):
     check(traced, 1, (fn, x))
     with SETTINGS[name]():
         check(traced, 2, (fn, x))
-
-
-def test_the_grad_of_arguments_is_part_of_the_key(traced):
-    check(traced, 2, *((double, torch.ones(3).requires_grad_(grad)) for grad in (False, True, False, True)))
 
 
 @pytest.mark.sweep(2)
@@ -261,9 +272,7 @@ def test_a_custom_op_is_not_stored(traced, load, caplog):
     caplog.set_level(logging.INFO, "desugar")
     for derivative in (2, 5):
         module = load("scaled_op", OP.format(derivative=derivative))
-        x = torch.ones(3, requires_grad=True)
-        compiled_again(lambda x, op=module.scaled: op(x) + 1)(x).sum().backward()
-        assert x.grad.tolist() == [derivative] * 3
+        assert gradient_of(lambda x, op=module.scaled: op(x) + 1) == [derivative] * 3
     assert "it calls the op store_tests::scaled" in caplog.text
 
 
@@ -280,7 +289,7 @@ def test_a_policy_of_checkpointing_is_not_stored(traced, caplog):
         return checkpoint.checkpoint(lambda x: x.sin().cos(), x, use_reentrant=False, context_fn=contexts)
 
     for _ in range(2):
-        compiled_again(fn)(torch.ones(3, requires_grad=True)).sum().backward()
+        gradient_of(fn)
     assert len(traced) == 2 and "what checkpointing saves" in caplog.text
 
 
@@ -377,11 +386,6 @@ def test_what_a_helper_holds_is_part_of_the_key(traced, load, before, after):
     assert len(traced) == 2
 
 
-def test_a_storage_offset_that_a_rule_reads_is_part_of_the_key(traced):
-    base, fn = torch.arange(12.0), lambda x: x * x.storage_offset()
-    check(traced, 2, *((fn, base[start : start + 4]) for start in (2, 5, 2)))
-
-
 # ---------------------------------------------------------------------------------------------- what is not stored
 
 
@@ -446,15 +450,13 @@ def damages(whole):
 
 
 def test_a_damaged_file_is_ignored(traced, folder, caplog):
-    compiled_again(double)(torch.randn(3, requires_grad=True)).sum().backward()
+    gradient_of(double)
     for path in (the_file(folder), the_file(folder, ".1")):
         whole = path.read_bytes()
         for damaged in damages(whole):
             path.write_bytes(damaged)
             caplog.clear()
-            x = torch.randn(3, requires_grad=True)
-            compiled_again(double)(x).sum().backward()
-            assert x.grad.tolist() == [2.0] * 3 and "damaged" in caplog.text
+            assert gradient_of(double) == [2.0] * 3 and "damaged" in caplog.text
             assert path.read_bytes() != damaged or path.name.endswith(".1")
         path.write_bytes(whole)
 
@@ -478,14 +480,11 @@ def test_a_folder_that_cannot_be_written(traced, folder, caplog):
 
 def test_a_backward_belongs_to_one_file_of_its_program(traced, folder):
     """Another process may have compiled the same graph, and save other values for its backward."""
-    x = torch.randn(3, requires_grad=True)
-    compiled_again(double)(x).sum().backward()
+    gradient_of(double)
     path = the_file(folder)
     content = pickle.loads(files.read(path.parent.name, path.name))
     files.write(path.parent.name, path.name, pickle.dumps(content | {"by": "another process"}))
-    x.grad = None
-    compiled_again(double)(x).sum().backward()
-    assert x.grad.tolist() == [2.0] * 3 and len(traced) == 1
+    assert gradient_of(double) == [2.0] * 3 and len(traced) == 1
     assert len([path for path in folder.glob("*/*/*") if path.name.endswith(".1")]) == 2
 
 
@@ -493,9 +492,8 @@ def test_a_backward_belongs_to_one_file_of_its_program(traced, folder):
 
 
 def test_artifacts_carry_programs(traced, folder):
-    x = torch.randn(3, requires_grad=True)
     with CacheArtifactManager.with_fresh_cache():
-        compiled_again(double)(x).sum().backward()
+        gradient_of(double)
         artifacts, info = torch.compiler.save_cache_artifacts()
     assert len(info.desugar_program_artifacts) == 2
     before = {path: path.read_bytes() for path in folder.glob("*/*/*")}
@@ -503,5 +501,5 @@ def test_artifacts_carry_programs(traced, folder):
         path.unlink()
     torch.compiler.load_cache_artifacts(artifacts)
     assert {path: path.read_bytes() for path in folder.glob("*/*/*")} == before
-    compiled_again(double)(x).sum().backward()
+    gradient_of(double)
     assert len(traced) == 1
