@@ -1,10 +1,11 @@
-"""The counted lines are lines of code, and those that the comparison names are the counts."""
+"""The counted lines are lines of code, and the comparison names the counts; a call walks through few modules."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from bench import lines
+from bench.walk import walk_calls
 from tests.tables import giving
 
 ROOT = Path(__file__).parents[2]
@@ -71,3 +72,18 @@ def test_the_table(capsys):
     out = capsys.readouterr().out
     assert out.count("\n") == 1 + 3 + 12 + 1
     assert all(count.name in out for count in lines.count_gallery())
+
+
+# ---- how far a call walks -------------------------------------------------------------------------------------------
+
+
+def test_a_second_call_enters_three_modules():
+    first, second = walk_calls()
+    assert first.order[0] == "desugar.dynamo.entry"
+    assert set(first.order) >= {"desugar.pipeline", "desugar.tracing.trace", "desugar.wrapper.run"}
+    assert len(first.order) <= 79
+    assert first.moves <= 1000
+    # Graphs that run as they are, and the class's detach() when autograd keeps the gradient.
+    assert len(second.order) <= 3
+    assert second.moves <= 5
+    assert not any(name.startswith(("desugar.tracing", "desugar.dynamo")) for name in second.order)

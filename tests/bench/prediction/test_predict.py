@@ -3,8 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench.prediction import DEVICES, fake_device, predict
-from bench.prediction.fake import move
+from bench.prediction import predict
 from bench.prediction.predicting import EAGER, OURS, STOCK
 from tests.bench.prediction.needs import cuda_build
 from tests.subclasses.subjects import Pair
@@ -38,43 +37,6 @@ def test_a_fused_kernel_and_its_bytes():
         "aten.sum.dim_IntList",
     ]
     assert eager.bytes == 4 * (SIZE + 4096 + SIZE + SIZE + SIZE + SIZE + 64)
-
-
-@pytest.mark.parametrize("name", ["h100", "a100", "l4", "b200"])
-def test_kernels_are_compiled_for_the_device(name):
-    from bench.prediction.lower import recording_backend
-    from desugar.api import capture
-    from desugar.backends.choose import choose_backend
-
-    made = {}
-    with fake_device(name) as fake:
-        moved = move(fake, scale_rows, ARGS, {})
-        backend = choose_backend("inductor")
-        noted = recording_backend(fake, backend, [])
-        original = fake.recorder
-        fake.recording = lambda: _keep(fake, made)
-        capture(*moved, noted)
-        assert fake.recorder is original
-    major, minor = DEVICES[name].capability
-    (compiled,) = made["recorder"].compiled.values()
-    assert compiled.target == major * 10 + minor
-    assert f".target sm_{major}{minor}" in compiled.texts["ptx"]
-    assert compiled.texts["cubin"][:4] == b"\x7fELF"
-
-
-def _keep(fake, made):
-    import contextlib
-
-    from bench.prediction.recorder import Recorder
-
-    @contextlib.contextmanager
-    def recording():
-        outer, fake.recorder = fake.recorder, Recorder()
-        made["recorder"] = fake.recorder
-        yield fake.recorder
-        fake.recorder = outer
-
-    return recording()
 
 
 @pytest.mark.slow

@@ -1,9 +1,13 @@
+"""Traffic of a call, seconds of kernels and programs, and the table of devices."""
+
 import pytest
 import torch
 
-from bench.prediction.devices import DEVICES
+from bench.prediction.devices import DEVICES, find_device
 from bench.prediction.records import Kernel, Stage
 from bench.prediction.roofline import IN_GRAPH, LAUNCH, predict_kernel, predict_program
+from bench.prediction.traffic import count_call, nbytes
+from tests.tables import giving
 
 H100 = DEVICES["h100"]
 
@@ -45,3 +49,93 @@ def test_kernels_are_launched_while_others_run(stages, seconds, graphed):
 def test_work_on_the_host_is_no_launch():
     host = Stage("inference", (Kernel("host kernel", "host", (), 3, 100, 100),))
     assert (host.launches, host.bytes, host.roofline) == (0, 0, 0)
+
+
+# ---- traffic --------------------------------------------------------------------------------------------------------
+
+aten = torch.ops.aten
+X, A, B = torch.randn(10), torch.randn(4, 8), torch.randn(8, 16)
+EXPANDED = torch.randn(1, 8).expand(100, 8)
+INTS = torch.ones(32, 8, dtype=torch.int8)
+F32 = torch.float32
+OF_PRODUCT = {"reads": {F32: 4 * (4 * 8 + 8 * 16)}, "writes": {F32: 4 * 4 * 16}, "flops": 2 * 4 * 8 * 16}
+
+
+# The op, its arguments, and what is counted.
+CALLS = {
+    "a product reads both operands and writes its result": (aten.mm.default, (A, B), {}, OF_PRODUCT),
+    "an out argument is written and not read": (aten.mm.out, (A, B), {"out": torch.empty(4, 16)}, OF_PRODUCT),
+    "an in-place op reads what it writes": (
+        aten.add_.Tensor,
+        (torch.randn(10), X),
+        {},
+        {"reads": {F32: 80}, "writes": {F32: 40}},
+    ),
+    "an expanded operand is read once": (
+        aten.mul.Tensor,
+        (EXPANDED, torch.randn(100, 8)),
+        {},
+        {"reads": {F32: 32 + 3200}},
+    ),
+    "an embedding reads the rows that it takes": (
+        aten.embedding.default,
+        (torch.randn(1000, 16), torch.arange(3)),
+        {},
+        {"reads": {F32: 3 * 16 * 4, torch.int64: 24}},
+    ),
+    "an operand twice is read once": (aten.mul.Tensor, (X, X), {}, {"reads": {F32: 40}}),
+    "integers are multiplied as often as floats": (
+        aten._int_mm.default,
+        (INTS, INTS.t()),
+        {},
+        {"flops": 2 * 32 * 8 * 32},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_what_a_call_reads_writes_and_computes(case):
+    func, args, kwargs, expected = CALLS[case]
+    found = count_call(func, args, kwargs, func(*args, **kwargs))
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_bytes_of_an_expanded_tensor():
+    assert nbytes(EXPANDED) == 32
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+
+test_the_table = giving(
+    {
+        "its devices": (lambda: set(DEVICES), {"h100", "h200", "a100", "l4", "b200"}),
+        "a device by its name or itself": (
+            lambda: [find_device(one).name for one in ("H100", DEVICES["h100"])],
+            ["h100", "h100"],
+        ),
+        "newer devices are faster": (
+            lambda: sorted(set(DEVICES) - {"l4"}, key=lambda name: DEVICES[name].bandwidth),
+            ["a100", "h100", "h200", "b200"],
+        ),
+    }
+)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
+def test_figures_of_a_device_agree_with_each_other(device):
+    assert device.source and device.title.startswith("NVIDIA")
+    flops = device.flops
+    assert flops[torch.float32] == device.vector < flops[torch.bfloat16] == flops[torch.float16]
+    assert flops[torch.int8] == pytest.approx(2 * flops[torch.bfloat16], rel=0.01)
+    assert (torch.float8_e4m3fn in flops) == (device.capability >= (8, 9))
+    # Operations for each byte of memory: a unit that is wrong by 1000 lies far outside.
+    assert 100 < flops[torch.bfloat16] / device.bandwidth < 600
+    properties = device.properties
+    assert (properties.major, properties.minor) == device.capability
+    assert properties.multi_processor_count == device.multiprocessors
+    assert properties.shared_memory_per_block_optin < properties.shared_memory_per_multiprocessor
+
+
+def test_an_unknown_device_is_named_with_those_there_are():
+    with pytest.raises(ValueError, match=r"expected a device of the table \(h100, h200.*got 'v100'"):
+        find_device("v100")

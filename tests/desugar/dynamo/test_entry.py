@@ -1,7 +1,8 @@
-"""The generated entry: the function's own parameters, Dynamo's guards, and what goes another way."""
+"""The generated entry: parameters, guards, what goes another way, and names in the traces of a profiler."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -9,10 +10,12 @@ import weakref
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from desugar.dynamo.entry import Entry
 from tests.desugar.idioms.running import switched
 from tests.desugar.judge import assert_same_values, by_pass
+from tests.doors import by_desugar, by_torch
 
 
 def entry_of(compiled):
@@ -143,3 +146,73 @@ def test_globals_do_not_fill_up():
     gc.collect()
     assert gone() is None
     assert {name for name in globals() if name.startswith("__desugar_")} <= before
+
+
+# ---- names in the traces of torch.profiler, and nothing of it otherwise ---------------------------------------------
+
+
+def double_profiled(x):
+    return (x * 2).sum()
+
+
+def names_of(run):
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
+        run()
+    return [event.name for event in prof.events() if event.name.startswith("desugar")]
+
+
+DOORS = pytest.mark.parametrize("door", [by_desugar, by_torch])
+
+
+@DOORS
+def test_calls_and_graphs_have_names(door):
+    compiled, x = door(double_profiled), torch.ones(3)
+    compiled(x)
+    names = ["desugar: double_profiled", "desugar graph: double_profiled, forward"]
+    assert names_of(lambda: [compiled(x), compiled(x)]) == names * 2
+
+
+@DOORS
+def test_backwards_have_names_once_they_have_run(door):
+    compiled, x = door(double_profiled), torch.ones(3, requires_grad=True)
+    compiled(x).backward()
+    assert "desugar graph: double_profiled, backward" in names_of(lambda: compiled(x).backward())
+    torch.testing.assert_close(x.grad, torch.full((3,), 4.0))
+
+
+@DOORS
+def test_a_call_that_compiles_or_fails_under_a_profiler(door):
+    compiled, failing = door(double_profiled), door(lambda x: x @ torch.ones(7))
+    assert names_of(lambda: compiled(torch.ones(2)))[0] == "desugar: double_profiled"
+
+    def run():
+        with contextlib.suppress(RuntimeError):
+            failing(torch.ones(2))
+        compiled(torch.ones(2))
+
+    assert names_of(run).count("desugar: double_profiled") == 1
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def breaks(x):
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y + 1
+
+
+def test_modules_and_functions_that_break():
+    module, broken, x = by_desugar(Twice()), by_desugar(breaks), torch.ones(3)
+    module(x), broken(x)
+    assert names_of(lambda: module(x)) == ["desugar: Twice", "desugar graph: Twice, forward"]
+    assert names_of(lambda: broken(x)) == ["desugar: breaks", *["desugar graph: breaks, forward"] * 2]
+
+
+def test_without_a_profiler_graphs_keep_no_names():
+    compiled = by_desugar(double_profiled)
+    compiled(torch.ones(3))
+    run = compiled.programs[0].run
+    assert run.__globals__["compiled_graph"].__qualname__.startswith("run_eagerly")
