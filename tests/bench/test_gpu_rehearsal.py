@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from bench.gpu.device import StandIn
 from bench.gpu.lines import Line, read_lines
-from bench.gpu.report import RESULTS, write_report
+from bench.gpu.report import write_report
 from bench.gpu.run import Absent, Run, Turns
 from bench.gpu.stages import calls, counters, int8, model, padded, recorded, training
 from bench.gpu.table import BY_NAME, STAGES
@@ -411,11 +411,3 @@ def test_a_report_of_a_gpu_has_ratios_derived_columns_and_reasons(tmp_path):
     text = page.read_text()
     assert text.startswith("Measured side by side, with CUDA events,") and "no gemlite" in text
     assert "rehearsal" not in text
-
-
-def test_pages_of_a_rehearsal_are_never_results(tmp_path):
-    path = tmp_path / "rehearsal.jsonl"
-    path.write_text(Line("basics", state="done", machine="a CPU", rehearsal=True).as_json() + "\n")
-    before = sorted(RESULTS.iterdir())
-    (page,) = write_report(path)
-    assert page.parent == tmp_path / "rehearsal" and sorted(RESULTS.iterdir()) == before

@@ -14,7 +14,6 @@ import torch
 
 from bench import goals, one_start, starts
 from bench.report import save_rows
-from bench.starts import Way
 
 
 @pytest.fixture
@@ -68,22 +67,14 @@ def test_each_start_imports_before_what_its_like_imported_in_the_first_turn(proc
     assert not any(given for *_, given in processes), "a lazy start imports where it needs to"
 
 
-def test_the_switch_is_set_for_the_rows_without_a_store_alone(processes, monkeypatch):
+@pytest.mark.parametrize("store", ["on", "off", "both"])
+def test_rows(processes, store, monkeypatch):
     monkeypatch.setenv(starts.SWITCH, "0")  # what is set outside counts for no row
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    samples = starts.measure_starts(1, ["x * 2, training"], starts.ways_of("both"))
-    assert not any("PYTHONDONTWRITEBYTECODE" in environment for _, environment, _ in processes)
-    switched = [arguments[1] for arguments, environment, _ in processes if starts.SWITCH in environment]
-    assert sorted(switched) == sorted([starts.DIRECT, starts.BACKEND] * 2 * 2)
-    for way in starts.ways_of("both"):
-        assert samples["warm", "x * 2, training", way.name, "wall"] == [2000.0 if way.stored else 4000.0]
-
-
-@pytest.mark.parametrize("store", ["on", "off", "both"])
-def test_rows(processes, store):
     case, ways = "x * 2, training", starts.ways_of(store)
     rows = starts.rows_of(starts.measure_starts(2, [case], ways), [case], ways)
     assert len(rows) == 2 * len(starts.CLOCKS) * len(ways)
+    assert not any("PYTHONDONTWRITEBYTECODE" in environment for _, environment, _ in processes)
     for row in rows:
         is_wall = row.group.endswith("wall")
         is_stored = is_wall and row.name in (starts.DIRECT, starts.BACKEND)
@@ -152,8 +143,3 @@ def test_imports():
     )
     run = functools.partial(subprocess.run, cwd=starts.ROOT, capture_output=True, text=True, check=True)
     assert run([sys.executable, "-c", code]).stdout.strip() == "[]"  # they are measured without our own
-
-
-def test_the_name_of_a_way_says_whether_there_is_a_store():
-    assert Way(starts.DIRECT).name == "desugar.compile"
-    assert Way(starts.DIRECT, stored=False).name == "desugar.compile, without the store"

@@ -5,6 +5,7 @@ Each kind has one of each: a plain pair, one with constant metadata, one whose o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -85,6 +86,16 @@ _EACH_HALF = [
 ]
 
 
+def _half(of: Any, name: str, leaf: Any) -> Any:
+    """The left or the right half of a value of the class, or of a plain tensor as wide as `of`."""
+    if isinstance(leaf, type(of)):
+        return getattr(leaf, name)
+    width, total = of.left.shape[-1], of.shape[-1]
+    if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[-1] == total:
+        return leaf.narrow(-1, *((0, width) if name == "left" else (width, total - width)))
+    return leaf
+
+
 class Halves(Tensor):
     """Written by hand: `left` and `right` beside one another along the last dim, so the outer size is neither's.
 
@@ -125,22 +136,10 @@ class Halves(Tensor):
                 raise NotImplementedError(f"{func} would write to Halves")
             args, kwargs = tree_map(lambda x: x.joined() if isinstance(x, Halves) else x, (args, kwargs))
             return func(*args, **kwargs)
-        width, total = parts[0].left.shape[-1], parts[0].shape[-1]
-        if any(part.left.shape[-1] != width for part in parts):
+        if len({part.left.shape[-1] for part in parts}) > 1:
             raise ValueError("halves of different widths")
-
-        def half(leaf: Any, name: str) -> Any:
-            if isinstance(leaf, Halves):
-                return getattr(leaf, name)
-            if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[-1] == total:
-                start, length = (0, width) if name == "left" else (width, total - width)
-                return leaf.narrow(-1, start, length)
-            return leaf
-
-        outs = [
-            func(*tree_map(lambda x, n=n: half(x, n), args), **tree_map(lambda x, n=n: half(x, n), kwargs))
-            for n in ("left", "right")
-        ]
+        picks = [functools.partial(_half, parts[0], name) for name in ("left", "right")]
+        outs = [func(*tree_map(pick, args), **tree_map(pick, kwargs)) for pick in picks]
         return return_and_correct_aliasing(func, args, kwargs, Halves(*outs))
 
 
@@ -221,16 +220,7 @@ def _unary(func, x):
 @Beside.implements(aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor)
 def _binary(func, x, y, **kwargs):
     of = x if isinstance(x, Beside) else y
-    width, total = of.left.shape[-1], of.shape[-1]
-
-    def half(leaf: Any, name: str) -> Any:
-        if isinstance(leaf, Beside):
-            return getattr(leaf, name)
-        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[-1] == total:
-            return leaf.narrow(-1, *((0, width) if name == "left" else (width, total - width)))
-        return leaf
-
-    return Beside(*(func(half(x, n), half(y, n), **kwargs) for n in ("left", "right")))
+    return Beside(*(func(_half(of, n, x), _half(of, n, y), **kwargs) for n in ("left", "right")))
 
 
 class Int8Like(TensorSubclass, size_from="qdata", dtype_from="scale", fallback="materialize"):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import operator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import desugar
 from subclasses.ragged import JaggedTensor
 from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, Tagged, TwoTensor, make
 from tests.desugar.judge import STRICT_DOORS, assert_programs, by_dynamo, by_pass, judge
-from tests.desugar.refusing import strictly
+from tests.desugar.refusing import BOTH_DOORS, strictly
 
 NEW = [4, 5, 6, 7, 2, 9, 30]
 
@@ -155,18 +157,6 @@ def test_how_many_programs_calls_take(name):
     assert_programs(fn, calls, count, dynamic=dynamic[0] if dynamic else None)
 
 
-@pytest.mark.parametrize("way", [by_pass, by_dynamo])
-def test_a_stride_in_which_a_symbol_occurs_twice(way):
-    """The longest row, the mask and the heads have one extent, and so one symbol."""
-
-    def arguments():
-        rows = JaggedTensor.from_tensors([torch.ones(n, 2, 6) for n in (6, 5, 2)]).transpose(1, 2)
-        return rows.detach().requires_grad_(), torch.ones(6, 6)
-
-    attend = lambda x, mask: F.scaled_dot_product_attention(x, x, x, attn_mask=mask)  # noqa: E731
-    judge(attend, arguments, way(attend, dynamic=True))
-
-
 def test_missing_tangents_of_dynamic_results():
     fn, compiled = lambda x, y: (x * 2, (x * y).sum(), y.sin()), None
     for make_args, missing in zip(rows(TwoTensor, Tensor), MISSING, strict=True):
@@ -197,17 +187,6 @@ def test_numbers_computed_from_sizes(name, grad, dynamic):
     compiled = by_pass(NUMBERS[name], dynamic=dynamic)
     for make_args in rows(Tensor, grad=grad, width=2):
         judge(NUMBERS[name], make_args, compiled)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
-@pytest.mark.parametrize(
-    "fn", [lambda x: x.sum().item(), lambda x: x.tolist(), lambda x: (x * 2, x[0].item())]
-)
-def test_numbers_that_only_data_tells_as_results(fn, dtype):
-    compiled = by_pass(fn)
-    for first in (1, 0):
-        judge(fn, lambda first=first: (torch.tensor([first, 1], dtype=dtype),), compiled)
 
 
 @pytest.mark.slow
@@ -365,3 +344,167 @@ def test_a_write_to_a_slice_reaches_the_whole_and_its_gradient(door):
 @pytest.mark.slow
 def test_inductor_takes_slices():
     assert_programs(lambda x: (x * 2).sum(0), slices(Pair, grad=False), 1, backend="inductor", dynamic=True)
+
+
+# ---- indices that are tensors of one number, and floats of Python ---------------------------------------------------
+
+INDEXED = {
+    "select": lambda x, i: x[i] * 2,
+    "a view": lambda x, i: x[i],
+    "two dims": lambda x, i: x[i, 1] + 1,
+    "second dim": lambda x, i: x[1:, i] + 1,
+    "slice up to": lambda x, i: x[:i] * 2,
+    "slice from": lambda x, i: x[i:] * 2,
+    "two numbers": lambda x, i: x[i, i] * 2,
+    "item": lambda x, i: x * i.item(),
+    "full": lambda x, i: x.new_ones(i.item()),
+}
+
+
+scale_row = lambda x, i: (x[i].mul_(3), x * 2)[1]  # noqa: E731
+
+
+def square(cls=Tensor, grad=False):
+    return lambda: make(cls, 4, 4, grad=grad)
+
+
+NUMBERS_NUMBERS = {
+    **{name: (fn, square(), (1, 3, 0, 2)) for name, fn in INDEXED.items()},
+    **{f"{name}, with a gradient": (fn, square(grad=True), (1, 3, 0, 2)) for name, fn in INDEXED.items()},
+    "a row is set": (lambda x, i: (x.__setitem__(i, 7.0), x * 2)[1], square(), (1, 3, 0, -1)),
+    "a row is scaled": (scale_row, square(), (1, 3, 0, -1)),
+    "a wrapper, select": (lambda x, i: x[i] * 2, square(Pair), (1, 3, 0)),
+    "a wrapper, slice": (lambda x, i: x[:i] * 2, square(Pair), (1, 3, 0)),
+    "a wrapper, a row is scaled": (scale_row, square(Pair), (1, 3, 0)),
+    "a branch": (lambda x, i: x if i.item() > 2 else -x, square(), (3, 1, 3)),
+    "an int": (lambda x, i: x * int(i), square(), (3, 1, 3)),
+}
+
+
+def call_with(fn, make_x, numbers, compiled, dtype=None):
+    """Compares calls of one compiled function with ever new numbers, and returns it."""
+    for number in numbers:
+        judge(fn, lambda i=number: (make_x(), torch.tensor(i, dtype=dtype)), compiled)
+    return compiled
+
+
+@pytest.mark.sweep(5)
+@BOTH_DOORS
+@pytest.mark.parametrize("name", NUMBERS_NUMBERS)
+def test_numbers_of_tensors(name: str, door):
+    fn, make_x, numbers = NUMBERS_NUMBERS[name]
+    call_with(fn, make_x, numbers, door(fn))
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("name", INDEXED)
+def test_programs_for_numbers_of_tensors(name):
+    """Dynamo guards the number in an index."""
+    fn = INDEXED[name]
+    assert len(call_with(fn, square(), (1, 3, 0, 2, 1), by_pass(fn)).programs) <= 4
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("name", ["slice up to", "slice from", "item"])
+def test_numbers_in_a_graph_make_no_more_programs_than_in_pytorch(name):
+    counter, fn = CompileCounterWithBackend("aot_eager"), INDEXED[name]
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        call_with(fn, square(), (1, 3, 0, 2, 1), torch.compile(fn, backend=counter))
+        torch.compiler.reset()
+        compiled = call_with(fn, square(), (1, 3, 0, 2, 1), by_pass(fn))
+    assert len(compiled.programs) <= counter.frame_count
+
+
+@pytest.mark.sweep(2)
+@BOTH_DOORS
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("cls", [Tensor, Pair])
+def test_masks_of_bytes_where_dynamo_does_not_look(cls, door):
+    inside = torch.compiler.disable(lambda x, m: x[m])
+    fn = lambda x, m: inside(x, m) * 2  # noqa: E731
+    call_with(fn, square(cls), ([1, 0, 2, 0], [1, 1, 1, 0]), door(fn), torch.uint8)
+
+
+# ---- floats of Python that change, in programs that Inductor compiles ----------------------------------------
+
+VALUES = (1.5, 2.0, 3.5, -0.5, 7.0, 1.5)
+
+
+FUNCTIONS = {
+    "product": (lambda x, t: x * t, 2),
+    "quotient": (lambda x, t: t / x, 2),
+    "comparison": (lambda x, t: torch.where(x > t, x, -x), 2),
+    "in place": (lambda x, t: x.clone().mul_(t).add_(t), 2),
+    "a number as a result": (lambda x, t: (x * t, t + 1.0), len(set(VALUES))),
+    "an op of numbers": (lambda x, t: x.clamp(max=t), len(set(VALUES))),
+    "a branch": (lambda x, t: x if t > 2 else x * t, 3),
+}
+
+
+def number(dtype, grad):
+    return torch.tensor([-2.0, 0.25, 1.0, 3.0], dtype=dtype).requires_grad_(grad)
+
+
+@pytest.mark.sweep(28)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("backend", ["inductor", "eager"])
+def test_changing_float(backend, name, grad):
+    fn, most = FUNCTIONS[name]
+    compiled = desugar.compile(fn, backend=backend)
+    for dtype in (torch.float32, torch.bfloat16)[: 1 if backend == "inductor" else 2]:
+        for t in VALUES:
+            judge(fn, lambda t=t, dtype=dtype: (number(dtype, grad), t), compiled)
+        assert len(compiled.programs) <= most * (1 if dtype is torch.float32 else 2)
+
+
+@pytest.mark.slow
+def test_dynamic_from_the_first_call():
+    fn = FUNCTIONS["product"][0]
+    compiled = desugar.compile(fn, dynamic=True)
+    for t in VALUES:
+        judge(fn, lambda t=t: (number(torch.float32, grad=True), t), compiled)
+    assert len(compiled.programs) == 1
+
+
+@pytest.mark.slow
+def test_second_derivative():
+    compiled = desugar.compile(lambda x, t: (x * t) ** 2)
+    for t in VALUES[:4]:
+        x = torch.tensor([1.0, -2.0], requires_grad=True)
+        (first,) = torch.autograd.grad(compiled(x, t).sum(), x, create_graph=True)
+        second = torch.autograd.grad(first.sum(), x)
+        torch.testing.assert_close((first, *second), (2 * x * t * t, torch.full_like(x, 2 * t * t)))
+
+
+# ---- products of sizes in a graph have two factors each, as Inductor takes them -------------------------------------
+
+
+def attend(q, bias):
+    return F.scaled_dot_product_attention(q, q * 2, q, attn_mask=bias)
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_a_size_that_occurs_twice_in_a_stride(width):
+    """The longest row, the mask and the heads have one size: a stride is the square of the symbol, or times others."""
+    rows = [torch.randn(n, 2, width) for n in (width, 5, 6)]
+    q = JaggedTensor.from_tensors(rows).transpose(1, 2).requires_grad_()
+    bias, products = torch.randn(width, width), []
+
+    def backend(graph, inputs):
+        products.extend(
+            node for node in graph.graph.nodes if node.op == "call_function" and "val" in node.meta
+        )
+        return graph.forward
+
+    results = [f(q, bias).values for f in (desugar.compile(attend, backend=backend, dynamic=True), attend)]
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), q)[0].values for y in results))
+    numbers = [node for node in products if isinstance(node.meta["val"], torch.SymInt)]
+    multiplied = [node for node in numbers if node.target is operator.mul]
+    assert multiplied and all(len(node.args) == 2 for node in multiplied)
+    assert {getattr(node.target, "__module__", None) for node in numbers} <= {
+        "_operator",
+        "torch._ops",
+        "torch",
+    }

@@ -37,6 +37,12 @@ DATA: dict[str, Callable[..., Any]] = {
     "tolist": lambda x: x * x.tolist()[0],
     "unique": lambda x: x.detach().round().unique() + 1,
     "results": lambda x: (x * 2, x.tolist(), x[0].item(), x.sum().item()),
+    "results of other types": lambda x: (
+        (x > 0).tolist(),
+        (x > 0)[0].item(),
+        x.double().sum().item(),
+        x.long().tolist(),
+    ),
     "memory": lambda x: (x.detach().numpy().sum() > 0, x.data_ptr() > 0, x * 2),
 }
 

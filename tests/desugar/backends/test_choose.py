@@ -13,23 +13,23 @@ from desugar import _torch as private
 from desugar.backends.choose import choose_backend
 from tests.desugar.classes import Beside, Halves, Int8Like, Pair, TwoTensor, make
 from tests.desugar.judge import by_pass, judge
+from tests.tables import raising
 
 # ---- choosing ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (("nothing",), 'expected backend "inductor", "eager" or a callable'),
-        ((3,), "expected backend"),
-        (("eager", "max-autotune"), "expected mode and options"),
-        (("eager", None, {"x": 1}), "expected mode and options"),
-        ((lambda gm, inputs: gm, "reduce-overhead"), "expected mode and options"),
-    ],
+test_bad_backends = raising(
+    {
+        str(arguments): (lambda arguments=arguments: choose_backend(*arguments), ValueError, words)
+        for arguments, words in (
+            (("nothing",), 'expected backend "inductor", "eager" or a callable'),
+            ((3,), "expected backend"),
+            (("eager", "max-autotune"), "expected mode and options"),
+            (("eager", None, {"x": 1}), "expected mode and options"),
+            ((len, "reduce-overhead"), "expected mode and options"),
+        )
+    }
 )
-def test_bad_backends(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        choose_backend(*arguments)
 
 
 # ---- anybody's compiler --------------------------------------------------------------------------------------
@@ -57,29 +57,28 @@ def test_a_callable_gets_plain_graphs_and_their_inputs():
 # ---- Inductor ------------------------------------------------------------------------------------------------
 
 
-def test_inductor_trains_a_mix():
-    def make_args():
-        return make(TwoTensor, 4, 6, grad=True), torch.randn(6, 6, requires_grad=True), torch.randn(6)
-
-    judge(
+OF_WRAPPERS = lambda x: ((x * 2).sin(), x.cos())  # noqa: E731
+INDUCTOR = {
+    "training": (
         lambda x, w, y: (F.gelu(x @ w) * y, (x * 2).sum(), y),
-        make_args,
-        way=desugar.compile,
-        calls=2,
-        rtol=1e-4,
-        atol=1e-5,
-    )
+        lambda: (make(TwoTensor, 4, 6, grad=True), torch.randn(6, 6, requires_grad=True), torch.randn(6)),
+    ),
+    "inference, Pair": (OF_WRAPPERS, lambda: (make(Pair, 4, 6),)),
+    "inference, Halves": (OF_WRAPPERS, lambda: (make(Halves, 4, 6),)),
+    "inference, Beside": (OF_WRAPPERS, lambda: (make(Beside, 4, 6),)),
+    "a rule above autograd": (
+        F.linear,
+        lambda: (torch.randn(2, 4, requires_grad=True), make(Int8Like, 3, 4, grad=True)),
+    ),
+}
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("cls", [Pair, Halves, Beside])
-def test_inductor_infers(cls):
-    judge(
-        lambda x: ((x * 2).sin(), x.cos()),
-        lambda: (make(cls, 4, 6),),
-        way=desugar.compile,
-        around=torch.no_grad,
-    )
+@pytest.mark.parametrize("name", INDUCTOR)
+def test_inductor(name):
+    fn, make_args = INDUCTOR[name]
+    around = torch.no_grad if name.startswith("inference") else torch.enable_grad
+    judge(fn, make_args, way=desugar.compile, around=around, calls=2, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -89,17 +88,6 @@ def test_inductor_with_dynamic_sizes_and_missing_gradients():
         make_args = lambda n=n: (make(Pair, n, 3, grad=True), torch.randn(3, requires_grad=True))  # noqa: E731
         compiled = judge(fn, make_args, compiled, way=desugar.compile, missing=missing)
     assert len(compiled.programs) == 2
-
-
-@pytest.mark.slow
-def test_inductor_and_a_rule_above_autograd():
-    judge(
-        F.linear,
-        lambda: (torch.randn(2, 4, requires_grad=True), make(Int8Like, 3, 4, grad=True)),
-        way=desugar.compile,
-        rtol=1e-4,
-        atol=1e-5,
-    )
 
 
 def test_inductor_keeps_random_numbers_apart():

@@ -123,14 +123,6 @@ def test_what_a_call_asks_besides_the_guards(way):
     assert torch.equal(compiled(x), double(x))
 
 
-def test_forward_mode_tangents_are_kept():
-    compiled, x = by_pass(double), torch.ones(2)
-    compiled(x)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, torch.full((2,), 3.0))
-        assert torch.autograd.forward_ad.unpack_dual(compiled(dual)).tangent.tolist() == [6, 6]
-
-
 # ---- the names of programs -----------------------------------------------------------------------------------
 
 

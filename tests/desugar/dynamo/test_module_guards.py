@@ -182,15 +182,6 @@ def test_what_is_held_by_others_is_looked_at(name, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_parameter_as_the_argument():
-    net = Net()
-    compiled, own = by_pass(net), nn.Parameter(torch.randn(4))
-    for x in (torch.randn(4), own, net.layers[0].up.bias, torch.randn(4)):
-        for _ in range(2):
-            torch.testing.assert_close(compiled(x), net(x))
-
-
-@pytest.mark.slow
 def test_training_goes_straight_on():
     net = Net()
     compiled, optimizer = by_pass(net), torch.optim.SGD(net.parameters(), 0.1)

@@ -26,6 +26,7 @@ FUNCTIONS = {
     "view": lambda x: x[1:] * 2,
     "unfold": lambda x: x.unfold(0, 2, 1) + 1,
     "of what it made": lambda x: (x * 2).as_strided((3,), (1,), 2) + (x * 3)[1:].storage_offset(),
+    "as smaller elements": lambda x: x.view(torch.int8) + 1,
     # Those that depend on the offset.
     "offset": lambda x: x * x.storage_offset(),
     "offset of a view": lambda x: x * x[1:2].storage_offset() + x[:, 2:].storage_offset(),
@@ -102,14 +103,6 @@ def test_a_view_as_larger_elements(way):
         assert compiled(part).equal(part.view(torch.int32) + 1)
         with pytest.raises(RuntimeError, match=r"storage_offset\(\) must be divisible by 4"):
             compiled(storage[1:17])
-
-
-def test_smaller_elements_are_anywhere():
-    fn = lambda x: x.view(torch.int8) + 1  # noqa: E731
-    compiled = by_pass(fn)
-    for start in (0, 3, 1):
-        check(compiled, fn, start)
-    assert len(compiled.programs) == 1
 
 
 # ---- fakes ---------------------------------------------------------------------------------------------------

@@ -79,13 +79,6 @@ def test_a_policy_says_what_is_saved(policy, products_again, saved):
     assert program.saved_bytes == saved
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("cls", [torch.Tensor, Pair])
-@pytest.mark.parametrize("policy", [policy for policy, _, _ in POLICIES.values()], ids=POLICIES)
-def test_policies_inside(policy, cls):
-    judge(checkpointed(products, **selecting(policy)), of_products(cls), calls=2)
-
-
 def one(size, cls=torch.Tensor):
     return lambda: (make(cls, size, grad=True),)
 
@@ -94,37 +87,41 @@ def of_products(cls=Pair):
     return lambda: (make(cls, 3, 4, grad=True), torch.randn(4, 4, requires_grad=True))
 
 
+def outside(fn, make_args, **options):
+    """A region around a call, in eager mode and of the compiled function."""
+    return checkpointed(fn, **options), make_args, checkpointed(by_pass(fn), **options)
+
+
+chained = lambda x: checkpointed(lambda x: x.sin() * x)(x).exp()  # noqa: E731
+# Regions inside, and how they are compiled; or outside of what is compiled.
 JUDGED = {
-    "random numbers under a policy are drawn once": (
+    **{
+        f"{name}, {cls.__name__}": lambda policy=policy, cls=cls: (
+            checkpointed(products, **selecting(policy)),
+            of_products(cls),
+        )
+        for name, (policy, _, _) in POLICIES.items()
+        for cls in (torch.Tensor, Pair)
+    },
+    "random numbers under a policy are drawn once": lambda: (
         checkpointed(block, **selecting(keeping(aten.exp.default))),
-        by_pass,
         one(50),
     ),
-    "the reentrant kind": (checkpointed(block, use_reentrant=True), by_pass, one(4)),
-    "nested": (
+    "the reentrant kind": lambda: (checkpointed(block, use_reentrant=True), one(4)),
+    "nested": lambda: (
         checkpointed(lambda x: checkpointed(lambda x: x.sin() * x)(x).exp() * x),
-        by_pass,
         one(4, Pair),
     ),
-    "behind Dynamo": (lambda x: checkpointed(lambda x: x.sin() * x)(x).exp(), by_dynamo, one(4, Pair)),
+    "behind Dynamo": lambda: (chained, one(4, Pair), by_dynamo(chained)),
+    "outside": lambda: outside(products, of_products(), **selecting(keeping(aten.mm.default))),
+    "outside, the reentrant kind": lambda: outside(torch.sin, one(4), use_reentrant=True),
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", JUDGED)
-def test_regions_inside(name):
-    fn, way, make_args = JUDGED[name]
-    judge(fn, make_args, way=way, calls=2)
-
-
-@pytest.mark.parametrize(
-    ("fn", "options", "make_args"),
-    [
-        (products, selecting(keeping(aten.mm.default)), of_products()),
-        (torch.sin, {"use_reentrant": True}, one(4)),
-    ],
-)
-def test_a_region_outside(fn, options, make_args):
-    judge(checkpointed(fn, **options), make_args, checkpointed(by_pass(fn), **options), calls=2)
+def test_regions(name):
+    judge(*JUDGED[name](), calls=2)
 
 
 def test_hooks_are_as_before_after_a_trace():

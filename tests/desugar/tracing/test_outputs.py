@@ -18,7 +18,6 @@ from tests.desugar.judge import (
     by_pass,
     facts,
     identities,
-    judge,
     random_like,
     tensors_of,
     versions,
@@ -123,36 +122,21 @@ METADATA = {
     "unsqueeze_": lambda x, y: (x.unsqueeze_(0), x * y)[1],
     "of the plain one": lambda x, y: (y.unsqueeze_(0), x * y)[1],
     "and a write": lambda x, y: (x.unsqueeze_(0), x.mul_(2), x)[2],
-}
-
-
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("mode", ["grad", "no_grad"])
-@pytest.mark.parametrize("name", METADATA)
-@pytest.mark.parametrize("cls", [Tensor, TwoTensor], ids=lambda c: c.__name__)  # Dynamo fails on Tagged
-def test_sizes_and_strides_changed_in_place(name, cls, mode):
-    assert_plays_as_eager(
-        METADATA[name], lambda: (make(cls, 2, 3), torch.randn(3)), by_pass, "argument", MODES[mode]
-    )
-
-
-RESHAPED = {
     "transposes": lambda x, y: (y.unsqueeze_(0), x.t_(), (x * 2).t_() + y)[2],
     "squeezes": lambda x, y: (x.squeeze_(0), x.mul_(2), x + y)[2],
 }
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
-@pytest.mark.parametrize("name", RESHAPED)
-def test_graphs_end_at_changes_of_size_and_stride(name, cls, grad, door):
-    def args():
-        x = make(cls, 1, 3, grad=grad)
-        return (x * 1 if grad else x), make(cls, 3)
-
-    judge(RESHAPED[name], args, DOORS[door](RESHAPED[name]), calls=2)
+@pytest.mark.parametrize("mode", ["grad", "no_grad"])
+@pytest.mark.parametrize("name", METADATA)
+@pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair], ids=lambda c: c.__name__)  # Dynamo fails on Tagged
+def test_sizes_and_strides_changed_in_place(name, cls, mode, grad, door):
+    """The graph ends there."""
+    make_args = lambda: (make(cls, 1, 3, grad=grad) * 1, torch.randn(3))  # noqa: E731
+    assert_plays_as_eager(METADATA[name], make_args, DOORS[door], "argument", MODES[mode])
 
 
 @pytest.mark.sweep(27)
@@ -164,13 +148,6 @@ def test_writes(name, cls, mode):
         pytest.skip("eager mode cannot")
     assert_plays_as_eager(
         WRITES[name], lambda: (make(cls, 2, 3), torch.randn(3)), by_pass, "result", MODES[mode]
-    )
-
-
-@classes
-def test_a_write_to_an_argument_given_twice_counts_once(cls):
-    assert_plays_as_eager(
-        lambda x, y: x.add_(1), lambda: (make(cls, 2, 3),) * 2, by_pass, "result", contextlib.nullcontext
     )
 
 
@@ -288,19 +265,6 @@ def test_a_view_argument(name):
 
     fn = VIEWS[name]
     assert_plays_as_eager(lambda x, base: fn(x), make_args, by_pass, "result", contextlib.nullcontext)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair], ids=lambda c: c.__name__)
-@pytest.mark.parametrize(
-    "fn", [lambda x, v: (x.add_(1), v * 2)[1], lambda x, v: (x.add_(1), x.add_(1), v * 2)[2]]
-)
-def test_a_detached_part_shares_the_counter(cls, fn):
-    def make_args():
-        x = make(cls, 2, 3)
-        return x, x.detach()[:, :1]
-
-    judge(fn, make_args)
 
 
 @pytest.mark.parametrize(
