@@ -64,37 +64,13 @@ class Scaled:
 # ---------------------------------------------------------------------------------------------------- helpers
 
 
-def power(x, n):
-    return x if n == 0 else x * power(x, n - 1)
-
-
-def total(tree):
-    return sum(total(branch) for branch in tree) if isinstance(tree, list) else tree
-
-
 @functools.lru_cache
 def table(n):
     return [step / n for step in range(n)]
 
 
-@functools.singledispatch
-def dispatched(x):
-    return x
-
-
-dispatched.register(TwoTensor, lambda x: x * 2)
-dispatched.register(int, lambda x: x + 1)
-
 idioms_of_calls(
     {
-        "single_dispatch": (
-            lambda x: dispatched(x),
-            lambda fn, x: (fn(value) for value in (x, 3, make(Pair, 2, 3), 4, "text")),
-        ),
-        "recursion": (
-            lambda x, n, tree: (power(x, n), total(tree)),
-            lambda fn, x: (fn(x, n, tree) for n, tree in ((1, [x]), (3, [x, [x, x]]), (0, [[x], [x, [x]]]))),
-        ),
         "cached_helper": (
             lambda x: x * torch.tensor(table(x.shape[-1])),
             lambda fn, x: (fn(make(TwoTensor, 2, width)) for width in (3, 4, 3, 5)),
@@ -207,15 +183,6 @@ def entering_an_argument(x, scope):
     return y, entered.entered, Scaled.active
 
 
-def on_a_stack(x, grad):
-    x = x + 1
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.nullcontext())
-        if not grad:
-            stack.enter_context(torch.no_grad())
-        return x * 2
-
-
 @contextlib.contextmanager
 def active(name):
     ACTIVE.append(name)
@@ -285,10 +252,6 @@ idioms_of_calls(
         "users_context_manager": (
             entering,
             lambda fn, x: ((fn(x, factor), Scaled.active) for factor in (2.0, 3.0, 5.0)),
-        ),
-        "exit_stack": (
-            on_a_stack,
-            lambda fn, x: tuple(fn(x.requires_grad_(), grad) for grad in (True, False, True)),
         ),
         "context_manager_as_an_argument": (
             entering_an_argument,
@@ -794,13 +757,6 @@ def doubled(value):
     return value * 2 if isinstance(value, (Tensor, int, float, str)) else value
 
 
-def locals_deleted_and_reused(x, y):
-    x = x * 2
-    del y
-    y = [x + 1 for x in (1, 2)]
-    return x, y, sorted(locals())
-
-
 idioms_of_calls(
     {
         "keywords_collected": (
@@ -839,10 +795,6 @@ idioms_of_calls(
                 )
             ),
         ),
-        "locals_deleted_and_reused": (
-            locals_deleted_and_reused,
-            lambda fn, x: (fn(x, n) for n in (1, 2)),
-        ),
     }
 )
 
@@ -873,17 +825,6 @@ def queue(x, window):
     window.append(x)
     window.rotate(1)
     return window.popleft() * 2 if len(window) > 2 else window[-1] + len(window)
-
-
-def halves(x, n):
-    for step in range(n):
-        yield x / 2**step
-    return
-
-
-def of_a_generator(x, n):
-    first, *rest = halves(x, n)
-    return first, rest, next(halves(x, n)), any(h.dim() > 5 for h in rest)
 
 
 def of_one_container(build, times):
@@ -924,7 +865,6 @@ idioms_of_calls(
                 (fn(x, it), fn(x, it), fn(x, it), list(it)) for it in [(n * n for n in range(1, 9))]
             ],
         ),
-        "generator_inside": (of_a_generator, lambda fn, x: (fn(x, n) for n in (1, 3, 2)), Pair),
         "generator_returned": (
             lambda x, n: (x * step for step in range(n)),
             lambda fn, x: (list(fn(x, n)) for n in (1, 3)),

@@ -11,15 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import torch
-import torch.autograd.forward_ad as fwad
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
-from tests.desugar.classes import Pair, Tagged, make
+from tests.desugar.classes import Pair, make
 from tests.desugar.idioms.running import (
     again,
     between,
@@ -67,21 +64,10 @@ def grad_modes(x, flag):
     return y, z, u, torch.is_grad_enabled()
 
 
-def leaving_grad_mode(x, flag):
-    torch.set_grad_enabled(flag)
-    return x * 2
-
-
 def inferring(x):
     with torch.inference_mode():
         y = x * 2
     return y, x + 1
-
-
-def casting(x, w, inside):
-    y = x @ w
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
-        return y, x @ w, torch.is_autocast_enabled("cpu")
 
 
 @torch.no_grad()
@@ -113,13 +99,6 @@ idioms_of_calls(
         ),
         "decorated_with_no_grad_compiled": (without_grad, lambda fn, x: fn(x.requires_grad_())),
         "inference_mode_inside": (inferring, lambda fn, x: (fn(make(TwoTensor, 2, 3)) for _ in range(2))),
-        "autocast_around_and_inside": (
-            casting,
-            lambda fn, x: within(
-                lambda: (fn(x, torch.ones(3, 4), True), fn(x, torch.ones(3, 4), False)),
-                *(torch.autocast("cpu", dtype=torch.bfloat16, enabled=on) for on in (False, True, False)),
-            ),
-        ),
         "default_dtype_changed": (
             lambda x: (x * torch.ones(3), torch.tensor(1.5), torch.arange(3) / 2),
             lambda fn, x: within(
@@ -156,14 +135,6 @@ idioms_of_calls(
 
 
 @idiom
-def grad_mode_left_switched(compile_):
-    fn, x = compile_(leaving_grad_mode), leaf_of()
-    with torch.enable_grad():  # which is on again afterwards
-        found = [(fn(x, flag), torch.is_grad_enabled()) for flag in (False, True, False)]
-    yield found
-
-
-@idiom
 def inference_mode_around_some_calls(compile_):
     fn, x = compile_(lambda x: (x * 2, torch.is_inference_mode_enabled())), make(TwoTensor, 2, 3)
     yield fn(x)
@@ -177,15 +148,6 @@ def inference_mode_around_some_calls(compile_):
 # -------------------------------------------------------------------------------------------------- transforms
 
 
-def grads_of_rows(x, squared):
-    return torch.vmap(torch.func.grad(lambda row: (row * row if squared else row.sin()).sum()))(x)
-
-
-def dual(fn, x):
-    with fwad.dual_level():
-        return tuple(fwad.unpack_dual(fn(fwad.make_dual(x, torch.ones(4, 3)))))
-
-
 MATRIX = Tensor, 4, 3
 idioms_of_calls(
     {
@@ -194,28 +156,10 @@ idioms_of_calls(
             lambda fn, x: ((fn(x, n), torch.vmap(fn, in_dims=(0, None))(x, n), fn(x, n)) for n in (2, 3)),
             *MATRIX,
         ),
-        "vmap_and_grad_inside": (
-            grads_of_rows,
-            lambda fn, x: (fn(make(*MATRIX), squared) for squared in (True, False, True)),
-        ),
         "varying_int_below_grad": (
             lambda x, n: torch.func.grad(lambda x: x.sum() * n)(x),
             lambda fn, x: (fn(make(*MATRIX), n) for n in (2, 3)),
         ),
-        "grad_around": (
-            lambda x: (x * x).sum(),
-            lambda fn, x: (
-                (fn(x), torch.func.grad(fn)(x), torch.func.grad_and_value(fn)(x), fn(x))
-                for x in (x, make(*MATRIX))
-            ),
-            *MATRIX,
-        ),
-        "jvp_around": (
-            lambda x: x.sin() * x,
-            lambda fn, x: (fn(x), torch.func.jvp(fn, (x,), (torch.ones(4, 3),)), fn(x)),
-            *MATRIX,
-        ),
-        "dual_tensors": (lambda x: x.sin() * x, lambda fn, x: (fn(x), dual(fn, x), fn(x)), *MATRIX),
         "cond_inside": (
             lambda x, flag: torch.cond(flag, lambda x: x.sin(), lambda x: x.cos(), (x,)),
             lambda fn, x: (fn(x, torch.tensor(True)), fn(x, torch.tensor(False))),
@@ -249,20 +193,6 @@ def breaking_between_writes(x, y):
     return x + y
 
 
-def breaking_in_a_loop(xs):
-    out = []
-    for n, x in enumerate(xs):
-        out.append(x * n)
-        torch._dynamo.graph_break()
-    return sum(out)
-
-
-def broken(x, n):
-    y = x.sin()
-    torch._dynamo.graph_break()
-    return y * n
-
-
 def breaking_in_a_context(x):
     with torch.no_grad():
         y = x * 2
@@ -284,14 +214,6 @@ idioms_of_calls(
         "break_with_writes": (
             breaking_between_writes,
             lambda fn, x: ((fn(x, y), x, y) for y in [make(TwoTensor, 2, 3)] for _ in range(2)),
-        ),
-        "break_in_a_loop": (
-            breaking_in_a_loop,
-            lambda fn, x: (fn([make(Tagged, 2, 3) for _ in range(n)]) for n in (2, 3)),
-        ),
-        "break_in_a_nested_function": (
-            lambda x, n: broken(broken(x, n) + 1, n) - 1,
-            lambda fn, x: (fn(make(TwoTensor, 2, 3), n) for n in (2, 3)),
         ),
         "break_in_a_context": (
             breaking_in_a_context,
@@ -348,21 +270,6 @@ def thread_locals(compile_):
 # ---- gradients -----------------------------------------------------------------------------------------------
 
 
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, scale):
-        ctx.scale = scale
-        return x * scale
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * ctx.scale * 10, None
-
-
-def block(y):
-    return F.dropout(y.sin(), 0.5) * y
-
-
 def toggling(x):
     y = (x * 2).detach().requires_grad_()
     return y, y * 3
@@ -374,26 +281,9 @@ def grad_inside(x):
     return grad * 2
 
 
-def backward_inside(x):
-    y = (x * x).sum()
-    y.backward()
-    return y.detach()
-
-
-def assigning_data(x, w):
-    w.data = w.data * 2
-    return x * w
-
-
 def detaching(x):
     hidden, cell = (x * 2).chunk(2)
     return hidden * cell, hidden.detach(), cell.detach()
-
-
-def hooking(x):
-    y = x * 2
-    y.register_hook(lambda grad: grad * 10)
-    return y.sin()
 
 
 idioms_of_calls(
@@ -404,32 +294,7 @@ idioms_of_calls(
         ),
         "requires_grad_toggled_inside": (toggling, lambda fn, x: (trained(fn, x) for _ in range(2))),
         "gradient_computed_inside": (grad_inside, lambda fn, x: (fn(leaf_of(Tensor)) for _ in range(2))),
-        "backward_inside": (
-            backward_inside,
-            lambda fn, x: ((fn(x.requires_grad_()), x) for _ in range(2)),
-            Tensor,
-        ),
-        "data_assigned": (
-            assigning_data,
-            lambda fn, x: ((fn(x, w), w) for w in [nn.Parameter(torch.ones(3))] for _ in range(2)),
-        ),
         "detached_parts": (detaching, lambda fn, x: (fn(make(cls, 2, 3)) for cls in (Tensor, TwoTensor))),
-        "tensor_hook_inside": (hooking, lambda fn, x: (trained(fn, leaf_of(Tensor))[1] for _ in range(2))),
-        "autograd_function": (
-            lambda x, scale: Twice.apply(x, scale) + 1,
-            lambda fn, x: (trained(fn, leaf_of(), scale) for scale in (2.0, 3.0)),
-        ),
-        "checkpoint_inside": (
-            lambda x, keep: block(x) if keep else checkpoint(block, x, use_reentrant=False),
-            lambda fn, x: (trained(fn, leaf_of(), keep) for keep in (False, True, False)),
-        ),
-        "checkpoint_around": (
-            lambda x, n: x.sin() * x * n,
-            lambda fn, x: (
-                trained(lambda *args: checkpoint(fn, *args, use_reentrant=False), leaf_of(), n)
-                for n in (1, 2)
-            ),
-        ),
     }
 )
 

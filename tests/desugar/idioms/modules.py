@@ -197,12 +197,6 @@ class Average(Held):
         return x - self.mean
 
 
-class Momentum(Held):
-    def forward(self, x):
-        self.mean = (self.mean + x.mean(0)) / 2
-        return x - self.mean
-
-
 def set_weight(make_weight, grad=True):
     """A change that gives a module another weight."""
     return lambda module: setattr(module, "weight", nn.Parameter(make_weight(), requires_grad=grad))
@@ -224,11 +218,6 @@ idioms_of_changes(
             *(None, lambda fn, module: (fn(make(type(module.mean), 4, 3)), buffers(module))),
             *(again, again),
             lambda module: (setattr(module, "mean", torch.zeros(3)), module.count.fill_(10)),
-        ),
-        "buffer_replaced_inside": (
-            lambda: Momentum({"mean": torch.zeros(3)}),
-            *(None, lambda fn, module: (fn(wrapper(4)), buffers(module))),
-            *(again, again),
         ),
         "parameter_replaced": (
             Block,
@@ -633,13 +622,6 @@ def of_a_dataclass(x, settings):
     return x * settings.scale + other.scale
 
 
-def copying(box, xs):
-    other, more = copy.copy(box), copy.copy(xs)
-    other.scale = 9.0
-    more.append(xs[0] * other.scale)
-    return more, other is box
-
-
 def copying_deeply(settings, x):
     other = copy.deepcopy(settings)
     other.names.append("inside")
@@ -700,11 +682,6 @@ idioms_of_calls(
             lambda fn, x: (vars(fn(x, scale)) for scale in (1.0, 3.0, 2.0)),
             Pair,
         ),
-        "copies_of_an_argument": (
-            copying,
-            lambda fn, x: ((fn(box, xs), box.scale, len(xs)) for box in [Box()] for xs in ([x], [x, x])),
-            Pair,
-        ),
         "deep_copy_of_an_argument": (
             copying_deeply,
             lambda fn, x: (
@@ -762,19 +739,6 @@ def of_its_type(x):
     return (x + 1 if isinstance(x, (Pair, Halves)) else x - 1), type(x).__name__
 
 
-def matching(value):
-    match value:
-        case {"x": Tensor() as x, **rest}:
-            return x * len(rest)
-        case [first, *others] if others:
-            return first - len(others)
-        case Settings(scale=scale):
-            return scale
-        case int() | float():
-            return value + 1
-    return None
-
-
 idioms_of_calls(
     {
         "attribute_of_a_tensor": (
@@ -822,23 +786,11 @@ idioms_of_calls(
                 fn(make(cls, 2, 6)) for cls in (Tensor, TwoTensor, Pair, Halves, Tensor, Beside, Nested)
             ),
         ),
-        "match_statement": (
-            matching,
-            lambda fn, x: (
-                fn(value)
-                for value in ({"x": x}, {"x": x, "y": 1}, [x, x], [x], Settings(3.0), 4, 5.0, "text")
-            ),
-        ),
     }
 )
 
 
 # ------------------------------------------------------------------------------------------------ data in Python
-
-
-def item_in_a_branch(x):
-    total = x.sum().item()
-    return x * 2 if total > 0 else x - 1, total
 
 
 def while_on_data(x):
@@ -851,11 +803,6 @@ def while_on_data(x):
 
 idioms_of_calls(
     {
-        "item_in_a_branch": (item_in_a_branch, lambda fn, x: (fn(value) for value in (x, -x, x * 2))),
-        "branch_on_data": (
-            lambda x, flag: (lambda y: y + 1 if flag else y - 1)(x * 2 if x.sum() > 0 else x),
-            lambda fn, x: (fn(value, torch.tensor(flag)) for value in (x, -x) for flag in (True, False)),
-        ),
         "while_on_data": (
             while_on_data,
             lambda fn, x: ((fn(make(Tensor, 2, 3) * scale), fn(x * scale)[1]) for scale in (1, 4, 0.01)),
@@ -889,12 +836,6 @@ idioms_of_calls(
 # ----------------------------------------------------------------------------------------------------- writes
 
 
-def writing(x, y):
-    x.mul_(2)
-    y[0] = x[1]
-    return x + y
-
-
 def writing_by_position(cache, x, position):
     cache[position : position + len(x)] = x
     return cache[: position + len(x)].sum(0)
@@ -907,10 +848,6 @@ def swapping(state):
 
 idioms_of_calls(
     {
-        "writes_to_arguments": (
-            writing,
-            lambda fn, x: ((fn(x, y), x, y, x._version) for y in [make(TwoTensor, 2, 3)] for _ in range(3)),
-        ),
         "cache_written_by_position": (
             writing_by_position,
             lambda fn, x: (
@@ -926,14 +863,6 @@ idioms_of_calls(
         ),
     }
 )
-
-
-@idiom
-def result_fed_back(compile_):
-    fn, x = compile_(lambda x: (x * 2, x.sin())), make(TwoTensor, 2, 3, grad=True)
-    y = fn(fn(x)[0])[0]
-    yield y
-    yield trained(lambda y: fn(y)[0], y), x
 
 
 # ------------------------------------------------------------------------------------- keys, classes and types
