@@ -162,7 +162,7 @@ def measure_around(error, **options):
     return lines
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "error",
     [

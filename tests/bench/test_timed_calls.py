@@ -216,7 +216,7 @@ def test_an_instance_is_as_large_as_what_it_holds(monkeypatch):
     assert 50 < found["C++"] < 1000
 
 
-@pytest.mark.parametrize("kept", [0, 100])
+@pytest.mark.parametrize("kept", [pytest.param(0, marks=pytest.mark.slow), 100])
 def test_growth_is_what_calls_keep(monkeypatch, kept):
     monkeypatch.setattr(memory, "CALLS", 200)
     hoard = []

@@ -151,6 +151,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_how_many_programs_calls_take(name):
     fn, calls, count, *dynamic = PROGRAMS[name]
@@ -448,7 +449,7 @@ def number(dtype, grad):
 @pytest.mark.sweep(28)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("backend", ["inductor", "eager"])
+@pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "eager"])
 def test_changing_float(backend, name, grad):
     fn, most = FUNCTIONS[name]
     compiled = desugar.compile(fn, backend=backend)
@@ -484,7 +485,7 @@ def attend(q, bias):
     return F.scaled_dot_product_attention(q, q * 2, q, attn_mask=bias)
 
 
-@pytest.mark.parametrize("width", [16, 8])
+@pytest.mark.parametrize("width", [pytest.param(16, marks=pytest.mark.slow), 8])
 def test_a_size_that_occurs_twice_in_a_stride(width):
     """The longest row, the mask and the heads have one size: a stride is the square of the symbol, or times others."""
     rows = [torch.randn(n, 2, width) for n in (width, 5, 6)]

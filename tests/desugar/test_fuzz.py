@@ -318,7 +318,7 @@ STALE = (("expand", 0, 0), ("detach", 1, 0), ("add_", 0, 0))
 
 
 @ONE_DOOR
-@settings(max_examples=40, suppress_health_check=QUIET)
+@settings(max_examples=20, suppress_health_check=QUIET)
 @given(script=scripts(OPS, 15))
 @example(script=Script(TwoTensor, ("wrapper",), (False,) * 4, DETACHED, (2, 0), frozenset(), 0))
 @example(script=Script(TwoTensor, ("wrapper",), (True,) * 4, GRADIENT, (1,), frozenset(), None))

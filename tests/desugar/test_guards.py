@@ -65,6 +65,7 @@ AROUND = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", AROUND)
 def test_the_state_around(name):
     fn, call, *around = AROUND[name]
@@ -112,6 +113,7 @@ APART = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", APART)
 def test_what_tells_arguments_apart(name):
     assert_programs(product, APART[name], len(APART[name]))
@@ -136,6 +138,7 @@ ONE_OBJECT = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ONE_OBJECT)
 def test_whether_an_argument_is_a_global(name, way):

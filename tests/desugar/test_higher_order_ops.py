@@ -96,7 +96,7 @@ def test_both_branches(name, kind):
     assert len(compiled.programs) == 1
 
 
-@pytest.mark.parametrize("pred", [True, False])
+@pytest.mark.parametrize("pred", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_second_derivatives(pred):
     def program(cond, pred, x):
         return cond(pred, lambda x: x.sin() * x, lambda x: x * x * x, (x,))

@@ -104,6 +104,7 @@ MODELS = {
 BROKEN_BY_DYNAMO = {"lstm", "gru"}
 
 
+@pytest.mark.sweep(2)
 # The transformer compiles longest; its layers are those of "attention" and "norms".
 @pytest.mark.parametrize(
     "name",

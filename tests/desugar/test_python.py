@@ -78,7 +78,7 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sweep(24)
+@pytest.mark.sweep(32)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", OF_SIZES)
 def test_sizes_where_symbols_do_not_go(name, dynamic):

@@ -150,7 +150,9 @@ RETURNED = {
 
 
 @pytest.mark.sweep(36)
-@pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"], desugar.compile])
+@pytest.mark.parametrize(
+    "door", [strictly, DOORS["torch.compile"], pytest.param(desugar.compile, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 @pytest.mark.parametrize("name", RETURNED)
 def test_an_autograd_function_that_returns_its_input(name, cls, door):
@@ -223,6 +225,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.sweep(3)
 @BOTH_DOORS
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_functorch_over_a_compiled_function(transform, door):
@@ -290,7 +293,7 @@ class Penalty(nn.Linear):
         return (grad * x).sum()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", DOORS)
 @pytest.mark.parametrize("kind", [Backward, Penalty])
 def test_gradients_of_parameters_inside(kind, way):

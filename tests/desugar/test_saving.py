@@ -72,7 +72,7 @@ def measure(fn: Any, args: tuple[Any, ...]) -> tuple[int, list[Any]]:
     return saved.bytes, list(torch.autograd.grad(out, args, tangent))
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(25)
 @classes
 @pytest.mark.parametrize(
     ("eager", "make_fn"),
@@ -148,7 +148,7 @@ def cycle(n: int) -> list[weakref.ref]:
     return [weakref.ref(o) for o in (compiled, program, *graphs, program.variants, x, module)]
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(1000, marks=pytest.mark.slow)])
 def test_compiling_and_dropping_leaves_nothing(count):
     for n in range(3):
         cycle(n)

@@ -97,6 +97,7 @@ OUTSIDE = {
 }
 
 
+@pytest.mark.sweep(3)
 @EVERY_DOOR
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_sparse_arguments_results_and_gradients(name, door):

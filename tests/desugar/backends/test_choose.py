@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch._inductor.config as config
@@ -73,7 +76,7 @@ INDUCTOR = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", INDUCTOR)
 def test_inductor(name):
     fn, make_args = INDUCTOR[name]
@@ -127,3 +130,27 @@ def test_a_backward_does_not_read_past_what_it_was_given_instead_of_what_was_sav
         x.a = torch.rand(2, 2)
     (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
     torch.testing.assert_close([grad.a, grad.b], [was * 4, x.b * 4])
+
+
+# ---- Inductor in a process that has imported nothing of it yet ------------------------------------------------------
+
+POOLED = """
+import torch
+import desugar
+
+def pool(x):
+    return torch.nn.functional.max_pool1d(x, 2).sin()
+
+x = torch.randn(2, 3, 8)
+desugar.save({path!r}, pool, desugar.call(x), native=False)
+torch.testing.assert_close(desugar.load({path!r}, native=False)(x), pool(x))
+"""
+
+
+@pytest.mark.slow
+def test_max_pool_in_a_new_process(tmp_path):
+    text = POOLED.format(path=str(tmp_path / "pool.pt2"))
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr

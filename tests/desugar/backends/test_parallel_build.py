@@ -124,7 +124,7 @@ def test_a_result_without_dimensions_is_a_loss(fn, expected):
     assert expected_tangents(compiled.programs[0].variants.traced) == expected
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(("which", "compilations"), [(slice(0, 1), 1), (slice(1, 2), 2), (slice(None), 2)])
 def test_other_gradients_than_expected_have_a_backward_of_their_own(
@@ -188,6 +188,7 @@ def test_kernels_of_other_devices_are_not_put_off():
 # ---------------------------------------------------------------------------------------- what may go wrong
 
 
+@pytest.mark.slow
 def test_two_functions_with_one_graph(empty_cache, backwards):
     other = types.FunctionType(chain.__code__.replace(co_name="other"), chain.__globals__)
     functions = [desugar.compile(chain), desugar.compile(other)]

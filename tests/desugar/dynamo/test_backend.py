@@ -141,6 +141,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name):
     fn, way, calls = CALLS[name]

@@ -106,16 +106,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.sweep(36)
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("declared", [False, True])
-def test_changes_are_noticed(name, declared):
-    net, x = Net(declared), torch.randn(2, 4)
-    compiled = warm(net, x)
-    CHANGES[name](net)
-    assert_follows(compiled, net, x.to(net.layers[0].up.weight.dtype))
-
-
 class Weighted(Pair):
     """A wrapper with an attribute of its class."""
 
@@ -169,16 +159,26 @@ HELD = {
 }
 
 
-@pytest.mark.sweep(16)
-@pytest.mark.parametrize("name", HELD)
-def test_what_is_held_by_others_is_looked_at(name, monkeypatch):
-    """Of these no dictionary of the module says that they have changed, nor do they change any of it."""
+@pytest.mark.sweep(26)
+@pytest.mark.parametrize(
+    ("make_net", "change"),
+    [
+        *(
+            pytest.param(functools.partial(Net, declared), change, id=f"{name}, {declared}")
+            for name, change in CHANGES.items()
+            for declared in (False, True)
+        ),
+        *(pytest.param(Reader, change, id=f"held: {name}") for name, change in HELD.items()),
+    ],
+)
+def test_changes_are_noticed(make_net, change, monkeypatch):
+    """Of those that others hold, no dictionary of the module says that they have changed."""
     monkeypatch.setattr(Reader, "shared", 1.0)
     monkeypatch.setattr(Weighted, "bonus", 1.0)
-    net, x = Reader(), torch.randn(2, 4)
+    net, x = make_net(), torch.randn(2, 4)
     compiled = warm(net, x)
-    HELD[name](net)
-    assert_follows(compiled, net, x)
+    change(net)
+    assert_follows(compiled, net, x.to(net.layers[0].up.weight.dtype))
 
 
 @pytest.mark.slow

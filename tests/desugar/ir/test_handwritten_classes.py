@@ -11,7 +11,7 @@ from desugar.ir.values import Flat, unwrap_value
 from subclasses.adoption.flatten_purity import flattens_to_constants
 from tests.desugar.classes import Halves, Single, Tagged, TwoTensor, make
 from tests.desugar.judge import by_pass, judge
-from tests.doors import by_stock
+from tests.tables import giving
 
 
 class Counted(Single):
@@ -68,19 +68,23 @@ def is_plainly_built(x):
     return unwrap_value(x, Flat()).plainly_built
 
 
-@pytest.mark.parametrize(
-    "x",
-    [
-        make(Tagged, 2, 3),  # metadata in the dictionary
-        *(
-            cls(torch.ones(2, 3))
-            for cls in (Counted, Policied, Other, *(type(n, (Single,), more) for n, more in MORE.items()))
-        ),
-    ],
-    ids=lambda x: type(x).__name__,
+# Metadata in the dictionary, and what classes do besides.
+ODD = [make(Tagged, 2, 3), *(cls(torch.ones(2, 3)) for cls in (Counted, Policied, Other))]
+ODD += [type(name, (Single,), more)(torch.ones(2, 3)) for name, more in MORE.items()]
+FLATTENING = {
+    **dict.fromkeys((Single, Counted, TwoTensor, Halves), True),
+    **dict.fromkeys((Asking, Reading, Tagged), False),
+    type("Builtin", (Single,), {"__tensor_flatten__": len}): False,  # no Python function
+}
+test_what_is_proved = giving(
+    {
+        **{f"{type(x).__name__} is not plainly built": (lambda x=x: is_plainly_built(x), False) for x in ODD},
+        **{
+            f"{cls.__name__} flattens to constants": (lambda cls=cls: flattens_to_constants(cls), constant)
+            for cls, constant in FLATTENING.items()
+        },
+    }
 )
-def test_what_does_more_is_seen_to(x):
-    assert not is_plainly_built(x)
 
 
 def test_a_size_that_the_class_answers_is_its_answer_for_results():
@@ -98,40 +102,9 @@ def test_what_does_nothing_is_seen_to():
         assert x.__dict__ == before, "nothing is added to the tensor"
 
 
-Builtin = type("Builtin", (Single,), {"__tensor_flatten__": len})  # no Python function
-
-
-@pytest.mark.parametrize(
-    ("cls", "constant"),
-    [
-        (Single, True),
-        (Counted, True),
-        (TwoTensor, True),
-        (Halves, True),
-        (Asking, False),
-        (Reading, False),
-        (Tagged, False),
-        (Builtin, False),
-    ],
-)
-def test_flattening(cls, constant):
-    assert flattens_to_constants(cls) == constant
-
-
 @pytest.mark.parametrize("cls", [Single, Counted, Asking, Reading])
 @pytest.mark.parametrize("grad", [False, True])
 def test_results_are_eagers(cls, grad):
     compiled = judge(lambda x: (x * 2).sin(), lambda: (cls(torch.randn(2, 3)).requires_grad_(grad),))
     (program,) = compiled.programs
     assert ("__tensor_unflatten__" in program.wrapper) == (cls is Counted)
-
-
-def test_a_class_that_gives_another_fares_as_under_stock():
-    def outcome(door):
-        torch.compiler.reset()
-        try:
-            return type(door(lambda x: x * 2)(Other(torch.ones(2))))
-        except AssertionError as error:
-            return str(error)
-
-    assert outcome(by_pass) == outcome(by_stock)

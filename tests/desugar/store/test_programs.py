@@ -81,6 +81,7 @@ FOUND = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", FOUND)
 def test_a_program_is_traced_once(traced, name):
     make_fn, make_args = FOUND[name]
@@ -187,6 +188,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_is_part_of_the_key(traced, name):
     fn, x = lambda x: x @ x * torch.ones(3), torch.randn(3, 3)
@@ -352,6 +354,7 @@ UNKNOWN = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_rules_that_cannot_be_followed_are_not_stored(traced, load, caplog, kind):
     caplog.set_level(logging.INFO, "desugar")

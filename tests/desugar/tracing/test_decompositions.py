@@ -42,7 +42,7 @@ def assert_same_numbers(layer, run):
     return compiled, sides[0]
 
 
-@pytest.mark.sweep(48)
+@pytest.mark.sweep(64)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(("bidirectional", "batch_first"), SETTINGS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -158,6 +158,7 @@ def play(fn, make):
     return seen
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("door", BACKEND_DOORS)
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)

@@ -154,8 +154,7 @@ def test_saved_tensors_in_a_row_are_one_slice(arguments, joined):
     assert join_saved(arguments, 4 if "saved[3]" in " ".join(arguments) else 3) == joined
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "build", [lambda t: t, lambda t: TwoTensor(t, torch.ones(3)), lambda t: Pair(t, torch.ones(3))]
 )
@@ -243,7 +242,9 @@ def test_second_derivatives_compile_a_function_of_their_own():
 
 
 @pytest.mark.sweep(7)
-@pytest.mark.parametrize("name", ["a sum", "a view and a sum", "inductor"])
+@pytest.mark.parametrize(
+    "name", ["a sum", "a view and a sum", pytest.param("inductor", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("door", BACKEND_DOORS)
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair, Labeled, Nested])
 def test_each_gradient_has_memory_of_its_own(cls, door, name):
@@ -270,7 +271,7 @@ BATCHES = {
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("is_known", [False, True], ids=["first", "later"])
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 def test_batches_of_gradients(cls, backend, is_known):
     """`is_grads_batched=True` and vmap over a backward; compiled code finds no memory in their gradients."""

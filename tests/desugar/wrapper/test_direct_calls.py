@@ -34,7 +34,7 @@ def count(monkeypatch):
     [
         pytest.param(desugar.compile, False, 1, marks=pytest.mark.slow),
         pytest.param(desugar.compile, True, 2, marks=pytest.mark.slow),
-        (inside, False, 3),
+        pytest.param(inside, False, 3, marks=pytest.mark.slow),
     ],
     ids=["the first call alone", "forward and backward", "torch.compile"],
 )

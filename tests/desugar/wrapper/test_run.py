@@ -217,7 +217,7 @@ def test_gradients_of_some_results_and_arguments():
     assert_same(lambda x, w: (x * w, w * w, x + 1), of_subsets)
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize("cls", EVERY)
 @pytest.mark.parametrize(
     ("fn", "run"),
