@@ -319,13 +319,14 @@ def c16_dropout(compile, cls):
 
 @case
 def c17_saved_tensor_hooks(compile, cls):
-    (x,), packed, unpacked = leaf(cls), [], []
-    hooks = (lambda t: (packed.append(1), t)[1]), (lambda t: (unpacked.append(1), t)[1])
+    """Once each, and late: in the call that compiles, and in the next one."""
+    (x,), packed, unpacked, compiled = leaf(cls), [], [], compile(lambda x: x.sin() * x)
+    hooks = (lambda t: (packed.append(t), t)[1]), (lambda t: (unpacked.append(t), t)[1])
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
-        out = compile(lambda x: x.sin())(x)
+        outs = [compiled(x) for _ in range(2)]
     late = not unpacked
-    backward(out)
-    return late, packed == unpacked, x.grad
+    backward(outs)
+    return late, len(packed) == len(unpacked), x.grad
 
 
 @case

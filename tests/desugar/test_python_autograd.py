@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import warnings
-from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 import desugar
 from desugar import DesugarError
 from tests.desugar.classes import Pair, TwoTensor, autograd_function, make, plain_parts
-from tests.desugar.judge import assert_same_gradients, backward, by_pass, judge
+from tests.desugar.judge import assert_same_gradients, backward, judge
 from tests.desugar.refusing import BOTH_DOORS, DOORS, EVERY_DOOR, strictly
 from tests.doors import by_stock
 
@@ -255,22 +253,6 @@ def test_equal_default_devices_are_one():
         lambda x: x + torch.ones(2), lambda: (make(Pair, 2),), around=lambda: torch.device("cpu"), calls=2
     )
     assert len(compiled.programs) == 1
-
-
-# ---- logs ----------------------------------------------------------------------------------------------------
-
-
-def test_an_error_of_the_user_is_logged_as_often_as_by_pytorch(caplog):
-    """Dynamo's run on fake tensors reports it; the pass, which would run it again, does not come to it."""
-    log, counts = logging.getLogger("torch._subclasses.fake_tensor"), []
-    with mock.patch.object(log, "handlers", [*log.handlers, caplog.handler]):
-        for door in (by_stock, by_pass):
-            torch.compiler.reset()
-            caplog.clear()
-            with pytest.raises(RuntimeError, match="same reduction dim"):
-                door(lambda x: x @ torch.ones(7, 7))(torch.ones(2, 3))
-            counts.append([record.name for record in caplog.records].count(log.name))
-    assert counts[0] == counts[1] and log.filters == []
 
 
 # ---- torch._dynamo.config.trace_autograd_ops: autograd's functions inside of one graph -------------------------

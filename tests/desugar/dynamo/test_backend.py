@@ -236,20 +236,6 @@ def test_symbols_that_are_equal_reach_inductor_under_one_name(cls, grad):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_an_int_that_turns_out_to_be_one_number(dynamic):
-    def power(x, n):
-        out = x * 1
-        while n != 0:
-            out, n = out * n, n - 1
-        return out
-
-    compiled = by_dynamo(power, dynamic=dynamic)
-    for n in (3, 4, 5, 4):
-        judge(power, lambda n=n: (make(TwoTensor, 2, 3, grad=True), n), compiled)
-
-
-@pytest.mark.slow
 def test_an_argument_that_is_negated_lazily_is_refused_where_compiled_code_would_read_its_memory():
     fn, negated = lambda x: x * 2, torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
     compiled = torch.compile(fn, backend="desugar")

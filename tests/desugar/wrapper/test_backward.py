@@ -200,6 +200,8 @@ def test_members_are_compiled_when_they_are_met():
     assert set(variants.table) == {(True,) * 3, (False, True, True), (False, True, False)}
     assert len(variants.sources) == 3
     assert compiled.programs[0].source.endswith(variants.sources[-1])
+    # The member for all gradients is the backward, and hands on what it does not take.
+    assert compiled.programs[0].run.__globals__["Backward"].backward is variants.table[(True,) * 3]
 
 
 def test_with_symbols_the_whole_backward_is_compiled_at_once():
@@ -208,21 +210,6 @@ def test_with_symbols_the_whole_backward_is_compiled_at_once():
     compiled = by_pass(three, backend=backend, dynamic=True)
     compiled(*two())
     assert len(graphs) == 2 and compiled.programs[0].variants.table == {}
-
-
-def test_the_member_for_all_gradients_becomes_the_backward_and_hands_on_what_it_does_not_take():
-    def gradients(function, pick, **options):
-        x, y = (torch.arange(1.0, 4.0).requires_grad_() for _ in "xy")
-        results, given = function(x, y), [torch.full((3,), 2.0)] * len(pick)
-        return torch.autograd.grad([results[n] for n in pick], [x, y], given, allow_unused=True, **options)
-
-    fn = lambda x, y: (x * y, (x * x).sin())  # noqa: E731
-    compiled = by_pass(fn)
-    for pick, options in [([0, 1], {}), ([0], {}), ([1], {}), ([0, 1], {"create_graph": True}), ([0, 1], {})]:
-        assert_same_values(gradients(compiled, pick, **options), gradients(fn, pick, **options))
-    (program,) = compiled.programs
-    assert program.run.__globals__["Backward"].backward is program.variants.table[True, True]
-    assert set(program.variants.table) == {(True, True), (True, False), (False, True)}
 
 
 def test_second_derivatives_compile_a_function_of_their_own():

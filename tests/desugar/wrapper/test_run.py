@@ -266,19 +266,11 @@ def test_anomaly_mode(check_nan):
                 out.backward(torch.ones_like(out) * 0)
 
 
-@pytest.mark.parametrize("warm", [True, False])
-def test_saved_tensor_hooks_run_once_each(warm):
-    packed, unpacked = [], []
-    x, w = make(TwoTensor, 3, grad=True), torch.ones(3, requires_grad=True)
-    compiled = by_pass(lambda x, w: (x * w).sin())
-    if warm:
-        compiled(x, w)
-    hooks = lambda t: packed.append(t) or t, lambda t: unpacked.append(t) or t
-    with torch.autograd.graph.saved_tensors_hooks(*hooks):
-        out = compiled(x, w)
-    assert unpacked == [] and len(packed) == len({id(t) for t in packed})
-    out.backward(torch.ones_like(out))
-    assert len(unpacked) == len(packed)
+def test_a_tensor_is_packed_once():
+    packed, x, w = [], make(TwoTensor, 3, grad=True), torch.ones(3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        by_pass(lambda x, w: (x * w).sin())(x, w)
+    assert len(packed) == len({id(t) for t in packed})
 
 
 # ---- gradients of other kinds --------------------------------------------------------------------------------
