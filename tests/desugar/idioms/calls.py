@@ -9,13 +9,12 @@ import enum
 import functools
 import io
 import itertools
-import logging
 import math
 import operator
 import os
 import random
 import warnings
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -36,8 +35,6 @@ from tests.desugar.idioms.running import (
     trained,
     wrapper,
 )
-
-ACTIVE: list = []
 
 
 class UserError(Exception):
@@ -164,12 +161,6 @@ def catching_an_operators(x, w):
         return x
 
 
-def asserting(x, n):
-    assert n > 0, f"got {n}"
-    assert x.shape[0] == 2
-    return x * n
-
-
 def entering(x, factor):
     with Scaled(factor) as entered:
         y = x * Scaled.active
@@ -181,20 +172,6 @@ def entering_an_argument(x, scope):
     with scope as entered:
         y = y * Scaled.active
     return y, entered.entered, Scaled.active
-
-
-@contextlib.contextmanager
-def active(name):
-    ACTIVE.append(name)
-    try:
-        yield len(ACTIVE)
-    finally:
-        ACTIVE.pop()
-
-
-def in_two_contexts(x):
-    with active("a") as one, active("b") as two:
-        return x * one + two * len(ACTIVE)
 
 
 def printing(x, n):
@@ -248,7 +225,6 @@ idioms_of_calls(
             catching_an_operators,
             lambda fn, x: tuple(fn(x, torch.ones(size)) for size in ((3,), (4,), (2, 1))),
         ),
-        "assertions": (asserting, lambda fn, x: (error_of(fn, x, n) for n in (1, 0, 2)), Pair),
         "users_context_manager": (
             entering,
             lambda fn, x: ((fn(x, factor), Scaled.active) for factor in (2.0, 3.0, 5.0)),
@@ -263,25 +239,6 @@ idioms_of_calls(
         "warning_inside": (warning, lambda fn, x: (noted(fn, x, n) for n in (1, 2, 2))),
     }
 )
-
-
-idioms_of_changes(
-    {
-        "generator_context_manager": (
-            ACTIVE.clear,
-            *(lambda _: in_two_contexts, lambda fn, _: (fn(wrapper()), ACTIVE)),
-            lambda _: ACTIVE.append("outside"),
-        ),
-    }
-)
-
-
-@idiom
-def logging_inside(compile_):
-    logger, text = logging.Logger("idioms"), io.StringIO()
-    logger.addHandler(logging.StreamHandler(text))
-    fn, x = compile_(lambda x, n: (logger.warning("n is %s", n), x * n)[1]), make(Pair, 2, 3)
-    return ((fn(x, n), text.getvalue()) for n in (1, 2, 2))
 
 
 # ---- variables around a function -----------------------------------------------------------------------------
@@ -736,11 +693,6 @@ idioms_of_calls(
 # ------------------------------------------------------------------------------------------ how it is called
 
 
-def keywords_collected(x, /, *args, **kwargs):
-    kwargs["n"] = len(kwargs)
-    return x * len(args), kwargs, args
-
-
 def containers_of_other_classes(point, options, stack):
     if "scale" in options:
         stack.append(point.x * options.scale)
@@ -759,13 +711,6 @@ def doubled(value):
 
 idioms_of_calls(
     {
-        "keywords_collected": (
-            keywords_collected,
-            lambda fn, x: [
-                (fn(x, 1, 2, **options), fn(x, **options), options, fn(x, *[x, x], a=3))
-                for options in [{"x": 1, "a": x}]
-            ],
-        ),
         "wrong_arguments": (
             lambda x, y=1, *, z=2: x * y + z,
             lambda fn, x: (
@@ -808,23 +753,11 @@ def grow(x, out):
     return out[0] + 1
 
 
-def shrink(xs):
-    last = xs.pop()
-    xs.reverse()
-    return last * 2 if xs else last
-
-
 def change_a_dict(state):
     state["h"] = state["h"] * 2
     state.setdefault("steps", 0)
     state["steps"] += 1
     return state.pop("once", None)
-
-
-def queue(x, window):
-    window.append(x)
-    window.rotate(1)
-    return window.popleft() * 2 if len(window) > 2 else window[-1] + len(window)
 
 
 def of_one_container(build, times):
@@ -835,10 +768,6 @@ def of_one_container(build, times):
 idioms_of_calls(
     {
         "list_argument_grows": (grow, of_one_container(list, 3)),
-        "list_argument_shrinks": (
-            shrink,
-            lambda fn, x: ((fn(xs), xs) for xs in [[make(Pair, 2, 3) for _ in range(3)]] for _ in range(3)),
-        ),
         "dict_argument_changed": (
             change_a_dict,
             lambda fn, x: (
@@ -846,7 +775,6 @@ idioms_of_calls(
             ),
             Pair,
         ),
-        "deque_as_a_queue": (queue, of_one_container(deque, 4)),
         "deque_of_bounded_length": (
             lambda x, window: (window.append(x), sum(window) / len(window))[1],
             of_one_container(lambda: deque(maxlen=2), 4),
@@ -874,15 +802,6 @@ idioms_of_calls(
 
 
 # ---- containers around a function ----------------------------------------------------------------------------
-
-
-def counting_by_name(counts, groups):
-    def fn(x, name):
-        counts[name] += 1
-        groups[name].append(x * counts[name])
-        return groups[name][-1]
-
-    return fn
 
 
 def caching(cache):
@@ -914,11 +833,6 @@ idioms_of_changes(
             set,
             lambda seen: lambda x, name: (x + 1 if name in seen else x * 2, seen.add(name))[0],
             lambda fn, seen: ((fn(wrapper(), name), seen) for name in ("a", "a", "b", "b", "a")),
-        ),
-        "counter_and_defaultdict": (
-            lambda: (Counter(), defaultdict(list)),
-            lambda held: counting_by_name(*held),
-            lambda fn, held: ((fn(wrapper(), name), *map(dict, held)) for name in ("a", "b", "a")),
         ),
         "ordered_dict_as_cache": (
             OrderedDict,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import operator
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.desugar.classes import Pair, make
 from tests.desugar.idioms.running import (
@@ -42,16 +40,6 @@ class Negated(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         return -out if func is torch.sin else out
-
-
-class Counting(TorchDispatchMode):
-    """Counts sines."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten.sin.default
-        return func(*args, **(kwargs or {}))
 
 
 def grad_modes(x, flag):
@@ -122,13 +110,6 @@ idioms_of_calls(
         "function_mode_around": (
             lambda x: torch.sin(x) * 2,
             lambda fn, x: within(lambda: fn(x), None, Negated(), None),
-        ),
-        "dispatch_mode_around": (
-            lambda x: torch.sin(x) * 2,
-            lambda fn, x: (
-                (out, mode.count) for mode in [Counting()] for out in within(lambda: fn(x), None, mode, None)
-            ),
-            Tensor,
         ),
     }
 )
@@ -458,29 +439,6 @@ def compiled_function_calls_itself(compile_):
 
     fn = compile_(power)
     return (fn(make(TwoTensor, 2, 3), n) for n in (0, 1, 3, 2))
-
-
-@idiom
-def disabled_helper_calls_back(compile_):
-    @torch.compiler.disable
-    def helper(x, n):
-        return fn(x, n - 1) if n else x
-
-    fn = compile_(lambda x, n: helper(x * 2, n) + 1)
-    return (fn(make(TwoTensor, 2, 3), n) for n in (0, 2, 1))
-
-
-@idiom
-def compiled_module_copied(compile_):
-    module, x = Base(), make(TwoTensor, 2, 3)
-    fn = compile_(module)
-    yield fn(x)
-    other = copy.deepcopy(fn)
-    yield from between(
-        lambda: (fn(x), other(x)),
-        lambda: setattr(module, "scale", 5.0),
-        lambda: setattr(other, "scale", 7.0),
-    )
 
 
 # ------------------------------------------------------------------------------------ what happens between calls

@@ -106,20 +106,6 @@ class Counting(nn.Module):
         return self.last * self.rate
 
 
-class Recording(Held):
-    def forward(self, x):
-        self.seen.append(x * 2)
-        self.sizes[len(self.seen)] = tuple(x.shape)
-        return self.seen[-1] + len(self.seen)
-
-
-class Rotary(Held):
-    def forward(self, x):
-        if self.table is None or len(self.table) < len(x):
-            self.table = torch.arange(float(len(x))).unsqueeze(1)
-        return x * self.table[: len(x)]
-
-
 class Attention(Held):
     def forward(self, x):
         self.keys = x if self.keys is None else torch.cat([self.keys, x])
@@ -166,16 +152,6 @@ idioms_of_changes(
             Counting,
             *(None, lambda fn, module: (fn(wrapper()), module.steps, module.rate, module.last)),
             *(again, again, again, put(steps=10)),
-        ),
-        "list_on_a_module": (
-            lambda: Recording(seen=[], sizes={}),
-            None,
-            lambda fn, module: ((fn(make(Pair, n, 3)), module.seen, module.sizes) for n in (2, 3, 4)),
-        ),
-        "lazy_buffer": (
-            lambda: Rotary({"table": None}),
-            None,
-            lambda fn, module: ((fn(wrapper(rows)), buffers(module)) for rows in (2, 2, 5, 3)),
         ),
         "cache_on_a_module": (
             lambda: Attention(keys=None),
@@ -299,15 +275,6 @@ class Experts(Held):
         return y + self.shifts[name] if name in self.shifts else y
 
 
-class Walking(Held):
-    def forward(self, x):
-        for name, child in self.named_children():
-            x = child(x) if name != "skipped" else x
-        norm = sum((p * p).sum() for p in self.parameters())
-        names = [name for name, _ in self.named_parameters()], [name for name, _ in self.named_buffers()]
-        return x, norm, names, self.training, len(list(self.modules()))
-
-
 class Adapted(Held):
     def forward(self, x):
         return self.base(x) + self.down(x) if self.enabled else self.base(x)
@@ -346,11 +313,6 @@ idioms_of_changes(
                 module.scales.append(torch.zeros(3)),
                 module.shifts.update({"b": torch.ones(3)}),
             ),
-        ),
-        "walking_a_module": (
-            lambda: Walking(one=wrapped_block(), two=wrapped_block()),
-            *(None, calling),
-            *(lambda module: setattr(module, "skipped", wrapped_block()), put(two=None)),
         ),
         "adapter_switched_off": (
             lambda: wrapped(Adapted(base=nn.Linear(3, 3), down=nn.Linear(3, 3), enabled=True)),
@@ -575,13 +537,6 @@ class Box:
         return x * len(self.history)
 
 
-class Slotted:
-    __slots__ = ("extra", "scale")
-
-    def __init__(self, scale):
-        self.scale = scale
-
-
 class Other(Box):
     """A class that has another attribute of its own."""
 
@@ -609,11 +564,6 @@ def by_name(x, box, name):
     y = getattr(box, name) + x
     delattr(box, name)
     return y
-
-
-def filling_a_slot(x, slotted):
-    slotted.extra = x * slotted.scale
-    return slotted.extra + 1
 
 
 def of_a_dataclass(x, settings):
@@ -661,12 +611,6 @@ idioms_of_calls(
             by_name,
             lambda fn, x: ((fn(x, box, "b"), vars(box)) for box in [Box()] for box.missing in (10, 11)),
             Pair,
-        ),
-        "slots": (
-            filling_a_slot,
-            lambda fn, x: (
-                (fn(x, slotted), slotted.extra) for slotted in [Slotted(1.0)] for slotted.scale in (2.0, 4.0)
-            ),
         ),
         "dataclass_argument": (
             of_a_dataclass,

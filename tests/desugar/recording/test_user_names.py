@@ -98,13 +98,3 @@ def test_which_leaves_come_from_parameters():
     with listeners.listen(note):
         by_torch(lambda x, by: x * SCALE + by["k"])(torch.ones(3), {"k": torch.ones(3)})
     assert found == {"x": True, "SCALE": False, "by['k']": True}
-
-
-def test_dynamo_says_why_it_compiles_again():
-    reasons, compiled = [], by_torch(lambda x: x * 2)
-    with listeners.listen(lambda recording: reasons.append(private.recompile_reason())):
-        compiled(torch.ones(2)), compiled(torch.ones(3))
-    first, second = reasons
-    assert first is None
-    assert second.startswith("0/0: tensor 'x' size mismatch at index 0. expected 2, actual 3")
-    assert private.recompile_reason() is None, "nothing is compiled now"

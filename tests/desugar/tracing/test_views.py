@@ -15,7 +15,7 @@ from desugar.errors import PackageError
 from subclasses import TensorSubclass, inner
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.desugar.classes import Nested, Pair, autograd_function
+from tests.desugar.classes import Nested, Pair, autograd_function, plain_parts
 from tests.desugar.judge import BACKEND_DOORS, STRICT_DOORS, by_pass, inside, judge, leaves_of
 from tests.desugar.tracing.test_outputs import assert_plays_as_eager
 
@@ -141,10 +141,6 @@ CASES = {
 }
 
 
-def parts(x):
-    return [x.a, x.b] if isinstance(x, Pair) else [x.values]
-
-
 def play(fn, make):
     """What results hold at once, and what the arguments hold once the results are written to."""
     seen = []
@@ -152,9 +148,9 @@ def play(fn, make):
         x = make()
         results = fn(x)
         for y in results if isinstance(results, tuple) else (results,):
-            seen += [t.clone() for t in parts(y)]
+            seen += [t.clone() for t in plain_parts(y)]
             y.add_(100)
-        seen += parts(x)
+        seen += plain_parts(x)
     return seen
 
 
