@@ -1,8 +1,10 @@
-"""A stage that crashes, hangs or fails costs itself alone; a second run goes on where the first one stopped."""
+"""A stage that fails costs itself alone; a second run goes on where the first one stopped; a device gets wheels."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import __main__ as command
+from bench.gpu import __main__ as command, wheels
 from bench.gpu.driver import Driver
 from bench.gpu.lines import Line, parse_line, read_lines
 from bench.gpu.table import BY_NAME, STAGES, Stage
@@ -145,6 +147,10 @@ NO_TORCH = "import sys, bench.gpu.__main__; raise SystemExit('torch' in sys.modu
 
 test_lines_and_imports = giving(
     {
+        "each package has a version": (
+            lambda: [pin for pin in wheels.pins() if not pin.partition("==")[2]],
+            [],
+        ),
         "a line keeps a zero": (lambda: parse_line(WITH_ZEROS.as_json()), WITH_ZEROS),
         "a line of a stage alone": (lambda: json.loads(Line("s").as_json()), {"stage": "s"}),
         "what is no line": (
@@ -179,3 +185,44 @@ def test_on_a_gpu(tmp_path):
     arguments = ["--only", "basics", "--folder", str(tmp_path), "--out", str(tmp_path)]
     assert command.main(arguments) == 0
     assert (tmp_path / "gpu-basics.md").exists()
+
+
+# ---- what a device without a network gets ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in (*wheels.CACHES, "PYTHONPATH"):
+        monkeypatch.setenv(name, "")
+
+
+@pytest.mark.parametrize("part", [300, 10_000])
+def test_caches_go_there_and_back_in_parts(tmp_path, monkeypatch, environment, part):
+    monkeypatch.setattr(wheels, "PART", part)
+    before, back, after = (tmp_path / name for name in ("before", "back", "after"))
+    kept = before / "cache" / "triton" / "kernel"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(os.urandom(1000))
+    back.mkdir()
+    wheels.pack(before, back)
+    assert (len(list(back.iterdir())) > 1) == (part == 300)
+    back.rename(after)
+    wheels.prepare(after)
+    assert (after / "cache" / "triton" / "kernel").read_bytes() == kept.read_bytes()
+    assert os.environ["TRITON_CACHE_DIR"] == str(after / "cache" / "triton")
+
+
+def test_a_process_of_sources_alone_finds_the_backend(tmp_path, environment):
+    wheels.prepare(tmp_path)
+    assert str(tmp_path / "site") in os.environ["PYTHONPATH"]
+    (found,) = importlib.metadata.distributions(path=[str(tmp_path / "site")])
+    assert [(point.group, point.name) for point in found.entry_points] == [
+        ("torch_dynamo_backends", "desugar")
+    ]
+
+
+def test_what_the_machine_has_is_not_installed(tmp_path):
+    assert wheels._is_there(tmp_path / "optree-0.1-cp312.whl", tmp_path)
+    assert not wheels._is_there(tmp_path / "no_such_package-0.1-cp312.whl", tmp_path)
+    (tmp_path / "no_such_package-0.1.dist-info").mkdir()
+    assert wheels._is_there(tmp_path / "no_such_package-0.1-cp312.whl", tmp_path)

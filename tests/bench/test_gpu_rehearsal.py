@@ -21,7 +21,7 @@ from bench.gpu.report import write_report
 from bench.gpu.run import Absent, Run, Turns
 from bench.gpu.stages import calls, counters, int8, model, padded, recorded, training
 from bench.gpu.table import BY_NAME, STAGES
-from tests.tables import giving
+from tests.tables import giving, raising
 
 ROOT = Path(__file__).parents[2]
 HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
@@ -182,11 +182,6 @@ def test_a_subject_that_fails_costs_itself_alone(error):
     assert not [line for line in measure_around(error, earlier=lines) if line.figure or line.error]
 
 
-def test_what_a_subject_cannot_raise_ends_the_stage():
-    with pytest.raises(KeyboardInterrupt):
-        measure_around(KeyboardInterrupt())
-
-
 def test_a_lost_device_ends_the_stage_behind_the_subject(monkeypatch):
     """The driver starts the stage again; the last line names the subject."""
     lines = []
@@ -206,10 +201,6 @@ def test_a_subject_that_hung_is_tried_once_more():
     assert "good" in {line.subject for line in tried if line.figure}
     tried = measure_around(ImportError("no x"), earlier=[replace(hung, machine=machine)] * 2)
     assert "good" not in {line.subject for line in tried if line.figure}
-
-
-def test_a_stage_that_only_compiles_writes_nothing():
-    assert not measure_around(ImportError("no x"), shard=(0, 1))
 
 
 def test_an_older_torch_is_named_and_costs_our_subjects_alone(monkeypatch, tmp_path):
@@ -336,6 +327,13 @@ COUNTERS = (
     '"0","int8_rows_kernel","17,039,360","12,640","n/a"\n'
 )
 
+PRODUCT = torch.randn(4, 8)
+test_what_ends_a_stage_or_a_subject = raising(
+    [
+        (lambda: measure_around(KeyboardInterrupt()), KeyboardInterrupt, ""),
+        (lambda: int8._check(-PRODUCT, PRODUCT), AssertionError, "expected the product of the floats"),
+    ]
+)
 test_what_stages_draw_and_count = giving(
     {
         **{
@@ -357,16 +355,11 @@ test_what_stages_draw_and_count = giving(
             lambda: counters.parse_counters("==ERROR== no permission\n"),
             {},
         ),
+        "a stage that only compiles": (lambda: measure_around(ImportError("no x"), shard=(0, 1)), []),
+        "a product that is near": (lambda: int8._check(PRODUCT * 1.05, PRODUCT), None),
         "what is called in a step": (events, [("Backward", 1)] * 2 + [("no such event", 0)] * 2),
     }
 )
-
-
-def test_a_product_that_is_far_off_is_no_subject():
-    x = torch.randn(4, 8)
-    int8._check(x * 1.05, x)
-    with pytest.raises(AssertionError, match="expected the product of the floats"):
-        int8._check(-x, x)
 
 
 def test_settings_of_torchao_are_undone():

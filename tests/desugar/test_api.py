@@ -64,22 +64,6 @@ test_wrong_calls_of_compile = raising(
 )
 
 
-class Scaled(nn.Module):
-    def forward(self, x, y):
-        return x * y
-
-
-@pytest.mark.parametrize(("fn", "name"), [(lambda x, y: x * y, "<lambda>"), (Scaled(), "Scaled.forward")])
-def test_an_error_for_wrong_arguments_names_the_function(fn, name):
-    compiled = by_pass(fn)
-    for _ in range(2):  # before and after it is compiled
-        with pytest.raises(TypeError, match=rf"{name}\(\) missing 1 required positional argument: 'y'"):
-            compiled(torch.ones(2))
-        with pytest.raises(TypeError, match="unexpected keyword"):
-            compiled(torch.ones(2), wrong=1)
-        compiled(torch.ones(2), 2)
-
-
 def triple(x):
     return x * 3
 

@@ -111,6 +111,11 @@ PROGRAMS = {
     "a view": (lambda x: (x * 2).view(-1), rows(TwoTensor), 2),
     "a branch": (lambda x: x * 2 if x.shape[0] > 10 else x + 1, rows(TwoTensor), 3),
     "a product": (lambda x: (x @ x.t()).relu(), rows(TwoTensor), 2),
+    "a size that became a constant": (
+        lambda x: x.sum() if x.shape[0] == 5 else x * 2,
+        rows(Tensor, numbers=(5, 7, 5, 9)),
+        *(2, True),
+    ),
     "a saved view": (
         lambda x, w: x.view(-1, w.shape[0]).t().sum(1) * w,
         [lambda n=n: (torch.randn(2 * n), torch.randn(n, requires_grad=True)) for n in (4, 6, 9)],
@@ -194,13 +199,6 @@ def test_numbers_computed_from_sizes(name, grad, dynamic):
 def test_numbers_through_inductor():
     fn = UNBACKED["results"]
     judge(fn, lambda: (torch.arange(4.0, requires_grad=True),), desugar.compile(fn, dynamic=True))
-
-
-def test_a_size_that_became_a_constant_is_checked():
-    fn = lambda x: x.sum() if x.shape[0] == 5 else x * 2  # noqa: E731
-    compiled = by_pass(fn, dynamic=True)
-    for make_args in rows(Tensor, numbers=(5, 7, 5, 9)):
-        judge(fn, make_args, compiled)
 
 
 def test_gradients_of_results_whose_size_depends_on_data():
@@ -457,25 +455,6 @@ def test_changing_float(backend, name, grad):
         for t in VALUES:
             judge(fn, lambda t=t, dtype=dtype: (number(dtype, grad), t), compiled)
         assert len(compiled.programs) <= most * (1 if dtype is torch.float32 else 2)
-
-
-@pytest.mark.slow
-def test_dynamic_from_the_first_call():
-    fn = FUNCTIONS["product"][0]
-    compiled = desugar.compile(fn, dynamic=True)
-    for t in VALUES:
-        judge(fn, lambda t=t: (number(torch.float32, grad=True), t), compiled)
-    assert len(compiled.programs) == 1
-
-
-@pytest.mark.slow
-def test_second_derivative():
-    compiled = desugar.compile(lambda x, t: (x * t) ** 2)
-    for t in VALUES[:4]:
-        x = torch.tensor([1.0, -2.0], requires_grad=True)
-        (first,) = torch.autograd.grad(compiled(x, t).sum(), x, create_graph=True)
-        second = torch.autograd.grad(first.sum(), x)
-        torch.testing.assert_close((first, *second), (2 * x * t * t, torch.full_like(x, 2 * t * t)))
 
 
 # ---- products of sizes in a graph have two factors each, as Inductor takes them -------------------------------------

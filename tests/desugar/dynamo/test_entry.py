@@ -73,22 +73,29 @@ def test_calls_of_every_kind(fn, args, kwargs):
     assert inspect.signature(compiled) == inspect.signature(fn)
 
 
-@pytest.mark.parametrize(
-    ("fn", "right", "wrong"),
-    [
-        (lambda x, *, by: x * by, {"by": 2}, lambda f, x: f(x, 2)),
-        (lambda x, by=2, /: x * by, {}, lambda f, x: f(x, by=2)),
-    ],
-)
-def test_parameters_by_position_or_name_alone_stay_so(fn, right, wrong):
+class Scaled(torch.nn.Module):
+    def forward(self, x, y):
+        return x * y
+
+
+MISSING = r"\(\) missing 1 required positional argument: 'y'"
+# A function, a right call, a wrong one, and words of its error.
+WRONG = [
+    (lambda x, y: x * y, lambda f, x: f(x, 2), lambda f, x: f(x), rf"<lambda>{MISSING}"),
+    (Scaled(), lambda f, x: f(x, 2), lambda f, x: f(x), rf"Scaled.forward{MISSING}"),
+    (lambda x, y: x * y, lambda f, x: f(x, 2), lambda f, x: f(x, wrong=1), "unexpected keyword"),
+    (lambda x, *, by: x * by, lambda f, x: f(x, by=2), lambda f, x: f(x, 2), "positional"),
+    (lambda x, by=2, /: x * by, lambda f, x: f(x), lambda f, x: f(x, by=2), "positional"),
+]
+
+
+@pytest.mark.parametrize(("fn", "right", "wrong", "words"), WRONG)
+def test_wrong_calls_before_and_after_it_is_compiled(fn, right, wrong, words):
     compiled, x = by_pass(fn), torch.ones(2)
     for _ in range(2):
-        compiled(x, **right)
-        with pytest.raises(TypeError, match="positional"):
+        with pytest.raises(TypeError, match=words):
             wrong(compiled, x)
-
-
-# ---- what is compiled ----------------------------------------------------------------------------------------
+        right(compiled, x)
 
 
 # ---- what goes another way -----------------------------------------------------------------------------------
