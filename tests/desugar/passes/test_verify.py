@@ -9,28 +9,26 @@ import pytest
 import torch
 from torch import fx
 
+from desugar.codegen.debug_checks import Expected, recheck
 from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import output_nodes, set_outputs
 from desugar.ir.outputs import store_positions
 from desugar.ir.stages import FromForward, FromInput, FromTangent
+from desugar.ir.values import Flat, unwrap_value
 from desugar.passes.mutations import store_results
 from desugar.passes.partition import min_cut, partition
 from desugar.passes.verify import (
+    RECHECK_VARIABLE,
     InvariantError,
     check_partitioned,
     check_plain_graph,
     check_pruned,
     check_stores,
     check_traced,
+    rechecks_enabled,
 )
 from desugar.tracing.trace import discover, trace_graph
-from tests.desugar.classes import Pair, make
-import pytest
-import torch
-from desugar.codegen.debug_checks import Expected, recheck
-from desugar.ir.values import Flat, unwrap_value
-from desugar.passes.verify import RECHECK_VARIABLE, InvariantError, rechecks_enabled
 from tests.desugar.classes import EVERY, Pair, Tagged, make, plain_parts
 from tests.desugar.judge import assert_programs, by_dynamo, by_pass, judge
 
@@ -254,6 +252,7 @@ def test_a_pruned_backward_that_takes_something_new(split):
 
 
 # ---- the switch that turns every proved check on again --------------------------------------------------------------
+
 
 @pytest.fixture
 def rechecking(monkeypatch):
