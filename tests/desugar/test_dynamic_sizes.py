@@ -14,8 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import desugar
 from subclasses.ragged import JaggedTensor
 from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, Tagged, TwoTensor, make
-from tests.desugar.judge import STRICT_DOORS, assert_programs, by_dynamo, by_pass, judge
-from tests.desugar.refusing import BOTH_DOORS, strictly
+from tests.desugar.judge import BOTH_DOORS, STRICT_DOORS, assert_programs, by_dynamo, by_pass, judge, strictly
 
 NEW = [4, 5, 6, 7, 2, 9, 30]
 

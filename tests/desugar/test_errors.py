@@ -25,8 +25,7 @@ from desugar.user_code import (
     stack_of_node,
 )
 from tests.desugar.classes import EVERY, Pair, TwoTensor, make
-from tests.desugar.judge import by_pass, judge
-from tests.desugar.refusing import EVERY_DOOR, snapshot
+from tests.desugar.judge import EVERY_DOOR, by_pass, judge, snapshot
 from tests.desugar.test_models import Held
 from tests.doors import by_stock, by_torch
 from tests.tables import giving

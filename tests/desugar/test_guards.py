@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from tests.desugar.classes import EVERY, Labeled, Nested, Pair, Tagged, TwoTensor, make
-from tests.desugar.idioms.running import switched
-from tests.desugar.judge import WAYS, assert_programs, by_pass, judge
+from tests.desugar.judge import WAYS, assert_programs, by_pass, judge, switched
 from tests.desugar.test_models import Net
 
 none = contextlib.nullcontext

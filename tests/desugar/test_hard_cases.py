@@ -26,8 +26,15 @@ from torch.utils.checkpoint import checkpoint
 from desugar import DesugarError
 from tests.desugar.classes import Halves, Pair, Tagged, TwoTensor, make, plain_parts, rebuilt
 from tests.desugar.idioms.running import difference as differs, record as seen
-from tests.desugar.judge import WAYS, backward, by_pass as by_pass, random_like, tensors_of, versions
-from tests.desugar.refusing import snapshot
+from tests.desugar.judge import (
+    WAYS,
+    backward,
+    by_pass as by_pass,
+    random_like,
+    snapshot,
+    tensors_of,
+    versions,
+)
 from tests.doors import eager
 
 KINDS = {"pair": TwoTensor, "metadata": Tagged, "outer": Halves, "declared": Pair}

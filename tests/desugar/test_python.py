@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 import desugar
 from tests.desugar.classes import Pair, TwoTensor, make
-from tests.desugar.judge import assert_same_values, by_pass, judge
-from tests.desugar.refusing import BOTH_DOORS
+from tests.desugar.judge import BOTH_DOORS, assert_same_values, by_pass, judge
 
 # ---- data in Python ------------------------------------------------------------------------------------------
 

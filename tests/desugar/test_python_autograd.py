@@ -14,8 +14,15 @@ from torch import Tensor, nn
 import desugar
 from desugar import DesugarError
 from tests.desugar.classes import Pair, TwoTensor, autograd_function, make, plain_parts
-from tests.desugar.judge import assert_same_gradients, backward, judge
-from tests.desugar.refusing import BOTH_DOORS, DOORS, EVERY_DOOR, strictly
+from tests.desugar.judge import (
+    BOTH_DOORS,
+    DOORS,
+    EVERY_DOOR,
+    assert_same_gradients,
+    backward,
+    judge,
+    strictly,
+)
 from tests.doors import by_stock
 
 CLASSES = pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])

@@ -9,8 +9,14 @@ import torch
 
 from desugar import DesugarError
 from tests.desugar.classes import TwoTensor
-from tests.desugar.judge import judge
-from tests.desugar.refusing import EVERY_DOOR, assert_refused, assert_wrong_everywhere, strictly, unlooked_at
+from tests.desugar.judge import (
+    EVERY_DOOR,
+    assert_refused,
+    assert_wrong_everywhere,
+    judge,
+    strictly,
+    unlooked_at,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse"),

@@ -1,4 +1,4 @@
-"""The models that the cases cut and shard."""
+"""The models that the cases cut and shard, and the declared classes that they distribute."""
 
 from __future__ import annotations
 
@@ -6,8 +6,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.distributed.classes import Pair, Scaled
+from subclasses import TensorSubclass, inner
 from tests.subclasses.subjects import LowRank
+
+
+class Pair(TensorSubclass, fallback="map"):
+    """Two tensors of one size; each op runs on both."""
+
+    first: Tensor = inner()
+    second: Tensor = inner()
+
+
+class Scaled(TensorSubclass, fallback="materialize", trainable=True):
+    """A matrix whose rows are scaled; both are trained."""
+
+    matrix: Tensor = inner()
+    scale: Tensor = inner()
+
+    def materialize(self) -> Tensor:
+        return self.matrix * self.scale
 
 
 class MLP(nn.Module):

@@ -11,8 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from subclasses import TensorSubclass, inner, static
 from tests.desugar.classes import Pair, Single, TwoTensor, make, plain_parts
-from tests.desugar.idioms.running import DOORS
-from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge, leaves_of
+from tests.desugar.judge import DOORS, assert_same_values, by_dynamo, by_pass, judge, leaves_of
 from tests.doors import by_stock, by_torch
 
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values())

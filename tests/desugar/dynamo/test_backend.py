@@ -21,8 +21,7 @@ from desugar.dynamo.variants import MAX_PROGRAMS, Specialized, facts_of, offsets
 from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make
-from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
-from tests.desugar.refusing import strictly, warned
+from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge, strictly, warned
 from tests.doors import by_stock, by_torch
 
 aten = torch.ops.aten

@@ -13,8 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from desugar.dynamo.entry import Entry
-from tests.desugar.idioms.running import switched
-from tests.desugar.judge import assert_same_values, by_pass
+from tests.desugar.judge import assert_same_values, by_pass, switched
 from tests.doors import by_desugar, by_torch
 
 

@@ -17,8 +17,7 @@ from desugar.dynamo.source_values import UNKNOWN, find_value, short
 from desugar.recording.listeners import listen
 from subclasses import TensorSubclass, inner
 from tests.desugar.classes import Labeled, Pair, Tagged
-from tests.desugar.idioms.running import switched
-from tests.desugar.judge import by_pass
+from tests.desugar.judge import by_pass, switched
 from tests.doors import by_torch
 
 

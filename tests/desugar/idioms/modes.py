@@ -24,12 +24,11 @@ from tests.desugar.idioms.running import (
     idioms_of_changes,
     put,
     raised,
-    switched,
     trained,
     within,
     wrapper,
 )
-from tests.desugar.judge import backward
+from tests.desugar.judge import backward, switched
 
 # ------------------------------------------------------------------------------------------------------ modes
 

@@ -27,11 +27,11 @@ from tests.desugar.idioms.running import (
     idioms_of_changes,
     put,
     raised,
-    switched,
     trained,
     within,
     wrapper,
 )
+from tests.desugar.judge import switched
 
 
 class Block(nn.Module):

@@ -22,16 +22,12 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.desugar.classes import make, plain_parts
-from tests.desugar.judge import aliasing, backward, facts, identities
-from tests.doors import by_desugar, by_stock, by_torch, eager
+from tests.desugar.judge import DOORS, aliasing, backward, facts, identities
+from tests.doors import by_stock, eager
 
 Compile = Callable[[Any], Any]
 Idiom = Callable[[Compile], Iterator[Any]]
 
-# ---------------------------------------------------------------------------------------------------- the doors
-
-
-DOORS = {"desugar.compile": by_desugar, "torch.compile": by_torch}
 STOCK = "stock"
 
 # ------------------------------------------------------------------------------------------ idioms and exceptions
@@ -154,16 +150,6 @@ def within(call: Callable[[], Any], *managers: Any) -> Iterator[Any]:
         with manager or contextlib.nullcontext():
             out = call()
         yield out
-
-
-@contextlib.contextmanager
-def switched(switch: Callable[[Any], Any], to: Any, back: Any) -> Iterator[None]:
-    """Calls a switch with one value for a while, and then with the one that it had."""
-    switch(to)
-    try:
-        yield
-    finally:
-        switch(back)
 
 
 def trained(fn: Any, *args: Any) -> tuple[Any, ...]:

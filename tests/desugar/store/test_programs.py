@@ -26,8 +26,7 @@ from desugar.recording.listeners import listen
 from desugar.store import files, keys
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor
-from tests.desugar.idioms.running import switched
-from tests.desugar.judge import judge, tensors_of
+from tests.desugar.judge import judge, switched, tensors_of
 
 
 def compiled_again(fn, **options):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from subclasses import TensorSubclass, inner
 from tests.desugar.classes import Labeled, Nested, Pair, Tagged, TwoTensor, make, plain_parts
-from tests.desugar.idioms.running import DOORS
 from tests.desugar.judge import (
+    DOORS,
     WAYS,
     aliasing,
     by_pass,

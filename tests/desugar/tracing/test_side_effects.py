@@ -14,8 +14,15 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 import desugar
 from desugar import DesugarError
 from tests.desugar.classes import Pair, Single, TwoTensor, make
-from tests.desugar.judge import by_dynamo, by_pass, judge
-from tests.desugar.refusing import BOTH_DOORS, assert_wrong_everywhere, strictly, unlooked_at
+from tests.desugar.judge import (
+    BOTH_DOORS,
+    assert_wrong_everywhere,
+    by_dynamo,
+    by_pass,
+    judge,
+    strictly,
+    unlooked_at,
+)
 
 # ---- writes --------------------------------------------------------------------------------------------------
 

@@ -30,8 +30,7 @@ from tests.desugar.classes import (
     saving,
     targets,
 )
-from tests.desugar.judge import WAYS, assert_same_values, by_pass, judge
-from tests.desugar.refusing import BOTH_DOORS
+from tests.desugar.judge import BOTH_DOORS, WAYS, assert_same_values, by_pass, judge
 
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 classes = pytest.mark.parametrize("cls", EVERY)

@@ -16,14 +16,17 @@ import desugar
 from desugar import DesugarError
 from desugar.tracing.modes import tracing_modes
 from tests.desugar.classes import EVERY, Pair, TwoTensor, autograd_function, make
-from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
-from tests.desugar.refusing import (
+from tests.desugar.judge import (
     BOTH_DOORS,
     DOORS,
     EVERY_DOOR,
     assert_handed_over,
     assert_refused,
+    assert_same_values,
     assert_wrong_everywhere,
+    by_dynamo,
+    by_pass,
+    judge,
     snapshot,
     strictly,
     unlooked_at,

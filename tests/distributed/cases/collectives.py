@@ -13,7 +13,7 @@ import torch.distributed._functional_collectives as fc
 from torch import Tensor
 
 from subclasses.int8 import Int8Tensor
-from tests.distributed.classes import Pair
+from tests.distributed.models import Pair
 from tests.distributed.world import RANKS, Case, Run, World, randn
 
 Make = Callable[[int, int], Any]  # the argument of a rank in a call

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from subclasses.int8 import Int8Tensor
-from tests.distributed.classes import Pair
+from tests.distributed.models import Pair
 from tests.distributed.world import Case, Run, World, randn
 
 Argument = tuple[tuple[int, ...], Any]  # its size, and how it lies
