@@ -330,7 +330,7 @@ COUNTERS = (
 PRODUCT = torch.randn(4, 8)
 test_what_ends_a_stage_or_a_subject = raising(
     [
-        (lambda: measure_around(KeyboardInterrupt()), KeyboardInterrupt, ""),
+        (lambda: measure_around(KeyboardInterrupt()), KeyboardInterrupt, "^$"),
         (lambda: int8._check(-PRODUCT, PRODUCT), AssertionError, "expected the product of the floats"),
     ]
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from desugar import DesugarError
 from subclasses.ragged import JaggedTensor
@@ -110,31 +110,6 @@ def test_what_nobody_counts_in_eager_mode_is_not_counted():
 
 
 # ---- subclasses that the function itself builds --------------------------------------------------------------
-
-
-class Quantized(nn.Module):
-    """Keeps the parts, and builds the subclass in its forward."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("data8", torch.randint(-5, 5, (3, 4), dtype=torch.int8))
-        self.scale = nn.Parameter(torch.rand(3, 1))
-
-    def forward(self, x):
-        return F.linear(x, Int8Like(self.data8, self.scale))
-
-
-@WAYS
-def test_a_module_that_builds_its_weight(way):
-    module, x = Quantized(), torch.randn(2, 4)
-    compiled = way(module)
-    for scale in [None, None, nn.Parameter(torch.rand(3, 1)), None]:
-        module.scale = module.scale if scale is None else scale
-        results = module(x), compiled(x)
-        torch.testing.assert_close(*results)
-        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), module.scale) for y in results))
-        assert way is not by_pass or len(compiled.programs) == 1
-        torch.no_grad()(module.scale.mul_)(0.5)  # an optimizer's step is seen
 
 
 values, offsets, outside = torch.randn(5, 3, requires_grad=True), torch.tensor([0, 2, 5]), torch.randn(3)

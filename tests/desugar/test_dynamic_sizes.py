@@ -150,6 +150,14 @@ PROGRAMS = {
     "marked": (double, marked(torch._dynamo.mark_dynamic), 1),
     "marked by maybe": (double, marked(torch._dynamo.maybe_mark_dynamic), 1),
     "marked static": (double, marked(torch._dynamo.mark_static), len(NEW)),
+    **{
+        f"slices and the value that they are of, {cls.__name__}": (
+            lambda x, y, z: (y.add_(1), x * 2, z.sin())[1:],
+            [lambda n=n, cls=cls: (lambda x: (x, x[1:-1], x[2:]))(make(cls, n, 6)) for n in NEW if n > 3],
+            2,
+        )
+        for cls in (TwoTensor, Pair)
+    },
     "written slices, by hand": (write, slices(TwoTensor, grad=False), 1, True),
     "written slices, nested": (write, slices(Nested, grad=False), 1, True),
 }
@@ -314,13 +322,6 @@ def test_their_second_derivatives():
 @pytest.mark.parametrize(("dynamic", "count"), [(None, 2), (True, 1)])
 def test_slices_of_larger_values(fn, cls, dynamic, count):
     assert_programs(fn, slices(cls), count, dynamic=dynamic)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cls", [TwoTensor, Pair])
-def test_slices_and_the_value_that_they_are_of(cls):
-    calls = [lambda n=n: (lambda x: (x, x[1:-1], x[2:]))(make(cls, n, 6)) for n in NEW if n > 3]
-    assert_programs(lambda x, y, z: (y.add_(1), x * 2, z.sin())[1:], calls, 2)
 
 
 @pytest.mark.parametrize("door", [by_pass, by_dynamo])

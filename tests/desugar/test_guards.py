@@ -273,14 +273,6 @@ def test_changes_of_a_module(name):
 # ---- closures ------------------------------------------------------------------------------------------------
 
 
-def test_requires_grad_of_a_tensor_from_outside():
-    w, compiled = torch.ones(3, requires_grad=True), None
-    for flag in (True, False):
-        w.requires_grad_(flag)
-        compiled = judge(lambda x: x * w, lambda: (torch.randn(2, 3),), compiled)
-    assert len(compiled.programs) == 2
-
-
 @pytest.mark.parametrize("before", [[], [torch.ones(3, requires_grad=True)]])
 def test_a_tensor_from_outside_that_is_the_argument(before):
     w = torch.ones(3, requires_grad=True)

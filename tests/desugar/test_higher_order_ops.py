@@ -9,7 +9,6 @@ import functools
 
 import pytest
 import torch
-from torch import nn
 from torch._higher_order_ops import associative_scan, map as map_rows, scan, while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -152,16 +151,6 @@ def test_other_programs(name):
     for make_args in calls:
         check(program, compiled, make_args)
     assert len(compiled.programs) == 1 or name == "ragged operands"
-
-
-def test_parameters_of_modules_in_branches():
-    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
-    compiled = by_pass(lambda p, x: torch.cond(p, lambda x: layer(x), lambda x: x * 1, (x,)))
-    for pred in (True, False):
-        y = compiled(torch.tensor(pred), x)
-        torch.testing.assert_close(y, layer(x) if pred else x)
-        y.sum().backward()
-        torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(4, 4))  # nothing added the second time
 
 
 def test_an_operand_written_afterwards_is_noticed():

@@ -14,7 +14,7 @@ import operator
 import os
 import random
 import warnings
-from collections import OrderedDict, deque
+from collections import deque
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -804,19 +804,6 @@ idioms_of_calls(
 # ---- containers around a function ----------------------------------------------------------------------------
 
 
-def caching(cache):
-    def fn(x, key):
-        if key in cache:
-            cache.move_to_end(key)
-        else:
-            cache[key] = x * key
-        while len(cache) > 2:
-            cache.popitem(last=False)
-        return cache[key]
-
-    return fn
-
-
 idioms_of_changes(
     {
         "tensor_default_argument": (
@@ -833,11 +820,6 @@ idioms_of_changes(
             set,
             lambda seen: lambda x, name: (x + 1 if name in seen else x * 2, seen.add(name))[0],
             lambda fn, seen: ((fn(wrapper(), name), seen) for name in ("a", "a", "b", "b", "a")),
-        ),
-        "ordered_dict_as_cache": (
-            OrderedDict,
-            caching,
-            lambda fn, cache: ((fn(make(Pair, 2, 3), key), cache) for key in (1, 2, 1, 3, 2)),
         ),
     }
 )

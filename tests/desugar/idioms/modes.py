@@ -114,17 +114,6 @@ idioms_of_calls(
 )
 
 
-@idiom
-def inference_mode_around_some_calls(compile_):
-    fn, x = compile_(lambda x: (x * 2, torch.is_inference_mode_enabled())), make(TwoTensor, 2, 3)
-    yield fn(x)
-    with torch.inference_mode():
-        out, y = fn(x), make(TwoTensor, 2, 3)
-        more = fn(y)
-    yield out, more
-    yield fn(x), fn(y)
-
-
 # -------------------------------------------------------------------------------------------------- transforms
 
 

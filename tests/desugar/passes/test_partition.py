@@ -38,11 +38,6 @@ def test_both_halves_compute_what_the_joint_graph_does(cls):
     torch.testing.assert_close([*results[: split.num_forward], *gradients], [*program.joint(*arguments)])
 
 
-def test_what_each_gradient_depends_on():
-    _, split = split_of(lambda x, y: (x * 2, y * 3, x * y), *(make(TwoTensor, 2, grad=True) for _ in "xy"))
-    assert [sorted(d) for d in split.depends] == [[0, 4], [1, 5], [2, 4], [3, 5]]
-
-
 def saved_under(**knobs):
     with torch._functorch.config.patch(**knobs):
         fn = lambda x: functools.reduce(lambda x, _: (x @ x).sin().cos(), range(4), x)  # noqa: E731
@@ -70,21 +65,6 @@ def test_the_backward_takes_the_owner_and_makes_the_view(cls):
     assert FromInput(0) in split.backward_inputs
     assert aten.t.default in targets(split.backward) or aten.permute.default in targets(split.backward)
     judge(fn, make_args)
-
-
-# Functions, and the sizes of their arguments.
-VIEWS = {
-    "a chain": (lambda x, w: x.view(4, 3)[1:].t() @ w, (12,), (3, 5)),
-    "of a result": (lambda x, w: (lambda y: (y, y.t() @ w))(x.exp()), (3, 2), (3, 4)),
-    "of an intermediate": (lambda x, w: (x.sin().t() @ w).exp(), (3, 2), (3, 4)),
-}
-
-
-@pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.parametrize("grad", [False, True])
-def test_gradients_where_a_view_is_saved(name, grad):
-    fn, first, second = VIEWS[name]
-    judge(fn, lambda: (torch.randn(first, requires_grad=grad), torch.randn(second, requires_grad=True)))
 
 
 # ---- writes at the end of the forward ------------------------------------------------------------------------
