@@ -19,6 +19,7 @@ from subclasses import TensorSubclass, inner
 from tests.desugar.classes import Labeled, Pair, Tagged
 from tests.desugar.judge import by_pass, switched
 from tests.doors import by_torch
+from tests.tables import giving
 
 
 class Color(enum.Enum):
@@ -391,27 +392,28 @@ def test_texts_of_dynamos(reason, says):
     assert in_words(reason, Failure(frame={"o": "c", "odd": Odd(), "n": 5})) == says
 
 
-def test_values_are_short():
-    assert short(X) == "a Tensor" and short(int) == "int" and short(twice) == "twice"
-    assert len(short("x" * 200)) == 80 and len(short([*range(10**6)])) < 80
+test_values_are_short = giving(
+    {
+        "by name": (lambda: [*map(short, (X, int, twice))], ["a Tensor", "int", "twice"]),
+        "cut": (lambda: (len(short("x" * 200)), len(short([*range(10**6)])) < 80), (80, True)),
+    }
+)
 
 
 # ------------------------------------------------------------------------------------------------------- modes
 
 
-@pytest.mark.parametrize(
-    ("names", "says"),
-    [
-        ("grad_mode ", "gradients: expected off, got on"),
-        ("autocast(cpu)_enabled ", "autocast on cpu: expected on, got off"),
-        ("autocast(cpu)_dtype ", "dtype of autocast on cpu: expected another value, got bfloat16"),
-        ("default_dtype ", "default dtype: expected another value, got float32"),
-        ("a_mode_of_the_future ", "another mode: a_mode_of_the_future"),
-        (
-            "grad_mode deterministic_algorithms ",
-            "gradients: expected off, got on; deterministic algorithms: expected on, got off",
-        ),
-    ],
+MODES = [
+    ("grad_mode ", "gradients: expected off, got on"),
+    ("autocast(cpu)_enabled ", "autocast on cpu: expected on, got off"),
+    ("autocast(cpu)_dtype ", "dtype of autocast on cpu: expected another value, got bfloat16"),
+    ("default_dtype ", "default dtype: expected another value, got float32"),
+    ("a_mode_of_the_future ", "another mode: a_mode_of_the_future"),
+    (
+        "grad_mode deterministic_algorithms ",
+        "gradients: expected off, got on; deterministic algorithms: expected on, got off",
+    ),
+]
+test_the_present_value_is_read_and_a_switch_was_the_other_way = giving(
+    {names: (lambda names=names: describe_modes(names), says) for names, says in MODES}
 )
-def test_the_present_value_is_read_and_a_switch_was_the_other_way(names, says):
-    assert describe_modes(names) == says
