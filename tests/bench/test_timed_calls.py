@@ -12,9 +12,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import desugar
 from bench import attention_dropout, bags, dtensors, floor, goals, kinds, long_rows, memory, programs
-from bench.compare import points_of
-from bench.plots import save_scaling
-from bench.report import Row
 from bench.timing import Timing
 from subclasses.ragged import JaggedTensor
 
@@ -64,20 +61,6 @@ def test_a_failure_of_our_own_is_no_missing_figure(in_eager_mode, monkeypatch):
     monkeypatch.setitem(kinds.FAMILIES, "broken", {"JaggedTensor": broken})
     with pytest.raises(NameError):
         kinds.make_calls("broken", "inference", 1)
-
-
-def test_rows_become_a_picture(tmp_path):
-    rows = [
-        Row(f"{panel}, N = {count}", f"{kind}, {way}", Timing(count, count, count))
-        for panel in ("Int8, inference", "Int8, training", "Jagged, inference")
-        for count in (1, 5)
-        for kind in ("plain", "JaggedTensor", "torch.nested")
-        for way in ("eager", "torch.compile")
-    ]
-    points = points_of(rows)
-    assert points[0][:4] == ("Int8, inference", 1, "plain", "eager")
-    save_scaling(points, tmp_path / "kinds.png")
-    assert (tmp_path / "kinds.png").stat().st_size > 10_000
 
 
 # ---- long_rows_and_bags ---------------------------------------------------------------------------------------------

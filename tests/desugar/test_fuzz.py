@@ -299,14 +299,6 @@ EVERY_DOOR = pytest.mark.parametrize("door", [by_pass, by_torch])
 ONE_DOOR = pytest.mark.parametrize("door", [by_pass, pytest.param(by_torch, marks=pytest.mark.slow)])
 
 
-@pytest.mark.slow
-@ONE_DOOR
-@settings(max_examples=60, suppress_health_check=QUIET)
-@given(script=scripts(PURE, 8))
-def test_pure_programs(script, door):
-    event(check(script, door))
-
-
 # A detached view of an argument that is written twice.
 DETACHED = (("expand", 0, 0), ("add_", 0, 0), ("add_", 0, 0), ("detach", 1, 0), ("add", 0, 1))
 

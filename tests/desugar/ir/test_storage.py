@@ -14,7 +14,7 @@ from desugar.ir.fx_utils import (
     output_nodes,
     set_outputs,
 )
-from desugar.ir.storage import are_apart, base_of, may_overlap, storage_of, whole_storage
+from desugar.ir.storage import are_apart, base_of, may_overlap, storage_of
 from tests.desugar.classes import Pair, make, targets
 from tests.desugar.judge import judge
 from tests.tables import giving
@@ -41,7 +41,7 @@ def test_ranges(data):
 
 
 BUFFER, DOUBLES, X = torch.zeros(8), torch.zeros(4, dtype=torch.float64), torch.ones(4)
-HALVES = DOUBLES.view(torch.float32)
+HALVES, W = DOUBLES.view(torch.float32), make(Pair, 2, 3)
 
 
 test_what_shares_memory = giving(
@@ -58,24 +58,18 @@ test_what_shares_memory = giving(
         "written, overlapping": (lambda: are_apart((X[:2],), (X[1:],)), False),
         "written, side by side": (lambda: are_apart((X[:2],), (X[2:],)), True),
         "both written": (lambda: are_apart((X[:2], X[1:]), ()), False),
+        "views of views": (
+            lambda: [base_of(y) is X for y in (X, X[:2], X[:2][1:], X.detach())],
+            [True] * 3 + [False],
+        ),
+        "a detached tensor": (lambda: storage_of(X.detach()) == storage_of(X), True),
+        "a view of a wrapper": (
+            lambda: [storage_of(y) == storage_of(W) for y in (W.view(-1), W.clone())],
+            [True, False],
+        ),
         "both read, which does no harm": (lambda: are_apart((), (X[1:], X)), True),
     }
 )
-
-
-def test_bases():
-    x = torch.ones(2, 3)
-    assert base_of(x) is x and base_of(x[0]) is x and base_of(x[0][1]) is x
-    assert base_of(x.detach()) is not x and storage_of(x.detach()) == storage_of(x)
-    w = make(Pair, 2, 3)
-    assert storage_of(w.view(-1)) == storage_of(w) != storage_of(w.clone())
-
-
-def test_the_whole_storage():
-    x = torch.arange(12.0)[3:9].view(2, 3).t().requires_grad_()
-    whole = whole_storage(x)
-    assert whole.tolist() == list(range(12)) and not whole.requires_grad and not whole._is_view()
-    assert storage_of(whole) == storage_of(x)
 
 
 # ---- small operations on graphs ------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from desugar.passes.verify import (
     RECHECK_VARIABLE,
     InvariantError,
     check_partitioned,
-    check_plain_graph,
     check_pruned,
     check_stores,
     check_traced,
@@ -136,14 +135,6 @@ def test_a_broken_graph(name, traced):
     error = RuntimeError if "before it is made" in name else InvariantError
     with pytest.raises(error, match=message.replace("NODE", node.name if node else "")):
         check_traced(traced, 3)
-
-
-def test_asserts_are_no_writes():
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.call_function(aten._assert_async.msg, (x, "message"))
-    graph.output((x,))
-    check_plain_graph(fx.GraphModule({}, graph), "a stage")
 
 
 @pytest.mark.parametrize("primals", [2, 4])
