@@ -208,13 +208,6 @@ def test_numbers_through_inductor():
     judge(fn, lambda: (torch.arange(4.0, requires_grad=True),), desugar.compile(fn, dynamic=True))
 
 
-def test_gradients_of_results_whose_size_depends_on_data():
-    fn, compiled = lambda x, n: (x.repeat_interleave(n, dim=1) * 2, x.transpose(1, 2)[:, :, n > 0]), None
-    for repeats in ([0, 1, 2], [3, 1, 0]):
-        make_args = lambda n=repeats: (torch.randn(2, 3, 4, requires_grad=True), torch.tensor(n))  # noqa: E731
-        compiled = judge(fn, make_args, compiled)
-
-
 MASKED = {
     "rows": lambda x, keep: x[keep] * 2,
     "rows and their number": lambda x, keep: (x[keep].sin(), x[keep].shape[0]),

@@ -33,6 +33,10 @@ DATA: dict[str, Callable[..., Any]] = {
     "item": lambda x: x * x.sum().item(),
     "nonzero": lambda x: x.nonzero() * 2,
     "mask": lambda x: x[x > 0] * 2,
+    "repeated": lambda x: (
+        x.repeat_interleave((x > 0).long()) * 2,
+        x.view(1, 5, 1).transpose(1, 2)[:, :, x > 0],
+    ),
     "tolist": lambda x: x * x.tolist()[0],
     "unique": lambda x: x.detach().round().unique() + 1,
     "results": lambda x: (x * 2, x.tolist(), x[0].item(), x.sum().item()),
