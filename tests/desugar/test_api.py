@@ -6,7 +6,6 @@ import bdb
 import contextlib
 import copy
 import gc
-import inspect
 import io
 import linecache
 import pickle
@@ -358,8 +357,3 @@ def test_one_steps_through_the_wrapper_and_the_methods():
     assert any("compiled_graph([" in text for text in shown)
     assert any(function == "__torch_dispatch__" for function, _ in steps.shown)
     assert all(text for _, text in steps.shown)
-
-
-def test_inspect_knows_the_wrapper():
-    program = desugar.trace(lambda x: x * 2, torch.ones(2))
-    assert inspect.getsource(program.run) in program.source

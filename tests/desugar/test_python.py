@@ -11,6 +11,7 @@ import functools
 import json
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,21 +126,16 @@ def test_texts_and_objects_of_tensors(name, cls, door):
 Holder = dataclasses.make_dataclass("Holder", ["y"])
 
 
-class Box:
-    def __init__(self, y):
-        self.y = y
-
-
 @BOTH_DOORS
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 def test_results_in_containers_that_are_none_of_pytorchs(cls, door):
-    fn = lambda x: (Box(x * 2), {x * 3}, Holder(x * 4), (x * n for n in (5, 6)))  # noqa: E731
+    fn = lambda x: (SimpleNamespace(y=x * 2), {x * 3}, Holder(x * 4), (x * n for n in (5, 6)))  # noqa: E731
     compiled = door(fn)
     for _ in range(3):
         x, found = make(cls, 2, 3), []
         for function in (fn, compiled):
             box, held, holder, generated = function(x)
-            assert type(box) is Box and type(held) is set and type(holder) is Holder
+            assert type(box) is SimpleNamespace and type(held) is set and type(holder) is Holder
             found.append([box.y, *held, holder.y, *generated])
         assert_same_values(found[1], found[0])
 

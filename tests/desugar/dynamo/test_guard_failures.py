@@ -347,17 +347,18 @@ def test_an_error_in_a_users_class_does_not_end_a_compilation():
     assert found[1].startswith("o: expected None, got <Odd instance at")
 
 
-@pytest.mark.parametrize(
-    ("name", "frame", "globals_", "value"),
-    [
-        ("x.y", {"x": Odd()}, {}, UNKNOWN),
-        ("x.y[0]['k'].size()[1]", {"x": SimpleNamespace(y=[{"k": ones(2, 3)}])}, {}, 3),
-        ("G['k'][1]", {}, {"k": "ab"}, "b"),
-        ("k()", {"k": 1}, {}, UNKNOWN),
-    ],
+FOUND = [
+    ("x.y", {"x": Odd()}, {}, UNKNOWN),
+    ("x.y[0]['k'].size()[1]", {"x": SimpleNamespace(y=[{"k": ones(2, 3)}])}, {}, 3),
+    ("G['k'][1]", {}, {"k": "ab"}, "b"),
+    ("k()", {"k": 1}, {}, UNKNOWN),
+]
+test_a_value_is_found_by_its_name = giving(
+    {
+        name: (lambda name=name, frame=frame, globals_=globals_: find_value(name, frame, globals_), value)
+        for name, frame, globals_, value in FOUND
+    }
 )
-def test_a_value_is_found_by_its_name(name, frame, globals_, value):
-    assert find_value(name, frame, globals_) == value
 
 
 @pytest.mark.parametrize(

@@ -433,20 +433,6 @@ def compiled_function_calls_itself(compile_):
 
 
 @idiom
-def helper_defined_later(compile_):
-    fn, x = compile_(lambda x: helper(x)), make(TwoTensor, 2, 3)
-    yield raised(fn, x)
-
-    def helper(x):
-        return x * 2
-
-    yield fn(x)
-    first = helper
-    helper = lambda x: first(x) + 1  # noqa: E731
-    yield fn(x)
-
-
-@idiom
 def reset_between_calls(compile_):
     fn = compile_(lambda x, n: x * n)
     for n in (2, 3, 4):

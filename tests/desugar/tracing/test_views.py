@@ -254,12 +254,6 @@ def test_the_classes_of_the_library(build, fn, door):
 
 
 @pytest.mark.slow
-def test_through_inductor():
-    fn = DETACHED_FUNCTIONS["beside a result"]
-    judge(fn, lambda: (torch.randn(3, 2).requires_grad_(),), desugar.compile(fn, strict=True))
-
-
-@pytest.mark.slow
 def test_a_package_refuses_it(tmp_path):
     with pytest.raises(PackageError, match="return a clone"):
         desugar.save(tmp_path / "views.pt2", lambda x: (x[1:].detach(), x * 2), desugar.call(torch.ones(3)))
