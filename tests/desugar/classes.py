@@ -88,7 +88,7 @@ _EACH_HALF = [
 
 def _half(of: Any, name: str, leaf: Any) -> Any:
     """The left or the right half of a value of the class, or of a plain tensor as wide as `of`."""
-    if isinstance(leaf, type(of)):
+    if isinstance(leaf, Halves | Beside):
         return getattr(leaf, name)
     width, total = of.left.shape[-1], of.shape[-1]
     if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[-1] == total:
