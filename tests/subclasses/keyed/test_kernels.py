@@ -1,11 +1,23 @@
-"""The ops themselves: PyTorch's own checks of schema, sizes and gradients."""
+"""The ops themselves: PyTorch's own checks of schema, sizes and gradients; the kernels for CUDA on the CPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from subclasses.keyed.kernels import NO_POOLING, Entries, Lookups, keyed_lookup, keyed_pool, parts_of
+from subclasses.keyed.kernels import (
+    ENTRIES,
+    LOOKUPS,
+    NO_POOLING,
+    Entries,
+    Lookups,
+    keyed_lookup,
+    keyed_pool,
+    parts_of,
+    signature_of,
+)
+from tests.tables import giving
+from tests.triton_kernels import interpret, needs_triton
 
 OFFSETS = torch.tensor([[4, 6, 9], [1, 1, 4]])
 
@@ -42,10 +54,97 @@ def test_lookup_keeps_what_pytorch_asks_of_an_op():
     torch.library.opcheck(keyed_lookup, (tables, *Entries(values, OFFSETS), *how))
 
 
-def test_parts():
-    first, second = parts_of(OFFSETS, None)
-    assert (first.positions, second.positions) == (slice(4, 9), slice(1, 4))
-    assert (first.starts.tolist(), second.starts.tolist()) == ([0, 2], [0, 0])
-    first, second = parts_of(OFFSETS, torch.tensor([[1, 2], [0, 3]]))
-    assert (first.positions.tolist(), second.positions.tolist()) == ([4, 6, 7], [1, 2, 3])
-    assert (first.starts.tolist(), second.starts.tolist()) == ([0, 1], [0, 0])
+def described(lengths):
+    """Positions and starts of both parts."""
+    return [
+        (p.positions if lengths is None else p.positions.tolist(), p.starts.tolist())
+        for p in parts_of(OFFSETS, lengths)
+    ]
+
+
+test_parts = giving(
+    {
+        "back to back": (lambda: described(None), [(slice(4, 9), [0, 2]), (slice(1, 4), [0, 0])]),
+        "gaps": (
+            lambda: described(torch.tensor([[1, 2], [0, 3]])),
+            [([4, 6, 7], [0, 1]), ([1, 2, 3], [0, 0])],
+        ),
+    }
+)
+
+# ---- the kernels for CUDA, by Triton's interpreter ---------------------------------------------------------------
+
+# In the interpreter a kernel is no object that `wrap_triton` takes; the ops call what it returns.
+SCRIPT = """
+import itertools
+import torch
+torch.library.wrap_triton = lambda kernel: kernel
+from subclasses.keyed.cuda_ops import keyed_lookup_cuda, keyed_pool_cuda
+from subclasses.keyed.kernels import MAX, MEAN, NO_POOLING, SUM, Entries, Lookups, keyed_lookup, keyed_pool
+
+torch.manual_seed(0)
+offsets = torch.tensor([[0, 3, 3, 5], [5, 6, 6, 11]])
+gaps = torch.tensor([[2, 0, 1], [1, 0, 4]])
+
+
+def grads_of(op, tables, entries, lookups):
+    tables = [t.detach().clone().requires_grad_() for t in tables]
+    weights = entries.weights if entries.weights is None else entries.weights.detach().clone().requires_grad_()
+    results = op(tables, *entries._replace(weights=weights), *lookups)
+    first = results if isinstance(results, torch.Tensor) else results[0]
+    leaves = tables + ([] if weights is None else [weights])
+    g = torch.linspace(-1, 1, first.numel(), dtype=torch.float64).view(first.shape).to(first.dtype)
+    return first, torch.autograd.grad(first, leaves, g)
+
+
+def compare(ops, widths, entries, lookups, dtype):
+    tables = [torch.randn(7, width, dtype=torch.float64).to(dtype) for width in widths]
+    if entries.weights is not None:
+        entries = entries._replace(weights=entries.weights.to(dtype))
+    found, expected = (grads_of(op, tables, entries, lookups) for op in ops)
+    torch.testing.assert_close(found, expected)
+
+
+count = 0
+for dtype, ids, lengths, padding in itertools.product(
+    (torch.float32, torch.float64), (torch.int64, torch.int32), (None, gaps), (-1, 2)
+):
+    values = torch.tensor([0, 2, 5, 2, 2, 1, 6, 3, 3, 2, 0], dtype=ids)
+    entries = Entries(values, offsets, lengths)
+    for modes in ([SUM, SUM], [MEAN, SUM], [MAX, MEAN], [MAX, MAX]):
+        lookups = Lookups(modes, [padding, -1], [False, False], False, [0, 1])
+        compare((keyed_pool_cuda, keyed_pool), (5, 3), entries, lookups, dtype)
+        count += 1
+    lookups = Lookups([SUM, SUM], [padding, -1], [False, False], False, [0, 1])
+    compare((keyed_pool_cuda, keyed_pool), (300, 3), entries._replace(weights=torch.randn(11)), lookups, dtype)
+    lookups = lookups._replace(modes=[NO_POOLING, NO_POOLING])
+    compare((keyed_lookup_cuda, keyed_lookup), (5, 5), entries, lookups, dtype)
+    count += 2
+lookups = Lookups([SUM, MAX], [-1, -1], [False, False], False, [0, 1])
+entries = Entries(torch.tensor([0, 7, 1, -5, 2, 1, 6, 3, 9, 2, 0]), offsets)
+found, grads = grads_of(keyed_pool_cuda, [torch.ones(7, 2), torch.ones(7, 2)], entries, lookups)
+assert found.isnan().tolist() == [[True] * 2 + [False] * 2, [False] * 4, [True] * 4], found
+assert all(grad.isfinite().all() for grad in grads)
+found = keyed_lookup_cuda([torch.ones(7, 2)] * 2, *entries, *lookups)
+assert found.isnan()[:, 0].tolist() == [False, True, False, True] + [False] * 4 + [True, False, False]
+print("all agree", count)
+"""
+
+
+@pytest.mark.slow
+@needs_triton
+def test_the_kernels_compute_what_the_ops_for_the_cpu_do():
+    assert interpret(SCRIPT) == "all agree 96"
+
+
+@pytest.mark.parametrize("result", ["Tensor", "Tensor[]", "(Tensor, Tensor, Tensor)"])
+def test_the_signature_of_a_schema_is_inferred_as_the_schema(result):
+    """PyTorch 2.13 infers the schema of a Triton op from the signature, and refuses one with ``*args``."""
+    schema = f"(Tensor[] tables, int[] rows, {ENTRIES}, {LOOKUPS}) -> {result}"
+
+    def function(*args):
+        raise NotImplementedError
+
+    function.__signature__ = signature_of(schema)
+    inferred = torch.library.infer_schema(function, mutates_args=())
+    assert inferred.replace("SymInt", "int") == schema

@@ -1,6 +1,8 @@
-"""Rows of a table as a parameter: what optimizers do with them, and what needs all ranks."""
+"""Rows of a table as a parameter: what optimizers do with them, what needs all ranks, and row-wise Adagrad."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from torch import nn
 
 pytest.importorskip("torch.distributed.device_mesh")
 
-from subclasses.keyed.sharded import TableShard
+from subclasses.keyed.sharded import RowWiseAdagrad, TableShard
+from subclasses.testing import suite
 from tests.tables import giving, raising
 
 ROWS, START = 9, 2
@@ -31,15 +34,13 @@ test_it_has_the_size_of_the_whole_table = giving(
         "zeros": (lambda: torch.zeros_like(shard()).shape, (ROWS, 2)),
         "the rows here": (lambda: shard().rows_here().shape, (3, 2)),
         "the rows here, without a gradient": (lambda: shard().rows_here().requires_grad, False),
+        "the rows here, shared": (
+            lambda: (lambda p: p.rows_here().data_ptr() == p.local.data_ptr())(shard()),
+            True,
+        ),
         "a state of rows": (lambda: shard().like(torch.ones(3)).shape, (ROWS,)),
     }
 )
-
-
-def test_rows_here_are_those_of_the_shard():
-    p = shard()
-    p.rows_here().fill_(3)
-    assert p.local.sum() == 18
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -112,3 +113,84 @@ def test_a_rank_without_rows_writes_nothing():
     assert p.__create_write_items__("name", p) == p.__create_chunk_list__() == []
     empty = TableShard(torch.ones(0, 2), start=0, rows=0)  # somebody has to write that such a table exists
     assert len(empty.__create_write_items__("name", empty)) == len(empty.__create_chunk_list__()) == 1
+
+
+# ---- the conformance kit ---------------------------------------------------------------------------------------
+
+
+def make(start=2):
+    return TableShard(torch.randn(3, 2), start=start, rows=9)
+
+
+def whole(x):
+    """The whole table, with zeros where this rank has no rows."""
+    return F.pad(x.unwrap("local"), (0, 0, x.start, x.rows - x.start - x.local.shape[0]))
+
+
+TestConformance = suite(make, reference=whole, variants=[lambda: make(start=4)])
+
+# ==== row-wise Adagrad ==============================================================================================
+
+
+def after_a_step(data, sums, grad, lr=0.1, eps=1e-10):
+    """The formula, for a table and its sums."""
+    sums = sums + (grad * grad).mean(1)
+    step = lr * grad / (sums.sqrt() + eps).unsqueeze(1)
+    return torch.where(grad.abs().sum(1, keepdim=True) > 0, data - step, data), sums
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_steps_are_those_of_the_formula(sparse, sharded):
+    data, sums = torch.randn(5, 3), torch.full((5,), 0.5)
+    table = nn.Parameter(TableShard(data.clone(), start=2, rows=9) if sharded else data.clone())
+    optimizer = RowWiseAdagrad([table], lr=0.1, initial_accumulator_value=0.5)
+    for ids in ([0, 1, 1], [], [1, 4]):
+        optimizer.zero_grad()
+        local = table.unwrap("local") if sharded else table
+        F.embedding(torch.tensor(ids, dtype=torch.int64), local, sparse=sparse).square().sum().backward()
+        data, sums = after_a_step(data, sums, (table.grad.local if sharded else table.grad).to_dense())
+        optimizer.step()
+        state = optimizer.state[table]["sum"]
+        assert state.shape == table.shape[:1] and type(state) is (TableShard if sharded else torch.Tensor)
+        found = (table.rows_here(), state.local) if sharded else (table.detach(), state)
+        torch.testing.assert_close(found, (data, sums))
+
+
+def test_its_state_is_saved_and_loaded():
+    tables = [nn.Parameter(make()) for _ in range(2)]
+    optimizers = [RowWiseAdagrad([{"params": [table], "lr": 0.5}], lr=0.1) for table in tables]
+
+    def step(number):
+        tables[number].grad = None
+        tables[number].unwrap("local").square().sum().backward()
+        optimizers[number].step()
+
+    step(0)
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    tables[1].data.copy_(tables[0].data)
+    assert optimizers[1].param_groups[0]["lr"] == 0.5
+    step(0), step(1)
+    assert torch.equal(*(table.local for table in tables))
+
+
+def test_a_closure_is_called_with_gradients():
+    table = nn.Parameter(torch.ones(2, 2))
+
+    def closure():
+        loss = table.sum()
+        loss.backward()
+        return loss
+
+    assert RowWiseAdagrad([table]).step(closure).item() == 4 and table.max() < 1
+
+
+ONES = nn.Parameter(torch.ones(2, 2))
+test_what_the_optimizer_refuses = raising(
+    [
+        (lambda: RowWiseAdagrad([nn.Parameter(ONES[0])]), ValueError, r"tables \[V, D\], got .* size \(2,\)"),
+        (lambda: RowWiseAdagrad([ONES], lr=-1), ValueError, "lr: expected a number from 0"),
+        (lambda: RowWiseAdagrad([ONES], eps=-1), ValueError, "eps: expected a number"),
+        (lambda: RowWiseAdagrad([]), ValueError, "empty parameter list"),
+    ]
+)

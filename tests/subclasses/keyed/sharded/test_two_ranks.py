@@ -38,21 +38,20 @@ MODES = ["sum", "mean", "max", "none"]
 # ---- values and gradients ----------------------------------------------------------------------------------
 
 
-def compare(mesh, plan, parts, make):
-    """One lookup and its gradients, sharded and whole."""
+def compare(mesh, plan, parts, make, average=False):
+    """One lookup and its gradients, sharded and whole; those of the tables may be averages over the ranks."""
     rank, whole = mesh.get_local_rank(), make()
-    sharded = shard(whole, mesh, make_plan(plan))
+    sharded, ranks = shard(whole, mesh, make_plan(plan), average_gradients=average), 2 if average else 1
     found = sharded(parts[rank])
     assert_same_results(found, whole(parts[rank]), exact=plan.startswith("rank"))
     loss_of(found, rank).backward()
     leaf = getattr(parts[rank], "leaf", None)
     if leaf is not None:
         of_weights, leaf.grad = leaf.grad, None
-    joint_loss(whole, parts).backward()
+    (joint_loss(whole, parts) / ranks).backward()
     assert_same_rows(sharded, whole, lambda weight: weight.grad)
     if leaf is not None:
-        assert of_weights.shape == leaf.shape
-        torch.testing.assert_close(of_weights, leaf.grad)
+        torch.testing.assert_close(of_weights, leaf.grad * ranks)
 
 
 OPTIONS = (
@@ -79,6 +78,13 @@ def with_ids(dtypes):
     return [KeyedJaggedTensor(KEYS, part.values.to(dtype), part.lengths) for part, dtype in pairs]
 
 
+def with_a_frozen_table():
+    """The rank whose own tables are frozen still returns gradients to the other one."""
+    whole = make_collection("sum")
+    whole.tables["b"].weight.requires_grad_(False)
+    return whole
+
+
 def lookups():
     """Plans, batches for each rank, a mode and options of tables."""
     every = "rows of all lengths"
@@ -98,6 +104,10 @@ def lookups():
 def lookups_are_those_of_one_process(mesh):
     for plan, parts, mode, options in lookups():
         compare(mesh, plan, parts, partial(make_collection, mode, **options))
+    compare(mesh, "both", batches("rows of all lengths"), with_a_frozen_table)
+    for sparse in (False, True):
+        parts = batches("rows of all lengths", weighted=True)
+        compare(mesh, "both", parts, partial(make_collection, "sum", sparse=sparse), average=True)
 
 
 def tables_may_have_several_dtypes(mesh):
@@ -119,29 +129,6 @@ def tables_may_have_several_dtypes(mesh):
     for key in "ab":
         whole(x)[key].sum().backward()
     assert_same_rows(sharded, whole, lambda weight: weight.grad)
-
-
-def some_tables_may_be_frozen(mesh):
-    """The rank whose own tables are frozen still returns gradients to the other one."""
-    whole, parts, rank = make_collection("sum"), batches("rows of all lengths"), mesh.get_local_rank()
-    whole.tables["b"].weight.requires_grad_(False)
-    sharded = shard(whole, mesh, make_plan("both"))
-    assert not sharded.tables["b"].weight.requires_grad
-    loss_of(sharded(parts[rank]), rank).backward()
-    joint_loss(whole, parts).backward()
-    assert_same_rows(sharded, whole, lambda weight: weight.grad)
-
-
-def gradients_may_be_averages(mesh):
-    for sparse in (False, True):
-        parts, rank = batches("rows of all lengths", weighted=True), mesh.get_local_rank()
-        whole, leaf = make_collection("sum", sparse=sparse), parts[rank].leaf
-        sharded = shard(whole, mesh, make_plan("both"), average_gradients=True)
-        loss_of(sharded(parts[rank]), rank).backward()
-        of_weights, leaf.grad = leaf.grad, None
-        (joint_loss(whole, parts) / 2).backward()
-        assert_same_rows(sharded, whole, lambda weight: weight.grad)
-        torch.testing.assert_close(of_weights, leaf.grad * 2)
 
 
 def weights_may_require_grad_on_one_rank(mesh):
@@ -296,8 +283,6 @@ def bad_batches_are_refused_on_all_ranks(mesh):
 CASES = [
     lookups_are_those_of_one_process,
     tables_may_have_several_dtypes,
-    some_tables_may_be_frozen,
-    gradients_may_be_averages,
     weights_may_require_grad_on_one_rank,
     without_gradients,
     training_is_that_of_one_process,
