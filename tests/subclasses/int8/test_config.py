@@ -1,13 +1,11 @@
-"""``quantize_``: which weights, how, and how good they are beside torchao's."""
-
-from __future__ import annotations
+"""``quantize_``: which weights, how, the modules that it takes for linear layers, accuracy, and files."""
 
 import copy
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations
 
 import desugar
 from subclasses.int8 import (
@@ -18,12 +16,15 @@ from subclasses.int8 import (
     PerGroup,
     PerRow,
     PerTensor,
+    from_plain,
     quantize_,
+    to_plain,
     weight_bytes,
 )
-from tests.doors import by_stock
-from tests.subclasses.int8.models import DYNAMIC, WEIGHTS, int8_names, quantized, sqnr
-from tests.tables import giving
+from subclasses.strict_mode import strict
+from tests.doors import by_desugar, by_stock
+from tests.subclasses.int8.models import CONFIGS, DYNAMIC, WEIGHTS, int8_names, quantized, sqnr
+from tests.tables import giving, raising
 
 
 def make_model():
@@ -44,6 +45,28 @@ def tied():
     return model
 
 
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(3, 8, 4)), nn.Parameter(torch.randn(3, 4, 8))
+        self.register_buffer("gate", torch.randn(3, 4))
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.out(torch.einsum("bi,ei,eoi,ejo->bj", x, self.gate, self.up, self.down))
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter, as peft writes them."""
+
+    adapter_layer_names = ("lora_A", "lora_B", "not_there")
+
+    def __init__(self):
+        super().__init__()
+        self.base_layer = nn.Linear(8, 8)
+        self.lora_A, self.lora_B = nn.ModuleDict({"default": nn.Linear(8, 2)}), nn.Linear(2, 8)
+
+
 test_which_weights_are_chosen = giving(
     {
         "linear layers by default": (chosen(make_model, WEIGHTS), {"1.weight", "3.weight"}),
@@ -56,45 +79,88 @@ test_which_weights_are_chosen = giving(
             chosen(tied, WEIGHTS, lambda m, _: isinstance(m, nn.Linear | nn.Embedding)),
             {"0.weight"},
         ),
+        **{
+            f"no adapters by {type(config).__name__}": (
+                chosen(lambda: nn.Sequential(Adapted(), nn.Linear(8, 2)), config),
+                {"0.base_layer.weight", "1.weight"},
+            )
+            for config in (WEIGHTS, FqnToConfig({"_default": WEIGHTS}))
+        },
+        "adapters by name": (
+            chosen(Adapted, WEIGHTS, lambda _, name: name.startswith("lora_A.")),
+            {"lora_A.default.weight"},
+        ),
+        "all parameters but one": (
+            chosen(Experts, FqnToConfig({"out.weight": None, "re:.*": WEIGHTS})),
+            {"up", "down", "out.bias"},
+        ),
     }
 )
 
 
-def test_linear_layers_are_quantized_once_and_biases_are_trained():
-    model = make_model()
-    assert quantize_(model, WEIGHTS) is None
-    assert not model[1].weight.requires_grad and model[1].bias.requires_grad
-    before = model[1].weight
-    quantize_(model, DYNAMIC)
-    assert model[1].weight is before
+def trained(model):
+    """The names of the parameters that are trained."""
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def blocks_of(model):
+    """The block sizes and activations of int8 weights."""
+    weights = [m.weight for m in model.modules() if isinstance(getattr(m, "weight", None), Int8Tensor)]
+    return [(weight.block_size, weight.activation) for weight in weights]
+
+
+BY_NAME = FqnToConfig(
+    {
+        "3": Int8WeightOnlyConfig(PerGroup(8), symmetric=False),
+        "re:[03]": Int8WeightOnlyConfig(PerTensor()),
+        "_default": DYNAMIC,
+    }
+)
+BIASES = {"0.weight", "1.bias", "2.weight", "2.bias", "3.bias"}
+test_what_becomes_of_weights = giving(
+    {
+        "nothing is returned": (lambda: quantize_(make_model(), WEIGHTS), None),
+        "biases are trained": (lambda: trained(quantized(make_model())), BIASES),
+        "adapters are trained": (
+            lambda: trained(quantized(Adapted())) >= {"lora_A.default.weight", "lora_B.weight"},
+            True,
+        ),
+        "frozen weights stay so": (lambda: trained(quantized(make_model().requires_grad_(False))), set()),
+        "they are quantized once": (
+            lambda: (lambda m: m[1].weight is quantized(m, DYNAMIC)[1].weight)(quantized(make_model())),
+            True,
+        ),
+        "a shared weight stays shared": (
+            lambda: (lambda m: m[0].weight is m[1].weight)(
+                quantized(tied(), WEIGHTS, lambda m, _: isinstance(m, nn.Linear | nn.Embedding))
+            ),
+            True,
+        ),
+        "a configuration for each layer": (
+            lambda: blocks_of(quantized(make_model(), BY_NAME)),
+            [((10, 16), None), ((1, 16), "row"), ((1, 8), None)],
+        ),
+        **{
+            str(config): (lambda config=config: blocks_of(quantized(nn.Linear(16, 8), config)), [found])
+            for config, *found in (
+                (Int8WeightOnlyConfig(), (1, 16), None),
+                (Int8WeightOnlyConfig(PerTensor()), (8, 16), None),
+                (Int8WeightOnlyConfig(PerGroup(4)), (1, 4), None),
+                (Int8DynamicActivationInt8WeightConfig((PerRow(), PerTensor())), (8, 16), "row"),
+                (Int8DynamicActivationInt8WeightConfig([PerTensor(), PerRow()]), (1, 16), "tensor"),
+            )
+            for found in [tuple(found)]
+        },
+        "bytes of floats": (lambda: weight_bytes(nn.Linear(64, 32, bias=False)), 64 * 32 * 4),
+        "bytes": (lambda: weight_bytes(quantized(nn.Linear(64, 32, bias=False))), 64 * 32 + 32 * 4),
+    }
+)
 
 
 def test_a_filter_sees_modules_and_names():
     seen = []
     quantize_(make_model(), WEIGHTS, lambda module, name: seen.append(name))
     assert seen == ["", "0", "1", "2", "3"]
-
-
-def test_a_configuration_for_each_layer():
-    by_name = {
-        "3": Int8WeightOnlyConfig(PerGroup(8), symmetric=False),
-        "re:[03]": Int8WeightOnlyConfig(PerTensor()),
-        "_default": DYNAMIC,
-    }
-    model = quantized(make_model(), FqnToConfig(by_name))
-    found = [(m.weight.block_size, m.weight.activation) for m in (model[0], model[1], model[3])]
-    assert found == [((10, 16), None), ((1, 16), "row"), ((1, 8), None)]
-
-
-class Experts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Parameter(torch.randn(3, 8, 4)), nn.Parameter(torch.randn(3, 4, 8))
-        self.register_buffer("gate", torch.randn(3, 4))
-        self.out = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.out(torch.einsum("bi,ei,eoi,ejo->bj", x, self.gate, self.up, self.down))
 
 
 def test_a_configuration_for_each_parameter():
@@ -114,9 +180,6 @@ def test_a_configuration_for_each_parameter():
     assert [w.block_size for w in weights] == [(1, 1, 2), (1, 1, 8), (1, 4), (1, 4)]
     assert experts.out.weight.activation is None
     assert sqnr(expected, experts(x)) > 25
-    left = nn.ModuleDict({"experts": Experts()})
-    quantize_(left, FqnToConfig({"experts.out.weight": None, "re:.*": Int8WeightOnlyConfig()}))
-    assert type(left["experts"].out.weight.data) is torch.Tensor
 
 
 def test_an_expression_that_matches_all_takes_parameters_of_floats():
@@ -166,45 +229,6 @@ def test_names_in_a_compiled_model_are_those_of_the_model(compile_):
     assert int8_names(model) == {"1.weight", "3.weight"}
 
 
-@pytest.mark.parametrize("normalize", [parametrizations.weight_norm, parametrizations.orthogonal])
-def test_a_computed_weight_is_refused_before_anything_changes(normalize):
-    model = nn.Sequential(nn.Linear(4, 4), normalize(nn.Linear(4, 4)))
-    message = r"1 \(ParametrizedLinear\) is computed, for example by a parametrization, and not a parameter"
-    with pytest.raises(TypeError, match=message):
-        quantize_(model, Int8WeightOnlyConfig())
-    assert type(model[0].weight.data) is torch.Tensor
-    parametrize.remove_parametrizations(model[1], "weight")
-    quantize_(model, Int8WeightOnlyConfig())
-    assert int8_names(model) == {"0.weight", "1.weight"}
-
-
-def test_a_shared_weight_stays_shared():
-    model = quantized(tied(), WEIGHTS, lambda m, _: isinstance(m, nn.Linear | nn.Embedding))
-    assert model[0].weight is model[1].weight
-
-
-@pytest.mark.parametrize(
-    ("config", "block_size", "activation"),
-    [
-        (Int8WeightOnlyConfig(), (1, 16), None),
-        (Int8WeightOnlyConfig(PerTensor()), (8, 16), None),
-        (Int8WeightOnlyConfig(PerGroup(4)), (1, 4), None),
-        (Int8DynamicActivationInt8WeightConfig((PerRow(), PerTensor())), (8, 16), "row"),
-        (Int8DynamicActivationInt8WeightConfig([PerTensor(), PerRow()]), (1, 16), "tensor"),
-    ],
-)
-def test_granularities(config, block_size, activation):
-    weight = quantized(nn.Linear(16, 8), config).weight
-    assert (weight.block_size, weight.activation) == (block_size, activation)
-
-
-def test_bytes():
-    model = nn.Linear(64, 32, bias=False)
-    assert weight_bytes(model) == 64 * 32 * 4
-    quantize_(model, Int8WeightOnlyConfig())
-    assert weight_bytes(model) == 64 * 32 + 32 * 4
-
-
 # ---- refused -----------------------------------------------------------------------------------------------
 
 
@@ -219,6 +243,16 @@ def test_bytes():
             "has no weight of floats",
         ),
         (lambda m: quantize_(m, FqnToConfig({}), lambda *_: True), ValueError, "omit filter_fn"),
+        *(
+            (
+                lambda m, normalize=normalize: quantize_(
+                    nn.Sequential(m, normalize(nn.Linear(4, 4))), WEIGHTS
+                ),
+                TypeError,
+                r"1 \(ParametrizedLinear\) is computed, for example by a parametrization, and not a parameter",
+            )
+            for normalize in (parametrizations.weight_norm, parametrizations.orthogonal)
+        ),
         (lambda m: quantize_(list(m), Int8WeightOnlyConfig()), TypeError, "a module, got list"),
         (lambda m: FqnToConfig({"0": "int8"}), TypeError, "for '0', got 'int8'"),
         (
@@ -242,6 +276,61 @@ def test_a_wrong_call_changes_nothing(run, error, says):
     with pytest.raises(error, match=says):
         run(model)
     assert int8_names(model) == set()
+
+
+# ---- other modules -----------------------------------------------------------------------------------------
+
+LAYERS = {name: config for name, config in CONFIGS.items() if name != "tensor"}
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("config", LAYERS)
+def test_addmm_is_a_linear_layer_with_the_weight_transposed(config):
+    layer, x = quantized(nn.Linear(16, 8), LAYERS[config]), torch.randn(3, 16, requires_grad=True)
+    weight, bias, product = layer.weight.t(), layer.bias, layer(x) - layer.bias
+    with strict():
+        got = torch.addmm(bias, x, weight)
+    torch.testing.assert_close(got, layer(x))
+    grads = [torch.autograd.grad(y.square().sum(), (x, bias)) for y in (got, layer(x))]
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.addmm(bias, x, weight, beta=2, alpha=3), 3 * product + 2 * bias)
+    nothing = torch.full_like(bias, torch.nan)
+    torch.testing.assert_close(torch.addmm(nothing, x, weight, beta=0), product)
+    compiled = by_desugar(lambda x: torch.addmm(bias, x, weight), fullgraph=True)
+    torch.testing.assert_close(compiled(x), got)
+    with pytest.raises(RuntimeError, match="expand"):
+        torch.addmm(torch.zeros(5, 8), x[:1], weight)
+
+
+@pytest.mark.parametrize("config", LAYERS)
+def test_conv1d_of_transformers(config):
+    layers = pytest.importorskip("transformers.pytorch_utils", reason="needs the extra `models`")
+    layer, linear = layers.Conv1D(8, 16), nn.Linear(16, 8)
+    with torch.no_grad():
+        linear.weight.copy_(layer.weight.t())
+        linear.bias.copy_(layer.bias.normal_())
+    for each in (layer, linear):
+        quantize_(each, LAYERS[config])
+    assert layer.weight.shape == (16, 8) and layer.weight.is_contiguous()
+    assert torch.equal(layer.weight.dequantize(), linear.weight.dequantize().t())
+    x = torch.randn(2, 3, 16)
+    with strict():
+        torch.testing.assert_close(layer(x), linear(x))
+
+
+@pytest.mark.parametrize("config", LAYERS)
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_model_on_meta_takes_the_weights_of_a_quantized_one(config, assign):
+    model, x = make_model(), torch.tensor([0, 9])
+    with torch.device("meta"):
+        other = make_model()
+    for each in (model, other):
+        quantize_(each, LAYERS[config])
+    assert other[1].weight.device.type == "meta" and int8_names(other) == int8_names(model)
+    if not assign:
+        other.to_empty(device="cpu")
+    other.load_state_dict(model.state_dict(), assign=assign)
+    assert int8_names(other) == int8_names(model) and torch.equal(other(x), model(x))
 
 
 # ---- beside torchao ----------------------------------------------------------------------------------------
@@ -294,3 +383,86 @@ def test_no_less_accurate_than_torchao(pair, dtype):
             quality[name] += sqnr(expected, other(x).double()) / 4
     # In decibel; two ways to round the same numbers differ by a few hundredths.
     assert quality["ours"] > quality["theirs"] - 0.05 and quality["ours"] > 25, quality
+
+
+# ==== state dicts and files =======================================================================================
+
+
+def floats(dtype=torch.bfloat16):
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).to(dtype)
+
+
+def by_torch(state, path):
+    torch.save(state, path)
+    return torch.load(path, weights_only=True)
+
+
+def by_safetensors(state, path):
+    pytest.importorskip("safetensors")
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    tensors, metadata = to_plain(state)
+    save_file(tensors, path, metadata)
+    with safe_open(path, "pt") as file:
+        read = from_plain(load_file(path), file.metadata())
+    assert set(read) == set(state)
+    return read
+
+
+FILES = {"none": lambda state, path: state, "torch.save": by_torch, "safetensors": by_safetensors}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_dicts(config, file, assign, dtype, tmp_path):
+    """Int8 weights are loaded into others by copying, and in the place of floats by assignment."""
+    model = quantized(floats(dtype), CONFIGS[config])
+    other = floats(dtype) if assign else quantized(floats(dtype), CONFIGS[config])
+    other.load_state_dict(FILES[file](model.state_dict(), str(tmp_path / "model")), assign=assign)
+    x = torch.randn(3, 16, dtype=dtype)
+    assert torch.equal(model(x), other(x))
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert type(a.data) is type(b.data) and a.dtype == b.dtype
+        assert type(a.data) is not Int8Tensor or a.data._layout is b.data._layout
+
+
+def test_tied_weights_are_written_once(tmp_path):
+    def make():
+        model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 10, bias=False))
+        model.append(nn.Linear(10, 10)).append(model[3])
+        model[2].weight = model[0].weight
+        return quantized(model, choose=lambda m, name: name in ("0", "1", "2"))
+
+    model, other, ids = make(), make(), torch.tensor([1, 9])
+    # The pair, the layer between, one that comes twice.
+    assert len(to_plain(model.state_dict())[0]) == 2 + 3 + 2
+    read = by_safetensors(model.state_dict(), str(tmp_path / "model.safetensors"))
+    for assign in (False, True):
+        other.load_state_dict(read, assign=assign)
+        assert torch.equal(other(ids), model(ids))
+    assert other[0].weight.qdata.data_ptr() == other[2].weight.qdata.data_ptr()
+
+
+STATE = quantized(floats(), CONFIGS["rows"]).state_dict()
+TENSORS, METADATA = to_plain(STATE)
+
+
+test_wrong_files = raising(
+    [
+        (convert, ValueError, text)
+        for convert, text in [
+            (lambda: from_plain(TENSORS, None), "int8_tensors"),
+            (
+                lambda: from_plain({k: v for k, v in TENSORS.items() if k != "0.weight.scale"}, METADATA),
+                r"0\.weight\.qdata or 0\.weight\.scale is missing",
+            ),
+            (
+                lambda: to_plain({**STATE, "0.weight.qdata": torch.zeros(1)}),
+                r"named 0\.weight\.qdata already",
+            ),
+        ]
+    ]
+)

@@ -1,7 +1,5 @@
 """``save_pretrained`` and ``from_pretrained`` of transformers with int8 weights."""
 
-from __future__ import annotations
-
 import copy
 import re
 import runpy
@@ -106,6 +104,7 @@ def test_tied_weights(case, tmp_path):
     assert not found["missing_keys"] and not found["unexpected_keys"]
 
 
+@pytest.mark.slow
 def test_the_block_on_the_page_runs(tmp_path, monkeypatch):
     """The page itself runs where transformers is not installed, so its block for transformers is run here."""
     page = (Path(__file__).parents[3] / "docs" / "int8.md").read_text()
@@ -113,6 +112,15 @@ def test_the_block_on_the_page_runs(tmp_path, monkeypatch):
     (tmp_path / "block.py").write_text(block)
     monkeypatch.chdir(tmp_path)
     runpy.run_path("block.py")
+
+
+def test_weights_of_floats_are_not_quantized_while_they_are_loaded(tmp_path):
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    make(config=FqnToConfig({})).save_pretrained(tmp_path)
+    text = r"quantizes no weights of floats: load the model without quantization_config, then call subclasses.int8"
+    with pytest.raises(ValueError, match=text):
+        load(tmp_path, quantization_config={"quant_method": "desugar_int8"})
+    assert int8_names(quantized(load(tmp_path)))
 
 
 def test_a_model_without_int8_weights_is_not_marked():

@@ -1,7 +1,6 @@
 """Linear layers, products and lookups: values, gradients, every kind of block, every way to compile."""
 
-from __future__ import annotations
-
+import collections
 import copy
 import itertools
 
@@ -25,12 +24,15 @@ from subclasses.int8 import (
 from subclasses.int8.matmul import kernels
 from tests.doors import COMPILED, DOORS
 from tests.subclasses.int8.models import DYNAMIC, LAYOUTS, WEIGHTS, frozen, integers, quantized, sqnr
+from tests.tables import giving, raising
 
 BLOCKS = [None, (8, 16), (1, 4), (2, 16), (4, 8)]
 
 
 def rounded(x, activation, symmetric=True):
-    """The input as a dynamic layer sees it."""
+    """The input as a layer sees it."""
+    if activation is None or x.numel() == 0:
+        return x
     whole = (x.numel() // max(1, x.shape[-1]), x.shape[-1]) if activation == "tensor" else None
     flat = x.reshape(-1, x.shape[-1])
     return Int8Tensor.from_float(flat, block_size=whole, symmetric=symmetric).dequantize().reshape(x.shape)
@@ -41,32 +43,34 @@ def rounded(x, activation, symmetric=True):
 
 @pytest.mark.parametrize("block_size", BLOCKS)
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("shape", [(16,), (1, 16), (1, 1, 16), (3, 16), (2, 3, 16), (0, 16)])
-def test_weight_only_is_the_layer_on_the_floats_it_stands_for(block_size, symmetric, shape):
-    w = Int8Tensor.from_float(torch.randn(8, 16), block_size=block_size, symmetric=symmetric)
-    x, bias = torch.randn(shape), torch.randn(8)
-    torch.testing.assert_close(F.linear(x, w, bias), F.linear(x, w.dequantize(), bias))
-
-
-@pytest.mark.parametrize("block_size", BLOCKS)
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("activation", ["row", "tensor"])
-@pytest.mark.parametrize("activation_symmetric", [True, False])
-def test_dynamic_is_the_layer_on_a_rounded_input(block_size, symmetric, activation, activation_symmetric):
+@pytest.mark.parametrize(
+    ("activation", "activation_symmetric"),
+    [(None, True), *itertools.product(("row", "tensor"), (True, False))],
+)
+def test_it_is_the_layer_on_the_floats_it_stands_for(block_size, symmetric, activation, activation_symmetric):
+    """A dynamic layer rounds its input, too."""
     how = {"activation": activation, "activation_symmetric": activation_symmetric}
     w = Int8Tensor.from_float(torch.randn(8, 16), block_size=block_size, symmetric=symmetric, **how)
-    bias = torch.randn(8)
-    for x in (torch.randn(2, 3, 16), torch.randn(1, 1, 16), torch.randn(16)):
+    bias, error = torch.randn(8), {} if activation is None else {"atol": 1e-4, "rtol": 1e-4}
+    for shape in ((16,), (1, 16), (1, 1, 16), (3, 16), (2, 3, 16), (0, 16)):
+        x = torch.randn(shape)
         expected = F.linear(rounded(x, activation, activation_symmetric), w.dequantize(), bias)
-        torch.testing.assert_close(F.linear(x, w, bias), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(F.linear(x, w, bias), expected, **error)
 
 
-@pytest.mark.parametrize("activation", [None, "row"])
-def test_no_rows_and_no_features(activation):
-    w, x = Int8Tensor.from_float(torch.randn(8, 16), activation=activation), torch.randn(0, 16)
-    assert F.linear(x, w).shape == (0, 8)
-    w = Int8Tensor.from_float(torch.randn(4, 0), activation=activation)
-    assert torch.equal(F.linear(torch.randn(2, 0), w), torch.zeros(2, 4))
+test_no_rows_and_no_features = giving(
+    {
+        f"{rows} rows, {columns} features, {activation}": (
+            lambda rows=rows, columns=columns, activation=activation: F.linear(
+                torch.randn(rows, columns),
+                Int8Tensor.from_float(torch.randn(4, columns), activation=activation),
+            ).tolist(),
+            [[0] * 4] * rows,
+        )
+        for rows, columns in ((0, 16), (2, 0))
+        for activation in (None, "row")
+    }
+)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -129,9 +133,19 @@ def test_a_lookup_dequantizes_the_rows_found(block_size, symmetric):
         with subclasses.strict():
             found = F.embedding(index, w, padding_idx=3)
         assert torch.equal(found, F.embedding(index, w.dequantize()))
-    for wrong, error, options in ((10, IndexError, {}), (1, NotImplementedError, {"max_norm": 0.1})):
-        with pytest.raises(error, match="writes to" if options else "out of range"):
-            F.embedding(torch.tensor([wrong]), w, **options)
+
+
+TABLE = Int8Tensor.from_float(torch.randn(10, 16))
+test_lookups_that_are_refused = raising(
+    {
+        "beyond the table": (lambda: F.embedding(torch.tensor([10]), TABLE), IndexError, "out of range"),
+        "a norm": (
+            lambda: F.embedding(torch.tensor([1]), TABLE, max_norm=0.1),
+            NotImplementedError,
+            "writes to",
+        ),
+    }
+)
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------
@@ -147,7 +161,7 @@ def test_gradients_of_input_and_scale(block_size, symmetric, activation):
     w = Int8Tensor(made.qdata, scale, made.zero_point, activation=activation)
     got = torch.autograd.grad(F.linear(x, w), (x, scale), cotangent)
     plain = Int8Tensor(made.qdata, scale, made.zero_point).dequantize()
-    seen = x if activation is None else x + (rounded(x, activation) - x).detach()
+    seen = x + (rounded(x, activation) - x).detach()
     expected = torch.autograd.grad(F.linear(seen, plain), (x, scale), cotangent)
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
@@ -243,14 +257,11 @@ class Calls(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.sizes = collections.defaultdict(list)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append((func.name(), [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]))
+        self.sizes[func.name()].append([tuple(a.shape) for a in args if isinstance(a, torch.Tensor)])
         return func(*args, **(kwargs or {}))
-
-    def sizes_of(self, name):
-        return [sizes for seen, sizes in self.seen if seen == name]
 
 
 needs_cuda_build = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="needs a build with CUDA")
@@ -268,10 +279,10 @@ def test_what_cudas_kernel_is_given(k, n, m):
     """It takes more than 16 rows, and extents that are multiples of 8; tried on tensors without data."""
     with fake_mode(), Calls() as calls:
         assert kernels.multiply_integers(on_cuda(m, k), on_cuda(n, k)).shape == (m, n)
-    assert calls.sizes_of("aten::_int_mm") == ([[(max(m, 17), 104), (104, 64)]] if m else [])
+    assert calls.sizes["aten::_int_mm"] == ([[(max(m, 17), 104), (104, 64)]] if m else [])
     # A pad by nothing would copy the weight.
     pads = (m < 17) + (k < 104) * (1 + (m >= 17)) if m else 0
-    assert len(calls.sizes_of("aten::constant_pad_nd")) == pads
+    assert len(calls.sizes["aten::constant_pad_nd"]) == pads
 
 
 @needs_cuda_build
@@ -288,7 +299,7 @@ def test_one_row_on_cuda_reads_the_integers_in_a_graph_alone(rows, columns, grou
         w = Int8Tensor(on_cuda(8, columns), scale, float_dtype=dtype)
         assert F.linear(on_cuda(rows, columns, dtype=dtype), w).dtype == dtype
     product = "aten::mm" if dtype is torch.float32 else "subclasses::int8_rows"
-    assert len(calls.sizes_of(product)) == products
+    assert len(calls.sizes[product]) == products
 
 
 @pytest.mark.gpu

@@ -1,7 +1,5 @@
 """Int8 parameters on several ranks: sharded by FSDP2, cut by columns, gathered, sent."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from types import SimpleNamespace
@@ -9,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 if not dist.is_available():
     pytest.skip("needs torch.distributed", allow_module_level=True)
@@ -19,10 +17,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError
 from subclasses.int8 import Int8Tensor
 from tests.subclasses.int8.models import CONFIGS, quantized
-from tests.subclasses.ragged.ranks import in_processes, on_ranks
+from tests.subclasses.ragged.ranks import group, in_processes, on_ranks
+from tests.subclasses.subjects import Scaled
 
 
 def layers(config, *sizes):
@@ -39,38 +38,37 @@ def gather(x, shards, mesh, policy=None):
     return parts, tuple(map(torch.cat, zip(*parts, strict=True))), [metadata for _, metadata in asked]
 
 
-@pytest.mark.parametrize("block_size", [None, (8, 6), (1, 3), (2, 6), (4, 2)])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_shards_are_put_together(block_size, ranks):
-    x = Int8Tensor.from_float(torch.randn(8, 6), block_size=block_size, symmetric=False)
-    shards = x.chunk(2 if block_size == (4, 2) else ranks)
-    _, outputs, metadata = gather(x, shards, None, SimpleNamespace(param_dtype=torch.bfloat16))
-    whole, _ = x.fsdp_post_all_gather(outputs, metadata[0], torch.bfloat16)
-    assert whole.dtype == torch.bfloat16 and whole.scale.dtype == torch.float32
-    assert torch.equal(whole.float().dequantize(), x.dequantize())
+UNEVEN = [
+    (size, blocks, ranks)
+    for size in ((7, 6), (5, 2), (7, 1), (7, 2, 3), (1, 6), (3, 6))
+    for blocks in (None, size, (1,) * len(size))
+    for ranks in (2, 4)
+]
+EVEN = [((8, 6), blocks, ranks) for blocks in (None, (8, 6), (1, 3), (2, 6)) for ranks in (1, 2, 4)]
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("size", [(7, 6), (5, 2), (7, 1), (7, 2, 3), (1, 6), (3, 6)])
-@pytest.mark.parametrize("blocks", ["rows", "tensor", "entries"])
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize(("size", "block_size", "ranks"), [*EVEN, ((8, 6), (4, 2), 2), *UNEVEN], ids=str)
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_uneven_shards_are_put_together(size, blocks, symmetric, ranks):
-    block_size = {"rows": None, "tensor": size, "entries": (1,) * len(size)}[blocks]
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_shards_are_put_together(size, block_size, ranks, symmetric, dtype):
     x = Int8Tensor.from_float(torch.randn(size), block_size=block_size, symmetric=symmetric)
     rows = -(-size[0] // ranks)
     shards = [x[min(i * rows, size[0]) : min((i + 1) * rows, size[0])] for i in range(ranks)]
-    parts, outputs, metadata = gather(x, shards, SimpleNamespace(size=lambda: ranks))
+    policy = dtype and SimpleNamespace(param_dtype=dtype)
+    parts, outputs, metadata = gather(x, shards, SimpleNamespace(size=lambda: ranks), policy)
     # FSDP2 takes no other size where a shard is padded.
-    assert all(t.shape == (rows, *size[1:]) and t.is_contiguous() for inputs in parts for t in inputs)
-    whole, freed = x.fsdp_post_all_gather(outputs, metadata[-1], None)
-    assert freed is outputs
-    assert torch.equal(whole.dequantize(), x.dequantize())
+    assert all(
+        t.shape == (rows, *size[1:]) and t.is_contiguous() for inputs in parts for t in inputs
+    ) or size == (8, 6)
+    whole, freed = x.fsdp_post_all_gather(outputs, metadata[-1], dtype)
+    assert freed is outputs and whole.dtype is (dtype or torch.float32) and whole.scale.dtype is torch.float32
+    assert torch.equal(whole.float().dequantize(), x.dequantize())
     for t in (whole.qdata, whole.scale):
         t.zero_()
-    assert x.fsdp_post_all_gather(outputs, metadata[0], None, out=whole) is None
+    assert x.fsdp_post_all_gather(outputs, metadata[0], dtype, out=whole) is None
     whole.qdata.copy_(x.qdata)  # FSDP2 fills what it was given back
-    assert torch.equal(whole.dequantize(), x.dequantize())
+    assert torch.equal(whole.float().dequantize(), x.dequantize())
 
 
 # ---- FSDP2 -------------------------------------------------------------------------------------------------
@@ -151,42 +149,63 @@ def cut_by_device(mesh, folder):
 # ---- collectives -------------------------------------------------------------------------------------------
 
 
-class Halved(TensorSubclass, fallback="materialize"):
-    data_of_half: Tensor = inner()
-
-    def materialize(self) -> Tensor:
-        return self.data_of_half * 2
+def random_int8(seed=0, **options):
+    return Int8Tensor.from_float(torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)), **options)
 
 
 @on_ranks
 def send(mesh, folder):
     """What a collective would fill is filled, or refused: nothing is written to a copy and lost."""
-
-    def make(seed, **options):
-        return Int8Tensor.from_float(
-            torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)), **options
-        )
-
     rank, last = mesh.get_local_rank(), mesh.size() - 1
     for options in ({}, {"symmetric": False}, {"block_size": (2, 4)}):
-        x = make(rank, **options)
+        x = random_int8(rank, **options)
         version = x._version
         dist.broadcast(x, last)
-        assert torch.equal(x.dequantize(), make(last, **options).dequantize()) and x._version > version
+        assert torch.equal(x.dequantize(), random_int8(last, **options).dequantize()) and x._version > version
         gathered = [torch.zeros(4, 8) for _ in range(mesh.size())]
-        dist.all_gather(gathered, make(rank, **options))
-        assert all(torch.equal(t, make(i, **options).dequantize()) for i, t in enumerate(gathered))
+        dist.all_gather(gathered, random_int8(rank, **options))
+        assert all(torch.equal(t, random_int8(i, **options).dequantize()) for i, t in enumerate(gathered))
         for refused in (
             lambda x=x: dist.all_reduce(x),
             lambda x=x: dist.all_gather([x] * mesh.size(), x),
         ):
             with pytest.raises(DispatchError, match="writes to an Int8Tensor"):
                 refused()
-    parts = [make(i, block_size=(4 if i else 1, 8)) for i in range(2)]
+    parts = [random_int8(i, block_size=(4 if i else 1, 8)) for i in range(2)]
     with pytest.raises(DispatchError, match="src_data_rank=None"):
         torch.ops.c10d.scatter_(parts[:1], [parts], dist.group.WORLD.boxed(), 0, True, -1)
-    with pytest.raises(DispatchError, match="writes to a Halved"):
-        dist.broadcast(Halved(torch.ones(2)), 0)
+    with pytest.raises(DispatchError, match="writes to a Scaled"):
+        dist.broadcast(Scaled(torch.ones(2), torch.tensor(2.0)), 0)
+
+
+SENT = {
+    "a plain tensor": (
+        lambda: torch.randn(4, 8),
+        r"got a Tensor of size \(4, 8\) too; quantize what each rank gives and what it receives alike",
+    ),
+    "numbers with a zero point": (
+        lambda: random_int8(symmetric=False),
+        r"got Int8Tensors with a scale of \(4, 1\) and a zero point too; quantize .* alike, all with symmetric=True or",
+    ),
+    "other blocks": (
+        lambda: random_int8(block_size=(4, 8)),
+        r"got Int8Tensors with a scale of \(1, 1\) .*src_data_rank=None",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_sent_is_what_is_received(tmp_path):
+    """What is quantized alike."""
+    with group(0, 1, tmp_path / "store"):
+        for symmetric in (True, False):
+            sent, received = (random_int8(seed, symmetric=symmetric) for seed in range(2))
+            dist.scatter(received, [sent])
+            assert torch.equal(received.dequantize(), sent.dequantize())
+        for make, text in SENT.values():
+            text = f"scatter_.*: expected Int8Tensors with a scale of \\(4, 1\\) and no zero point throughout, {text}"
+            with pytest.raises(DispatchError, match=text):
+                dist.scatter(random_int8(), [make()])
 
 
 # ---- in processes ------------------------------------------------------------------------------------------

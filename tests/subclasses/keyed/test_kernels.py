@@ -1,7 +1,5 @@
 """The ops themselves: PyTorch's own checks of schema, sizes and gradients; the kernels for CUDA on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -16,6 +14,7 @@ from subclasses.keyed.kernels import (
     parts_of,
     signature_of,
 )
+from tests.subclasses.ragged.judge import working
 from tests.tables import giving
 from tests.triton_kernels import interpret, needs_triton
 
@@ -30,28 +29,31 @@ def arguments(mode, weighted=False, lengths=None, sparse=False):
     return (tables, *entries, *Lookups([mode] * 2, [-1, 0], [False, False], sparse, [0, 1]))
 
 
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("mode", [0, 1, 2])
-@pytest.mark.parametrize("lengths", [None, torch.tensor([[2, 1], [0, 3]])], ids=["no gaps", "gaps"])
-def test_pool_keeps_what_pytorch_asks_of_an_op(mode, lengths):
-    torch.library.opcheck(keyed_pool, arguments(mode, lengths=lengths))
-
-
-def test_pool_with_weights():
-    torch.library.opcheck(keyed_pool, arguments(0, weighted=True))
+def with_weights():
     tables, values, *rest = arguments(0, weighted=True)
-
-    def run(a, b, w):
-        return keyed_pool([a, b], values, rest[0], None, w, *rest[3:])[0]
-
-    assert torch.autograd.gradcheck(run, (*tables, rest[2]))
+    return (lambda a, b, w: keyed_pool([a, b], values, rest[0], None, w, *rest[3:])[0]), (*tables, rest[2])
 
 
-def test_lookup_keeps_what_pytorch_asks_of_an_op():
+def entry_by_entry():
     tables = [torch.randn(5, 2, requires_grad=True) for _ in range(2)]
-    values = torch.randint(0, 5, (9,))
     how = Lookups([NO_POOLING] * 2, [-1, 1], [False, True], False, [0, 1])
-    torch.library.opcheck(keyed_lookup, (tables, *Entries(values, OFFSETS), *how))
+    return (tables, *Entries(torch.randint(0, 5, (9,)), OFFSETS), *how)
+
+
+GAPS = torch.tensor([[2, 1], [0, 3]])
+test_what_pytorch_asks_of_an_op = working(
+    {
+        **{
+            f"pool, mode {mode}, {lengths}": lambda mode=mode, lengths=lengths: torch.library.opcheck(
+                keyed_pool, arguments(mode, lengths=lengths)
+            )
+            for mode, lengths in ((0, None), (1, GAPS), (2, GAPS))
+        },
+        "pool, weighted": lambda: torch.library.opcheck(keyed_pool, arguments(0, weighted=True)),
+        "gradients, weighted": lambda: torch.autograd.gradcheck(*with_weights()),
+        "lookup": lambda: torch.library.opcheck(keyed_lookup, entry_by_entry()),
+    }
+)
 
 
 def described(lengths):

@@ -1,7 +1,5 @@
 """What a keyed tensor is, how one is made, taken apart and joined."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -17,6 +15,7 @@ from tests.tables import giving
 
 
 X = KeyedJaggedTensor(["a", "b"], torch.arange(6), torch.tensor([1, 2, 0, 3]))
+W = batch([1, 2, 0, 3], weighted=True)
 
 test_keys_lengths_and_rows = giving(
     {
@@ -29,6 +28,12 @@ test_keys_lengths_and_rows = giving(
         "shared values": (lambda: X["b"].values is X.values, True),
         "a dict": (lambda: list(X.to_dict()), ["a", "b"]),
         "repr": (lambda: repr(X), "KeyedJaggedTensor(lengths={'a': [1, 2], 'b': [0, 3]}, torch.int64[6])"),
+        "dtypes of weights and values": (
+            lambda: (W.dtype, W.requires_grad, W.values.dtype),
+            (torch.float32, True, torch.int64),
+        ),
+        "repr of weights": (lambda: repr(W).count("weighted"), 1),
+        "weights of a": (lambda: W.feature_weights("a").to_dense().shape, (2, 3)),
         "no entries": (lambda: batch([0] * 4).shape, (2, 2, 0)),
         "no entries of a key": (lambda: batch([0, 0])["b"].to_dense().shape, (1, 0)),
         "no rows": (lambda: batch([]).shape, (2, 0, 0)),
@@ -38,11 +43,8 @@ test_keys_lengths_and_rows = giving(
 
 
 def test_weights_have_the_rows_of_their_feature_and_gradients():
-    x = batch([1, 2, 0, 3], weighted=True)
-    assert x.dtype == torch.float32 and x.requires_grad and x.values.dtype == torch.int64
-    assert "weighted" in repr(x) and x.feature_weights("a").to_dense().shape == (2, 3)
     leaf = torch.rand(6, requires_grad=True)
-    y = KeyedJaggedTensor(x.keys, x.values, x.lengths, weights=leaf)
+    y = KeyedJaggedTensor(X.keys, X.values, X.lengths, weights=leaf)
     (y.feature_weights("a").sum(1) * y.feature_weights("b").sum(1)).sum().backward()
     expected = torch.cat([torch.tensor([0.0, 1, 1]) * leaf[3:].sum(), leaf[1:3].sum().expand(3)])
     torch.testing.assert_close(leaf.grad, expected.detach())
@@ -148,21 +150,15 @@ def test_compiled_as_in_eager_mode(name, way):
         assert len(compiled.programs) == (2 if name == "made inside" else 1)
 
 
-class _Batches(torch.utils.data.Dataset):
-    def __len__(self):
-        return len(LENGTHS) - 3
-
-    def __getitem__(self, index):
-        return batch(LENGTHS[index])
-
-
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", ["desugar.compile", "behind Dynamo"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_workers_run_one_program(way, workers):
     score, frames, is_ours = COMPILED["features"], CompileCounter(), way == "desugar.compile"
     compiled = WAYS[way](score) if is_ours else torch.compile(score, backend=frames, fullgraph=True)
-    for x in torch.utils.data.DataLoader(_Batches(), batch_size=None, num_workers=workers):
+    for x in torch.utils.data.DataLoader(
+        [batch(n) for n in LENGTHS[:4]], batch_size=None, num_workers=workers
+    ):
         assert compiled(x).equal(score(x))
     assert (len(compiled.programs) if is_ours else frames.frame_count) == 1
 
@@ -177,7 +173,6 @@ def whole(*lengths):
     return JaggedTensor(torch.arange(6), torch.tensor([0, 3, 6]), lengths=torch.tensor(lengths), max_length=3)
 
 
-WEIGHTED = batch([1, 2, 0, 3], weighted=True)
 BAG = torch.nn.EmbeddingBag(9, 3, mode="sum")
 # A function, arguments that it takes, and arguments that it refuses.
 REFUSED = {
@@ -189,14 +184,14 @@ REFUSED = {
     ),
     "weights of other rows": (
         lambda x, w: BAG(x, per_sample_weights=w),
-        (WEIGHTED["a"], WEIGHTED.feature_weights("a")),
-        (WEIGHTED["a"], WEIGHTED.feature_weights("b")),
+        (W["a"], W.feature_weights("a")),
+        (W["a"], W.feature_weights("b")),
         "rows of other lengths",
     ),
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_in_graphs_too(name, way):

@@ -1,7 +1,5 @@
 """Ranks as processes, for the tests of what several ranks compute."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import functools

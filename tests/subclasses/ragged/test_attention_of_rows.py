@@ -1,32 +1,33 @@
-"""Attention of rows, on both layouts and by CUDA's kernels, with ``scaled_dot_product_attention`` of rows as judge."""
-
-from __future__ import annotations
+"""Attention of rows on both layouts, by CUDA's kernels and by the ops for the CPU, as a loop over the rows gives it."""
 
 import functools
 import itertools
 import math
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from hypothesis import given, settings, strategies as st
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import desugar
 from subclasses import _torch
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from subclasses.ragged.attention import fused, rule
+from subclasses.ragged.attention import fused, grouping, row_dropout, rule
 from subclasses.ragged.attention.fused import Kernel, kernel_for
+from subclasses.ragged.attention.row_attention import ragged_attention
+from subclasses.ragged.attention.row_dropout import ragged_attention_dropout
 from tests.doors import DOORS
 from tests.subclasses.ragged.judge import (
     KINDS,
     LAYOUTS,
     WAYS,
+    alike,
     check_leaves,
-    check_parts,
+    eager,
     hold,
     judged,
     judged_by_rows,
@@ -123,32 +124,38 @@ def attend_to(q, k, options):
 
 
 # A row without keys gives zeros.
+KEYS_OF_OTHER_LENGTHS = {
+    f"{lengths}, {options}": (
+        lambda q, k, options=options: attend_to(q, k, options),
+        lambda queries, keys, options=options: [
+            attend_to(q[None], k[None], options)[0] if len(q) and len(k) else q * 0
+            for q, k in zip(queries, keys, strict=True)
+        ],
+        lambda layout, lengths=lengths: make(layout, lengths, (8,), width=6),
+    )
+    for lengths in ([2, 3, 6, 4], [2, 3, 0, 6])
+    for options in ({}, {"is_causal": True}, {"scale": 0.5})
+}
 test_keys_of_other_lengths = judged_by_rows(
-    {
-        f"{lengths}, {options}": (
-            lambda q, k, options=options: attend_to(q, k, options),
-            lambda queries, keys, options=options: [
-                attend_to(q[None], k[None], options)[0] if len(q) and len(k) else q * 0
-                for q, k in zip(queries, keys, strict=True)
-            ],
-            lambda layout, lengths=lengths: make(layout, lengths, (8,), width=6),
-        )
-        for lengths in ([2, 3, 6, 4], [2, 3, 0, 6])
-        for options in ({}, {"is_causal": True}, {"scale": 0.5})
-    },
-    pairs_of(LAYOUTS, WAYS),
-    sweep=9,
-    entry=(8,),
+    KEYS_OF_OTHER_LENGTHS, pairs_of(LAYOUTS, WAYS), sweep=9, entry=(8,)
 )
 
 
-def test_keys_with_holes_and_rows_without_keys_beside_a_mask():
-    """The path by padded tables, which a mask needs."""
-    a, b = make("back to back", [3, 2], (8,)), make("holes", [0, 4], (8,))
-    q, kv = a.x.unsqueeze(1), b.x.unsqueeze(1)
-    got = attend(q, kv, kv, attn_mask=torch.ones(3, 4, dtype=torch.bool))
-    check_parts(a, got, attend(q, kv, kv).to_tensors())
-    assert (got[0] == 0).all()
+# The path by padded tables, which a mask needs.
+test_keys_with_holes_and_rows_without_keys_beside_a_mask = judged_by_rows(
+    {
+        "all keys": (
+            lambda q, k: attend(q, k, k, attn_mask=torch.ones(3, 4, dtype=torch.bool)),
+            lambda queries, keys: [
+                attend(q, k, k) if len(k) else q * 0 for q, k in zip(queries, keys, strict=True)
+            ],
+            lambda layout: make("holes", [0, 4], (8,)),
+        )
+    },
+    [("back to back", eager)],
+    lengths=[3, 2],
+    entry=(8,),
+)
 
 
 def in_half_precision(layout, dtype):
@@ -198,9 +205,6 @@ def test_a_seed_gives_the_same_result_again_and_1_and_0_all_or_nothing(kind):
     state = torch.get_rng_state()
     drop(x, 0.0), layer(x, x, x, need_weights=False)
     assert torch.get_rng_state().equal(state)  # nothing is drawn
-    for p in (-0.1, 1.5):
-        with pytest.raises(ValueError, match=f"between 0 and 1, got {p}"):
-            drop(x, p)
 
 
 def attend_widely(x, width, **options):
@@ -208,17 +212,20 @@ def attend_widely(x, width, **options):
     return attend(h, h, torch.cat([h, h, h], -1)[..., :width], **options)
 
 
-@pytest.mark.parametrize("width", [2, 12])
-def test_values_of_another_width(width):
-    """Without dropout, and with dropout of almost nothing, as the same rows one by one."""
-    x, rows = make_rows("jagged")
-    expected = [
-        attend_widely(row[None], width)[0] if len(row) else row.new_zeros(2, 0, width) for row in rows
-    ]
-    for p in (0.0, 1e-9):
-        got = attend_widely(x, width, dropout_p=p)
-        torch.testing.assert_close(got.to_tensors(), expected)
-    got.values.sum().backward()
+# Without dropout, and with dropout of almost nothing.
+test_values_of_another_width = judged(
+    {
+        f"{width}, {p}": (
+            lambda x, width=width, p=p: attend_widely(x, width, dropout_p=p),
+            of_row(functools.partial(attend_widely, width=width)),
+        )
+        for width in (2, 12)
+        for p in (0.0, 1e-9)
+    },
+    pairs_of(["back to back"]),
+    entry=(8,),
+    lengths=[3, 2, 5, 1],
+)
 
 
 @two_kinds
@@ -305,6 +312,11 @@ test_what_does_not_fit_is_refused = raising(
         (lambda: attend(JAGGED, JAGGED.to_dense(), JAGGED), SDPA),
         (lambda: attend(heads(PADDED), heads(PADDED[:1]), heads(PADDED[:1])), ValueError, "[Pp]added"),
         (lambda: attend(PADDED.transpose(1, 2), PADDED, PADDED), "[Pp]added"),
+        *(
+            (lambda x=x, p=p: drop(x, p), ValueError, f"between 0 and 1, got {p}")
+            for x in (JAGGED, PADDED)
+            for p in (-0.1, 1.5)
+        ),
         (lambda: attend(PADDED, PADDED.to_dense(), PADDED.to_dense()), "[Pp]added"),
     ]
 )
@@ -312,7 +324,8 @@ test_what_does_not_fit_is_refused = raising(
 
 # ==== CUDA's kernels ================================================================================================
 
-LENGTHS, OTHERS = [3, 1, 5], [4, 0, 2]
+LENGTHS, OTHERS, FULL = [3, 1, 5], [4, 0, 2], [3, 2, 5, 1]
+BACK_TO_BACK = pairs_of(["back to back"])
 
 # ---- what the kernels promise ----------------------------------------------------------------------------------
 
@@ -357,16 +370,14 @@ def kernel(request, monkeypatch):
 # ---- rows, and a loop over them --------------------------------------------------------------------------------
 
 
-def draw(
-    lengths: list[int], features: int, heads: int = 2, **options: Any
-) -> tuple[list[Tensor], JaggedTensor]:
+def draw(lengths, features, heads=2, **options):
     """Rows ``[length, heads, features]``, and all of them as ``[B, heads, T, features]``."""
     options = {"dtype": torch.float64} | options
     rows = [torch.randn(n, heads, features, **options).requires_grad_() for n in lengths]
     return rows, JaggedTensor.from_tensors(rows).transpose(1, 2)
 
 
-def loop(q, k, v, **options: Any) -> list[Tensor]:
+def loop(q, k, v, **options):
     """The attention of each row by itself; 0 where it has no keys."""
 
     def attend(*row):
@@ -376,7 +387,7 @@ def loop(q, k, v, **options: Any) -> list[Tensor]:
     return [attend(*row) if len(row[1]) else row[0] * 0 for row in zip(q, k, v, strict=True)]
 
 
-def check(got: JaggedTensor, expected: list[Tensor], leaves: list[Tensor], **tolerance: Any) -> None:
+def check(got, expected, leaves, **tolerance):
     """Compares what came out row by row, and then the gradients of all leaves."""
     check_leaves(got.transpose(1, 2), expected, leaves, **tolerance)
 
@@ -384,30 +395,40 @@ def check(got: JaggedTensor, expected: list[Tensor], leaves: list[Tensor], **tol
 # ---- on the CPU, by the contracts ------------------------------------------------------------------------------
 
 
-attention_options = pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
+def by_kernels(test):
+    """A test of a table in which both kernels compute."""
+    return pytest.mark.usefixtures("kernel")(test)
 
 
-@pytest.mark.parametrize("features", [8, 5, 16])
-@attention_options
-def test_rows_attend_to_themselves(kernel, features, options):
-    (q, x), (k, y), (v, z) = (draw(LENGTHS, features) for _ in range(3))
-    y, z = (x.with_values(t.unwrap("values")) for t in (y, z))
-    check(F.scaled_dot_product_attention(x, y, z, **options), loop(q, k, v, **options), [*q, *k, *v])
-
-
-@pytest.mark.parametrize(
-    ("lengths", "heads", "options"), [(OTHERS, 4, {}), (LENGTHS, 2, {"enable_gqa": True})], ids=str
+test_rows_attend_to_themselves, test_rows_attend_with_wide_heads, test_rows_attend_with_narrow_heads = (
+    by_kernels(
+        judged(
+            {str(options): with_options(attend_itself, options) for options in OPTIONS},
+            BACK_TO_BACK,
+            entry=(2 * width,),
+        )
+    )
+    for width in (8, 16, 5)
 )
-def test_rows_attend_to_rows_of_other_lengths_and_in_groups_of_heads(kernel, lengths, heads, options):
-    (q, x), (k, y), (v, z) = draw(LENGTHS, 6, heads=4), *(draw(lengths, 6, heads=heads) for _ in range(2))
-    check(F.scaled_dot_product_attention(x, y, z, **options), loop(q, k, v, **options), [*q, *k, *v])
-
-
-def test_rows_without_heads(kernel):
-    rows = [torch.randn(n, 6, dtype=torch.float64) for n in LENGTHS]
-    x = JaggedTensor.from_tensors(rows)
-    expected = [F.scaled_dot_product_attention(*[row[None]] * 3)[0] for row in rows]
-    torch.testing.assert_close(F.scaled_dot_product_attention(x, x, x).to_tensors(), expected)
+test_rows_attend_in_groups_of_heads_and_without_heads = by_kernels(
+    judged(
+        {
+            "in groups": (*with_options(attend_groups, {}), (8, 4), (8, 4)),
+            "without heads": alike(lambda t: attend(t, t, t) if t.dim() > 2 else attend(*[t[None]] * 3)[0]),
+        },
+        BACK_TO_BACK,
+        entry=(8,),
+        lengths=FULL,
+    )
+)
+test_rows_attend_to_rows_of_other_lengths = by_kernels(
+    judged_by_rows(
+        # Flash attention is not chosen for those that are causal.
+        {name: case for name, case in KEYS_OF_OTHER_LENGTHS.items() if "causal" not in name},
+        BACK_TO_BACK,
+        entry=(8,),
+    )
+)
 
 
 @pytest.mark.parametrize("chosen", Kernel, ids=lambda kernel: kernel.value)
@@ -427,7 +448,7 @@ def test_pytorch_knows_the_kernels_like_that(chosen, monkeypatch):
         assert [g.shape for g in grads] == [row.shape for row in rows]
 
 
-def fake_rows(dtype=torch.float16, features=8, device="cuda", **parts: Any) -> JaggedTensor:
+def fake_rows(dtype=torch.float16, features=8, device="cuda", **parts):
     values, starts = torch.empty(2, 9, features, device=device, dtype=dtype), torch.empty(4, device=device)
     return JaggedTensor(values, starts.long(), ragged_dim=2, **{"max_length": 5} | parts)
 
@@ -465,20 +486,37 @@ def test_which_kernel(make_operands, expected, causal, allowed, has_device, monk
         assert [kernel_for(*operands, is_causal) for is_causal in (False, True)] == [expected, causal]
 
 
-def test_values_that_lie_otherwise():
-    """Keys and values have the same rows, wherever they lie; anything else raises."""
-    for keys_have_holes in (True, False):
-        (q, x), (k, y) = draw(LENGTHS, 4), draw(LENGTHS, 4)
-        table = torch.nn.utils.rnn.pad_sequence(q, batch_first=True, padding_value=torch.nan).flatten(0, 1)
-        held = JaggedTensor(table, torch.tensor([0, 5, 10, 15]), lengths=torch.tensor(LENGTHS)).transpose(
-            1, 2
+def attend_elsewhere(keys, values):
+    """Attention of a batch to keys and values that are those rows, of which one lies elsewhere."""
+    return lambda x, y: together(attend(heads(x), heads(keys(x, y)), heads(values(x, y))))
+
+
+OF_BOTH = {
+    "keys": (lambda x, y: y, lambda x, y: x * 2),
+    "values": (lambda x, y: x * 2, lambda x, y: y),
+}
+test_keys_or_values_that_lie_elsewhere = judged_by_rows(
+    {
+        name: (
+            attend_elsewhere(*parts),
+            lambda rows, others, parts=parts: [
+                attend_elsewhere(*parts)(p[None], q[None])[0] if len(p) else p * 1
+                for p, q in zip(rows, others, strict=True)
+            ],
+            lambda layout: make("holes", entry=(8,)),
         )
-        keys, values = (held, x) if keys_have_holes else (x, held)
-        check(F.scaled_dot_product_attention(y, keys, values), loop(k, q, q), [*q, *k])
-    with pytest.raises(ValueError, match="same length"):
-        F.scaled_dot_product_attention(x, x, draw([5, 1, 3], 4)[1])
-    with pytest.raises(ValueError, match="other numbers of rows"):
-        F.scaled_dot_product_attention(x, draw([2], 4)[1], draw([2], 4)[1])
+        for name, parts in OF_BOTH.items()
+    },
+    BACK_TO_BACK,
+    entry=(8,),
+)
+X, TURNED, FEWER = (draw(lengths, 4)[1] for lengths in (LENGTHS, [5, 1, 3], [2]))
+test_rows_that_do_not_fit_are_refused = raising(
+    [
+        (lambda: attend(X, X, TURNED), ValueError, "same length"),
+        (lambda: attend(X, FEWER, FEWER), ValueError, "other numbers of rows"),
+    ]
+)
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------
@@ -495,7 +533,7 @@ TOLERANCE = {
 @pytest.mark.parametrize("door", ["eager", "desugar", "stock"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("features", [16, 20])
-@attention_options
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
 @pytest.mark.parametrize("other", [[300, 1, 70, 0, 129], [3, 0, 170, 64, 129]], ids=["itself", "other rows"])
 def test_on_a_gpu(other, dtype, features, options, door):
     (q, x), (k, y) = (draw(n, features, device="cuda", dtype=dtype) for n in ([300, 1, 70, 0, 129], other))
@@ -533,3 +571,205 @@ def test_no_table_and_no_wait_on_a_gpu(dtype):
         torch.cuda.set_sync_debug_mode("default")
     tables = 0 if dtype == torch.float16 else 2 * len(lengths) * max(lengths) * values[0].nbytes
     assert torch.cuda.max_memory_allocated() - before < 40 * values.nbytes + tables
+
+
+# ==== the ops on the CPU ==========================================================================================
+
+COUNT, WIDTH, SCALE, SEED = 2, 8, 0.3, torch.tensor(5)
+SIZES_OF_ROWS = {
+    "about equal": ([9, 9, 8, 10], None),
+    "very uneven": ([1, 40, 3, 0, 17, 40, 2], None),
+    "long": ([400, 5, 380], None),
+    "cross": ([3, 7, 0, 5, 4], [6, 2, 4, 0, 4]),
+    "no rows": ([], []),
+    "only empty rows": ([0, 0], None),
+}
+
+
+def make_offsets(lengths, gap=0):
+    return torch.tensor([0, *lengths]).cumsum(0) + gap * torch.arange(len(lengths) + 1)
+
+
+def make_inputs(q_lengths, k_lengths=None, gap=0, dtype=torch.float64):
+    """Queries, keys and values, and where their rows lie; there is a gap after each row."""
+    torch.manual_seed(0)
+    q_and_k = q_lengths, q_lengths if k_lengths is None else k_lengths
+    totals = [sum(n) + gap * len(n) for n in (*q_and_k, q_and_k[1])]
+    inputs = [torch.randn(COUNT, t, WIDTH, dtype=dtype, requires_grad=True) for t in totals]
+    offsets = [make_offsets(n, gap) for n in q_and_k]
+    return inputs, (*offsets, *[torch.tensor(n, dtype=torch.int64) if gap else None for n in q_and_k])
+
+
+def attend_op(inputs, rows, causal=False, scale=SCALE):
+    return ragged_attention(*inputs, *rows, causal, scale)[0]
+
+
+def drop_op(inputs, rows, causal=False, p=0.3, seed=SEED):
+    return ragged_attention_dropout(*inputs, seed, *rows, causal, SCALE, p)
+
+
+def lengths_of(rows):
+    return [
+        (offsets.diff() if n is None else n).tolist() for offsets, n in zip(rows[:2], rows[2:], strict=True)
+    ]
+
+
+def weights_of(inputs, rows, *options):
+    """The weights of a call with dropout, 0 where they were dropped: values are 1 at the place of each key."""
+    lengths = lengths_of(rows)[1]
+    places = inputs[2].new_zeros(*inputs[2].shape[:2], max([*lengths, 1]))
+    for start, n in zip(rows[1].tolist(), lengths, strict=False):
+        places[:, start : start + n, :n] = torch.eye(n)
+    return drop_op((*inputs[:2], places), rows, *options)
+
+
+def loop_op(inputs, rows, causal=False, scale=SCALE, weights=None, p=0.0):
+    """Row by row, with the probabilities that dropout kept; zeros for rows without keys, and between rows."""
+    q, k, v = inputs
+    out, kept = torch.zeros_like(q), 1 - round(p * 65536) / 65536
+    for a, b, n, m in zip(*(o.tolist() for o in rows[:2]), *lengths_of(rows), strict=False):
+        if n and m:
+            scores = scale * q[:, a : a + n] @ k[:, b : b + m].mT
+            if causal:
+                scores = scores.masked_fill(torch.ones(n, m).triu(1).bool(), -math.inf)
+            chosen = 1 if weights is None else weights[:, a : a + n, :m] != 0
+            one = (scores.softmax(-1) * chosen / kept) @ v[:, b : b + m]
+            out = out.index_copy(1, torch.arange(a, a + n), one)
+    return out
+
+
+def check_op(got, expected, inputs):
+    check_leaves([got], [expected], inputs if expected.requires_grad else ())
+
+
+# ---- against a loop -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=8), st.booleans())
+def test_any_lengths(lengths, causal):
+    inputs, rows = make_inputs([n for n, _ in lengths], [m for _, m in lengths])
+    check_op(attend_op(inputs, rows, causal), loop_op(inputs, rows, causal), inputs)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("gap", [0, 2], ids=["back to back", "holes"])
+@pytest.mark.parametrize("case", SIZES_OF_ROWS)
+def test_both_ops_equal_a_loop_with_the_same_mask(monkeypatch, case, gap, causal, p):
+    if case != "long":  # several blocks of queries for short rows, too
+        monkeypatch.setattr(row_dropout, "_BLOCK", 64)
+        monkeypatch.setattr(row_dropout, "_QUERIES", 4)
+    inputs, rows = make_inputs(*SIZES_OF_ROWS[case], gap)
+    weights, got = weights_of(inputs, rows, causal, p), drop_op(inputs, rows, causal, p)
+    if p == 0:
+        check_op(attend_op(inputs, rows, causal), loop_op(inputs, rows, causal), inputs)
+    check_op(got, loop_op(inputs, rows, causal, weights=weights, p=p), inputs)
+
+
+def test_transposed_values_as_a_model_makes_them():
+    _, rows = make_inputs([5, 3, 6])
+    inputs = [x.transpose(0, 1) for x in torch.randn(14, 3, COUNT, WIDTH).unbind(1)]
+    out = attend_op(inputs, rows, True)
+    torch.testing.assert_close(out, loop_op(inputs, rows, True))
+    assert out.transpose(0, 1).is_contiguous()  # joining the heads again is free
+
+
+@pytest.mark.parametrize("op", [attend_op, drop_op])
+def test_a_row_of_nan_reaches_no_other_row(op):
+    inputs, rows = make_inputs([4, 5, 5])
+    for x in inputs:
+        x.data[:, 4:9] = float("nan")
+    out = op(inputs, rows, True)
+    others = out[:, :4], out[:, 9:]
+    assert all(row.isfinite().all() for row in others)
+    sum(row.sum() for row in others).backward()
+    assert all(x.grad[:, :4].isfinite().all() and x.grad[:, 9:].isfinite().all() for x in inputs)
+
+
+def test_scores_far_apart():
+    inputs, rows = make_inputs([6, 6])
+    inputs = [x.detach().mul(60).requires_grad_() for x in inputs]
+    grads = [torch.autograd.grad(f(inputs, rows, True, 1.0).sum(), inputs) for f in (attend_op, loop_op)]
+    torch.testing.assert_close(*grads, atol=1e-9, rtol=1e-7)
+
+
+# ---- dropout ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.9])
+def test_a_share_of_the_weights_is_dropped_and_the_rest_scaled(p):
+    whole, weights = (weights_of(*make_inputs([400, 90, 250]), False, q) for q in (0.0, p))
+    exists, kept = whole > 0, weights != 0
+    dropped = float((exists & ~kept).sum() / exists.sum())
+    assert abs(dropped - p) < 5 * math.sqrt(p * (1 - p) / int(exists.sum()))
+    factor = 65536 / (65536 - round(p * 65536))
+    torch.testing.assert_close(weights[kept], whole[kept] * factor)
+    torch.testing.assert_close(factor, 1 / (1 - p), rtol=1e-4, atol=0)
+
+
+def test_masks_differ_by_seed_head_and_row():
+    first, again, other = (
+        weights_of(*make_inputs([64, 64]), False, 0.5, torch.tensor(s)) == 0 for s in (1, 1, 2)
+    )
+    assert first.equal(again) and not first.equal(other)
+    parts = [first[0, :64], first[1, :64], first[0, 64:], other[0, :64]]
+    for a, b in itertools.combinations(parts, 2):
+        assert abs((a == b).double().mean() - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_low_precision(dtype):
+    inputs, rows = make_inputs([3, 7, 5, 200], dtype=dtype)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    got, want = (drop_op(x, rows, True, 0.2) for x in (inputs, exact))
+    assert got.dtype is dtype
+    torch.testing.assert_close(got.double(), want, atol=2e-2, rtol=2e-2)
+    grads = [torch.autograd.grad(o.cos().sum(), x) for o, x in ((got, inputs), (want, exact))]
+    assert all(mine.dtype is dtype for mine in grads[0])
+    torch.testing.assert_close(*grads, atol=5e-2, rtol=5e-2, check_dtype=False)
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------
+
+
+def plan_for(rows, lengths, make_plan=grouping.plan_for):
+    return make_plan(rows, rows, grouping.Sizes(sum(lengths), sum(lengths), COUNT), True)
+
+
+def test_rows_of_about_one_length_share_a_group():
+    lengths = [100, 95, 90, 40, 38, 3]
+    made = plan_for(grouping.Rows(make_offsets(lengths), None), lengths, grouping.make_plan)
+    assert [g.queries.count for g in made.groups] == [3, 2, 1]
+    assert made.complete and all(g.key_mask is None for g in made.groups)
+
+
+def test_a_plan_is_kept_until_the_offsets_change_or_go():
+    rows, before = grouping.Rows(make_offsets([3, 4]), None), len(grouping._plans)
+    first = plan_for(rows, [3, 4])
+    assert plan_for(rows, [3, 4]) is first and len(grouping._plans) == before + 1
+    rows.offsets[1] = 4
+    changed = plan_for(rows, [3, 4])
+    assert changed is not first and changed.groups[0].queries.width == 4
+    del rows, first, changed
+    assert len(grouping._plans) == before
+
+
+# ---- as ops ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", [ragged_attention, ragged_attention_dropout])
+def test_it_is_a_well_behaved_op(op):
+    inputs, rows = make_inputs([3, 0, 5])
+    more = [] if op is ragged_attention else [0.3]
+    torch.library.opcheck(op, (*inputs, *[SEED] * len(more), *rows, True, SCALE, *more))
+
+
+def test_a_second_derivative_is_refused():
+    inputs, rows = make_inputs([3])
+    (grad,) = torch.autograd.grad(attend_op(inputs, rows, True).sum(), inputs[:1], create_graph=True)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.autograd.grad(grad.sum(), inputs[1:2])

@@ -1,12 +1,8 @@
 """Rules under autocast: results have the dtype, and about the precision, that dense tensors give."""
 
-from __future__ import annotations
-
 import itertools
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,34 +15,34 @@ from subclasses.ragged import JaggedTensor, autocast
 from subclasses.rules.registry import collect_function_rules
 from tests.doors import DOORS
 from tests.subclasses.ragged.judge import KINDS, kinds
-from tests.tables import giving
+from tests.tables import giving, raising
 
 LENGTHS, WIDTH = (5, 3, 4), 4
 ON_CPU, ELSEWHERE = torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA
 
 
-def rows_of(dtype: torch.dtype, features: int = WIDTH) -> list[Tensor]:
+def rows_of(dtype, features=WIDTH):
     torch.manual_seed(0)
     return [(torch.rand(n, features) * 0.8 + 0.1).to(dtype) for n in LENGTHS]
 
 
-def weight(*size: int) -> Tensor:
+def weight(*size):
     torch.manual_seed(1)
     return torch.rand(*size) * 0.8 + 0.1
 
 
-def heads(x: Any) -> Any:
+def heads(x):
     return x.unflatten(-1, (2, 2)).transpose(1, 2)
 
 
-def lowered(x: Any) -> Any:
+def lowered(x):
     return x.to(torch.int64)
 
 
 # ---- all functions with rules ----------------------------------------------------------------------------------
 
 # How functions are called; those are compared that dense tensors of the same size accept.
-CALLS: tuple[Callable[[Any, Any], Any], ...] = (
+CALLS = (
     lambda f, x: f(x),
     lambda f, x: f(x, x),
     lambda f, x: f(x, x, x),
@@ -88,16 +84,16 @@ CALLS: tuple[Callable[[Any, Any], Any], ...] = (
 )
 
 
-def functions() -> dict[str, list[Any]]:
+def functions():
     """The Python-level functions with rules, by name."""
-    found: dict[str, list[Any]] = {}
+    found = {}
     for f in collect_function_rules(JaggedTensor):
         if not isinstance(f, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             found.setdefault(getattr(f, "__name__", str(f)), []).append(f)
     return found
 
 
-def names_of_kernels(key: torch._C.DispatchKey) -> set[str]:
+def names_of_kernels(key):
     """The names of the aten ops with an autocast kernel."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     ops = [op for op in torch._C._dispatch_get_all_op_names() if op.startswith("aten::")]
@@ -108,11 +104,11 @@ FUNCTIONS = functions()
 CAST = sorted({*FUNCTIONS} & (names_of_kernels(ON_CPU) | {"cross_entropy", *autocast.NAMES}))
 
 
-def dtypes_of(result: Any) -> list[torch.dtype]:
+def dtypes_of(result):
     return [t.dtype for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
 
 
-def result_of(call: Callable[[Any, Any], Any], f: Any, x: Any) -> Any:
+def result_of(call, f, x):
     """Returns the result of a call; None where it is refused. An error about dtypes of rows is raised."""
     try:
         return call(f, x)
@@ -122,7 +118,7 @@ def result_of(call: Callable[[Any, Any], Any], f: Any, x: Any) -> Any:
         return None
 
 
-def compare(f: Any, dtype: torch.dtype, to: torch.dtype) -> int:
+def compare(f, dtype, to):
     """Raises unless all calls that dense tensors accept give their dtypes; returns the number of calls."""
     seen = 0
     for (number, call), kind in itertools.product(enumerate(CALLS), KINDS):
@@ -135,7 +131,7 @@ def compare(f: Any, dtype: torch.dtype, to: torch.dtype) -> int:
     return seen
 
 
-def check(name: str, to: torch.dtype) -> None:
+def check(name, to):
     for f in FUNCTIONS[name]:
         seen = sum(compare(f, dtype, to) for dtype in (torch.float32, to))
         assert seen or name not in CAST, f"no call of {name} was compared"
@@ -160,7 +156,7 @@ def test_other_functions(name, to):
 # ---- the table -------------------------------------------------------------------------------------------------
 
 
-def names_in_header(policy: str) -> set[str]:
+def names_in_header(policy):
     """The names of the ops that autocast treats alike on devices other than the CPU, as PyTorch's header lists them."""
     header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
     (listed,) = re.findall(rf"#define AT_FORALL_{policy}\(_\)(.*?)\n\n", header.read_text(), re.DOTALL)
@@ -206,17 +202,26 @@ def test_precision(kind):
         assert y.dtype is torch.bfloat16  # of entries in half precision beside parameters in float32
 
 
-@kinds
-def test_operands_of_several_dtypes_are_refused_without_autocast(kind):
+def of_several_dtypes(kind):
     x, y = (heads(KINDS[kind](rows_of(dtype))) for dtype in (torch.float32, torch.bfloat16))
-    text = r"of one dtype, got torch\.float32, torch\.float32, torch\.bfloat16"
-    with pytest.raises(ValueError, match=text):
-        F.scaled_dot_product_attention(x, x, y)
+    return F.scaled_dot_product_attention(x, x, y)
+
+
+test_operands_of_several_dtypes_are_refused_without_autocast = raising(
+    {
+        kind: (
+            lambda kind=kind: of_several_dtypes(kind),
+            ValueError,
+            r"of one dtype, got torch\.float32, torch\.float32, torch\.bfloat16",
+        )
+        for kind in KINDS
+    }
+)
 
 
 # ---- doors -----------------------------------------------------------------------------------------------------
 
-EXAMPLES: dict[str, tuple[Callable[..., Any], torch.dtype]] = {
+EXAMPLES = {
     "attention": (
         lambda x, w: F.scaled_dot_product_attention(heads(x), heads(x.float()), heads(x @ w)),
         torch.bfloat16,
@@ -242,7 +247,7 @@ def test_every_door(name, kind, door, is_inside):
     run, dtype = EXAMPLES[name]
     leaves = [*(row.requires_grad_() for row in rows_of(torch.float32)), weight(4, 4).requires_grad_()]
 
-    def inside(x: Any, w: Tensor) -> Any:
+    def inside(x, w):
         with torch.autocast("cpu", torch.bfloat16):
             return run(x, w)
 

@@ -1,7 +1,5 @@
 """Gradients that are given and returned, holes, which reach no gradient, and writes into slices."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -15,12 +13,14 @@ from tests.subclasses.ragged.judge import (
     WAYS,
     classes,
     desugared,
+    eager,
     make_table,
     numbers_of,
     row_dim,
     stock,
     two_ways,
 )
+from tests.tables import giving
 
 ROWS = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0]), torch.tensor([5.0, 6.0])]
 TWOS = [torch.ones(2), torch.ones(2), torch.ones(2)]  # as many entries, other rows
@@ -110,42 +110,35 @@ def test_several_outputs_and_a_second_derivative(cls):
 # ---- given by a hook -------------------------------------------------------------------------------------------
 
 
-hooks = pytest.mark.parametrize("of_leaf", [True, False], ids=["leaf", "result"])
+def scaled(g, n):
+    """A gradient made anew of its rows."""
+    return type(g).from_tensors([row * n for row in g.to_tensors()])
 
 
-def hooked(cls, of_leaf, hook):
-    x = leaf_of(cls)
+# What a hook returns, and the gradient that comes of it; None where that is refused.
+HOOKS = {
+    "another": (lambda g: g * 3, 6),
+    "a new one": (lambda g: scaled(g, 3), 6),
+    "none": (lambda g: None, 2),
+    "other rows": (lambda g: type(g).from_tensors(TWOS), None),
+    "a dense one": (lambda g: torch.ones(3), None),
+}
+
+
+@pytest.mark.parametrize("of_leaf", [True, False], ids=["leaf", "result"])
+@classes
+@pytest.mark.parametrize("name", HOOKS)
+def test_what_a_hook_returns(name, cls, of_leaf):
+    (hook, n), x = HOOKS[name], leaf_of(cls)
     y = x * 2
-    return x, y.sum(), (x if of_leaf else y).register_hook(hook)
-
-
-@hooks
-@classes
-@pytest.mark.parametrize("wrong", [lambda cls: cls.from_tensors(TWOS), lambda cls: torch.ones(3)])
-def test_what_a_hook_may_not_return(cls, of_leaf, wrong):
-    x, total, handle = hooked(cls, of_leaf, lambda g: wrong(cls))
-    with pytest.raises(ValueError, match=r"a hook: a gradient and its value"):
-        total.backward(retain_graph=True)
-    assert x.grad is None
-    handle.remove()
+    total, handle = y.sum(), (x if of_leaf else y).register_hook(hook)
+    if n is None:
+        with pytest.raises(ValueError, match=r"a hook: a gradient and its value"):
+            total.backward(retain_graph=True)
+        assert x.grad is None
+        handle.remove()
     total.backward()
-    assert numbers_of(x.grad) == [[2, 2, 2], [2], [2, 2]]
-
-
-@hooks
-@classes
-@pytest.mark.parametrize(
-    ("hook", "n"),
-    [
-        (lambda g: g * 3, 6),
-        (lambda g: type(g).from_tensors([row * 3 for row in g.to_tensors()]), 6),
-        (lambda g: None, 2),
-    ],
-)
-def test_what_a_hook_returns(cls, of_leaf, hook, n):
-    x, total, _ = hooked(cls, of_leaf, hook)
-    total.backward()
-    assert numbers_of(x.grad) == [[n, n, n], [n], [n, n]]
+    assert numbers_of(x.grad) == [[n or 2] * 3, [n or 2], [n or 2] * 2]
 
 
 # ---- leaves ----------------------------------------------------------------------------------------------------
@@ -244,7 +237,7 @@ def test_a_bias_before_rows_are_cut(way):
 
 
 def make(cls):
-    return cls.from_tensors([torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0]), torch.tensor([5.0, 6.0])])
+    return cls.from_tensors(ROWS)
 
 
 # ---- what a write reaches --------------------------------------------------------------------------------------
@@ -271,24 +264,14 @@ WRITES = {
 }
 
 
-@pytest.mark.sweep(3)
-@classes
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-@pytest.mark.parametrize("name", WRITTEN_CUTS)
-def test_a_write_reaches_what_is_in_the_slice(name, write, cls):
-    cut, expected = WRITTEN_CUTS[name]
-    x = make(cls)
-    write(cut(x))
-    assert numbers_of(x) == expected
-
-
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize(("write", "way"), [*((write, eager) for write in WRITES), ("neg_", desugared)])
 @classes
 @pytest.mark.parametrize("name", WRITTEN_CUTS)
-def test_in_a_graph(name, cls):
+def test_a_write_reaches_what_is_in_the_slice(name, cls, write, way):
     cut, expected = WRITTEN_CUTS[name]
     x = make(cls)
-    got = desugared(lambda x: (cut(x).neg_(), x.sum())[1])(x)
+    got = way(lambda x: (WRITES[write](cut(x)), x.sum())[1])(x)
     assert numbers_of(x) == expected and got == sum(map(sum, expected))
 
 
@@ -430,10 +413,25 @@ def test_a_write_beside_a_slice_in_use_is_refused(way):
     assert numbers_of(x.grad) == [[6, 7, 7], [2], [2, 3]]
 
 
-@pytest.mark.parametrize("twin", [copy.deepcopy, copy.copy, lambda t: pickle.loads(pickle.dumps(t))])
-def test_what_shares_values_is_copied_without_the_rest(twin):
+TWINS = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": lambda t: pickle.loads(pickle.dumps(t))}
+
+
+def beside_a_copy_that_is_written_to():
     y = make(JaggedTensor)
-    for t in (y, y[1:]):
-        assert numbers_of(twin(t)) == numbers_of(t)
     copy.deepcopy(y[1:]).neg_()
-    assert numbers_of(y) == numbers_of(make(JaggedTensor))
+    return numbers_of(y)
+
+
+test_what_shares_values_is_copied_without_the_rest = giving(
+    {
+        **{
+            f"{name} of {part}": (
+                lambda twin=twin, of=of: numbers_of(twin(of(make(JaggedTensor)))),
+                numbers_of(of(make(JaggedTensor))),
+            )
+            for name, twin in TWINS.items()
+            for part, of in {"all": lambda y: y, "a slice": lambda y: y[1:]}.items()
+        },
+        "a write to a copy": (beside_a_copy_that_is_written_to, numbers_of(make(JaggedTensor))),
+    }
+)

@@ -1,13 +1,10 @@
 """Ragged values in compiled functions: sizes from data, rows, numbers of programs, frames left to Python."""
 
-from __future__ import annotations
-
 import copy
+import functools
 import itertools
 import pickle
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 import torch
@@ -21,10 +18,11 @@ from subclasses.ragged import JaggedTensor, PaddedTensor
 from subclasses.ragged.data_sizes import size_of, true_places
 from subclasses.ragged.indexing.splitting import extent_of_slice
 from tests.doors import COMPILED, by_desugar
-from tests.subclasses.ragged.judge import make_batch
+from tests.subclasses.ragged.judge import make_batch, same
+from tests.tables import raising
 
 
-def stored(result: Any) -> list[Any]:
+def stored(result):
     """The parts of a result, those of ragged values apart."""
     found = []
     for part in result if isinstance(result, tuple | list) else [result]:
@@ -32,7 +30,7 @@ def stored(result: Any) -> list[Any]:
     return found
 
 
-def check_calls(compiled: Callable[..., Any], fn: Callable[..., Any], calls: Iterable[Any]) -> None:
+def check_calls(compiled, fn, calls):
     """Compares calls with eager mode, gradients too."""
     for x in calls:
         y = x.detach().requires_grad_(x.requires_grad)
@@ -41,19 +39,22 @@ def check_calls(compiled: Callable[..., Any], fn: Callable[..., Any], calls: Ite
         torch.testing.assert_close(*parts, equal_nan=True)
         if isinstance(got, JaggedTensor):
             assert got.shape == expected.shape
-        recorded = [[isinstance(t, Tensor) and t.requires_grad for t in each] for each in parts]
-        assert recorded[0] == recorded[1]
-        for each in parts if any(recorded[0]) else ():
-            weighted = enumerate((t for t in each if isinstance(t, Tensor) and t.requires_grad), 1)
-            sum(n * t.nan_to_num().square().sum() for n, t in weighted).backward()
-        if any(recorded[0]):
-            torch.testing.assert_close(x.grad.values, y.grad.values)
+        recorded = [[t for t in each if isinstance(t, Tensor) and t.requires_grad] for each in parts]
+        assert len(recorded[0]) == len(recorded[1])
+        if recorded[0]:
+            losses = [
+                sum(n * t.nan_to_num().square().sum() for n, t in enumerate(each, 1)) for each in recorded
+            ]
+            grads = [
+                torch.autograd.grad(loss, leaf)[0].values for loss, leaf in zip(losses, (x, y), strict=True)
+            ]
+            torch.testing.assert_close(*grads)
 
 
-def count_programs(door: str, fn: Callable[..., Any], calls: Iterable[Any], **options: Any) -> int:
+def count_programs(door, fn, calls, **options):
     """Compares calls with eager mode, and returns how many programs they took."""
     counter = CompileCounterWithBackend("eager")
-    compiled: Any = torch.compile(fn, backend=counter) if door == "stock" else by_desugar(fn, **options)
+    compiled = torch.compile(fn, backend=counter) if door == "stock" else by_desugar(fn, **options)
     check_calls(compiled, fn, calls)
     return counter.frame_count if door == "stock" else len(compiled.programs)
 
@@ -64,12 +65,12 @@ KERNEL = torch.linspace(-1, 1, 18).view(3, 3, 2)
 ODD_ROWS = torch.tensor([1, 0, 1])
 
 
-def convolved(x: Any) -> Any:
+def convolved(x):
     """Rows shorter by one entry."""
     return F.conv1d(x.mT, KERNEL).mT
 
 
-SIZED: dict[str, Callable[[Any], Any]] = {
+SIZED = {
     "convolution": convolved,
     "pool": lambda x: F.max_pool1d(x.mT, 2, 1).mT,
     "from_padded": lambda x: JaggedTensor.from_padded(x.to_dense(), x.row_lengths()),
@@ -88,21 +89,23 @@ SIZED: dict[str, Callable[[Any], Any]] = {
     "features by a mask": lambda x: x[..., torch.tensor([True, False, True])],
 }
 
+BOUNDS = [None, *range(-6, 7)]
+SLICES = list(itertools.product(range(5), BOUNDS, BOUNDS))
 # The second batch has no entry in some results.
 BATCHES = ([3, 2, 5], [2, 2], [4, 3, 2, 2], [2, 6])
 
 
-def batch(lengths: list[int]) -> JaggedTensor:
+def batch(lengths):
     """Rows of these lengths, with gradients."""
     generator = torch.Generator().manual_seed(sum(lengths))
     rows = [torch.randn(n, 3, generator=generator) for n in lengths]
     return JaggedTensor.from_tensors(rows).requires_grad_()
 
 
-def read_inside(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def read_inside(f):
     """A function that reads what its result stores, inside."""
 
-    def read(x: Any) -> Any:
+    def read(x):
         y = f(x)
         return y.values.mean(), y.unwrap("values"), y.offsets, y.row_lengths(), y
 
@@ -117,47 +120,70 @@ def test_values_are_those_of_eager_mode(name, door):
     check_calls(COMPILED[door](f, fullgraph=True), f, map(batch, BATCHES))
 
 
+KERNELS = {name: functools.partial(torch.compile, backend=name) for name in ("inductor", "desugar")}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["convolution", "elements by a mask"])
-@pytest.mark.parametrize("backend", ["inductor", "desugar"])
-def test_values_are_those_of_eager_mode_in_kernels(name, backend):
+@pytest.mark.parametrize(
+    ("name", "door", "mode", "batches"),
+    [
+        *itertools.product(
+            ["convolution", "elements by a mask"], KERNELS.values(), [torch.enable_grad], [BATCHES]
+        ),
+        *(
+            ("from_padded", by_desugar, mode, ([3, 2, 5], [0, 1], [0, 0], [1, 1, 1]))
+            for mode in (torch.no_grad, torch.inference_mode)
+        ),
+    ],
+)
+def test_values_are_those_of_eager_mode_in_kernels_and_without_gradients(name, door, mode, batches):
     f = read_inside(SIZED[name])
-    check_calls(torch.compile(f, backend=backend, fullgraph=True), f, map(batch, BATCHES))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients(mode):
-    f = read_inside(SIZED["from_padded"])
     with mode():
-        check_calls(by_desugar(f), f, map(batch, ([3, 2, 5], [0, 1], [0, 0], [1, 1, 1])))
+        check_calls(door(f, fullgraph=True), f, map(batch, batches))
 
 
-@pytest.mark.parametrize("mask", [[True, False], [False, False]])
-def test_rows_of_a_mask_that_is_all_false(mask):
-    x, mask = batch([3, 2]), torch.tensor(mask)
-    program = by_desugar(lambda x, mask: x[mask].values.sum(0))
-    torch.testing.assert_close(program(x, mask), x[mask].values.sum(0))
-
-
-@pytest.mark.parametrize("lengths", [[2, 4], [2, -1]])
-def test_lengths_that_a_table_does_not_have(lengths):
-    table = torch.ones(2, 3)
-    program = by_desugar(lambda table, lengths: JaggedTensor.from_padded(table, lengths).values.sum())
-    program(table, torch.tensor([1, 3]))
-    with pytest.raises(RuntimeError, match="from_padded: a length is negative, or beyond the extent"):
-        program(table, torch.tensor(lengths))
-
-
-def test_a_mask_of_another_number_of_rows():
-    with pytest.raises(IndexError, match="expected a mask of 2 rows, got one of 1"):
-        batch([3, 2])[torch.tensor([True])]
-
-
-def test_sizes_in_eager_mode():
-    assert size_of(torch.tensor(3)) == 3
-    assert true_places(torch.tensor([True, False, True])).tolist() == [0, 2]
-    assert torch.ops.subclasses.numbers_below(torch.tensor(3)).tolist() == [0, 1, 2]
+sum_of_some = by_desugar(lambda x, mask: x[mask].values.sum(0))
+sum_of_table = by_desugar(lambda table, lengths: JaggedTensor.from_padded(table, lengths).values.sum())
+test_sizes = same(
+    {
+        **{
+            f"rows of the mask {mask}": lambda mask=mask: (
+                sum_of_some(batch([3, 2]), torch.tensor(mask)),
+                batch([3, 2])[torch.tensor(mask)].values.sum(0),
+            )
+            for mask in ([True, False], [False, False])
+        },
+        "lengths of a table": lambda: (
+            sum_of_table(torch.ones(2, 3), torch.tensor([1, 3])),
+            torch.tensor(4.0),
+        ),
+        # in eager mode
+        "size_of": lambda: (size_of(torch.tensor(3)), 3),
+        "true_places": lambda: (true_places(torch.tensor([True, False, True])).tolist(), [0, 2]),
+        "numbers_below": lambda: (torch.ops.subclasses.numbers_below(torch.tensor(3)).tolist(), [0, 1, 2]),
+        "extents of slices": lambda: (
+            [extent_of_slice(extent, slice(*bounds)) for extent, *bounds in SLICES],
+            [len(range(extent)[slice(*bounds)]) for extent, *bounds in SLICES],
+        ),
+    }
+)
+test_sizes_that_do_not_fit = raising(
+    {
+        **{
+            f"lengths {lengths} of a table": (
+                lambda lengths=lengths: sum_of_table(torch.ones(2, 3), torch.tensor(lengths)),
+                RuntimeError,
+                "from_padded: a length is negative, or beyond the extent",
+            )
+            for lengths in ([2, 4], [2, -1])
+        },
+        "a mask of another number of rows": (
+            lambda: batch([3, 2])[torch.tensor([True])],
+            IndexError,
+            "expected a mask of 2 rows, got one of 1",
+        ),
+    }
+)
 
 
 # ---- rows as plain tensors -------------------------------------------------------------------------------------
@@ -290,13 +316,6 @@ def test_dims_marked_dynamic():
     assert dims_marked_dynamic(x) == [0, 1, 2]
 
 
-def test_extent_of_a_slice():
-    bounds = [None, *range(-6, 7)]
-    for extent, start, stop in itertools.product(range(5), bounds, bounds):
-        part = slice(start, stop)
-        assert extent_of_slice(extent, part) == len(range(extent)[part])
-
-
 # ---- a longest row of 1 ------------------------------------------------------------------------------------------
 
 SHORT = [(2, 5, 1), (1, 1, 1), (4, 3), (0, 1, 1, 0)]
@@ -387,14 +406,20 @@ def test_a_value_is_printed(kind, door, capsys):
     assert capsys.readouterr().out == f"{x}\n"
 
 
-def test_a_copy_keeps_which_rows_are_real():
-    x = PaddedTensor.from_tensors(
-        [torch.tensor([1.0, 5.0]), torch.tensor([3.0]), torch.tensor([2.0])], batch_multiple=4
-    )
-    y = x.with_lengths(x.padded.clone(), x.lengths.clone())
-    assert len(y.to_tensors()) == 3
-    torch.testing.assert_close(y.mean(1).mean(), x.mean(1).mean())
-    assert x.with_lengths(x.padded, x.lengths, None).row_count is None
+PART = PaddedTensor.from_tensors(
+    [torch.tensor([1.0, 5.0]), torch.tensor([3.0]), torch.tensor([2.0])], batch_multiple=4
+)
+COPY = PART.with_lengths(PART.padded.clone(), PART.lengths.clone())
+test_a_copy_keeps_which_rows_are_real = same(
+    {
+        "rows": lambda: (COPY, list(PART.to_tensors())),
+        "a mean": lambda: (COPY.mean(1).mean(), PART.mean(1).mean()),
+        "not where that is not wanted": lambda: (
+            PART.with_lengths(PART.padded, PART.lengths, None).row_count is None,
+            True,
+        ),
+    }
+)
 
 
 BUILD = {

@@ -1,7 +1,5 @@
 """Reading and writing by indices, masks, cuts and splits, on both layouts, with a loop over the rows as judge."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -452,11 +450,10 @@ BEYOND = [
 ]
 
 
-@pytest.mark.parametrize("f", BEYOND)
-def test_a_length_beyond_the_table_counts_as_its_width(f):
-    table = torch.arange(8.0).view(2, 4)
-    x, y = PaddedTensor(table, torch.tensor([9, 2])), PaddedTensor(table, torch.tensor([4, 2]))
-    torch.testing.assert_close(list(f(x)), list(f(y)))
+BEYOND_TABLE, UP_TO_TABLE = (PaddedTensor(torch.arange(8.0).view(2, 4), torch.tensor([n, 2])) for n in (9, 4))
+test_a_length_beyond_the_table_counts_as_its_width = same(
+    {str(n): lambda f=f: (list(f(BEYOND_TABLE)), list(f(UP_TO_TABLE))) for n, f in enumerate(BEYOND)}
+)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 2), (2, 0, 2), (2, 4, 0), (1, 1, 1)])
@@ -756,22 +753,23 @@ PICKED = {
 }
 
 
-def written_by_put(x, index, value):
-    return x.index_put(index, value)
+def in_place(write):
+    """A write to a copy without history."""
+
+    def run(x, index, value):
+        x = x.detach().clone()
+        write(x, index, value)
+        return x
+
+    return run
 
 
-def written_in_place(x, index, value):
-    return x.detach().clone().index_put_(index, value)
-
-
-def added(x, index, value):
-    return x.index_put(index, value, accumulate=True)
-
-
-def written_by_index(x, index, value):
-    x = x.detach().clone()
-    x[index] = value
-    return x
+WRITERS = {
+    "index_put": lambda x, index, value: x.index_put(index, value),
+    "added": lambda x, index, value: x.index_put(index, value, accumulate=True),
+    "index_put_": in_place(lambda x, index, value: x.index_put_(index, value)),
+    "x[index]": in_place(lambda x, index, value: x.__setitem__(index, value)),
+}
 
 
 def short_rows():
@@ -779,13 +777,13 @@ def short_rows():
 
 
 @classes
-@pytest.mark.parametrize("write", [written_by_put, written_in_place, added, written_by_index])
+@pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", PICKED)
-def test_numbers_that_are_tensors(name, write, cls):
+def test_numbers_that_are_tensors(name, writer, cls):
     """They go together with index tensors, as in a loop over what is picked."""
     index, rows = PICKED[name], short_rows()
     x = cls.from_tensors(rows)
-    if write is written_by_index and len(index) == 3:
+    if writer == "x[index]" and len(index) == 3:
         pytest.skip("x[rows, place, features] has features of each row")
     together = torch.broadcast_tensors(*index)
     value = torch.randn(*together[0].shape, *([] if len(index) == 3 else [4]), dtype=torch.float64)
@@ -795,28 +793,39 @@ def test_numbers_that_are_tensors(name, write, cls):
         value.view(together[0].numel(), -1),
         strict=True,
     ):
-        old = expected[row][tuple(where)] if write is added else 0
+        old = expected[row][tuple(where)] if writer == "added" else 0
         expected[row][tuple(where)] = old + new.view(new.shape[0] if len(index) == 2 else ())
-    torch.testing.assert_close(write(x, index, value).to_tensors(), expected)
+    torch.testing.assert_close(WRITERS[writer](x, index, value).to_tensors(), expected)
 
 
-@classes
-@pytest.mark.parametrize("write", [written_by_put, written_in_place, added, written_by_index])
-@pytest.mark.parametrize("row", [torch.tensor(1), torch.tensor([1])], ids=["number", "index tensor"])
-@pytest.mark.parametrize("place", [1, 2, -2])
-def test_a_number_beyond_a_row(place, row, write, cls):
-    with pytest.raises((IndexError, RuntimeError), match=r"too short|out of bounds"):
-        write(cls.from_tensors(short_rows()), (row, torch.tensor(place)), torch.zeros(4, dtype=torch.float64))
+test_a_number_beyond_a_row = raising(
+    {
+        f"{row}, {place}, {writer}, {cls.__name__}": (
+            lambda cls=cls, write=write, row=row, place=place: write(
+                cls.from_tensors(short_rows()),
+                (row, torch.tensor(place)),
+                torch.zeros(4, dtype=torch.float64),
+            ),
+            (IndexError, RuntimeError),
+            r"too short|out of bounds",
+        )
+        for row in (torch.tensor(1), torch.tensor([1]))
+        for place in (1, 2, -2)
+        for writer, write in WRITERS.items()
+        for cls in (JaggedTensor, PaddedTensor)
+    }
+)
 
 
-@pytest.mark.parametrize("write", [written_by_put, written_in_place, added])
-def test_a_row_is_put_at_its_own_places(write):
+def put_at_its_own_places(writer):
     rows, value = short_rows(), torch.randn(2, 4, dtype=torch.float64)
-    found = write(PaddedTensor.from_tensors(rows), (torch.tensor(2),), value)
-    rows[2] = rows[2] + value if write is added else value
-    torch.testing.assert_close(found.to_tensors(), rows)
+    found = WRITERS[writer](PaddedTensor.from_tensors(rows), (torch.tensor(2),), value)
+    return found, [*rows[:2], rows[2] + value if writer == "added" else value]
 
 
+test_a_row_is_put_at_its_own_places = same(
+    {writer: lambda writer=writer: put_at_its_own_places(writer) for writer in WRITERS}
+)
 test_a_row_of_another_length_is_refused = raising(
     {
         "along the second dimension": (

@@ -1,40 +1,34 @@
-"""Making ragged tensors, converting and printing them, and what is refused."""
+"""Ragged tensors made, converted and printed; beside torch.nested, in modules, optimizers, files and graphs."""
 
-from __future__ import annotations
-
-import functools
+import copy
+import io
+import pickle
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from subclasses import DispatchError, _torch
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.doors import DOORS
-from tests.subclasses.ragged.judge import JAGGED, check_parts, classes, make_batch, refused
-from tests.subclasses.ragged.serving import Model, NoReading
+from tests.doors import COMPILED, by_desugar
+from tests.subclasses.ragged.judge import (
+    JAGGED,
+    LENGTHS as LENGTHS_OF_BATCH,
+    check_parts,
+    classes,
+    make_batch,
+    refused,
+    same,
+    with_holes,
+)
 from tests.tables import giving, raising
 
 # ---- making one ------------------------------------------------------------------------------------------------
 
 
-def test_from_tensors_and_a_table():
-    rows = [torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in (3, 0, 5)]
-    x = JaggedTensor.from_tensors(rows)
-    assert (len(x), x.shape, x.stride(), x.dtype) == (3, (3, 5, 4), (20, 4, 1), torch.float64)
-    assert x.is_contiguous() and x.row_lengths().tolist() == [3, 0, 5]
-    torch.testing.assert_close(x.to_tensors(), rows)
-    assert all((grad == 1).all() for grad in torch.autograd.grad(x.sum(), rows))
-    padded = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda p: JaggedTensor.from_padded(p, [3, 0, 5]).to_dense(fill=2), [padded]
-    )
-
-
+MADE = JaggedTensor.from_tensors([torch.randn(n, 4, dtype=torch.float64) for n in (3, 0, 5)])
 OFFSETS = torch.tensor([0, 2, 6])
 SIX = JaggedTensor(torch.randn(6, 2), OFFSETS, max_length=9)
 NO_ROWS = JaggedTensor(torch.randn(0, 4), torch.zeros(1, dtype=torch.int64))
@@ -43,6 +37,17 @@ HOLES = make_batch("holes").x.detach()
 
 test_sizes_and_likenesses = giving(
     {
+        "rows": (
+            lambda: (len(MADE), MADE.shape, MADE.stride(), MADE.dtype, MADE.is_contiguous()),
+            (3, (3, 5, 4), (20, 4, 1), torch.float64, True),
+        ),
+        "gradients of a table": (
+            lambda: torch.autograd.gradcheck(
+                lambda t: JaggedTensor.from_padded(t, [3, 0, 5]).to_dense(fill=2),
+                [torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True)],
+            ),
+            True,
+        ),
         # max_length is an upper bound
         "an upper bound": (lambda: SIX.shape, (2, 9, 2)),
         "as dense": (lambda: SIX.to_dense().shape, (2, 9, 2)),
@@ -137,15 +142,11 @@ test_what_is_refused = refused(
 @pytest.mark.parametrize("layout", JAGGED)
 def test_to_dense_and_mask(layout):
     batch = make_batch(layout)
-    x = batch.x
-    dense, mask = x.to_dense(fill=-1.0), x.mask()
-    assert dense.shape == x.shape and mask.shape == (4, 5)
-    at = dense.movedim(batch.ragged_dim, 1)
-    for i, row in enumerate(batch.rows):
-        n = row.shape[batch.ragged_dim - 1]
-        torch.testing.assert_close(at[i, :n], row.movedim(batch.ragged_dim - 1, 0))
-        assert (at[i, n:] == -1).all() and mask[i].sum() == n
-    check_parts(batch, x.like_dense(dense).to_tensors(), batch.rows)
+    x, place = batch.x, batch.ragged_dim - 1
+    table = nn.utils.rnn.pad_sequence([row.movedim(place, 0) for row in batch.rows], True, -1.0)
+    torch.testing.assert_close(x.to_dense(fill=-1.0), table.movedim(1, place + 1))
+    assert torch.equal(x.mask(), torch.arange(5) < torch.tensor(LENGTHS_OF_BATCH)[:, None])
+    check_parts(batch, x.like_dense(table.movedim(1, place + 1)).to_tensors(), batch.rows)
 
 
 # ---- being a tensor --------------------------------------------------------------------------------------------
@@ -177,64 +178,6 @@ def test_inference_mode_and_threads():
         assert all(torch.allclose(each, expected) for found in sums for each in found)
 
 
-# ---- a model, for ever-new lengths -----------------------------------------------------------------------------
-
-BATCHES = [[3, 7, 5], [2, 9], [4, 4, 4, 4], [11, 2, 0, 5, 6], [19, 18]]
-TABLES = [[5, 3, 9], [16, 1, 2], [0, 4, 4]]  # as many rows of one bucket
-
-
-def loss_of(model, tokens, targets, merged):
-    operands = model(tokens), targets
-    return F.cross_entropy(*(t.flatten(0, 1) if merged else t.mT if t.dim() == 3 else t for t in operands))
-
-
-def loss_of_rows(model, rows):
-    losses = [F.cross_entropy(model(row[None])[0], (row + 1) % 9, reduction="none") for row in rows]
-    return torch.cat(losses).mean()
-
-
-def batch_of(layout, rows):
-    """Rows of tokens and of targets; what does not exist is no token."""
-    if layout == "jagged":
-        tokens = JaggedTensor.from_tensors(rows)
-        return tokens, tokens.with_values((tokens.values + 1) % 9)
-    x = PaddedTensor.from_tensors(rows, multiple=16)
-    dense = x.to_dense(fill=10**6)
-    return x.with_padded(dense), x.with_padded(torch.where(dense < 9, (dense + 1) % 9, dense))
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
-@pytest.mark.parametrize(("layout", "batches"), [("jagged", BATCHES), ("padded", TABLES)])
-def test_one_program_serves_all_lengths(layout, batches, door):
-    model, counter = Model().double(), CompileCounterWithBackend("aot_eager")
-    step = functools.partial(loss_of, model, merged=layout == "jagged")
-    options = {"dynamic": None if layout == "jagged" else False}
-    stock = door == "stock"
-    compiled: Any = (
-        torch.compile(step, fullgraph=True, backend=counter, **options)
-        if stock
-        else DOORS[door](step, **options)
-    )
-    for lengths in batches:
-        rows = [torch.randint(0, 9, (n,)) for n in lengths]
-        losses = compiled(*batch_of(layout, rows)), loss_of_rows(model, rows)
-        torch.testing.assert_close(*losses)
-        torch.testing.assert_close(*(torch.autograd.grad(loss, list(model.parameters())) for loss in losses))
-    assert door == "eager" or (counter.frame_count if door == "stock" else len(compiled.programs)) == 1
-
-
-def test_a_training_step_of_a_table_reads_nothing():
-    model, rows = Model().double(), [torch.randint(0, 9, (n,)) for n in TABLES[0]]
-    batch = batch_of("padded", rows)
-    with NoReading(), pytest.raises(AssertionError, match="reads data"):
-        torch.ones(2)[0].item()
-    with NoReading():
-        loss = loss_of(model, *batch, merged=False)
-        loss.backward()
-    torch.testing.assert_close(loss, loss_of_rows(model, rows))
-
-
 # ==== printing ======================================================================================================
 
 CLASSES = JaggedTensor, PaddedTensor
@@ -251,16 +194,6 @@ def ones(cls):
 def end(x):
     """What follows the last row."""
     return repr(x).rpartition("],")[2]
-
-
-def without_gradients(f):
-    with torch.inference_mode():
-        return f()
-
-
-def with_edges_of_one(f):
-    with _torch.printing_with(edgeitems=1):
-        return f()
 
 
 CASES = {
@@ -304,7 +237,9 @@ test_parts = giving(
             "format": (lambda cls: f"{ones(cls)}" == repr(ones(cls)), True),
             "20 rows": (lambda cls: repr(cls.from_tensors(MANY[:20])).count("tensor("), 20),
             "edges of one": (
-                lambda cls: with_edges_of_one(lambda: repr(cls.from_tensors(MANY)).count("tensor(")),
+                lambda cls: _torch.printing_with(edgeitems=1)(
+                    lambda: repr(cls.from_tensors(MANY)).count("tensor(")
+                )(),
                 2,
             ),
             "300 entries": (lambda cls: repr(cls.from_tensors(LONG)[:, :300]).count("..."), 0),
@@ -314,7 +249,10 @@ test_parts = giving(
                 lambda cls: end(ones(cls).requires_grad_() * 2),
                 " size=(2, 2), grad_fn=<MulBackward0>)",
             ),
-            "inference mode": (lambda cls: without_gradients(lambda: end(ones(cls) * 2)), " size=(2, 2))"),
+            "inference mode": (
+                lambda cls: torch.inference_mode()(lambda: end(ones(cls) * 2))(),
+                " size=(2, 2))",
+            ),
             "turned": (
                 lambda cls: end(cls.from_tensors(VECTORS).transpose(1, 2)),
                 " size=(2, 3, 2), ragged_dim=2)",
@@ -367,3 +305,369 @@ def test_under_a_mode(cls):
         assert repr(x) == text
     assert fake.startswith(f"{cls.__name__}({first}=FakeTensor(...") and "ragged_dim=1" in fake
     assert repr(x.to("meta")).startswith(f"{cls.__name__}({first}=tensor(..., device='meta'")
+
+
+# ==== among what else there is ====================================================================================
+
+KINDS = {
+    "jagged": JaggedTensor.from_tensors,
+    "padded": lambda rows: PaddedTensor.from_tensors(rows, multiple=4),
+    "padded batch": lambda rows: PaddedTensor.from_tensors(rows, multiple=4, batch_multiple=4),
+}
+LENGTHS = [2, 0, 3]
+
+
+MORE_KINDS = KINDS | {"holes": with_holes, "[T, B]": lambda rows: KINDS["padded"](rows).transpose(0, 1)}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def rows_of(lengths=LENGTHS, **options):
+    return [torch.randn(n, 2, dtype=torch.float64, **options) for n in lengths]
+
+
+def check_rows(x, rows):
+    torch.testing.assert_close(x.detach().to_tensors(), [row.detach() for row in rows])
+
+
+# ---- torch.nested ----------------------------------------------------------------------------------------------
+
+
+STARTS, COUNTS = torch.tensor([0, 1, 0]), torch.tensor([2, 3, 5])
+jag = torch.nested.nested_tensor_from_jagged
+# A nested tensor of a leaf, and the rows of it.
+NESTED = {
+    "back to back": (
+        lambda t: jag(t.flatten(0, 1), torch.tensor([0, 2, 2, 15])),
+        lambda t: t.flatten(0, 1).split([2, 0, 13]),
+    ),
+    "with holes": (
+        lambda t: torch.nested.narrow(t, 1, STARTS, COUNTS, layout=torch.jagged),
+        lambda t: [t[0, :2], t[1, 1:4], t[2]],
+    ),
+    "ragged along 2": (
+        lambda t: jag(t, torch.tensor([0, 2, 5]), jagged_dim=2),
+        lambda t: t.split([2, 3], 1),
+    ),
+    "without rows": (lambda t: jag(t[0, :0], torch.zeros(1, dtype=torch.int32)), lambda t: []),
+    "short offsets": (
+        lambda t: jag(t[0, :3], torch.tensor([0, 1, 3], dtype=torch.int32)),
+        lambda t: t[0, :3].split([1, 2]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_from_nested_and_back_shares_and_is_differentiable(name):
+    nest, part = NESTED[name]
+    table = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
+    nested, rows = nest(table), part(table)
+    x = JaggedTensor.from_nested(nested)
+    assert (x.shape[0], x.offsets.dtype) == (len(rows), torch.int64)
+    assert x.row_lengths().tolist() == [row.shape[x.ragged_dim - 1] for row in rows]
+    check_rows(x, rows)
+    if rows:
+        assert x.values.data_ptr() == x.to_nested().values().data_ptr() == table.data_ptr()
+        assert x.to_nested().offsets() is x.offsets
+        losses = x.square().sum(), sum(r.square().sum() for r in rows)
+        torch.testing.assert_close(*(torch.autograd.grad(loss, table) for loss in losses))
+
+
+def test_a_nested_leaf_gets_its_gradient():
+    nested = torch.nested.nested_tensor(rows_of(), layout=torch.jagged, requires_grad=True)
+    x = JaggedTensor.from_nested(nested)
+    (grad,) = torch.autograd.grad((x * x).sum(), nested)
+    assert x.offsets is nested.offsets()
+    torch.testing.assert_close(grad.values(), 2 * nested.values().detach())
+
+
+# ---- from values, tables and masks -----------------------------------------------------------------------------
+
+
+def test_the_same_rows_from_everything():
+    rows = rows_of()
+    values = torch.cat(rows)
+    table = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)
+    mask = torch.arange(3) < torch.tensor(LENGTHS)[:, None]
+    for x in (
+        JaggedTensor.from_tensors(rows),
+        JaggedTensor.from_lengths(values, LENGTHS),
+        JaggedTensor.from_lengths(values, torch.tensor(LENGTHS, dtype=torch.int32)),
+        JaggedTensor.from_lengths(values, LENGTHS, max_length=7),
+        JaggedTensor.from_lengths(values, torch.tensor(LENGTHS)),
+        JaggedTensor(values, torch.tensor([0, 2, 2, 5])),
+        JaggedTensor.from_padded(table, LENGTHS),
+        JaggedTensor.from_mask(table, mask),
+        PaddedTensor(table, torch.tensor(LENGTHS)),
+        PaddedTensor.from_mask(table, mask),
+        PaddedTensor.from_mask(table, mask).to_jagged(),
+        JaggedTensor.from_mask(table, mask).to_padded(multiple=8),
+    ):
+        check_rows(x, rows)
+        assert torch.equal(x.mask()[:, :3], mask) and not x.mask()[:, 3:].any()
+        torch.testing.assert_close(x.to_dense(fill=torch.nan)[:, :3], table, equal_nan=True)
+    assert JaggedTensor.from_lengths(values, LENGTHS).values.data_ptr() == values.data_ptr()
+    assert PaddedTensor.from_mask(table, mask).padded is table
+
+
+def test_a_mask_may_lie_anywhere():
+    table = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[False, True, True, False], [False, False, False, True]])
+    x = JaggedTensor.from_mask(table, mask)
+    check_rows(x, [table[0, 1:3], table[1, 3:]])
+    (grad,) = torch.autograd.grad(x.sum(), table)
+    torch.testing.assert_close(grad, mask.double())
+
+
+WRONG_MASKS = [
+    torch.ones(2, 3),
+    torch.ones(3, 2, dtype=torch.bool),
+    torch.ones(2, dtype=torch.bool),
+    [[True]],
+]
+test_a_wrong_mask = raising(
+    [
+        (
+            lambda cls=cls, mask=mask: cls.from_mask(torch.ones(2, 3), mask),
+            ValueError,
+            rf"{cls.__name__}\.from_mask: expected .* a bool mask \[B, T\]",
+        )
+        for cls in CLASSES
+        for mask in WRONG_MASKS
+    ]
+    + [
+        (
+            lambda: PaddedTensor.from_mask(torch.ones(2, 4), torch.tensor([[False, True, True, False]] * 2)),
+            RuntimeError,
+            r"first entries of each row.*JaggedTensor\.from_mask",
+        )
+    ]
+)
+
+
+# ---- copies and files ------------------------------------------------------------------------------------------
+
+
+def through_a_file(x, **options):
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True, **options)
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "file": through_a_file,
+    "clone": torch.clone,
+    "to": lambda x: x.to("cpu", copy=True),
+}
+
+
+@pytest.mark.parametrize("kind", MORE_KINDS)
+@pytest.mark.parametrize("how", COPIES)
+def test_copies(kind, how):
+    x = MORE_KINDS[kind](rows_of())
+    for original in (x, x.mT, x.transpose(0, 1) if kind == "[T, B]" else x.flatten(0, 1)):
+        y = COPIES[how](original)
+        assert type(y) is type(x) and y.shape == original.shape
+        check_rows(y, original.to_tensors())
+        check_rows(y + original, (2 * original).to_tensors())
+    leaf = MORE_KINDS[kind](rows_of()).requires_grad_()
+    if how not in ("clone", "to"):
+        assert COPIES[how](leaf).requires_grad and COPIES[how](leaf).is_leaf
+
+
+@kinds
+def test_what_shares_memory_does_so_after_loading(kind):
+    x = KINDS[kind](rows_of())
+    loaded = through_a_file({"x": x, "view": x.transpose(1, 2)})
+    loaded["x"].mul_(2)
+    check_rows(loaded["view"], (2 * x).transpose(1, 2).to_tensors())
+    assert through_a_file(x, map_location="meta").device.type == "meta"
+
+
+CONVERSIONS = {
+    "float": lambda x: x.float(),
+    "to": lambda x: x.to(torch.float32),
+    "to a device": lambda x: x.to("cpu", torch.float32),
+    "type": lambda x: x.type(torch.float32),
+    "to another": lambda x: x.to(x.float()),
+}
+
+
+def converted(kind, convert):
+    rows = rows_of()
+    return convert(KINDS[kind](rows)), [row.float() for row in rows]
+
+
+def on_meta(kind):
+    x = KINDS[kind](rows_of())
+    found = (x.to("meta") * 2).sum(1)
+    return [found.device.type == "meta", found.shape], [True, x.sum(1).shape]
+
+
+test_conversions = same(
+    {
+        **{name: lambda kind, f=f: converted(kind, f) for name, f in CONVERSIONS.items()},
+        "to what it is": lambda kind: (
+            (lambda x: [x.to("cpu") is x, x.to(torch.float64) is x, x.cpu() is x])(KINDS[kind](rows_of())),
+            [True] * 3,
+        ),
+        "to meta": on_meta,
+    },
+    *KINDS,
+)
+
+
+# ---- modules and optimizers ------------------------------------------------------------------------------------
+
+
+class Holder(nn.Module):
+    """A module with a ragged buffer and a ragged parameter."""
+
+    def __init__(self, buffer, parameter):
+        super().__init__()
+        self.register_buffer("buffer", buffer)
+        self.parameter = nn.Parameter(parameter)
+        self.layer = nn.Linear(2, 3, dtype=torch.float64)
+
+    def forward(self):
+        """Something of both."""
+        return self.layer(self.buffer + self.parameter).square().sum()
+
+
+def make_holder(kind, lengths=LENGTHS):
+    return Holder(KINDS[kind](rows_of(lengths)), KINDS[kind](rows_of(lengths)))
+
+
+@kinds
+def test_state_dicts(kind):
+    one, two = make_holder(kind), make_holder(kind)
+    state = through_a_file(one.state_dict())
+    two.load_state_dict(state)
+    torch.testing.assert_close(two(), one())
+    other = make_holder(kind, [3, 2, 0])  # as many rows, as wide, and of other lengths
+    with pytest.raises(RuntimeError, match=r"same length, got lengths \[3, 2, 0.*and \[2, 0, 3"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, assign=True)
+    torch.testing.assert_close(other(), one())
+
+
+@pytest.mark.sweep(3)
+@kinds
+def test_modules_are_moved_copied_and_compiled(kind):
+    module = make_holder(kind)
+    loss = module()
+    torch.testing.assert_close(copy.deepcopy(module)(), loss)
+    assert copy.deepcopy(module).to("meta")().device.type == "meta"
+    half = copy.deepcopy(module).float()
+    assert half.buffer.dtype == half.parameter.dtype == torch.float32
+    compiled = by_desugar(module)()
+    torch.testing.assert_close(compiled, loss)
+    compiled.backward()
+    expected = [row @ (2 * module.layer.weight) for row in module.layer(module.buffer + module.parameter)]
+    assert type(module.parameter.grad) is type(module.buffer)
+    check_rows(module.parameter.grad, expected)
+
+
+OPTIMIZERS = "SGD Adam AdamW Adagrad RMSprop Adadelta NAdam RAdam Adamax ASGD Rprop".split()
+
+
+@kinds
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "SGD, many at once", "AdamW, many at once"])
+def test_optimizers_step_as_they_step_rows(kind, name):
+    name, _, foreach = name.partition(", ")
+    options = {"foreach": True} if foreach else {}
+    rows = [nn.Parameter(row) for row in rows_of(LENGTHS * 2)]
+    ragged = [nn.Parameter(KINDS[kind]([r.detach() for r in part])) for part in (rows[:3], rows[3:])]
+    parameters = {"ragged": ragged, "rows": rows}
+    optimizers = {k: getattr(torch.optim, name)(p, lr=0.1, **options) for k, p in parameters.items()}
+    for _ in range(3):
+        for k, optimizer in optimizers.items():
+            optimizer.zero_grad()
+            sum((p**3).sum() for p in parameters[k]).backward()  # type: ignore[union-attr]
+            nn.utils.clip_grad_norm_(parameters[k], 1.5)
+            optimizer.step()
+        optimizers["ragged"].load_state_dict(copy.deepcopy(optimizers["ragged"].state_dict()))
+    torch.testing.assert_close(
+        [r.detach() for x in ragged for r in x.to_tensors()], [r.detach() for r in rows]
+    )
+
+
+# ---- compared as a whole ---------------------------------------------------------------------------------------
+
+
+def compared(kind):
+    """Rows and what equals them, or does not."""
+    rows = rows_of()
+    x, make = KINDS[kind](rows), KINDS[kind]
+    alike = [make(rows), x.clone(), x.clone().mT.mT]
+    others = [x + 1, x[:, :2], x.mT, make(rows_of([3, 2, 0])), make(rows_of([2, 3]))]
+    return [torch.equal(x, y) for y in (*alike, *others)], [True] * 3 + [False] * 5
+
+
+test_equal = same({"all": compared}, *KINDS)
+test_equal_to_a_dense_tensor_is_refused = raising(
+    {
+        kind: (
+            lambda make=make: torch.equal(make(rows_of()), make(rows_of()).to_dense()),
+            NotImplementedError,
+            f"equal: expected two {'Jagged' if kind == 'jagged' else 'Padded'}Tensors",
+        )
+        for kind, make in KINDS.items()
+    }
+)
+
+
+# ---- made inside a compiled function ---------------------------------------------------------------------------
+
+
+def starts_of(lengths):
+    return F.pad(lengths.cumsum(0), (1, 0))
+
+
+BUILDERS = {
+    "list": lambda table, lengths: JaggedTensor.from_tensors([table[0, :2], table[1, :0], table[2]]),
+    "list, padded": lambda table, lengths: PaddedTensor.from_tensors([table[0, :2], table[1]], multiple=4),
+    "values, lengths": lambda table, lengths: JaggedTensor.from_lengths(table.flatten(0, 1)[:5], lengths, max_length=4),
+    "values, list": lambda table, lengths: JaggedTensor.from_lengths(table.flatten(0, 1)[:5], [2, 3]),
+    "values, offsets": lambda table, lengths: JaggedTensor(table.flatten(0, 1)[:5], starts_of(lengths), max_length=3),
+    "table": lambda table, lengths: JaggedTensor.from_padded(table, lengths),
+    "table, padded": PaddedTensor,
+    "mask": lambda table, lengths: PaddedTensor.from_mask(table, torch.arange(3) < lengths[:, None]),
+    "padded to jagged": lambda table, lengths: PaddedTensor(table, lengths).to_jagged(),
+    "jagged to padded": lambda table, lengths: JaggedTensor.from_padded(table, lengths).to_padded(multiple=2),
+    "pad": lambda table, lengths: PaddedTensor.pad(table, dim=1, multiple=8),
+}  # fmt: skip
+
+
+@pytest.mark.sweep(42)
+@pytest.mark.parametrize("door", COMPILED)
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_made_inside_a_compiled_function(builder, door):
+    def inside(table, lengths):
+        return BUILDERS[builder](table, lengths).softmax(1).square().sum(1)
+
+    table, lengths = torch.randn(3, 3, 2, dtype=torch.float64, requires_grad=True), torch.tensor(LENGTHS)
+    got, expected = COMPILED[door](inside)(table, lengths), inside(table, lengths)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), table) for y in (got, expected)))
+    whole = COMPILED[door](lambda *args: BUILDERS[builder](*args) * 2)(table, lengths)
+    check_rows(whole, (BUILDERS[builder](table, lengths) * 2).to_tensors())
+
+
+UNBOUNDED = {
+    "lengths": lambda table, lengths: JaggedTensor.from_lengths(table.flatten(0, 1)[:5], lengths).sum(),
+    "offsets": lambda table, lengths: JaggedTensor(table.flatten(0, 1)[:5], starts_of(lengths)).sum(),
+}
+test_what_a_compiled_function_cannot_know = raising(
+    {
+        name: (
+            lambda build=build: by_desugar(build)(torch.randn(3, 3, 2), torch.tensor(LENGTHS)),
+            torch._dynamo.exc.TorchRuntimeError,
+            "give max_length",
+        )
+        for name, build in UNBOUNDED.items()
+    }
+)

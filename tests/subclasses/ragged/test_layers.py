@@ -1,7 +1,6 @@
 """Layers, products, norms, ``einsum`` and losses, with a loop over the rows as judge; gradients of parameters too."""
 
-from __future__ import annotations
-
+import functools
 import itertools
 
 import pytest
@@ -244,6 +243,16 @@ LOSSES = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_
 REDUCTIONS = ["none", "sum", "mean"]
 
 
+def check_loss(batch, got, loss, targets, reduction, parameters=()):
+    """A loss of each entry, or of all entries as of plain tensors."""
+    if reduction == "none":
+        pairs = zip(batch.rows, targets, strict=True)
+        check_parts(batch, got, [loss(*pair, reduction="none") for pair in pairs], parameters)
+    else:
+        expected = loss(torch.cat(batch.rows), torch.cat(targets), reduction=reduction)
+        check_parts(batch, [got], [expected], parameters)
+
+
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("loss", "reduction", "way"),
@@ -264,20 +273,14 @@ def test_losses(layout, dense, loss, reduction, way):
         return loss(x, p if dense else x.detach().like_dense(p), reduction=reduction)
 
     targets = [p[i, : len(row)] for i, row in enumerate(batch.rows)]
-    if reduction == "none":
-        pairs = zip(batch.rows, targets, strict=True)
-        check_parts(batch, way(run)(batch.x, p), [loss(*pair, reduction="none") for pair in pairs], [p])
-    else:
-        expected = loss(torch.cat(batch.rows), torch.cat(targets), reduction=reduction)
-        check_parts(batch, [way(run)(batch.x, p)], [expected], [p])
+    check_loss(batch, way(run)(batch.x, p), loss, targets, reduction, [p])
 
 
 @pytest.mark.parametrize("dense", [(5, 4), (4, 1, 4)], ids=str)
 def test_a_dense_target_that_broadcasts(dense):
     batch, target = make("holes"), torch.randn(dense, dtype=torch.float64)
     targets = [target.expand(4, 5, 4)[i, : len(row)] for i, row in enumerate(batch.rows)]
-    expected = F.mse_loss(torch.cat(batch.rows), torch.cat(targets))
-    check_parts(batch, [F.mse_loss(batch.x, target)], [expected])
+    check_loss(batch, F.mse_loss(batch.x, target), F.mse_loss, targets, "mean")
 
 
 FORMS = {
@@ -316,12 +319,7 @@ def test_losses_of_classes(layout, way, form, loss, options, probabilities, redu
         torch.rand(n, 4, dtype=torch.float64) if probabilities else torch.randint(0, 4, (n,)) for n in LENGTHS
     ]
     got = way(lambda x, y: loss(f(x), f(y), reduction=reduction, **options))(batch.x, hold(layout, rows))
-    if reduction == "none":
-        pairs = zip(batch.rows, rows, strict=True)
-        check_parts(batch, got, [loss(*pair, reduction="none", **options) for pair in pairs])
-    else:
-        expected = loss(torch.cat(batch.rows), torch.cat(rows), reduction=reduction, **options)
-        check_parts(batch, [got], [expected])
+    check_loss(batch, got, functools.partial(loss, **options), rows, reduction)
 
 
 @pytest.mark.parametrize("probabilities", [False, True])
@@ -330,11 +328,12 @@ def test_a_dense_target_of_classes(layout, probabilities):
     batch = make(layout)
     size = batch.x.shape[:2]
     dense = torch.rand(*size, 4, dtype=torch.float64) if probabilities else torch.randint(0, 4, size)
-    together = torch.cat([t[: len(row)] for t, row in zip(dense, batch.rows, strict=True)])
-    results = [F.cross_entropy(batch.x.mT, dense.mT if probabilities else dense)]
+    targets = [t[: len(row)] for t, row in zip(dense, batch.rows, strict=True)]
+    got = F.cross_entropy(batch.x.mT, dense.mT if probabilities else dense)
+    check_loss(batch, got, F.cross_entropy, targets, "mean")
     if layout == "padded":
-        results.append(F.cross_entropy(batch.x.view(-1, 4), dense.flatten(0, 1)))
-    check_parts(batch, results, [F.cross_entropy(torch.cat(batch.rows), together)] * len(results))
+        merged = F.cross_entropy(batch.x.view(-1, 4), dense.flatten(0, 1))
+        check_loss(batch, merged, F.cross_entropy, targets, "mean")
 
 
 @layouts
@@ -342,8 +341,7 @@ def test_a_target_that_lies_otherwise(layout):
     batch, targets = make(layout), [torch.randint(0, 4, (n,)) for n in LENGTHS]
     wider = PaddedTensor.from_tensors(targets, multiple=8)
     wider = hold("back to back" if layout == "holes" else "holes", targets) if layout != "padded" else wider
-    expected = F.cross_entropy(torch.cat(batch.rows), torch.cat(targets))
-    check_parts(batch, [F.cross_entropy(batch.x.mT, wider)], [expected])
+    check_loss(batch, F.cross_entropy(batch.x.mT, wider), F.cross_entropy, targets, "mean")
 
 
 # ==== norms and bags ================================================================================================

@@ -1,6 +1,4 @@
-"""Batches: from data loaders, through queues, by the sampler for ranks and the collator for transformers."""
-
-from __future__ import annotations
+"""Batches: from loaders, through queues, by the sampler for ranks and the collator; losses over the tokens of ranks."""
 
 import functools
 import itertools
@@ -9,21 +7,31 @@ import subprocess
 import sys
 from collections import UserDict
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import torch.nn.functional as F
 from hypothesis import given, strategies as st
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
 from subclasses.errors import DispatchError
-from subclasses.ragged import JaggedTensor, PaddedTensor, TokenBatchSampler, hugging_face
+from subclasses.ragged import (
+    JaggedTensor,
+    PaddedTensor,
+    TokenBatchSampler,
+    hugging_face,
+    mean_over_ranks,
+    weighted_loss,
+)
 from subclasses.ragged.hugging_face import RaggedCollator
 from tests.subclasses.ragged.judge import numbers_of
+from tests.subclasses.ragged.ranks import in_processes, on_ranks
 from tests.tables import giving, raising
 
 COLLATE = {
@@ -44,7 +52,7 @@ ROWS = [torch.arange(n) for n in (3, 1, 4, 0, 5)]
 # ---- data loaders ----------------------------------------------------------------------------------------------
 
 
-def check_batches(batches: list[Any]) -> None:
+def check_batches(batches):
     """Batches of two rows each, in order."""
     torch.testing.assert_close([row for batch in batches for row in batch.to_tensors()], ROWS)
     assert [len(batch) for batch in batches] == [2, 2, 1]
@@ -54,10 +62,15 @@ WORKERS = {"num_workers": 2, "multiprocessing_context": "fork"}
 
 
 @kinds
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("options", [{}, WORKERS, WORKERS | {"multiprocessing_context": "spawn"}], ids=str)
-def test_from_tensors_collates(kind, options):
-    check_batches(list(DataLoader(ROWS, batch_size=2, collate_fn=COLLATE[kind], **options)))
+@pytest.mark.parametrize("of_examples", [False, True], ids=["from_tensors", "RaggedCollator"])
+def test_collating(kind, options, of_examples):
+    examples = [{"input_ids": row, "labels": row} for row in ROWS]
+    data, collate = (examples, RaggedCollator(layout=kind)) if of_examples else (ROWS, COLLATE[kind])
+    batches = list(DataLoader(data, batch_size=2, collate_fn=collate, **options))
+    check_batches([batch["input_ids"] if of_examples else batch for batch in batches])
+    assert not of_examples or all(torch.equal(b["labels"].mask(), b["input_ids"].mask()) for b in batches)
 
 
 @kinds
@@ -84,45 +97,29 @@ def test_a_batch_as_a_data_set(kind):
 # ---- processes -------------------------------------------------------------------------------------------------
 
 
-def double_in_place(arrived: Any, done: Any) -> None:
-    """What another process does with a batch."""
+def double_in_place(arrived, done, kind, received):
+    """What another process does with a batch; it sends one of its own, and stays until it was received."""
     arrived.get().mul_(2)
-    done.put(True)
-
-
-def make_and_send(kind: str, outgoing: Any, received: Any) -> None:
-    """Sends a batch, and stays until it was received."""
-    outgoing.put(COLLATE[kind](ROWS))
+    done.put(COLLATE[kind](ROWS))
     received.wait(60)
 
 
 @kinds
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("start", START)
-def test_a_queue_shares_memory(kind, start):
+def test_a_queue_shares_memory_and_brings_batches(kind, start):
     context = mp.get_context(start)
-    arrived, done, x = context.Queue(), context.Queue(), COLLATE[kind](ROWS)
+    arrived, done, received = context.Queue(), context.Queue(), context.Event()
+    x = COLLATE[kind](ROWS)
     assert x.share_memory_() is x and x.is_shared() and all(part.is_shared() for part in PARTS[kind](x))
-    process = context.Process(target=double_in_place, args=(arrived, done))
+    process = context.Process(target=double_in_place, args=(arrived, done, kind, received))
     process.start()
     arrived.put(x)
-    assert done.get(timeout=60)
-    process.join()
-    torch.testing.assert_close(x.to_tensors(), [row * 2 for row in ROWS])
-
-
-@kinds
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("start", START)
-def test_a_queue_brings_batches(kind, start):
-    context = mp.get_context(start)
-    incoming, received = context.Queue(), context.Event()
-    process = context.Process(target=make_and_send, args=(kind, incoming, received))
-    process.start()
-    x = incoming.get(timeout=60)
-    torch.testing.assert_close((x + 1).to_tensors(), [row + 1 for row in ROWS])
+    brought = done.get(timeout=60)
+    torch.testing.assert_close((brought + 1).to_tensors(), [row + 1 for row in ROWS])
     received.set()
     process.join()
+    torch.testing.assert_close(x.to_tensors(), [row * 2 for row in ROWS])
 
 
 # ==== the sampler ===================================================================================================
@@ -228,26 +225,16 @@ def test_an_epoch_may_begin_at_a_later_step():
         sampler.set_epoch(3, start=start)
         assert list(sampler) == whole[start:] and len(sampler) == len(whole) - start
         assert torch.equal(sampler.tokens_per_rank(), counts[start:])
-    for error, epoch, start in (
-        (rf"start from 0 to {len(whole)}.*got -1", 3, -1),
-        (rf"start from 0 to {len(whole)}.*got {len(whole) + 1}", 3, len(whole) + 1),
-        ("epoch of at least 0, got -1", -1, 0),
-    ):
-        with pytest.raises(ValueError, match=error):
-            sampler.set_epoch(epoch, start=start)
 
 
 # ---- with a data loader and a group --------------------------------------------------------------------------
 
 
 def test_as_a_batch_sampler():
-    rows = [torch.arange(n) for n in (3, 1, 4, 0, 5)]
-    sampler = TokenBatchSampler([len(row) for row in rows], tokens_per_step=8)
-    loader = DataLoader(rows, batch_sampler=sampler, collate_fn=JaggedTensor.from_tensors)
-    batches = list(loader)
-    assert len(loader) == len(batches) == len(sampler)
-    assert all(batch.values.numel() <= 8 for batch in batches)
-    assert sum(batch.values.numel() for batch in batches) == 13
+    sampler = TokenBatchSampler([len(row) for row in TOKENS], tokens_per_step=5, shuffle=False)
+    loader = DataLoader(examples(), batch_sampler=sampler, collate_fn=RaggedCollator())
+    assert len(loader) == len(sampler) == 2
+    assert [numbers_of(batch["input_ids"]) for batch in loader] == [TOKENS[:2], TOKENS[2:]]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -266,22 +253,30 @@ def test_ranks_come_from_the_default_group():
 # ---- arguments -----------------------------------------------------------------------------------------------
 
 
-test_lengths_as_a_tensor = giving(
+def steps_and_counts(*arguments, **options):
+    sampler = TokenBatchSampler(*arguments, num_replicas=2, rank=1, **options)
+    return list(sampler), len(sampler), sampler.tokens_per_rank().shape
+
+
+test_lengths = giving(
     {
-        str(dtype): (
-            lambda dtype=dtype: list(TokenBatchSampler(torch.tensor([4, 0, 1, 7], dtype=dtype), **ALONE)),
-            list(TokenBatchSampler([4, 0, 1, 7], **ALONE)),
-        )
-        for dtype in (torch.int32, torch.int64)
+        **{
+            f"none, {lengths}, {budget}": (
+                lambda lengths=lengths, budget=budget: steps_and_counts(lengths, **budget),
+                ([], 0, (0, 2)),
+            )
+            for lengths in ([], torch.zeros(0))
+            for budget in BUDGETS
+        },
+        **{
+            str(dtype): (
+                lambda dtype=dtype: list(TokenBatchSampler(torch.tensor([4, 0, 1, 7], dtype=dtype), **ALONE)),
+                list(TokenBatchSampler([4, 0, 1, 7], **ALONE)),
+            )
+            for dtype in (torch.int32, torch.int64)
+        },
     }
 )
-
-
-@pytest.mark.parametrize("budget", BUDGETS, ids=str)
-@pytest.mark.parametrize("lengths", [[], torch.zeros(0)])
-def test_no_rows_are_no_steps(lengths, budget):
-    sampler = TokenBatchSampler(lengths, num_replicas=2, rank=1, **budget)
-    assert list(sampler) == [] and len(sampler) == 0 and sampler.tokens_per_rank().shape == (0, 2)
 
 
 REFUSED = [
@@ -304,10 +299,16 @@ REFUSED = [
     ([1], {"rows_per_step": 1, "rank": 0}, ValueError, "num_replicas=None"),
     ([1], {"rows_per_step": 2, "num_replicas": 2, "rank": 2}, ValueError, "rank=2 and num_replicas=2"),
 ]
+STEPS = TokenBatchSampler([5] * 7, rows_per_step=1)
 test_what_is_refused = raising(
     [
-        (lambda lengths=lengths, options=options: TokenBatchSampler(lengths, **options), error, said)
-        for lengths, options, error, said in REFUSED
+        *(
+            (lambda lengths=lengths, options=options: TokenBatchSampler(lengths, **options), error, said)
+            for lengths, options, error, said in REFUSED
+        ),
+        (lambda: STEPS.set_epoch(3, start=-1), ValueError, "start from 0 to 7.*got -1"),
+        (lambda: STEPS.set_epoch(3, start=8), ValueError, "start from 0 to 7.*got 8"),
+        (lambda: STEPS.set_epoch(-1), ValueError, "epoch of at least 0, got -1"),
     ]
 )
 
@@ -403,6 +404,12 @@ test_columns = giving(
             )
             for kind in COLLATORS
         },
+        "tokens share no memory with labels that are made of them": (
+            lambda: (lambda batch: (batch["labels"].values.zero_(), numbers_of(batch["input_ids"]))[1])(
+                RaggedCollator(labels="input_ids")(SOME_LABELS)
+            ),
+            [*TOKENS[:2], TOKENS[2][1:]],
+        ),
         "positions that count from 0 are left to the model": (
             lambda: list(
                 RaggedCollator()(
@@ -419,12 +426,6 @@ test_columns = giving(
 )
 
 
-def test_labels_share_no_memory_with_tokens_of_which_they_are_made():
-    batch = RaggedCollator(labels="input_ids")(SOME_LABELS)
-    batch["labels"].values.zero_()
-    assert numbers_of(batch["input_ids"]) == [*TOKENS[:2], TOKENS[2][1:]]
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_examples_are_left_as_they_are(count):
     given, want = (
@@ -434,34 +435,6 @@ def test_examples_are_left_as_they_are(count):
     for x in RaggedCollator()(given[:count]).values():
         x.values.zero_()
     torch.testing.assert_close(given, want)
-
-
-# ---- loaders ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("kind", ["jagged", "padded"])
-def test_workers(kind, start):
-    loader = DataLoader(
-        examples("left"),
-        batch_size=2,
-        collate_fn=COLLATORS[kind],
-        num_workers=2,
-        multiprocessing_context=start,
-    )
-    batches = list(loader)
-    assert [row for batch in batches for row in numbers_of(batch["input_ids"])] == TOKENS
-    assert all(torch.equal(b["labels"].mask(), b["input_ids"].mask()) for b in batches)
-
-
-def test_batches_of_a_budget_of_tokens():
-    sampler = TokenBatchSampler([len(row) for row in TOKENS], tokens_per_step=5, shuffle=False)
-    loader = DataLoader(examples(), batch_sampler=sampler, collate_fn=RaggedCollator())
-    assert [numbers_of(batch["input_ids"]) for batch in loader] == [
-        TOKENS[:2],
-        TOKENS[2:],
-    ]
 
 
 def test_nothing_of_hugging_face_is_imported():
@@ -518,14 +491,19 @@ test_a_bad_example_is_named = raising(
 )
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-@pytest.mark.parametrize("column", ["labels", "token_type_ids"])
-def test_columns_that_only_some_examples_have(order, column):
-    given = [GOOD, GOOD | {column: [1, 2, 3]}, GOOD | {column: [1, 2, 3]}]
-    message = f"example {order.index(0)} has no '{column}', which other examples of the batch have; give all"
-    message += r'.*or labels="input_ids"' if column == "labels" else ""
-    with pytest.raises(ValueError, match=message):
-        RaggedCollator()([given[n] for n in order])
+test_columns_that_only_some_examples_have = raising(
+    {
+        f"{column}, {order}": (
+            lambda column=column, order=order: RaggedCollator()(
+                [GOOD if n == 0 else GOOD | {column: [1, 2, 3]} for n in order]
+            ),
+            ValueError,
+            f"example {order.index(0)} has no '{column}', which other examples of the batch have; give all{advice}",
+        )
+        for order in itertools.permutations(range(3))
+        for column, advice in {"labels": r'.*or labels="input_ids"', "token_type_ids": ""}.items()
+    }
+)
 
 
 MISSING = r"in at least one of the 2 examples, got none; remove empty examples"
@@ -566,19 +544,11 @@ def patched(patch, name, **methods):
     return cls()
 
 
-def pad_across_processes(self, tensor, dim=0, pad_index=0, pad_first=False):
-    return tensor
-
-
-def smooth(self, model_output, labels, shift_labels=False, num_items_in_batch=None):
-    return num_items_in_batch
-
-
 @pytest.mark.parametrize("kind", COLLATORS)
 def test_results_are_padded_before_they_are_gathered(kind):
     batch, plain = COLLATORS[kind](examples()), torch.ones(2)
-    methods = {"pad_across_processes": pad_across_processes}
-    pad = patched(hugging_face._pad_ragged_results, "Accelerator", **methods).pad_across_processes
+    as_it_is = {"pad_across_processes": lambda self, tensor, dim=0, pad_index=0, pad_first=False: tensor}
+    pad = patched(hugging_face._pad_ragged_results, "Accelerator", **as_it_is).pad_across_processes
     first, (same,), last = pad((batch, [plain], batch["labels"]), dim=1, pad_index=-100)
     assert same is plain and type(first) is dict and pad(plain, pad_first=True) is plain
     for x, want in ((first["input_ids"], batch["input_ids"]), (last, batch["labels"])):
@@ -589,8 +559,144 @@ def test_results_are_padded_before_they_are_gathered(kind):
 
 @pytest.mark.parametrize("kind", COLLATORS)
 def test_label_smoothing_counts_labels(kind):
-    smoother = patched(hugging_face._count_labels, "LabelSmoother", ignore_index=-100, __call__=smooth)
+    methods = {
+        "__call__": lambda self, output, labels, shift_labels=False, num_items_in_batch=None: (
+            num_items_in_batch
+        )
+    }
+    smoother = patched(hugging_face._count_labels, "LabelSmoother", ignore_index=-100, **methods)
     labels = COLLATORS[kind](examples())["labels"]
     assert smoother(None, labels, True) == smoother(None, labels) == 6
     assert smoother(None, labels, True, 3) == smoother(None, labels, num_items_in_batch=3) == 3
     assert smoother(None, labels.to_dense(-100)) is None
+
+
+# ==== losses over the tokens of all ranks ===========================================================================
+
+WEIGHED = [torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (9, 1, 2, 5, 3, 1)]
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def loss_sum_of(model, numbers):
+    """The sum of the losses of some rows, and how many entries they have."""
+    x = JaggedTensor.from_tensors([WEIGHED[i] for i in numbers])
+    targets = (x.values.sum(1) > 0).long()
+    return F.cross_entropy(model(x).values, targets, reduction="sum"), x.values.shape[0]
+
+
+def joint():
+    """Model, loss and gradients of one process with all rows."""
+    model = make_model()
+    loss_sum, tokens = loss_sum_of(model, range(len(WEIGHED)))
+    (loss_sum / tokens).backward()
+    return model, loss_sum.detach() / tokens
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------
+
+
+@on_ranks
+def check_rank(mesh, folder):
+    """What each rank does: the same gradients and means as one process, by DDP, FSDP2 and with accumulation."""
+    (own,) = TokenBatchSampler([len(row) for row in WEIGHED], rows_per_step=6)
+    for parallel in (nn.parallel.DistributedDataParallel, functools.partial(fully_shard, mesh=mesh)):
+        check_gradients(parallel(make_model()), own)
+    check_accumulation(nn.parallel.DistributedDataParallel(make_model()), own)
+    check_rank_without_tokens(mesh.get_local_rank(), mesh.size())
+
+
+def check_gradients(model, own):
+    reference, loss = joint()
+    loss_sum, tokens = loss_sum_of(model, own)
+    weighted = weighted_loss(loss_sum, tokens)
+    weighted.backward()
+    check_same_gradients(model, reference)
+    for mean in (mean_over_ranks(loss_sum, tokens), mean_over_ranks(weighted, 1)):
+        assert mean.dtype == torch.float64
+        torch.testing.assert_close(mean.float(), loss)
+
+
+def check_accumulation(model, own):
+    """Each row a batch of its own; the tokens are those of the whole step."""
+    reference, _ = joint()
+    tokens = sum(len(WEIGHED[i]) for i in own)
+    with model.no_sync():
+        for i in own[:-1]:
+            weighted_loss(loss_sum_of(model, [i])[0], tokens).backward()
+        for _ in range(len(own), 6):  # ranks have other numbers of rows, and all call it as often
+            weighted_loss(torch.tensor(0.0), tokens)
+    weighted_loss(loss_sum_of(model, own[-1:])[0], tokens).backward()
+    check_same_gradients(model, reference)
+
+
+def check_same_gradients(model, reference):
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        gradient = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+        torch.testing.assert_close(gradient, q.grad)
+
+
+def check_rank_without_tokens(rank, ranks):
+    x = torch.tensor(float(rank), requires_grad=True)
+    weighted_loss(x * 6, torch.tensor(3 * rank)).backward()
+    total = 3 * sum(range(ranks))
+    assert float(x.grad) == (6 * ranks / total if total else 6 * ranks)
+    assert float(mean_over_ranks(torch.tensor(6.0 * rank), 3 * rank)) == 2 or not total
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_rank(tmp_path):
+    check_rank(0, tmp_path, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_several_ranks(ranks, tmp_path):
+    in_processes(check_rank, tmp_path, ranks)
+
+
+# ---- without a group -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [7, torch.tensor(7), torch.tensor(7, dtype=torch.int32)], ids=str)
+def test_one_process_without_a_group(dtype, tokens):
+    loss_sum = torch.tensor(3.0, dtype=dtype, requires_grad=True)
+    loss, mean = weighted_loss(loss_sum, tokens), mean_over_ranks(loss_sum, tokens)
+    wide = torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(loss.detach(), torch.tensor(3 / 7, dtype=wide))
+    torch.testing.assert_close(*torch.autograd.grad(loss, loss_sum), torch.tensor(1 / 7, dtype=dtype))
+    torch.testing.assert_close(mean, torch.tensor(3 / 7, dtype=torch.float64))
+    assert tokens == 7 and not mean.requires_grad
+
+
+test_no_tokens = giving(
+    {
+        "a loss": (lambda: weighted_loss(torch.zeros((), requires_grad=True) * 2, 0), 0),
+        "a mean": (lambda: mean_over_ranks(torch.zeros(()), 0).isnan(), True),
+    }
+)
+ONE = torch.tensor(1.0)
+
+
+WRONG = [
+    *(
+        ((wrong, 1), TypeError, r': expected the sum.*reduction="sum"')
+        for wrong in (ONE.expand(2), ONE.long(), 3.0)
+    ),
+    *(
+        ((ONE, wrong), TypeError, "number of tokens as one integer, got")
+        for wrong in (torch.ones(2, dtype=torch.int64), ONE, 1.0, True)
+    ),
+    ((ONE, -1), ValueError, "at least 0 tokens, got -1"),
+]
+test_sums_and_counts_that_are_refused = raising(
+    [
+        (lambda f=f, given=given: f(*given), error, f"{f.__name__}.*{words}")
+        for f in (weighted_loss, mean_over_ranks)
+        for given, error, words in WRONG
+    ]
+)

@@ -1,14 +1,16 @@
 """What is refused of rows, as operands and by layers, and in files: the error says what came, and what to do."""
 
-from __future__ import annotations
+from collections import defaultdict
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.subclasses.ragged.judge import classes, working
+from subclasses.autograd.python_functions import twins
+from subclasses.ragged import JaggedTensor, PaddedTensor, register
+from subclasses.rules.checks import check_key, check_rule
+from tests.subclasses.ragged.judge import same, working
 from tests.tables import raising
 
 LENGTHS, CLASSES = (3, 1, 2), (JaggedTensor, PaddedTensor)
@@ -526,14 +528,19 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_a_file_of_merged_rows_may_not_say(name):
-    """A file says how a value is made again: with what, of which fields."""
-    changed, text = WRONG[name]
-    rebuild, (cls, inners, metadata, *rest) = batch().flatten(0, 1).__reduce_ex__(2)
-    assert rebuild(cls, inners, metadata, *rest).ragged_dim == 0
-    with pytest.raises(ValueError, match=text):
-        rebuild(cls, inners | changed.get("inners", {}), metadata | changed.get("metadata", {}), *rest)
+def made_again(inners=None, metadata=None):
+    """A value from a file, which says of what it is made again, and with which fields."""
+    rebuild, (cls, *fields) = batch().flatten(0, 1).__reduce_ex__(2)
+    return rebuild(cls, fields[0] | (inners or {}), fields[1] | (metadata or {}), *fields[2:])
+
+
+test_what_a_file_of_merged_rows_may_not_say = raising(
+    {
+        name: (lambda changed=changed: made_again(**changed), ValueError, text)
+        for name, (changed, text) in WRONG.items()
+    }
+)
+test_what_a_file_of_merged_rows_says = working({"as it is": made_again})
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------
@@ -612,20 +619,6 @@ test_what_is_advised_of_layers_works = working(
 )
 
 
-@classes
-@pytest.mark.parametrize("kind", LAYERS)
-def test_a_recurrent_layer_without_batch_first_takes_places_first(cls, kind):
-    layer, other = (kind(4, 5, bidirectional=True, batch_first=first) for first in (False, True))
-    other.load_state_dict(layer.state_dict())
-    x = make(cls)
-    leaves = [x.detach().requires_grad_() for _ in range(2)]
-    results = [layer(leaves[0].transpose(0, 1))[0].transpose(0, 1), other(leaves[1])[0]]
-    for y in results:
-        y.sum().backward()
-    assert torch.equal(*(y.to_dense() for y in results))
-    assert torch.equal(*(leaf.grad.to_dense() for leaf in leaves))
-
-
 def test_a_recurrent_layer_is_no_part_of_a_graph():
     with torch._dynamo.config.patch(allow_rnn=True):
         compiled = torch.compile(FIRST, backend="eager", fullgraph=True)
@@ -642,3 +635,78 @@ def test_a_cache_of_ragged_keys_has_no_length():
     text = r"get_seq_length: a cache with a JaggedTensor of size .* as its keys has no single length, .* pass whole"
     with pytest.raises(NotImplementedError, match=text):
         cache.get_seq_length()
+
+
+# ---- rules and dimensions ----------------------------------------------------------------------------------------
+
+
+def test_the_order_in_which_rules_are_registered_has_no_meaning():
+    """No function gets a rule from two others whose twin it is, and none has two of its own."""
+    for merging in (register.jagged_merging, register.padded_merging):
+        entries = [entry for module in (*register.BOTH, merging) for entry in module.RULES.entries]
+        named = [op for ops, _ in entries for op in ops]
+        assert len(named) == len({id(op) for op in named})
+        implied = defaultdict(set)
+        for ops, rule in entries:
+            for twin in (t for op in ops if callable(op) for t in twins(op)):
+                implied[twin].add(rule)
+        assert not [twin for twin, rules in implied.items() if len(rules) > 1 and twin not in named]
+
+
+def test_the_rules_pass_the_checks_of_implements():
+    """They are registered without these checks, so that an import does not make them."""
+    both = {JaggedTensor: register.jagged_merging, PaddedTensor: register.padded_merging}
+    cases = [(cls, module) for cls, merging in both.items() for module in (*register.BOTH, merging)]
+    cases += [(register.time_major.TimeMajor, module) for module in (register.multi_head, register.recurrent)]
+    entries = [(cls, *entry) for cls, module in cases for entry in module.RULES.entries]
+    assert len(entries) > 200
+    for cls, ops, rule in entries:
+        for op in ops:
+            check_key(cls, op)
+        check_rule(cls, ops, rule)
+
+
+OUT_OF_RANGE = {
+    "diff": lambda x, d: x.diff(dim=d),
+    "flatten": lambda x, d: x.flatten(0, d),
+    "flatten, start": lambda x, d: x.flatten(d, 1),
+    "unflatten": lambda x, d: x.unflatten(d, (1, -1)),
+    "transpose": lambda x, d: x.transpose(0, d),
+    "swapaxes": lambda x, d: x.swapaxes(d, 1),
+    "sum": lambda x, d: x.sum(d),
+    "tensor_split": lambda x, d: x.tensor_split(2, d),
+}
+
+
+test_dimensions_that_are_none = raising(
+    {
+        f"{name}, {dim}, {cls.__name__}": (
+            lambda call=call, dim=dim, cls=cls: call(
+                torch.ones(2, 3)
+                if cls is torch.Tensor
+                else cls.from_tensors([torch.arange(3.0), torch.ones(1)]),
+                dim,
+            ),
+            IndexError,
+            "imension",
+        )
+        for name, call in OUT_OF_RANGE.items()
+        for dim in (2, 3, -3)
+        for cls in (torch.Tensor, *CLASSES)
+    }
+)
+
+
+def of_no_dimension(cls, reduced, dtype):
+    rows = [torch.tensor([0, 1, 2]).to(dtype), torch.tensor([0]).to(dtype)]
+    return reduced(cls.from_tensors(rows), ()), [reduced(row, ()) for row in rows]
+
+
+test_any_and_all_of_no_dimension_keep_the_rows = same(
+    {
+        f"{f.__name__}, {dtype}": lambda cls, f=f, dtype=dtype: of_no_dimension(cls, f, dtype)
+        for f in (torch.any, torch.all)
+        for dtype in (torch.float32, torch.uint8, torch.bool)
+    },
+    *CLASSES,
+)

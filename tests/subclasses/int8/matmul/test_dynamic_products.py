@@ -1,7 +1,5 @@
 """The op that quantizes its input by row: it computes what the ops for each step compute, to the last bit."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 

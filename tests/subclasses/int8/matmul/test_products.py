@@ -1,6 +1,4 @@
-"""The op that multiplies floats by int8 matrices: values, derivatives, and programs for any batch."""
-
-from __future__ import annotations
+"""Products of floats and int8 matrices: values, derivatives, programs for any batch, and the kernel for CUDA."""
 
 import copy
 
@@ -14,6 +12,8 @@ from subclasses.int8 import affine
 from subclasses.int8.matmul import cpu_kernels, products
 from tests.doors import by_desugar
 from tests.subclasses.int8.models import LAYOUTS, PRODUCTS as CONFIGS, frozen, integers
+from tests.tables import giving
+from tests.triton_kernels import compile_for_hopper, interpret, needs_triton, triton_cache  # noqa: F401
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 COUNTS = [None, (1, 1), (64, 1), (64, 4), (8, 1), (1, 8), (1, 96), (16, 96)]
@@ -72,33 +72,37 @@ def test_sums_of_bfloat16_are_not_rounded_on_the_way():
         assert products.int8_product(x, ones, None, None).eq(4096).all()
 
 
-@pytest.mark.parametrize(("rows", "n", "k"), [(0, 4, 8), (3, 0, 8), (3, 4, 0)])
-def test_empty(rows, n, k):
-    got = products.int8_product(torch.randn(rows, k), integers(n, k), None, None)
-    assert torch.equal(got, torch.zeros(rows, n))
+test_empty = giving(
+    {
+        f"{rows}, {n}, {k}": (
+            lambda rows=rows, n=n, k=k: products.int8_product(
+                torch.randn(rows, k), integers(n, k), None, None
+            ).tolist(),
+            [[0] * n] * rows,
+        )
+        for rows, n, k in ((0, 4, 8), (3, 0, 8), (3, 4, 0))
+    }
+)
 
 
 # ---- transformations ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("counts", [None, (64, 1), (64, 8)])
-def test_is_a_proper_op(counts):
-    scale = None if counts is None else torch.rand(counts)
-    zero_point = None if counts is None else integers(*counts)
-    torch.library.opcheck(products.int8_product, (torch.randn(3, 32), integers(64, 32), scale, zero_point))
+@pytest.mark.parametrize("how", [(None, None), *((torch.rand(64, n), integers(64, n)) for n in (1, 8))])
+def test_is_a_proper_op(how):
+    torch.library.opcheck(products.int8_product, (torch.randn(3, 32), integers(64, 32), *how))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_derivatives(symmetric):
     q, zero_point = integers(4, 6), None if symmetric else integers(4, 2)
-    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
-    scale = torch.rand(4, 2, dtype=torch.float64, requires_grad=True)
+    leaves = [t.double().requires_grad_() for t in (torch.randn(3, 6), torch.rand(4, 2))]
 
     def product(x, scale):
         return products.multiply(x, q, scale, zero_point)
 
-    assert torch.autograd.gradcheck(product, (x, scale), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(product, (x, scale))
+    assert torch.autograd.gradcheck(product, leaves, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(product, leaves)
 
 
 def test_a_batch_of_inputs_and_a_batch_of_weights():
@@ -127,12 +131,13 @@ COMPILERS = {
 }
 
 
-@pytest.mark.sweep(36)
+@pytest.mark.sweep(72)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_of_inductor(compiler, config, dtype):
-    layer = frozen(64, 32, CONFIGS[config], dtype=dtype)
+@pytest.mark.parametrize("n", [32, 1])
+def test_kernels_of_inductor(n, compiler, config, dtype):
+    layer = frozen(64, n, CONFIGS[config], dtype=dtype)
     compiled = COMPILERS[compiler](layer, "inductor")
     most = 1e-5 if dtype is torch.float32 else 2e-2  # eager mode rounds the scale of an input in bfloat16
     with torch.no_grad(), subclasses.strict():
@@ -147,6 +152,7 @@ def test_kernels_of_inductor(compiler, config, dtype):
             assert got.dtype is dtype and (got - expected).norm() < most * expected.norm()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.skipif(cpu_kernels.has_avx2_alone(), reason="with AVX2 alone the op multiplies")
 @pytest.mark.parametrize("config", ["weights", "asymmetric groups"])
 @pytest.mark.parametrize(
@@ -174,17 +180,7 @@ def test_few_products_are_a_sum_that_a_compiler_fuses(config, size, dynamic, fus
     assert any("sum" in target for target in seen) is fuses
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", ["weights", "dynamic"])
-def test_kernels_of_inductor_for_a_weight_of_one_row(config):
-    layer = frozen(64, 1, CONFIGS[config])
-    compiled = torch.compile(lambda x: layer(x * 2))
-    with torch.no_grad():
-        for x in (torch.randn(1, 64), torch.randn(3, 64)):
-            torch.testing.assert_close(compiled(x), layer(x * 2))
-
-
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("door", ["stock", "desugar"])
@@ -212,3 +208,57 @@ def test_a_small_matrix_is_multiplied_in_the_graph(zero_point, monkeypatch):
     w = affine.from_int8(q, scale, zero_point, torch.float64)
     assert_near(y, x.double() @ w.t(), x)
     assert_near(grad, w.sum(0).expand(4, -1), x.detach())
+
+
+# ==== the kernel for CUDA =========================================================================================
+
+# What the kernel gets is what `int8_rows` hands it: the op is called as the interpreter runs it, without a device.
+VALUES = """
+import torch
+from subclasses.int8 import Int8Tensor
+from subclasses.int8.matmul import cuda_products
+torch.library.wrap_triton = lambda kernel: kernel
+product = cuda_products.int8_rows._init_fn
+torch.manual_seed(0)
+for rows, columns, width in ((1, 5, 7), (16, 40, 300), (20, 16, 256), (33, 17, 513), (64, 24, 1024)):
+    x = torch.randn(rows, width).to(torch.float16)
+    blocks = [(1, width), (columns, width)]
+    blocks += [(height, group) for height in (1, columns) for group in (16, 32, 128, 256, 512) if width % group == 0]
+    for block_size in blocks:
+        for symmetric in (True, False):
+            weight = Int8Tensor.from_float(
+                torch.randn(columns, width).to(torch.float16), block_size=block_size, symmetric=symmetric
+            )
+            y = product(x, weight.qdata, weight.scale, weight.zero_point)
+            expected = (x.double() @ weight.dequantize().double().t()).to(torch.float16)
+            torch.testing.assert_close(y, expected, atol=2e-2, rtol=1e-2)
+print("all agree")
+"""
+
+
+@pytest.mark.slow
+@needs_triton
+def test_the_kernel_for_a_few_rows_computes_what_eager_does():
+    """Runs it by Triton's interpreter, on the CPU; it has no products of bfloat16, so in float16."""
+    assert interpret(VALUES) == "all agree"
+
+
+@pytest.mark.sweep(3)
+@needs_triton
+@pytest.mark.usefixtures("triton_cache")
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_the_kernel_reads_16_bytes_a_thread_and_spills_nothing(rows):
+    from subclasses.int8.matmul import cuda_products as products
+
+    width = products.BLOCK_K if rows <= 32 else products.BLOCK_K_OF_MANY
+    arguments = dict.fromkeys(("rows", "columns", "width", "group_width", "row_step"), "i32")
+    arguments |= {"x_ptr": "*bf16", "w_ptr": "*i8", "scale_ptr": "*bf16", "zero_ptr": "*i8", "y_ptr": "*bf16"}
+    constants = {"BLOCK_M": rows, "BLOCK_N": products.BLOCK_N, "BLOCK_K": width, "PART": width}
+    constants |= {"IS_GROUPED": False, "HAS_ZERO": False}
+    found = compile_for_hopper(products.int8_rows_kernel, arguments, constants, num_warps=4, num_stages=4)
+    assert found.count(r"cp\.async\.cg\.shared\.global [^;]*, 0x10") > 0, "no asynchronous copy of 16 bytes"
+    assert found.count(r"cp\.async\.ca") == 0, "a copy of fewer bytes"
+    assert (
+        found.spills == 0 and found.registers <= 168
+    )  # three programs of 128 threads for each multiprocessor
+    assert found.shared <= 99 * 1024

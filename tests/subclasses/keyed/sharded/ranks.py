@@ -1,7 +1,5 @@
 """Batches of each rank, and what one process gives for all batches together."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

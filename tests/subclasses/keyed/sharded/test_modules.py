@@ -1,7 +1,5 @@
 """Sharded collections on one rank, plans, and what is refused of both."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import operator

@@ -1,7 +1,5 @@
 """Rows of a table as a parameter: what optimizers do with them, what needs all ranks, and row-wise Adagrad."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -108,11 +106,18 @@ def test_what_a_checkpoint_writes_and_reads():
     assert p.__get_tensor_shard__(item.index).data_ptr() == p.local.data_ptr()
 
 
-def test_a_rank_without_rows_writes_nothing():
-    p = shard(local=0)
-    assert p.__create_write_items__("name", p) == p.__create_chunk_list__() == []
-    empty = TableShard(torch.ones(0, 2), start=0, rows=0)  # somebody has to write that such a table exists
-    assert len(empty.__create_write_items__("name", empty)) == len(empty.__create_chunk_list__()) == 1
+def written(local, rows):
+    """How many items and chunks a rank writes."""
+    p = TableShard(torch.ones(local, 2), start=0, rows=rows)
+    return len(p.__create_write_items__("name", p)), len(p.__create_chunk_list__())
+
+
+test_a_rank_without_rows_writes_nothing = giving(
+    {
+        "no rows here": (lambda: written(0, ROWS), (0, 0)),
+        "no rows at all": (lambda: written(0, 0), (1, 1)),  # somebody has to write that such a table exists
+    }
+)
 
 
 # ---- the conformance kit ---------------------------------------------------------------------------------------

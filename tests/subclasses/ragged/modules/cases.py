@@ -39,6 +39,14 @@ def attend(module: Any, x: Any) -> Any:
     return module(x, x, x, need_weights=False)[0]
 
 
+def places_first(module: Any, x: Any) -> Any:
+    return module(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1)
+
+
+def recur_places_first(module: Any, x: Any) -> Any:
+    return module(x.transpose(0, 1))[0].transpose(0, 1)
+
+
 def causal(module: Any, x: Any) -> Any:
     mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
     return module(x, mask=mask, is_causal=True)
@@ -70,6 +78,7 @@ CASES = {
         lambda m, x: m(x, x * 2, x[..., :4], need_weights=False)[0],
         True,
     ),
+    "attention, places first": Case(lambda: nn.MultiheadAttention(DIM, 2), places_first, True),
     "encoder layer": Case(encoder_layer, takes_empty=True),
     "encoder layer, norm first": Case(lambda: encoder_layer(norm_first=True, activation="gelu"), takes_empty=True),
     "encoder": Case(lambda: nn.TransformerEncoder(encoder_layer(), 2), takes_empty=True),
@@ -84,6 +93,12 @@ CASES = {
     "gru, states": Case(lambda: nn.GRU(DIM, 6, 2, batch_first=True, bidirectional=True), last_state),
     "rnn": Case(lambda: nn.RNN(DIM, 6, batch_first=True), first),
     "rnn, relu": Case(lambda: nn.RNN(DIM, 6, batch_first=True, nonlinearity="relu"), first),
+    **{
+        f"{kind.__name__.lower()}, places first": Case(
+            lambda kind=kind: kind(DIM, 6, bidirectional=True), recur_places_first
+        )
+        for kind in (nn.LSTM, nn.GRU, nn.RNN)
+    },
     "conv": Case(lambda: nn.Conv1d(DIM, 6, 3), channels_first),
     "conv, same": Case(lambda: nn.Conv1d(DIM, 6, 3, padding="same", dilation=2), channels_first),
     "conv, padded": Case(lambda: nn.Conv1d(DIM, 6, 3, padding=1), channels_first),

@@ -1,9 +1,6 @@
 """Modules of ``torch.nn`` that look along the rows: each row gives what it gives alone, forward and backward."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -25,27 +22,40 @@ from tests.subclasses.ragged.modules.cases import (
     judge,
     rows_of,
 )
-from tests.tables import raising
-
-cases = pytest.mark.parametrize("name", CASES)
+from tests.tables import giving, raising
 
 # ---- one by one ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(6)
-@kinds
-@cases
-def test_each_row_gives_what_it_gives_alone(name, kind):
-    got = judge(CASES[name], kind, eager)
-    if type(got) is not Tensor:
-        assert type(got) is (PaddedTensor if kind == "padded" else JaggedTensor)
+CONDITIONS = {
+    "as it is": {},
+    "no_grad": {"mode": torch.no_grad},
+    "inference": {"mode": torch.inference_mode},
+    "empty rows": {"lengths": (3, 0, 5, 1)},
+    "bfloat16": {"dtype": torch.bfloat16},
+}
+IN_HALF_PRECISION = {"encoder", "lstm", "conv, stride", "mean pool", "attention, with weights"}
+NOT_EVERYWHERE = {
+    "empty rows": {name for name, case in CASES.items() if case.takes_empty},
+    "bfloat16": IN_HALF_PRECISION,
+}
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(8)
 @kinds
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.takes_empty])
-def test_empty_rows(name, kind):
-    judge(CASES[name], kind, eager, (3, 0, 5, 1))
+@pytest.mark.parametrize(
+    ("name", "condition"),
+    [
+        (name, condition)
+        for condition in CONDITIONS
+        for name in CASES
+        if name in NOT_EVERYWHERE.get(condition, CASES)
+    ],
+)
+def test_each_row_gives_what_it_gives_alone(name, condition, kind):
+    got = judge(CASES[name], kind, eager, **CONDITIONS[condition])
+    assert type(got) in (Tensor, PaddedTensor if kind == "padded" else JaggedTensor)
+    assert got.dtype is CONDITIONS[condition].get("dtype", torch.float64)
 
 
 # One of each family; the others are slow.
@@ -68,20 +78,6 @@ ONE_OF_EACH = {
 )
 def test_compiled(name, kind, door):
     judge(CASES[name], kind, COMPILED[door])
-
-
-@pytest.mark.sweep(3)
-@kinds
-@cases
-def test_without_gradients(name, kind):
-    for mode in (torch.no_grad, torch.inference_mode):
-        judge(CASES[name], kind, eager, mode=mode)
-
-
-@pytest.mark.parametrize("kind", ["jagged", "padded"])
-@pytest.mark.parametrize("name", ["encoder", "lstm", "conv, stride", "mean pool", "attention, with weights"])
-def test_bfloat16(name, kind):
-    assert judge(CASES[name], kind, eager, dtype=torch.bfloat16).dtype is torch.bfloat16
 
 
 # ---- attention -----------------------------------------------------------------------------------------------
@@ -143,23 +139,11 @@ def test_dropout_in_training_drops(training):
     assert torch.equal(one, other) != training
 
 
-def test_rows_second_are_padded_or_time_major():
-    rows = rows_of()
-    module = nn.MultiheadAttention(DIM, 2).double()  # [T, B, E]
-    expected = [module(*[row.unsqueeze(1)] * 3)[0].squeeze(1) for row in rows]
-    for kind in KINDS:
-        x = KINDS[kind](rows).transpose(0, 1)
-        assert isinstance(x, TimeMajor | PaddedTensor)
-        assert x.shape[:2] == (7, 4) or kind == "padded"
-        torch.testing.assert_close(module(x, x, x)[0].transpose(0, 1).to_tensors(), expected)
-
-
-def test_time_major_goes_back_and_says_so():
+def test_time_major_goes_back():
     x = JaggedTensor.from_tensors(rows_of())
     swapped = x.transpose(0, 1)
+    assert type(swapped) is TimeMajor
     assert [swapped.shape, swapped.transpose(1, 0).shape] == [(7, 4, DIM), x.shape]
-    with pytest.raises(DispatchError, match=r"x\.transpose\(0, 1\) first"):
-        swapped + 1
     (gradient,) = torch.autograd.grad(swapped.swapaxes(0, 1).values.sum(), x)
     assert torch.equal(gradient.values, torch.ones_like(gradient.values))
 
@@ -211,16 +195,8 @@ POOLS = {
 @pytest.mark.parametrize("pool", POOLS.values(), ids=POOLS)
 def test_places_of_the_greatest_are_those_in_the_row(kind, pool):
     rows = rows_of()
-    expected = [pool(row.mT.unsqueeze(0)) for row in rows]
-    for part, found in enumerate(pool(KINDS[kind](rows).transpose(1, 2))):
-        torch.testing.assert_close(
-            list(found) if type(found) is Tensor else found.to_tensors(), [e[part][0] for e in expected]
-        )
-
-
-def test_same_padding_keeps_the_rows():
-    x = JaggedTensor.from_tensors(rows_of()).transpose(1, 2)
-    assert nn.Conv1d(DIM, 6, 3, padding=1).double()(x).offsets is x.offsets
+    found = zip(*(list(part) for part in pool(KINDS[kind](rows).mT)), strict=True)
+    torch.testing.assert_close(list(found), [tuple(p[0] for p in pool(row.mT[None])) for row in rows])
 
 
 def attend_once(x, y, **options):
@@ -243,6 +219,16 @@ REFUSED = {
 }
 
 
+test_same_padding_keeps_the_rows = giving(
+    {
+        "offsets": (
+            lambda: (lambda x: nn.Conv1d(DIM, 6, 3, padding=1).double()(x).offsets is x.offsets)(
+                JaggedTensor.from_tensors(rows_of()).mT
+            ),
+            True,
+        )
+    }
+)
 test_what_is_refused = raising(
     {
         f"{name}, {kind}": (
@@ -252,6 +238,12 @@ test_what_is_refused = raising(
         )
         for name, (run, words) in REFUSED.items()
         for kind in KINDS
+    }
+    | {
+        "rows second": (
+            lambda: JaggedTensor.from_tensors(rows_of()).transpose(0, 1) + 1,
+            r"x\.transpose\(0, 1\) first",
+        )
     }
 )
 
@@ -277,11 +269,11 @@ def test_the_pages_are_what_the_command_writes(layout, page):
 INPUTS = {"jagged": JaggedTensor.from_tensors, "padded": PaddedTensor.from_tensors, "dense": torch.stack}
 
 
-def make_input(kind: str) -> Any:
+def make_input(kind):
     return INPUTS[kind]([torch.randn(n, DIM) for n in ((4, 4, 4) if kind == "dense" else (5, 3, 4))])
 
 
-def make_encoder(kind: str) -> nn.Module:
+def make_encoder(kind):
     encoder = nn.TransformerEncoder(encoder_layer(), 1, enable_nested_tensor=False).eval()
     if kind == "dense":
         quantize_(encoder, Int8WeightOnlyConfig())

@@ -1,19 +1,128 @@
-"""Decoding with buckets: how many programs it takes, that no step reads a length, and what it generates."""
-
-from __future__ import annotations
+"""A small decoder in training and in decoding: how many programs it takes, that no step reads a length, and values."""
 
 import functools
 import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._dynamo import lookup_backend
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import desugar
-from subclasses.ragged import PaddedTensor
-from tests.doors import by_desugar
-from tests.subclasses.ragged.serving import Model, NoReading, decode, decode_row, decode_step
+from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.doors import DOORS, by_desugar
+
+# ---- nothing is read -------------------------------------------------------------------------------------------
+
+
+class NoReading(TorchDispatchMode):
+    """Refuses every op that hands data to the host."""
+
+    REFUSED = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Any other op runs."""
+        if func.overloadpacket.__name__.split(".")[-1] in self.REFUSED:
+            raise AssertionError(f"{func} reads data")
+        return func(*args, **(kwargs or {}))
+
+
+# ---- a decoder -------------------------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    """A small decoder, as one would write it for a dense batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = torch.nn.Embedding(20, 8), torch.nn.Embedding(64, 8)
+        self.norm, self.qkv, self.head = torch.nn.LayerNorm(8), torch.nn.Linear(8, 24), torch.nn.Linear(8, 20)
+
+    def forward(self, tokens):
+        """Logits for each token."""
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return self.head(x)
+
+
+def decode_step(model, tokens):
+    """Every row longer by its most likely next token."""
+    return tokens.append(model(tokens)[:, -1].argmax(-1))
+
+
+def decode(step, prompts, longest, bucket):
+    """Steps until the longest row has this many tokens; the host counts, since it may not ask."""
+    tokens = PaddedTensor.from_tensors(prompts, multiple=bucket)
+    for length in range(max(map(len, prompts)), longest):
+        tokens = step(tokens.to_padded(multiple=bucket, at_least=length + 1))
+        yield tokens
+
+
+def decode_row(model, prompt, steps):
+    """The same for one plain row."""
+    for _ in range(steps):
+        prompt = torch.cat([prompt, model(prompt[None])[0, -1:].argmax(-1)])
+    return prompt
+
+
+# ==== training ======================================================================================================
+
+BATCHES = [[3, 7, 5], [2, 9], [4, 4, 4, 4], [11, 2, 0, 5, 6], [19, 18]]
+TABLES = [[5, 3, 9], [16, 1, 2], [0, 4, 4]]  # as many rows of one bucket
+
+
+def loss_of(model, tokens, targets, merged):
+    operands = model(tokens), targets
+    return F.cross_entropy(*(t.flatten(0, 1) if merged else t.mT if t.dim() == 3 else t for t in operands))
+
+
+def loss_of_rows(model, rows):
+    losses = [F.cross_entropy(model(row[None])[0], (row + 1) % 9, reduction="none") for row in rows]
+    return torch.cat(losses).mean()
+
+
+def batch_of(layout, rows):
+    """Rows of tokens and of targets; what does not exist is no token."""
+    if layout == "jagged":
+        tokens = JaggedTensor.from_tensors(rows)
+        return tokens, tokens.with_values((tokens.values + 1) % 9)
+    x = PaddedTensor.from_tensors(rows, multiple=16)
+    dense = x.to_dense(fill=10**6)
+    return x.with_padded(dense), x.with_padded(torch.where(dense < 9, (dense + 1) % 9, dense))
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
+@pytest.mark.parametrize(("layout", "batches"), [("jagged", BATCHES), ("padded", TABLES)])
+def test_one_program_serves_all_lengths(layout, batches, door):
+    model, counter = Model().double(), CompileCounterWithBackend("aot_eager")
+    step = functools.partial(loss_of, model, merged=layout == "jagged")
+    options = {"dynamic": None if layout == "jagged" else False}
+    doors = DOORS | {"stock": functools.partial(torch.compile, fullgraph=True, backend=counter)}
+    compiled = doors[door](step, **options)
+    for lengths in batches:
+        rows = [torch.randint(0, 9, (n,)) for n in lengths]
+        losses = compiled(*batch_of(layout, rows)), loss_of_rows(model, rows)
+        torch.testing.assert_close(*losses)
+        torch.testing.assert_close(*(torch.autograd.grad(loss, list(model.parameters())) for loss in losses))
+    assert door == "eager" or (counter.frame_count if door == "stock" else len(compiled.programs)) == 1
+
+
+def test_a_training_step_of_a_table_reads_nothing():
+    model, rows = Model().double(), [torch.randint(0, 9, (n,)) for n in TABLES[0]]
+    batch = batch_of("padded", rows)
+    with NoReading(), pytest.raises(AssertionError, match="reads data"):
+        torch.ones(2)[0].item()
+    with NoReading():
+        loss = loss_of(model, *batch, merged=False)
+        loss.backward()
+    torch.testing.assert_close(loss, loss_of_rows(model, rows))
+
+
+# ==== decoding ======================================================================================================
 
 PROMPTS = [3, 1, 2]
 LONGEST, BUCKET = 64, 16  # tables of 16, 32, 48 and 64 places
