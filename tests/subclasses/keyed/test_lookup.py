@@ -91,10 +91,6 @@ KINDS = {
 }
 
 
-def _by_collection(module):
-    return lambda x: module(x)
-
-
 def _by_bag(module):
     def run(x):
         weights = {k: None if x.weights is None else x.feature_weights(k) for k in x.keys}
@@ -114,10 +110,6 @@ def by_plain_bags(module):
     return run
 
 
-def _by_entry(module):
-    return lambda x: {k: v.sum(1) for k, v in module(x).items()}
-
-
 # A module, whether batches have weights, how its tables are looked up, and the judge.
 FORMS = {
     f"{name}, {how}": (
@@ -129,13 +121,13 @@ FORMS = {
         else lambda m, mode=mode: lambda x: pooled_by_loop(x, m.tables, mode),
     )
     for name, (mode, weighted, options) in KINDS.items()
-    for how, form in {"collection": _by_collection, "each feature": _by_bag}.items()
+    for how, form in {"collection": lambda module: lambda x: module(x), "each feature": _by_bag}.items()
 }
 ENTRIES = {
     f"{widths}, {options}": (
         lambda widths=widths, options=options: tables(widths, **options),
         False,
-        _by_entry,
+        lambda module: lambda x: {k: v.sum(1) for k, v in module(x).items()},
         lambda m: lambda x: looked_up_by_loop(x, m.tables),
     )
     for widths in (SAME, WIDTHS)

@@ -35,10 +35,6 @@ def heads(x):
     return x.unflatten(-1, (2, 2)).transpose(1, 2)
 
 
-def lowered(x):
-    return x.to(torch.int64)
-
-
 # ---- all functions with rules ----------------------------------------------------------------------------------
 
 # How functions are called; those are compared that dense tensors of the same size accept.
@@ -77,10 +73,10 @@ CALLS = (
     lambda f, x: f(x.transpose(1, 2), 2, weight(4), weight(4)),
     lambda f, x: f(x.transpose(1, 2), weight(4), weight(4)),
     lambda f, x: f(x.transpose(1, 2), weight(4, 4, 1)),
-    lambda f, x: f(x.transpose(1, 2), lowered(x.select(2, 0))),
-    lambda f, x: f(x.flatten(0, 1), lowered(x.flatten(0, 1).select(1, 0))),
+    lambda f, x: f(x.transpose(1, 2), x.select(2, 0).to(torch.int64)),
+    lambda f, x: f(x.flatten(0, 1), x.flatten(0, 1).select(1, 0).to(torch.int64)),
     lambda f, x: f(x.flatten(0, 1), x.flatten(0, 1), x.flatten(0, 1).select(1, 0)),
-    lambda f, x: f(lowered(x.select(-1, 0)), weight(7, 4)),
+    lambda f, x: f(x.select(-1, 0).to(torch.int64), weight(7, 4)),
 )
 
 

@@ -77,7 +77,7 @@ GIVEN = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @givers
 @two_ways
 @classes
@@ -370,7 +370,7 @@ WRITTEN = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @two_ways
 @pytest.mark.parametrize(("name", "cls"), [(name, cls) for name, (_, of, _) in WRITTEN.items() for cls in of])
 def test_what_is_written_to_has_its_gradient(name, cls, way):

@@ -392,7 +392,7 @@ def test_inner_tensors_are_read(kind, door):
     assert seen == [0, 1, 0, 1]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo's, of the graph that breaks
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("kind", MAKE)

@@ -72,7 +72,7 @@ def at_all(f):
     return (lambda x: f(x, (ALL,)) * 1), (lambda row, _: f(row, ()))
 
 
-test_the_same_of_every_row = judged({name: at_all(f) for name, f in OF_ROWS.items()}, PAIRS, sweep=5)
+test_the_same_of_every_row = judged({name: at_all(f) for name, f in OF_ROWS.items()}, PAIRS, sweep=8)
 
 OF_FULL = {  # no row has fewer than two entries
     "the first": lambda t, at: t[(*at, 0)],
@@ -144,7 +144,7 @@ test_topk_of_short_rows = judged(
         for largest in (True, False)
     },
     pairs_of(LAYOUTS, WAYS),
-    sweep=3,
+    sweep=6,
 )
 
 

@@ -253,7 +253,7 @@ def check_loss(batch, got, loss, targets, reduction, parameters=()):
         check_parts(batch, [got], [expected], parameters)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("loss", "reduction", "way"),
     [
@@ -295,7 +295,7 @@ def nll_loss(logits, target, **options):
     return F.nll_loss(logits.log_softmax(1), target, **options)
 
 
-@pytest.mark.sweep(60)
+@pytest.mark.sweep(120)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize(
     ("loss", "options", "probabilities"),

@@ -105,7 +105,7 @@ NO_COPY = {name: case for name, case in VIEWS.items() if "view" not in name}
 test_views = judged(
     doubled(VIEWS),
     [("holes", eager), *pairs_of(["back to back"], WAYS)],
-    sweep=12,
+    sweep=18,
     entry=(4, 6),
 )
 test_views_of_values_that_are_not_contiguous = judged(
@@ -343,6 +343,7 @@ SIZED = {
 }
 
 
+@pytest.mark.sweep(2)
 @layouts
 @pytest.mark.parametrize("way", SIZED)
 def test_a_size_that_is_an_int_argument(way, layout):
@@ -387,7 +388,7 @@ test_entries_and_features_of_each_row = judged(
         ),
     },
     pairs_of(LAYOUTS, [eager, desugared]),
-    sweep=3,
+    sweep=6,
 )
 
 
@@ -505,7 +506,7 @@ BESIDE = {
 RUN_AT_ONCE = [*(([name], eager) for name in BESIDE), *(([*BESIDE], way) for way in WAYS[1:])]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("names", "way"), RUN_AT_ONCE)
 @pytest.mark.parametrize("grad", [False, True])
 @layouts
@@ -575,7 +576,7 @@ REPEATED = {
 
 REPEATING = [*pairs_of(LAYOUTS, [eager, desugared]), ("back to back", stock)]
 test_joined = judged_by_rows(OF_BATCHES, pairs_of(LAYOUTS, [eager, desugared]), sweep=2)
-test_as_a_loop_over_the_rows = judged_by_rows(REPEATED, REPEATING, sweep=4, lengths=LENGTHS, entry=(3,))
+test_as_a_loop_over_the_rows = judged_by_rows(REPEATED, REPEATING, sweep=8, lengths=LENGTHS, entry=(3,))
 
 test_without_a_meaning = refused(
     {
@@ -616,7 +617,7 @@ LISTS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("way", [eager, desugared, stock])
 @pytest.mark.parametrize("name", LISTS)
 def test_lists(name, way):
@@ -626,15 +627,41 @@ def test_lists(name, way):
     check_parts(batch, [t.unwrap("values") if isinstance(t, JaggedTensor) else t for t in found], expected)
 
 
-def test_lists_in_place():
-    x = make_batch().x.detach()
-    given = [x.clone(), x.clone()]
-    assert torch._foreach_add_(given, [x, x]) is given
-    torch._foreach_maximum_(given, 0.5)
-    torch.testing.assert_close([t.values for t in given], [(x.values * 2).clamp(min=0.5)] * 2)
-    torch._foreach_copy_(given, [x, 3 * x])
-    torch._foreach_zero_(given[:1])
-    torch.testing.assert_close([t.values for t in given], [x.values * 0, x.values * 3])
+ADDED = make_batch().x.detach()
+
+
+def written_lists(write):
+    """The values of two copies in a list that is written to."""
+    given = [ADDED.clone(), ADDED.clone()]
+    write(given)
+    return [t.values for t in given]
+
+
+test_lists_in_place = same(
+    {
+        "add": lambda: (
+            written_lists(lambda given: torch._foreach_add_(given, [ADDED] * 2)),
+            [ADDED.values * 2] * 2,
+        ),
+        "the same list": lambda: (
+            (lambda given: torch._foreach_add_(given, 1) is given)([ADDED.clone()]),
+            True,
+        ),
+        "maximum": lambda: (
+            written_lists(lambda given: torch._foreach_maximum_(given, 0.5)),
+            [ADDED.values.clamp(min=0.5)] * 2,
+        ),
+        "copy and zero": lambda: (
+            written_lists(
+                lambda given: (
+                    torch._foreach_copy_(given, [ADDED, 3 * ADDED]),
+                    torch._foreach_zero_(given[:1]),
+                )
+            ),
+            [ADDED.values * 0, ADDED.values * 3],
+        ),
+    }
+)
 
 
 test_lists_of_other_rows = refused(

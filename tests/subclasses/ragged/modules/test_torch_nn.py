@@ -70,7 +70,7 @@ ONE_OF_EACH = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("kind", ["jagged", "padded"])
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize(
