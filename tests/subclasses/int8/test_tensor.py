@@ -65,12 +65,17 @@ def test_constants_zeros_and_the_widest_range(row, symmetric):
     torch.testing.assert_close(found, w, rtol=0, atol=widest * (0.005 if w[0, 1] == w[0, 0] else 0.01))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_scales_are_wide(dtype):
-    x = Int8Tensor.from_float(torch.randn(4, 6, dtype=dtype))
-    assert x.dtype == x.dequantize().dtype == dtype
-    assert x.scale.dtype == (torch.float64 if dtype is torch.float64 else torch.float32)
-    assert x.dequantize(torch.float64).dtype == torch.float64
+test_scales_are_wide = giving(
+    {
+        str(dtype): (
+            lambda dtype=dtype: (
+                lambda x: (x.dtype, x.dequantize().dtype, x.scale.dtype, x.dequantize(torch.float64).dtype)
+            )(Int8Tensor.from_float(torch.randn(4, 6, dtype=dtype))),
+            (dtype, dtype, torch.promote_types(dtype, torch.float32), torch.float64),
+        )
+        for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    }
+)
 
 
 Q, S = torch.zeros(4, 6, dtype=torch.int8), torch.ones(4, 1)

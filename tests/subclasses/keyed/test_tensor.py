@@ -58,11 +58,19 @@ def test_entries_may_be_vectors_and_carry_gradients():
     assert values.grad.equal(torch.tensor([0.0, 0, 0, 2, 2, 2]).unsqueeze(1).expand(6, 4))
 
 
-@pytest.mark.parametrize(("weighted", "dtype"), [(True, torch.float64), (False, torch.int32)])
-def test_the_outer_dtype_is_that_of_the_weights(weighted, dtype):
-    x = batch([1, 2, 0, 3], weighted=weighted).to(dtype)
-    assert x.dtype == (x.weights if weighted else x.values).dtype == dtype
-    assert x.offsets.dtype == torch.int64 and x.values.dtype == (torch.int64 if weighted else dtype)
+def dtypes_of(x):
+    return x.dtype, x.values.dtype, x.offsets.dtype
+
+
+test_the_outer_dtype_is_that_of_the_weights = giving(
+    {
+        "weights": (
+            lambda: (W.to(torch.float64).weights.dtype, *dtypes_of(W.to(torch.float64))),
+            (torch.float64, torch.float64, torch.int64, torch.int64),
+        ),
+        "values": (lambda: dtypes_of(X.to(torch.int32)), (torch.int32, torch.int32, torch.int64)),
+    }
+)
 
 
 # ---- other keys ------------------------------------------------------------------------------------------------
@@ -163,10 +171,16 @@ def test_batches_of_workers_run_one_program(way, workers):
     assert (len(compiled.programs) if is_ours else frames.frame_count) == 1
 
 
-def test_what_comes_back_is_keyed():
-    x = batch([1, 2, 0, 3], weighted=True)
-    y = WAYS["desugar.compile"](lambda x: x.permute(["b", "a"]))(x)
-    assert y.keys == ("b", "a") and y["a"].to_dense().equal(x["a"].to_dense())
+test_what_comes_back_is_keyed = giving(
+    {
+        "permute": (
+            lambda: (lambda y: (y.keys, y["a"].to_dense().equal(W["a"].to_dense())))(
+                WAYS["desugar.compile"](lambda x: x.permute(["b", "a"]))(W)
+            ),
+            (("b", "a"), True),
+        )
+    }
+)
 
 
 def whole(*lengths):
