@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -65,3 +67,53 @@ def numbers(*sizes: Any, dtype: torch.dtype = torch.float64, seed: int = 3) -> l
     """Returns positive random tensors of several sizes."""
     make = torch.Generator().manual_seed(seed)
     return [torch.rand(size, dtype=dtype, generator=make) + 0.5 for size in sizes]
+
+
+def joined(cases: Iterable[tuple[Any, ...]]) -> tuple[Any, Any, list[Tensor]]:
+    """Returns one function for all cases, the same without the classes, and the data of the leaves of both."""
+    cases = list(cases)
+
+    def of(which: int) -> Callable[..., list[Any]]:
+        def run(*leaves: Tensor) -> list[Any]:
+            found, rest = [], list(leaves)
+            for case in cases:
+                out = case[which](*(rest.pop(0) for _ in case[2]))
+                found += out if isinstance(out, list | tuple) else [out]
+            return found
+
+        return run
+
+    sizes = [size for case in cases for size in case[2]]
+    return of(0), of(1), sizes if isinstance(sizes[0], Tensor) else numbers(*sizes)
+
+
+def agreeing(
+    cases: Mapping[str, tuple[Any, ...]],
+    doors: Mapping[str, Callable[..., Any]] = DOORS,
+    *,
+    twice: Sequence[str] = (),
+    **how: Any,
+) -> Any:
+    """A test of ``(fn, plain, sizes)``: in eager mode each case, in compiled doors one of them.
+
+    A slow test in each compiled door runs all cases as one function.
+
+    Args:
+        cases: A function of leaves, the same without the classes, and the sizes of the leaves, or their data.
+        doors: The ways in which the functions run, by name.
+        twice: The doors in which second gradients are compared.
+        how: Options of `agree`.
+    """
+    compiled = [door for door in doors if door != "eager"]
+    alone = [(name, "eager") for name in cases if "eager" in doors]
+    # Chosen without regard to the order, and the same in every run.
+    chosen = [(name, door) for name in cases for door in compiled]
+    one = sorted(chosen, key=lambda pair: zlib.crc32(repr((pair, *cases)).encode()))[:1]
+    together = [pytest.param("all", door, marks=pytest.mark.slow) for door in compiled]
+
+    @pytest.mark.parametrize(("name", "door"), [*alone, *one, *together])
+    def test(name: str, door: str) -> None:
+        fns = joined(cases.values() if name == "all" else [cases[name]])
+        agree(*fns, door=doors[door], twice=door in twice, **how)
+
+    return test

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from operator import iadd, imul
+
 import pytest
 import torch
 
 import subclasses
 from subclasses import DispatchError, inner
 from tests.doors import DOORS
-from tests.subclasses.autograd.judge import agree, gradients, numbers
+from tests.subclasses.autograd.judge import agree, agreeing, gradients, numbers
 from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
@@ -34,35 +36,18 @@ def ratio_class(fallback):
     return Ratio
 
 
-def scaled(x, d):
-    x[0] *= 2.0
+def put(x, index, value):
+    x[index] = value
     return x
 
 
-def moved(x, d):
-    x[0] += d
-    return x
+def times(x, index, factor):
+    """``x[index] *= factor``, as Python writes it."""
+    return put(x, index, imul(x[index], factor))
 
 
-def of_a_slice(x, d):
-    x[:, 1:] *= 3.0
-    x[:, 1:] += d[1:]
-    return x
-
-
-def to_another_row(x, d):
-    part = x[0]
-    part *= 2.0
-    x[1] = part
-    return x
-
-
-def to_another_value(x, d):
-    part = x[0]
-    part += d
-    y = torch.zeros_like(x)
-    y[1].copy_(part)
-    return y
+def plus(x, index, other):
+    return put(x, index, iadd(x[index], other))
 
 
 def of_a_view_of_a_view(x, d):
@@ -75,53 +60,67 @@ def of_a_view_of_a_view(x, d):
 
 
 FIRST, END = torch.tensor([1.0, 0.0])[:, None], torch.tensor([0.0, 1.0, 1.0])
-# What the functions compute, of plain tensors.
+REST = (slice(None), slice(1, None))
+# What is written, and the same of plain tensors.
 WRITES = {
-    scaled: lambda num, den, d: (num * (1 + FIRST), den),
-    moved: lambda num, den, d: (num + FIRST * den * d, den),
-    of_a_slice: lambda num, den, d: (num * (1 + 2 * END) + END * den * d, den),
-    to_another_row: lambda num, den, d: (torch.stack([2 * num[0]] * 2), torch.stack([den[0]] * 2)),
-    to_another_value: lambda num, den, d: (
-        torch.stack([0 * d, num[0] + den[0] * d]),
-        torch.stack([0 * d, den[0]]),
+    "scaled": (lambda x, d: times(x, 0, 2.0), lambda num, den, d: (num * (1 + FIRST), den)),
+    "moved": (lambda x, d: plus(x, 0, d), lambda num, den, d: (num + FIRST * den * d, den)),
+    "of a slice": (
+        lambda x, d: plus(times(x, REST, 3.0), REST, d[1:]),
+        lambda num, den, d: (num * (1 + 2 * END) + END * den * d, den),
     ),
-    of_a_view_of_a_view: lambda num, den, d: (
-        torch.stack([num[0] * (1 + END) + den[0] * d] * 2),
-        torch.stack([den[0]] * 2),
+    "to another row": (
+        lambda x, d: put(x, 1, imul(x[0], 2.0)),
+        lambda num, den, d: (torch.stack([2 * num[0]] * 2), torch.stack([den[0]] * 2)),
+    ),
+    "to another value": (
+        lambda x, d: put(torch.zeros_like(x), 1, iadd(x[0], d)),
+        lambda num, den, d: (
+            torch.stack([0 * d, num[0] + den[0] * d]),
+            torch.stack([0 * d, den[0]]),
+        ),
+    ),
+    "of a view of a view": (
+        of_a_view_of_a_view,
+        lambda num, den, d: (
+            torch.stack([num[0] * (1 + END) + den[0] * d] * 2),
+            torch.stack([den[0]] * 2),
+        ),
     ),
 }
 
 
-@pytest.mark.sweep(48)
-@every_door
-@pytest.mark.parametrize("fallback", ["views", "map"])
-@pytest.mark.parametrize("write", WRITES)
-def test_gradients_are_those_of_the_rules(write, fallback, door):
-    Ratio = ratio_class(fallback)
-
-    def f(num, den, d):
-        x = write(Ratio(num * 1.0, den * 1.0), d)
-        return x.num.sin(), x.den.cos()
-
-    def plain(num, den, d):
-        num, den = WRITES[write](num, den, d)
-        return num.sin(), den.cos()
-
-    agree(f, plain, numbers((2, 3), (2, 3), 3), door=door)
+def of_ratio(name, cls):
+    """A write to a value of a class, and the sines of its inner tensors."""
+    write, plain = WRITES[name]
+    return (
+        lambda num, den, d: [t.sin() for t in write(cls(num * 1.0, den * 1.0), d).unwrap()],
+        lambda num, den, d: [t.sin() for t in plain(num, den, d)],
+        [(2, 3), (2, 3), 3],
+    )
 
 
-@pytest.mark.parametrize("write", [scaled, moved, to_another_row])
-def test_a_write_counts_once(write):
+test_gradients_are_those_of_the_rules = agreeing(
+    {
+        f"{name}, {fallback}": of_ratio(name, ratio_class(fallback))
+        for name in WRITES
+        for fallback in ("views", "map")
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["scaled", "moved", "to another row"])
+def test_a_write_counts_once(name):
     """And the node of a view stays the same object as long as nothing is written."""
     x = ratio_class("views")(torch.rand(2, 3), torch.rand(2, 3, requires_grad=True) * 1)
     part = x[0]
     part *= 2.0
     assert part._version == x._version == 1
     assert part.grad_fn is part.grad_fn
-    write(x, torch.rand(3))
     plain = torch.rand(2, 3, requires_grad=True) * 1
     plain[0].mul_(2.0)
-    write(plain, torch.rand(3))
+    for t in (x, plain):
+        WRITES[name][0](t, torch.rand(3))
     assert x._version == plain._version
 
 
@@ -139,21 +138,24 @@ Turned = declare(
 )
 
 
-@pytest.mark.sweep(2)
-@every_door
-@pytest.mark.parametrize("of_rule", [False, True])
-def test_rules_that_change_the_size_in_place(of_rule, door):
-    def f(num, den):
-        x = Turned(num * 1.0, den * 1.0)
-        if of_rule:
-            x = x * 3.0
-        x.t_()
-        return x.num.sin(), x.den.cos()
+def sines_of_turned(x):
+    return x.t_().num.sin(), x.den.cos()
 
-    def plain(num, den):
-        return ((num * 3).t().sin(), (den * num).t().cos()) if of_rule else (num.t().sin(), den.t().cos())
 
-    agree(f, plain, numbers((2, 3), (2, 3)), door=door)
+test_rules_that_change_the_size_in_place = agreeing(
+    {
+        "of a value": (
+            lambda num, den: sines_of_turned(Turned(num * 1.0, den * 1.0)),
+            lambda num, den: (num.t().sin(), den.t().cos()),
+            [(2, 3), (2, 3)],
+        ),
+        "of a result": (
+            lambda num, den: sines_of_turned(Turned(num * 1.0, den * 1.0) * 3.0),
+            lambda num, den: ((num * 3).t().sin(), (den * num).t().cos()),
+            [(2, 3), (2, 3)],
+        ),
+    }
+)
 
 
 def test_a_rule_that_changes_the_size_of_another_value():
@@ -184,50 +186,36 @@ NEW = {
 }
 
 
-def added(t, x):
-    t += x * x
-    return t
-
-
-def added_twice(t, x):
-    return t.add_(x).add_(x * x, alpha=2)
-
-
-def first_row(t, x):
-    t[0] = (x * x)[0]
-    return t
-
-
 def each_row(t, x):
     for i in range(x.shape[0]):
         t[i] += (x * x)[i]
     return t
 
 
-def copied(t, x):
-    return t.copy_(x * x)
-
-
 TO_NEW = {
-    added: lambda a, b: (a * a, b * b + a),
-    added_twice: lambda a, b: (a + 2 * a * a, b + 2 * (b * b + a)),
-    first_row: lambda a, b: (a * a * ROW, (b * b + a) * ROW),
-    each_row: lambda a, b: (a * a, b * b + a),
-    copied: lambda a, b: (a * a, b * b + a),
+    "added": (lambda t, x: iadd(t, x * x), lambda a, b: (a * a, b * b + a)),
+    "added twice": (
+        lambda t, x: t.add_(x).add_(x * x, alpha=2),
+        lambda a, b: (a + 2 * a * a, b + 2 * (b * b + a)),
+    ),
+    "first row": (lambda t, x: put(t, 0, (x * x)[0]), lambda a, b: (a * a * ROW, (b * b + a) * ROW)),
+    "each row": (each_row, lambda a, b: (a * a, b * b + a)),
+    "copied": (lambda t, x: t.copy_(x * x), lambda a, b: (a * a, b * b + a)),
 }
 
 
-@pytest.mark.sweep(42)
-@every_door
-@pytest.mark.parametrize("made", NEW)
-@pytest.mark.parametrize("write", TO_NEW)
-def test_gradients_of_what_is_written_to_a_new_value(write, made, door):
-    def f(a, b):
-        x = Pair(a, b)
-        t = write(NEW[made](x), x)
-        return t.a, t.b
+def of_new(write, make):
+    """A write of a value to a new one of its size."""
+    return lambda a, b: write(make(Pair(a, b)), Pair(a, b)).unwrap()
 
-    agree(f, TO_NEW[write], numbers(3, 3), door=door)
+
+test_gradients_of_what_is_written_to_a_new_value = agreeing(
+    {
+        f"{name}, {made}": (of_new(write, make), plain, [3, 3])
+        for name, (write, plain) in TO_NEW.items()
+        for made, make in NEW.items()
+    }
+)
 
 
 @pytest.mark.parametrize("made", ["zeros_like", "new_zeros"])
@@ -249,16 +237,21 @@ def writes_to_a_plain_tensor(func, x, y):
     return type(x)(t)
 
 
-IN_RULES = {
-    writes_to_a_value: lambda a: 3 * a,
-    writes_to_a_plain_tensor: lambda a: torch.cat([a[:2] ** 2, a[2:].sin()]),
-}
-
-
-@pytest.mark.parametrize("rule", IN_RULES)
-def test_what_a_rule_may_write_to(rule):
+def ruled(rule):
     Writing = declare(keywords={"fallback": "map"}, a=inner(differentiable=True), rules={aten.mul: rule})
-    agree(lambda a: (Writing(a) * Writing(a)).a, IN_RULES[rule], numbers(3))
+    return lambda a: (Writing(a) * Writing(a)).a
+
+
+test_what_a_rule_may_write_to = agreeing(
+    {
+        "a value": (ruled(writes_to_a_value), lambda a: 3 * a, [3]),
+        "a plain tensor": (
+            ruled(writes_to_a_plain_tensor),
+            lambda a: torch.cat([a[:2] ** 2, a[2:].sin()]),
+            [3],
+        ),
+    }
+)
 
 
 # ---- a mask besides the numbers ------------------------------------------------------------------------------
@@ -323,18 +316,17 @@ def test_gradients_are_those_of_the_ops_that_write_nothing(name, same, cls, door
     agree(made_by(run), made_by(functional), numbers(3, 3))
 
 
-@pytest.mark.sweep(2)
-@every_door
-def test_writes_to_views_beside_a_mask(door):
-    known = torch.tensor([True, False, True])
+KNOWN = torch.tensor([True, False, True])
 
-    def by_a_view(a, b):
-        z = Masked(a, known) * 1.0
-        z[:1] *= 3.0
-        z[1:] += Masked(b, known.clone())[1:]
-        return z.unwrap("numbers")
 
-    agree(by_a_view, lambda a, b: a * (1 + 2 * ROW) + b * (1 - ROW), numbers(3, 3), door=door)
+def by_a_view(a, b):
+    z = times(Masked(a, KNOWN) * 1.0, slice(1), 3.0)
+    return plus(z, slice(1, None), Masked(b, KNOWN.clone())[1:]).unwrap("numbers")
+
+
+test_writes_to_views_beside_a_mask = agreeing(
+    {"two": (by_a_view, lambda a, b: a * (1 + 2 * ROW) + b * (1 - ROW), [3, 3])}
+)
 
 
 def with_copies(copies_values=True):
@@ -412,7 +404,7 @@ PARTS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @every_door
 @pytest.mark.parametrize("part", PARTS)
 def test_a_write_that_loses_a_gradient_is_an_error(part, door):
@@ -434,19 +426,26 @@ def test_without_gradients_the_value_is_written(part):
     assert x.depth.equal(plain)
 
 
-@pytest.mark.sweep(12)
+def thrice(part):
+    return lambda x: PARTS[part](x * 1) * 3
+
+
+WITHOUT_VIEWS = [part for part in PARTS if part != "split"]  # a view, by a rule
+test_derivatives_of_results_of_composite_ops = agreeing(
+    {
+        part: (lambda depth, part=part: thrice(part)(Depth(depth)).depth, thrice(part), [4])
+        for part in WITHOUT_VIEWS
+    }
+)
+
+
+@pytest.mark.sweep(8)
 @every_door
-@pytest.mark.parametrize("part", [part for part in PARTS if part != "split"])  # a view, by a rule
-@pytest.mark.parametrize("is_leaf", [False, True])
-def test_derivatives_of_results_of_composite_ops(part, door, is_leaf):
-    fn = lambda x: PARTS[part](x * 1) * 3  # noqa: E731
-    run = DOORS[door](fn)
-    if not is_leaf:
-        agree(lambda depth: run(Depth(depth)).depth, fn, numbers(4))
-        return
+@pytest.mark.parametrize("part", WITHOUT_VIEWS)
+def test_derivatives_by_a_leaf(part, door):
     x, plain = Depth(*numbers(4)).requires_grad_(), numbers(4)[0].requires_grad_()
-    (found,), expected = gradients(run(x).depth, [x]), gradients(fn(plain), [plain])
-    torch.testing.assert_close([found.depth], expected)
+    (found,) = gradients(DOORS[door](thrice(part))(x).depth, [x])
+    torch.testing.assert_close([found.depth], gradients(thrice(part)(plain), [plain]))
 
 
 # ---- a rule hands on a float field: an in-place form leaves it as it is, and what saved it is valid -------------
