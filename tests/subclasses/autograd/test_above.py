@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import subclasses
 from subclasses import DispatchError, inner, static
-from tests.doors import DOORS, by_desugar, by_stock
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.doors import DOORS
+from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
@@ -83,29 +83,34 @@ READ = {
 }
 
 
-@pytest.mark.sweep(96)
-@pytest.mark.parametrize("way", ["eager", "desugar", "inside", "stock, inside"])
-@pytest.mark.parametrize("read", READ)
-@pytest.mark.parametrize("made", MADE)
-def test_gradients_are_those_of_plain_tensors(made, read, way):
-    """PyTorch's formula for ``x * 3`` scales a cotangent by 3, and the logarithm's derivative is 1."""
-    fn, (of_value, of_plain) = MADE[made], READ[read]
-    part = by_desugar(fn) if way == "desugar" else fn
-    whole = {"inside": by_desugar, "stock, inside": by_stock}.get(way, lambda f: f)
-    run = whole(lambda x, q: of_value(part(x, q)))
-    judged_beside_plain(run, lambda p, q: of_plain(fn(p, q)))
+def log_case(made, read):
+    """A function of logarithms, and the same of the numbers."""
+    return (
+        lambda p, q: READ[read][0](MADE[made](Log((p * 1).log()), q)),
+        lambda p, q: READ[read][1](MADE[made](p * 1, q)),
+        [(2, 2), (2, 2)],
+    )
 
 
-def judged_beside_plain(run, plain):
-    agree(lambda p, q: run(Log((p * 1).log()), q), lambda p, q: plain(p * 1, q), numbers((2, 2), (2, 2)),
-          zeros=False)  # fmt: skip
+# PyTorch's formula for ``x * 3`` scales a cotangent by 3, and the logarithm's derivative is 1.
+test_gradients_are_those_of_plain_tensors = agreeing(
+    {f"{made}, {read}": log_case(made, read) for made in MADE for read in READ}, zeros=False
+)
 
 
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("made", [name for name in MADE if name != "a view of one"])
-def test_values_that_stock_programs_return(made):
-    run = by_stock(MADE[made])
-    judged_beside_plain(lambda x, q: run(x, q).unwrap("log"), lambda p, q: MADE[made](p, q).log())
+@pytest.mark.sweep(12)
+@pytest.mark.parametrize(
+    ("door", "made"),
+    [("desugar", made) for made in MADE] + [("stock", made) for made in MADE if made != "a view of one"],
+)
+def test_values_that_programs_return(door, made):
+    run, (of_value, of_plain) = DOORS[door](MADE[made]), READ["both" if door == "desugar" else "inner"]
+    agree(
+        lambda p, q: of_value(run(Log((p * 1).log()), q)),
+        lambda p, q: of_plain(MADE[made](p * 1, q)),
+        numbers((2, 2), (2, 2)),
+        zeros=False,
+    )
 
 
 def test_second_derivatives():
@@ -272,17 +277,17 @@ Mapped = declare(
 )
 
 
-@two_ways
-@pytest.mark.parametrize(
-    ("cls", "fn", "plain"),
-    [(Ends, lambda x: -x, lambda a, b: -b), (Mapped, lambda x: x.flip([0]) * 5, lambda a, b: b * 10)],
+# A formula of PyTorch's would give each cotangent to the inner tensor of its own name.
+test_inner_tensors_that_change_places = agreeing(
+    {
+        "by a rule": (lambda a, b: (-Ends(a, b)).unwrap("low"), lambda a, b: -b, [3, 3]),
+        "of a mapped class": (
+            lambda a, b: (Mapped(a, b).flip([0]) * 5).unwrap("one"),
+            lambda a, b: b * 10,
+            [3, 3],
+        ),
+    }
 )
-def test_inner_tensors_that_change_places(cls, fn, plain, door):
-    """A formula of PyTorch's would give each cotangent to the inner tensor of its own name."""
-    run = DOORS[door](fn)
-    agree(lambda a, b: run(cls(a, b)).unwrap()[0], plain, numbers(3, 3))
-
-
 Trained = declare(
     Log,
     keywords={**STRUCTURE, "trainable": True},
@@ -312,12 +317,6 @@ def writes_through_a_view(a, b):
     return z
 
 
-def writes_by_its_own_rule(a, b):
-    z = Log(a) * 1
-    z.pow_(b)
-    return z
-
-
 @pytest.mark.parametrize("door", WAYS)
 def test_what_was_written_through_a_view_is_read_of_a_result(door):
     """The result of a graph has PyTorch's own node, and asks for the cotangent of its class."""
@@ -329,41 +328,29 @@ def test_what_was_written_through_a_view_is_read_of_a_result(door):
     )
 
 
-@pytest.mark.sweep(10)
-@pytest.mark.parametrize("door", WAYS)
-@pytest.mark.parametrize("target", ["what an op made", "a new value", "twice"])
-def test_a_rule_that_writes_is_derived(target, door):
-    """It runs on copies, as the rule for a form that writes nothing would."""
-
-    def f(a, b):
-        z = Log(a * 1) if target == "a new value" else Log(a) * 1
-        if target == "twice":
-            z.pow_(3)
-        z.pow_(b)
-        return z.unwrap("log").sin(), z.detach().log
-
-    def plain(a, b):
-        product = a * b * 3 if target == "twice" else a * b
-        return product.sin(), product.detach()
-
-    agree(f, plain, numbers((2, 2), (2, 2)), door=door)
+def raised(z):
+    """By a rule that runs on copies, as the rule for a form that writes nothing would."""
+    return lambda a, b: [t.sin() for t in z(a).pow_(b).unwrap()]
 
 
-@two_ways
-@pytest.mark.parametrize(
-    ("write", "plain"),
-    [
-        (writes_through_a_view, lambda u, v, b: torch.cat([(u[0] + v[1])[None], u[1:]])),
-        (writes_by_its_own_rule, lambda u, v, b: u**b),
-    ],
+SQUARE = [(2, 2), (2, 2)]
+test_a_write_has_the_derivative_of_the_rule = agreeing(
+    {
+        "what an op made": (raised(lambda a: Log(a) * 1), lambda a, b: (a * b).sin(), SQUARE),
+        "a new value": (raised(lambda a: Log(a * 1)), lambda a, b: (a * b).sin(), SQUARE),
+        "twice": (raised(lambda a: (Log(a) * 1).pow_(3)), lambda a, b: (a * b * 3).sin(), SQUARE),
+        "of a view, as a whole": (
+            lambda a, b: writes_through_a_view(a, b).sin().sum(),
+            lambda a, b: torch.cat([(a.exp()[0] + b.exp()[1])[None], a.exp()[1:]]).sin().sum(),
+            SQUARE,
+        ),
+        "as a whole": (
+            lambda a, b: (Log(a) * 1).pow_(b).sin().sum(),
+            lambda a, b: (a.exp() ** b).sin().sum(),
+            SQUARE,
+        ),
+    }
 )
-def test_a_write_has_a_derivative_as_a_whole(write, plain, door):
-    agree(
-        lambda a, b: write(a, b).sin().sum(),
-        lambda a, b: plain(a.exp(), b.exp(), b).sin().sum(),
-        numbers((2, 2), (2, 2)),
-        door=door,
-    )
 
 
 # ---- rules that call others --------------------------------------------------------------------------
@@ -382,13 +369,14 @@ Product = declare(
 )
 
 
-@two_ways
-def test_a_rule_that_computes_with_a_whole_operand(door):
-    def f(v, w):
-        x = Product(v, torch.ones_like(v))
-        return (x * Product(w, torch.full_like(w, 2.0))).materialize(), (x * w).materialize()
+def with_whole_operands(v, w):
+    x = Product(v, torch.ones_like(v))
+    return (x * Product(w, torch.full_like(w, 2.0))).materialize(), (x * w).materialize()
 
-    agree(f, lambda v, w: (2 * v * w, v * w), numbers(3, 3), door=door)
+
+test_a_rule_that_computes_with_a_whole_operand = agreeing(
+    {"both": (with_whole_operands, lambda v, w: (2 * v * w, v * w), [3, 3])}
+)
 
 
 def on_numbers(func, *args, **kwargs):
@@ -417,25 +405,22 @@ ON_NUMBERS = {
 }
 
 
-@pytest.mark.sweep(4)
-@two_ways
-@pytest.mark.parametrize("made", ["leaf", "result"])
-@pytest.mark.parametrize("name", ON_NUMBERS)
-def test_a_plain_cotangent_is_wrapped_before_the_rule_is_derived(name, made, door):
-    """PyTorch's formula would compute with the plain gradient and the value, whose second tensor is no gradient."""
-    call = ON_NUMBERS[name]
-
-    def run(a, b, w):
-        x = Beside(a, b)
-        return call(x if made == "leaf" else x * 1.0, w).sum()
-
-    agree(run, lambda a, b, w: call(a, w).sum(), numbers(3, 3, 3), door=door)
-
-
-def test_second_derivatives_of_a_wrapped_cotangent():
-    agree(lambda a: (Beside(a, torch.ones(2)) ** 3).sum(), lambda p: (p**3).sum(), numbers(2), twice=True)
-
-
+# PyTorch's formula would compute with the plain gradient and the value, whose second tensor is no gradient.
+test_a_plain_cotangent_is_wrapped_before_the_rule_is_derived = agreeing(
+    {
+        f"{name}, {made}": (
+            lambda a, b, w, call=call, f=f: call(f(Beside(a, b)), w).sum(),
+            lambda a, b, w, call=call: call(a, w).sum(),
+            [3, 3, 3],
+        )
+        for name, call in ON_NUMBERS.items()
+        for made, f in {"leaf": lambda x: x, "result": lambda x: x * 1.0}.items()
+    }
+)
+test_second_derivatives_of_a_wrapped_cotangent = agreeing(
+    {"a cube": (lambda a: (Beside(a, torch.ones(2)) ** 3).sum(), lambda p: (p**3).sum(), [2])},
+    twice=["eager"],
+)
 Dual = declare(
     name="Dual",
     keywords={"fallback": "map"},
