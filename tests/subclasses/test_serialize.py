@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import enum
-import io
 import os
 import pickle
 import subprocess
@@ -17,6 +16,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from subclasses import TensorSubclass, _torch, inner, static
+from tests.subclasses.dispatch.training import saved
 from tests.subclasses.subjects import (
     FACTORIES,
     Pair,
@@ -41,19 +41,12 @@ class Colored(TensorSubclass, fallback="map"):
     color: Color = static(default=Color.RED)
 
 
-def through_a_file(x, **kwargs):
-    buffer = io.BytesIO()
-    torch.save(x, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, **kwargs)
-
-
 WAYS = {
     "pickle": lambda x: pickle.loads(pickle.dumps(x)),
     "pickle 2": lambda x: pickle.loads(pickle.dumps(x, protocol=2)),
-    "save": lambda x: through_a_file(x, weights_only=False),
-    "save, weights only": lambda x: through_a_file(x, weights_only=True),
-    "save, mapped": lambda x: through_a_file(x, weights_only=True, map_location="cpu"),
+    "save": lambda x: saved(x, weights_only=False),
+    "save, weights only": lambda x: saved(x, weights_only=True),
+    "save, mapped": lambda x: saved(x, weights_only=True, map_location="cpu"),
     "deepcopy": copy.deepcopy,
 }
 
@@ -239,7 +232,7 @@ class Holder(nn.Module):
 def test_state_dict(kind, assign):
     one, two = Holder(kind), Holder(kind)
     before = two.w
-    state = through_a_file(one.state_dict(), weights_only=True)
+    state = saved(one.state_dict(), weights_only=True)
     two.load_state_dict(state, assign=assign)
     assert_same(two.w, one.w)
     assert_same(two.b, one.b)

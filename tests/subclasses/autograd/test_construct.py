@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 from subclasses import DispatchError, TensorSubclass, inner, static
 from tests.doors import DOORS
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import (
     Int8Weight,
     Nested,
@@ -25,6 +24,7 @@ from tests.subclasses.subjects import (
     make_int8,
     make_pair,
 )
+from tests.tables import giving, raising
 
 BACKENDS = [None, "eager", "aot_eager"]
 backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -42,16 +42,6 @@ def leaves(*sizes, dtype=torch.float32):
 # ---- construction ------------------------------------------------------------------------------------------
 
 QDATA = torch.randint(-9, 9, (4, 3), dtype=torch.int8)
-
-
-def of_two_inner_tensors(a, b):
-    y = (Pair(a, b * 2).sin() * 3).unwrap()
-    return y[0] * y[1]
-
-
-def of_each_inner_tensor(a, b):
-    x = Pair(a, b)
-    return (x * 2).unwrap("a") + x.unwrap("b")
 
 
 def optional_and_metadata_and_an_outer_of_its_own(a, b):
@@ -90,10 +80,11 @@ def written_to_what_the_wrapper_was_made_of(data):
     return out + data
 
 
+Summed = declare(rules={torch.ops.aten.add.Tensor: lambda func, x, y: Summed(func(x.held, y.held))})
 # What is made of tensors, the same without the class, and the sizes of the tensors.
 MADE = {
     "each inner tensor": (
-        of_two_inner_tensors,
+        lambda a, b: torch.mul(*(Pair(a, b * 2).sin() * 3).unwrap()),
         lambda a, b: (a.sin() * 3) * ((b * 2).sin() * 3),
         (3, 3),
     ),
@@ -107,7 +98,16 @@ MADE = {
         lambda scale, zero: (QDATA - zero) * scale + 1,
         ((4, 1), (4, 1)),
     ),
-    "under map, given to each": (of_each_inner_tensor, lambda a, b: a * 2 + b, (3, 3)),
+    "under map, given to each": (
+        lambda a, b: (Pair(a, b) * 2).unwrap("a") + Pair(a, b).unwrap("b"),
+        lambda a, b: a * 2 + b,
+        (3, 3),
+    ),
+    "a sum by a rule": (
+        lambda a: sum(Summed(a).unwrap("held") * k for k in (2, 1)),
+        lambda a: a * 3,
+        (3,),
+    ),
     "optional": (
         optional_and_metadata_and_an_outer_of_its_own,
         lambda a, b: (b * 2).sin() + a,
@@ -124,25 +124,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_construction_is_differentiable_in_each_inner_tensor(name):
-    fn, plain, sizes = MADE[name]
-    agree(fn, plain, numbers(*sizes))
-
-
-@pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_construction_in_a_compiled_function(backend):
-    """One graph of all cases."""
-
-    def each(which):
-        def run(*tensors):
-            rest = list(tensors)
-            return [case[which](*(rest.pop(0) for _ in case[2])) for case in MADE.values()]
-
-        return run
-
-    sizes = [size for _, _, own in MADE.values() for size in own]
-    agree(run_with(backend, each(0)), each(1), numbers(*sizes))
+test_construction_is_differentiable_in_each_inner_tensor = agreeing(MADE, DOORS)
 
 
 def test_under_map_a_plain_cotangent_is_given_to_each():
@@ -189,14 +171,6 @@ def test_an_append_in_place_that_would_lose_a_gradient_is_refused(door):
     torch.testing.assert_close(torch.autograd.grad(total, first)[0], 2 * first)
 
 
-def test_a_class_that_cannot_take_a_plain_cotangent_says_so():
-    (a,) = leaves(3)
-    with pytest.raises(
-        DispatchError, match=r"a plain tensor arrived as the cotangent of a Mute. Define `wrap_co"
-    ):
-        declare(name="Mute")(a).backward(torch.ones(3))
-
-
 # What a class makes of a plain cotangent, and the error.
 WRAPPED = {
     "plain": (lambda c: c, "expected a Bad with the derivatives by each inner tensor, got a Tensor"),
@@ -218,10 +192,18 @@ Bad = declare(
 Negated = declare(wrap_cotangent=lambda self, cotangent: Negated(-cotangent))
 
 
-@pytest.mark.parametrize("how", WRAPPED)
-def test_what_wrap_cotangent_returns_is_checked(how):
-    with pytest.raises(DispatchError, match=WRAPPED[how][1]):
-        Bad(torch.ones(2, requires_grad=True), how=how).backward(torch.ones(2))
+test_what_wrap_cotangent_returns_is_checked = raising(
+    {
+        "nothing defined": (
+            lambda: declare(name="Mute")(torch.ones(3, requires_grad=True)).backward(torch.ones(3)),
+            "a plain tensor arrived as the cotangent of a Mute. Define `wrap_co",
+        ),
+        **{
+            how: (lambda h=how: Bad(torch.ones(2, requires_grad=True), how=h).backward(torch.ones(2)), words)
+            for how, (_, words) in WRAPPED.items()
+        },
+    }
+)
 
 
 def test_wrap_cotangent_of_ones_own():
@@ -239,23 +221,28 @@ def test_unwrap_of_a_leaf_gives_its_gradient_as_a_wrapper():
     assert_same(x.grad, x.cotangent(a=torch.full((3, 4), 3.0)))
 
 
-def test_plain_attribute_access_is_raw():
-    x = make_pair().requires_grad_()
-    assert not x.a.requires_grad and not (x * 2).a.requires_grad
-    assert x.unwrap("a").requires_grad and x.unwrap("a").grad_fn is not None
+@pytest.fixture
+def leaf():
+    return make_pair().requires_grad_()
 
 
-def test_unwrap_without_gradients_is_the_inner_tensor():
-    x = make_pair()
-    assert x.unwrap("a") is x.a and x.unwrap() == (x.a, x.b)
-    with torch.no_grad():
-        y = x.requires_grad_()
-        assert y.unwrap("a") is y.a
-
-
-def test_unwrap_of_what_is_absent():
-    x = Optional(torch.ones(2)).requires_grad_()
-    assert x.unwrap("extra") is None and x.unwrap()[1] is None
+test_access = giving(
+    {
+        "attributes are raw": (lambda x: [x.a.requires_grad, (x * 2).a.requires_grad], [False, False]),
+        "unwrap is differentiable": (lambda x: x.unwrap("a").grad_fn is not None, True),
+        "unwrap without gradients": (torch.no_grad()(lambda x: x.unwrap("a") is x.a), True),
+        "unwrap of no leaf": (lambda x: x.detach().unwrap()[0].requires_grad, False),
+        "unwrap of what is absent": (
+            lambda x: Optional(torch.ones(2)).requires_grad_().unwrap("extra"),
+            None,
+        ),
+        "autocast": (
+            torch.autocast("cpu", torch.bfloat16)(lambda x: (x @ torch.ones(4, 3)).dtype),
+            torch.bfloat16,
+        ),
+    },
+    fixture="leaf",
+)
 
 
 @pytest.mark.sweep(3)
@@ -329,11 +316,6 @@ def test_arithmetic_of_cotangents():
             call()
 
 
-def test_a_class_with_a_sum_of_its_own_keeps_it():
-    Summed = declare(rules={torch.ops.aten.add.Tensor: lambda func, x, y: Summed(func(x.held, y.held))})
-    agree(lambda a: sum(Summed(a).unwrap("held") * k for k in (2, 1)), lambda a: a * 3, numbers(3))
-
-
 # ---- rules for Python-level functions ----------------------------------------------------------------------
 
 
@@ -361,6 +343,7 @@ def test_a_rule_has_the_gradient_of_a_parameter(backend):
     torch.testing.assert_close((x.grad, w.grad.data_, w.grad.scale), (x2.grad, d2.grad, s2.grad))
 
 
+@pytest.mark.slow
 def test_a_training_step_through_inductor():
     w = torch.nn.Parameter(Weight(torch.randn(3, 4), torch.rand(3, 1)))
     x = torch.randn(5, 4)
@@ -372,21 +355,6 @@ def test_a_training_step_through_inductor():
 
 
 # ---- higher derivatives ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda a, b: (Pair(a, b) * 2).sin().unwrap("a"),
-        lambda a, b: Scaled(a, b.sum()) * Scaled(a, b.sum()),
-        lambda a, b: F.linear(a.view(1, 3), Weight(b.view(1, 3), a[:1].view(1, 1))),
-        lambda a, b: Scaled(a, b.sum()).unwrap("data_") * (Scaled(a.exp(), b.sum()) + 1),
-    ],
-)
-def test_gradcheck(fn):
-    given = leaves(3, 3, dtype=torch.float64)
-    assert gradcheck(fn, given)
-    assert gradgradcheck(fn, given)
 
 
 Product = declare(
@@ -402,24 +370,41 @@ DEPENDENT = {
 }
 
 
-@pytest.mark.sweep(4)
-@two_ways
-@pytest.mark.parametrize("twice", [False, True])
-@pytest.mark.parametrize("case", DEPENDENT)
-def test_inner_tensors_that_depend_on_one_another(case, twice, door):
-    """With a graph of the gradient, what one inner tensor is to another was counted twice."""
-    parts = DEPENDENT[case]
-    agree(
-        lambda x: Product(*parts(x)) * 1,
-        lambda x: torch.mul(*parts(x)),
-        numbers((1, 2)),
-        door=door,
-        twice=twice,
-    )
-
-
-def test_create_graph():
-    agree(lambda d, f: Scaled(d, f).sin(), lambda d, f: (d * f).sin(), numbers(3, ()), twice=True)
+# With a graph of the gradient, what one inner tensor is to another was counted twice.
+test_second_derivatives = agreeing(
+    {
+        **{
+            name: (
+                lambda x, parts=parts: Product(*parts(x)) * 1,
+                lambda x, parts=parts: torch.mul(*parts(x)),
+                [(1, 2)],
+            )
+            for name, parts in DEPENDENT.items()
+        },
+        "a product": (lambda d, f: Scaled(d, f).sin(), lambda d, f: (d * f).sin(), [3, ()]),
+        "of one inner tensor": (
+            lambda a, b: (Pair(a, b) * 2).sin().unwrap("a"),
+            lambda a, b: (a * 2).sin(),
+            [3, 3],
+        ),
+        "of two values": (
+            lambda a, b: Scaled(a, b.sum()) * Scaled(a, b.sum()),
+            lambda a, b: (a * b.sum()) ** 2,
+            [3, 3],
+        ),
+        "a rule for a function": (
+            lambda a, b: F.linear(a.view(1, 3), Weight(b.view(1, 3), a[:1].view(1, 1))),
+            lambda a, b: F.linear(a.view(1, 3), (b * a[0]).view(1, 3)),
+            [3, 3],
+        ),
+        "beside an inner tensor": (
+            lambda a, b: Scaled(a, b.sum()).unwrap("data_") * (Scaled(a.exp(), b.sum()) + 1),
+            lambda a, b: a * (a.exp() * b.sum() + 1),
+            [3, 3],
+        ),
+    },
+    twice=["eager", "desugar"],
+)
 
 
 # ---- checkpoint, hooks, autocast ---------------------------------------------------------------------------
@@ -451,13 +436,6 @@ def test_retain_graph_and_a_freed_graph():
     torch.testing.assert_close(a.grad, b.detach() * 2)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         out.backward()
-
-
-def test_autocast():
-    x, w = torch.randn(2, 3), make_int8()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert F.linear(x, w).dtype == torch.bfloat16 or F.linear(x, w).dtype == torch.float32
-        assert (make_pair(2, 3) @ torch.ones(3, 3)).dtype == torch.bfloat16
 
 
 # ---- materialize, called as an author may ----------------------------------------------------------------------

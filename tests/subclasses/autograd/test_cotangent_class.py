@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from subclasses import DispatchError, TensorSubclass, inner, static
 from subclasses.ragged import JaggedTensor
 from tests.doors import DOORS
+from tests.subclasses.dispatch.training import saved
 from tests.subclasses.subjects import LowRank, Pair, declare
 
 aten = torch.ops.aten
@@ -56,13 +56,6 @@ def test_it_has_the_metadata_of_its_value():
     assert type(g) is Turn.Cotangent and g.unit == "deg" and not g.requires_grad
     assert g.cosine.tolist() == [0, 0] and g.sine.tolist() == [1, 2]
     assert repr(g).startswith("Turn.Cotangent(")
-
-
-def saved(g):
-    file = io.BytesIO()
-    torch.save(g, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 COPIES = {

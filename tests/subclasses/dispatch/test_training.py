@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import weakref
 
 import pytest
@@ -16,7 +15,7 @@ from subclasses import DispatchError, SpecError, TensorSubclass, arithmetic, inn
 from subclasses._torch import hooks_of
 from subclasses.layout import cotangent_layout
 from tests.doors import COMPILED, DOORS
-from tests.subclasses.dispatch.training import innermost
+from tests.subclasses.dispatch.training import innermost, saved
 from tests.subclasses.subjects import LowRank, Pair, Scaled, assert_same, declare
 
 aten = torch.ops.aten
@@ -285,7 +284,7 @@ def test_a_schedule_and_states_that_are_saved_and_loaded():
             optimizer = torch.optim.AdamW(params(net), lr=0.1)
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
             if net in states:
-                optimizer.load_state_dict(torch.load(_saved(states[net]), weights_only=True))
+                optimizer.load_state_dict(saved(states[net]))
             train(net, optimizer, 2)
             schedule.step()
             states[net] = optimizer.state_dict()
@@ -330,15 +329,8 @@ COPIES = {
     "frozen and thawed": lambda p: p.requires_grad_(False).requires_grad_(),
     "thawed": lambda p: nn.Parameter(p.detach(), requires_grad=False).requires_grad_(),
     "a frozen copy, thawed": lambda p: copy.deepcopy(p.requires_grad_(False)).requires_grad_(),
-    "file": lambda p: torch.load(_saved(p), weights_only=True),
+    "file": saved,
 }
-
-
-def _saved(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return file
 
 
 @pytest.mark.parametrize("way", COPIES)

@@ -1,7 +1,8 @@
-"""Trains a Parameter of a class, and beside it its innermost tensors as separate parameters: the same numbers."""
+"""Trains a Parameter of a class, and beside it its innermost tensors as separate parameters; saves values."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,14 @@ def innermost(x: Any) -> list[Tensor]:
     if not isinstance(x, TensorSubclass):
         return [x.detach().clone()]
     return [t for name in x._layout.present for t in innermost(x.__dict__[name])]
+
+
+def saved(x: Any, **how: Any) -> Any:
+    """Returns what a file holds to which something was saved, read with the options of `torch.load`."""
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, **how)
 
 
 def check_trained(

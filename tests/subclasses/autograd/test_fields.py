@@ -1,9 +1,8 @@
-"""Fields declared ``inner(differentiable=True)``, and ``materialize``: no gradient is lost, eagerly or compiled."""
+"""Reading and assigning fields, and ``materialize``: no gradient is lost, eagerly or compiled."""
 
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from functools import partial
 
@@ -17,8 +16,10 @@ from subclasses.keyed import KeyedJaggedTensor
 from subclasses.layout import intern_layout
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests import doors
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.autograd.judge import agree, agreeing, numbers
+from tests.subclasses.dispatch.training import saved
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 DOORS = {
     **{name: partial(door, fullgraph=True) for name, door in doors.DOORS.items()},
@@ -29,14 +30,17 @@ every_door = pytest.mark.parametrize("door", DOORS)
 three_doors = pytest.mark.parametrize("door", ["eager", "desugar", "inside"])
 
 
-class Mixed(TensorSubclass, fallback="map"):
-    """One field of each kind."""
-
-    a: Tensor = inner(differentiable=True)
-    raw: Tensor = inner()
-    index: Tensor | None = inner(dtype=torch.int64, optional=True)
-    more: Tensor | None = inner(optional=True, differentiable=True)
-    power: int = static(default=1)
+# One field of each kind.
+Mixed = declare(
+    __module__=__name__,
+    name="Mixed",
+    keywords={"fallback": "map"},
+    a=inner(differentiable=True),
+    raw=inner(),
+    index=inner(dtype=torch.int64, optional=True),
+    more=inner(optional=True, differentiable=True),
+    power=static(default=1),
+)
 
 
 class Low(TensorSubclass, fallback="materialize"):
@@ -101,12 +105,27 @@ READ = {
 }
 
 
-@pytest.mark.sweep(6)
-@every_door
-@pytest.mark.parametrize("name", READ)
-def test_a_reading_is_differentiable(name, door):
-    fn, plain = READ[name]
-    agree(fn, plain, numbers((2, 3), (2, 3)), door=DOORS[door])
+test_a_reading_is_differentiable = agreeing(
+    {
+        **{name: (*fns, [(2, 3), (2, 3)]) for name, fns in READ.items()},
+        **{
+            f"of size {size}": (lambda a, raw: Mixed(a, raw).a.sum(), lambda a, raw: a.sum(), [size, size])
+            for size in ((0,), (1,), (0, 3), ())
+        },
+    },
+    DOORS,
+)
+test_second_derivatives = agreeing(
+    {
+        "of a reading": (lambda a, raw: Mixed(a, raw).a ** 3, lambda a, raw: a**3, [2, 2]),
+        "of a plain tensor": (
+            lambda a, raw: Low(a, raw).materialize(),
+            lambda a, raw: a @ raw * 3,
+            [(2, 2), (2, 2)],
+        ),
+    },
+    twice=["eager", "desugar"],
+)
 
 
 @pytest.mark.sweep(3)
@@ -160,11 +179,6 @@ def test_an_author_may_give_an_index_and_a_half_precision_tensor_the_same_field(
     assert not x.more.requires_grad and x.more.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("size", [(0,), (1,), (0, 3), ()])
-def test_sizes(size):
-    agree(lambda a, raw: Mixed(a, raw).a.sum(), lambda a, raw: a.sum(), numbers(size, size))
-
-
 def test_a_write_to_a_reading_is_refused():
     x = mixed()
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
@@ -173,34 +187,11 @@ def test_a_write_to_a_reading_is_refused():
         x.a.add_(1)  # the inner tensor itself, as before
 
 
-def test_second_derivatives():
-    agree(lambda a, raw: Mixed(a, raw).a ** 3, lambda a, raw: a**3, numbers(2, 2), twice=True)
-    agree(
-        lambda a, raw: Low(a, raw).materialize(),
-        lambda a, raw: a @ raw * 3,
-        numbers((2, 2), (2, 2)),
-        twice=True,
-    )
-
-
-def saved(x):
-    file = io.BytesIO()
-    torch.save(x, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def test_assigning_printing_copying():
     a, raw = numbers(2, 2)
     x = Mixed(a, raw)
     x.a = raw
     assert x.a is raw and "a=tensor" in repr(x) and "_raw_" not in repr(x)
-    for wrong, words in (
-        (torch.ones(3, dtype=torch.float64), r"Mixed\.a: .* would|Mixed\.a: would change the outer shape"),
-        (a.clone().requires_grad_(), r"Mixed\.a: inner tensors are stored raw"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            x.a = wrong
     x = Mixed(a, raw, more=a * 2, power=2).requires_grad_()
     assert "_raw_" not in repr(x) and "requires_grad=True" in repr(x)
     for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), saved(x)):
@@ -208,39 +199,56 @@ def test_assigning_printing_copying():
         torch.testing.assert_close((y.detach().a, y.detach().more), (a, a * 2))
 
 
+WRONG = [
+    (torch.ones(3, dtype=torch.float64), r"Mixed\.a: .* would|Mixed\.a: would change the outer shape"),
+    (torch.ones(2, dtype=torch.float64).requires_grad_(), r"Mixed\.a: inner tensors are stored raw"),
+]
+test_a_wrong_assignment = raising(
+    [(lambda t=t: setattr(Mixed(*numbers(2, 2)), "a", t), ValueError, words) for t, words in WRONG]
+)
+
+
 def test_a_layout_is_pickled_by_the_names_of_fields():
     """So files load that were written before a field became differentiable."""
-    layout = mixed()._layout
-    assert layout.__reduce__()[1][2] == ("a", "raw")
-    assert pickle.loads(pickle.dumps(layout)) is layout
-    assert intern_layout(Mixed, (1,), ("a", "raw")) is layout
-    assert "_raw_" not in repr(layout)
-
-
-def test_what_torch_takes_a_value_apart_by():
     x = mixed()
-    names, _ = x.__tensor_flatten__()
+    layout, (names, _) = x._layout, x.__tensor_flatten__()
+    assert layout.__reduce__()[1][2] == ("a", "raw") and "_raw_" not in repr(layout)
+    assert pickle.loads(pickle.dumps(layout)) is intern_layout(Mixed, (1,), ("a", "raw")) is layout
     assert names == ["_raw_a", "raw"] and not getattr(x, names[0]).requires_grad
 
 
-def test_vmap_over_a_function_that_reads():
-    rows = torch.randn(4, 3, dtype=torch.float64)
+ROWS = torch.randn(4, 3, dtype=torch.float64)
 
-    def both(a, raw):
-        x = Mixed(a, raw)
-        return torch.vmap(lambda row: (x.unwrap("a") * row).sum() + (x.a * row).sum())(rows)
 
-    agree(both, lambda a, raw: 2 * rows @ a, numbers(3, 3))
+def of_each_row(a, raw):
+    x = Mixed(a, raw)
+    return torch.vmap(lambda row: (x.unwrap("a") * row).sum() + (x.a * row).sum())(ROWS)
 
+
+test_vmap_over_a_function_that_reads = agreeing(
+    {"rows": (of_each_row, lambda a, raw: 2 * ROWS @ a, [3, 3])}, {"eager": doors.eager}
+)
 
 # ---- declarations ------------------------------------------------------------------------------------------
 
 
-def test_declarations_that_contradict_themselves():
-    with pytest.raises(SpecError, match=r"Bad\.a: a tensor of torch\.int64 has no gradient; remove"):
-        declare(name="Bad", a=inner(dtype=torch.int64, differentiable=True))
-    with pytest.raises(SpecError, match=r"Child\.a: a base of the class declares it differentiable; write"):
-        declare(Mixed, name="Child", a=inner())
+test_declarations_that_contradict_themselves = raising(
+    {
+        "a dtype": (
+            lambda: declare(name="Bad", a=inner(dtype=torch.int64, differentiable=True)),
+            SpecError,
+            r"Bad\.a: a tensor of torch\.int64 has no gradient; remove",
+        ),
+        "a base": (
+            lambda: declare(Mixed, name="Child", a=inner()),
+            SpecError,
+            r"Child\.a: a base of the class declares it differentiable; write",
+        ),
+    }
+)
+
+
+def test_a_child_makes_a_field_differentiable():
     x = declare(Mixed, raw=inner(differentiable=True))(*numbers(2, 2)).requires_grad_()
     assert x.raw.requires_grad and x.a.requires_grad
 
@@ -328,12 +336,9 @@ RAGGED = {
 }
 
 
-@pytest.mark.sweep(3)
-@every_door
-@pytest.mark.parametrize("kind", RAGGED)
-def test_the_values_of_ragged_tensors(kind, door):
-    fn, plain, size = RAGGED[kind]
-    agree(fn, plain, numbers(size), door=DOORS[door])
+test_the_values_of_ragged_tensors = agreeing(
+    {kind: (fn, plain, [size]) for kind, (fn, plain, size) in RAGGED.items()}, DOORS
+)
 
 
 @pytest.mark.sweep(3)
@@ -384,3 +389,93 @@ def test_a_value_from_outside_of_a_transform(transform, learned, grads):
     if got.requires_grad:
         ours, theirs = (torch.autograd.grad(y.sum(), plain, allow_unused=True) for y in (got, expected))
         torch.testing.assert_close(ours, theirs)
+
+
+# ---- assigning a field: of a leaf, and of a value without gradients --------------------------------------------
+
+
+Mean = declare(
+    name="Mean",
+    keywords={"fallback": "materialize"},
+    total=inner(differentiable=True),
+    count=inner(),
+    materialize=lambda self: self.total / self.count,
+)
+Trained = declare(Mean, keywords={"trainable": True})
+Ruled = declare(Mean, rules={torch.ops.aten.mul: lambda func, x, y: Ruled(x.total * y, x.count)})
+Twin = declare(
+    keywords={"fallback": "map"}, total=inner(differentiable=True), count=inner(differentiable=True)
+)
+ONES, FIVES = torch.ones(2), torch.full((2,), 5.0)
+
+
+def recorded(cls):
+    return cls(torch.ones(2, requires_grad=True) * 1, torch.ones(2))
+
+
+@pytest.mark.parametrize("cls", [Mean, Trained, Ruled])
+@pytest.mark.parametrize("made", [lambda x: x, lambda x: x.clone(), lambda x: x[:1]])
+def test_a_value_that_autograd_recorded_is_refused(made, cls):
+    x = made(recorded(cls))
+    if isinstance(x, cls):
+        with pytest.raises(DispatchError, match=r"construct a new \w+ of its inner tensors.*x\.detach\(\)"):
+            x.count = ONES
+        assert x.detach().count.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("cls", [Mean, Trained])
+def test_a_value_without_gradients_that_a_backward_needs(cls):
+    x = cls(ONES, ONES)
+    before = (x * torch.ones(2, requires_grad=True)).sum()
+    x.count = FIVES
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        before.backward()
+
+
+def test_a_leaf_stays_one():
+    p = torch.nn.Parameter(Trained(torch.ones(2), torch.ones(2)))
+    p.count = FIVES
+    assert p.is_leaf and p.grad_fn is None
+    (p * 1).sum().backward()
+    torch.testing.assert_close(p.grad.total, torch.full((2,), 0.2))
+
+
+def parts(x):
+    return list(x.unwrap()) if isinstance(x, TensorSubclass) else [x]
+
+
+@pytest.mark.sweep(12)
+@pytest.mark.parametrize("door", ["stock", "desugar"])
+@pytest.mark.parametrize("cls", [Mean, Trained, Ruled, Twin])
+@pytest.mark.parametrize("read", [lambda x: x * 1, lambda x: x.total * 1, lambda x: x.unwrap("count") * 1])
+def test_an_argument_compiled(read, cls, door):
+    def f(x, t):
+        x.total = x.total * t
+        return read(x)
+
+    compiled = doors.DOORS[door](f)
+    x, y = (cls(torch.ones(2), torch.full((2,), 2.0)) for _ in "xy")
+    for _ in range(3):
+        found, expected = compiled(x, 10.0), f(y, 10.0)
+        torch.testing.assert_close((parts(found), x.total), (parts(expected), y.total))
+
+
+@pytest.mark.parametrize("door", ["stock", "desugar"])
+def test_a_whole_graph_is_refused(door):
+    def f(x):
+        x.total = x.total * 2
+        return x * 1
+
+    with pytest.raises(Exception, match=r"Mean\.total = \.\.\."):
+        doors.DOORS[door](f, fullgraph=True)(Mean(torch.ones(2), torch.ones(2)))
+
+
+@pytest.mark.parametrize("cls", [Mean, Trained, Ruled])
+def test_without_gradients_it_is_not_recorded(cls):
+    """As a write to a plain tensor is not."""
+    x = recorded(cls)
+    node, version = x.grad_fn, x._version
+    with torch.no_grad():
+        x.count = FIVES
+    assert x.grad_fn is node and x._version == version
+    torch.testing.assert_close(x.detach().materialize(), torch.full((2,), 0.2))
