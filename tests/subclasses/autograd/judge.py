@@ -25,7 +25,7 @@ def gradients(out: Any, leaves: Sequence[Tensor], *, twice: bool = False, zeros:
     outs = out if isinstance(out, list | tuple) else [out]
     total = sum((t * torch.linspace(1, 2, t.numel()).reshape(t.shape)).sum() for t in outs if t.requires_grad)
     first = torch.autograd.grad(total, leaves, create_graph=twice, allow_unused=True, materialize_grads=zeros)
-    if not twice:
+    if not twice or not any(g.requires_grad for g in first if g is not None):
         return list(first)
     squares = sum(g.square().sum() for g in first if g is not None)
     return [*first, *torch.autograd.grad(squares, leaves, allow_unused=True, materialize_grads=True)]

@@ -8,9 +8,9 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from subclasses import DispatchError, TensorSubclass, inner, static
+from subclasses import DispatchError, inner, static
 from subclasses.ragged import JaggedTensor
 from tests.doors import DOORS
 from tests.subclasses.dispatch.training import saved
@@ -19,23 +19,23 @@ from tests.subclasses.subjects import LowRank, Pair, declare
 aten = torch.ops.aten
 
 
-class Turn(TensorSubclass, fallback="map"):
-    """A complex number of modulus one, whose product is a rule."""
-
-    cosine: Tensor = inner()
-    sine: Tensor = inner()
-    unit: str = static(default="rad")
-
-
-@Turn.implements(aten.mul.Tensor)
-def _(func, x, y):
+def multiplied(func, x, y):
     if not (isinstance(x, Turn) and isinstance(y, Turn)):
         return NotImplemented
     return Turn(x.cosine * y.cosine - x.sine * y.sine, x.cosine * y.sine + x.sine * y.cosine)
 
 
-class Heir(Turn):
-    """A class that inherits the fields and the rules."""
+# A complex number of modulus one, whose product is a rule.
+Turn = declare(
+    __module__=__name__,
+    name="Turn",
+    keywords={"fallback": "map"},
+    cosine=inner(),
+    sine=inner(),
+    unit=static(default="rad"),
+    rules={aten.mul.Tensor: multiplied},
+)
+Heir = declare(Turn)  # inherits the fields and the rules
 
 
 def turn(cls=Turn, **metadata):
@@ -134,7 +134,7 @@ def test_an_optimizer_steps_a_leaf_by_it(leaf, cls, foreach):
     check_steps(leaf(turn(cls)), foreach, lambda a, b: a.exp().sum() + (b**2).sum())
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_compiled_step_of_adamw(door, foreach):

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from subclasses import DispatchError, inner
 from tests.doors import DOORS
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
@@ -64,33 +64,36 @@ PARTS = [
 ]
 
 
-def check(product, read, door, cls=Sum, *, twice=False):
-    """Compares the gradients by the parts of two values and by a plain tensor with those of plain tensors."""
-    fn, (of_value, of_plain) = PRODUCTS[product], READ[read]
-    agree(
+def product_case(name, read, cls=Sum):
+    """A product of two values and a plain tensor, and the same of plain tensors."""
+    fn, (of_value, of_plain) = PRODUCTS[name], READ[read]
+    return (
         lambda a, b, c, d, q: of_value(fn(cls(a, b), cls(c, d), q)),
         lambda a, b, c, d, q: of_plain(fn(a + b, c + d, q)),
         PARTS,
-        door=partial(DOORS[door], fullgraph=True),
-        twice=twice,
     )
 
 
-@pytest.mark.sweep(60)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(
-    ("cls", "read"), [*((Sum, read) for read in READ), (Whole, "whole"), (Whole, "materialized")]
+WHOLE_GRAPH = {name: partial(door, fullgraph=True) for name, door in DOORS.items()}
+test_gradients_are_those_of_plain_tensors = agreeing(
+    {
+        **{f"{name}, {read}": product_case(name, read) for name in PRODUCTS for read in READ},
+        **{
+            f"{name}, {read}, of a representation": product_case(name, read, Whole)
+            for name in PRODUCTS
+            for read in ("whole", "materialized")
+        },
+    },
+    WHOLE_GRAPH,
 )
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_gradients_are_those_of_plain_tensors(product, cls, read, door):
-    check(product, read, door, cls)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("door", ["eager", "desugar"])
-@pytest.mark.parametrize("product", ["of two", "of three", "with a plain tensor", "with a power"])
-def test_second_derivatives(product, door):
-    check(product, "whole", door, twice=True)
+test_second_derivatives = agreeing(
+    {
+        name: product_case(name, "whole")
+        for name in ("of two", "of three", "with a plain tensor", "with a power")
+    },
+    {name: WHOLE_GRAPH[name] for name in ("eager", "desugar")},
+    twice=["eager", "desugar"],
+)
 
 
 def test_a_value_times_itself_in_place_is_refused_as_for_plain_tensors():
@@ -161,19 +164,22 @@ def test_the_gradient_of_a_value_that_is_a_leaf():
 # ---- a rule that returns its operand -------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("is_leaf", [True, False])
-def test_a_rule_that_returns_its_operand_has_the_derivative_of_that(door, is_leaf):
-    """PyTorch's formula is cosh; it would also take the place of what made the operand."""
-
+def of_operand(made):
     def fn(one, other):
         x = Sum(one, other)
-        z = (x if is_leaf else x * 5.0).sinh()
-        return z.unwrap("one"), x.unwrap("other")
+        return made(x).sinh().unwrap("one"), x.unwrap("other")
 
-    whole = partial(DOORS[door], fullgraph=True)
-    agree(fn, lambda one, other: (one if is_leaf else one * 5.0, other), PARTS[:2], door=whole)
+    return fn
+
+
+# PyTorch's formula is cosh; it would also take the place of what made the operand.
+test_a_rule_that_returns_its_operand_has_the_derivative_of_that = agreeing(
+    {
+        "a leaf": (of_operand(lambda x: x), lambda one, other: (one, other), PARTS[:2]),
+        "a result": (of_operand(lambda x: x * 5.0), lambda one, other: (one * 5.0, other), PARTS[:2]),
+    },
+    WHOLE_GRAPH,
+)
 
 
 def test_the_operand_stays_what_it_is():
@@ -188,6 +194,9 @@ def test_the_operand_stays_what_it_is():
 
 # ---- products of matrices inside of functions of several ops ---------------------------------------------------
 
+# The classes represent matrices over the semiring of logarithms, in which a product is a sum and a sum is a logsumexp.
+# So PyTorch's formula for a product of matrices is another one.
+
 
 def matrix_product(a, b):
     return torch.logsumexp(a[..., :, :, None] + b[None], -2)
@@ -201,7 +210,7 @@ def logs_class(*, values=False, **body):
     """A class with a rule for products.
 
     Args:
-        values: Whether the matrix_product of two of its values is a value.
+        values: Whether the product of two of its values is a value.
         body: More of the class.
     """
 
@@ -221,7 +230,6 @@ Logs = logs_class(wrap_cotangent=converted)
 Matrix = logs_class(wrap_cotangent=converted, values=True)
 Bare = logs_class(values=True)  # has no way to wrap a plain cotangent
 
-DEEP = ["eager", "stock", "desugar"]
 # The sizes, a function of a class and two tensors, and the same without the class.
 CALLS = {
     "matrix": ((3, 2), lambda cls, b, x: b @ cls(x), batched),
@@ -242,28 +250,27 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize("call", CALLS)
-def test_the_gradient_is_that_of_the_rule(call, trained):
-    size, fn, plain = CALLS[call]
-    if trained:
-        agree(lambda b, x: fn(Logs, b, x), plain, numbers(size, (2, 2)), twice=True)
-    else:
-        (x,) = numbers((2, 2))
-        agree(lambda b: fn(Logs, b, x), lambda b: plain(b, x), numbers(size), twice=True)
+def matrix_case(size, fn, plain, cls=Logs):
+    return (partial(fn, cls), plain, [size, (2, 2)])
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("door", DEEP)
-@pytest.mark.parametrize("call", ["matrix", "batch", "linear"])
-def test_every_way_gives_the_same(call, door):
-    size, fn, plain = CALLS[call]
-    agree(lambda b, x: fn(Logs, b, x), plain, numbers(size, (2, 2)), door=door)
-
-
-def of_one_value_twice(cls, b, x):
-    v = cls(x)
-    return torch.linalg.multi_dot([b, v, v])
+DEEP = {door: DOORS[door] for door in ("eager", "stock", "desugar")}
+(FROZEN,) = numbers((2, 2))
+test_the_gradient_is_that_of_the_rule_inside = agreeing(
+    {
+        **{name: matrix_case(*case) for name, case in CALLS.items()},
+        **{
+            f"{name}, frozen": (
+                lambda b, fn=fn: fn(Logs, b, FROZEN),
+                lambda b, plain=plain: plain(b, FROZEN),
+                [size],
+            )
+            for name, (size, fn, plain) in CALLS.items()
+        },
+    },
+    DEEP,
+    twice=["eager"],
+)
 
 
 CHAINS = {
@@ -277,7 +284,11 @@ CHAINS = {
         lambda cls, b, x: torch.linalg.multi_dot([b, cls(x), cls(2 * x), cls(x)]),
         lambda b, x: matrix_product(b, matrix_product(x, matrix_product(2 * x, x))),
     ),
-    "one value twice": ((3, 2), of_one_value_twice, lambda b, x: matrix_product(b, matrix_product(x, x))),
+    "one value twice": (
+        (3, 2),
+        lambda cls, b, x: torch.linalg.multi_dot([b, *[cls(x)] * 2]),
+        lambda b, x: matrix_product(b, matrix_product(x, x)),
+    ),
     "of a product": (
         (3, 2),
         lambda cls, b, x: torch.linalg.multi_dot([b, cls(x) @ cls(x), cls(x)]),
@@ -303,13 +314,15 @@ CHAINS = {
 }
 
 
-@pytest.mark.sweep(12)
-@pytest.mark.parametrize("door", DEEP)
-@pytest.mark.parametrize("cls", [Matrix, Bare])
-@pytest.mark.parametrize("call", CHAINS)
-def test_values_in_the_middle_have_the_gradient_of_the_rule(call, cls, door):
-    size, fn, plain = CHAINS[call]
-    agree(lambda b, x: fn(cls, b, x), plain, numbers(size, (2, 2)), door=door, twice=door == "eager")
+test_values_in_the_middle_have_the_gradient_of_the_rule = agreeing(
+    {
+        f"{call}, {name}": matrix_case(*case, cls=cls)
+        for call, case in CHAINS.items()
+        for name, cls in {"wrapping": Matrix, "bare": Bare}.items()
+    },
+    DEEP,
+    twice=["eager"],
+)
 
 
 def test_a_graph_that_is_kept():

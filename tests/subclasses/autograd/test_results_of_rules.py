@@ -8,7 +8,7 @@ import torch
 import subclasses
 from subclasses import inner, static
 from tests.doors import DOORS
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.autograd.judge import agreeing
 from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
@@ -57,20 +57,27 @@ CASES = {
 }
 
 
-@pytest.mark.sweep(20)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("cls", [Weighted, Refusing, Converting])
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_what_the_rule_computes(case, cls, door):
-    function, plain = CASES[case]
-    agree(
-        lambda v, w, y: function(cls(v, w), y), plain, numbers((3, 4), (3, 4), (4, 2)), door=door, zeros=False
-    )
-
-
-def test_they_are_differentiated_again():
-    agree(lambda v, w: Refusing(v, w).mean(1), lambda v, w: weighted_mean(v, w, 1), numbers((3, 4), (3, 4)),
-          twice=True)  # fmt: skip
+SIZES = [(3, 4), (3, 4), (4, 2)]
+CLASSES = {"mapped": Weighted, "refusing": Refusing, "converting": Converting}
+test_gradients_are_those_of_what_the_rule_computes = agreeing(
+    {
+        f"{case}, {name}": (lambda v, w, y, fn=fn, cls=cls: fn(cls(v, w), y), plain, SIZES)
+        for case, (fn, plain) in CASES.items()
+        for name, cls in CLASSES.items()
+    },
+    zeros=False,
+)
+test_they_are_differentiated_again = agreeing(
+    {
+        "a mean": (
+            lambda v, w: Refusing(v, w).mean(1),
+            lambda v, w: weighted_mean(v, w, 1),
+            SIZES[:2],
+        )
+    },
+    {"eager": DOORS["eager"]},
+    twice=["eager"],
+)
 
 
 def test_hooks_and_a_second_backward():
@@ -135,18 +142,17 @@ VIEWS = {
 }
 
 
-@pytest.mark.sweep(20)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("view", VIEWS)
-def test_plain_views_have_the_derivative_of_the_rule(view, door):
-    function = VIEWS[view]
-    agree(
-        lambda a, b: function(Quotient(a, b)),
-        lambda a, b: function(a / b),
-        numbers((2, 3), (2, 3)),
-        door=door,
-        twice=door != "stock",
-    )
+test_plain_views_have_the_derivative_of_the_rule = agreeing(
+    {
+        name: (
+            lambda a, b, view=view: view(Quotient(a, b)),
+            lambda a, b, view=view: view(a / b),
+            [(2, 3)] * 2,
+        )
+        for name, view in VIEWS.items()
+    },
+    twice=["eager", "desugar", "inside"],
+)
 
 
 def test_a_write_to_a_plain_view_is_refused():
@@ -253,15 +259,9 @@ ON_THE_WAY = {
 }
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("case", ON_THE_WAY)
-def test_what_a_rule_makes_leads_the_gradient_on(case, door):
-    agree(*ON_THE_WAY[case], numbers(2, 2), door=door)
-
-
-def test_they_lead_it_on_twice():
-    agree(*ON_THE_WAY["a plain operand"], numbers(2, 2), twice=True)
+test_what_a_rule_makes_leads_the_gradient_on = agreeing(
+    {name: (*fns, [2, 2]) for name, fns in ON_THE_WAY.items()}, twice=["eager"]
+)
 
 
 def test_outside_of_a_rule_they_are_raw():
