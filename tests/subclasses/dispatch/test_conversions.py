@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from subclasses import DispatchError, Outer, inner, static
-from tests.doors import COMPILED, DOORS
-from tests.subclasses.autograd.judge import agree
+from tests.doors import COMPILED
+from tests.subclasses.autograd.judge import agreeing
 from tests.subclasses.subjects import Pair, declare
 
 aten = torch.ops.aten
@@ -256,19 +256,18 @@ OF_CLASS = {
 }
 
 
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("name", READS)
-@pytest.mark.parametrize("cls", OF_CLASS)
-def test_gradients_meet(cls, name, door):
-    """A cotangent of the class is added to a plain one, which is pulled back through `materialize`."""
-    fn, (whole, leaves) = READS[name], OF_CLASS[cls]
-    agree(
-        lambda *parts: fn(cls(*parts), lambda x: x.unwrap()[0]),
-        lambda *parts: fn(whole(*parts), lambda x: parts[0]),
-        leaves,
-        door=door,
-    )
+# A cotangent of the class is added to a plain one, which is pulled back through `materialize`.
+test_gradients_meet = agreeing(
+    {
+        f"{whole.__name__}, {name}": (
+            lambda *parts, fn=fn, cls=cls: fn(cls(*parts), lambda x: x.unwrap()[0]),
+            lambda *parts, fn=fn, whole=whole: fn(whole(*parts), lambda x: parts[0]),
+            leaves,
+        )
+        for name, fn in READS.items()
+        for cls, (whole, leaves) in OF_CLASS.items()
+    }
+)
 
 
 def test_the_bits_are_disabled_again_after_an_error():

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import subclasses
 from subclasses import DispatchError, Outer, TensorSubclass, inner
-from tests.doors import DOORS, by_desugar, by_stock
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.doors import DOORS, by_desugar, by_stock, eager
+from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
@@ -28,23 +28,25 @@ Log = declare(
 Bare = declare(values=inner(differentiable=True))
 
 
-@pytest.mark.parametrize(
-    "door", [partial(by_stock, fullgraph=True), partial(by_desugar, fullgraph=True, strict=True), "eager"]
+def of_views(held):
+    x = Log(held)
+    return x[0].logs * 2, x.logs, x.t()[1].unwrap("logs")
+
+
+test_a_view_and_the_whole = agreeing(
+    {"views": (of_views, lambda held: (held[0] * 2, held, held[:, 1]), [(2, 3)])},
+    {"eager": eager, "stock": partial(by_stock, fullgraph=True), "desugar": partial(by_desugar, strict=True)},
 )
-def test_a_view_and_the_whole(door):
-    def fn(held):
-        x = Log(held)
-        return x[0].logs * 2, x.logs, x.t()[1].unwrap("logs")
-
-    agree(fn, lambda held: (held[0] * 2, held, held[:, 1]), numbers((2, 3)), door=door)
-
-
-def test_a_list_of_operands():
-    def fn(held):
-        x = Log(held)
-        return torch.cat([x, x]).logs, x.logs
-
-    agree(fn, lambda held: (torch.cat([held, held]), held), numbers(2))
+test_a_list_of_operands = agreeing(
+    {
+        "two": (
+            lambda held: (torch.cat([Log(held)] * 2).logs, Log(held).logs),
+            lambda held: (torch.cat([held, held]), held),
+            [2],
+        )
+    },
+    {"eager": eager},
+)
 
 
 def test_a_rule_that_returns_an_operand_leaves_it_as_it_is():
@@ -147,21 +149,22 @@ READS = {
 }
 
 
-kinds = pytest.mark.parametrize("kind", ["none", "op", "family", "tag", "function"])
+LOGS = {kind: logs_with(kind) for kind in ("none", "op", "family", "tag", "function")}
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("door", ["eager", "desugar"])
-@kinds
-@pytest.mark.parametrize("name", READS)
-def test_cotangents_are_added_whatever_the_rule_of_addition_says(name, kind, door):
-    run, Logs = DOORS[door](READS[name], fullgraph=True), logs_with(kind)
-    agree(lambda h: run(Logs(h)), lambda h: 3 * h.sum(), numbers(2))
+test_cotangents_are_added_whatever_the_rule_of_addition_says = agreeing(
+    {
+        f"{name}, {kind}": (lambda h, read=read, cls=cls: read(cls(h)), lambda h: 3 * h.sum(), [2])
+        for kind, cls in LOGS.items()
+        for name, read in READS.items()
+    },
+    {"eager": eager, "desugar": partial(by_desugar, fullgraph=True)},
+)
 
 
-@kinds
+@pytest.mark.parametrize("kind", LOGS)
 def test_gradients_accumulate_whatever_the_rule_of_addition_says(kind):
-    x = logs_with(kind)(torch.zeros(2)).requires_grad_()
+    x = LOGS[kind](torch.zeros(2)).requires_grad_()
     for _ in range(2):
         x.unwrap("log").sum().backward()
     assert x.grad.log.tolist() == [2, 2]
@@ -252,16 +255,17 @@ LOW = torch.tensor([-3.0, -2.0, 0.5, 0.2], dtype=torch.float64)
 HIGH = LOW + torch.tensor([2.5, 3.0, 1.5, 0.1], dtype=torch.float64)
 
 
-@pytest.mark.sweep(24)
-@pytest.mark.parametrize("cls", [Interval, Compared])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("door", DOORS)
-def test_gradients_are_those_of_each_inner_tensor(door, case, cls):
-    fn = CASES[case]
-    compiled = DOORS[door](lambda x: fn(x).unwrap())
-    agree(lambda low, high: compiled(cls(low, high)), lambda low, high: (fn(low), fn(high)), [LOW, HIGH])
-
-
+test_gradients_are_those_of_each_inner_tensor = agreeing(
+    {
+        f"{case}, {name}": (
+            lambda low, high, fn=fn, cls=cls: fn(cls(low, high)).unwrap(),
+            lambda low, high, fn=fn: (fn(low), fn(high)),
+            [LOW, HIGH],
+        )
+        for case, fn in CASES.items()
+        for name, cls in {"interval": Interval, "compared": Compared}.items()
+    }
+)
 Cubed, Boxed = declare(keywords={"fallback": "map"}), declare(keywords={"fallback": "map"})
 
 
@@ -280,21 +284,21 @@ def test_the_gradient_of_a_parameter_is_differentiated_again(nested, door):
     assert innermost(p.grad).item() == 27 + 18
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("door", DOORS)
-def test_attention_and_other_ops_of_several_operands(door):
-    """PyTorch's formula for attention leaves it to its kernel to see that a gradient is absent."""
+def attention(x, w):
+    x = F.layer_norm(x, x.shape[-1:], w[0, 0])
+    return F.conv1d(F.scaled_dot_product_attention(x, x + 1, x, is_causal=True).flatten(0, 1), w)
 
-    def run(x, w):
-        x = F.layer_norm(x, x.shape[-1:], w[0, 0])
-        return F.conv1d(F.scaled_dot_product_attention(x, x + 1, x, is_causal=True).flatten(0, 1), w)
 
-    compiled = DOORS[door](run)
-    agree(
-        lambda a, b, v, w: compiled(Interval(a, b), Interval(v, w)).unwrap(),
-        lambda a, b, v, w: (run(a, v), run(b, w)),
-        numbers(*((2, 3, 4, 8),) * 2, *((8, 4, 8),) * 2),
-    )
+# PyTorch's formula for attention leaves it to its kernel to see that a gradient is absent.
+test_attention_and_other_ops_of_several_operands = agreeing(
+    {
+        "attention": (
+            lambda a, b, v, w: attention(Interval(a, b), Interval(v, w)).unwrap(),
+            lambda a, b, v, w: (attention(a, v), attention(b, w)),
+            [*((2, 3, 4, 8),) * 2, *((8, 4, 8),) * 2],
+        )
+    }
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64])

@@ -75,8 +75,7 @@ class Net(nn.Module):
                 else cls(*(next(rest) if t.is_floating_point() else t for t in inners))
             )
             if cls is Pair:  # with a plain operand, its op would give that a Pair as gradient
-                a, b = (w * 2).unwrap()
-                w = a - b
+                w = torch.sub(*(w * 2).unwrap())
             x = x + F.linear(x, w).tanh()
         return x.square().mean()
 
@@ -119,6 +118,7 @@ OPTIMIZERS = {
     "AdamW": lambda p, **how: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1, **how),
     "Adagrad": lambda p, **how: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1, **how),
 }
+# Tried on all kinds at once.
 MORE_OPTIMIZERS = {
     "RMSprop": lambda p, **how: torch.optim.RMSprop(p, lr=0.1, momentum=0.9, centered=True, **how),
     "Adadelta": lambda p, **how: torch.optim.Adadelta(p, lr=0.1, **how),
