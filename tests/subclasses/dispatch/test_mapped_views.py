@@ -12,9 +12,10 @@ from torch import Tensor
 import subclasses
 from subclasses import DispatchError, Outer, inner, static
 from subclasses.dispatch.mapping import is_view
-from tests.doors import DOORS, by_desugar, by_stock
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.doors import DOORS, by_desugar, by_stock, eager
+from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import assert_same, declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 three_doors = pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
@@ -78,7 +79,7 @@ def test_a_view_is_a_view_of_each_inner_tensor(name):
 
 
 # The derivatives join the gradients of several results.
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_and_its_gradient_in_every_way(name, door):
@@ -95,10 +96,15 @@ def test_a_view_and_its_gradient_in_every_way(name, door):
         )
 
 
-def test_a_gradient_that_reaches_one_inner_tensor():
-    mean, deviation = (t.requires_grad_() for t in numbers((4, 3), (4, 3)))
-    VIEWS["t"](Located(mean, deviation)).unwrap("mean").square().sum().backward()
-    torch.testing.assert_close((mean.grad, deviation.grad), (2 * mean.detach(), torch.zeros(4, 3).double()))
+test_a_gradient_that_reaches_one_inner_tensor = agreeing(
+    {
+        "the first": (
+            lambda mean, deviation: Located(mean, deviation).t().unwrap("mean").square(),
+            lambda mean, deviation: mean.t().square(),
+            [(4, 3), (4, 3)],
+        )
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -161,19 +167,26 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("op", REFUSED)
-def test_every_other_op_names_itself_and_the_rule(op):
-    with pytest.raises(DispatchError) as caught:
-        REFUSED[op](located())
-    assert f"Located has no rule for {op}(" in str(caught.value)
-    assert f"@Located.implements(torch.ops.{op})" in str(caught.value)
-
-
-@pytest.mark.parametrize("op", ["aten.exp.default", "aten.add.Tensor"])
-@pytest.mark.parametrize("door", ["stock", "desugar"])
-def test_a_refusal_under_a_compiler_is_the_same(op, door):
-    with pytest.raises(Exception, match=r"@Located\.implements"):
-        DOORS[door](REFUSED[op])(located())
+test_every_other_op_names_itself_and_the_rule = raising(
+    {
+        op: (
+            lambda call=call: call(located()),
+            rf"Located has no rule for {op}\(.*@Located\.implements\(torch\.ops\.{op}\)",
+        )
+        for op, call in REFUSED.items()
+    }
+)
+test_a_refusal_under_a_compiler_is_the_same = raising(
+    {
+        f"{op}, {door}": (
+            lambda op=op, door=door: DOORS[door](REFUSED[op])(located()),
+            Exception,
+            r"@Located\.implements",
+        )
+        for op in ("aten.exp.default", "aten.add.Tensor")
+        for door in ("stock", "desugar")
+    }
+)
 
 
 def scaled():
@@ -208,10 +221,12 @@ def test_what_names_no_dim_maps_whatever_the_sizes():
     assert (half.dtype, half.qdata.dtype, half.scale.dtype) == (torch.float16, torch.int8, torch.float16)
 
 
-@pytest.mark.parametrize("fn", [torch.ones_like, torch.zeros_like, lambda w: w.new_ones(2), torch.rand_like])
-def test_a_class_that_says_its_value_is_not_filled_inner_by_inner(fn):
-    with pytest.raises(DispatchError, match=r"@Scaled\.implements"):
-        fn(scaled())
+test_a_class_that_says_its_value_is_not_filled_inner_by_inner = raising(
+    [
+        (lambda fn=fn: fn(scaled()), r"@Scaled\.implements")
+        for fn in (torch.ones_like, torch.zeros_like, lambda w: w.new_ones(2), torch.rand_like)
+    ]
+)
 
 
 def test_a_rule_of_the_class_comes_first():
@@ -220,22 +235,27 @@ def test_a_rule_of_the_class_comes_first():
     assert w.t().scale.shape == (1, 4)
 
 
-def test_an_outer_size_that_does_not_follow_is_refused():
-    x = Repeated(torch.ones(4, 3))
-    with pytest.raises(
-        DispatchError, match=r"the result is a Repeated of size \(4, 3\).*'row' has size \(3, 4\)"
-    ):
-        x.t()
+test_an_outer_size_that_does_not_follow_is_refused = raising(
+    [
+        (
+            lambda: Repeated(torch.ones(4, 3)).t(),
+            r"the result is a Repeated of size \(4, 3\).*'row' has size \(3, 4\)",
+        )
+    ]
+)
+
+STEPS = {
+    **dict.fromkeys(["aten.transpose.int", "aten.zeros_like.default"], "views"),
+    **dict.fromkeys(["aten.t_.default", "aten.view.default"], "views"),
+    **dict.fromkeys(["aten.exp.default", "aten.as_strided_.default"], "error"),
+    "aten.clone.default": "structure",
+}
 
 
 def test_coverage_tells_views_from_errors():
-    steps = subclasses.coverage(Located).steps
-    assert steps["aten.transpose.int"] == steps["aten.zeros_like.default"] == "views"
-    assert steps["aten.t_.default"] == steps["aten.view.default"] == "views"
-    assert steps["aten.exp.default"] == steps["aten.as_strided_.default"] == "error"
-    assert steps["aten.clone.default"] == "structure"
+    found = subclasses.coverage(Located)
+    assert {op: found.steps[op] for op in STEPS} == STEPS and "views" in str(found)
     assert subclasses.coverage(Scaled).steps["aten.zeros_like.default"] == "error"
-    assert "views" in str(subclasses.coverage(Located))
 
 
 def test_no_op_that_computes_counts_as_a_view():
@@ -321,29 +341,33 @@ def test_dims_are_those_of_the_value(name, door):
     torch.testing.assert_close(y.unwrap(), (of_inner(x.turn), of_inner(x.shift)))
 
 
-@pytest.mark.parametrize("name", [n for n in OF_DIMS if n not in ("split", "unbind")])
-def test_gradients_of_dims(name):
-    run, of_inner = OF_DIMS[name]
-    agree(
-        lambda turn, shift: run(Poses(turn, shift)).unwrap(),
-        lambda turn, shift: (of_inner(turn), of_inner(shift)),
-        numbers((2, 4, 3, 3), (2, 4, 3)),
-    )
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda x: x.sum(),
-        lambda x: x.mean(),
-        lambda x: x.diagonal(),
-        lambda x: x.tril(),
-        lambda x: x.amax(),
-    ],
+test_gradients_of_dims = agreeing(
+    {
+        name: (
+            lambda turn, shift, run=run: run(Poses(turn, shift)).unwrap(),
+            lambda turn, shift, plain=plain: (plain(turn), plain(shift)),
+            [(2, 4, 3, 3), (2, 4, 3)],
+        )
+        for name, (run, plain) in OF_DIMS.items()
+        if name not in ("split", "unbind")
+    },
+    {"eager": eager},
 )
-def test_what_would_change_further_dims_is_refused(run):
-    with pytest.raises(DispatchError, match=r"further dims of 'turn'.*Name dims of the value.*write a rule"):
-        run(poses())
+test_what_would_change_further_dims_is_refused = raising(
+    [
+        (
+            lambda run=run: run(poses()),
+            r"further dims of 'turn'.*Name dims of the value.*write a rule",
+        )
+        for run in (
+            lambda x: x.sum(),
+            lambda x: x.mean(),
+            lambda x: x.diagonal(),
+            lambda x: x.tril(),
+            lambda x: x.amax(),
+        )
+    ]
+)
 
 
 # Quadratic forms by their centre and matrix; the size is that of a batch of them.
@@ -366,32 +390,41 @@ PICKS = {
 }
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("pick", PICKS)
-def test_an_index_picks_rows_with_their_further_dims(pick, door):
-    run = DOORS[door](PICKS[pick])
-
-    def picked(centre, matrix):
-        out = run(Forms(centre, matrix))
-        assert type(out) is Forms and out.shape == PICKS[pick](torch.rand(4)).shape
-        return out.centre, out.matrix
-
-    agree(picked, lambda *parts: tuple(map(PICKS[pick], parts)), numbers((4, 2), (4, 2, 2)))
+test_an_index_picks_rows_with_their_further_dims = agreeing(
+    {
+        name: (
+            lambda centre, matrix, pick=pick: pick(Forms(centre, matrix)).unwrap(),
+            lambda centre, matrix, pick=pick: (pick(centre), pick(matrix)),
+            [(4, 2), (4, 2, 2)],
+        )
+        for name, pick in PICKS.items()
+    }
+)
 
 
-def test_an_outer_that_shows_further_dims_is_named():
-    x = Forms(torch.rand(4, 2), torch.rand(4, 2, 2), leaves_out=False)
-    told = r"Forms\.outer gives size \(2,\) .*Let outer take those alone, as in Outer\(centre\.shape\[:-1\]\)"
-    for call in (lambda x: x[1], lambda x: x.sum(dim=0), lambda x: x.unbind()):
-        with pytest.raises(DispatchError, match=told):
-            call(x)
-    x = Forms(torch.rand(4, 2), torch.rand(4, 2, 2))
+def forms(**how):
+    return Forms(torch.rand(4, 2), torch.rand(4, 2, 2), **how)
+
+
+test_an_outer_that_shows_further_dims_is_named = raising(
+    [
+        (
+            lambda call=call: call(forms(leaves_out=False)),
+            r"Forms\.outer gives size \(2,\) .*Let outer take those alone, as in Outer\(centre\.shape\[:-1\]\)",
+        )
+        for call in (lambda x: x[1], lambda x: x.sum(dim=0), lambda x: x.unbind())
+    ]
+)
+
+
+def test_an_outer_that_leaves_them_out():
+    x = forms()
     assert x[1].shape == x.sum(dim=0).shape == () and len(x.unbind()) == 4
+    assert [pick(x).shape for pick in PICKS.values()] == [(2,), (3,), (2, 2), (0,)]
 
 
 def test_operands_that_share_memory_are_no_matter_of_sizes():
-    x = Forms(torch.rand(4, 2), torch.rand(4, 2, 2))
+    x = forms()
     with pytest.raises(RuntimeError, match=r"^unsupported operation: .*Please clone\(\) the tensor"):
         x[torch.tensor([True, False, False, True])] = x[1:2]
 
@@ -432,19 +465,22 @@ NAMING = {
 }
 
 
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("door", ["eager", "desugar"])
-@pytest.mark.parametrize("op", NAMING)
-@pytest.mark.parametrize("kind", OTHER_SIZES)
-def test_what_names_dims_or_sizes_is_refused_on_an_inner_tensor_of_another_size(kind, op, door):
-    """The same dims mean other elements there: a sum over rows, the half of an image, a gradient by another size."""
-    words = (
-        r"has other elements where the op names dims, sizes or all.*write a rule: @(Parts|Wide)\.implements"
+# The same dims mean other elements there: a sum over rows, the half of an image, a gradient by another size.
+test_what_names_dims_or_sizes_is_refused_on_an_inner_tensor_of_another_size = pytest.mark.sweep(8)(
+    raising(
+        {
+            f"{kind}, {op}, {door}": (
+                lambda make=make, op=op, door=door: DOORS[door](NAMING[op])(make()),
+                DispatchError if door == "eager" else Exception,
+                r"has other elements where the op names dims, sizes or all.*write a rule: @(Parts|Wide)\.implements"
+                + ("|has other elements|upsample" if (kind, op) == ("a scale", "interpolate") else ""),
+            )
+            for kind, make in OTHER_SIZES.items()
+            for op in NAMING
+            for door in ("eager", "desugar")
+        }
     )
-    if kind == "a scale" and op == "interpolate":
-        words = "has other elements|upsample"
-    with pytest.raises(DispatchError if door == "eager" else Exception, match=words):
-        DOORS[door](NAMING[op])(OTHER_SIZES[kind]())
+)
 
 
 def check_mapped(fn, x):
@@ -501,30 +537,40 @@ WITH_PLAIN = {
 }
 
 
-@pytest.mark.parametrize("op", WITH_PLAIN)
-@pytest.mark.parametrize("kind", PLAIN)
-def test_a_plain_operand_has_no_elements_of_an_inner_tensor_of_another_size(kind, op):
-    make, plain = PLAIN[kind]
-    with pytest.raises(DispatchError, match=r"has other elements than a plain operand.*write a rule"):
-        WITH_PLAIN[op](make(), plain)
+test_a_plain_operand_has_no_elements_of_an_inner_tensor_of_another_size = raising(
+    {
+        f"{kind}, {op}": (
+            lambda call=call, make=make, plain=plain: call(make(), plain),
+            r"has other elements than a plain operand.*write a rule",
+        )
+        for kind, (make, plain) in PLAIN.items()
+        for op, call in WITH_PLAIN.items()
+    }
+)
 
 
-def test_a_plain_operand_of_the_size_of_each():
+# A rotation for each number, without an `outer`.
+ROTATED = Parts(torch.rand(4), torch.rand(4, 3, 3))
+test_further_dims_without_an_outer = raising(
+    [
+        (
+            lambda run=run: run(ROTATED),
+            r"further dims of 'second'|has other elements than a plain",
+        )
+        for run in (
+            lambda x: x.sum(),
+            lambda x: x.roll(1),
+            lambda x: x.unfold(0, 2, 1),
+            lambda x: F.mse_loss(x, torch.ones(4)),
+        )
+    ]
+)
+
+
+def test_what_names_dims_of_the_value():
+    assert ROTATED.sum(-1).second.shape == (3, 3)
+    assert torch.equal(ROTATED.roll(1, 0).second, ROTATED.second.roll(1, 0))
     check_mapped(lambda t: t * torch.ones(3), Parts(torch.rand(4, 3), torch.rand(3)))
-
-
-def test_further_dims_without_an_outer():
-    x = Parts(torch.rand(4), torch.rand(4, 3, 3))
-    assert x.sum(-1).second.shape == (3, 3)
-    for run in (
-        lambda x: x.sum(),
-        lambda x: x.roll(1),
-        lambda x: x.unfold(0, 2, 1),
-        lambda x: F.mse_loss(x, torch.ones(4)),
-    ):
-        with pytest.raises(DispatchError, match=r"further dims of 'second'|has other elements than a plain"):
-            run(x)
-    assert torch.equal(x.roll(1, 0).second, x.second.roll(1, 0))
 
 
 # ---- views that torch.compile remakes ----------------------------------------------------------------------

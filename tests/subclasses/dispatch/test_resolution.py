@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 
 import pytest
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from subclasses import DispatchError, inner, strict
 from subclasses.dispatch.resolution import choose_plan
-from tests.doors import COMPILED
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.doors import COMPILED, DOORS
+from tests.subclasses.autograd.judge import agreeing, numbers
 from tests.subclasses.subjects import (
     FACTORIES,
     Hostile,
@@ -30,6 +31,7 @@ from tests.subclasses.subjects import (
     make_int8,
     make_pair,
 )
+from tests.tables import giving, raising
 
 modes = pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 aten = torch.ops.aten
@@ -83,18 +85,29 @@ def test_map_is_eager_on_each_inner_tensor(case, mode):
         assert_same(fn(Nested(x, x.a)), Nested(fn(x), fn(x.a)))
 
 
-@pytest.mark.sweep(12)
-@pytest.mark.parametrize("case", MAPPED)
-def test_map_under_torch_compile(case):
-    fn, x = MAPPED[case], make_pair()
-    assert_same(torch.compile(fn, backend="aot_eager", fullgraph=True)(x), fn(x))
-
-
-@pytest.mark.parametrize("case", [c for c in MAPPED if c not in ("keyword tensor", "like", "new")])
-def test_gradients_of_mapped_ops(case):
-    fn = MAPPED[case]
-    given = numbers((3, 4), (3, 4), dtype=torch.float32)
-    agree(lambda a, b: fn(Pair(a, b)).unwrap(), lambda a, b: (fn(a), fn(b)), given)
+COMPLEX = [torch.randn(3, dtype=torch.complex64)] * 2
+test_gradients_of_mapped_ops = agreeing(
+    {
+        case: (
+            lambda a, b, fn=fn: fn(Pair(a, b)).unwrap(),
+            lambda a, b, fn=fn: (fn(a), fn(b)),
+            numbers((3, 4), (3, 4), dtype=torch.float32),
+        )
+        for case, fn in MAPPED.items()
+        if case not in ("keyword tensor", "like", "new")
+    },
+    {name: DOORS[name] for name in ("eager", "stock")},
+)
+test_gradients_of_complex_values = agreeing(
+    {
+        "a product": (
+            lambda a, b: torch.view_as_real(Pair(a, b) * Pair(a, b) * (1 + 2j)).unwrap(),
+            lambda a, b: [torch.view_as_real(t * t * (1 + 2j)) for t in (a, b)],
+            COMPLEX,
+        )
+    },
+    {"eager": DOORS["eager"]},
+)
 
 
 def test_absent_inner_tensors_metadata_and_an_outer_size_of_ones_own_are_kept():
@@ -105,35 +118,54 @@ def test_absent_inner_tensors_metadata_and_an_outer_size_of_ones_own_are_kept():
     assert_same(Rows(torch.ones(4), count=3) * 2, Rows(torch.full((4,), 2.0), count=3))
 
 
-@pytest.mark.parametrize(
-    "other", [{"tag": "u"}, {"mode": 1}, {"length": 6}, {"tag": "t", "length": 6}], ids=str
+def disagreeing(*values):
+    return Pair(*(torch.tensor(v) for v in values))
+
+
+def ints():
+    return declare(name="Ints", keywords={"fallback": "map"}, a=inner(dtype=torch.int64))(torch.arange(3))
+
+
+test_what_inner_tensors_share_must_agree = raising(
+    {
+        **{
+            f"{other}, {name}": (
+                lambda op=op, other=other: op(
+                    Tagged(torch.ones(3), tag="t", length=5),
+                    Tagged(torch.ones(3), **({"tag": "t", "length": 5} | other)),
+                ),
+                r"on two Tagged with different metadata.*Tagged.implements",
+            )
+            for other in ({"tag": "u"}, {"mode": 1}, {"length": 6}, {"tag": "t", "length": 6})
+            for name, op in {"emitted": torch.add, "general": lambda x, y: torch.cat([x, y])}.items()
+        },
+        "a number": (lambda: disagreeing(2.0, 3.0).item(), "inner tensors of a Pair disagree"),
+        "a size": (lambda: disagreeing([0.0, 1.0], [1.0, 3.0]).nonzero(), "give results of sizes"),
+        "a declared dtype": (
+            lambda: ints() / 2,
+            r"makes Ints.a torch.float32, which is declared torch.int64",
+        ),
+    }
 )
-@pytest.mark.parametrize("op", [torch.add, lambda x, y: torch.cat([x, y])], ids=["emitted", "general"])
-def test_different_metadata_is_refused(other, op):
-    x = Tagged(torch.ones(3), tag="t", length=5)
-    y = Tagged(torch.ones(3), **({"tag": "t", "length": 5} | other))
-    with pytest.raises(DispatchError, match=r"on two Tagged with different metadata.*Tagged.implements"):
-        op(x, y)
-
-
-def test_answers_that_are_no_tensors_must_agree():
-    x = Pair(torch.ones(2), torch.ones(2))
-    assert torch.equal(x, x) and not torch.equal(x, x + 1)
-    assert Pair(torch.tensor(2.0), torch.tensor(2.0)).item() == 2
-    assert Pair(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 3.0])).nonzero().a.tolist() == [[1]]
-    for call, words in (
-        (Pair(torch.tensor(2.0), torch.tensor(3.0)).item, "inner tensors of a Pair disagree"),
-        (Pair(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0])).nonzero, "give results of sizes"),
-    ):
-        with pytest.raises(DispatchError, match=words):
-            call()
-
-
-def test_a_declared_dtype_is_kept():
-    x = declare(name="Ints", keywords={"fallback": "map"}, a=inner(dtype=torch.int64))(torch.arange(3))
-    assert (x * 2).a.tolist() == [0, 2, 4]
-    with pytest.raises(DispatchError, match=r"makes Ints.a torch.float32, which is declared torch.int64"):
-        x / 2
+ONES = Pair(torch.ones(2), torch.ones(2))
+test_answers_that_are_no_tensors = giving(
+    {
+        "equal": (lambda: [torch.equal(ONES, ONES), torch.equal(ONES, ONES + 1)], [True, False]),
+        "item": (lambda: disagreeing(2.0, 2.0).item(), 2),
+        "nonzero": (lambda: disagreeing([0.0, 1.0], [0.0, 3.0]).nonzero().a.tolist(), [[1]]),
+        "a declared dtype": (lambda: (ints() * 2).a.tolist(), [0, 2, 4]),
+        "integers that are emptied": (
+            lambda: torch.empty_like(
+                Int8Weight(torch.tensor([[3]]).to(torch.int8), torch.ones(1))
+            ).qdata.item(),
+            3,
+        ),
+        "a subclass of the class": (
+            lambda: (Ruled(torch.ones(2)) + declare(Ruled)(torch.ones(2))).held.tolist(),
+            [2, 2],
+        ),
+    }
+)
 
 
 def test_lazy_bits_are_carried_out():
@@ -149,14 +181,6 @@ def test_lazy_bits_are_carried_out():
         (x, c.conj()),
     ):
         assert (made * 2).a.equal(expected * 2)
-
-
-def test_gradients_of_complex_values():
-    c = torch.randn(3, dtype=torch.complex64)
-    x, plain = Pair(c, c).requires_grad_(), c.clone().requires_grad_()
-    for leaf in (x, plain):
-        torch.view_as_real(leaf * leaf * (1 + 2j)).sum().backward()
-    torch.testing.assert_close(x.grad.a, plain.grad)
 
 
 OPS = [
@@ -311,12 +335,16 @@ def test_a_hostile_class_runs_what_keeps_structure(case, mode):
         assert (out.shape, out.dtype, out.device) == (expected.shape, expected.dtype, expected.device)
 
 
-@pytest.mark.parametrize("case", [c for c in MAPPED if c not in ("dtype",)])
-def test_a_hostile_class_refuses_the_rest(case):
-    with pytest.raises(
-        DispatchError, match=r"Hostile has no rule for aten.*@Hostile.implements\(torch.ops.aten"
-    ):
-        MAPPED[case](Hostile(torch.randn(3, 4)))
+test_a_hostile_class_refuses_the_rest = raising(
+    {
+        case: (
+            lambda fn=fn: fn(Hostile(torch.randn(3, 4))),
+            r"Hostile has no rule for aten.*@Hostile.implements\(torch.ops.aten",
+        )
+        for case, fn in MAPPED.items()
+        if case != "dtype"
+    }
+)
 
 
 def test_the_error_is_a_not_implemented_error_and_names_what_came():
@@ -421,23 +449,7 @@ def test_dtype_changes_the_inner_tensors_that_have_the_outer_one():
     assert x.to(torch.float32) is x and x.to(torch.float32, copy=True) is not x
 
 
-def test_a_dtype_that_the_class_cannot_take_on():
-    with pytest.raises(DispatchError, match=r"no rule for aten._to_copy"):
-        declare(a=inner(dtype=torch.float32))(torch.ones(2)).half()
-
-
-def test_integers_stay_when_emptied():
-    x = make_int8()
-    assert torch.empty_like(x).qdata.equal(x.qdata)
-
-
 # ---- other subclasses in the same call ---------------------------------------------------------------------
-
-
-def test_an_unknown_subclass_is_asked_first():
-    with pytest.raises(TypeError, match=r"[Mm]ultiple dispatch failed|no implementation found"):
-        torch.add(make_pair(), declare()(torch.ones(3, 4)))
-    assert (Ruled(torch.ones(2)) + declare(Ruled)(torch.ones(2))).held.tolist() == [2, 2]
 
 
 def test_a_wrapper_inside_a_wrapper_may_meet_its_inner_class():
@@ -460,14 +472,16 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("name", MIXED)
-def test_values_of_a_class_and_its_base_are_not_mixed(name):
-    """Mapped over the inner tensors of one, the other would be an operand of each of them."""
-    x, y = Pair(*torch.ones(2, 2)), Child(*torch.ones(3, 2))
-    with pytest.raises(
-        DispatchError, match="on a Child and a Pair: an op is mapped over the inner tensors of values"
-    ):
-        MIXED[name](x, y)
+# Mapped over the inner tensors of one, the other would be an operand of each of them.
+test_values_of_a_class_and_its_base_are_not_mixed = raising(
+    {
+        name: (
+            lambda call=call: call(Pair(*torch.ones(2, 2)), Child(*torch.ones(3, 2))),
+            "on a Child and a Pair: an op is mapped over the inner tensors of values",
+        )
+        for name, call in MIXED.items()
+    }
+)
 
 
 def test_an_inner_value_of_the_base_is_shared_as_it_is():
@@ -499,21 +513,44 @@ CALLS = {
 NONE = r"none of the classes has a rule.*@O\w+\.implements\(torch\.ops\.aten"
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("one", ["map", "materialize", "error"])
-@pytest.mark.parametrize("other", ["map", "materialize"])
-def test_an_op_that_both_leave_to_the_other(call, one, other):
-    x, y = values_of_two_classes(one, other)
-    for operands in ((x, y), (y, x)):
-        with pytest.raises(DispatchError, match=NONE):
-            CALLS[call](*operands)
-
-
-@pytest.mark.parametrize("door", ["stock", "desugar"])
-@pytest.mark.parametrize("call", ["==", "!="])
-def test_equality_of_two_classes_compiled(call, door):
-    with pytest.raises(DispatchError, match=NONE):
-        COMPILED[door](CALLS[call])(*values_of_two_classes())
+test_an_op_that_no_class_has = raising(
+    {
+        **{
+            f"{name}, {one}, {other}, {step}": (
+                lambda call=call, one=one, other=other, step=step: call(
+                    *list(values_of_two_classes(one, other))[::step]
+                ),
+                NONE,
+            )
+            for name, call in CALLS.items()
+            for one in ("map", "materialize", "error")
+            for other in ("map", "materialize")
+            for step in (1, -1)
+        },
+        **{
+            f"{name}, {door}": (
+                lambda name=name, door=door: COMPILED[door](CALLS[name])(*values_of_two_classes()),
+                NONE,
+            )
+            for name in ("==", "!=")
+            for door in ("stock", "desugar")
+        },
+        "an operator": (
+            lambda: operator.add(*values_of_two_classes()),
+            TypeError,
+            "unsupported operand",
+        ),
+        "a class that is unknown": (
+            lambda: torch.add(make_pair(), declare()(torch.ones(3, 4))),
+            TypeError,
+            r"[Mm]ultiple dispatch failed|no implementation found",
+        ),
+        "a dtype": (
+            lambda: declare(a=inner(dtype=torch.float32))(torch.ones(2)).half(),
+            r"no rule for aten._to_copy",
+        ),
+    }
+)
 
 
 @pytest.mark.parametrize("call", ["==", "torch.equal", "torch.cat"])
@@ -531,9 +568,3 @@ def test_the_advice_for_two_classes(call):
     CALLS[call](x, y)
     CALLS[call](y, x)
     assert len(found) == 2
-
-
-def test_operators_of_two_classes_are_pythons_error():
-    x, y = values_of_two_classes()
-    with pytest.raises(TypeError, match="unsupported operand"):
-        x + y

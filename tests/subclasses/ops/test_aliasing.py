@@ -8,8 +8,9 @@ from hypothesis import given, strategies as st
 
 from subclasses import DispatchError, dynamic, inner
 from tests.doors import DOORS
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.autograd.judge import agreeing
 from tests.subclasses.subjects import Nested, Pair, assert_same, declare, make_pair
+from tests.tables import raising
 
 aten = torch.ops.aten
 
@@ -50,10 +51,8 @@ def test_views_made_in_another_mode_than_their_base(mode):
     with mode():
         v, w = (x[1:].t().mul_(2) for x in (p, t))
     assert p.a.equal(t) and v._base is p
-    for a, b in ((v, w), (p, t)):
-        assert fact_of(a, "_is_view", "_version", "is_inference") == fact_of(
-            b, "_is_view", "_version", "is_inference"
-        )
+    facts = "_is_view", "_version", "is_inference"
+    assert [fact_of(x, *facts) for x in (v, p)] == [fact_of(x, *facts) for x in (w, t)]
 
 
 VIEW_OPS = {
@@ -115,30 +114,39 @@ def test_any_chain_of_views_and_writes(chain):
 # ---- autograd through in-place ops -------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(8)
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda y: y.view(12)[2:5].mul_(3),
-        lambda y: y.mul_(2),
-        lambda y: y[1].add_(y[0]),
-        lambda y: y.t().exp_(),
-        lambda y: y.copy_(y * 5),
-        lambda y: y.__setitem__((slice(None), 1), 0.0),
-        lambda y: y.unbind(0)[0].detach().add_(1),
-        lambda y: y.relu_(),
-        lambda y: y.squeeze(0).unsqueeze_(0).mul_(2),
-    ],
-)
-@pytest.mark.parametrize("door", ["eager", "stock"])
-def test_gradients_through_writes(write, door):
+WRITTEN = {
+    "a view": lambda y: y.view(12)[2:5].mul_(3),
+    "itself": lambda y: y.mul_(2),
+    "a row": lambda y: y[1].add_(y[0]),
+    "a transpose": lambda y: y.t().exp_(),
+    "a copy": lambda y: y.copy_(y * 5),
+    "a column": lambda y: y.__setitem__((slice(None), 1), 0.0),
+    "a detached row": lambda y: y.unbind(0)[0].detach().add_(1),
+    "relu": lambda y: y.relu_(),
+    "its size": lambda y: y.squeeze(0).unsqueeze_(0).mul_(2),
+}
+
+
+def squared_after(write):
     def fn(x):
         y = x * 2
         write(y)
         return y * y
 
-    run = DOORS[door](fn, fullgraph=True)
-    agree(lambda a, b: run(Pair(a, b)).unwrap(), lambda a, b: (fn(a), fn(b)), numbers((3, 4), (3, 4)))
+    return fn
+
+
+test_gradients_through_writes = agreeing(
+    {
+        name: (
+            lambda a, b, fn=fn: fn(Pair(a, b)).unwrap(),
+            lambda a, b, fn=fn: (fn(a), fn(b)),
+            [(3, 4), (3, 4)],
+        )
+        for name, fn in ((name, squared_after(write)) for name, write in WRITTEN.items())
+    },
+    {name: DOORS[name] for name in ("eager", "stock")},
+)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +158,7 @@ def test_gradients_through_writes(write, door):
         lambda x: ((y := x * 2), (z := y.sin()), y.add_(1), z.sum().backward()),
         lambda x: x.view(7),
         lambda x: (x * 2).expand(2, 3, 4).add_(1),
-        lambda x: write_to_a_no_grad_view(x),
+        lambda x: torch.no_grad()(lambda y: y[0])(x * 1).zero_(),
     ],
 )
 def test_errors_are_those_of_a_plain_tensor(wrong):
@@ -158,13 +166,6 @@ def test_errors_are_those_of_a_plain_tensor(wrong):
         with pytest.raises(RuntimeError) as caught:
             wrong(x.requires_grad_())
         assert type(caught.value) is RuntimeError
-
-
-def write_to_a_no_grad_view(x):
-    y = x * 1
-    with torch.no_grad():
-        v = y[0]
-    v.zero_()
 
 
 def test_inner_versions_rise_with_the_outer():
@@ -210,19 +211,21 @@ def test_out_is_resized_inside_and_outside(mode):
         assert r.shape == r.a.shape == r.b.shape == (3, 3)
 
 
-def test_a_wrapper_is_never_written_into_a_plain_tensor():
-    p, t = twins()
-    for write in (
-        lambda: t.add_(p),
-        lambda: torch.add(p, 1, out=t),
-        lambda: t.copy_(p),
-        lambda: torch._foreach_add_([t], [p]),
-        lambda: t.index_copy_(0, torch.tensor([0, 1, 2]), p),
-    ):
-        before = t.clone()
-        with pytest.raises(DispatchError, match="would write a Pair into a plain tensor"):
-            write()
-        assert t.equal(before)
+INTO_PLAIN = {
+    "add_": lambda t, p: t.add_(p),
+    "out": lambda t, p: torch.add(p, 1, out=t),
+    "copy_": lambda t, p: t.copy_(p),
+    "foreach": lambda t, p: torch._foreach_add_([t], [p]),
+    "index_copy_": lambda t, p: t.index_copy_(0, torch.tensor([0, 1, 2]), p),
+}
+
+
+@pytest.mark.parametrize("write", INTO_PLAIN)
+def test_a_wrapper_is_never_written_into_a_plain_tensor(write):
+    zeros = torch.zeros(3, 4)
+    with pytest.raises(DispatchError, match="would write a Pair into a plain tensor"):
+        INTO_PLAIN[write](zeros, make_pair())
+    assert not zeros.any()
 
 
 def test_copying_onto_each_other():
@@ -379,12 +382,15 @@ def test_equal_integers_are_not_written(made):
 # ---- messages ----------------------------------------------------------------------------------------------
 
 
-def test_a_reshape_that_an_inner_tensor_cannot_view():
-    x = Pair(torch.rand(3, 4), torch.rand(4, 3).t())
-    with pytest.raises(RuntimeError, match=r"of one of its inner tensors.*x\.clone\(memory_format"):
-        x.reshape(-1)
-    flat = x.clone(memory_format=torch.contiguous_format).reshape(-1)
-    assert torch.equal(flat.b, x.b.reshape(-1))
+UNEVEN = Pair(torch.rand(3, 4), torch.rand(4, 3).t())
+test_a_reshape_that_an_inner_tensor_cannot_view = raising(
+    [(lambda: UNEVEN.reshape(-1), RuntimeError, r"of one of its inner tensors.*x\.clone\(memory_format")]
+)
+
+
+def test_a_contiguous_copy_can_be_viewed():
+    flat = UNEVEN.clone(memory_format=torch.contiguous_format).reshape(-1)
+    assert torch.equal(flat.b, UNEVEN.b.reshape(-1))
 
 
 def test_a_state_that_does_not_fit_says_how_to_load_it():
