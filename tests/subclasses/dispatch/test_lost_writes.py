@@ -10,8 +10,9 @@ from torch import Tensor, nn
 import subclasses
 from subclasses import DispatchError, TensorSubclass, inner
 from tests.doors import COMPILED, DOORS
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.autograd.judge import agreeing
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 
@@ -104,12 +105,13 @@ WRITTEN = {
 MEMORY = r"returned a value with memory of its own.*x\.number\.copy_"
 
 
-@pytest.mark.parametrize("rule", LOST)
-@pytest.mark.parametrize("op", OPS)
-def test_a_new_value_in_place_of_the_written_one_is_refused(op, rule):
-    key, write = OPS[op]
-    with pytest.raises(DispatchError, match=MEMORY):
-        write(ruled(key, LOST[rule]))
+test_a_new_value_in_place_of_the_written_one_is_refused = raising(
+    {
+        f"{op}, {rule}": (lambda key=key, write=write, rule=rule: write(ruled(key, LOST[rule])), MEMORY)
+        for op, (key, write) in OPS.items()
+        for rule in LOST
+    }
+)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -126,23 +128,27 @@ def test_a_new_value_that_shares_an_inner_tensor_of_ints_is_refused(grad):
     assert x.detach().number.tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("grad", [False, True])
-def test_a_rule_that_assigns_inner_tensors(grad):
-    def assign(func, x, y):
-        x.number = x.number * y
-        return x
+def assign(func, x, y):
+    x.number = x.number * y
+    return x
 
-    cls = declare(keywords={"fallback": "map"}, number=inner(), rules={aten.mul_.Tensor: assign})
 
-    def multiplied(t):
-        x = cls(t * 1)
-        assert x.mul_(2 * t) is x
-        return x.unwrap("number")
+Assigning = declare(keywords={"fallback": "map"}, number=inner(), rules={aten.mul_.Tensor: assign})
+test_the_gradient_of_a_rule_that_assigns_inner_tensors = agreeing(
+    {
+        "a product": (
+            lambda t: Assigning(t * 1).mul_(2 * t).unwrap("number"),
+            lambda t: 2 * t * t,
+            [2],
+        )
+    },
+    {"eager": DOORS["eager"]},
+)
 
-    if grad:
-        agree(multiplied, lambda t: 2 * t * t, numbers(2))
-    else:
-        assert multiplied(torch.full((2,), 3.0)).tolist() == [18, 18]
+
+def test_a_rule_that_assigns_inner_tensors():
+    x = Assigning(torch.full((2,), 3.0))
+    assert x.mul_(torch.full((2,), 6.0)) is x and x.number.tolist() == [18, 18]
 
 
 @pytest.mark.parametrize("rule", WRITTEN)
@@ -154,18 +160,26 @@ def test_what_was_written_is_returned_in_any_form(op, rule):
     assert x.number.tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("rule", WRITTEN)
-@pytest.mark.parametrize("op", ["an op", "an operator"])
-def test_what_was_written_has_a_gradient_in_any_form(op, rule):
+def written(rule, op):
     key, write = OPS[op]
     cls = type(ruled(key, WRITTEN[rule]))
 
-    def written(t):
+    def of_value(t):
         x = cls(t * 1)
         write(x)
         return x.unwrap("number"), x.detach().number
 
-    agree(written, lambda t: (2 * t, 2 * t.detach()), numbers(2))
+    return of_value
+
+
+test_what_was_written_has_a_gradient_in_any_form = agreeing(
+    {
+        f"{rule}, {op}": (written(rule, op), lambda t: (2 * t, 2 * t.detach()), [2])
+        for rule in WRITTEN
+        for op in ("an op", "an operator")
+    },
+    {"eager": DOORS["eager"]},
+)
 
 
 @pytest.mark.parametrize("door", COMPILED)
@@ -240,38 +254,41 @@ Copied = declare(
 )
 
 
-def add_to(x, index, value):
-    x[index] += value
+def set_item(index, value):
+    return lambda x: x.__setitem__(index, value)
 
 
 ITEMS = {
-    "a column": (lambda: Rows(torch.ones(3, 4)), lambda x: x.__setitem__((slice(None), 1), torch.zeros(3))),
-    "a number": (lambda: Rows(torch.ones(3, 4)), lambda x: x.__setitem__((slice(None), 1), 7.0)),
-    "columns": (lambda: Rows(torch.ones(3, 4)), lambda x: x.__setitem__((slice(None), slice(1, 3)), 7.0)),
-    "an added number": (lambda: Rows(torch.ones(3, 4)), lambda x: add_to(x, (slice(None), 1), 5)),
-    "a product": (lambda: Product(torch.ones(3), torch.ones(3)), lambda x: x.__setitem__(0, 5.0)),
-    "a copy": (lambda: Copied(torch.ones(3)), lambda x: x.__setitem__(0, Copied(torch.tensor(2.0)))),
+    "a column": (lambda: Rows(torch.ones(3, 4)), set_item((slice(None), 1), torch.zeros(3))),
+    "a number": (lambda: Rows(torch.ones(3, 4)), set_item((slice(None), 1), 7.0)),
+    "columns": (lambda: Rows(torch.ones(3, 4)), set_item((slice(None), slice(1, 3)), 7.0)),
+    "an added number": (
+        lambda: Rows(torch.ones(3, 4)),
+        lambda x: set_item((slice(None), 1), x[:, 1].__iadd__(5))(x),
+    ),
+    "a product": (lambda: Product(torch.ones(3), torch.ones(3)), set_item(0, 5.0)),
+    "a copy": (lambda: Copied(torch.ones(3)), set_item(0, Copied(torch.tensor(2.0)))),
 }
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("mode", DOORS)
-@pytest.mark.parametrize("name", ITEMS)
-def test_an_item_whose_view_is_a_copy_is_not_written(name, mode):
-    make, write = ITEMS[name]
-    words = r"x\[...\] = value on a \w+: the rule for aten\.\w+\.\w+ returned .* with memory of its own"
-    with pytest.raises(DispatchError, match=words):
-        DOORS[mode](write)(make())
+test_an_item_whose_view_is_a_copy_is_not_written = pytest.mark.sweep(3)(
+    raising(
+        {
+            f"{name}, {door}": (
+                lambda make=make, write=write, door=door: DOORS[door](write)(make()),
+                r"x\[...\] = value on a \w+: the rule for aten\.\w+\.\w+ returned .* with memory of its own",
+            )
+            for name, (make, write) in ITEMS.items()
+            for door in DOORS
+        }
+    )
+)
 
 
 @pytest.mark.parametrize("mode", DOORS)
 def test_an_item_whose_view_is_one_is_written(mode):
     x = Rows(torch.ones(3, 4))
-
-    def write(x):
-        x[1] = torch.full((4,), 6.0)
-
-    DOORS[mode](write)(x)
+    DOORS[mode](set_item(1, torch.full((4,), 6.0)))(x)
     assert x.materialize().tolist() == [[2] * 4, [6] * 4, [2] * 4]
 
 
@@ -294,17 +311,18 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES)
-def test_a_rule_for_copies_loses_no_write(write):
-    """Neither one that makes a new value, nor one that refuses."""
-    for copy, words in (
-        (lambda x, y: type(x)(y.a.clone()), r"returned a value with memory of its own"),
-        (lambda x, y: NotImplemented, "returned NotImplemented"),
-    ):
-        x = ruled_by(lambda func, x, y, non_blocking=False, copy=copy: copy(x, y))
-        with pytest.raises(DispatchError, match=words):
-            WRITES[write](x)
-
+# Neither one that makes a new value, nor one that refuses.
+COPYING = {
+    "a new value": (lambda func, x, y, *_: type(x)(y.a.clone()), "returned a value with memory of its own"),
+    "a refusal": (lambda func, x, y, *_: NotImplemented, "returned NotImplemented"),
+}
+test_a_rule_for_copies_loses_no_write = raising(
+    {
+        f"{name}, {copying}": (lambda write=write, copy=copy: write(ruled_by(copy)), words)
+        for name, write in WRITES.items()
+        for copying, (copy, words) in COPYING.items()
+    }
+)
 
 # ---- what autograd saved of inner tensors is stale after a write -----------------------------------------------
 
@@ -405,19 +423,28 @@ def test_a_write_by_a_rule_between_forward_and_backward_is_refused(op, fallback,
     check_stale(out)
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("alias", [False, True])
-def test_a_write_that_follows_from_a_rule_leaves_alone_what_the_rule_passes_on(alias, door):
+INDEX = torch.tensor([2, 0, 1])
+
+
+def multiplied(alias):
+    """The first inner tensor after a write that follows from a rule, which passes on the second one."""
+
     def multiply(func, x, y):
         return Indexed(x.values * y, x.index.view_as(x.index) if alias else x.index)
 
-    def fn(values):
-        x = Indexed(values * 1, index)
-        x.mul_(2.0)
-        return x.unwrap("values")
-
     Indexed = declare(values=inner(), index=inner(dtype=torch.int64), rules={aten.mul: multiply})
-    index = torch.tensor([2, 0, 1])
-    agree(fn, lambda values: 2 * values, numbers(3), door=door)
-    assert index._version == 0
+    return lambda values: Indexed(values * 1, INDEX).mul_(2.0).unwrap("values")
+
+
+test_a_write_that_follows_from_a_rule = agreeing(
+    {
+        "of what it has": (multiplied(False), lambda values: 2 * values, [3]),
+        "of an alias": (multiplied(True), lambda values: 2 * values, [3]),
+    }
+)
+
+
+@pytest.mark.parametrize("alias", [False, True])
+def test_a_write_that_follows_from_a_rule_leaves_alone_what_the_rule_passes_on(alias):
+    multiplied(alias)(torch.ones(3))
+    assert INDEX._version == 0

@@ -17,6 +17,7 @@ from subclasses.layout import cotangent_layout
 from tests.doors import COMPILED, DOORS
 from tests.subclasses.dispatch.training import innermost, saved
 from tests.subclasses.subjects import LowRank, Pair, Scaled, assert_same, declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 two_ways = pytest.mark.parametrize("door", ["eager", "desugar"])
@@ -192,38 +193,42 @@ def test_clipping_does_not_ask_the_rule_for_the_norm_of_values(function, foreach
     torch.testing.assert_close(value, torch.linalg.vector_norm(parts[0] @ parts[1]))
 
 
-@pytest.mark.parametrize("foreach", [False, True])
-def test_a_class_may_say_what_the_norm_of_a_gradient_is(foreach):
-    Refusing = declare(LowRank, keywords={"trainable": True})
-
-    @Refusing.Cotangent.implements(torch.linalg.vector_norm, torch._foreach_norm)
-    def _(func, *args, **kwargs):
-        raise DispatchError("no norm")
-
-    for cls in (Refusing, declare(Refusing)):
-        w = make_parameter(cls)
-        check_gradient(w)
-        with pytest.raises(DispatchError, match="no norm"):
-            nn.utils.clip_grad_norm_([w], 0.05, foreach=foreach)
+def no_norm(func, *args, **kwargs):
+    raise DispatchError("no norm")
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("kinds", KINDS, ids=IDS)
-def test_a_gradient_scaler(kinds, fused):
-    nets = make_nets(kinds)
-    for net in nets:
-        optimizer = torch.optim.AdamW(params(net), lr=0.1, fused=fused)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        for scale in (1, float("inf"), 1):  # the step with infinite gradients is skipped
-            optimizer.zero_grad()
-            scaler.scale(net(torch.ones(2, 4, dtype=torch.float64)) * scale).backward()
-            if not fused:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(params(net), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-        assert scaler.get_scale() == 4
-    check_same(*nets)
+Refusing = declare(LowRank, keywords={"trainable": True})
+Refusing.Cotangent.implements(torch.linalg.vector_norm, torch._foreach_norm)(no_norm)
+
+
+def clip_gradient_of(cls, foreach):
+    w = make_parameter(cls)
+    check_gradient(w)
+    nn.utils.clip_grad_norm_([w], 0.05, foreach=foreach)
+
+
+test_a_class_may_say_what_the_norm_of_a_gradient_is = raising(
+    [
+        (lambda cls=cls, foreach=foreach: clip_gradient_of(cls, foreach), "no norm")
+        for cls in (Refusing, declare(Refusing))
+        for foreach in (False, True)
+    ]
+)
+
+
+def scale(net, fused):
+    optimizer = torch.optim.AdamW(params(net), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for factor in (1, float("inf"), 1):  # the step with infinite gradients is skipped
+        optimizer.zero_grad()
+        scaler.scale(net(torch.ones(2, 4, dtype=torch.float64)) * factor).backward()
+        if not fused:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(params(net), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 4
+    return net
 
 
 AVERAGES = {
@@ -234,35 +239,55 @@ AVERAGES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kinds", "average"),
-    [
-        *((kinds, average) for kinds in KINDS for average in ("ema", "swa")),
-        (["pair"], "ema one by one"),
-        (["pair"], "default"),
-    ],
-)
-def test_averages_of_models(kinds, average):
-    nets, averages = make_nets(kinds), []
-    for net in nets:
-        optimizer = torch.optim.SGD(params(net), lr=0.5)
-        averages.append(AveragedModel(net, **AVERAGES[average]))
-        for _ in range(3):
-            train(net, optimizer, 1)
-            averages[-1].update_parameters(net)
-    check_same(*(a.module for a in averages))
-    assert averages[0].module(randn(2, 4)).requires_grad
+def average(net, how):
+    optimizer = torch.optim.SGD(params(net), lr=0.5)
+    model = AveragedModel(net, **AVERAGES[how])
+    for _ in range(3):
+        train(net, optimizer, 1)
+        model.update_parameters(net)
+    assert model.module(randn(2, 4)).requires_grad
+    return model.module
 
 
-def test_an_average_that_is_written_by_hand():
-    nets = make_nets(["low rank", "ruled"])
-    for net in nets:
-        state = {k: v.clone() for k, v in net.state_dict().items()}
-        train(net, torch.optim.SGD(params(net), lr=0.5))
-        for k, v in net.state_dict().items():
-            state[k].mul_(0.9).add_(v, alpha=0.1)
-        net.load_state_dict(state)
-    check_same(*nets)
+def average_by_hand(net):
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    train(net, torch.optim.SGD(params(net), lr=0.5))
+    for k, v in net.state_dict().items():
+        state[k].mul_(0.9).add_(v, alpha=0.1)
+    net.load_state_dict(state)
+    return net
+
+
+def train_with_saved_states(net):
+    state = {}
+    for _ in range(2):
+        optimizer = torch.optim.AdamW(params(net), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        if state:
+            optimizer.load_state_dict(saved(state))
+        train(net, optimizer, 2)
+        schedule.step()
+        state = optimizer.state_dict()
+    assert not net.wraps or type(state["state"][2]["exp_avg"]) is LowRank.Cotangent  # after the plain layer
+    return net
+
+
+# What is done with a model, and the kinds of weights for which.
+DONE = {
+    "a gradient scaler": (lambda net: scale(net, False), KINDS),
+    "a gradient scaler, fused": (lambda net: scale(net, True), KINDS),
+    "ema": (lambda net: average(net, "ema"), KINDS),
+    "swa": (lambda net: average(net, "swa"), KINDS),
+    "ema one by one": (lambda net: average(net, "ema one by one"), [["pair"]]),
+    "default": (lambda net: average(net, "default"), [["pair"]]),
+    "an average that is written by hand": (average_by_hand, [["low rank", "ruled"]]),
+    "a schedule and states that are saved and loaded": (train_with_saved_states, [list(MAKERS)]),
+}
+
+
+@pytest.mark.parametrize(("done", "kinds"), [(name, kinds) for name in DONE for kinds in DONE[name][1]])
+def test_what_is_done_with_a_model(done, kinds):
+    check_same(*map(DONE[done][0], make_nets(kinds)))
 
 
 @pytest.mark.parametrize("average", ["ema one by one", "default"])
@@ -275,22 +300,6 @@ def test_an_average_of_values_is_refused(average):
     with pytest.raises(DispatchError, match="pass multi_avg_fn=get_ema"):
         model.update_parameters(net)
     torch.testing.assert_close(model.module.inners(), before, rtol=0, atol=0)
-
-
-def test_a_schedule_and_states_that_are_saved_and_loaded():
-    nets, states = make_nets(list(MAKERS)), {}
-    for net in nets:
-        for _ in range(2):
-            optimizer = torch.optim.AdamW(params(net), lr=0.1)
-            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-            if net in states:
-                optimizer.load_state_dict(saved(states[net]))
-            train(net, optimizer, 2)
-            schedule.step()
-            states[net] = optimizer.state_dict()
-    check_same(*nets)
-    state = states[nets[0]]["state"][2]  # after the two of the plain layer
-    assert type(state["exp_avg"]) is LowRank.Cotangent
 
 
 @pytest.mark.sweep(24)
@@ -408,10 +417,35 @@ def test_values_keep_their_meaning():
     w = LowRank(randn(4, 2), randn(2, 4))
     for doubled in (w * 2, nn.Parameter(w) * 2, *torch._foreach_mul([w], 2)):
         torch.testing.assert_close(doubled, w.materialize() * 2)
-    for write in (lambda: w.mul_(2), lambda: torch._foreach_mul_([w], 2)):
-        with pytest.raises(DispatchError, match="writes to a LowRank"):
-            write()
     assert type(torch.zeros_like(w)) is Tensor
+
+
+def gradient():
+    p = make_parameter()
+    check_gradient(p)
+    return p.grad
+
+
+FACTOR = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+MIXED = r"cotangents of a LowRank are added|Cotangent beside a LowRank"
+test_what_is_no_arithmetic_of_inner_tensors = raising(
+    {
+        "a value": (lambda: LowRank(randn(4, 2), randn(2, 4)).mul_(2), "writes to a LowRank"),
+        "values": (
+            lambda: torch._foreach_mul_([LowRank(randn(4, 2), randn(2, 4))], 2),
+            "writes to a LowRank",
+        ),
+        # What autograd records.
+        "by a tensor with a gradient": (
+            lambda: make_parameter().detach().mul_(FACTOR),
+            "writes to a LowRank",
+        ),
+        "a result": (lambda: make_parameter().clone().mul_(2), "writes to a LowRank"),
+        "a gradient times a tensor": (lambda: gradient() * randn(4, 4), MIXED),
+        "a gradient and a value": (lambda: gradient() + LowRank(randn(4, 2), randn(2, 4)), MIXED),
+        "gradients times tensors": (lambda: torch._foreach_mul([gradient()], [X]), MIXED),
+    }
+)
 
 
 def test_points_and_cotangents():
@@ -434,22 +468,6 @@ def test_points_and_cotangents():
     torch.testing.assert_close(p.left, moved.left)
     norms = torch.linalg.vector_norm(torch.stack([g.left.norm(), g.right.norm()]))
     torch.testing.assert_close(g.norm(), norms)
-    for call in (
-        lambda: g * randn(4, 4),
-        lambda: g + LowRank(g.left, g.right),
-        lambda: torch._foreach_mul([g], [X]),
-    ):
-        with pytest.raises(
-            DispatchError, match=r"cotangents of a LowRank are added|Cotangent beside a LowRank"
-        ):
-            call()
-
-
-def test_what_autograd_records_is_not_arithmetic_of_points():
-    p, factor = make_parameter(), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-    for value, by in ((p.detach(), factor), (p.clone(), 2)):
-        with pytest.raises(DispatchError, match="writes to a LowRank"):
-            value.mul_(by)
 
 
 def test_a_later_write_is_noticed():
@@ -484,16 +502,26 @@ def test_lists_with_lists_of_numbers():
 # ---- declared and refused ------------------------------------------------------------------------------------
 
 
-def test_the_keyword_is_inherited_and_checked():
+def test_the_keyword_is_inherited():
     Child, Frozen = declare(LowRank), declare(LowRank, keywords={"trainable": False})
     assert Child.__spec__.trainable and not Frozen.__spec__.trainable and Pair.__spec__.trainable
     assert "trainable=True" in repr(Child.__spec__)
-    with pytest.raises(DispatchError, match="trainable=True"):
-        step_of(make_parameter(Frozen))
-    with pytest.raises(SpecError, match=r"torch\.int8; remove trainable=True"):
-        declare(keywords={"trainable": True}, q=inner(dtype=torch.int8))
-    with pytest.raises(SpecError, match="a bool as trainable="):
-        declare(keywords={"trainable": "yes"})
+
+
+test_the_keyword_is_checked = raising(
+    [
+        (
+            lambda: step_of(make_parameter(declare(LowRank, keywords={"trainable": False}))),
+            "trainable=True",
+        ),
+        (
+            lambda: declare(keywords={"trainable": True}, q=inner(dtype=torch.int8)),
+            SpecError,
+            r"torch\.int8; remove trainable=True",
+        ),
+        (lambda: declare(keywords={"trainable": "yes"}), SpecError, "a bool as trainable="),
+    ]
+)
 
 
 def step_of(p):
@@ -543,25 +571,34 @@ def test_a_class_that_cannot_train_may_be_a_parameter():
     layer(torch.ones(1, 3)).sum().backward()
     with pytest.raises(DispatchError, match=r"SGD.step\(\): a Parameter is a Scaled"):
         torch.optim.SGD(layer.parameters(), lr=0.1).step()
-    # A leaf that is no Parameter is refused by the op.
-    with torch.no_grad(), pytest.raises(DispatchError, match="writes to a Scaled"):
-        Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_().add_(torch.ones(3))
 
 
-def test_a_rule_for_values_is_not_enough():
-    """What an optimizer adds is a gradient, whose inner tensors are derivatives."""
+def add(func, x, y, **kwargs):
+    return type(x)(func(x.held, y.held if isinstance(y, Added) else y, **kwargs))
 
-    def add(func, x, y, **kwargs):
-        return Added(func(x.held, y.held if isinstance(y, Added) else y, **kwargs))
 
-    Added = declare(rules={aten.add.Tensor: add})
-    with pytest.raises(DispatchError, match=r"its rule is for values, not for a gradient.*trainable=True"):
-        step_of(nn.Parameter(Added(torch.ones(2))))
-    Viewed = declare(Added, keywords={"fallback": "views"}, rules={arithmetic: add})
-    with pytest.raises(
-        DispatchError, match=r"lerp_.*updates each inner tensor of a class declared with trainable=True"
-    ):
-        Viewed(torch.ones(2)).lerp_(Viewed(torch.zeros(2)), 0.5)
+# A rule for values. What an optimizer adds is a gradient, whose inner tensors are derivatives.
+Added = declare(rules={aten.add.Tensor: add})
+Viewed = declare(Added, keywords={"fallback": "views"}, rules={arithmetic: add})
+test_a_rule_for_values_is_not_enough = raising(
+    {
+        "a step": (
+            lambda: step_of(nn.Parameter(Added(torch.ones(2)))),
+            r"its rule is for values, not for a gradient.*trainable=True",
+        ),
+        "an op of a step": (
+            lambda: Viewed(torch.ones(2)).lerp_(Viewed(torch.zeros(2)), 0.5),
+            r"lerp_.*updates each inner tensor of a class declared with trainable=True",
+        ),
+        # A leaf that is no Parameter is refused by the op.
+        "a leaf": (
+            torch.no_grad()(
+                lambda: Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_().add_(torch.ones(3))
+            ),
+            "writes to a Scaled",
+        ),
+    }
+)
 
 
 def test_lists_of_a_class_with_a_rule_above_autograd():
