@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from torch import Tensor, nn
+from torch import nn
 
-from subclasses import TensorSubclass, _torch, inner, static
+from subclasses import _torch, inner, static
 from tests.subclasses.dispatch.training import saved
 from tests.subclasses.subjects import (
     FACTORIES,
@@ -26,7 +26,7 @@ from tests.subclasses.subjects import (
     make_int8,
     make_pair,
 )
-from tests.tables import giving
+from tests.tables import giving, raising
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,11 +36,13 @@ class Color(enum.Enum):
     BLUE = 2
 
 
-class Colored(TensorSubclass, fallback="map"):
-    held: Tensor = inner()
-    color: Color = static(default=Color.RED)
-
-
+Colored = declare(
+    __module__=__name__,
+    name="Colored",
+    keywords={"fallback": "map"},
+    held=inner(),
+    color=static(default=Color.RED),
+)
 WAYS = {
     "pickle": lambda x: pickle.loads(pickle.dumps(x)),
     "pickle 2": lambda x: pickle.loads(pickle.dumps(x, protocol=2)),
@@ -139,16 +141,20 @@ def test_copies_of_values():
 
 
 def test_a_field_with_a_default_may_be_added_later():
-    text = pickle.dumps(Colored(torch.ones(2)))
-    func, args = Colored(torch.ones(2)).__reduce_ex__(2)[:2]
-    cls, inners, metadata, *rest = args
+    func, (cls, inners, metadata, *rest) = Colored(torch.ones(2)).__reduce_ex__(2)[:2]
+    assert metadata == {"color": Color.RED}
     assert func(cls, inners, {}, *rest).color is Color.RED
-    assert metadata == {"color": Color.RED} and text
 
 
-def test_a_class_that_is_not_there_is_named_by_weights_only_loading():
-    with pytest.raises((AttributeError, pickle.PicklingError), match="Local"):
-        pickle.dumps(declare(name="Local")(torch.ones(1)))
+test_a_class_that_is_not_there_is_named = raising(
+    [
+        (
+            lambda: pickle.dumps(declare(name="Local")(torch.ones(1))),
+            (AttributeError, pickle.PicklingError),
+            "Local",
+        )
+    ]
+)
 
 
 # ---- other processes ---------------------------------------------------------------------------------------
@@ -205,13 +211,10 @@ def test_a_file_is_read_by_another_process(tmp_path):
 
 
 def test_shared_memory():
-    x = make_pair()
-    assert not x.is_shared()
-    assert x.share_memory_() is x
-    assert x.is_shared() and x.a.is_shared() and x.b.is_shared()
-    module = Holder()
+    x, module = make_pair(), Holder()
+    assert not x.is_shared() and x.share_memory_() is x
     module.share_memory()
-    assert module.w.is_shared()
+    assert x.is_shared() and x.a.is_shared() and x.b.is_shared() and module.w.is_shared()
 
 
 # ---- modules -----------------------------------------------------------------------------------------------
@@ -244,16 +247,14 @@ def test_state_dict(kind, assign):
 
 @pytest.mark.parametrize("kind", FACTORIES)
 def test_a_module_with_such_parameters(kind):
-    module = Holder(kind)
-    assert isinstance(module.w, nn.Parameter) and type(module.w) is type(FACTORIES[kind]())
-    assert [n for n, _ in module.named_parameters()] == ["w"]
+    module, cls = Holder(kind), type(FACTORIES[kind]())
+    assert isinstance(module.w, nn.Parameter) and [n for n, _ in module.named_parameters()] == ["w"]
     assert_same(copy.deepcopy(module).w, module.w)
     assert module.double().w.dtype == torch.float64 and module.b.dtype == torch.float64
-    assert module.to("meta").w.device.type == "meta"
-    assert type(module.w) is type(FACTORIES[kind]())
+    assert module.to("meta").w.device.type == "meta" and type(module.w) is cls
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", ["pair", "tagged", "nested", "optional, absent", "rows"])
 def test_export(kind, strict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import ClassVar
 
 import pytest
 import torch
@@ -12,8 +11,9 @@ import torch
 import subclasses
 from subclasses import DispatchError, inner
 from tests import doors
-from tests.subclasses.autograd.judge import agree
+from tests.subclasses.autograd.judge import agree, agreeing
 from tests.subclasses.subjects import LowRank, declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 
@@ -90,11 +90,6 @@ def by_a_hook(y, inners, Pair):
     return found
 
 
-def by_a_function(y, inners, Pair):
-    total = 3 * sum(t.sum() for t in copy_whose_gradient_is(clamped)(y).unwrap())
-    return torch.autograd.grad(total, inners)
-
-
 def by_grad(y, inners, Pair):
     return torch.autograd.grad(y, inners, of(y))
 
@@ -107,7 +102,9 @@ GIVES = {
         inners, lambda: torch.autograd.backward((y,), (of(y),))
     ),
     "a hook": by_a_hook,
-    "a function": by_a_function,
+    "a function": lambda y, inners, Pair: torch.autograd.grad(
+        3 * sum(t.sum() for t in copy_whose_gradient_is(clamped)(y).unwrap()), inners
+    ),
 }
 
 
@@ -119,16 +116,14 @@ def test_it_takes_the_derivative_of_the_rule(door, give, fallback):
     torch.testing.assert_close(tuple(given_to(door, pair_class(fallback), GIVES[give])), expected())
 
 
+@pytest.mark.sweep(2)
 @every_door
 def test_a_hook_reads_a_cotangent(door):
     """What it scales are derivatives, and not the number that a value represents."""
     seen, Pair = [], pair_class("materialize")
-
-    def give(y, inners, Pair):
-        y.register_hook(lambda g: (seen.append(type(g)), g * 2)[1])
-        return by_grad(y, inners, Pair)
-
-    torch.testing.assert_close(given_to(door, Pair, give), expected(2.0))
+    hook = lambda g: (seen.append(type(g)), g * 2)[1]  # noqa: E731
+    found = given_to(door, Pair, lambda y, inners, Pair: (y.register_hook(hook), by_grad(y, inners, Pair))[1])
+    torch.testing.assert_close(found, expected(2.0))
     assert seen == [Pair.Cotangent]
 
 
@@ -141,18 +136,23 @@ VALUES = {
 }
 
 
-@pytest.mark.sweep(6)
-@every_fallback
-@pytest.mark.parametrize("give", VALUES)
-@every_door
-def test_a_value_in_place_of_a_cotangent_is_refused(door, give, fallback):
-    def of_value(y, inners, Pair):
-        return VALUES[give](y, inners, Pair(torch.ones(1), torch.ones(1)))
-
-    with pytest.raises(
-        DispatchError, match=r"a Pair was given.*Write x\.cotangent\(first=\.\.\., second=\.\.\.\)"
-    ):
-        given_to(door, pair_class(fallback), of_value)
+test_a_value_in_place_of_a_cotangent_is_refused = pytest.mark.sweep(10)(
+    raising(
+        {
+            f"{name}, {fallback}, {door}": (
+                lambda give=give, fallback=fallback, door=door: given_to(
+                    door,
+                    pair_class(fallback),
+                    lambda y, inners, Pair: give(y, inners, Pair(torch.ones(1), torch.ones(1))),
+                ),
+                r"a Pair was given.*Write x\.cotangent\(first=\.\.\., second=\.\.\.\)",
+            )
+            for name, give in VALUES.items()
+            for fallback in ("map", "views", "materialize")
+            for door in DOORS
+        }
+    )
+)
 
 
 def test_a_value_that_an_autograd_function_returns_is_refused_by_a_representation():
@@ -180,10 +180,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), WRONG)
-def test_what_a_cotangent_is_made_of_is_checked(call, error, message):
-    with pytest.raises(error, match=message):
-        call(pair_class("map")(ONE, ONE))
+test_what_a_cotangent_is_made_of_is_checked = raising(
+    [(lambda call=call: call(pair_class("map")(ONE, ONE)), error, message) for call, error, message in WRONG]
+)
 
 
 def test_a_derivative_that_is_not_given_is_zero():
@@ -236,19 +235,25 @@ def test_a_gradient_stays_a_function_of_what_it_is_made_of():
     assert by_first.item() == 5 and by_second.item() == pytest.approx(torch.tensor(2.0).cos().item())
 
 
-def test_a_sum_of_values_in_a_backward_is_one_of_values():
-    """A forward that runs again, and the code of an autograd function, compute with values."""
-    Pair = pair_class("materialize")
-
-    def fn(first, second):
-        x = Pair(first, second)
-        return (x + x.clone()).sin().sum()
-
-    again = partial(torch.utils.checkpoint.checkpoint, fn, use_reentrant=False)
-    agree(again, fn, leaves())
+def sum_of_values(first, second):
+    x = pair_class("materialize")(first, second)
+    return (x + x.clone()).sin().sum()
 
 
-@pytest.mark.sweep(2)
+# A forward that runs again, and the code of an autograd function, compute with values.
+test_a_sum_of_values_in_a_backward_is_one_of_values = agreeing(
+    {
+        "again": (
+            partial(torch.utils.checkpoint.checkpoint, sum_of_values, use_reentrant=False),
+            sum_of_values,
+            leaves(),
+        )
+    },
+    {"eager": doors.eager},
+)
+
+
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "door", doors.DOORS
 )  # strict=True would refuse what Dynamo leaves to eager mode here
@@ -313,7 +318,7 @@ PLAIN = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(5)
 @every_door
 @pytest.mark.parametrize("give", PLAIN)
 def test_a_plain_gradient_of_a_value_that_represents_none_is_refused(give, door):
@@ -379,7 +384,7 @@ def test_cotangents_of_a_mapped_class_are_no_values_either(op, how, door):
         assert [gradient.cosine.item(), gradient.sine.item()] == pytest.approx([times * g for g in wanted])
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", [door for door in DOORS if door != "stock"])
 @pytest.mark.parametrize("returned", [lambda x: x, lambda x: x.clone(), lambda x: x.detach()])
 def test_a_value_that_is_used_as_a_whole_may_be_a_result(returned, door):
@@ -424,20 +429,23 @@ def test_a_second_backward(name):
         backward(y)
 
 
-class Noting(declare(name="Box")):
-    """Notes what arrives, and leaves the rest to the base, which says nothing of what it represents."""
-
-    seen: ClassVar[list[torch.Size]] = []
-
-    def wrap_cotangent(self, cotangent):
-        self.seen.append(cotangent.shape)
-        return super().wrap_cotangent(cotangent)
+# Notes what arrives, and leaves the rest to the base, which says nothing of what it represents.
+arrived = []
+Silent = declare(name="Box")
+Noting = declare(
+    Silent,
+    name="Noting",
+    wrap_cotangent=lambda self, cotangent: (
+        arrived.append(cotangent.shape),
+        Silent.wrap_cotangent(self, cotangent),
+    )[1],
+)
 
 
 def test_a_plain_cotangent_of_a_class_that_does_not_materialize():
     text = r"{}: a plain cotangent needs a method `materialize\(self\) -> Tensor`, or `wrap_cotangent\(self, c\w+\)`"
     with pytest.raises(DispatchError, match=text.format("Box")):
-        Noting.__base__(torch.ones(3)).wrap_cotangent(torch.ones(3))
+        Silent(torch.ones(3)).wrap_cotangent(torch.ones(3))
     with pytest.raises(DispatchError, match=text.format("Noting") + " that returns it as a Noting"):
         Noting(torch.ones(3, requires_grad=True)).backward(torch.ones(3))
-    assert Noting.seen == [torch.Size([3])]
+    assert arrived == [torch.Size([3])]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subclasses import inner
 from tests.doors import COMPILED, DOORS
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import declare
 
 Wind = declare(
@@ -86,30 +86,54 @@ def check(calls, made, door="eager"):
     agree(of_values, of_tensors, numbers((3, 4), (3, 4), 4, *(CALLS[name][1] for name in calls)))
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_the_gradient_is_the_sum_over_inner_tensors(name):
-    check([name], [])
+# One graph has all calls.
+@pytest.mark.parametrize(
+    ("calls", "made", "door"),
+    [
+        *(([name], [], "eager") for name in CALLS),
+        *(([], [name], "eager") for name in MADE),  # a plain gradient of the same operand counts once
+        *(
+            pytest.param(list(CALLS), list(MADE), door, marks=() if door == "desugar" else pytest.mark.slow)
+            for door in COMPILED
+        ),
+    ],
+)
+def test_the_gradient_is_the_sum_over_inner_tensors(calls, made, door):
+    check(calls, made, door)
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_plain_gradient_of_the_same_operand_counts_once(name):
-    check([], [name])
-
-
-@pytest.mark.parametrize("door", COMPILED)
-def test_compiled_calls(door):
-    check(list(CALLS), list(MADE), door)
-
-
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("cls", [Wind, Measured])
-def test_an_operand_that_was_computed_from_inner_tensors(cls, door):
-    def normed(east, north):
+def normed(norm_of, cls):
+    def fn(east, north):
         x = cls(east * 1.0, north * 1.0)
-        norm = x.norm() if cls is Measured else (x.east.square() + x.north.square()).sum().sqrt()
-        return (x / norm).east
+        return (x / norm_of(x)).east
 
-    agree(normed, lambda *parts: parts[0] / torch.hypot(*parts).norm(), numbers((3, 4), (3, 4)), door=door)
+    return fn
+
+
+test_an_operand_that_was_computed_from_inner_tensors = agreeing(
+    {
+        name: (
+            normed(norm_of, cls),
+            lambda east, north: east / torch.hypot(east, north).norm(),
+            [(3, 4), (3, 4)],
+        )
+        for name, cls, norm_of in (
+            ("by fields", Wind, lambda x: (x.east.square() + x.north.square()).sum().sqrt()),
+            ("by a rule", Measured, torch.norm),
+        )
+    }
+)
+test_a_second_derivative = agreeing(
+    {
+        "a product": (
+            lambda east, north, w: (Wind(east, north).sin() * w.sin()).unwrap(),
+            lambda east, north, w: (east.sin() * w.sin(), north.sin() * w.sin()),
+            [(3, 4), (3, 4), 4],
+        )
+    },
+    {"eager": DOORS["eager"]},
+    twice=["eager"],
+)
 
 
 def test_an_optimizer_steps_the_weights_that_a_value_went_through():
@@ -120,15 +144,6 @@ def test_an_optimizer_steps_the_weights_that_a_value_went_through():
     assert all(type(p.grad) is Tensor for p in layer.parameters())
     optimizer.step()
     assert loss(layer(Wind(east, north))) < before
-
-
-def test_a_second_derivative():
-    agree(
-        lambda east, north, w: (Wind(east, north).sin() * w.sin()).unwrap(),
-        lambda east, north, w: (east.sin() * w.sin(), north.sin() * w.sin()),
-        numbers((3, 4), (3, 4), 4),
-        twice=True,
-    )
 
 
 def test_one_hook_for_many_calls():

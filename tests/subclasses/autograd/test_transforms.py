@@ -1,4 +1,4 @@
-"""Transforms of ``torch.func`` beside values of a structure with rules, and tangents of inner tensors in forward mode."""
+"""Transforms of ``torch.func`` beside values of a structure with rules, and tangents in forward mode."""
 
 from __future__ import annotations
 

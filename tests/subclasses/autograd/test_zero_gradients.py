@@ -8,7 +8,7 @@ import torch
 import desugar
 from subclasses import inner
 from tests.doors import DOORS
-from tests.subclasses.autograd.judge import agree
+from tests.subclasses.autograd.judge import agreeing
 from tests.subclasses.subjects import declare
 
 aten = torch.ops.aten
@@ -25,23 +25,30 @@ def zeros_without_memory():
     return zeros
 
 
-# Stock programs have no second derivatives.
-@pytest.mark.sweep(15)
-@pytest.mark.parametrize("door", [door for door in DOORS if door != "stock"])
-@pytest.mark.parametrize("cls", [Interval, Mapped])
-@pytest.mark.parametrize("step", [torch.abs, torch.sgn, torch.round])
-def test_second_derivatives(step, cls, door):
+def of_steps(step, cls):
     def by_class(low, high):
         y = step(cls(low * low, high * low))
         return y.low * low, y.high * high
 
-    agree(
-        by_class,
-        lambda low, high: (step(low * low) * low, step(high * low) * high),
-        [torch.tensor([-1.0, 1.0]), torch.tensor([2.5, 3.0])],
-        door=door,
-        twice=True,
-    )
+    return by_class
+
+
+DEEP = {
+    name: door for name, door in DOORS.items() if name != "stock"
+}  # whose programs have no second derivatives
+test_second_derivatives = agreeing(
+    {
+        f"{step.__name__}, {name}": (
+            of_steps(step, cls),
+            lambda low, high, step=step: (step(low * low) * low, step(high * low) * high),
+            [torch.tensor([-1.0, 1.0]), torch.tensor([2.5, 3.0])],
+        )
+        for step in (torch.abs, torch.sgn, torch.round)
+        for name, cls in {"rules": Interval, "mapped": Mapped}.items()
+    },
+    DEEP,
+    twice=list(DEEP),
+)
 
 
 def test_a_value_may_be_made_of_them():

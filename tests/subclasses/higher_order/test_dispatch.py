@@ -34,6 +34,7 @@ from tests.subclasses.subjects import (
     make_int8,
     make_pair,
 )
+from tests.tables import giving, raising
 
 cond_op, loop_op = torch.ops.higher_order.cond, torch.ops.higher_order.while_loop
 
@@ -94,10 +95,9 @@ def outcome(call, make):
 def compare(call, judge, make):
     """Values, types, metadata and gradients of two calls."""
     (found, gradients), (expected, wanted) = outcome(call, make), outcome(judge, make)
-    for pair in zip(found, expected, strict=True):
-        assert_same(*pair)
-    for pair in zip(gradients, wanted, strict=True):
-        assert_same_gradient(*pair)
+    for check, *pairs in ((assert_same, found, expected), (assert_same_gradient, gradients, wanted)):
+        for pair in zip(*pairs, strict=True):
+            check(*pair)
 
 
 def unwrapped(value):
@@ -259,7 +259,7 @@ COND = {
 }
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("name", COND)
@@ -367,20 +367,19 @@ INDUCTOR = {
     "cond, tagged": (check_cond, CASES["mixed"], with_scalar("tagged")(True)),
     "cond, int8": (check_cond, CASES["mixed"], with_scalar("int8")(True)),
     "cond, padded": (check_cond, cond_and_more, with_row(padded)(True)),
+    "cond, jagged": (check_cond, cond_and_more, with_row(jagged)(True)),
     "loop, jagged": (check_loop, lambda loop, x: LOOPS["three times"](loop, x), lambda: (jagged(True),)),
     "loop, pair": (check_loop, lambda loop, x: LOOPS["three times"](loop, x), pairs_of(True)),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", INDUCTOR)
+# A normal run tries one.
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if "tagged" in case else pytest.mark.slow) for case in INDUCTOR]
+)
 def test_inductor(case):
     check, fn, make = INDUCTOR[case]
     check(fn, make, "inductor")
-
-
-def test_ragged_inductor():
-    check_cond(cond_and_more, with_row(jagged)(True), "inductor")
 
 
 # ---- while_loop --------------------------------------------------------------------------------------------
@@ -414,19 +413,18 @@ def ragged_loops(loop, x):
     return LOOPS["two"](loop, x), LOOPS["captured"](loop, x) + x, halved
 
 
-def one_of(make, grad):
-    return lambda: (make(grad),)
-
-
 # A function of the op, and the maker of its operand.
 EVERY_LOOP = {
     **{
-        kind: (every_loop, one_of(lambda grad, kind=kind: FACTORIES[kind]().requires_grad_(grad), True))
+        kind: (every_loop, lambda kind=kind: (FACTORIES[kind]().requires_grad_(),))
         for kind in ("pair", "rows", "nested", "shadow")
     },
     "tagged": (every_loop, lambda: (FACTORIES["tagged"](),)),
-    **{f"jagged, {grad}": (ragged_loops, one_of(jagged, grad)) for grad in (False, True)},
-    **{f"padded, {grad}": (ragged_loops, one_of(padded, grad)) for grad in (False, True)},
+    **{
+        f"{name}, {grad}": (ragged_loops, lambda make=make, grad=grad: (make(grad),))
+        for name, make in {"jagged": jagged, "padded": padded}.items()
+        for grad in (False, True)
+    },
     # The carried tensor requires no grad, what is read does: PyTorch's own derivative forgets iterations here.
     "plain, that reads a wrapper": (
         lambda loop, x: loop(
@@ -441,7 +439,7 @@ EVERY_LOOP = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", EVERY_LOOP)
 def test_loop(name, way):
@@ -601,17 +599,19 @@ def test_random_numbers_in_what_is_differentiated(call):
         compiled(*args)
 
 
-def test_other_higher_order_ops():
-    op = torch.ops.higher_order.associative_scan
-    with pytest.raises(
-        DispatchError, match=r"Pair has no rule for the higher-order op associative_scan; pass it the"
-    ):
-        Pair.__torch_dispatch__(op, (Pair,), (make_pair(),))
-
-
-def test_a_rule_for_a_higher_order_op():
-    Ruled = declare(rules={cond_op: lambda func, pred, true_fn, false_fn, operands: "ruled"})
-    assert cond_op(torch.tensor(True), torch.sin, torch.cos, (Ruled(torch.ones(1)),)) == "ruled"
+SCAN = torch.ops.higher_order.associative_scan
+test_other_higher_order_ops = raising(
+    [
+        (
+            lambda: Pair.__torch_dispatch__(SCAN, (Pair,), (make_pair(),)),
+            r"Pair has no rule for the higher-order op associative_scan; pass it the",
+        )
+    ]
+)
+Ruled = declare(rules={cond_op: lambda func, pred, true_fn, false_fn, operands: "ruled"})
+test_a_rule_for_a_higher_order_op = giving(
+    {"cond": (lambda: cond_op(torch.tensor(True), torch.sin, torch.cos, (Ruled(torch.ones(1)),)), "ruled")}
+)
 
 
 # ---- what is resolved --------------------------------------------------------------------------------------
