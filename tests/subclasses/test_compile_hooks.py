@@ -292,18 +292,15 @@ Repeat = declare(
 
 def same_with_grads(fn, compiled, make):
     """Runs both on fresh values of one seed and compares results and the gradient of what they are made of."""
-    grads = []
+    found = []
     for run in (fn, compiled):
         torch.manual_seed(1)
         leaf = torch.randn(3, requires_grad=True)
         out = run(make(leaf))
         (out if out.dim() == 0 else out.sum()).backward()
-        grads.append((out.detach(), leaf.grad))
-    assert_same(grads[0][0], grads[1][0])
-    assert_same(grads[0][1], grads[1][1])
-
-
-# ---- values ------------------------------------------------------------------------------------------------
+        found.append((out.detach(), leaf.grad))
+    for pair in zip(*found, strict=True):
+        assert_same(*pair)
 
 
 # The function, the values of the int, and the programs that serve them; 0 and 1 may have programs of their own.

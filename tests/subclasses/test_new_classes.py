@@ -1,16 +1,14 @@
-"""Five classes as a new author writes them, each judged by plain functions of its inner tensors, in four doors."""
+"""Four classes as a new author writes them, each judged by plain functions of its inner tensors, in four doors."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner
-from tests.doors import DOORS
-from tests.matrix.test_matrix import check_twice
+from tests.subclasses.autograd.judge import agreeing
 
 aten = torch.ops.aten
 
@@ -61,23 +59,6 @@ def _(func, x, y):
 def _(func, x, y):
     y = torch.as_tensor(y, dtype=x.dtype)
     return Gaussian(x.mean * y, x.logvar + 2 * y.abs().log())
-
-
-class Phasor(TensorSubclass, kind="structure"):
-    """Complex numbers by magnitude and phase."""
-
-    magnitude: Tensor = inner(shape="...")
-    phase: Tensor = inner(shape="...")
-
-    def materialize(self):
-        return self.magnitude * self.phase.cos()
-
-
-@Phasor.implements(aten.mul.Tensor)
-def _(func, x, y):
-    if isinstance(y, Phasor):
-        return Phasor(x.magnitude * y.magnitude, x.phase + y.phase)
-    return Phasor(x.magnitude * y, x.phase.clone())
 
 
 class Pose(TensorSubclass):
@@ -158,11 +139,6 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
             torch.stack([torch.logaddexp(b[0] + 2 * torch.tensor(2.0).log(), d[1]), d[0]]),
         ),
     ),
-    "a product of phasors, turned": (
-        [(2, 3)] * 4,
-        lambda a, b, c, d: (Phasor(a, b) * Phasor(c, d) * 2.0).mT[0].materialize(),
-        lambda a, b, c, d: (2 * a * c * (b + d).cos()).mT[0],
-    ),
     "poses after one another": (
         [(3, 2, 2), (3, 2), (3, 2, 2), (3, 2), (2,)],
         lambda a, b, c, d, x: (Pose(a, b) * Pose(c, d))[1:].flip(0).move(x),
@@ -186,22 +162,6 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-def check(name: str, way: str) -> None:
-    """Compares values and gradients in one door, and once more in the program that is there."""
-    sizes, fn, plain = CASES[name]
-    make = torch.Generator().manual_seed(0)
-    numbers = [torch.rand(s, generator=make, dtype=torch.float64) + 0.5 for s in sizes]
-    check_twice(DOORS[way](fn), plain, numbers, twice=way == "eager")
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_in_eager_mode(name):
-    check(name, "eager")
-
-
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("way", [way for way in DOORS if way != "eager"])
-@pytest.mark.parametrize("name", CASES)
-def test_in_a_compiled_function(name, way):
-    torch.compiler.reset()
-    check(name, way)
+test_classes = agreeing(
+    {name: (fn, plain, sizes) for name, (sizes, fn, plain) in CASES.items()}, twice=["eager"]
+)

@@ -69,6 +69,21 @@ def numbers(*sizes: Any, dtype: torch.dtype = torch.float64, seed: int = 3) -> l
     return [torch.rand(size, dtype=dtype, generator=make) + 0.5 for size in sizes]
 
 
+def passing(backward: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns an autograd function that returns its argument, and in its backward this of what arrives."""
+
+    class Passing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return backward(gradient)
+
+    return Passing.apply
+
+
 def joined(cases: Iterable[tuple[Any, ...]]) -> tuple[Any, Any, list[Tensor]]:
     """Returns one function for all cases, the same without the classes, and the data of the leaves of both."""
     cases = list(cases)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-import subclasses
 from subclasses import DispatchError, SpecError, inner
-from tests.doors import COMPILED
-from tests.subclasses.autograd.judge import agree
+from tests.doors import COMPILED, DOORS
+from tests.subclasses.autograd.judge import agree, agreeing, passing
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 
@@ -61,25 +61,16 @@ FUNCTIONS = {
 }
 
 
-def check(names, **how):
-    agree(
-        lambda a, b: [FUNCTIONS[name][0](Log(a), Log(b)) for name in names],
-        lambda a, b: [FUNCTIONS[name][1](a.exp(), b.exp()) for name in names],
-        leaves(),
-        **how,
-        **CLOSE,
-    )
+def of_logs(name):
+    """A function of logarithms, and the same of the numbers."""
+    fn, plain = FUNCTIONS[name]
+    return lambda a, b: fn(Log(a), Log(b)), lambda a, b: plain(a.exp(), b.exp()), leaves()
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_gradient_is_that_of_the_exact_op(name):
-    """Second derivatives are by the formula too."""
-    check([name], twice=name == "a product")
-
-
-@pytest.mark.parametrize("door", COMPILED)
-def test_compiled_gradients(door):
-    check(list(FUNCTIONS), door=door)
+test_the_gradient_is_that_of_the_exact_op = agreeing({name: of_logs(name) for name in FUNCTIONS}, **CLOSE)
+test_second_derivatives_are_by_the_formula_too = agreeing(
+    {"a product": of_logs("a product")}, {"eager": DOORS["eager"]}, twice=["eager"], **CLOSE
+)
 
 
 def product(a, b):
@@ -143,29 +134,24 @@ def times(func, x, y):
 Box = declare(keywords={"fallback": "map"}, held=inner(), annotations={"held": Times})
 
 
-class Passed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
 # Ways to a result by a formula that lose its mark: a gradient by inner tensors reaches the formula all the same.
 AROUND = {
     "checkpoint": lambda x: checkpoint(lambda z: z.materialize().sin(), x * 3.0, use_reentrant=True),
     "a value that holds it": lambda x: Box(x * 3.0).unwrap("held").materialize(),
-    "an autograd function": lambda x: Passed.apply(x * 3.0).materialize(),
+    "an autograd function": lambda x: passing(lambda g: g)(x * 3.0).materialize(),
     "a mapped op of a value that holds one": lambda x: (Box(x) * 3.0).unwrap("held").materialize(),
 }
 
 
-@pytest.mark.parametrize("name", AROUND)
-def test_the_formula_scales_no_gradient_by_inner_tensors(name):
-    with pytest.raises(DispatchError, match=r"aten\.mul\.\w+ on .*Cotangent: PyTorch's formula"):
-        AROUND[name](Times(leaves()[0])).sum().backward()
+test_the_formula_scales_no_gradient_by_inner_tensors = raising(
+    {
+        name: (
+            lambda call=call: call(Times(leaves()[0])).sum().backward(),
+            r"aten\.mul\.\w+ on .*Cotangent: PyTorch's formula",
+        )
+        for name, call in AROUND.items()
+    }
+)
 
 
 COPIES = {
@@ -176,24 +162,27 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize("name", COPIES)
-def test_a_copy_of_a_result_is_one_too(name):
-    agree(
-        lambda a, b: COPIES[name](Log(a) * Log(b)).materialize(),
-        product,
-        leaves(),
-        check_dtype=False,
-        **CLOSE,
-    )
-
-
-def test_a_rule_may_return_a_value_of_another_class():
-    Other = declare(
-        keywords={"fallback": "materialize", "kind": "structure"}, materialize=lambda self: self.held * 2
-    )
-    Own = declare(Log)
-    Own.implements(aten.exp.default, derivative="formula")(lambda func, x: Other(x.log.exp().exp() / 2))
-    agree(lambda a: Own(a).exp().materialize(), lambda a: a.exp().exp(), leaves()[:1])
+Other = declare(
+    keywords={"fallback": "materialize", "kind": "structure"}, materialize=lambda self: self.held * 2
+)
+Own = declare(Log)
+Own.implements(aten.exp.default, derivative="formula")(lambda func, x: Other(x.log.exp().exp() / 2))
+test_a_copy_of_a_result_is_one_too = agreeing(
+    {
+        **{
+            name: (lambda a, b, copy=copy: copy(Log(a) * Log(b)).materialize(), product, leaves())
+            for name, copy in COPIES.items()
+        },
+        "a value of another class": (
+            lambda a: Own(a).exp().materialize(),
+            lambda a: a.exp().exp(),
+            leaves()[:1],
+        ),
+    },
+    {"eager": DOORS["eager"]},
+    check_dtype=False,
+    **CLOSE,
+)
 
 
 REFUSED = [
@@ -204,8 +193,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "ops", "derivative", "words"), REFUSED)
-def test_what_is_refused(cls, ops, derivative, words):
-    with pytest.raises(SpecError, match=words):
-        cls.implements(*ops, derivative=derivative)
-    assert subclasses.coverage(Log)
+test_what_is_refused = raising(
+    [
+        (lambda cls=cls, ops=ops, how=how: cls.implements(*ops, derivative=how), SpecError, words)
+        for cls, ops, how, words in REFUSED
+    ]
+)

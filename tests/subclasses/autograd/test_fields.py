@@ -19,7 +19,7 @@ from tests import doors
 from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.dispatch.training import saved
 from tests.subclasses.subjects import declare
-from tests.tables import raising
+from tests.tables import giving, raising
 
 DOORS = {
     **{name: partial(door, fullgraph=True) for name, door in doors.DOORS.items()},
@@ -128,7 +128,7 @@ test_second_derivatives = agreeing(
 )
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(4)
 @every_door
 def test_a_reading_of_an_argument_is_differentiable(door):
     fn, (ones,) = DOORS[door](of_an_argument), numbers((2, 3))
@@ -171,12 +171,20 @@ def test_where_autograd_does_not_record_it_is_the_inner_tensor_itself():
     assert torch.equal(seen[0], a) and seen[0].requires_grad  # a rule runs once, where autograd records
 
 
-def test_an_author_may_give_an_index_and_a_half_precision_tensor_the_same_field():
-    for dtype in (torch.bfloat16, torch.complex64, torch.float64):
-        x = Mixed(torch.ones(1, dtype=dtype), torch.ones(1, dtype=dtype)).requires_grad_()
-        assert x.a.requires_grad and x.a.dtype == dtype
-    x = mixed(more=torch.arange(2))
-    assert not x.more.requires_grad and x.more.tolist() == [0, 1]
+def read_of(dtype):
+    x = Mixed(*torch.ones(2, 1, dtype=dtype)).requires_grad_()
+    return x.a.requires_grad, x.a.dtype
+
+
+test_fields_of_other_dtypes = giving(
+    {
+        **{
+            str(t): (lambda t=t: read_of(t), (True, t))
+            for t in (torch.bfloat16, torch.complex64, torch.float64)
+        },
+        "an index": (lambda: mixed(more=torch.arange(2)).more.requires_grad, False),
+    }
+)
 
 
 def test_a_write_to_a_reading_is_refused():
@@ -256,28 +264,38 @@ def test_a_child_makes_a_field_differentiable():
 # ---- materialize -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(4)
-@every_door
-@pytest.mark.parametrize("cls", [Low, Lower])
-def test_materialize_is_differentiable_for_every_caller(door, cls):
+def of_materialized(cls):
     def plain(left, right):
         found = left @ right * 3
-        found = found + left.sum() if cls is Lower else found
-        return found.sin() * found
+        return (found + left.sum() if cls is Lower else found).sin()
 
-    def built_inside(left, right):
-        x = cls(left, right)
-        return x.materialize().sin() * x
+    return lambda left, right: cls(left, right).materialize().sin(), plain, [(2, 3), (3, 4)]
 
-    tensors = numbers((2, 3), (3, 4))
-    agree(built_inside, plain, tensors, door=DOORS[door])
-    fn = DOORS[door](lambda x: (x.materialize().sin() * x.materialize()).sum())
-    agree(lambda left, right: fn(cls(left, right)), lambda *parts: plain(*parts).sum(), tensors)
-    leaf, parts = cls(*tensors).requires_grad_(), [t.requires_grad_() for t in tensors]
+
+LOWS = {"low": Low, "lower": Lower}
+test_materialize_is_differentiable_for_every_caller = agreeing(
+    {
+        **{name: of_materialized(cls) for name, cls in LOWS.items()},
+        "beside an op": (
+            lambda left, right: Low(left, right).materialize().sin() * Low(left, right),
+            lambda left, right: (left @ right * 3).sin() * (left @ right * 3),
+            [(2, 3), (3, 4)],
+        ),
+    },
+    DOORS,
+)
+
+
+@pytest.mark.sweep(6)
+@every_door
+@pytest.mark.parametrize("name", LOWS)
+def test_materialize_of_an_argument_is_differentiable(door, name):
+    _, plain, sizes = of_materialized(LOWS[name])
+    fn, tensors = DOORS[door](lambda x: x.materialize().sin().sum()), numbers(*sizes)
+    agree(lambda *parts: fn(LOWS[name](*parts)), lambda *parts: plain(*parts).sum(), tensors)
+    leaf, parts = LOWS[name](*tensors).requires_grad_(), [t.requires_grad_() for t in tensors]
     fn(leaf).backward()
-    torch.testing.assert_close(
-        (leaf.grad.left, leaf.grad.right), torch.autograd.grad(plain(*parts).sum(), parts)
-    )
+    torch.testing.assert_close(leaf.grad.unwrap(), torch.autograd.grad(plain(*parts).sum(), parts))
 
 
 def test_materialize_without_gradients_records_nothing():
@@ -460,14 +478,21 @@ def test_an_argument_compiled(read, cls, door):
         torch.testing.assert_close((parts(found), x.total), (parts(expected), y.total))
 
 
-@pytest.mark.parametrize("door", ["stock", "desugar"])
-def test_a_whole_graph_is_refused(door):
-    def f(x):
-        x.total = x.total * 2
-        return x * 1
+def doubled(x):
+    x.total = x.total * 2
+    return x * 1
 
-    with pytest.raises(Exception, match=r"Mean\.total = \.\.\."):
-        doors.DOORS[door](f, fullgraph=True)(Mean(torch.ones(2), torch.ones(2)))
+
+test_a_whole_graph_is_refused = raising(
+    [
+        (
+            lambda door=door: doors.DOORS[door](doubled, fullgraph=True)(Mean(torch.ones(2), torch.ones(2))),
+            Exception,
+            r"Mean\.total = \.\.\.",
+        )
+        for door in ("stock", "desugar")
+    ]
+)
 
 
 @pytest.mark.parametrize("cls", [Mean, Trained, Ruled])

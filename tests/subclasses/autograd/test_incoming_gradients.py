@@ -11,7 +11,7 @@ import torch
 import subclasses
 from subclasses import DispatchError, inner
 from tests import doors
-from tests.subclasses.autograd.judge import agree, agreeing
+from tests.subclasses.autograd.judge import agree, agreeing, passing
 from tests.subclasses.subjects import LowRank, declare
 from tests.tables import raising
 
@@ -45,21 +45,6 @@ def given_to(door, Pair, give, op=torch.sinh):
     """The gradients of the inner tensors by ``give``, which gets the result and what it is made of."""
     inners = leaves()
     return give(DOORS[door](op)(Pair(*inners)), inners, Pair)
-
-
-def copy_whose_gradient_is(gradient):
-    """An autograd function that copies; its backward returns this of what arrives."""
-
-    class Copy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.detach().clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return gradient(g)
-
-    return Copy.apply
 
 
 def expected(scale=1.0):
@@ -103,7 +88,7 @@ GIVES = {
     ),
     "a hook": by_a_hook,
     "a function": lambda y, inners, Pair: torch.autograd.grad(
-        3 * sum(t.sum() for t in copy_whose_gradient_is(clamped)(y).unwrap()), inners
+        3 * sum(t.sum() for t in passing(clamped)(y).unwrap()), inners
     ),
 }
 
@@ -157,7 +142,7 @@ test_a_value_in_place_of_a_cotangent_is_refused = pytest.mark.sweep(10)(
 
 def test_a_value_that_an_autograd_function_returns_is_refused_by_a_representation():
     """Of a structure its inner tensors are taken for the derivatives."""
-    valued = copy_whose_gradient_is(lambda g: g._value_cls(torch.ones(1), torch.ones(1)))
+    valued = passing(lambda g: g._value_cls(torch.ones(1), torch.ones(1)))
     inners = leaves()
     first, second = valued(pair_class("views")(*inners).sinh()).unwrap()
     torch.testing.assert_close(torch.autograd.grad((first + second).sum(), inners), expected())
@@ -211,7 +196,7 @@ def test_what_functions_return_is_added_by_inner_tensors():
     Pair = pair_class("views", ruled=False)
     Pair.implements(subclasses.arithmetic)(lambda func, x, y: Pair(x.first * y.first, x.second * y.second))
 
-    ten = copy_whose_gradient_is(lambda g: Pair(torch.tensor([10.0]), torch.tensor([20.0])))
+    ten = passing(lambda g: Pair(torch.tensor([10.0]), torch.tensor([20.0])))
     inners = leaves()
     x = Pair(*inners)
     total = sum(t for y in (ten(x), ten(x), ten(x)) for t in y.unwrap())
@@ -247,7 +232,16 @@ test_a_sum_of_values_in_a_backward_is_one_of_values = agreeing(
             partial(torch.utils.checkpoint.checkpoint, sum_of_values, use_reentrant=False),
             sum_of_values,
             leaves(),
-        )
+        ),
+        "a mapped class": (
+            partial(
+                torch.utils.checkpoint.checkpoint,
+                lambda a, b: (Mapped(a, b).sin() * 2).unwrap("a"),
+                use_reentrant=False,
+            ),
+            lambda a, b: a.sin() * 2,
+            leaves(),
+        ),
     },
     {"eager": doors.eager},
 )
@@ -410,17 +404,34 @@ Halves = declare(
     materialize=lambda self: self.held * 2,
     rules={aten.mul.Tensor: lambda func, x, y: Halves(func(x.held, y))},
 )
+Mapped = declare(keywords={"fallback": "map"}, a=inner(), b=inner())
+Logs = declare(
+    wrap_cotangent=lambda self, cotangent: Logs(cotangent),
+    rules={aten.mm: lambda func, x, y: torch.logsumexp(x[..., None] + y.held, -2)},
+)
+# What is made of a leaf, and its backward.
 BACKWARDS = {
-    "by an inner tensor": lambda y, **how: y.unwrap("held").sum().backward(**how),
-    "by the whole": lambda y, **how: y.materialize().sum().backward(**how),
-    "by a gradient of the class": lambda y, **how: y.backward(y.cotangent(torch.ones(3)), **how),
+    "by an inner tensor": (lambda x: Halves(x) * 3, lambda y, **how: y.unwrap("held").sum().backward(**how)),
+    "by the whole": (lambda x: Halves(x) * 3, lambda y, **how: y.materialize().sum().backward(**how)),
+    "by a gradient of the class": (
+        lambda x: Halves(x) * 3,
+        lambda y, **how: y.backward(y.cotangent(torch.ones(3)), **how),
+    ),
+    "of a mapped class": (
+        lambda x: Mapped(x, x * 2) * Mapped(x, x),
+        lambda y, **how: y.unwrap("a").sum().backward(**how),
+    ),
+    "of a function of several ops": (
+        lambda x: x.expand(2, 2, 3) @ Logs(torch.rand(3, 2)),
+        lambda y, **how: y.sum().backward(**how),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BACKWARDS)
 def test_a_second_backward(name):
-    backward, x = BACKWARDS[name], torch.ones(3, requires_grad=True)
-    y = Halves(x) * 3
+    (made, backward), x = BACKWARDS[name], torch.ones(3, requires_grad=True)
+    y = made(x)
     backward(y, retain_graph=True)
     first = x.grad.clone()
     backward(y)

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from subclasses import DispatchError, Outer, inner
+from subclasses import Outer, inner
 from tests import doors
 from tests.subclasses.subjects import LowRank, declare
+from tests.tables import giving, raising
 
 DOORS = {name: partial(door, fullgraph=True) for name, door in doors.DOORS.items()}
 DOORS["desugar"] = partial(DOORS["desugar"], strict=True)
@@ -50,10 +51,31 @@ def test_a_leaf_gets_a_gradient(door, size):
         torch.testing.assert_close((x.grad, y.grad), (exp * y.detach(), exp))
 
 
-def test_what_a_rule_made_leads_it_on():
+def gradients_of_product():
     x, y = fixed(), torch.tensor([2.0, 3.0], requires_grad=True)
     (x * y).materialize().sum().backward()
-    assert (x.grad.tolist(), y.grad.tolist()) == ([2, 3], [1, 2])
+    return x.grad.tolist(), y.grad.tolist()
+
+
+def two_derivatives():
+    x = fixed()
+    (grad,) = torch.autograd.grad(x.materialize().pow(3).sum(), x, create_graph=True)
+    return grad.tolist(), torch.autograd.grad(grad.sum(), x)[0].tolist()
+
+
+def weighted(t):
+    return (t * FIXED.materialize()).sum()
+
+
+FIXED, BATCH = fixed(), torch.arange(6.0).reshape(3, 2)
+test_gradients = giving(
+    {
+        "of what a rule made": (gradients_of_product, ([2, 3], [1, 2])),
+        "twice": (two_derivatives, ([3, 12], [6, 12])),
+        "vmap, a value from outside": (lambda: torch.vmap(weighted)(BATCH).tolist(), [2, 8, 14]),
+        "grad, a value from outside": (lambda: torch.func.grad(weighted)(BATCH[1]).tolist(), [1, 2]),
+    }
+)
 
 
 @pytest.mark.sweep(3)
@@ -64,20 +86,6 @@ def test_no_gradient_where_none_is_wanted(door):
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert not compiled(fixed()).requires_grad
-
-
-def test_a_second_derivative():
-    x = fixed()
-    (grad,) = torch.autograd.grad(x.materialize().pow(3).sum(), x, create_graph=True)
-    assert grad.tolist() == [3, 12]
-    assert torch.autograd.grad(grad.sum(), x)[0].tolist() == [6, 12]
-
-
-def test_a_value_from_outside_of_a_transform():
-    x, batch = fixed(), torch.arange(6.0).reshape(3, 2)
-    found = torch.vmap(lambda t: (t * x.materialize()).sum())(batch)
-    assert found.tolist() == (batch * torch.tensor([1.0, 2.0])).sum(1).tolist()
-    assert torch.func.grad(lambda t: (t * x.materialize()).sum())(batch[1]).tolist() == [1, 2]
 
 
 # ---- a Parameter that a function materialized: its backward needs the inner tensors of the forward --------------
@@ -107,18 +115,41 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("call", CALLS)
-def test_a_change_between_forward_and_backward_is_refused(call, change):
+def change_between(call, change):
+    """A change after two forwards and the backward of one."""
     w = make()
-    first, second = CALLS[call](w).sum(), CALLS[call](w).sum()
+    first, second = call(w).sum(), call(w).sum()
     first.backward()
     with torch.no_grad():
-        CHANGES[change](w)
-    with pytest.raises(
-        DispatchError, match=r"materialize\(\) with the inner tensors of the forward, and one of them"
-    ):
-        second.backward()
+        change(w)
+    second.backward()
+
+
+def linear_squared(w):
+    return F.linear(X, w).square().sum()
+
+
+test_a_change_between_forward_and_backward_is_refused = raising(
+    {
+        **{
+            f"{name}, {changed}": (
+                lambda call=call, change=change: change_between(call, change),
+                r"materialize\(\) with the inner tensors of the forward, and one of them",
+            )
+            for name, call in CALLS.items()
+            for changed, change in CHANGES.items()
+        },
+        # Compiled functions refuse it by what they saved.
+        **{
+            door: (
+                lambda door=door: change_between(DOORS[door](linear_squared), CHANGES["a step"]),
+                RuntimeError,
+                "modified by an inplace operation",
+            )
+            for door in ("inside", "desugar")
+        },
+    }
+)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -158,14 +189,3 @@ def test_a_checkpointed_forward_is_checked_against_the_one_that_runs_again():
     out = torch.utils.checkpoint.checkpoint(lambda x: F.linear(x, w).square(), x, use_reentrant=False)
     out.sum().backward()
     assert w.grad.left.tolist() == [[8], [8]]
-
-
-@pytest.mark.parametrize("door", ["inside", "desugar"])
-def test_compiled_functions_refuse_it_by_what_they_saved(door):
-    w = make()
-    compiled = DOORS[door](lambda w: F.linear(X, w).square().sum())
-    first, second = compiled(w), compiled(w)
-    first.backward()
-    CHANGES["a step"](w)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        second.backward()

@@ -472,26 +472,33 @@ WRITTEN = {
 }
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize("door", ["eager", "desugar"])
-@pytest.mark.parametrize("name", WRITTEN)
-def test_the_gradient_beside_a_constant_field(name, trained, door):
-    fn, pixels = WRITTEN[name]
-    size, white = (2, 3), numbers(3)
+WHITE = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
 
-    def of_image(p, w):
+
+def of_image(name):
+    """A function of pixels and white, and the same of plain tensors."""
+    fn, pixels = WRITTEN[name]
+
+    def of_value(p, w):
         x = fn(p, w)
         return x.sin(), x.unwrap("white") ** 2
 
-    def plain(p, w):
-        return (pixels(p) * w).sin(), w**2
+    return of_value, lambda p, w: ((pixels(p) * w).sin(), w**2), [(2, 3), 3]
 
-    if trained:
-        agree(of_image, plain, [*numbers(size), *white], door=door)
-    else:
-        run = DOORS[door](of_image)
-        agree(lambda p: run(p, *white), lambda p: plain(p, *white), numbers(size))
+
+test_the_gradient_beside_a_constant_field = agreeing(
+    {
+        **{name: of_image(name) for name in WRITTEN},
+        **{
+            f"{name}, frozen": (
+                lambda p, name=name: of_image(name)[0](p, WHITE),
+                lambda p, name=name: of_image(name)[1](p, WHITE),
+                [(2, 3)],
+            )
+            for name in WRITTEN
+        },
+    }
+)
 
 
 def test_it_is_not_written_to():

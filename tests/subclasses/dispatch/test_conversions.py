@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from subclasses import DispatchError, Outer, inner, static
+from subclasses import Outer, inner, static
 from tests.doors import COMPILED
 from tests.subclasses.autograd.judge import agreeing
 from tests.subclasses.subjects import Pair, declare
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 
@@ -89,17 +90,6 @@ def test_truncation_is_of_the_value_and_not_of_its_inner_tensors(cls, dtype):
     assert torch.equal(y, x.materialize().to(dtype))
 
 
-def test_a_truncation_without_a_plain_tensor_to_truncate_is_an_error():
-    Strict = declare(Following, name="Strict", keywords={"fallback": "error"})
-    with pytest.raises(DispatchError, match=r"@Strict\.implements\(torch\.ops\.aten\._to_copy\.default\)"):
-        values(Strict).int()
-
-
-def test_a_mapped_class_truncates_each_inner_tensor():
-    x = Pair(torch.tensor([1.5]), torch.tensor([2.5])).to(torch.int32)
-    assert (x.a.tolist(), x.b.tolist()) == ([1], [2])
-
-
 # ---- an outer dtype that does not follow -------------------------------------------------------------------
 
 
@@ -107,31 +97,45 @@ def fixed(cls):
     return cls(torch.tensor([1.5, 2.0], dtype=torch.bfloat16))
 
 
-def test_what_stands_for_a_plain_tensor_becomes_one():
-    y = fixed(Fixed).half()
-    assert (type(y), y.dtype, y.tolist()) == (Tensor, torch.float16, [1.5, 2.0])
-    assert torch.empty_like(fixed(Fixed), dtype=torch.float64).dtype == torch.float64
-
-
-@pytest.mark.parametrize("convert", [lambda x: x.half(), lambda x: torch.empty_like(x, dtype=torch.float16)])
-@pytest.mark.parametrize(
-    ("name", "fallback", "words"),
-    [
-        (
-            "FixedMap",
-            "map",
-            r"its outer dtype is torch.float32, which `outer` returns.*(_to_copy|empty_like)",
+test_what_becomes_of_values = giving(
+    {
+        "what stands for a plain tensor": (lambda: type(fixed(Fixed).half()), Tensor),
+        "its numbers": (lambda: fixed(Fixed).half().tolist(), [1.5, 2.0]),
+        "its dtype": (lambda: fixed(Fixed).half().dtype, torch.float16),
+        "emptied": (lambda: torch.empty_like(fixed(Fixed), dtype=torch.float64).dtype, torch.float64),
+        "each inner tensor of a mapped class": (
+            lambda: [t.tolist() for t in Pair(torch.tensor([1.5]), torch.tensor([2.5])).int().unwrap()],
+            [[1], [2]],
         ),
-        (
-            "FixedViews",
-            "views",
-            r"@FixedViews\.implements\(torch\.ops\.aten\.(_to_copy|empty_like)\.default\)",
-        ),
-    ],
+    }
 )
-def test_a_dtype_that_stays_is_an_error(name, fallback, words, convert):
-    with pytest.raises(DispatchError, match=words):
-        convert(fixed(fixed_class(name, fallback)))
+Strict = declare(Following, name="Strict", keywords={"fallback": "error"})
+STAYS = {
+    "FixedMap": ("map", r"its outer dtype is torch.float32, which `outer` returns.*(_to_copy|empty_like)"),
+    "FixedViews": (
+        "views",
+        r"@FixedViews\.implements\(torch\.ops\.aten\.(_to_copy|empty_like)\.default\)",
+    ),
+}
+test_a_dtype_that_cannot_be = raising(
+    {
+        "a truncation without a plain tensor": (
+            lambda: values(Strict).int(),
+            r"@Strict\.implements\(torch\.ops\.aten\._to_copy\.default\)",
+        ),
+        **{
+            f"{name}, {op}": (
+                lambda call=call, name=name, fallback=fallback: call(fixed(fixed_class(name, fallback))),
+                words,
+            )
+            for name, (fallback, words) in STAYS.items()
+            for op, call in {
+                "half": lambda x: x.half(),
+                "empty_like": lambda x: torch.empty_like(x, dtype=torch.float16),
+            }.items()
+        },
+    }
+)
 
 
 def test_a_module_with_a_parameter_that_does_not_convert():

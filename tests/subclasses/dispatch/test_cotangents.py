@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from subclasses import DispatchError, Outer, TensorSubclass, inner
 from tests.doors import DOORS, by_desugar, by_stock, eager
 from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import declare
+from tests.tables import giving
 
 aten = torch.ops.aten
 
@@ -66,17 +68,24 @@ def test_the_gradient_of_a_leaf_without_a_rule_for_what_autograd_calls(reduce):
     assert x.grad.values.is_contiguous()
 
 
-def test_a_cotangent_is_divided_by_a_number():
-    x = Log(torch.ones(2)).requires_grad_()
-    x.logs.sum().backward()
-    torch.testing.assert_close(aten.div.Scalar(x.grad, 4).logs, torch.full((2,), 0.25))
+def by_name(func, x, y):
+    return Named(x.values + y.values if func is torch.add else x.values * 0)
 
 
-@pytest.mark.parametrize("add", [torch.add, Tensor.add, Tensor.__add__, lambda x, y: x + y])
-def test_a_rule_for_several_functions_is_called_with_the_one_that_it_names(add):
-    rule = lambda func, x, y: Named(x.values + y.values if func is torch.add else x.values * 0)  # noqa: E731
-    Named = declare(Bare, rules={torch.add: rule, torch.sub: rule})
-    assert add(Named(torch.ones(1)), Named(torch.ones(1))).values.item() == 2
+Named = declare(Bare, rules={torch.add: by_name, torch.sub: by_name})
+test_numbers_of_results = giving(
+    {
+        "a cotangent divided by a number": (
+            lambda: aten.div.Scalar(Log(torch.ones(2)).cotangent(torch.ones(2)), 4).logs.tolist(),
+            [0.25, 0.25],
+        ),
+        # A rule for several functions is called with the one that it names.
+        **{
+            f"{add}": (lambda add=add: add(Named(torch.ones(1)), Named(torch.ones(1))).values.item(), 2)
+            for add in (torch.add, Tensor.add, Tensor.__add__, operator.add)
+        },
+    }
+)
 
 
 # ---- cotangents that a rule materializes ---------------------------------------------------------------------

@@ -12,6 +12,7 @@ from subclasses import Coverage, SpecError, coverage
 from subclasses.dispatch.coverage import KINDS
 from subclasses.dispatch.resolution import choose_plan
 from tests.subclasses.subjects import Hostile, Int8Weight, Pair, declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 
@@ -74,13 +75,7 @@ def test_the_text():
     assert lines[1].split() == ["rule", str(found.counts["rule"])]
     assert lines[2].strip() == "add.Tensor"
     assert list(found.counts) == [k for k in KINDS if k in found.counts]
-
-
-def test_asking_for_one_kind():
-    found = coverage(Ruled)
     assert found.ops("rule") == ["aten.add.Tensor"]
-    with pytest.raises(ValueError, match="expected a kind of step in"):
-        found.ops("rules")
 
 
 def test_no_plan_is_compiled_for_it():
@@ -89,7 +84,16 @@ def test_no_plan_is_compiled_for_it():
     assert len(linecache.cache) == before
 
 
-@pytest.mark.parametrize("wrong", [Tensor, int, "Pair"])
-def test_a_class_that_was_not_declared(wrong):
-    with pytest.raises(SpecError, match=r"coverage\(\) takes a class declared with TensorSubclass"):
-        coverage(wrong)
+test_what_is_refused = raising(
+    {
+        "a kind": (lambda: coverage(Ruled).ops("rules"), ValueError, "expected a kind of step in"),
+        **{
+            str(wrong): (
+                lambda wrong=wrong: coverage(wrong),
+                SpecError,
+                r"coverage\(\) takes a class declared with TensorSubclass",
+            )
+            for wrong in (Tensor, int, "Pair")
+        },
+    }
+)

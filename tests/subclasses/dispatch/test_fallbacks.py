@@ -10,6 +10,7 @@ import torch
 from subclasses import DispatchError, Outer, SpecError, inner, static
 from tests.doors import DOORS
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 MATERIALIZE = {"fallback": "materialize"}
 
@@ -18,22 +19,37 @@ def box(function):
     return declare(name="Box", keywords=MATERIALIZE, materialize=function)
 
 
-@pytest.mark.parametrize(
-    ("function", "got"),
+GOT = [
+    (lambda x: x.held[None], "one of size (1, 2) and torch.float32"),
+    (lambda x: x.held[:1], "one of size (1,) and torch.float32"),
+    (lambda x: x.held.double(), "one of size (2,) and torch.float64"),
+    (lambda x: None, "None of type NoneType"),
+]
+WORDS = "Box.materialize: expected a tensor of the outer size (2,) and torch.float32, got {}; "
+test_what_materialize_returns_has_the_outer_size_and_dtype = raising(
     [
-        (lambda x: x.held[None], "one of size (1, 2) and torch.float32"),
-        (lambda x: x.held[:1], "one of size (1,) and torch.float32"),
-        (lambda x: x.held.double(), "one of size (2,) and torch.float64"),
-        (lambda x: None, "None of type NoneType"),
-    ],
+        (
+            lambda function=function, grad=grad, use=use: use(
+                box(function)(torch.ones(2, requires_grad=grad))
+            ),
+            ValueError,
+            re.escape(WORDS.format(got)),
+        )
+        for function, got in GOT
+        for grad in (False, True)
+        for use in (lambda x: x + 1, lambda x: x.materialize())
+    ]
 )
-def test_what_materialize_returns_has_the_outer_size_and_dtype(function, got):
-    words = f"Box.materialize: expected a tensor of the outer size (2,) and torch.float32, got {got}; "
-    for requires_grad in (False, True):
-        x = box(function)(torch.ones(2, requires_grad=requires_grad))
-        for use in (lambda x: x + 1, lambda x: x.materialize()):
-            with pytest.raises(ValueError, match=re.escape(words)):
-                use(x)
+test_materialize_is_a_method = raising(
+    [
+        (
+            lambda function=function: box(function),
+            SpecError,
+            r"Box.materialize must be a method, `def materialize\(self\) -> Tensor`, got",
+        )
+        for function in (property(lambda x: x.held), staticmethod(lambda x: x), 3)
+    ]
+)
 
 
 def test_materialize_under_autocast_may_have_its_dtype():
@@ -42,14 +58,6 @@ def test_materialize_under_autocast_may_have_its_dtype():
     )(torch.ones(2, 2), torch.ones(2, 2))
     with torch.autocast("cpu", torch.bfloat16):
         assert x.materialize().dtype == torch.bfloat16 and (x + 1).dtype == torch.float32
-
-
-@pytest.mark.parametrize("function", [property(lambda x: x.held), staticmethod(lambda x: x), 3])
-def test_materialize_is_a_method(function):
-    with pytest.raises(
-        SpecError, match=r"Box.materialize must be a method, `def materialize\(self\) -> Tensor`, got"
-    ):
-        box(function)
 
 
 # A tensor with a shift that may be absent.
@@ -90,18 +98,29 @@ def test_a_copy_of_a_plain_tensor_to_a_parameter_names_checkpoints():
         module.load_state_dict({"weight": torch.ones(1, 2)})
 
 
-@pytest.mark.parametrize("fallback", ["error", "views", "materialize"])
-def test_a_copy_between_values_with_other_metadata_says_what_differs(fallback):
-    Unit = declare(
+def unit_class(fallback):
+    return declare(
         name="Unit",
         keywords={"fallback": fallback},
         held=inner(),
         unit=static(default="m"),
         materialize=lambda self: self.held,
     )
-    words = r"copy_\.default of Unit\(unit='s'\) to Unit\(unit='m'\).* do not change"
-    with pytest.raises(DispatchError, match=words):
-        Unit(torch.ones(2)).copy_(Unit(torch.ones(2), unit="s"))
+
+
+def copy_other_unit(Unit):
+    Unit(torch.ones(2)).copy_(Unit(torch.ones(2), unit="s"))
+
+
+test_a_copy_between_values_with_other_metadata_says_what_differs = raising(
+    [
+        (
+            lambda fallback=fallback: copy_other_unit(unit_class(fallback)),
+            r"copy_\.default of Unit\(unit='s'\) to Unit\(unit='m'\).* do not change",
+        )
+        for fallback in ("error", "views", "materialize")
+    ]
+)
 
 
 # ---- strides of what a value represents --------------------------------------------------------------------

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from subclasses import DispatchError, Outer, inner
-from tests.doors import COMPILED, DOORS
-from tests.subclasses.autograd.judge import agree, numbers
+from tests.doors import DOORS
+from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 INDEX = torch.tensor([2, 0])
@@ -65,31 +66,29 @@ def inners():
     return numbers((3, 4, 2, 2), (3, 4))
 
 
-def check(name, door):
-    run, plain = OPS[name]
-    compiled = DOORS[door](run)
-
-    def sines(m, w):
-        out = compiled(Turn(m, w))
+def sines(run):
+    def fn(m, w):
+        out = run(Turn(m, w))
         assert type(out) is Turn and (out.shape, out.stride()) == (out.weight.shape, out.weight.stride())
         return [t.sin() for t in out.unwrap()]
 
-    agree(sines, lambda m, w: [plain(t).sin() for t in (m, w)], inners(), twice=door == "eager")
+    return fn
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_in_eager_mode(name):
-    check(name, "eager")
+test_values_and_gradients = agreeing(
+    {
+        name: (
+            sines(run),
+            lambda m, w, plain=plain: [plain(t).sin() for t in (m, w)],
+            [(3, 4, 2, 2), (3, 4)],
+        )
+        for name, (run, plain) in OPS.items()
+    },
+    twice=["eager"],
+)
 
 
-@pytest.mark.sweep(12)
-@pytest.mark.parametrize("door", COMPILED)
-@pytest.mark.parametrize("name", OPS)
-def test_in_a_compiled_function(name, door):
-    check(name, door)
-
-
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", DOORS)
 @pytest.mark.parametrize(
     ("name", "grad"),
@@ -130,18 +129,28 @@ def test_the_size_and_the_strides():
     assert Turn(torch.rand(2, 4, 3, 2).permute(2, 1, 0, 3), torch.rand(3, 4)).is_contiguous()
 
 
-def test_what_is_refused():
-    x = Turn(torch.rand(3, 3, 2, 2), torch.rand(3, 3))
-    with pytest.raises(ValueError, match=r"expected shape \(\.\.\. 2 2\)"):
-        Turn(torch.rand(3, 2), torch.rand(3))
-    for call in (
-        lambda: x.diagonal(),
-        lambda: x.unfold(0, 2, 1),
-        lambda: x.view(torch.int32),
-        lambda: x.exp(),
-    ):
-        with pytest.raises((DispatchError, RuntimeError)):
-            call()
+test_what_is_refused = raising(
+    {
+        "another size": (
+            lambda: Turn(torch.rand(3, 2), torch.rand(3)),
+            ValueError,
+            r"expected shape \(\.\.\. 2 2\)",
+        ),
+        **{
+            name: (
+                lambda call=call: call(Turn(torch.rand(3, 3, 2, 2), torch.rand(3, 3))),
+                (DispatchError, RuntimeError),
+                r"rule|shape|size",
+            )
+            for name, call in {
+                "diagonal": lambda x: x.diagonal(),
+                "unfold": lambda x: x.unfold(0, 2, 1),
+                "another dtype": lambda x: x.view(torch.int32),
+                "exp": lambda x: x.exp(),
+            }.items()
+        },
+    }
+)
 
 
 def test_an_outer_of_the_class_comes_first():

@@ -15,7 +15,7 @@ from subclasses.dispatch.mapping import is_view
 from tests.doors import DOORS, by_desugar, by_stock, eager
 from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import assert_same, declare
-from tests.tables import raising
+from tests.tables import giving, raising
 
 aten = torch.ops.aten
 three_doors = pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
@@ -214,25 +214,26 @@ def test_a_view_of_an_inner_tensor_of_another_size_is_refused(fn):
     assert w.shape == w.qdata.shape == (4, 3)
 
 
-def test_what_names_no_dim_maps_whatever_the_sizes():
-    w = scaled()
-    assert w.clone().scale.shape == (4, 1)
-    half = w.half()
-    assert (half.dtype, half.qdata.dtype, half.scale.dtype) == (torch.float16, torch.int8, torch.float16)
-
-
+Ruled = declare(Scaled, rules={aten.t: lambda func, w: Ruled(func(w.qdata), w.scale.t())})
+test_what_maps_whatever_the_sizes = giving(
+    {
+        "a clone": (lambda: scaled().clone().scale.shape, (4, 1)),
+        "a dtype": (
+            lambda: [t.dtype for t in (scaled().half(), *scaled().half().unwrap())],
+            [torch.float16, torch.int8, torch.float16],
+        ),
+        "a rule of the class": (
+            lambda: Ruled(torch.ones(4, 3, dtype=torch.int8), torch.rand(4, 1)).t().scale.shape,
+            (1, 4),
+        ),
+    }
+)
 test_a_class_that_says_its_value_is_not_filled_inner_by_inner = raising(
     [
         (lambda fn=fn: fn(scaled()), r"@Scaled\.implements")
         for fn in (torch.ones_like, torch.zeros_like, lambda w: w.new_ones(2), torch.rand_like)
     ]
 )
-
-
-def test_a_rule_of_the_class_comes_first():
-    Ruled = declare(Scaled, rules={aten.t: lambda func, w: Ruled(func(w.qdata), w.scale.t())})
-    w = Ruled(torch.ones(4, 3, dtype=torch.int8), torch.rand(4, 1))
-    assert w.t().scale.shape == (1, 4)
 
 
 test_an_outer_size_that_does_not_follow_is_refused = raising(
@@ -677,8 +678,11 @@ def test_hooks_of_modules_leave_values_as_they_are(cls):
     assert seen == [1] and module.weight.grad.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_a_view_of_another_size_still_materializes():
-    x = Doubled(torch.ones(2, 3))
-    assert type(x.view(6)) is Tensor and type(x.view(-1, 3)) is Tensor
-    y = x.view(2, 3)
-    assert type(y) is Doubled and y.held.data_ptr() == x.held.data_ptr()
+HELD = torch.ones(2, 3)
+test_a_view_of_another_size_still_materializes = giving(
+    {
+        "another size": (lambda: type(Doubled(HELD).view(6)), Tensor),
+        "another size with -1": (lambda: type(Doubled(HELD).view(-1, 3)), Tensor),
+        "its own size": (lambda: Doubled(HELD).view(2, 3).held.data_ptr(), HELD.data_ptr()),
+    }
+)

@@ -54,7 +54,6 @@ CASES = {
         lambda a, b, c, d: of_pair(a @ b, c @ d),
     ),
 }
-cases = pytest.mark.parametrize("case", CASES)
 
 
 def make(case):
@@ -63,33 +62,34 @@ def make(case):
     return nn.Parameter(CASES[case][0](*[torch.randn(size, generator=generator) for size in sizes]))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "how"),
-    [("SGD", {}), ("AdamW", {}), ("AdamW", {"foreach": False}), ("AdamW", {"fused": True})],
-)
-@cases
-def test_optimizers_update_the_innermost_tensors(case, optimizer, how):
-    check_trained(make(case), *CASES[case][1:], optimizer, **how)
-
-
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("door", COMPILED)
-@cases
-def test_compiled_losses(case, door):
-    _, loss, plain = CASES[case]
-    check_trained(make(case), COMPILED[door](loss), plain)
-
-
 def moved(p):
     module = nn.Module()
     module.p = p
     return module.to(torch.float64).to(torch.float32).p
 
 
-@pytest.mark.parametrize("change", [copy.deepcopy, saved, moved])
-@cases
-def test_copies_train_as_well(case, change):
-    check_trained(change(make(case)), *CASES[case][1:])
+# How a Parameter is trained: a change of it before, a change of its loss, the optimizer.
+HOW = {
+    **{name: (lambda p: p, DOORS["eager"], name, {}) for name in ("SGD", "AdamW")},
+    "AdamW one by one": (lambda p: p, DOORS["eager"], "AdamW", {"foreach": False}),
+    "AdamW, fused": (lambda p: p, DOORS["eager"], "AdamW", {"fused": True}),
+    **{change.__name__: (change, DOORS["eager"], "AdamW", {}) for change in (copy.deepcopy, saved, moved)},
+    **{name: (lambda p: p, door, "AdamW", {}) for name, door in COMPILED.items()},
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "case"),
+    [
+        pytest.param(how, case, marks=pytest.mark.sweep(9) if how in COMPILED else ())
+        for how in HOW
+        for case in CASES
+    ],
+)
+def test_the_innermost_tensors_are_trained(how, case):
+    change, door, optimizer, options = HOW[how]
+    _, loss, plain = CASES[case]
+    check_trained(change(make(case)), door(loss), plain, optimizer, **options)
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -9,66 +9,63 @@ from subclasses._torch import all_aten_ops
 from subclasses.autograd.python_functions import python_functions, tagged_functions, twins
 from subclasses.dispatch.views import VIEW_NAMES, view_functions
 from subclasses.ops.schema import functional_counterpart, op_facts
+from tests.tables import giving
 
 aten = torch.ops.aten
 
 
-def test_a_functional_op():
-    facts = op_facts(aten.add.Tensor)
-    assert [(a.name, a.kind, a.keyword) for a in facts.arguments] == [
-        ("self", "tensor", False),
-        ("other", "tensor", False),
-        ("alpha", "other", True),
-    ]
-    assert facts.functional and facts.returns == ("tensor",)
-
-
-@pytest.mark.parametrize(
-    ("op", "written", "returned"),
-    [
-        (aten.add_.Tensor, (0,), (0,)),
-        (aten.add.out, (3,), (3,)),
-        (aten.aminmax.out, (3, 4), (3, 4)),
-        (aten._foreach_add_.Scalar, (0,), ()),
-        (aten.native_batch_norm.default, (), (None, None, None)),
-    ],
-)
-def test_writes(op, written, returned):
+def facts_of(op, *names):
     facts = op_facts(op)
-    assert (facts.written, facts.returned) == (written, returned)
+    return [getattr(facts, name) for name in names]
 
 
-@pytest.mark.parametrize(
-    ("op", "viewed"),
-    [
-        (aten.view.default, ((0, 0),)),
-        (aten.split.Tensor, ((0, 0),)),
-        (aten.unbind.int, ((0, 0),)),
-        (aten.add_.Tensor, ()),
-        (aten.cos.default, ()),
-    ],
+WRITES = {
+    aten.add_.Tensor: [(0,), (0,)],
+    aten.add.out: [(3,), (3,)],
+    aten.aminmax.out: [(3, 4), (3, 4)],
+    aten._foreach_add_.Scalar: [(0,), ()],
+    aten.native_batch_norm.default: [(), (None, None, None)],
+}
+VIEWS = {
+    aten.view.default: ((0, 0),),
+    aten.split.Tensor: ((0, 0),),
+    aten.unbind.int: ((0, 0),),
+    aten.add_.Tensor: (),
+    aten.cos.default: (),
+}
+COUNTERPARTS = {
+    aten.add_.Tensor: aten.add.Tensor,
+    aten.add.out: aten.add.Tensor,
+    aten.aminmax.out: aten.aminmax.default,
+    aten.add.Tensor: None,
+    aten.t_.default: None,
+    aten.view.default: None,
+}
+test_facts_of_ops = giving(
+    {
+        "the arguments of a functional op": (
+            lambda: [(a.name, a.kind, a.keyword) for a in op_facts(aten.add.Tensor).arguments],
+            [("self", "tensor", False), ("other", "tensor", False), ("alpha", "other", True)],
+        ),
+        "a functional op": (
+            lambda: facts_of(aten.add.Tensor, "functional", "returns"),
+            [True, ("tensor",)],
+        ),
+        "metadata mutation is told by its tag": (
+            lambda: [op_facts(op).changes_metadata for op in (aten.t_.default, aten.add_.Tensor)],
+            [True, False],
+        ),
+        **{
+            f"writes of {op}": (lambda op=op: facts_of(op, "written", "returned"), expected)
+            for op, expected in WRITES.items()
+        },
+        **{f"views of {op}": (lambda op=op: op_facts(op).viewed, expected) for op, expected in VIEWS.items()},
+        **{
+            f"the counterpart of {op}": (lambda op=op: functional_counterpart(op), expected)
+            for op, expected in COUNTERPARTS.items()
+        },
+    }
 )
-def test_views(op, viewed):
-    assert op_facts(op).viewed == viewed
-
-
-def test_metadata_mutation_is_told_by_its_tag():
-    assert op_facts(aten.t_.default).changes_metadata and not op_facts(aten.add_.Tensor).changes_metadata
-
-
-@pytest.mark.parametrize(
-    ("op", "expected"),
-    [
-        (aten.add_.Tensor, aten.add.Tensor),
-        (aten.add.out, aten.add.Tensor),
-        (aten.aminmax.out, aten.aminmax.default),
-        (aten.add.Tensor, None),
-        (aten.t_.default, None),
-        (aten.view.default, None),
-    ],
-)
-def test_counterparts(op, expected):
-    assert functional_counterpart(op) is expected
 
 
 @pytest.mark.slow
@@ -104,15 +101,19 @@ def test_twins(function, twin):
     assert twin in twins(function) and function in twins(twin) and function not in twins(function)
 
 
-@pytest.mark.parametrize(
-    "function", [torch.linalg.diagonal, torch.linalg.norm, torch.linalg.qr, torch.linalg.cross]
+LINALG = [torch.linalg.diagonal, torch.linalg.norm, torch.linalg.qr, torch.linalg.cross]
+test_what_is_no_twin = giving(
+    {
+        "functions of linalg with other defaults": (
+            lambda: [getattr(torch, f.__name__.removeprefix("linalg_")) in twins(f) for f in LINALG],
+            [False] * 4,
+        ),
+        "where, whose arguments stand in another order": (
+            lambda: torch.Tensor.where in twins(torch.where),
+            False,
+        ),
+    }
 )
-def test_functions_of_linalg_with_other_defaults_are_no_twins(function):
-    assert getattr(torch, function.__name__.removeprefix("linalg_")) not in twins(function)
-
-
-def test_where_has_no_twin_for_its_arguments_stand_in_another_order():
-    assert torch.Tensor.where not in twins(torch.where)
 
 
 def test_functions_of_a_composite_op():

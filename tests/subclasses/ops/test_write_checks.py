@@ -9,6 +9,7 @@ from subclasses import inner
 from subclasses.ops.write_checks import differ
 from tests.doors import by_desugar
 from tests.subclasses.subjects import declare
+from tests.tables import giving
 
 Counted = declare(keywords={"fallback": "map"}, number=inner(), count=inner())
 INDEX = torch.tensor([0, 1])
@@ -113,11 +114,14 @@ def test_an_op_of_others_runs_once_for_each_inner_tensor():
     assert seen == [torch.float32, torch.int64]
 
 
-def test_equal_inner_tensors_are_not_tried():
-    assert not differ(torch.ones(2), torch.zeros(2))
-    assert differ(torch.ones(2), torch.zeros(3))
-    assert differ(torch.ones(2), torch.zeros(2, dtype=torch.int64))
-    assert not differ(torch.ones(2), None)
+test_equal_inner_tensors_are_not_tried = giving(
+    {
+        "equal": (lambda: differ(torch.ones(2), torch.zeros(2)), False),
+        "sizes": (lambda: differ(torch.ones(2), torch.zeros(3)), True),
+        "dtypes": (lambda: differ(torch.ones(2), torch.zeros(2, dtype=torch.int64)), True),
+        "absent": (lambda: differ(torch.ones(2), None), False),
+    }
+)
 
 
 # ---- lists -------------------------------------------------------------------------------------------------
