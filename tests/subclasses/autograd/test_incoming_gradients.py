@@ -406,6 +406,7 @@ Halves = declare(
 )
 Mapped = declare(keywords={"fallback": "map"}, a=inner(), b=inner())
 Logs = declare(
+    held=inner(shape="..."),
     wrap_cotangent=lambda self, cotangent: Logs(cotangent),
     rules={aten.mm: lambda func, x, y: torch.logsumexp(x[..., None] + y.held, -2)},
 )
@@ -422,7 +423,7 @@ BACKWARDS = {
         lambda y, **how: y.unwrap("a").sum().backward(**how),
     ),
     "of a function of several ops": (
-        lambda x: x.expand(2, 2, 3) @ Logs(torch.rand(3, 2)),
+        lambda x: (x.expand(2, 2, 3) * 1) @ Logs(torch.rand(3, 2)),
         lambda y, **how: y.sum().backward(**how),
     ),
 }
