@@ -79,7 +79,22 @@ def load(
         check_machine(manifest.machine)
     graphs: Callable[[ProgramRecord], Callable[[GraphRecord], Any]]
     graphs = _NativeGraphs(archive).of if native else _compiled_graphs(archive)
-    return Package(manifest, find_weights(archive, manifest, state), graphs, owns_weights=state is None)
+    weights = find_weights(archive, manifest, state)
+    try:
+        return Package(manifest, weights, graphs, owns_weights=state is None)
+    except (
+        AssertionError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise PackageError(
+            f"{archive.path}: the manifest refers to something that it does not have, or does not fit its graphs "
+            f"({type(error).__name__}: {error}); save it again"
+        ) from error
 
 
 def _read_manifest(archive: Archive, classes: Iterable[type]) -> Manifest:
@@ -159,12 +174,7 @@ class Package:
     def _program(self, record: ProgramRecord, load: Callable[[GraphRecord], Any]) -> _Program:
         reads = not self._manifest.is_training and any(one.requires_grad for one in self._weights.weights)
         guards = Guards(list(plain_leaves(record.leaves)))
-        try:
-            assembled = assemble(record, load)
-        except KeyError as error:
-            raise PackageError(
-                f"the manifest does not fit its graphs: a program has no input or result {error}; save it again"
-            ) from error
+        assembled = assemble(record, load)
         callee = Callee(record, assembled, guards, self._weights, reads)
         return _Program(callee)
 
