@@ -7,7 +7,7 @@ import torch
 
 import desugar
 from subclasses import inner
-from tests.desugar.refusing import warned
+from tests.desugar.judge import warned
 from tests.subclasses.subjects import assert_same, declare
 
 Pair = declare(name="Pair", keywords={"fallback": "map"}, first=inner(), second=inner())
