@@ -2,7 +2,7 @@
 
 The function runs twice on fake tensors. The first run (`discover`) finds the tensors from outside that the function
 uses and the structure of its result. `make_fx` records the second run (`trace_graph`). Where gradients are off, and the
-function uses no tensor from outside, the recorded run is the only one (`trace_once`):
+function uses no tensor from outside, the recorded run is the only one (:mod:`desugar.tracing.trace_once`):
 
 1. The inputs are plain inner tensors, which become functional tensors.
 2. The subclasses are rebuilt around them, and the function runs.
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import optree
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
@@ -35,7 +34,6 @@ from desugar.ir.storage import may_overlap, storage_of
 from desugar.ir.values import (
     Flat,
     Value,
-    View,
     Wrapper,
     renumber,
     requires_grad,
@@ -171,35 +169,13 @@ def trace_graph(
     with tracing_modes(inputs.fakes.mode):
         bare, tangent_items = make_tangents(differentiable, outputs)
         tangents = tuple([(number, mark_tangent(value)) for number, value in bare])
-        recorder = _Recorder(call, inputs, outputs, tangents, tangent_items)
+        recorder = Recorder(call, inputs, outputs, tangents, tangent_items)
         graph = recorder.trace(decompositions)
-    return _traced(recorder, graph)
+    return traced_by(recorder, graph)
 
 
-def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, Any]) -> Traced | None:
-    """Traces the forward in one run, where gradients are off.
-
-    Returns:
-        The traced function; None if it needs two runs. They tell a tensor or generator from outside from one that the
-        function makes, find inputs that overlap, and keep the views that a program takes again apart from the trace.
-
-    Raises:
-        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
-    """
-    if torch.is_grad_enabled() or inputs.captured or inputs.generators:
-        return None
-    env = inputs.fakes.env
-    with tracing_modes(inputs.fakes.mode) as mode:
-        recorder, known = _OnlyRun(call, inputs), dict(env.replacements)
-        graph = recorder.trace(decompositions)
-        check_rng(mode.rng)
-    if recorder.needs_two_runs or env.replacements != known:
-        return None
-    inputs.is_sealed = True
-    return _traced(recorder, graph)
-
-
-def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
+def traced_by(recorder: Recorder, graph: GraphModule) -> Traced:
+    """Returns what a recorder traced, after the passes over its graph."""
     inputs = recorder.inputs
     if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise StaticNeeded  # the graph records such zeros with this call's sizes, not with its symbols
@@ -223,7 +199,7 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     )
 
 
-class _Recorder:
+class Recorder:
     """The function that `make_fx` traces.
 
     Attributes:
@@ -291,35 +267,6 @@ class _Recorder:
             value = None if gradient is None else unwrap_gradient(gradient, flat, in_use)
             self.grads.append((number, value))
         return [*map(from_functional, flat.items), *recorded_tensors(self.calls)]
-
-
-class _OnlyRun(_Recorder):
-    """The function that `make_fx` traces where gradients are off, with the checks of a first run.
-
-    Attributes:
-        needs_two_runs: Whether what the run found is not enough.
-    """
-
-    def __init__(self, call: LeafFunction, inputs: Inputs) -> None:
-        nothing = Outputs(optree.tree_structure(()), (), (), {})
-        super().__init__(call, inputs, nothing, (), ())
-        self.needs_two_runs = False
-
-    def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
-        """Returns the forward's outputs."""
-        run, inputs = run_function(self.call, self.inputs, primals), self.inputs
-        if (
-            inputs.captured
-            or inputs.generators
-            or (not inputs.assumes_no_overlap and find_overlaps(run, inputs))
-        ):
-            self.needs_two_runs = True
-            return []
-        unsupported.check_run(run, inputs)
-        unsupported.check_results(run)
-        self.outputs, _ = unwrap_result(run)
-        self.needs_two_runs = any(isinstance(value, View) for value in self.outputs.values)
-        return [self.outputs.items[slot] for slot in self.outputs.returned]
 
 
 def unwrap_gradient(gradient: Tensor, flat: Flat, in_use: set[int]) -> Value:
