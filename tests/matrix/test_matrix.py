@@ -72,24 +72,6 @@ def gradients(outs: list[Tensor], leaves: Plain, *, twice: bool) -> list[Tensor]
     ]
 
 
-def check_twice(fn: Any, plain: Any, numbers: list[Tensor], *, twice: bool) -> None:
-    """Compares a function of tensors with a plain one: values and gradients, in two calls.
-
-    Args:
-        fn: Returns a tensor or a tuple of them.
-        plain: The same, on plain tensors.
-        numbers: The arguments, which become leaves.
-        twice: Whether second gradients are compared.
-    """
-    for _ in range(2):
-        mine, theirs = (tuple(t.clone().requires_grad_() for t in numbers) for _ in range(2))
-        found, expected = (outs_of(f(*leaves)) for f, leaves in ((fn, mine), (plain, theirs)))
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(
-            gradients(found, mine, twice=twice), gradients(expected, theirs, twice=twice)
-        )
-
-
 def leaves_of(subject: Subject) -> tuple[Plain, Plain]:
     return subject.inners(1), subject.inners(2)
 

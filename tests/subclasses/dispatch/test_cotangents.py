@@ -81,8 +81,13 @@ test_numbers_of_results = giving(
         ),
         # A rule for several functions is called with the one that it names.
         **{
-            f"{add}": (lambda add=add: add(Named(torch.ones(1)), Named(torch.ones(1))).values.item(), 2)
-            for add in (torch.add, Tensor.add, Tensor.__add__, operator.add)
+            name: (lambda add=add: add(Named(torch.ones(1)), Named(torch.ones(1))).values.item(), 2)
+            for name, add in {
+                "torch.add": torch.add,
+                "Tensor.add": Tensor.add,
+                "Tensor.__add__": Tensor.__add__,
+                "operator.add": operator.add,
+            }.items()
         },
     }
 )
