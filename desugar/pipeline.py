@@ -30,8 +30,7 @@ from desugar.recording.listeners import stage
 from desugar.store.programs import Place, Stored
 from desugar.tracing.python_numbers import replace_floats
 from desugar.tracing.side_effects import sink_tokens
-from desugar.tracing.trace import discover, trace_graph
-from desugar.tracing.trace_once import trace_once
+from desugar.tracing.trace import discover, trace_graph, trace_once
 from desugar.tracing.unsupported import OtherStructure, check_same_structure
 from desugar.tracing.views import has_unknown_views
 from desugar.wrapper.backward_variants import BackwardVariants

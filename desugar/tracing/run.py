@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.ir.storage import storage_of
+from desugar.ir.storage import may_overlap, storage_of
 from desugar.ir.values import Plain, Value, Wrapper, slots_of
+
+if TYPE_CHECKING:
+    from desugar.flatten.inputs import Inputs
 
 # ------------------------------------------------------------------------------------------------- records
 
@@ -136,3 +139,19 @@ def assigned_inners(input_leaf: InputLeaf, items: Sequence[Any]) -> list[str]:
         for name, part in input_leaf.value.inner
         if isinstance(part, Plain) and identity(getattr(input_leaf.leaf, name)) != identity(items[part.index])
     ]
+
+
+def find_overlaps(run: Run, inputs: Inputs) -> list[tuple[int, ...]]:
+    """Returns groups of input slots whose tensors share a storage, where a mutated one overlaps another.
+
+    Inputs that already are views of a storage input are skipped.
+    """
+    tensors = {n: item for n, item in enumerate(inputs.flat.items) if isinstance(item, Tensor)}
+    groups: list[tuple[int, ...]] = []
+    for slot in sorted({slot for value in inputs.values for slot in changed_slots(value, run.items)}):
+        if slot in inputs.base_slots or any(slot in group for group in groups):
+            continue
+        real = inputs.flat.items[slot]
+        if sum(may_overlap(item, real) for item in tensors.values()) > 1:  # `real` overlaps itself
+            groups.append(tuple(n for n, item in tensors.items() if storage_of(item) == storage_of(real)))
+    return groups

@@ -30,12 +30,13 @@ from desugar.ir.values import (
     Value,
     Wrapper,
     read_int,
+    renumber,
     slots_of,
     unwrap_value,
     wrap_value,
 )
 from desugar.tracing.captured_tensors import NonLeaf
-from desugar.tracing.run import from_functional
+from desugar.tracing.run import from_functional, identity
 from subclasses import TensorSubclass
 from subclasses.autograd.construct import Primal, as_cotangent, wrap_cotangent
 from subclasses.handwritten import DTensorContext
@@ -192,6 +193,30 @@ def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:
     if gradient is None or not converts or not isinstance(gradient, private.FunctionalTensor):
         return gradient
     return as_cotangent(wrap_cotangent(leaf, gradient))
+
+
+def unwrap_gradient(gradient: Tensor, flat: Flat, in_use: set[int]) -> Value:
+    """Unwraps a gradient; clones an inner tensor that another tensor in use shares.
+
+    The autograd engine notices when one tensor is the gradient of two inputs or belongs to the caller, and copies it
+    before it accumulates. The engine does not notice that two wrappers share an inner tensor.
+
+    Args:
+        gradient: The gradient of one input.
+        flat: Receives the plain tensors of the gradient.
+        in_use: Identities of tensors that an input, a tangent or another gradient holds; this gradient's are added.
+    """
+    parts = Flat()
+    value = unwrap_value(gradient, parts)
+    slots = []
+    for item in parts.items:
+        if not isinstance(item, Tensor):
+            slots.append(flat.number(item).index)  # type: ignore[union-attr]
+            continue
+        is_shared = isinstance(value, Wrapper) and is_differentiable(item) and identity(item) in in_use
+        in_use.add(identity(item))
+        slots.append(flat.tensor(item.clone() if is_shared else item))
+    return renumber(value, slots)
 
 
 # ---- custom autograd functions -----------------------------------------------------------------------------

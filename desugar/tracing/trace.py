@@ -2,7 +2,7 @@
 
 The function runs twice on fake tensors. The first run (`discover`) finds the tensors from outside that the function
 uses and the structure of its result. `make_fx` records the second run (`trace_graph`). Where gradients are off, and the
-function uses no tensor from outside, the recorded run is the only one (:mod:`desugar.tracing.trace_once`):
+function uses no tensor from outside, the recorded run is the only one (`trace_once`):
 
 1. The inputs are plain inner tensors, which become functional tensors.
 2. The subclasses are rebuilt around them, and the function runs.
@@ -29,22 +29,15 @@ from desugar.flatten.inputs import Inputs, StaticNeeded
 from desugar.flatten.storage_offsets import views_larger_elements
 from desugar.ir.fx_utils import multiply_in_pairs, read_sizes_early
 from desugar.ir.outputs import Outputs
+from desugar.ir.pytree import flatten
 from desugar.ir.stages import GradientCall, LeafFunction, Traced
-from desugar.ir.storage import may_overlap, storage_of
-from desugar.ir.values import (
-    Flat,
-    Value,
-    Wrapper,
-    renumber,
-    requires_grad,
-    unwrap_value,
-)
+from desugar.ir.values import Flat, Value, View, requires_grad
 from desugar.recording.ops import record_backward, record_ops
 from desugar.tracing import unsupported
 from desugar.tracing.captured_tensors import Capture, build_input_leaf, to_functional
 from desugar.tracing.modes import tracing_modes
 from desugar.tracing.outputs import Result, unwrap_result
-from desugar.tracing.run import InputLeaf, Run, changed_slots, from_functional, identity, storages_of
+from desugar.tracing.run import InputLeaf, Run, find_overlaps, from_functional, identity, storages_of
 from desugar.tracing.side_effects import check_rng, end_effects, start_effects
 from desugar.tracing.tangents import (
     as_gradient_of_parameter,
@@ -54,8 +47,8 @@ from desugar.tracing.tangents import (
     record_backward_calls,
     recorded_tensors,
     resolve_calls,
+    unwrap_gradient,
 )
-from subclasses.spec.values import is_differentiable
 
 # ------------------------------------------------------------------------------------- running the function
 
@@ -132,22 +125,6 @@ def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
         return outputs
 
 
-def find_overlaps(run: Run, inputs: Inputs) -> list[tuple[int, ...]]:
-    """Returns groups of input slots whose tensors share a storage, where a mutated one overlaps another.
-
-    Inputs that already are views of a storage input are skipped.
-    """
-    tensors = {n: item for n, item in enumerate(inputs.flat.items) if isinstance(item, Tensor)}
-    groups: list[tuple[int, ...]] = []
-    for slot in sorted({slot for value in inputs.values for slot in changed_slots(value, run.items)}):
-        if slot in inputs.base_slots or any(slot in group for group in groups):
-            continue
-        real = inputs.flat.items[slot]
-        if sum(may_overlap(item, real) for item in tensors.values()) > 1:  # `real` overlaps itself
-            groups.append(tuple(n for n, item in tensors.items() if storage_of(item) == storage_of(real)))
-    return groups
-
-
 # Some formulas of autograd return it for a zero gradient.
 _ZEROS = torch.ops.aten._efficientzerotensor.default
 
@@ -169,12 +146,35 @@ def trace_graph(
     with tracing_modes(inputs.fakes.mode):
         bare, tangent_items = make_tangents(differentiable, outputs)
         tangents = tuple([(number, mark_tangent(value)) for number, value in bare])
-        recorder = Recorder(call, inputs, outputs, tangents, tangent_items)
+        recorder = _Recorder(call, inputs, outputs, tangents, tangent_items)
         graph = recorder.trace(decompositions)
-    return traced_by(recorder, graph)
+    return _traced(recorder, graph)
 
 
-def traced_by(recorder: Recorder, graph: GraphModule) -> Traced:
+def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, Any]) -> Traced | None:
+    """Traces the forward in one run, where gradients are off.
+
+    Returns:
+        The traced function; None if it needs two runs. They tell a tensor or generator from outside from one that the
+        function makes, find inputs that overlap, and keep the views that a program takes again apart from the trace.
+
+    Raises:
+        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
+    """
+    if torch.is_grad_enabled() or inputs.captured or inputs.generators:
+        return None
+    env = inputs.fakes.env
+    with tracing_modes(inputs.fakes.mode) as mode:
+        recorder, known = _OnlyRun(call, inputs), dict(env.replacements)
+        graph = recorder.trace(decompositions)
+        check_rng(mode.rng)
+    if recorder.needs_two_runs or env.replacements != known:
+        return None
+    inputs.is_sealed = True
+    return _traced(recorder, graph)
+
+
+def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     """Returns what a recorder traced, after the passes over its graph."""
     inputs = recorder.inputs
     if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
@@ -199,7 +199,7 @@ def traced_by(recorder: Recorder, graph: GraphModule) -> Traced:
     )
 
 
-class Recorder:
+class _Recorder:
     """The function that `make_fx` traces.
 
     Attributes:
@@ -269,25 +269,30 @@ class Recorder:
         return [*map(from_functional, flat.items), *recorded_tensors(self.calls)]
 
 
-def unwrap_gradient(gradient: Tensor, flat: Flat, in_use: set[int]) -> Value:
-    """Unwraps a gradient; clones an inner tensor that another tensor in use shares.
+class _OnlyRun(_Recorder):
+    """The function that `make_fx` traces where gradients are off, with the checks of a first run.
 
-    The autograd engine notices when one tensor is the gradient of two inputs or belongs to the caller, and copies it
-    before it accumulates. The engine does not notice that two wrappers share an inner tensor.
-
-    Args:
-        gradient: The gradient of one input.
-        flat: Receives the plain tensors of the gradient.
-        in_use: Identities of tensors that an input, a tangent or another gradient holds; this gradient's are added.
+    Attributes:
+        needs_two_runs: Whether what the run found is not enough.
     """
-    parts = Flat()
-    value = unwrap_value(gradient, parts)
-    slots = []
-    for item in parts.items:
-        if not isinstance(item, Tensor):
-            slots.append(flat.number(item).index)  # type: ignore[union-attr]
-            continue
-        is_shared = isinstance(value, Wrapper) and is_differentiable(item) and identity(item) in in_use
-        in_use.add(identity(item))
-        slots.append(flat.tensor(item.clone() if is_shared else item))
-    return renumber(value, slots)
+
+    def __init__(self, call: LeafFunction, inputs: Inputs) -> None:
+        nothing = Outputs(flatten(())[1], (), (), {})
+        super().__init__(call, inputs, nothing, (), ())
+        self.needs_two_runs = False
+
+    def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
+        """Returns the forward's outputs."""
+        run, inputs = run_function(self.call, self.inputs, primals), self.inputs
+        if (
+            inputs.captured
+            or inputs.generators
+            or (not inputs.assumes_no_overlap and find_overlaps(run, inputs))
+        ):
+            self.needs_two_runs = True
+            return []
+        unsupported.check_run(run, inputs)
+        unsupported.check_results(run)
+        self.outputs, _ = unwrap_result(run)
+        self.needs_two_runs = any(isinstance(value, View) for value in self.outputs.values)
+        return [self.outputs.items[slot] for slot in self.outputs.returned]

@@ -165,7 +165,7 @@ test_values_and_gradients_of_contiguous_copies = agreeing(
 )
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", [call for call in CALLS if call != "clone"])
 def test_copies_are_contiguous(call):
     assert CALLS[call](Images(torch.rand(2, 4, 2, 3))).is_contiguous()
 

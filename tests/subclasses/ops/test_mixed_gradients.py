@@ -1,4 +1,4 @@
-"""Inner tensors read in a compiled function beside a use of the whole value outside: two kinds of cotangents meet."""
+"""Inner tensors read in a compiled function beside a use of the whole value outside: two kinds of gradients meet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ LowRank = declare(
     materialize=lambda self: self.left @ self.right,
 )
 Trained = declare(LowRank, keywords={"trainable": True})  # an optimizer updates its inner tensors
-doors = pytest.mark.parametrize("door", ["stock", "desugar"])
 
 
 def read(x, *others):
@@ -52,23 +51,16 @@ USES = {
     "made": (made, SIZES),
     "used first": (used_first, SIZES),
     "beside a plain one": (made, [*SIZES, (5, 3)]),
+    "of two": (of_two, SIZES * 2),
+    "beside a plain one of its size": (made, [*SIZES, (2, 3)]),
 }
-TWO = {"of two": (of_two, SIZES * 2), "beside a plain one of its size": (made, [*SIZES, (2, 3)])}
 
 
-@pytest.mark.sweep(10)
-@doors
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", USES)
-def test_both_add_up(name, door):
+def test_both_add_up_and_stock_refuses(name):
+    """The cotangents of a program of stock's do not know the value that they are of."""
     use, sizes = USES[name]
-    agree(partial(use, DOORS[door](read)), partial(use, read), numbers(*sizes))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TWO)
-def test_where_it_is_not_known_to_which_value_a_sum_leads(name):
-    """The engine tells the node that ran, and not which of its results is added."""
-    use, sizes = TWO[name]
     agree(partial(use, DOORS["desugar"](read)), partial(use, read), numbers(*sizes))
     with pytest.raises(DispatchError, match=r"compile it with desugar\.compile"):
         use(DOORS["stock"](read), *(t.requires_grad_() for t in numbers(*sizes))).backward()
@@ -81,12 +73,11 @@ MAKERS = {
 }
 
 
-@pytest.mark.sweep(6)
-@doors
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", MAKERS)
-def test_both_add_up_in_a_backward_that_runs_twice(kind, door):
+def test_both_add_up_in_a_backward_that_runs_twice(kind):
     found = []
-    for call in (read, DOORS[door](read)):
+    for call in (read, DOORS["desugar"](read)):
         parts = numbers(*SIZES)
         x = MAKERS[kind](*parts)
         loss = call(x) * 2 + (x**2).sum() * 3
