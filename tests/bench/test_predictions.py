@@ -7,7 +7,7 @@ from bench import gpu_predicted, predictions
 from tests.bench.prediction.needs import MISSING, cuda_build
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 @pytest.mark.parametrize(
     ("name", "entries"),

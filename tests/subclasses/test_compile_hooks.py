@@ -54,7 +54,7 @@ KINDS = [k for k in FACTORIES if k not in ("hostile", "rows")]
 
 
 # A normal run tries these; all other pairs are slow.
-NORMAL = {("pair", "inductor"), ("nested", "aot_eager"), ("optional, there", "aot_eager"), ("int8", "eager")}
+NORMAL = {("pair", "aot_eager"), ("nested", "aot_eager"), ("optional, there", "aot_eager"), ("int8", "eager")}
 
 
 @pytest.mark.parametrize(

@@ -439,7 +439,7 @@ EVERY_LOOP = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", EVERY_LOOP)
 def test_loop(name, way):
