@@ -3,8 +3,6 @@
 The workflow `release` publishes what a test has tried.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

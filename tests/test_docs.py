@@ -1,7 +1,5 @@
 """Every Python block of the README and of the docs runs, and prints what the page shows."""
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import importlib.util

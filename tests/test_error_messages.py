@@ -5,8 +5,6 @@ has to hold: the name of what is wrong, what was expected or found, and a way ou
 of this file: the one that is marked.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

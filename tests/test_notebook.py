@@ -1,7 +1,5 @@
 """The notebook runs, prints what it shows, and is one."""
 
-from __future__ import annotations
-
 import copy
 import html
 import json

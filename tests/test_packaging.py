@@ -1,7 +1,5 @@
 """What users install: the sdist, the wheel built from it, and fresh environments that have nothing else of ours."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A release of PyTorch that lacks a private name: the packages work without it, or an error names the release."""
 
-from __future__ import annotations
-
 import operator
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The first page of the site in headless Chromium: nothing overflows, its picture loads, and its text can be read."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

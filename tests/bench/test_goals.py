@@ -1,7 +1,5 @@
 """The table of goals says what results say."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench import floor, goals, int8_sizes, long_rows, memory, modules

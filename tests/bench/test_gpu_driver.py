@@ -1,7 +1,5 @@
 """A stage that fails costs itself alone; a second run goes on where the first one stopped; a device gets wheels."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -4,8 +4,6 @@ What cannot run without a device is replaced, and nothing else: clocks, CUDA gra
 the conversion of a module's parameters, which PyTorch refuses for fake tensors.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """The floor of the int8 benchmarks reads every byte, 16 at a time."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.triton_kernels import compile_for_hopper, interpret, needs_triton, triton_cache  # noqa: F401

@@ -1,7 +1,5 @@
 """Every stage of the GPU benchmarks runs on the CPU, with small sizes; the report is written from its lines."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

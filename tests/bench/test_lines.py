@@ -1,7 +1,5 @@
 """The counted lines are lines of code, and the comparison names the counts; a call walks through few modules."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Starts are made in fresh processes, with the cache directory and the switch that the row names."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

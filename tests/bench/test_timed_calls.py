@@ -1,7 +1,5 @@
 """Benchmarks compare and check the calls that they time, on small sizes and without a compiler."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 

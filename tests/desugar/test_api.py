@@ -1,7 +1,5 @@
 """`desugar.compile` and `desugar.trace` as their users meet them."""
 
-from __future__ import annotations
-
 import bdb
 import contextlib
 import copy

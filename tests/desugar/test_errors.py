@@ -1,7 +1,5 @@
 """The error of the pass, errors of the user's own code and their lines, and interrupts; the next call works."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import traceback

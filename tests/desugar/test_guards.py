@@ -1,7 +1,5 @@
 """What a program depends on: modes, arguments, numbers, modules and closures; a call that differs compiles anew."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

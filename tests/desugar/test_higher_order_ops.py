@@ -3,8 +3,6 @@
 Classes written by hand keep PyTorch's way: Dynamo cannot run the ops on them.
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -4,8 +4,6 @@ The idioms are in `idioms/`, grouped by what they change; `idioms/running.py` ru
 those that have another outcome because of how Dynamo captures a function; PyTorch's own backend has the same one.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

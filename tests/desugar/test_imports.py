@@ -1,7 +1,5 @@
 """What `import desugar` imports, and that what it adds to Dynamo is there whenever Dynamo is imported."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

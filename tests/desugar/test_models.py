@@ -1,7 +1,5 @@
 """Layers and habits of real models, three training steps each: everything as in eager mode."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Autograd used inside of a compiled function, tensors that change in place, and modes around and left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 

@@ -1,7 +1,5 @@
 """PyTorch's sparse tensors inside the function: a graph ends there, and values and gradients are eager's."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

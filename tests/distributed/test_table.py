@@ -1,7 +1,5 @@
 """docs/distributed.md shows what two ranks get."""
 
-from __future__ import annotations
-
 import pytest
 import torch.distributed as dist
 

@@ -1,7 +1,5 @@
 """The int8 weight, the complex pair and the float8 tensor: the kit finds nothing, and results are the right ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -3,8 +3,6 @@
 Each script agrees, compiles little, and fails where it is wrong.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The two towers: what is read of a file, that training learns, and that compiled it is the same training."""
 
-from __future__ import annotations
-
 import math
 import sys
 

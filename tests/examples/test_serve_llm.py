@@ -1,7 +1,5 @@
 """Serving: every request gets the answer that it gets alone, three programs do it, and failures are failures."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Programs of torch.export do what eager mode does, with other sizes than those that were exported."""
 
-from __future__ import annotations
-
 import pytest
 
 from subclasses import export

@@ -1,7 +1,5 @@
 """LoRA adapters of peft: trained beside plain and int8 weights, and switched, in a compiled model."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -3,8 +3,6 @@
 Each model has plain weights, and int8 weights.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

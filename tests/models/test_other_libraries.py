@@ -1,7 +1,5 @@
 """Models of other libraries, compiled: diffusion, images, graphs; plain and with int8 weights. Eager is the judge."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

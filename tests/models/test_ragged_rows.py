@@ -1,7 +1,5 @@
 """Hugging Face models on ragged batches of tokens: each row as that row alone, and one program for ever-new lengths."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

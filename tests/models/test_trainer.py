@@ -1,7 +1,5 @@
 """`transformers.Trainer` and accelerate with ragged batches: the same numbers as with padding."""
 
-from __future__ import annotations
-
 import random
 import re
 import runpy

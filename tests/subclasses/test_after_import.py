@@ -1,7 +1,5 @@
 """A function runs on a module once somebody imports it, or at once."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

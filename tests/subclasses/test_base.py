@@ -1,7 +1,5 @@
 """What every declared class has: methods of ``Tensor`` that would read memory which a wrapper does not have."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What torch.compile asks of a class: guards, tangents, cache keys, dynamic ints; torch itself is seen to call each."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

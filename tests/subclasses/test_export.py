@@ -1,7 +1,5 @@
 """Flattened values, and what torch.export records of declared classes."""
 
-from __future__ import annotations
-
 import io
 import json
 

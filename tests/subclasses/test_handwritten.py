@@ -1,7 +1,5 @@
 """Taking values of handwritten classes apart, and rebuilding them: parts that are no tensors, DTensors."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

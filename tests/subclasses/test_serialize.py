@@ -1,7 +1,5 @@
 """Pickle, torch.save, deepcopy, state_dict, other processes, shared memory, modules and optimizers, export."""
 
-from __future__ import annotations
-
 import copy
 import enum
 import os

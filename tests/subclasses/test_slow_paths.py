@@ -1,7 +1,5 @@
 """Slow paths are said once, with a remedy, through the log and the report; fast paths say nothing."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

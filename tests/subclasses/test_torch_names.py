@@ -1,7 +1,5 @@
 """Every private name of torch that the spec layer uses is there and does what we rely on."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """What the tests of the fake device need."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.prediction import _torch as private

@@ -1,7 +1,5 @@
 """Backends: the graphs as they are, anybody's compiler, Inductor."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The backward is compiled while the C++ compiler works on the forward; which vector instruction sets that tries."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import json

@@ -1,7 +1,5 @@
 """The command: real processes, what it prints and writes, and its exit codes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

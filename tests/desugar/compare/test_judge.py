@@ -1,7 +1,5 @@
 """Differences are found, named and measured; rounding is told from being wrong."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

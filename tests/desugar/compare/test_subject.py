@@ -1,7 +1,5 @@
 """Targets become functions, modules and calls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The table and its details, for records made by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from desugar.compare.records import Comparison, Programs, Request, Spread, Verdict, Way

@@ -1,7 +1,5 @@
 """What one process does, here in the process of the tests."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

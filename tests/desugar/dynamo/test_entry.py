@@ -1,7 +1,5 @@
 """The generated entry: parameters, guards, what goes another way, and names in the traces of a profiler."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Graphs that AOTAutograd compiles, since the pass does not support them: what inner tensors share is seen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

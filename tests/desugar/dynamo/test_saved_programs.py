@@ -1,7 +1,5 @@
 """`torch.compile(fn, backend="desugar").aot_compile(...)`, saved and loaded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

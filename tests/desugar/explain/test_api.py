@@ -1,7 +1,5 @@
 """`desugar.explain`: what it finds, on functions whose answer is known."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

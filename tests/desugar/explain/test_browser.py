@@ -1,7 +1,5 @@
 """The page in headless Chromium: it opens without an error, lights up counterparts, searches, and stays quick."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

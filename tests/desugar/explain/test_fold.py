@@ -1,7 +1,5 @@
 """Repeated layers, folded: in each list of a program, in its text, and its guards by name; runs of equal blocks."""
 
-from __future__ import annotations
-
 import re
 import time
 from dataclasses import replace

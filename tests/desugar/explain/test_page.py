@@ -1,7 +1,5 @@
 """The page as a document: one file, its data whole, nothing fetched."""
 
-from __future__ import annotations
-
 import html.parser
 import json
 import re

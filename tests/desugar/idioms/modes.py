@@ -1,7 +1,5 @@
 """Idioms of modes, transforms, breaks and gradients, and of the compiled function itself."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import operator

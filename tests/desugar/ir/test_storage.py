@@ -1,7 +1,5 @@
 """Which tensors share memory, and results that a compiler's passes have made one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, strategies as st

@@ -1,7 +1,5 @@
 """Packages of plain graphs, which run op by op: what is tested is everything but the machine code."""
 
-from __future__ import annotations
-
 import pytest
 
 import desugar

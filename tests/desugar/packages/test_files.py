@@ -1,7 +1,5 @@
 """The file of a package: what is refused, that no changed byte gives another result; the command that shows it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Packages with machine code: loaded where neither the function nor a compiler is."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

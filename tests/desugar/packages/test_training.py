@@ -1,7 +1,5 @@
 """Packages of training: gradients are those of eager mode, for every set of gradients that arrives."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The joint graph split in two: where inputs of the backward come from, saved views, writes at the end."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """What PyTorch's tools see: artifacts under TORCH_TRACE, the logger's levels, and names in those of the user."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

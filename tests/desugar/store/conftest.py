@@ -1,7 +1,5 @@
 """A store of its own for each test, in which plain graphs run op by op, so that no test waits for a compiler."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers that PyTorch decomposes otherwise than eager mode does them: dropout, recurrent layers."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

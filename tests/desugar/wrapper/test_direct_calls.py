@@ -1,7 +1,5 @@
 """Inductor's graphs: their own call the first time and under a profiler, the code inside them otherwise."""
 
-from __future__ import annotations
-
 import gc
 from unittest import mock
 

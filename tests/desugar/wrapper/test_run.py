@@ -1,7 +1,5 @@
 """The generated wrappers: gradients, what their text leaves out, and results as they are built."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Quaternions and log-probabilities, declared and by hand: values and gradients are those of plain formulas."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Values of the gallery that carry more than numbers: a mask, names, a unit, an error, a position."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Each class of the gallery shows itself at work as a script."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights of the gallery, declared and by hand: layers are those of the whole matrix, and its parts train."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock

@@ -1,7 +1,5 @@
 """What an adopted class flattens to: what it flattened to before, whatever changes between two calls."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Rules for ops of a structure: they run once, above autograd, which derives what they compute."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """``Cls.Cotangent``: what it is, what it survives, and which calls mix it with values."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

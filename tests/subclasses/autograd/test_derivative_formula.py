@@ -1,7 +1,5 @@
 """``derivative="formula"``: a rule of a structure whose derivative is PyTorch's formula for the op."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

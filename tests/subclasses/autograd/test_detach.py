@@ -1,7 +1,5 @@
 """`detach` in one step does what the steps of the resolution do."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

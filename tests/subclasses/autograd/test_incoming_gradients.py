@@ -1,7 +1,5 @@
 """Gradients that a caller, a hook or an autograd function makes: cotangents; values in their place are refused."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

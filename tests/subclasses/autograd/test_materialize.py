@@ -1,7 +1,5 @@
 """`materialize()`: of values that hold no tensor with a gradient, and of Parameters that changed since."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -3,8 +3,6 @@
 `desugar.explain` records ops with a mode, too, and has to show the program that runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Plain operands of mapped ops: their gradients are plain, the sum over inner tensors."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

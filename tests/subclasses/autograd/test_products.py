@@ -1,7 +1,5 @@
 """Derivatives of products, whose formulas ask a rule for the product of a plain gradient and a value."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Ops and rules that draw random numbers: the backward belongs to what the forward drew."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """What rules for ops make: plain tensors, whose derivative is the rule's, and values on the way."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Transforms of ``torch.func`` beside values of a structure with rules, and tangents in forward mode."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad

@@ -1,7 +1,5 @@
 """What rules and ops write to in training: views, new values, masks, fields that a rule hands on."""
 
-from __future__ import annotations
-
 from operator import iadd, imul
 
 import pytest

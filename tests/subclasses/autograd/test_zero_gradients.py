@@ -1,7 +1,5 @@
 """Second derivatives of steps: PyTorch gives zeros without memory, which kernels on inner tensors must not meet."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Generated text becomes functions that show their lines."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import linecache

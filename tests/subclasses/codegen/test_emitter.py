@@ -1,7 +1,5 @@
 """The emitter."""
 
-from __future__ import annotations
-
 import doctest
 
 from subclasses.codegen import emitter

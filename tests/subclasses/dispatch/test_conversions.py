@@ -1,7 +1,5 @@
 """Conversions of dtype: the value stays, or it is an error. Complex dtypes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

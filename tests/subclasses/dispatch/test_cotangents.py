@@ -1,7 +1,5 @@
 """Cotangents: what rules and formulas compute of them, and how they are added."""
 
-from __future__ import annotations
-
 import operator
 from functools import partial
 

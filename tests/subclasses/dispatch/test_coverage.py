@@ -1,7 +1,5 @@
 """What coverage says is what dispatch does."""
 
-from __future__ import annotations
-
 import linecache
 
 import pytest

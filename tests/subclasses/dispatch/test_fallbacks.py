@@ -1,7 +1,5 @@
 """What a materializing class is told: a wrong ``materialize``, and copies between values that differ."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Leading dims, `shape="... 4"`: those of the value, along which views, joins and their derivatives need no rule."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

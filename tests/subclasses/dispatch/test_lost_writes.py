@@ -1,7 +1,5 @@
 """Writes that would be cast or lost are errors, and what autograd saved before a write is stale."""
 
-from __future__ import annotations
-
 from operator import iadd, imul
 
 import pytest

@@ -1,7 +1,5 @@
 """``fallback="views"``: what maps, what is refused, and that no view of an inner tensor is silently wrong."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The text of mapped ops: one op, one straight line for each inner tensor."""
 
-from __future__ import annotations
-
 import gc
 import linecache
 import weakref

@@ -1,7 +1,5 @@
 """Op resolution against eager: each fallback, what follows from the schema, decompositions, structure."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import re

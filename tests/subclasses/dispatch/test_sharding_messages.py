@@ -1,7 +1,5 @@
 """What cannot be cut into rows, or put together again, by FSDP2 and by checkpoints: what the errors say."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

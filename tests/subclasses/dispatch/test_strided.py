@@ -1,7 +1,5 @@
 """Strides: as_strided of inner tensors, copies with other strides, and views by rules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Ops that keep a value's structure, and ops that ask for a fact about its outside."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Parameters of nested classes and of classes with rules, trained beside their innermost tensors."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

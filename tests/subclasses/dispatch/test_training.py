@@ -1,7 +1,5 @@
 """Parameters of trainable classes, trained beside their inner tensors as separate parameters: the same numbers."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 

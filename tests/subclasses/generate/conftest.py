@@ -1,7 +1,5 @@
 """Process groups for the hooks of FSDP2: one process, or the first of two that are not there."""
 
-from __future__ import annotations
-
 import pytest
 import torch.distributed as dist
 

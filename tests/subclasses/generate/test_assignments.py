@@ -1,7 +1,5 @@
 """A rule or method that assigns a field of an argument: the argument has the new inner tensor after every compiler."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

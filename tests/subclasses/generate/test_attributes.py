@@ -1,7 +1,5 @@
 """``hasattr`` of a value in compiled code, and attributes that are no fields, kept as on any tensor."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings

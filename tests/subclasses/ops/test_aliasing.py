@@ -1,7 +1,5 @@
 """Views and mutation, as a plain tensor has them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, strategies as st

@@ -1,7 +1,5 @@
 """Custom ops in a process that serves: their kernels are called without Dynamo."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Inner tensors read in a compiled function beside a use of the whole value outside: two kinds of gradients meet."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

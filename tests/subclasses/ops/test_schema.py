@@ -1,7 +1,5 @@
 """What schemas say, read as the plans need it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

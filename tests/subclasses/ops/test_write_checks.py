@@ -1,7 +1,5 @@
 """A mapped in-place op that an inner tensor refuses writes to none of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

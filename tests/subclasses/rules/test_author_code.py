@@ -1,7 +1,5 @@
 """Bytecode of authors' functions: the same steps for each release of Python."""
 
-from __future__ import annotations
-
 import pytest
 
 from subclasses.rules.author_code import global_names, steps_of

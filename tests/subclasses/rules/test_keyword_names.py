@@ -1,7 +1,5 @@
 """Rules whose parameters have other names than those of PyTorch's functions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -3,8 +3,6 @@
 A transform of ``torch.func``, and another function that computes by the same op.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

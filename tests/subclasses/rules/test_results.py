@@ -1,7 +1,5 @@
 """What rules return: a value at the end of each way through them, as many tensors as the op has, of its size."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Rules that ask whether an operand is a number, of which a compiler makes a symbol when it changes."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from numbers import Number

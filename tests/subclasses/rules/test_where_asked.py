@@ -1,7 +1,5 @@
 """Rules are asked alike in eager mode and in compiled code, by whatever name and with whatever arguments."""
 
-from __future__ import annotations
-
 import operator
 import re
 

@@ -1,7 +1,5 @@
 """Shapes in a declaration: the notation, the checks, and what they cost a compiled function."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

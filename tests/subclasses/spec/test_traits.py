@@ -1,7 +1,5 @@
 """The kind of a class: what it is by default, what is refused, and which gradients follow from it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A subclass written by hand that keeps every promise; the tests break it in one way at a time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type, return_and_correct_aliasing

@@ -1,7 +1,5 @@
 """What the author did not pass is derived where the reference shows that it is right, and nowhere else."""
 
-from __future__ import annotations
-
 import enum
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """A report fits one screen: what was not compared first, then the causes with their mends; the rest is not lost."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reports, refusals, options, the pytest class; and what the kit finds in PyTorch's own TwoTensor."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

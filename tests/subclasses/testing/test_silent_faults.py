@@ -1,7 +1,5 @@
 """Faults of a rule that no error tells: each is found by one promise, and mended by what the report says."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
