@@ -177,10 +177,11 @@ def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Trac
     A run may add assumptions about sizes by which a symbol is a number. The first run then records the symbol, and the
     traced one the number: they seem to differ, and both are made again under the new assumptions.
     """
-    with stage("trace"):
-        traced = trace_once(function.call, inputs, backend.decompositions())
-    if traced is not None:
-        return _with_floats_read(traced, inputs, backend)
+    if not torch.is_grad_enabled():
+        with stage("trace"):
+            traced = trace_once(function.call, inputs, backend.decompositions())
+        if traced is not None:
+            return _with_floats_read(traced, inputs, backend)
     while True:
         with stage("discover"):
             outputs = discover(function.call, inputs)

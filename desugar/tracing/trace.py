@@ -161,7 +161,7 @@ def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, 
     Raises:
         DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
     """
-    if torch.is_grad_enabled() or inputs.captured or inputs.generators:
+    if inputs.captured or inputs.generators:
         return None
     env = inputs.fakes.env
     with tracing_modes(inputs.fakes.mode) as mode:
