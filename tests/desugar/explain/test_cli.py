@@ -214,7 +214,7 @@ def of_other_ways(data):
     return names, min(seconds) > 0, data["worth"]["verdict"].partition("; desugar")[0]
 
 
-WAYS = ("eager", "torch.compile", "desugar.compile")
+WAYS = ("eager", "torch.compile", "stock, tuned", "desugar.compile")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ WAYS = ("eager", "torch.compile", "desugar.compile")
         slow(
             "explain SUBJECTS:layer --compare",
             of_other_ways,
-            (WAYS, True, "3 calls compared; torch.compile: right"),
+            (WAYS, True, "3 calls compared; torch.compile: right; stock, tuned: right"),
         ),
         slow("coverage SUBJECTS:Int8Weight", lambda steps: steps["aten.mul.Tensor"], "materialize"),
     ],
