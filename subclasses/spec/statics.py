@@ -132,8 +132,10 @@ def as_number(value: Any) -> Any:
     """Returns a symbol as one that ``isinstance`` takes for an ``int`` or a ``float``; another value unchanged.
 
     ``isinstance`` looks at ``__class__`` where the type of an object does not answer. Operators compute with the
-    symbol, and return another one.
+    symbol, and return another one. A symbol of a bool, which has two values, becomes the bool.
     """
+    if type(value) is torch.SymBool:
+        return concrete(value)
     kind = _NUMBERS.get(type(value))
     return value if kind is None else kind(value.node)
 
