@@ -87,11 +87,11 @@ def _strided_like(x: Any, plain: Tensor) -> Tensor:
 
 
 # Views by a size, which a copy serves where the strides do not fit: `reshape` copies a value before it asks for one.
-_BY_SIZE = frozenset(
-    {torch.ops.aten.view.default, torch.ops.aten.view_copy.default, torch.ops.aten._unsafe_view.default}
-)
+_BY_SIZE = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 # Ops whose arguments follow from the strides that the outer tensor shows; `reshape` asks for `view` by them.
-_BY_STRIDES = frozenset({*_BY_SIZE, torch.ops.aten._reshape_alias.default, *STRIDED_OPS})
+_BY_STRIDES = frozenset(
+    {*_BY_SIZE, torch.ops.aten.view_copy.default, torch.ops.aten._reshape_alias.default, *STRIDED_OPS}
+)
 
 
 def _materialize(cls: Any, op: OpOverload) -> Call:

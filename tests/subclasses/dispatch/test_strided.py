@@ -168,6 +168,18 @@ def test_copies_are_contiguous(call):
     assert CALLS[call](Images(torch.rand(2, 4, 2, 3))).is_contiguous()
 
 
+def test_a_copy_of_a_view_shares_no_memory():
+    Shown = declare(
+        keywords={"fallback": "materialize"},
+        held=inner(),
+        outer=staticmethod(lambda held: Outer(held.shape)),
+        materialize=lambda self: self.held,
+    )
+    x = Shown(torch.zeros(2, 3))
+    aten.view_copy.default(x, [6]).add_(1)
+    assert x.held.sum() == 0
+
+
 @pytest.mark.parametrize("copy", [torch.clone, Tensor.contiguous], ids=["clone", "contiguous"])
 def test_a_copy_is_a_value_with_the_stride_of_outer(copy):
     x = Images(torch.rand(2, 4, 2, 3))
