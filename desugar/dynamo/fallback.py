@@ -16,10 +16,9 @@ from torch import Tensor, fx
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.ir.fx_utils import copy_graph
-from desugar.ir.storage import may_overlap
+from desugar.ir.storage import may_overlap, storage_of
 from desugar.ir.values import is_wrapper, plain_parts
 from desugar.tracing.unsupported import is_write
-from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.errors import DispatchError
 
 log = logging.getLogger("desugar")
@@ -42,12 +41,17 @@ def compile_by_stock(
         mode: As for `torch.compile`.
         options: Options of Inductor.
         reason: Why the pass does not support the graph.
+
+    Raises:
+        DesugarError: The graph writes to arguments and is to be saved, without the check of each call.
     """
     if inner == "eager" and any(map(_is_plain_subclass, example_inputs)):
         # The mode in which AOTAutograd runs the first call of a graph without a compiler takes no such class.
         log.warning("this graph runs op by op instead: %s", reason)
         return gm.forward
     writes = _writes(gm) and any(map(is_wrapper, example_inputs))
+    if writes and is_saving():
+        raise reason
     if writes and _shares_inner_memory(example_inputs):  # AOTAutograd may fail to compile it
         log.warning(
             "this graph runs op by op instead, since its arguments share the memory of inner tensors: %s",
@@ -80,7 +84,7 @@ def is_saving() -> bool:
 
 def _is_plain_subclass(x: Any) -> bool:
     """Returns whether a tensor is of a class that is no wrapper, and has no `__torch_function__` of its own."""
-    if not isinstance(x, Tensor) or type(x) is Tensor or is_traceable_wrapper_subclass(x):
+    if not isinstance(x, Tensor) or type(x) is Tensor or is_wrapper(x):
         return False
     function = getattr(type(x).__torch_function__, "__func__", None)
     return function is Tensor.__torch_function__.__func__
@@ -122,7 +126,7 @@ def _shares_inner_memory(args: Sequence[Any]) -> bool:
         for part in plain_parts(tensor):
             if part.layout is not torch.strided:
                 continue
-            others = seen.setdefault(part.untyped_storage()._cdata, [])
+            others = seen.setdefault(storage_of(part), [])
             if any((is_inner or inside) and may_overlap(part, other) for other, inside in others):
                 return True
             others.append((part, is_inner))

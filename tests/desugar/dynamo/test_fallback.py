@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import desugar
+from desugar import DesugarError
 from subclasses import inner
 from tests.desugar.judge import warned
 from tests.subclasses.subjects import assert_same, declare
@@ -44,6 +46,16 @@ def a_plain_tensor(shared):
 
 def nothing(shared):
     return Pair(shared, torch.zeros(3)), Pair(shared.clone(), torch.ones(3))
+
+
+@torch._dynamo.config.patch(enable_aot_compile=True)
+def test_a_graph_that_writes_is_not_saved():
+    backend = {"backend": "desugar", "options": {"backend": "eager"}}
+    tensors = [TwoTensor(torch.ones(3), torch.ones(3)) for _ in range(2)]
+    args = (*tensors, torch.ones(3, requires_grad=True)), {}
+    torch.compile(only_read, fullgraph=True, dynamic=True, **backend).aot_compile(args)
+    with pytest.raises(DesugarError, match="compile with dynamic=False"):
+        torch.compile(write_and_read, fullgraph=True, dynamic=True, **backend).aot_compile(args)
 
 
 COMPILED = "AOTAutograd compiles this graph instead"
