@@ -29,7 +29,7 @@ def stock_backend(backend: str) -> str:
 
 
 def tuned_settings(backend: str) -> dict[str, Any]:
-    """Returns the options with which a warm `torch.compile` is fastest: constant sizes, and kernels that are tuned.
+    """Returns the options by which `torch.compile` trades compile time for speed: constant sizes, and tuned kernels.
 
     On a GPU, its mode records CUDA graphs. A compiler other than Inductor has no modes.
     """
