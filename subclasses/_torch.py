@@ -6,6 +6,7 @@ beside this one. ``tests/subclasses/test_torch_names.py`` checks each of them on
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -223,6 +224,28 @@ def autograd_excluded() -> Any:
 # whether autograd records nothing of what this thread runs, as in ``__torch_dispatch__``.
 any_requires_grad = torch._C._any_requires_grad  # type: ignore[attr-defined]
 is_below_autograd = partial(is_excluded, torch._C.DispatchKey.AutogradFunctionality)  # type: ignore[attr-defined]
+
+
+def _keys() -> tuple[int, int]:
+    """Returns the dispatch keys that this thread adds to those of tensors, and leaves out."""
+    return _included_keys().raw_repr(), _excluded_keys().raw_repr()
+
+
+def _keys_in_new_thread() -> tuple[int, int]:
+    found: list[tuple[int, int]] = []
+    thread = threading.Thread(target=lambda: found.append(_keys()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+# Modes, transforms, autocast, traces and inference mode change the keys, and the packages may be imported in one.
+_KEYS_OF_NEW_THREAD = _keys_in_new_thread()
+
+
+def is_dispatched_to_class() -> bool:
+    """Whether only autograd comes between a call on a value and its class: no mode, and no profiler that records it."""
+    return _keys() == _KEYS_OF_NEW_THREAD and not torch.autograd._profiler_enabled()
 
 
 def is_recording(

@@ -38,6 +38,7 @@ from subclasses._torch import (
     is_composite,
     is_differentiated_by_transform,
     is_dispatched,
+    is_dispatched_to_class,
 )
 from subclasses._torch_capture import is_exporting
 from subclasses.autograd.calling import CALLING, in_rule
@@ -80,6 +81,10 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = check_gradients(func, args, kwargs)
     if is_below_autograd():
         return call_unruled(func, types, args, kwargs)
+    if (op := _find_direct(func, args, kwargs)) is not None:
+        out = _call_directly(func, op, args)
+        if out is not NotImplemented:
+            return out
     before = CALLING.func, CALLING.target, CALLING.opens
     CALLING.func = None if takes_gradients else func
     CALLING.target = args[0] if func is Tensor.__setitem__ else None
@@ -93,6 +98,45 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
                 return call_unruled(func, types, args, kwargs)
             with _EachOp():
                 return call_unruled(func, types, args, kwargs)
+    finally:
+        CALLING.func, CALLING.target, CALLING.opens = before
+
+
+def _find_direct(func: Any, args: Any, kwargs: Any) -> OpOverload | None:
+    """Returns the op of a call on values of one class, where its dispatch by PyTorch would go to the class at once."""
+    if (
+        kwargs
+        or not any_requires_grad(*args)
+        or not is_above(args[0])
+        or {*map(type, args)} != {type(args[0])}
+    ):
+        return None
+    if CALLING.rules or not torch.is_grad_enabled() or not is_dispatched_to_class():
+        return None
+    return _op_on_tensors(func, len(args))
+
+
+@functools.cache
+def _op_on_tensors(func: Any, count: int) -> OpOverload | None:
+    """Returns the op that a function runs on so many tensors, if that is one op, which makes a new tensor."""
+    ops = [op for op in _ops_of(func) if _takes_tensors(op, count)] if _find_way(func) is _Way.ONE_OP else []
+    return ops[0] if len(ops) == 1 else None
+
+
+def _takes_tensors(op: OpOverload, count: int) -> bool:
+    facts = op_facts(op)
+    given, others = facts.arguments[:count], facts.arguments[count:]
+    is_taken = len(given) == count and all(a.kind == "tensor" and not a.keyword for a in given)
+    return is_taken and all(a.default for a in others) and facts.functional and facts.returns == ("tensor",)
+
+
+def _call_directly(func: Any, op: OpOverload, args: Any) -> Any:
+    cls = type(args[0])
+    before = CALLING.func, CALLING.target, CALLING.opens
+    CALLING.func, CALLING.target, CALLING.opens = func, None, True
+    try:
+        with DisableTorchFunctionSubclass():
+            return cls.__torch_dispatch__(op, (cls,), args, {})
     finally:
         CALLING.func, CALLING.target, CALLING.opens = before
 
@@ -214,11 +258,13 @@ class _recording:
 
     def __enter__(self) -> None:
         self.before, CALLING.opens = CALLING.opens, False
-        self.guard = autograd_enabled()
-        self.guard.__enter__()
+        self.guard = autograd_enabled() if is_below_autograd() else None
+        if self.guard is not None:
+            self.guard.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self.guard.__exit__(*error)
+        if self.guard is not None:
+            self.guard.__exit__(*error)
         CALLING.opens = self.before
 
 

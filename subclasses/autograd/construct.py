@@ -81,13 +81,15 @@ class Construct(torch.autograd.Function):
         ctx.sizes = [t.shape if is_differentiable(t) else None for t in inners]  # type: ignore[union-attr]
         ctx.set_materialize_grads(False)
         cls = ctx.layout.cls
-        if cls._traits.pulls_back and not cls.__spec__.has_materialize:
+        if not cls._traits.pulls_back:
+            return
+        if not cls.__spec__.has_materialize:
             # Without `materialize`, pulling back does not use the contents; NaN shows where an author's method does.
             inners = [
                 t if size is None else t.new_full((), torch.nan).expand(size)
                 for t, size in zip(inners, ctx.sizes, strict=True)
             ]
-        ctx.save_for_backward(*(inners if cls._traits.pulls_back else ()))
+        ctx.save_for_backward(*inners)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:

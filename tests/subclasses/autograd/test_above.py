@@ -4,13 +4,17 @@ import copy
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import get_overridable_functions
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import subclasses
 from subclasses import DispatchError, inner, static
+from subclasses.autograd import above
 from tests.doors import DOORS
 from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import declare
@@ -449,3 +453,81 @@ def test_a_rule_for_a_view_of_a_value_without_gradients():
     agree(lambda x: nn.functional.linear(x, Turned(v)), lambda x: x @ v.t(), numbers((2, 3)))
     with pytest.raises(DispatchError, match="PyTorch differentiates a view"):
         nn.functional.linear(leaf(2, 3), Turned(v.clone().requires_grad_()))
+
+
+# ---- calls that go to the class at once ------------------------------------------------------------------------------
+
+
+class Seeing(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.ops = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_the_op_of_a_product():
+    x = leaf(3)
+    x * x
+    with Seeing() as mode:
+        x * x
+    assert mode.ops[0] is aten.mul.Tensor
+
+
+def test_the_profiler_records_the_op_of_a_product():
+    x = leaf(3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        x / x  # computed by a product of logarithms, and by no division
+    assert "aten::div" in [event.name for event in profiler.events()]
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_rule_without_an_answer_is_refused_by_the_operator(requires_grad):
+    cls = declare(
+        a=inner(), rules={aten.mul.Tensor: lambda func, x, y: NotImplemented}, keywords={"kind": "structure"}
+    )
+    x = cls(torch.ones(2)).requires_grad_(requires_grad)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        x * x
+
+
+def test_a_dispatch_of_the_author_is_called_once_for_each_product():
+    calls = []
+
+    class Counted(subclasses.TensorSubclass, kind="structure"):
+        a: Tensor = inner()
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            calls.append(func)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @Counted.implements(aten.mul.Tensor)
+    def mul(func, x, y):
+        return Counted(x.a * y.a)
+
+    x = Counted(torch.full((2,), 3.0)).requires_grad_()
+    calls.clear()
+    y = x * x
+    assert calls.count(aten.mul.Tensor) == 1
+    (gradient,) = torch.autograd.grad(y.unwrap("a").sum(), x)
+    torch.testing.assert_close(gradient.unwrap("a"), torch.full((2,), 6.0))
+
+
+def test_functions_of_tensors_run_the_op_that_is_called_directly():
+    tried = set()
+    functions = [f for found in get_overridable_functions().values() for f in found]
+    for function, count, size in product(functions, (1, 2, 3), [(3, 3), (3,), (2, 3, 3, 3)]):
+        op, tensors, mode = above._op_on_tensors(function, count), [torch.ones(size)] * count, Seeing()
+        if op is None:
+            continue
+        try:
+            with mode:
+                function(*tensors)
+        except (RuntimeError, IndexError, TypeError):  # it takes other tensors, or a number
+            continue
+        assert mode.ops == [op]
+        tried.add(op)
+    assert len(tried) > 150
