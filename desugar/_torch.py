@@ -85,7 +85,6 @@ _LAZY = {
     # ---- symbols -------------------------------------------------------------------------------------------
     # Makes symbols for sizes; says which dimensions are symbols.
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes",
-    "StatelessSymbolicContext": "torch.fx.experimental.symbolic_shapes",
     "DimDynamic": "torch.fx.experimental.symbolic_shapes",
     # Errors of a trace that depends on data: a branch; an op with a non-tensor result; an op of unknown output size.
     "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes",

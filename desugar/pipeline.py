@@ -51,7 +51,7 @@ def build_program(
     inputs: Inputs,
     leaves: list[Any],
     backend: Backend,
-    otherwise: Callable[..., Any] | None = None,
+    otherwise: Callable[..., Any],
     place: Place | None = None,
 ) -> Program:
     """Traces, checks, partitions, compiles and wraps a function of argument leaves.
@@ -62,13 +62,11 @@ def build_program(
         leaves: The argument leaves.
         backend: The compiler of the plain graphs.
         otherwise: The function that runs a call where a mutated tensor shares memory with another one, or where a
-            storage offset that the program depends on, or the size of a whole DTensor, differs. None if the caller
-            checks all three.
+            storage offset that the program depends on, or the size of a whole DTensor, differs.
         place: The program's place in the store; None if it is not stored.
 
     Raises:
         DesugarError: The pass does not support the function. The arguments are unchanged.
-        StaticNeeded: The trace needs constant sizes.
     """
     known = graph_texts()
     try:
@@ -87,7 +85,7 @@ def _run_stages(
     inputs: Inputs,
     leaves: list[Any],
     backend: Backend,
-    otherwise: Callable[..., Any] | None,
+    otherwise: Callable[..., Any],
     place: Place | None,
 ) -> Program:
     """Runs all stages, or finds what they made in the store; then writes the wrapper."""

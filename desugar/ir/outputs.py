@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from desugar.ir.values import Value, View, slots_of
@@ -33,7 +33,6 @@ class Outputs:
         stores: (input slot, output slot) of each other mutated input tensor. The graph stores the output in it.
         held: (output slot, input slot) of each computed inner tensor whose memory is that of an input in `stores`.
         versions: (input leaf, attribute path, increase of the version counter) of each mutated tensor.
-        base_slots: Input slot -> input slot of the storage that it is a view of.
         assigns: (input leaf, name, index in `values`) of each inner tensor that the function replaced.
         tokens: Output slots of the last effect tokens.
     """
@@ -45,7 +44,6 @@ class Outputs:
     writes: tuple[tuple[int, int], ...] = ()
     stores: tuple[tuple[int, int], ...] = ()
     versions: tuple[tuple[int, tuple[str, ...], int], ...] = ()
-    base_slots: Mapping[int, int] = field(default_factory=dict)
     assigns: tuple[tuple[int, str, int], ...] = ()
     tokens: tuple[int, ...] = ()
     held: tuple[tuple[int, int], ...] = ()
@@ -98,4 +96,4 @@ def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
     slots = {slot for slot, _ in outputs.stores}
     for leaf, _ in outputs.writes:
         slots.update(slots_of(values[leaf]))
-    return slots | {outputs.base_slots[slot] for slot in slots if slot in outputs.base_slots}
+    return slots

@@ -111,10 +111,8 @@ def pack(program: Stored, inputs: Inputs) -> dict[str, Any]:
     Raises:
         CannotStore: Another process could not read a part of it, or would need more than its arguments.
     """
-    if inputs.captured or inputs.generators or inputs.bases:
-        raise CannotStore(
-            "it uses tensors or generators besides its arguments, or arguments that share memory"
-        )
+    if inputs.captured or inputs.generators:
+        raise CannotStore("it uses tensors or generators besides its arguments")
     env = inputs.fakes.env
     guards = [guard.expr for guard in env.guards]
     if env.deferred_runtime_asserts or not _hold(guards, env):
@@ -252,7 +250,7 @@ class PlaceInStore:
 
 
 # What describes flattened arguments, besides their fakes.
-INPUT_FIELDS = ("values", "origins", "num_arguments", "assumes_no_overlap", "parameters")
+INPUT_FIELDS = ("values", "origins", "num_arguments", "parameters")
 
 
 class PackedPlace:

@@ -109,7 +109,6 @@ class _ResultUnwrapper:
             writes,
             stores,
             self._find_version_rises(),
-            self.run.base_slots,
             assigns,
             tokens,
             self._find_held([slot for slot, _ in stores], same),
@@ -258,9 +257,8 @@ class _ResultUnwrapper:
                 recorded.update(changed)
         for source in self.run.input_leaves:
             for slot in changed_slots(source.value, self.run.items):
-                home = self.run.base_slots.get(slot, slot)
-                if slot not in recorded and home not in stores:
-                    stores[home] = self._new_slot(self.run.items[home])
+                if slot not in recorded and slot not in stores:
+                    stores[slot] = self._new_slot(self.run.items[slot])
         return tuple(writes), tuple(stores.items())
 
     def _find_held(self, homes: Sequence[int], same: Collection[int]) -> tuple[tuple[int, int], ...]:

@@ -25,7 +25,7 @@ from torch.fx.graph import CodeGen
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.flatten.inputs import Inputs, StaticNeeded
+from desugar.flatten.inputs import Inputs
 from desugar.flatten.storage_offsets import views_larger_elements
 from desugar.ir.fx_utils import multiply_in_pairs, read_sizes_early
 from desugar.ir.outputs import Outputs
@@ -37,7 +37,7 @@ from desugar.tracing import unsupported
 from desugar.tracing.captured_tensors import Capture, build_input_leaf, to_functional
 from desugar.tracing.modes import tracing_modes
 from desugar.tracing.outputs import Result, unwrap_result
-from desugar.tracing.run import InputLeaf, Run, find_overlaps, from_functional, identity, storages_of
+from desugar.tracing.run import InputLeaf, Run, from_functional, identity, storages_of
 from desugar.tracing.side_effects import check_rng, end_effects, start_effects
 from desugar.tracing.tangents import (
     as_gradient_of_parameter,
@@ -56,9 +56,6 @@ from desugar.tracing.tangents import (
 def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> Run:
     """Rebuilds the arguments around functional tensors and calls the function on them."""
     items = [to_functional(primal) for primal in primals]
-    for base, slots in inputs.bases.items():
-        for slot in slots:
-            items[slot] = view_of_storage(items[base], inputs.fake_items[slot])
     versions = [item._version if isinstance(item, Tensor) else 0 for item in items]
     input_leaves: list[InputLeaf] = []
     for value in inputs.values:
@@ -80,20 +77,10 @@ def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> 
         versions,
         storages,
         input_leaves,
-        inputs.base_slots,
         result,
         tuple(tokens.values()),
         capture.detached,
     )
-
-
-def view_of_storage(base: Any, fake: Tensor) -> Any:
-    """Returns the functional tensor of an input that shares the storage `base` with other inputs.
-
-    To functionalization it is a view of `base`. To autograd it is not a view, as the input is none.
-    """
-    view = base.as_strided(fake.size(), fake.stride(), fake.storage_offset())
-    return private.FunctionalTensor(view.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
 
 
 # --------------------------------------------------------------------------------------------- the two runs
@@ -102,27 +89,23 @@ def view_of_storage(base: Any, fake: Tensor) -> Any:
 def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
     """Runs the function once: captures tensors from outside, checks the run, returns the result's structure.
 
-    It starts over when the function writes to inputs that overlap: their storage becomes an input of its own.
-
     Raises:
         DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`). No argument was
             changed.
-        StaticNeeded: Inputs that overlap have symbolic sizes.
     """
     with tracing_modes(inputs.fakes.mode) as mode, inputs.fakes.env.ignore_fresh_unbacked_symbols():
         run = run_function(call, inputs, inputs.primals())
         check_rng(mode.rng)
-        overlaps = [] if inputs.assumes_no_overlap else find_overlaps(run, inputs)
-    if overlaps:
-        for slots in overlaps:
-            inputs.add_base(slots)
-        return discover(call, inputs)
-    with tracing_modes(inputs.fakes.mode), inputs.fakes.env.ignore_fresh_unbacked_symbols():
-        unsupported.check_run(run, inputs)
-        unsupported.check_results(run)
-        outputs, _ = unwrap_result(run)
-        inputs.is_sealed = True
-        return outputs
+        outputs = _unwrap_first(run, inputs)
+    inputs.is_sealed = True
+    return outputs
+
+
+def _unwrap_first(run: Run, inputs: Inputs) -> Outputs:
+    """Checks the first run, and returns the structure of its result."""
+    unsupported.check_run(run, inputs)
+    unsupported.check_results(run)
+    return unwrap_result(run)[0]
 
 
 # Some formulas of autograd return it for a zero gradient.
@@ -135,8 +118,8 @@ def trace_graph(
     """Traces the function into a graph: the forward, or the joint graph if a result requires grad.
 
     Raises:
-        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
-        StaticNeeded: A symbolic size occurs in a zero gradient, so the sizes have to be constants.
+        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`), or a symbolic size
+            occurs in a zero gradient.
     """
     differentiable = [
         (number, value)
@@ -156,7 +139,7 @@ def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, 
 
     Returns:
         The traced function; None if it needs two runs. They tell a tensor or generator from outside from one that the
-        function makes, find inputs that overlap, and keep the views that a program takes again apart from the trace.
+        function makes, and keep the views that a program takes again apart from the trace.
 
     Raises:
         DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
@@ -178,7 +161,10 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     """Returns what a recorder traced, after the passes over its graph."""
     inputs = recorder.inputs
     if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
-        raise StaticNeeded  # the graph records such zeros with this call's sizes, not with its symbols
+        raise DesugarError(
+            "a zero gradient would be traced with constant sizes, and the sizes of this call are symbols",
+            instead="compile with dynamic=False",
+        )
     calls = resolve_calls(graph, recorder.calls)
     unsupported.check_constants(graph)
     inputs.fakes.offsets_matter |= views_larger_elements(graph)
@@ -284,15 +270,9 @@ class _OnlyRun(_Recorder):
     def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
         """Returns the forward's outputs."""
         run, inputs = run_function(self.call, self.inputs, primals), self.inputs
-        if (
-            inputs.captured
-            or inputs.generators
-            or (not inputs.assumes_no_overlap and find_overlaps(run, inputs))
-        ):
+        if inputs.captured or inputs.generators:
             self.needs_two_runs = True
             return []
-        unsupported.check_run(run, inputs)
-        unsupported.check_results(run)
-        self.outputs, _ = unwrap_result(run)
+        self.outputs = _unwrap_first(run, inputs)
         self.needs_two_runs = any(isinstance(value, View) for value in self.outputs.values)
         return [self.outputs.items[slot] for slot in self.outputs.returned]

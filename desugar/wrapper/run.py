@@ -86,7 +86,7 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
 
 
 def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
-    """Emits the call of another program where what Dynamo does not guard differs.
+    """Emits the call of `otherwise` where what Dynamo does not guard differs.
 
     That is memory that a mutated tensor shares, storage offsets, and sizes of whole DTensors.
     """
@@ -97,7 +97,7 @@ def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters:
     if differences:
         out.writeline(f"if {' or '.join(differences)}:")
         with out.indent():
-            out.writeline(f"return {out.bind(parts.otherwise, 'another_program')}({', '.join(parameters)})")
+            out.writeline(f"return {out.bind(parts.otherwise, 'otherwise')}({', '.join(parameters)})")
 
 
 def _overlaps(out: Emitter, parts: Parts, names: Names) -> list[str]:

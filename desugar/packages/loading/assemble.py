@@ -197,7 +197,6 @@ def _inputs_of(record: ProgramRecord, hints: Sequence[int]) -> Inputs:
         fake_items=items,
         origins={origin.slot: _origin(origin) for origin in record.origins},
         num_arguments=len(record.values),
-        assumes_no_overlap=True,
         is_sealed=True,
         parameters=set(record.parameters_among),
     )
@@ -259,7 +258,6 @@ def _interface_of(record: ProgramRecord, hints: Sequence[int]) -> Interface:
         described.writes,
         described.stores,
         described.versions,
-        {},
         described.assigns,
         described.tokens,
     )
