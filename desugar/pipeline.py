@@ -100,15 +100,15 @@ def _run_stages(
             found.interface,
             leaves,
             found.forward,
+            otherwise,
             found.split,
-            autocast=is_autocast(autocast_state()),
-            otherwise=otherwise,
+            is_autocast(autocast_state()),
         )
         with stage("wrapper"):
-            wrapped = emit_program(parts)
+            text, plan = emit_program(parts)
         variants = None
-        if found.split is not None and wrapped.function is not None:
-            variants = BackwardVariants(parts, found.split, wrapped.function, backend, function, place)
+        if found.split is not None and plan is not None:
+            variants = BackwardVariants(parts, found.split, plan, backend, function, place)
             if stored is None:
                 _compile_backward(variants, kernels)
         if place is not None and stored is None:
@@ -117,14 +117,14 @@ def _run_stages(
         graphs=found.graphs,
         inputs=tuple(inputs.values),
         outputs=found.interface.outputs.visible,
-        wrapper=wrapped.out.source,
+        wrapper=text.source,
         variants=variants,
         saved_bytes=found.split.saved_bytes if found.split else 0,
         run=_unbuilt,
         is_dynamic=inputs.has_symbols,
         is_stored=stored is not None,
     )
-    _build(program, wrapped.out)
+    _build(program, text)
     if (recording := listeners.current()) is not None:
         recording.program, recording.inputs, recording.traced = program, inputs, found.interface
     return program

@@ -1,23 +1,24 @@
-"""Plans what the forward of a program saves, and by which expression a backward reads it."""
+"""Plans what the forward of a program saves and records, and by which expression a backward reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from desugar.codegen.unpack import Names
 from desugar.flatten.fakes import is_symbolic
-from desugar.flatten.inputs import Inputs
-from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Interface, Split
+from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Interface
 from desugar.ir.values import Constant, Value, Wrapper, paths_of
 from desugar.tracing.tangents import meets_plain_gradients
+from desugar.wrapper.results import Parts
 
 
 @dataclass(slots=True)
 class BackwardPlan:
-    """What the forward saves, and how a backward reads it.
+    """The values that the forward saves or records, and how a backward reads them.
 
     Attributes:
         saved: Expressions in the forward of the objects passed to `save_for_backward`.
@@ -32,6 +33,18 @@ class BackwardPlan:
         size_reads: Tangent slot -> expression of its size in the backward.
         companion_reads: (result leaf, attribute path) -> expression of a companion in the backward.
         primal_reads: Input leaf -> expression in the backward of its inner tensors as the function got them.
+        referred: Argument leaves that are neither saved nor in the autograd graph. The forward references them weakly,
+            for a backward that runs the function again (:mod:`desugar.wrapper.recompute`).
+        held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
+            history alive, too.
+        kept: Input leaves that are referenced strongly in any case: all, if a result may get plain gradients where
+            gradients of its class were traced; else tensors without dimensions, as Dynamo makes of floats at each call.
+        versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
+            are recorded.
+        numbers: Input slots of the arguments that are symbolic numbers.
+        constants: Argument leaf -> its object, for constants.
+        is_replaced: Whether the variant for all gradients replaces the `backward` of the autograd function. It can if
+            both have the same parameters. Nearly every call needs this variant.
     """
 
     saved: list[str] = field(default_factory=list)
@@ -45,6 +58,13 @@ class BackwardPlan:
     size_reads: dict[int, str] = field(default_factory=dict)
     companion_reads: dict[tuple[int, tuple[str, ...]], str] = field(default_factory=dict)
     primal_reads: dict[int, str] = field(default_factory=dict)
+    referred: list[int] = field(default_factory=list)
+    held: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    versioned: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    constants: dict[int, Any] = field(default_factory=dict)
+    is_replaced: bool = False
 
     def save(self, source: BackwardInput, obj: str) -> int:
         """Saves an object that is a backward input; returns its index in `saved`."""
@@ -64,56 +84,50 @@ class BackwardPlan:
         self.ints.append(text)
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardNames:
-    """Names in the forward.
-
-    Attributes:
-        inputs: The names of input leaves and input slots.
-        results: The names of the compiled graph's outputs.
-        leaves: Result leaf -> expression.
-    """
-
-    inputs: Names
-    results: Sequence[str]
-    leaves: Mapping[int, str]
-
-
-def plan_backward(inputs: Inputs, traced: Interface, partitioned: Split, names: ForwardNames) -> BackwardPlan:
+def plan_backward(
+    parts: Parts, inputs: Names, results: Sequence[str], leaves: Mapping[int, str]
+) -> BackwardPlan:
     """Decides for each backward input which object the forward saves and how the backward reads it.
 
     An inner tensor is saved itself, as eager mode does: autograd checks its version counter, and what the user assigns
     to the outer tensor later changes nothing. The outer tensor of an input is saved too, for a backward that runs the
     function again, unless the function mutates it: its version counter rises after the forward.
+
+    Args:
+        parts: The program.
+        inputs: The names of input leaves and input slots in the forward.
+        results: The names of the compiled graph's outputs.
+        leaves: Result leaf -> expression.
     """
-    plan = BackwardPlan()
-    input_paths, output_paths = first_paths(inputs.values), first_paths(traced.outputs.values)
+    plan, traced, partitioned = BackwardPlan(), parts.traced, parts.partitioned
+    assert partitioned is not None
+    input_paths, output_paths = first_paths(parts.inputs.values), first_paths(traced.outputs.values)
     returned = traced.outputs.returned
     mutated = {leaf for leaf, _, _ in traced.outputs.versions}
     for source in partitioned.backward_inputs:
         match source:
             case FromInput(index) if input_paths.get(index, (None,))[0] in mutated:
-                plan.save(source, names.inputs.slots[index])
-            case FromInput(index) if isinstance(inputs.fake_items[index], Tensor):
+                plan.save(source, inputs.slots[index])
+            case FromInput(index) if isinstance(parts.inputs.fake_items[index], Tensor):
                 leaf, path = input_paths[index]
                 if path:
-                    plan.inner.append((leaf, path, plan.save(source, names.inputs.slots[index])))
+                    plan.inner.append((leaf, path, plan.save(source, inputs.slots[index])))
                 else:
-                    plan.leaves[leaf] = plan.save(source, names.inputs.leaves[leaf])
+                    plan.leaves[leaf] = plan.save(source, inputs.leaves[leaf])
             case FromInput(index):
-                plan.save_int(source, names.inputs.slots[index])
+                plan.save_int(source, inputs.slots[index])
             case FromForward(index) if index < traced.num_forward and returned[index] in output_paths:
                 leaf, path = output_paths[returned[index]]
-                plan.save(source, names.results[index] if path else names.leaves[leaf])
+                plan.save(source, results[index] if path else leaves[leaf])
             case FromForward(index) if isinstance(partitioned.forward_outputs[index], Tensor):
-                plan.save(source, names.results[index])
+                plan.save(source, results[index])
             case FromForward(index):
-                plan.save_int(source, names.results[index])
+                plan.save_int(source, results[index])
             case FromTangent():
                 pass
-    plan.leaves |= {leaf: plan.keep(names.inputs.leaves[leaf]) for leaf, _, _ in plan.inner}
-    _plan_tangents(plan, traced, names.leaves)
-    _plan_primals(plan, traced, inputs.values, names.inputs)
+    plan.leaves |= {leaf: plan.keep(inputs.leaves[leaf]) for leaf, _, _ in plan.inner}
+    _plan_tangents(plan, traced, leaves)
+    _plan_primals(plan, traced, parts.inputs.values, inputs)
     return plan
 
 

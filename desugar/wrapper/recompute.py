@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -52,58 +52,21 @@ class CapturedFunction:
     compile: Callable[[LeafFunction], Callable[..., Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class RecomputePlan:
-    """How a backward finds the argument leaves of its call again.
-
-    Attributes:
-        saves: Whether the forward saves a tensor; autograd then checks that saved tensors are alive and unchanged.
-        saved: Input leaf -> index among the saved tensors, for leaves that are saved themselves.
-        inner: (input leaf, attribute path, index among the saved tensors) of each saved inner tensor of an input.
-        referred: Argument leaves that are neither saved nor in the autograd graph; weakly referenced.
-        held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
-            history alive, too.
-        kept: Input leaves that are referenced strongly in any case: all, if a result may get plain gradients where
-            gradients of its class were traced; else tensors without dimensions, as Dynamo makes of floats at each call.
-        versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
-            are recorded.
-        numbers: Input slots of the arguments that are symbolic numbers.
-        constants: Argument leaf -> its object, for constants.
-    """
-
-    saves: bool
-    saved: Mapping[int, int]
-    inner: tuple[tuple[int, tuple[str, ...], int], ...]
-    referred: tuple[int, ...]
-    held: frozenset[int]
-    kept: frozenset[int]
-    versioned: tuple[int, ...]
-    numbers: tuple[int, ...]
-    constants: Mapping[int, Any]
-
-
-def plan_recompute(parts: Parts, plan: BackwardPlan) -> RecomputePlan:
-    """Decides what the forward records besides the tensors of `plan`, so that a backward can run the function again."""
+def plan_recompute(parts: Parts, plan: BackwardPlan) -> None:
+    """Adds to a plan the objects that the forward records, so that a backward can run the function again."""
     assert parts.partitioned is not None
     inputs, leaves = parts.inputs, parts.leaves
     differentiable, live = set(differentiable_leaves(parts.traced)), [*leaves, *inputs.captured]
     sources = sources_of_saved(inputs, parts.partitioned)
     tensors = [n for n in tensor_leaves(inputs) if n not in plan.leaves]
     found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
-    referred = tuple(n for n in tensors if n < len(leaves) and n not in found_in_graph)
     meets_plain = any(meets_plain_gradients(value) for _, value in parts.traced.tangents)
-    kept = referred if meets_plain else [n for n in referred if _has_no_dims(inputs.values[n], leaves[n])]
-    return RecomputePlan(
-        bool(plan.saved),
-        plan.leaves,
-        tuple(plan.inner),
-        referred,
-        frozenset(differentiable & sources),
-        frozenset(kept),
-        tuple(n for n in tensors if n in sources and not live[n].is_inference()),
-        tuple(v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None),
-        {n: leaf for n, leaf in enumerate(leaves) if isinstance(inputs.values[n], Constant)},
-    )
+    plan.referred = [n for n in tensors if n < len(leaves) and n not in found_in_graph]
+    plan.held = differentiable & sources
+    plan.kept = {n for n in plan.referred if meets_plain or _has_no_dims(inputs.values[n], leaves[n])}
+    plan.versioned = [n for n in tensors if n in sources and not live[n].is_inference()]
+    plan.numbers = [v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None]
+    plan.constants = {n: leaf for n, leaf in enumerate(leaves) if isinstance(inputs.values[n], Constant)}
 
 
 # -------------------------------------------------------------------------------------------- recomputation
@@ -114,13 +77,13 @@ class Recompute:
 
     Attributes:
         inputs, traced: The inputs and the traced function.
-        plan: How the arguments of a call are found again.
+        plan: The objects that the forward saves and records, by which the arguments of a call are found again.
         function: The captured function and its compiler.
         autocast: The state of autocast in the forward.
     """
 
     def __init__(
-        self, parts: Parts, plan: RecomputePlan, function: CapturedFunction, autocast: AutocastState
+        self, parts: Parts, plan: BackwardPlan, function: CapturedFunction, autocast: AutocastState
     ) -> None:
         assert parts.partitioned is not None
         self.inputs, self.traced, self.plan = parts.inputs, parts.traced, plan
@@ -202,7 +165,7 @@ class Recompute:
             DesugarError: An argument is gone, or was changed in place or by an assignment to one of its fields.
         """
         plan = self.plan
-        saved = ctx.saved_tensors if plan.saves else ()
+        saved = ctx.saved_tensors if plan.saved else ()  # autograd checks that they are alive and unchanged
         leaves: list[Any] = []
         for n, value in enumerate(self.inputs.values[: self.inputs.num_arguments]):
             match value:
@@ -237,8 +200,8 @@ class Recompute:
         Raises:
             DesugarError: The argument is gone.
         """
-        if n in self.plan.saved:
-            return saved[self.plan.saved[n]]
+        if n in self.plan.leaves:
+            return saved[self.plan.leaves[n]]
         referred, differentiable = self.plan.referred, differentiable_leaves(self.traced)
         leaf = ctx.alive[referred.index(n)] if n in referred else None
         leaf = leaf() if isinstance(leaf, weakref.ref) else leaf

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,8 +19,9 @@ from desugar.ir.outputs import unread_positions, written_slots
 from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Same, Value, View, Wrapper
 from desugar.recording.listeners import note_skipped_check
-from desugar.wrapper.autograd_function import EmittedFunction, emit_function
+from desugar.wrapper.autograd_function import emit_function
 from desugar.wrapper.backward import differentiable_leaves
+from desugar.wrapper.backward_plan import BackwardPlan
 from desugar.wrapper.recompute import tensor_leaves
 from desugar.wrapper.results import (
     Parts,
@@ -35,30 +35,21 @@ from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext
 
 
-@dataclass(frozen=True, slots=True)
-class EmittedProgram:
-    """The text of one program.
+def emit_program(parts: Parts) -> tuple[Emitter, BackwardPlan | None]:
+    """Emits the text of one program: the autograd function if there is a backward, then `run`.
 
-    Attributes:
-        out: The text.
-        function: The plans of the autograd function; None in inference.
+    Returns:
+        The text, and the plan of the backward; None in inference.
     """
-
-    out: Emitter
-    function: EmittedFunction | None
-
-
-def emit_program(parts: Parts) -> EmittedProgram:
-    """Emits the text of one program: the autograd function if there is a backward, then `run`."""
     out = Emitter()
     out.reserve("run", "items", "kept", "ctx", "Backward", "backwards", "apply", "_")
-    function = None
+    plan = None
     if parts.partitioned is not None:
-        function = emit_function(out, parts, parts.partitioned)
+        plan = emit_function(out, parts, parts.partitioned)
         out.writeline()
         out.writeline()
     _emit_run(out, parts)
-    return EmittedProgram(out, function)
+    return out, plan
 
 
 def _emit_run(out: Emitter, parts: Parts) -> None:
@@ -90,8 +81,6 @@ def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters:
 
     That is memory that a mutated tensor shares, storage offsets, and sizes of whole DTensors.
     """
-    if parts.otherwise is None:
-        return
     differences = [*_overlaps(out, parts, names), *_other_offsets(parts, names)]
     differences += _other_whole_sizes(out, parts, names)
     if differences:
