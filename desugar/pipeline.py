@@ -49,7 +49,6 @@ log = logging.getLogger("desugar")
 def build_program(
     function: CapturedFunction,
     inputs: Inputs,
-    leaves: list[Any],
     backend: Backend,
     otherwise: Callable[..., Any],
     place: Place | None = None,
@@ -59,7 +58,6 @@ def build_program(
     Args:
         function: The function, and how to compile its derivative.
         inputs: Its flattened arguments.
-        leaves: The argument leaves.
         backend: The compiler of the plain graphs.
         otherwise: The function that runs a call where a mutated tensor shares memory with another one, or where a
             storage offset that the program depends on, or the size of a whole DTensor, differs.
@@ -71,7 +69,7 @@ def build_program(
     known = graph_texts()
     try:
         with private.compile_lock, private.use_lazy_graph_module(True):
-            program = _run_stages(function, inputs, leaves, backend, otherwise, place)
+            program = _run_stages(function, inputs, backend, otherwise, place)
     except BaseException:
         forget_texts(graph_texts() - known)
         raise
@@ -83,7 +81,6 @@ def build_program(
 def _run_stages(
     function: CapturedFunction,
     inputs: Inputs,
-    leaves: list[Any],
     backend: Backend,
     otherwise: Callable[..., Any],
     place: Place | None,
@@ -98,7 +95,6 @@ def _run_stages(
         parts = Parts(
             inputs,
             found.interface,
-            leaves,
             found.forward,
             otherwise,
             found.split,

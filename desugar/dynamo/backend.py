@@ -126,7 +126,7 @@ def compile_graph(
         )
         place = place or place_of(gm, inputs, backend, read)
         captured = CapturedFunction(call, compile_again)
-        program = build_program(captured, inputs, leaves, backend, otherwise, place)
+        program = build_program(captured, inputs, backend, otherwise, place)
         program.names = names
     program.is_whole = not private.ends_in_graph_break(gm)
     guard_state(read)

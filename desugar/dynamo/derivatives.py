@@ -133,12 +133,12 @@ class Specialized:
                 "desugar",
             )
             return None
-        state, inputs, arguments = private.GlobalStateGuard(), Inputs(Fakes()), list(leaves)
+        state, inputs = private.GlobalStateGuard(), Inputs(Fakes())
         with record_compilation(Recording(self.graph, self.reason, tuple(leaves), self.graph)):
-            inputs.add_arguments(arguments)
+            inputs.add_arguments(leaves)
             function = CapturedFunction(self.call, self._differentiate)
-            program = build_program(function, inputs, arguments, self.backend, self.run_itself)
-            gradients = tuple(f"gradient {n}" for n in range(1, len(arguments) - len(self.names) + 1))
+            program = build_program(function, inputs, self.backend, self.run_itself)
+            gradients = tuple(f"gradient {n}" for n in range(1, len(leaves) - len(self.names) + 1))
             program.names = self.names + gradients
         self.entries.insert(0, GuardedProgram(program, facts, state, _modes()))
         return program

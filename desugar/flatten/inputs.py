@@ -55,6 +55,7 @@ class Inputs:
         is_sealed: The first run is over, so every captured tensor and every generator is known.
         first_leaf: Id of each tensor among the arguments -> index of the first leaf that is this tensor.
         parameters: Indices of the argument leaves that are an `nn.Parameter`.
+        inference: The places of the leaves and plain tensors that were made in inference mode.
         generators: The generators that the function passed to random functions.
         made_tensors: References to the tensors that torch functions returned in the runs.
     """
@@ -69,10 +70,11 @@ class Inputs:
     first_leaf: dict[int, int] = field(default_factory=dict)
     is_sealed: bool = False
     parameters: set[int] = field(default_factory=set)
+    inference: set[Origin] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)
     made_tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
 
-    def add_arguments(self, leaves: list[object]) -> None:
+    def add_arguments(self, leaves: Sequence[object]) -> None:
         """Flattens the argument leaves, with constant sizes."""
         first = self.first_leaf
         for number, leaf in enumerate(leaves):
@@ -134,6 +136,7 @@ class Inputs:
         for number in sorted(range(len(leaves)), key=lambda n: not is_wrapper(leaves[n])):
             if isinstance(leaves[number], nn.Parameter):
                 self.parameters.add(number)
+            self._note_inference(leaves[number], Origin(number))
             origin = self._find_in_other_argument(number, names)
             slot = None if origin is None or is_wrapper(leaves[number]) else self._slot_of(origin)
             if slot is None:
@@ -180,6 +183,7 @@ class Inputs:
             )
             self.fake_items[slot] = fake.detach() if slot != self.flat.tensor(leaf) else fake
             self.origins[slot] = origin
+            self._note_inference(leaf, origin)
             self._add_extents(fake, origin)
             return Plain(slot, leaf.requires_grad and not path, leaf.is_leaf)
         assert isinstance(value, Wrapper)
@@ -240,13 +244,19 @@ class Inputs:
     def _add(self, leaf: object) -> Value:
         number = len(self.values)
         check_nested(leaf)
+        self._note_inference(leaf, Origin(number))
         value = unwrap_value(leaf, self.flat)
         for slot, path in paths_of(value):
             if slot not in self.fake_items:
                 self.fake_items[slot] = self.fakes.tensor(self.flat.items[slot])
                 self.origins[slot] = Origin(number, path)
+                self._note_inference(self.flat.items[slot], self.origins[slot])
         self.values.append(value)
         return value
+
+    def _note_inference(self, leaf: object, origin: Origin) -> None:
+        if isinstance(leaf, Tensor) and leaf.is_inference():
+            self.inference.add(origin)
 
     def _integer(self, extent: Any, origin: Origin) -> Int:
         """Returns the input slot of a symbol; a constant or a derived int (a stride that sizes determine) unchanged.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -42,7 +41,6 @@ class BackwardPlan:
         versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
             are recorded.
         numbers: Input slots of the arguments that are symbolic numbers.
-        constants: Argument leaf -> its object, for constants.
         is_replaced: Whether the variant for all gradients replaces the `backward` of the autograd function. It can if
             both have the same parameters. Nearly every call needs this variant.
     """
@@ -63,7 +61,6 @@ class BackwardPlan:
     kept: set[int] = field(default_factory=set)
     versioned: list[int] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    constants: dict[int, Any] = field(default_factory=dict)
     is_replaced: bool = False
 
     def save(self, source: BackwardInput, obj: str) -> int:

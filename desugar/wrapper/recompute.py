@@ -18,17 +18,18 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from desugar.codegen.runtime import are_batched
 from desugar.errors import DesugarError
 from desugar.flatten.autocast import AutocastState, restore_autocast
 from desugar.flatten.inputs import Inputs
+from desugar.flatten.origins import Origin
 from desugar.ir.fx_utils import autograd_nodes
 from desugar.ir.pytree import result_leaves
 from desugar.ir.stages import LeafFunction, Split
 from desugar.ir.storage import base_of
-from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
+from desugar.ir.values import Constant, Plain, Same, View, Wrapper
 from desugar.tracing.tangents import meets_plain_gradients
 from desugar.wrapper.backward import differentiable_leaves
 from desugar.wrapper.backward_plan import BackwardPlan, first_paths
@@ -55,18 +56,16 @@ class CapturedFunction:
 def plan_recompute(parts: Parts, plan: BackwardPlan) -> None:
     """Adds to a plan the objects that the forward records, so that a backward can run the function again."""
     assert parts.partitioned is not None
-    inputs, leaves = parts.inputs, parts.leaves
-    differentiable, live = set(differentiable_leaves(parts.traced)), [*leaves, *inputs.captured]
+    inputs, differentiable = parts.inputs, set(differentiable_leaves(parts.traced))
     sources = sources_of_saved(inputs, parts.partitioned)
     tensors = [n for n in tensor_leaves(inputs) if n not in plan.leaves]
-    found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
+    found_in_graph = differentiable & inputs.parameters
     meets_plain = any(meets_plain_gradients(value) for _, value in parts.traced.tangents)
-    plan.referred = [n for n in tensors if n < len(leaves) and n not in found_in_graph]
+    plan.referred = [n for n in tensors if n < inputs.num_arguments and n not in found_in_graph]
     plan.held = differentiable & sources
-    plan.kept = {n for n in plan.referred if meets_plain or _has_no_dims(inputs.values[n], leaves[n])}
-    plan.versioned = [n for n in tensors if n in sources and not live[n].is_inference()]
+    plan.kept = {n for n in plan.referred if meets_plain or _has_no_dims(inputs, n)}
+    plan.versioned = [n for n in tensors if n in sources and Origin(n) not in inputs.inference]
     plan.numbers = [v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None]
-    plan.constants = {n: leaf for n, leaf in enumerate(leaves) if isinstance(inputs.values[n], Constant)}
 
 
 # -------------------------------------------------------------------------------------------- recomputation
@@ -173,8 +172,8 @@ class Recompute:
                     leaves.append(leaves[index])
                 case Constant(_, int(index)):
                     leaves.append(ctx.numbers[plan.numbers.index(index)])
-                case Constant():
-                    leaves.append(plan.constants[n])
+                case Constant(constant):
+                    leaves.append(constant)
                 case _:
                     leaves.append(self._recover_tensor(n, ctx, saved))
         for n, path, index in plan.inner:
@@ -233,8 +232,10 @@ def _is_same(part: Tensor, saved: Tensor) -> bool:
     return part is saved or (part.shape == saved.shape and torch.equal(part, saved))
 
 
-def _has_no_dims(value: Value, leaf: Any) -> bool:
-    return isinstance(value, Plain) and not value.requires_grad and leaf.dim() == 0
+def _has_no_dims(inputs: Inputs, leaf: int) -> bool:
+    value = inputs.values[leaf]
+    is_plain = isinstance(value, Plain) and not value.requires_grad
+    return is_plain and inputs.fake_items[value.index].dim() == 0
 
 
 def _without_lazy_bits(tangent: Any) -> Any:

@@ -23,7 +23,6 @@ class Parts:
 
     Attributes:
         inputs, traced: The inputs and the traced function.
-        leaves: The argument leaves of the traced call.
         forward: The compiled forward.
         otherwise: Takes calls whose arguments share memory, begin at other storage offsets, or are DTensors of other
             sizes, where that matters.
@@ -33,7 +32,6 @@ class Parts:
 
     inputs: Inputs
     traced: Interface
-    leaves: list[Any]
     forward: CompiledGraph
     otherwise: Callable[..., Any]
     partitioned: Split | None = None

@@ -53,7 +53,7 @@ def emit_program(parts: Parts) -> tuple[Emitter, BackwardPlan | None]:
 
 
 def _emit_run(out: Emitter, parts: Parts) -> None:
-    parameters = [out.fresh_name(f"a{n}") for n in range(len(parts.leaves))]
+    parameters = [out.fresh_name(f"a{n}") for n in range(parts.inputs.num_arguments)]
     out.writeline(f"def run({', '.join(parameters)}):")
     with out.indent():
         names = emit_unpacking(out, parts.inputs, parameters)
@@ -145,8 +145,8 @@ def _other_extents(out: Emitter, name: str, value: Wrapper) -> Iterator[str]:
 
 def _emit_inference_check(out: Emitter, parts: Parts, names: Names) -> None:
     """Emits a check of inference mode if the program writes to inference tensors: Dynamo does not guard the mode."""
-    written = written_slots(parts.inputs.values, parts.outputs)
-    inference = [slot for slot in sorted(written) if parts.inputs.flat.items[slot].is_inference()]
+    inputs, written = parts.inputs, written_slots(parts.inputs.values, parts.outputs)
+    inference = [slot for slot in sorted(written) if inputs.origins[slot] in inputs.inference]
     if inference:
         check = out.bind(check_inference_mode, "check_inference_mode")
         out.writeline(f"{check}({tuple_of(names.slots[slot] for slot in inference)})")

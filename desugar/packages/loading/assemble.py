@@ -14,7 +14,6 @@ from desugar.errors import PackageError, SignatureError
 from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.origins import Origin
-from desugar.flatten.placeholders import make_placeholders
 from desugar.ir.abstract_values import Described, Unknown
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import Graphs, Interface, Split
@@ -31,7 +30,7 @@ from desugar.packages.manifest.records import (
     TensorFacts,
 )
 from desugar.wrapper.backward import Variant, VariantEmitter, variant_name
-from desugar.wrapper.backward_plan import BackwardPlan
+from desugar.wrapper.backward_plan import BackwardPlan, first_paths
 from desugar.wrapper.direct_calls import replace_backward
 from desugar.wrapper.results import Parts
 from desugar.wrapper.run import emit_program
@@ -69,8 +68,7 @@ def assemble(record: ProgramRecord, load: LoadGraph) -> Assembled:
     inputs = _inputs_of(record, hints)
     interface = _interface_of(record, hints)
     split = _split_of(record, hints)
-    leaves = make_placeholders(inputs, set(record.inference))
-    out, plan = emit_program(Parts(inputs, interface, leaves, load(record.forward), _refuse_sharing, split))
+    out, plan = emit_program(Parts(inputs, interface, load(record.forward), _refuse_sharing, split))
     scope, table = out.namespace, None
     if plan is not None:
         table = PackagedBackwards(record, interface, plan, load)
@@ -189,14 +187,18 @@ def _refuse_gradients(ctx: Any, tangents: tuple[Any, ...]) -> NoReturn:
 def _inputs_of(record: ProgramRecord, hints: Sequence[int]) -> Inputs:
     fakes = Fakes(env=None, mode=_NO_MODE, offsets_matter=record.offsets_matter)
     items = {slot: _item(fact, hints) for slot, fact in enumerate(record.facts)}
+    values = [with_layouts(value) for value in record.values]
+    origins = {slot: Origin(*place) for slot, place in first_paths(values).items()}
+    inference = {origins[slot] for slot in record.inference}
     inputs = Inputs(
         fakes,
-        values=[with_layouts(value) for value in record.values],
+        values=values,
         fake_items=items,
-        origins={origin.slot: _origin(origin) for origin in record.origins},
+        origins=origins | {origin.slot: _origin(origin) for origin in record.origins},
         num_arguments=len(record.values),
         is_sealed=True,
         parameters=set(record.parameters_among),
+        inference=inference | {Origin(origin.leaf) for origin in inference},
     )
     inputs.flat = Flat([items[slot] for slot in range(len(items))])
     return inputs

@@ -108,7 +108,7 @@ class Description:
             symbols.facts_of(inputs.fake_items[slot] for slot in range(len(inputs.flat.items))),
             tuple(_origins(inputs.origins)),
             frozenset(inputs.parameters),
-            self.captured.place.inference,
+            frozenset(slot for slot, origin in inputs.origins.items() if origin in inputs.inference),
             inputs.fakes.offsets_matter,
             self._outputs(outputs),
             interface.num_forward,
