@@ -214,7 +214,7 @@ def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tupl
         graph = copy_graph(traced.graph)
     kind = GraphKind("inference", traced.num_forward, tuple(_static_slots(inputs)))
     with stage("compile"):
-        forward, _ = graphs.compile_forward(backend, traced.graph, kind, inputs.fakes.mode)
+        forward, _ = graphs.compile_graph(backend, traced.graph, kind, inputs.fakes.mode)
     return Stored(traced.interface, None, Graphs(lambda: (joint, graph, None)), forward), PendingKernels()
 
 
@@ -230,7 +230,7 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple
     graph = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, tuple(static))
     with stage("compile forward"), backend.postpone(graph) as kernels:
-        forward, strides = graphs.compile_forward(backend, partitioned.forward, kind, mode)
+        forward, strides = graphs.compile_graph(backend, partitioned.forward, kind, mode)
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
             graphs.restride_saved(partitioned.backward, position, strides[source.index])

@@ -246,7 +246,7 @@ class BackwardVariants:
         sources = self._sources(graph)
         saved = tuple(n for n, source in enumerate(sources) if not isinstance(source, FromTangent))
         kind = GraphKind("backward", len(output_nodes(graph)), saved)
-        return graphs.compile_backward(self.backend, copy_graph(graph), kind, self.inputs.fakes.mode)
+        return graphs.compile_graph(self.backend, copy_graph(graph), kind, self.inputs.fakes.mode)[0]
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from desugar.backends.parallel_build import (
     expected_tangents,
     postpone_kernels,
 )
-from desugar.backends.vector_isa import WorkingSets, tried_when_asked
+from desugar.backends.vector_isa import tried_when_asked
 from desugar.dynamo.backend import dynamo_backend
 from desugar.recording.listeners import listen
 from tests.desugar import classes
@@ -60,13 +60,13 @@ def empty_cache():
 def backwards(monkeypatch):
     """How often a backward graph was compiled."""
     counted = []
-    compile_backward = graphs.compile_backward
+    compile_graph = graphs.compile_graph
 
-    def counting(*args):
-        counted.append(args[1])
-        return compile_backward(*args)
+    def counting(backend, graph, kind, mode):
+        counted.extend([graph] * (kind.role == "backward"))
+        return compile_graph(backend, graph, kind, mode)
 
-    monkeypatch.setattr(graphs, "compile_backward", counting)
+    monkeypatch.setattr(graphs, "compile_graph", counting)
     return counted
 
 
@@ -331,51 +331,6 @@ on_x86 = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64",
     reason="several sets are known for x86-64 on Linux",
 )
-
-
-class Candidate:
-    """An instruction set; notes when it is tried."""
-
-    def __init__(self, name, works, tried):
-        self.name, self.works, self.tried = name, works, tried
-
-    def __bool__(self):
-        self.tried.append(self.name)
-        return self.works
-
-
-def candidates(*works):
-    tried = []
-    return [Candidate(n, w, tried) for n, w in enumerate(works)], tried
-
-
-@on_x86
-def test_none_is_tried_before_somebody_looks_and_none_twice():
-    sets, tried = candidates(False, True, True, False, True)
-    found = WorkingSets(sets)
-    assert tried == []
-    assert found and found[0] is sets[1] and tried == [0, 1]
-    assert next(s for s in found if s.name == 2) is sets[2] and tried == [0, 1, 2]
-    assert len(found) == 3 and list(found) == [sets[1], sets[2], sets[4]] and found[-1] is sets[4]
-    assert tried == [0, 1, 2, 3, 4]
-    with pytest.raises(IndexError):
-        found[3]
-
-
-@on_x86
-def test_no_set_works():
-    sets, tried = candidates(False, False)
-    assert not WorkingSets(sets) and list(WorkingSets(sets)) == [] and tried == [0, 1, 0, 1]
-    assert not WorkingSets([])
-
-
-@on_x86
-def test_threads_share_what_was_found():
-    sets, tried = candidates(False, True, True)
-    found = WorkingSets(sets)
-    with ThreadPoolExecutor(8) as threads:
-        got = list(threads.map(lambda _: (found[0], len(found)), range(8)))
-    assert got == [(sets[1], 2)] * 8 and tried == [0, 1, 2]
 
 
 @on_x86
