@@ -63,7 +63,6 @@ class Capture(TorchFunctionMode):
         handler = HANDLERS.get(func)
         if handler is not None and not (handler in REPLACING and has_function_rule(func, args, kwargs)):
             func, args = handler(func, args, kwargs, self.inputs)
-        unsupported.check_write(func, args, kwargs)
         if isinstance(generator := kwargs.get("generator"), torch.Generator):
             self.inputs.note_generator(generator)
         result = run_op(func, args, kwargs)

@@ -29,7 +29,6 @@ from desugar.tracing.run import (
     identity,
     storages_of,
 )
-from desugar.tracing.side_effects import check_target
 from subclasses import TensorSubclass
 
 if TYPE_CHECKING:
@@ -119,12 +118,6 @@ def check_sparse(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any
     return func, args
 
 
-def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises for a mutation that functionalization replays incorrectly (:mod:`desugar.tracing.side_effects`)."""
-    for target in _mutated_arguments(func, args, kwargs):
-        check_target(getattr(func, "__name__", str(func)), target)
-
-
 def is_write(node: fx.Node) -> bool:
     """Whether a node of Dynamo's graph calls a function or method that mutates an argument."""
     if node.op not in ("call_function", "call_method"):
@@ -140,13 +133,6 @@ def _is_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
     name = name.partition(".")[0]
     is_named_so = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
     return bool(is_named_so or name.strip("_") in _IN_PLACE or kwargs.get("inplace"))
-
-
-def _mutated_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Returns the tensors that a torch function mutates: `out=`, and the first argument of an in-place function."""
-    in_place = _is_in_place(str(getattr(func, "__name__", "")), kwargs)
-    written: Any = (args[:1] if in_place else (), kwargs.get("out"))
-    return tensor_leaves(written)
 
 
 def check_while_loop(func: Any, args: tuple[Any, ...]) -> None:
