@@ -157,7 +157,6 @@ class Entry(Calls):
         self._forward = type(what).forward if is_method else None
         self._code, self._parameters = fn.__code__, Parameters.of(fn.__code__)
         self._accepted: list[FrameCode] = []
-        self._rejected: list[Any] = []  # guard managers of code that the entry cannot call
         self._lock = threading.RLock()
         self.function = self._generate([])
         self._set_defaults()
@@ -225,13 +224,8 @@ class Entry(Calls):
 
     def _accept(self, cache_entry: Any) -> FrameCode | None:
         """Makes the code of a cache entry callable; None if the entry cannot call it."""
-        manager = cache_entry.guard_manager
-        if any(manager is rejected for rejected in self._rejected):
-            return None
         code = accept_code(cache_entry, self.fn, len(self._parameters.all))
-        if code is None:
-            self._rejected.append(manager)
-        elif all(code.program is not program for program in self.programs):
+        if code is not None and all(code.program is not program for program in self.programs):
             # Dynamo made it for another function that shares this code object.
             self.add(code.program, "compiled already, for another function with this code")
         return code
