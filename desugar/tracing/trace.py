@@ -26,7 +26,7 @@ from torch.fx.graph import CodeGen
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.flatten.inputs import Inputs
-from desugar.flatten.storage_offsets import views_larger_elements
+from desugar.flatten.storage_offsets import depends_on_offsets
 from desugar.ir.fx_utils import multiply_in_pairs, read_sizes_early
 from desugar.ir.outputs import Outputs
 from desugar.ir.pytree import flatten
@@ -167,7 +167,7 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
         )
     calls = resolve_calls(graph, recorder.calls)
     unsupported.check_constants(graph)
-    inputs.fakes.offsets_matter |= views_larger_elements(graph)
+    inputs.fakes.offsets_matter |= depends_on_offsets(graph)
     read_sizes_early(graph)
     multiply_in_pairs(graph)
     graph.graph.set_codegen(CodeGen())
