@@ -116,7 +116,6 @@ def _run_stages(
         wrapper=text.source,
         variants=variants,
         saved_bytes=found.split.saved_bytes if found.split else 0,
-        run=_unbuilt,
         is_dynamic=inputs.has_symbols,
         is_stored=stored is not None,
     )
@@ -134,10 +133,6 @@ def _build(program: Program, text: Emitter) -> None:
     program.run = functions["run"]
     if variants is not None:
         variants.function = functions["Backward"]
-
-
-def _unbuilt(*leaves: Any) -> Any:
-    raise RuntimeError("the wrapper of this program has not been built")
 
 
 def _without_inference_mode() -> contextlib.AbstractContextManager[Any]:
@@ -161,6 +156,8 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
         because a compiler may change its input.
     """
     traced = _trace(function, inputs, backend)
+    if backend.reads_memory:
+        replace_floats(traced.graph, inputs.fakes.mode)
     verify.check_traced(traced, len(inputs.flat.items))
     return (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
 
@@ -175,24 +172,17 @@ def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Trac
         with stage("trace"):
             traced = trace_once(function.call, inputs, backend.decompositions())
         if traced is not None:
-            return _with_floats_read(traced, inputs, backend)
+            return traced
     while True:
         with stage("discover"):
             outputs = discover(function.call, inputs)
         assumed = len(inputs.fakes.env.guards)
         try:
             with stage("trace"):
-                traced = trace_graph(function.call, inputs, outputs, backend.decompositions())
-                return _with_floats_read(traced, inputs, backend)
+                return trace_graph(function.call, inputs, outputs, backend.decompositions())
         except OtherStructure:
             if len(inputs.fakes.env.guards) == assumed:
                 raise
-
-
-def _with_floats_read(traced: Traced, inputs: Inputs, backend: Backend) -> Traced:
-    if backend.reads_memory:
-        replace_floats(traced.graph, inputs.fakes.mode)
-    return traced
 
 
 def _load(place: Place, function: CapturedFunction, inputs: Inputs) -> Stored | None:

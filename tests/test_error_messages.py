@@ -762,7 +762,6 @@ UNMET = {
     "backward() is called inside the function and would accumulate into .grad of its inputs",
     "without being a view of it",
     f"{AGAIN}and a tensor of size",
-    "unknown value",
     # Not met by a call that is known.
     "a zero gradient would be traced with constant sizes, and the sizes of this call are symbols",
     "computes nothing with tensors, so there is no graph",

@@ -335,7 +335,8 @@ class Entry(Calls):
 
     def _emit_accepted(self, out: Emitter, accepted: list[FrameCode], slow: str) -> None:
         """Writes the calls of the accepted code under their guards, and `slow` for a frame with an empty cell."""
-        variables = dict(zip(self._parameters.positional, self._bound_names(out), strict=False))
+        bound = [out.bind(value, "bound") for value in self.bound]
+        variables = dict(zip(self._parameters.positional, bound, strict=False))
         variables |= {name: name for name in self._parameters.all if name not in variables}
         contents = {name: f"{out.bind(cell, f'cell_{name}')}.cell_contents" for name, cell in self._cells()}
         frame = out.fresh_name("frame")
@@ -369,9 +370,6 @@ class Entry(Calls):
             out, f"guards of {code.module.name}, one by one: no dictionary that they read has changed"
         )
         return f"{frame}[{code.module.name!r}] is {module} and {fits}({frame}) and {unchanged}()"
-
-    def _bound_names(self, out: Emitter) -> list[str]:
-        return [out.bind(value, "bound") for value in self.bound]
 
 
 def call_uncompiled(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from desugar.errors import DesugarError
 from subclasses import TensorSubclass
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.adoption.flatten_purity import flattens_to_constants
@@ -374,8 +373,6 @@ def describe(value: Value, indent: str = "", items: Sequence[Any] = ()) -> str:
             ]
             lines += [f"{indent}  .{name}: int {_ints((extent,))}" for name, extent in value.dynamics]
             return "\n".join([head, *lines])
-        case _:
-            raise DesugarError(f"unknown value {value!r}", instead="report this as a bug")
 
 
 def kind_of(value: Value) -> str:
