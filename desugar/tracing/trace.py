@@ -29,7 +29,6 @@ from desugar.flatten.inputs import Inputs
 from desugar.flatten.storage_offsets import depends_on_offsets
 from desugar.ir.fx_utils import multiply_in_pairs, read_sizes_early
 from desugar.ir.outputs import Outputs
-from desugar.ir.pytree import flatten
 from desugar.ir.stages import GradientCall, LeafFunction, Traced
 from desugar.ir.values import Flat, Value, View, requires_grad
 from desugar.recording.ops import record_backward, record_ops
@@ -96,16 +95,10 @@ def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
     with tracing_modes(inputs.fakes.mode) as mode, inputs.fakes.env.ignore_fresh_unbacked_symbols():
         run = run_function(call, inputs, inputs.primals())
         check_rng(mode.rng)
-        outputs = _unwrap_first(run, inputs)
+        unsupported.check_run(run, inputs)
+        outputs, _ = unwrap_result(run)
     inputs.is_sealed = True
     return outputs
-
-
-def _unwrap_first(run: Run, inputs: Inputs) -> Outputs:
-    """Checks the first run, and returns the structure of its result."""
-    unsupported.check_run(run, inputs)
-    unsupported.check_results(run)
-    return unwrap_result(run)[0]
 
 
 # Some formulas of autograd return it for a zero gradient.
@@ -144,14 +137,15 @@ def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, 
     Raises:
         DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
     """
-    if inputs.captured or inputs.generators:
+    env, recorder = inputs.fakes.env, _Recorder(call, inputs)
+    known = dict(env.replacements)
+    try:
+        with tracing_modes(inputs.fakes.mode) as mode:
+            graph = recorder.trace(decompositions)
+            check_rng(mode.rng)
+    except _TwoRunsNeeded:
         return None
-    env = inputs.fakes.env
-    with tracing_modes(inputs.fakes.mode) as mode:
-        recorder, known = _OnlyRun(call, inputs), dict(env.replacements)
-        graph = recorder.trace(decompositions)
-        check_rng(mode.rng)
-    if recorder.needs_two_runs or env.replacements != known:
+    if env.replacements != known:
         return None
     inputs.is_sealed = True
     return _traced(recorder, graph)
@@ -185,13 +179,17 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     )
 
 
+class _TwoRunsNeeded(Exception):
+    """Raised in the only run where it is not enough."""
+
+
 class _Recorder:
     """The function that `make_fx` traces.
 
     Attributes:
         call, inputs, tangents: The function, its inputs, and (output leaf, value) of each tangent.
         tangent_items: The fake tensors of the tangents, by tangent slot.
-        expected: The outputs of the first run.
+        expected: The outputs of the first run; None if this run is the only one.
         outputs: The outputs of the traced run.
         grads: (input leaf, value of its gradient) for each input leaf that requires grad.
         calls: The recorded calls of backwards of Python autograd functions.
@@ -201,12 +199,13 @@ class _Recorder:
         self,
         call: LeafFunction,
         inputs: Inputs,
-        outputs: Outputs,
-        tangents: tuple[tuple[int, Value], ...],
-        tangent_items: tuple[Tensor, ...],
+        expected: Outputs | None = None,
+        tangents: tuple[tuple[int, Value], ...] = (),
+        tangent_items: tuple[Tensor, ...] = (),
     ) -> None:
         self.call, self.inputs, self.tangents, self.tangent_items = call, inputs, tangents, tangent_items
-        self.expected = self.outputs = outputs
+        self.expected = expected
+        self.outputs: Outputs
         self.grads: list[tuple[int, Value | None]] = []
         self.calls: list[GradientCall] = []
 
@@ -225,9 +224,17 @@ class _Recorder:
     def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
         """Returns the forward's outputs, then gradients, then the recorded gradients of Python autograd functions."""
         run = run_function(self.call, self.inputs, primals)
+        if self.expected is None:
+            if self.inputs.captured or self.inputs.generators:
+                raise _TwoRunsNeeded
+            unsupported.check_run(run, self.inputs)
         outputs, result = unwrap_result(run)
-        unsupported.check_same_structure(self.expected, outputs)
-        self.outputs = outputs.with_views_of(self.expected)
+        if self.expected is not None:
+            unsupported.check_same_structure(self.expected, outputs)
+            outputs = outputs.with_views_of(self.expected)
+        elif any(isinstance(value, View) for value in outputs.values):
+            raise _TwoRunsNeeded
+        self.outputs = outputs
         forward = [self.outputs.items[slot] for slot in self.outputs.returned]
         return forward + self._backward(run, result, tangents) if self.tangents else forward
 
@@ -253,26 +260,3 @@ class _Recorder:
             value = None if gradient is None else unwrap_gradient(gradient, flat, in_use)
             self.grads.append((number, value))
         return [*map(from_functional, flat.items), *recorded_tensors(self.calls)]
-
-
-class _OnlyRun(_Recorder):
-    """The function that `make_fx` traces where gradients are off, with the checks of a first run.
-
-    Attributes:
-        needs_two_runs: Whether what the run found is not enough.
-    """
-
-    def __init__(self, call: LeafFunction, inputs: Inputs) -> None:
-        nothing = Outputs(flatten(())[1], (), (), {})
-        super().__init__(call, inputs, nothing, (), ())
-        self.needs_two_runs = False
-
-    def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
-        """Returns the forward's outputs."""
-        run, inputs = run_function(self.call, self.inputs, primals), self.inputs
-        if inputs.captured or inputs.generators:
-            self.needs_two_runs = True
-            return []
-        self.outputs = _unwrap_first(run, inputs)
-        self.needs_two_runs = any(isinstance(value, View) for value in self.outputs.values)
-        return [self.outputs.items[slot] for slot in self.outputs.returned]

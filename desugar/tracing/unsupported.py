@@ -185,14 +185,15 @@ def check_run(run: Run, inputs: Inputs) -> None:
 
     Raises:
         DesugarError: `.data` or the metadata of an input was changed, a class replaced an inner tensor that Dynamo has
-            read, the function called `backward()`, or a `torch.autograd.Function` received a tensor from outside
-            directly.
+            read, the function called `backward()`, a `torch.autograd.Function` received a tensor from outside directly,
+            or a result is one that a program cannot return.
     """
     _check_memory(run, inputs)
     _check_assigned(run, inputs)
     _check_metadata(run, inputs)
     _check_inner_backward(run)
     _check_bypass(run)
+    _check_results(run)
 
 
 def _check_memory(run: Run, inputs: Inputs) -> None:
@@ -271,7 +272,7 @@ def _size_and_stride(tensor: Tensor) -> tuple[Any, Any]:
     return tuple(tensor.size()), tuple(tensor.stride())
 
 
-def check_results(run: Run) -> None:
+def _check_results(run: Run) -> None:
     """Raises for results that a program cannot return.
 
     Raises:
