@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from desugar.ir.values import Value, View, slots_of
-
-
-class Structure(Protocol):
-    """What the wrapper asks of the structure of a result."""
-
-    @property
-    def num_leaves(self) -> int:
-        """The number of leaves."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +14,7 @@ class Outputs:
     """The results and the mutations of a function.
 
     Attributes:
-        treespec: The structure of the result: optree's, or that of a program which was loaded.
+        num_visible: The number of result leaves.
         values: One value per result leaf, then one per hidden result: bases of views, new values of mutated inputs,
             replaced inner tensors.
         items: Fake tensors and symbolic ints, by output slot.
@@ -37,7 +28,7 @@ class Outputs:
         tokens: Output slots of the last effect tokens.
     """
 
-    treespec: Structure
+    num_visible: int
     values: tuple[Value, ...]
     items: tuple[Any, ...]
     inputs: Mapping[int, int]
@@ -56,7 +47,7 @@ class Outputs:
     @property
     def visible(self) -> tuple[Value, ...]:
         """The values of the result leaves, without the hidden results."""
-        return self.values[: self.treespec.num_leaves]
+        return self.values[: self.num_visible]
 
     @property
     def has_effects(self) -> bool:

@@ -35,7 +35,7 @@ from desugar.recording.ops import record_backward, record_ops
 from desugar.tracing import unsupported
 from desugar.tracing.captured_tensors import Capture, build_input_leaf, to_functional
 from desugar.tracing.modes import tracing_modes
-from desugar.tracing.outputs import Result, unwrap_result
+from desugar.tracing.outputs import unwrap_result
 from desugar.tracing.run import InputLeaf, Run, from_functional, identity, storages_of
 from desugar.tracing.side_effects import check_rng, end_effects, start_effects
 from desugar.tracing.tangents import (
@@ -96,7 +96,7 @@ def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
         run = run_function(call, inputs, inputs.primals())
         check_rng(mode.rng)
         unsupported.check_run(run, inputs)
-        outputs, _ = unwrap_result(run)
+        outputs, *_ = unwrap_result(run)
     inputs.is_sealed = True
     return outputs
 
@@ -228,7 +228,7 @@ class _Recorder:
             if self.inputs.captured or self.inputs.generators:
                 raise _TwoRunsNeeded
             unsupported.check_run(run, self.inputs)
-        outputs, result = unwrap_result(run)
+        outputs, leaves, items = unwrap_result(run)
         if self.expected is not None:
             unsupported.check_same_structure(self.expected, outputs)
             outputs = outputs.with_views_of(self.expected)
@@ -236,12 +236,14 @@ class _Recorder:
             raise _TwoRunsNeeded
         self.outputs = outputs
         forward = [self.outputs.items[slot] for slot in self.outputs.returned]
-        return forward + self._backward(run, result, tangents) if self.tangents else forward
+        return forward + self._backward(run, leaves, items, tangents) if self.tangents else forward
 
-    def _backward(self, run: Run, result: Result, tangents: list[Tensor]) -> list[Any]:
-        leaves, items = result.leaves, [to_functional(tangent) for tangent in tangents]
+    def _backward(
+        self, run: Run, leaves: list[Any], output_items: list[Any], tangents: list[Tensor]
+    ) -> list[Any]:
+        items = [to_functional(tangent) for tangent in tangents]
         cotangents = [
-            build_tangent(value, items, leaves[number], result.items) for number, value in self.tangents
+            build_tangent(value, items, leaves[number], output_items) for number, value in self.tangents
         ]
         differentiable = [n for n, value in enumerate(self.inputs.values) if requires_grad(value)]
         if not differentiable:

@@ -367,7 +367,7 @@ def check_same_structure(expected: Outputs, actual: Outputs) -> None:
 
 def _effects_of(outputs: Outputs) -> tuple[Any, ...]:
     return (
-        outputs.treespec,
+        outputs.num_visible,
         outputs.inputs,
         outputs.writes,
         [slot for slot, _ in outputs.stores],

@@ -251,7 +251,7 @@ def layout_of_record(context: Any) -> Any:
 def _interface_of(record: ProgramRecord, hints: Sequence[int]) -> Interface:
     described = record.outputs
     outputs = Outputs(
-        _Flat(described.num_visible),
+        described.num_visible,
         tuple(_view(v) if isinstance(v, StridedView) else with_layouts(v) for v in described.values),
         tuple(_item(fact, hints) for fact in described.items),
         dict(described.inputs),
@@ -268,13 +268,6 @@ def _interface_of(record: ProgramRecord, hints: Sequence[int]) -> Interface:
         tuple(_item(fact, hints) for fact in record.tangent_items),
         tuple((number, None if value is None else with_layouts(value)) for number, value in record.grads),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Flat:
-    """The structure of results in a tuple."""
-
-    num_leaves: int
 
 
 class _Restrided:
