@@ -42,7 +42,6 @@ from desugar.tracing.tangents import (
     as_gradient_of_parameter,
     build_tangent,
     make_tangents,
-    mark_tangent,
     record_backward_calls,
     recorded_tensors,
     resolve_calls,
@@ -120,8 +119,7 @@ def trace_graph(
         if torch.is_grad_enabled() and requires_grad(value)
     ]
     with tracing_modes(inputs.fakes.mode):
-        bare, tangent_items = make_tangents(differentiable, outputs)
-        tangents = tuple([(number, mark_tangent(value)) for number, value in bare])
+        tangents, tangent_items = make_tangents(differentiable, outputs)
         recorder = _Recorder(call, inputs, outputs, tangents, tangent_items)
         graph = recorder.trace(decompositions)
     return _traced(recorder, graph)
