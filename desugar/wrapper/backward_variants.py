@@ -21,7 +21,7 @@ from torch import fx
 from desugar import _torch as private
 from desugar.backends import graphs
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
-from desugar.backends.parallel_build import PrecompiledGraphs
+from desugar.backends.parallel_build import PendingKernels
 from desugar.flatten.autocast import autocast_state, is_autocast
 from desugar.ir.fx_utils import copy_graph, fake_inputs, output_items, output_nodes
 from desugar.ir.stages import BackwardInput, FromTangent, Split
@@ -94,7 +94,7 @@ class BackwardVariants:
         self.function: type[torch.autograd.Function] | None = None
         self.is_direct = False
         self.functions: list[Backward] = []
-        self._precompiled = PrecompiledGraphs()
+        self._ahead: dict[tuple[bool, ...], tuple[CompiledGraph, PendingKernels]] = {}
         self._lock = threading.RLock()
 
     def compile_ahead(self, present: tuple[bool, ...]) -> None:
@@ -103,7 +103,7 @@ class BackwardVariants:
             graph = self._graph(present)
             with self.backend.postpone(graph) as kernels:
                 compiled = self._compile(graph)
-            self._precompiled.put(present, compiled, kernels)
+            self._ahead[present] = compiled, kernels
 
     def call_directly(self) -> None:
         """Makes variants call the code inside their graphs; the program's caller checks for profilers."""
@@ -174,7 +174,9 @@ class BackwardVariants:
     def _compile_and_save(self, present: tuple[bool, ...]) -> CompiledGraph:
         env = self.inputs.fakes.env
         num_guards = len(env.guards)
-        compiled = self._precompiled.take(present) or self._compile_late(self._graph(present))
+        compiled, kernels = self._ahead.pop(present, (None, None))
+        if compiled is None or kernels is None or not kernels.are_ready():
+            compiled = self._compile_late(self._graph(present))
         if self.place is not None and len(env.guards) == num_guards:
             self.place.save_backward(present, compiled)
         return compiled

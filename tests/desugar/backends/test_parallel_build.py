@@ -22,7 +22,6 @@ from desugar import _torch as private
 from desugar.backends import graphs, inductor
 from desugar.backends.parallel_build import (
     PendingKernels,
-    PrecompiledGraphs,
     expected_tangents,
     postpone_kernels,
 )
@@ -91,7 +90,7 @@ def called(compiled):
 
 def pending(compiled):
     """The kernels of the backward that was compiled ahead, if one was."""
-    return [kernels for _, kernels in compiled.programs[0].variants._precompiled._graphs.values()]
+    return [kernels for _, kernels in compiled.programs[0].variants._ahead.values()]
 
 
 # ----------------------------------------------------------------------------------------- what is expected
@@ -273,12 +272,10 @@ def test_the_cache_is_gone_before_the_backward(empty_cache, backwards):
 
 def test_waits_are_made_once_and_again_after_an_error():
     failing, other = mock.Mock(side_effect=[OSError("the disk is full"), None]), mock.Mock()
-    kernels, ahead = PendingKernels(waits=[failing, other]), PrecompiledGraphs()
-    ahead.put("graph", sum, kernels)
-    assert ahead.take("graph") is None
+    kernels = PendingKernels(waits=[failing, other])
+    assert not kernels.are_ready()
     assert kernels.finish() and kernels.finish()
     assert (failing.call_count, other.call_count) == (2, 1)
-    assert ahead.take("graph") is None and ahead.take("other") is None
 
 
 def test_another_process_does_not_wait_for_this_ones_compiler():
