@@ -89,15 +89,14 @@ def check_nested(leaf: object) -> None:
 
 def check_plain(real: Tensor) -> None:
     """Raises `DesugarError` for a plain tensor that is not an ordinary strided one."""
-    unsupported = None
     check_nested(real)
-    if real.layout is not torch.strided:
-        unsupported = f"a {real.layout} tensor"
-    elif real.is_quantized:
-        unsupported = "a quantized tensor"
-    elif real.is_conj() or real.is_neg():
-        unsupported = "a lazily conjugated or negated tensor"
-    if unsupported:
+    kinds = {
+        f"a {real.layout} tensor": real.layout is not torch.strided,
+        "a quantized tensor": real.is_quantized,
+        "a lazily conjugated or negated tensor": real.is_conj() or real.is_neg(),
+    }
+    unsupported = next((kind for kind, is_one in kinds.items() if is_one), None)
+    if unsupported is not None:
         raise DesugarError(
             f"expected strided tensors, got {unsupported}",
             instead="convert it first (to_dense(), dequantize(), resolve_conj(), resolve_neg(), to_padded_tensor())",

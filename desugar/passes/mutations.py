@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -90,11 +89,12 @@ def keep_old_values(partitioned: Partitioned, written: set[int]) -> Partitioned:
     """
     graph = partitioned.forward
     outputs, placeholders = output_nodes(graph), graph.graph.find_nodes(op="placeholder")
+    read = {FromInput: placeholders, FromForward: list(outputs)}
     roots = {placeholders[slot] for slot in written}
     sources: list[BackwardInput] = []
     (end,) = graph.graph.find_nodes(op="output")
     for source in partitioned.backward_inputs:
-        node = _forward_node(source, outputs, placeholders)
+        node = read[type(source)][source.index] if type(source) in read else None
         if node is not None and _view_root(node) in roots:
             with graph.graph.inserting_before(end):
                 copy = graph.graph.call_function(torch.ops.aten.clone.default, (node,))
@@ -105,16 +105,6 @@ def keep_old_values(partitioned: Partitioned, written: set[int]) -> Partitioned:
             sources.append(source)
     set_outputs(graph, outputs)
     return replace(partitioned, backward_inputs=tuple(sources))
-
-
-def _forward_node(source: BackwardInput, outputs: list[Any], placeholders: list[fx.Node]) -> fx.Node | None:
-    match source:
-        case FromInput(index):
-            return placeholders[index]
-        case FromForward(index):
-            return outputs[index]
-        case _:
-            return None
 
 
 def _view_root(node: fx.Node) -> fx.Node:

@@ -36,7 +36,6 @@ from desugar.ir.values import (
     paths_of,
     plain_parts,
     renumber,
-    slots_of,
     unwrap_value,
 )
 from desugar.tracing.run import Run, assigned_inners, changed_slots, from_functional, identity
@@ -297,16 +296,13 @@ class _ResultUnwrapper:
             rise = source.leaf._version - source.version
             changed = changed_slots(source.value, self.run.items)
             if changed or rise:  # a write of the same data counts, too
-                if not isinstance(source.value, Plain) or source.value.index not in counted:
-                    rises.append((number, (), rise))
-                counted.update(slots_of(source.value) if isinstance(source.value, Plain) else ())
                 if isinstance(source.value, Wrapper):
-                    for slot, path in paths_of(source.value):
-                        if slot not in counted:
-                            counted.add(slot)
-                            rises.append(
-                                (number, path, self.run.items[slot]._version - self.run.versions[slot])
-                            )
+                    rises.append((number, (), rise))
+                for slot, path in paths_of(source.value):
+                    if slot not in counted:
+                        counted.add(slot)
+                        own = self.run.items[slot]._version - self.run.versions[slot]
+                        rises.append((number, path, own if path else rise))
         return tuple(rises)
 
 
