@@ -22,7 +22,6 @@ from desugar.wrapper.backward import variant_name
 from desugar.wrapper.backward_plan import BackwardPlan, plan_backward
 from desugar.wrapper.recompute import plan_recompute, tensor_leaves
 from desugar.wrapper.results import Parts, emit_results, is_computed, slot_reader, view_ints
-from subclasses.autograd.construct import Primal
 from subclasses.codegen.emitter import Emitter
 
 
@@ -70,16 +69,12 @@ def _emit_forward(out: Emitter, parts: Parts, partitioned: Split) -> BackwardPla
         parts.autocast,
     )
     leaves = emit_results(out, parts, names, results)
-    plan = plan_backward(parts, names, results, leaves)
-    plan_recompute(parts, plan)
+    plan = plan_backward(out, parts, names, results, leaves)
+    plan_recompute(parts, plan, names)
     if plan.saved:
         out.writeline(f"ctx.save_for_backward({', '.join(plan.saved)})")
-    for attribute in ("ints", "sizes", "companions"):
-        if values := getattr(plan, attribute):
-            out.writeline(f"ctx.{attribute} = {tuple_of(values)}")
-    if plan.primals:
-        primal = out.bind(Primal, "Primal")
-        out.writeline(f"ctx.primals = {tuple_of(f'{primal}({name})' for name in plan.primals)}")
+    if plan.others:
+        out.writeline(f"ctx.others = {tuple_of(plan.others)}")
     _emit_recompute_record(out, plan, names)
     out.writeline("ctx.set_materialize_grads(False)")
     computed = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if is_computed(value)]
@@ -122,6 +117,3 @@ def _emit_recompute_record(out: Emitter, plan: BackwardPlan, names: Names) -> No
     if plan.versioned:
         versions = tuple_of(f"{names.leaves[n]}._version" for n in plan.versioned)
         out.writeline(f"ctx.versions = {versions}")
-    if plan.numbers:
-        numbers = tuple_of(names.slots[slot] for slot in plan.numbers)
-        out.writeline(f"ctx.numbers = {numbers}")

@@ -13,6 +13,8 @@ from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent
 from desugar.ir.values import Constant, Value, Wrapper, paths_of
 from desugar.tracing.tangents import meets_plain_gradients
 from desugar.wrapper.results import Parts
+from subclasses.autograd.construct import Primal
+from subclasses.codegen.emitter import Emitter
 
 
 @dataclass(slots=True)
@@ -21,11 +23,9 @@ class BackwardPlan:
 
     Attributes:
         saved: Expressions in the forward of the objects passed to `save_for_backward`.
-        ints: Expressions in the forward of ints.
-        sizes: Expressions in the forward of the sizes of results whose gradients may not arrive.
-        companions: Expressions in the forward of non-differentiable inner tensors that a gradient shares with its
-            result.
-        primals: Expressions in the forward of arguments whose gradients may be added to plain ones.
+        others: Expressions in the forward of the other objects that a backward reads: ints, sizes of results whose
+            gradients may not arrive, non-differentiable inner tensors that a gradient shares with its result, and
+            arguments whose gradients may be added to plain ones.
         leaves: Input leaf -> index in `saved`, for leaves that are saved themselves.
         inner: (input leaf, attribute path, index in `saved`) of each inner tensor of an input that is saved.
         reads: Backward input -> expression in the backward.
@@ -40,16 +40,13 @@ class BackwardPlan:
             gradients of its class were traced; else tensors without dimensions, as Dynamo makes of floats at each call.
         versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
             are recorded.
-        numbers: Input slots of the arguments that are symbolic numbers.
+        numbers: Input slot -> index in `others`, for the arguments that are symbolic numbers.
         is_replaced: Whether the variant for all gradients replaces the `backward` of the autograd function. It can if
             both have the same parameters. Nearly every call needs this variant.
     """
 
     saved: list[str] = field(default_factory=list)
-    ints: list[str] = field(default_factory=list)
-    sizes: list[str] = field(default_factory=list)
-    companions: list[str] = field(default_factory=list)
-    primals: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
     leaves: dict[int, int] = field(default_factory=dict)
     inner: list[tuple[int, tuple[str, ...], int]] = field(default_factory=list)
     reads: dict[BackwardInput, str] = field(default_factory=dict)
@@ -60,7 +57,7 @@ class BackwardPlan:
     held: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
     versioned: list[int] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
     is_replaced: bool = False
 
     def save(self, source: BackwardInput, obj: str) -> int:
@@ -75,14 +72,15 @@ class BackwardPlan:
             self.saved.append(obj)
         return self.saved.index(obj)
 
-    def save_int(self, source: BackwardInput, text: str) -> None:
-        """Saves an int that is a backward input."""
-        self.reads[source] = f"ctx.ints[{len(self.ints)}]"
-        self.ints.append(text)
+    def keep_other(self, text: str) -> str:
+        """Keeps an object that autograd does not look after; returns its expression in the backward."""
+        if text not in self.others:
+            self.others.append(text)
+        return f"ctx.others[{self.others.index(text)}]"
 
 
 def plan_backward(
-    parts: Parts, inputs: Names, results: Sequence[str], leaves: Mapping[int, str]
+    out: Emitter, parts: Parts, inputs: Names, results: Sequence[str], leaves: Mapping[int, str]
 ) -> BackwardPlan:
     """Decides for each backward input which object the forward saves and how the backward reads it.
 
@@ -91,6 +89,7 @@ def plan_backward(
     function again, unless the function mutates it: its version counter rises after the forward.
 
     Args:
+        out: Binds names in the text of the forward.
         parts: The program.
         inputs: The names of input leaves and input slots in the forward.
         results: The names of the compiled graph's outputs.
@@ -112,39 +111,37 @@ def plan_backward(
                 else:
                     plan.leaves[leaf] = plan.save(source, inputs.leaves[leaf])
             case FromInput(index):
-                plan.save_int(source, inputs.slots[index])
+                plan.reads[source] = plan.keep_other(inputs.slots[index])
             case FromForward(index) if index < traced.num_forward and returned[index] in output_paths:
                 leaf, path = output_paths[returned[index]]
                 plan.save(source, results[index] if path else leaves[leaf])
             case FromForward(index) if isinstance(partitioned.forward_outputs[index], Tensor):
                 plan.save(source, results[index])
             case FromForward(index):
-                plan.save_int(source, results[index])
+                plan.reads[source] = plan.keep_other(results[index])
             case FromTangent():
                 pass
     plan.leaves |= {leaf: plan.keep(inputs.leaves[leaf]) for leaf, _, _ in plan.inner}
     _plan_tangents(plan, traced, leaves)
-    _plan_primals(plan, traced, parts.inputs.values, inputs)
+    _plan_primals(out, plan, parts, inputs)
     return plan
 
 
-def _plan_primals(plan: BackwardPlan, traced: Interface, values: Sequence[Value], inputs: Names) -> None:
-    for number, value in traced.grads:
+def _plan_primals(out: Emitter, plan: BackwardPlan, parts: Parts, inputs: Names) -> None:
+    for number, value in parts.traced.grads:
         # The gradient of a plain argument has a class too where an op on both passes on what it gets.
-        if isinstance(values[number], Wrapper) and meets_plain_gradients(value):
-            plan.primal_reads[number] = f"ctx.primals[{len(plan.primals)}]"
-            plan.primals.append(inputs.leaves[number])
+        if isinstance(parts.inputs.values[number], Wrapper) and meets_plain_gradients(value):
+            primal = f"{out.bind(Primal, 'Primal')}({inputs.leaves[number]})"
+            plan.primal_reads[number] = plan.keep_other(primal)
 
 
 def _plan_tangents(plan: BackwardPlan, traced: Interface, leaves: Mapping[int, str]) -> None:
     for number, value in traced.tangents:
         for path in _companion_paths(value):
-            plan.companion_reads[number, path] = f"ctx.companions[{len(plan.companions)}]"
-            plan.companions.append(".".join([leaves[number], *path]))
+            plan.companion_reads[number, path] = plan.keep_other(".".join([leaves[number], *path]))
         for slot, path in paths_of(value) if len(traced.tangents) > 1 else ():
             if is_symbolic(traced.tangent_items[slot]):
-                plan.size_reads[slot] = f"ctx.sizes[{len(plan.sizes)}]"
-                plan.sizes.append(".".join([leaves[number], *path, "size()"]))
+                plan.size_reads[slot] = plan.keep_other(".".join([leaves[number], *path, "size()"]))
 
 
 def first_paths(values: Sequence[Value]) -> dict[int, tuple[int, tuple[str, ...]]]:

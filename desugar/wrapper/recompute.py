@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from desugar.codegen.runtime import are_batched
+from desugar.codegen.unpack import Names
 from desugar.errors import DesugarError
 from desugar.flatten.autocast import AutocastState, restore_autocast
 from desugar.flatten.inputs import Inputs
@@ -53,7 +54,7 @@ class CapturedFunction:
     compile: Callable[[LeafFunction], Callable[..., Any]]
 
 
-def plan_recompute(parts: Parts, plan: BackwardPlan) -> None:
+def plan_recompute(parts: Parts, plan: BackwardPlan, names: Names) -> None:
     """Adds to a plan the objects that the forward records, so that a backward can run the function again."""
     assert parts.partitioned is not None
     inputs, differentiable = parts.inputs, set(differentiable_leaves(parts.traced))
@@ -65,7 +66,10 @@ def plan_recompute(parts: Parts, plan: BackwardPlan) -> None:
     plan.held = differentiable & sources
     plan.kept = {n for n in plan.referred if meets_plain or _has_no_dims(inputs, n)}
     plan.versioned = [n for n in tensors if n in sources and Origin(n) not in inputs.inference]
-    plan.numbers = [v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None]
+    slots = [v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None]
+    for slot in slots:
+        plan.keep_other(names.slots[slot])
+        plan.numbers[slot] = plan.others.index(names.slots[slot])
 
 
 # -------------------------------------------------------------------------------------------- recomputation
@@ -171,7 +175,7 @@ class Recompute:
                 case Same(_, index):
                     leaves.append(leaves[index])
                 case Constant(_, int(index)):
-                    leaves.append(ctx.numbers[plan.numbers.index(index)])
+                    leaves.append(ctx.others[plan.numbers[index]])
                 case Constant(constant):
                     leaves.append(constant)
                 case _:
