@@ -58,22 +58,16 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
         if node.name in needed and node.name not in placeholders and node not in outputs:
             outputs.append(node)
     set_outputs(forward, outputs)
-    positions = {node.name: n for n, node in reversed(list(enumerate(outputs))) if isinstance(node, fx.Node)}
-    tangents = {
-        node.name: n
-        for n, node in enumerate(
-            node for node in traced.graph.graph.find_nodes(op="placeholder") if "tangents" in str(node.target)
-        )
+    known: dict[str, BackwardInput] = {
+        node.name: FromForward(n) for n, node in reversed([*enumerate(outputs)]) if isinstance(node, fx.Node)
     }
-    sources: list[BackwardInput] = []
-    for node in backward.graph.find_nodes(op="placeholder"):
-        if node.name in tangents:
-            sources.append(FromTangent(tangents[node.name]))
-        elif node.name in placeholders:
-            sources.append(FromInput(placeholders[node.name]))
-        else:
-            sources.append(FromForward(positions[node.name]))
-    return Partitioned(forward, backward, traced.num_forward, tuple(sources), depends)
+    known |= {name: FromInput(n) for name, n in placeholders.items()}
+    tangents = (
+        node for node in traced.graph.graph.find_nodes(op="placeholder") if "tangents" in str(node.target)
+    )
+    known |= {node.name: FromTangent(n) for n, node in enumerate(tangents)}
+    sources = tuple(known[node.name] for node in backward.graph.find_nodes(op="placeholder"))
+    return Partitioned(forward, backward, traced.num_forward, sources, depends)
 
 
 def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
