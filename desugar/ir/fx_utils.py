@@ -134,8 +134,11 @@ def read_sizes_early(graph: fx.GraphModule) -> None:
             backward.add(node)
     forward = [node for node in nodes if node not in backward]
     for node in tangent_sizes:
-        size = _insert_size_read(node.meta["val"], forward)
-        if size is not None:
+        found = find_extent(node.meta["val"], forward)
+        if found is not None:
+            with graph.graph.inserting_after(found[0]):
+                size = graph.graph.call_function(torch.ops.aten.sym_size.int, found)
+            size.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(size)
 
 
@@ -164,16 +167,13 @@ def _multiply(x: Any, y: Any) -> fx.Node:
     return node
 
 
-def _insert_size_read(value: torch.SymInt, nodes: list[fx.Node]) -> fx.Node | None:
-    """Inserts a node that reads an extent from the first of `nodes` that has it; None if none has it."""
+def find_extent(value: torch.SymInt, nodes: Iterable[fx.Node]) -> tuple[fx.Node, int] | None:
+    """Returns the first node whose tensor has an extent, and the dimension; None if none has it."""
     for node in nodes:
         tensor = node.meta.get("val")
         for dim, extent in enumerate(tensor.shape if isinstance(tensor, Tensor) else ()):
             if isinstance(extent, torch.SymInt) and extent.node.expr == value.node.expr:
-                with node.graph.inserting_after(node):
-                    size = node.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
-                size.meta["val"] = value
-                return size
+                return node, dim
     return None
 
 
