@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,19 @@ def is_view(node: fx.Node) -> bool:
     return any(result.alias_info is not None for result in schema.returns) and isinstance(
         node.args[0], fx.Node
     )
+
+
+def follow_views(node: fx.Node, owners: Collection[fx.Node] = ()) -> tuple[fx.Node, list[fx.Node]]:
+    """Follows view ops back to one of `owners`, or to the node that owns the memory.
+
+    Returns:
+        That node, and the view ops from there to `node`, in order.
+    """
+    chain: list[fx.Node] = []
+    while node not in owners and is_view(node):
+        chain.insert(0, node)
+        node = node.args[0]  # type: ignore[assignment]
+    return node, chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +192,9 @@ def find_extent(value: torch.SymInt, nodes: Iterable[fx.Node]) -> tuple[fx.Node,
 
 def find_random_op(graph: fx.GraphModule) -> str | None:
     """Returns the name of the graph's first op that draws random numbers; None if there is none."""
-    for node in graph.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            return str(node.target)
-    return None
+    targets = (node.target for node in graph.graph.nodes)
+    seeded = torch.Tag.nondeterministic_seeded
+    return next((str(target) for target in targets if seeded in getattr(target, "tags", ())), None)
 
 
 def autograd_nodes(results: Iterable[Any]) -> Iterator[Any]:
