@@ -323,15 +323,8 @@ def renumber(value: Value, slots: Sequence[int]) -> Value:
 
 
 def slots_of(value: Value) -> Iterator[int]:
-    """Yields the slots of the plain tensors in a value, in flatten order."""
-    match value:
-        case Plain(index):
-            yield index
-        case Wrapper(inner=inner):
-            for _, part in inner:
-                yield from slots_of(part)
-        case _:
-            return
+    """Returns the slots of the plain tensors in a value, in flatten order."""
+    return (slot for slot, _ in paths_of(value))
 
 
 def paths_of(value: Value) -> Iterator[tuple[int, tuple[str, ...]]]:
