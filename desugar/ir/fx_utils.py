@@ -136,16 +136,13 @@ def read_sizes_early(graph: fx.GraphModule) -> None:
     a tangent before the forward op that makes the size, and reads the size from the tangent. A size that no
     forward tensor has keeps its read.
     """
-    nodes = list(graph.graph.nodes)
-    backward = {node for node in nodes if node.op == "placeholder" and "tangents" in str(node.target)}
-    sizes = [node for node in nodes if isinstance(node.meta.get("val"), torch.SymInt)]
-    tangent_sizes = [node for node in sizes if node.op == "call_function" and node.args[0] in backward]
+    tangents = tangent_slots(graph)
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    sizes = [node for node in calls if isinstance(node.meta.get("val"), torch.SymInt)]
+    tangent_sizes = [node for node in sizes if getattr(node.args[0], "name", None) in tangents]
     if not tangent_sizes:
         return
-    for node in nodes:
-        if any(parent in backward for parent in node.all_input_nodes):
-            backward.add(node)
-    forward = [node for node in nodes if node not in backward]
+    forward = [node for node, slots in tangent_dependencies(graph, tangents).items() if not slots]
     for node in tangent_sizes:
         found = find_extent(node.meta["val"], forward)
         if found is not None:
@@ -210,15 +207,22 @@ def autograd_nodes(results: Iterable[Any]) -> Iterator[Any]:
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
 
 
-def tangent_dependencies(graph: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
-    """Returns, for each node of a joint graph, the tangent slots that it depends on."""
+def tangent_slots(graph: fx.GraphModule) -> dict[str, int]:
+    """Returns placeholder name -> tangent slot, for the tangents of a joint graph."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    names = (node.name for node in placeholders if "tangents" in str(node.target))
+    return {name: slot for slot, name in enumerate(names)}
+
+
+def tangent_dependencies(graph: fx.GraphModule, tangents: Mapping[str, int]) -> dict[fx.Node, frozenset[int]]:
+    """Returns, for each node of a graph, the tangent slots that it depends on.
+
+    Args:
+        graph: The graph.
+        tangents: Placeholder name -> tangent slot.
+    """
     dependencies: dict[fx.Node, frozenset[int]] = {}
-    count = 0
     for node in graph.graph.nodes:
-        if node.op == "placeholder" and "tangents" in str(node.target):
-            dependencies[node] = frozenset({count})
-            count += 1
-        else:
-            parents = (dependencies[parent] for parent in node.all_input_nodes)
-            dependencies[node] = frozenset().union(*parents)
+        own = frozenset({tangents[node.name]} if node.name in tangents else ())
+        dependencies[node] = own.union(*(dependencies[parent] for parent in node.all_input_nodes))
     return dependencies

@@ -19,6 +19,7 @@ from desugar.ir.fx_utils import (
     output_nodes,
     set_outputs,
     tangent_dependencies,
+    tangent_slots,
 )
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
 from desugar.passes.saved_views import replace_saved_views
@@ -62,10 +63,7 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
         node.name: FromForward(n) for n, node in reversed([*enumerate(outputs)]) if isinstance(node, fx.Node)
     }
     known |= {name: FromInput(n) for name, n in placeholders.items()}
-    tangents = (
-        node for node in traced.graph.graph.find_nodes(op="placeholder") if "tangents" in str(node.target)
-    )
-    known |= {node.name: FromTangent(n) for n, node in enumerate(tangents)}
+    known |= {name: FromTangent(slot) for name, slot in tangent_slots(traced.graph).items()}
     sources = tuple(known[node.name] for node in backward.graph.find_nodes(op="placeholder"))
     return Partitioned(forward, backward, traced.num_forward, sources, depends)
 
@@ -75,7 +73,7 @@ def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
 
     If none of these tangents arrives, the gradient is `None` in eager mode, not zero.
     """
-    behind = tangent_dependencies(traced.graph)
+    behind = tangent_dependencies(traced.graph, tangent_slots(traced.graph))
     gradients = output_nodes(traced.graph)[traced.num_forward :]
     return tuple(behind[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
 

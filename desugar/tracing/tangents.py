@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.ir.fx_utils import autograd_nodes, output_nodes, set_outputs, tangent_dependencies
+from desugar.ir.fx_utils import autograd_nodes, output_nodes, set_outputs, tangent_dependencies, tangent_slots
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import GradientCall
 from desugar.ir.values import (
@@ -282,7 +282,7 @@ def resolve_calls(graph: fx.GraphModule, calls: Sequence[GradientCall]) -> tuple
     count = len(recorded_tensors(calls))
     if count == 0:
         return ()
-    outputs, behind = output_nodes(graph), tangent_dependencies(graph)
+    outputs, behind = output_nodes(graph), tangent_dependencies(graph, tangent_slots(graph))
     recorded = iter(outputs[-count:])
 
     def slots(parts: Sequence[Sequence[Tensor]]) -> tuple[frozenset[int], ...]:

@@ -18,7 +18,7 @@ from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.flatten.fakes import check_nested
 from desugar.flatten.inputs import is_traced
-from desugar.ir.fx_utils import autograd_nodes, find_random_op, tangent_dependencies
+from desugar.ir.fx_utils import autograd_nodes, find_random_op, tangent_dependencies, tangent_slots
 from desugar.ir.pytree import tensor_leaves
 from desugar.ir.values import Constant, Plain, Wrapper, is_wrapper, paths_of, slots_of, wrap_value
 from desugar.tracing.run import (
@@ -336,7 +336,7 @@ def check_constants(graph: fx.GraphModule) -> None:
 
 def check_higher_order_randomness(graph: fx.GraphModule) -> None:
     """Raises if the backward of a higher-order op reruns a function that draws random numbers."""
-    for node, tangents in tangent_dependencies(graph).items():
+    for node, tangents in tangent_dependencies(graph, tangent_slots(graph)).items():
         op: Any = node.target
         if not tangents or not isinstance(op, private.HigherOrderOperator):
             continue
