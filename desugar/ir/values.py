@@ -327,17 +327,18 @@ def slots_of(value: Value) -> Iterator[int]:
     return (slot for slot, _ in paths_of(value))
 
 
+def parts_of(value: Value) -> Iterator[tuple[Value, tuple[str, ...]]]:
+    """Yields (part, attribute path from the leaf) of each part of a value that is no wrapper."""
+    if isinstance(value, Wrapper):
+        for name, inner in value.inner:
+            yield from ((part, (name, *path)) for part, path in parts_of(inner))
+    else:
+        yield value, ()
+
+
 def paths_of(value: Value) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yields (slot, attribute path from the leaf to the tensor) of each plain tensor in a value."""
-    match value:
-        case Plain(index):
-            yield index, ()
-        case Wrapper(inner=inner):
-            for name, part in inner:
-                for index, path in paths_of(part):
-                    yield index, (name, *path)
-        case _:
-            return
+    """Returns (slot, attribute path from the leaf to the tensor) of each plain tensor in a value."""
+    return ((part.index, path) for part, path in parts_of(value) if isinstance(part, Plain))
 
 
 def requires_grad(value: Value) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from desugar.codegen.unpack import Names
 from desugar.flatten.fakes import is_symbolic
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Interface
-from desugar.ir.values import Constant, Value, Wrapper, paths_of
+from desugar.ir.values import Constant, Value, Wrapper, parts_of, paths_of
 from desugar.tracing.tangents import meets_plain_gradients
 from desugar.wrapper.results import Parts
 from subclasses.autograd.construct import Primal
@@ -137,7 +137,8 @@ def _plan_primals(out: Emitter, plan: BackwardPlan, parts: Parts, inputs: Names)
 
 def _plan_tangents(plan: BackwardPlan, traced: Interface, leaves: Mapping[int, str]) -> None:
     for number, value in traced.tangents:
-        for path in _companion_paths(value):
+        companions = (path for part, path in parts_of(value) if isinstance(part, Constant))
+        for path in companions:  # non-differentiable inner tensors that a tangent shares with its result
             plan.companion_reads[number, path] = plan.keep_other(".".join([leaves[number], *path]))
         for slot, path in paths_of(value) if len(traced.tangents) > 1 else ():
             if is_symbolic(traced.tangent_items[slot]):
@@ -151,15 +152,3 @@ def first_paths(values: Sequence[Value]) -> dict[int, tuple[int, tuple[str, ...]
         for slot, path in paths_of(value):
             paths.setdefault(slot, (leaf, path))
     return paths
-
-
-def _companion_paths(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yields the paths of the non-differentiable inner tensors that a tangent shares with its result."""
-    match value:
-        case Constant():
-            yield path
-        case Wrapper(inner=inner):
-            for name, part in inner:
-                yield from _companion_paths(part, (*path, name))
-        case _:
-            return
