@@ -141,14 +141,14 @@ def make_ours(count: int, reads_memory: bool) -> Call:
     """Returns a call of the lines of a generated backward up to the call of its graph."""
     args = make_args(count)
     variants = desugar.trace(weigh, *args).variants
-    assert variants is not None and variants.emitted.plan is not None
+    assert variants is not None and variants.plan is not None
     # The generated function is the backward itself: nothing runs before it.
-    assert variants.emitted.is_replaced
+    assert variants.plan.is_replaced
     out = Emitter()
     out.reserve("ctx", "saved", "tangent0")
     fallback = out.bind(variants.run_another, "another_backward")
     emitter = PrologueEmitter(
-        out, variants.traced, variants.emitted.plan, fallback, autocast=False, reads_memory=reads_memory
+        out, variants.traced, variants.plan, fallback, autocast=False, reads_memory=reads_memory
     )
     emitter.emit_prologue(variants.partitioned.backward_inputs)
     prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=variants)[

@@ -76,8 +76,6 @@ _LAZY = {
     # Disables the saved-tensor hooks of checkpointing in a trace; the proxy mode's graph shows a region's nodes.
     "rest_saved_tensors_hooks": "torch._C._autograd:_saved_tensors_hooks_set_tracing",
     "get_proxy_mode": "torch.fx.experimental.proxy_tensor",
-    # Keeps the tags that a selective checkpointing policy puts on nodes.
-    "preserve_node_meta": "torch.fx.traceback",
     # Turns arithmetic with floats that change from call to call into arithmetic with tensors.
     "tensorify_python_scalars": "torch.fx.passes._tensorify_python_scalars",
     # A nested tensor that PyTorch makes once and shares; made in a trace, it would keep fake tensors forever.
@@ -85,7 +83,6 @@ _LAZY = {
     # ---- symbols -------------------------------------------------------------------------------------------
     # Makes symbols for sizes; says which dimensions are symbols.
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes",
-    "StatelessSymbolicContext": "torch.fx.experimental.symbolic_shapes",
     "DimDynamic": "torch.fx.experimental.symbolic_shapes",
     # Errors of a trace that depends on data: a branch; an op with a non-tensor result; an op of unknown output size.
     "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes",
@@ -406,7 +403,7 @@ def input_sources(graph: Any) -> list[Any]:
 
 def source_name(source: Any) -> str:
     """Returns the expression of a source."""
-    return str(source.name() if callable(source.name) else source.name)  # a method before 2.12
+    return str(source.name)
 
 
 def source_root(source: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from desugar.user_code import find_line
+from desugar.user_code import find_line, find_line_of
 
 
 class DesugarError(RuntimeError):
@@ -57,7 +57,11 @@ class SignatureError(TypeError):
         return type(self), (self.argument, self.expected, self.got)
 
 
-def user_line() -> str | None:
-    """Returns the innermost line of the user's code on the stack, as `file:line: code`; None if there is none."""
-    line = find_line()
+def user_line(error: BaseException | None = None) -> str | None:
+    """Returns the innermost line of the user's code, as `file:line: code`; None if there is none.
+
+    Args:
+        error: An error, in whose traceback the line is found; None for the stack.
+    """
+    line = find_line() if error is None else find_line_of(error)
     return None if line is None else str(line)

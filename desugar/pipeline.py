@@ -49,9 +49,8 @@ log = logging.getLogger("desugar")
 def build_program(
     function: CapturedFunction,
     inputs: Inputs,
-    leaves: list[Any],
     backend: Backend,
-    otherwise: Callable[..., Any] | None = None,
+    otherwise: Callable[..., Any],
     place: Place | None = None,
 ) -> Program:
     """Traces, checks, partitions, compiles and wraps a function of argument leaves.
@@ -59,21 +58,18 @@ def build_program(
     Args:
         function: The function, and how to compile its derivative.
         inputs: Its flattened arguments.
-        leaves: The argument leaves.
         backend: The compiler of the plain graphs.
         otherwise: The function that runs a call where a mutated tensor shares memory with another one, or where a
-            storage offset that the program depends on, or the size of a whole DTensor, differs. None if the caller
-            checks all three.
+            storage offset that the program depends on, or the size of a whole DTensor, differs.
         place: The program's place in the store; None if it is not stored.
 
     Raises:
         DesugarError: The pass does not support the function. The arguments are unchanged.
-        StaticNeeded: The trace needs constant sizes.
     """
     known = graph_texts()
     try:
         with private.compile_lock, private.use_lazy_graph_module(True):
-            program = _run_stages(function, inputs, leaves, backend, otherwise, place)
+            program = _run_stages(function, inputs, backend, otherwise, place)
     except BaseException:
         forget_texts(graph_texts() - known)
         raise
@@ -85,9 +81,8 @@ def build_program(
 def _run_stages(
     function: CapturedFunction,
     inputs: Inputs,
-    leaves: list[Any],
     backend: Backend,
-    otherwise: Callable[..., Any] | None,
+    otherwise: Callable[..., Any],
     place: Place | None,
 ) -> Program:
     """Runs all stages, or finds what they made in the store; then writes the wrapper."""
@@ -100,17 +95,16 @@ def _run_stages(
         parts = Parts(
             inputs,
             found.interface,
-            leaves,
             found.forward,
+            otherwise,
             found.split,
-            autocast=is_autocast(autocast_state()),
-            otherwise=otherwise,
+            is_autocast(autocast_state()),
         )
         with stage("wrapper"):
-            wrapped = emit_program(parts)
+            text, plan = emit_program(parts)
         variants = None
-        if found.split is not None and wrapped.function is not None:
-            variants = BackwardVariants(parts, found.split, wrapped.function, backend, function, place)
+        if found.split is not None and plan is not None:
+            variants = BackwardVariants(parts, found.split, plan, backend, function, place)
             if stored is None:
                 _compile_backward(variants, kernels)
         if place is not None and stored is None:
@@ -119,14 +113,13 @@ def _run_stages(
         graphs=found.graphs,
         inputs=tuple(inputs.values),
         outputs=found.interface.outputs.visible,
-        wrapper=wrapped.out.source,
+        wrapper=text.source,
         variants=variants,
         saved_bytes=found.split.saved_bytes if found.split else 0,
-        run=_unbuilt,
         is_dynamic=inputs.has_symbols,
         is_stored=stored is not None,
     )
-    _build(program, wrapped.out)
+    _build(program, text)
     if (recording := listeners.current()) is not None:
         recording.program, recording.inputs, recording.traced = program, inputs, found.interface
     return program
@@ -140,10 +133,6 @@ def _build(program: Program, text: Emitter) -> None:
     program.run = functions["run"]
     if variants is not None:
         variants.function = functions["Backward"]
-
-
-def _unbuilt(*leaves: Any) -> Any:
-    raise RuntimeError("the wrapper of this program has not been built")
 
 
 def _without_inference_mode() -> contextlib.AbstractContextManager[Any]:
@@ -167,6 +156,8 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
         because a compiler may change its input.
     """
     traced = _trace(function, inputs, backend)
+    if backend.reads_memory:
+        replace_floats(traced.graph, inputs.fakes.mode)
     verify.check_traced(traced, len(inputs.flat.items))
     return (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
 
@@ -181,24 +172,17 @@ def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Trac
         with stage("trace"):
             traced = trace_once(function.call, inputs, backend.decompositions())
         if traced is not None:
-            return _with_floats_read(traced, inputs, backend)
+            return traced
     while True:
         with stage("discover"):
             outputs = discover(function.call, inputs)
         assumed = len(inputs.fakes.env.guards)
         try:
             with stage("trace"):
-                traced = trace_graph(function.call, inputs, outputs, backend.decompositions())
-                return _with_floats_read(traced, inputs, backend)
+                return trace_graph(function.call, inputs, outputs, backend.decompositions())
         except OtherStructure:
             if len(inputs.fakes.env.guards) == assumed:
                 raise
-
-
-def _with_floats_read(traced: Traced, inputs: Inputs, backend: Backend) -> Traced:
-    if backend.reads_memory:
-        replace_floats(traced.graph, inputs.fakes.mode)
-    return traced
 
 
 def _load(place: Place, function: CapturedFunction, inputs: Inputs) -> Stored | None:
@@ -220,7 +204,7 @@ def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tupl
         graph = copy_graph(traced.graph)
     kind = GraphKind("inference", traced.num_forward, tuple(_static_slots(inputs)))
     with stage("compile"):
-        forward, _ = graphs.compile_forward(backend, traced.graph, kind, inputs.fakes.mode)
+        forward, _ = graphs.compile_graph(backend, traced.graph, kind, inputs.fakes.mode)
     return Stored(traced.interface, None, Graphs(lambda: (joint, graph, None)), forward), PendingKernels()
 
 
@@ -236,7 +220,7 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple
     graph = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, tuple(static))
     with stage("compile forward"), backend.postpone(graph) as kernels:
-        forward, strides = graphs.compile_forward(backend, partitioned.forward, kind, mode)
+        forward, strides = graphs.compile_graph(backend, partitioned.forward, kind, mode)
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
             graphs.restride_saved(partitioned.backward, position, strides[source.index])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
@@ -39,7 +39,7 @@ class Program:
     wrapper: str
     variants: BackwardVariants | None
     saved_bytes: int | None
-    run: Callable[..., tuple[Any, ...]]
+    run: Callable[..., tuple[Any, ...]] = field(init=False)
     is_dynamic: bool = False
     is_whole: bool = True
     names: tuple[str, ...] = ()

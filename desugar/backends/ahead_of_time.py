@@ -26,7 +26,14 @@ from desugar.backends.vector_isa import tried_when_asked
 from desugar.errors import PackageError
 from desugar.flatten.storage_offsets import input_storage_offsets
 from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
-from desugar.ir.fx_utils import Results, clone_aliased_results, copy_graph, fake_inputs, output_nodes
+from desugar.ir.fx_utils import (
+    Results,
+    clone_aliased_results,
+    copy_graph,
+    fake_inputs,
+    find_extent,
+    output_nodes,
+)
 
 log = logging.getLogger("desugar")
 
@@ -158,7 +165,7 @@ def _replace_int(
 ) -> Argument | None:
     """Replaces an int input by the size of a tensor; returns the argument that carries it, None if none has to."""
     value = node.meta["val"]
-    found = _size_of(value, placeholders)
+    found = find_extent(value, placeholders)
     argument = None
     if found is None:
         with graph.graph.inserting_before(node):
@@ -173,19 +180,6 @@ def _replace_int(
     node.replace_all_uses_with(size)
     graph.graph.erase_node(node)
     return argument
-
-
-def _size_of(value: SymInt, placeholders: Sequence[fx.Node]) -> tuple[fx.Node, int] | None:
-    """Returns an input tensor and its dimension with a size; None if no input has it."""
-    for node in placeholders:
-        for dim, extent in enumerate(_sizes(node.meta["val"])):
-            if isinstance(extent, SymInt) and extent.node.expr == value.node.expr:
-                return node, dim
-    return None
-
-
-def _sizes(value: Any) -> Sequence[Any]:
-    return value.size() if isinstance(value, Tensor) else ()
 
 
 def _output(

@@ -35,10 +35,6 @@ class GraphKind:
     static_slots: tuple[int, ...] = ()
 
 
-def _postpone_nothing(graph: fx.GraphModule) -> contextlib.AbstractContextManager[PendingKernels]:
-    return contextlib.nullcontext(PendingKernels())
-
-
 @dataclass(frozen=True, slots=True)
 class Backend:
     """A compiler of plain graphs.
@@ -61,8 +57,8 @@ class Backend:
     compile_graph: Callable[[fx.GraphModule, list[Any], GraphKind], CompiledGraph]
     reads_memory: bool = True
     settings: Callable[[], contextlib.AbstractContextManager[None]] | None = None
-    postpone: Callable[[fx.GraphModule], contextlib.AbstractContextManager[PendingKernels]] = (
-        _postpone_nothing
+    postpone: Callable[[fx.GraphModule], contextlib.AbstractContextManager[PendingKernels]] = lambda graph: (
+        contextlib.nullcontext(PendingKernels())
     )
 
 

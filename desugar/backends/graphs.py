@@ -27,10 +27,10 @@ def compiling(fake_mode: Any) -> Iterator[None]:
         yield
 
 
-def compile_forward(
+def compile_graph(
     backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any
 ) -> tuple[CompiledGraph, list[Any] | None]:
-    """Compiles an inference or forward graph.
+    """Compiles a plain graph.
 
     Returns:
         The compiled graph, and the strides of its outputs; None if the backend reports no strides.
@@ -41,15 +41,6 @@ def compile_forward(
     with private.tracing(context), compiling(fake_mode), context.report_output_strides() as strides:
         compiled = backend.compile_graph(graph, fake_inputs(graph), kind)
     return compiled, strides or None
-
-
-def compile_backward(
-    backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any
-) -> CompiledGraph:
-    """Compiles a backward graph."""
-    context = private.TracingContext(fake_mode)
-    with private.tracing(context), compiling(fake_mode):
-        return backend.compile_graph(graph, fake_inputs(graph), kind)
 
 
 def restride_saved(backward: fx.GraphModule, position: int, stride: Sequence[Any] | None) -> None:

@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from desugar import _torch as private
 from desugar.ir.stages import Interface
-from desugar.ir.values import Plain, Value, Wrapper
+from desugar.ir.values import Wrapper
 
 log = logging.getLogger("desugar")
 
@@ -72,26 +72,14 @@ class PendingKernels:
             del self.waits[0]
         return True
 
-
-class PrecompiledGraphs:
-    """Graphs compiled before they are needed, by key."""
-
-    def __init__(self) -> None:
-        self._graphs: dict[Hashable, tuple[Callable[..., Any], PendingKernels]] = {}
-
-    def put(self, key: Hashable, graph: Callable[..., Any], kernels: PendingKernels) -> None:
-        """Stores a graph and its pending kernels."""
-        self._graphs[key] = graph, kernels
-
-    def take(self, key: Hashable) -> Callable[..., Any] | None:
-        """Removes and returns a graph, after waiting for its kernels; None if there is none or its kernels failed."""
-        graph, kernels = self._graphs.pop(key, (None, PendingKernels()))
+    def are_ready(self) -> bool:
+        """Waits for the kernels and loads them; returns False if their graph has to be compiled again."""
         try:
-            return graph if kernels.finish() else None
+            return self.finish()
         except (private.CppCompileError, ImportError, OSError) as error:
             # The caller compiles the graph again, and gets the error if it persists.
             log.info("compiling a graph again, because its kernels failed: %s", error)
-            return None
+            return False
 
 
 def expected_tangents(traced: Interface) -> tuple[bool, ...]:
@@ -99,18 +87,12 @@ def expected_tangents(traced: Interface) -> tuple[bool, ...]:
 
     The results without dimensions are taken for losses, whose gradients arrive. If there is none, all are expected.
     """
-    losses = tuple(_dim(value, traced) == 0 for _, value in traced.tangents)
+    dims = [
+        len(value.size) if isinstance(value, Wrapper) else traced.tangent_items[value.index].dim()  # type: ignore[union-attr]
+        for _, value in traced.tangents
+    ]
+    losses = tuple(dim == 0 for dim in dims)
     return losses if any(losses) else (True,) * len(losses)
-
-
-def _dim(value: Value, traced: Interface) -> int | None:
-    match value:
-        case Plain(index):
-            return traced.tangent_items[index].dim()
-        case Wrapper(size=size):
-            return len(size)
-        case _:
-            return None
 
 
 _this_thread = threading.local()

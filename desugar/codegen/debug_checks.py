@@ -74,10 +74,7 @@ def _compare(name: str, obj: Any, value: Value, fakes: Mapping[int, Any]) -> Non
             _require(f"type of {name}", type(obj), value.cls)
             names, context = take_apart(obj)
             _require(f"inner tensors of {name}", names, tuple(n for n, _ in value.inner))
-            if context != value.context:
-                raise InvariantError(
-                    "recheck", f"metadata of {name} is {context!r}, proved {value.context!r}"
-                )
+            _require(f"metadata of {name}", context, value.context)
             # A declared class computes its size from its inner tensors, whose sizes may be symbols.
             has_symbolic_size = issubclass(value.cls, TensorSubclass) and any(
                 is_symbolic(fakes[n]) for n in slots_of(value)

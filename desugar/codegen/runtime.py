@@ -10,7 +10,7 @@ from torch import Tensor
 
 from desugar import _torch as private
 from desugar.flatten.fakes import fixed_extents
-from desugar.ir.values import inner_names, is_wrapper
+from desugar.ir.values import plain_parts
 from subclasses._torch_distributed import dtensor_spec
 from subclasses._torch_tracing import without_lazy_bits
 from subclasses.handwritten import LOCAL, DTensorContext, is_dtensor
@@ -35,14 +35,8 @@ def are_batched(tensors: Iterable[Tensor | None]) -> bool:
 
     Recognizes functorch's batches and those of the legacy vmap behind `is_grads_batched=True`.
     """
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if private.is_batchedtensor(tensor) or private.is_legacy_batchedtensor(tensor):
-            return True
-        if is_wrapper(tensor) and are_batched(getattr(tensor, name) for name in inner_names(tensor)):
-            return True
-    return False
+    parts = (part for tensor in tensors if tensor is not None for part in (tensor, *plain_parts(tensor)))
+    return any(private.is_batchedtensor(part) or private.is_legacy_batchedtensor(part) for part in parts)
 
 
 def placed(gradient: Any, context: DTensorContext) -> Any:

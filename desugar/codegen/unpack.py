@@ -1,7 +1,7 @@
 """Emits the text that unwraps the arguments of a program.
 
 Before a program is called, its arguments are known to have the traced types, layouts and sizes: Dynamo's guards have
-matched, or a lookup by these properties found the program (:mod:`desugar.dynamo.variants`). So the text reads
+matched, or a lookup by these properties found the program (:mod:`desugar.dynamo.derivatives`). So the text reads
 attributes and checks nothing.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from desugar.flatten.inputs import Inputs
-from desugar.ir.storage import whole_storage
 from desugar.ir.values import Plain, Value, Wrapper
 from desugar.recording.listeners import note_skipped_check
 from subclasses.codegen.emitter import Emitter
@@ -43,10 +42,6 @@ def emit_unpacking(out: Emitter, inputs: Inputs, parameters: Sequence[str]) -> N
     names = Names([*parameters, *captured])
     for name, value in zip(names.leaves, inputs.values, strict=True):
         _emit_leaf(out, names, name, value)
-    for base, slots in inputs.bases.items():
-        names.slots[base] = out.fresh_name("storage")
-        read_storage = out.bind(whole_storage, "whole_storage")
-        out.writeline(f"{names.slots[base]} = {read_storage}({names.slots[slots[0]]})")
     for slot, origin in inputs.origins.items():
         if origin.is_symbol:
             names.slots[slot] = out.fresh_name(f"s{slot}")

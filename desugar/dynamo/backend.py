@@ -19,14 +19,14 @@ from desugar import _torch as private, _torch_guards, _torch_views
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.attributes import break_at_assignments, trace_properties
-from desugar.dynamo.fallback import compile_by_stock, is_saving
+from desugar.dynamo.derivatives import Specialized
+from desugar.dynamo.fallback import compile_by_stock, is_saving, run_op_by_op
 from desugar.dynamo.guard_failures import describe_failure, note_program
 from desugar.dynamo.profiling import with_profiler_name
 from desugar.dynamo.saved_programs import save_program
-from desugar.dynamo.variants import Specialized
 from desugar.errors import DesugarError
 from desugar.flatten.fakes import Fakes, check_memory
-from desugar.flatten.inputs import Inputs, StaticNeeded
+from desugar.flatten.inputs import Inputs
 from desugar.flatten.rule_state import guard_state, state_read_by_rules
 from desugar.pipeline import build_program
 from desugar.program import Program
@@ -78,21 +78,11 @@ def dynamo_backend(
         program = compile_graph(gm, example_inputs, backend, place)
         if place is not None:
             return save_program(program, place, mode, rest)
-    except (DesugarError, StaticNeeded) as error:
-        reason = _as_desugar_error(error)
-        if strict or reason.stock_is_wrong:
-            raise reason from None if reason is error else error
-        return compile_by_stock(gm, example_inputs, inner, mode, rest, reason)
+    except DesugarError as error:
+        if strict or error.stock_is_wrong:
+            raise
+        return compile_by_stock(gm, example_inputs, inner, mode, rest, error)
     return program.run
-
-
-def _as_desugar_error(error: DesugarError | StaticNeeded) -> DesugarError:
-    if isinstance(error, DesugarError):
-        return error
-    return DesugarError(
-        "a zero gradient would be traced with constant sizes, and the sizes of this call are symbols",
-        instead="compile with dynamic=False",
-    )
 
 
 def compile_graph(
@@ -108,7 +98,6 @@ def compile_graph(
 
     Raises:
         DesugarError: The pass does not support the graph.
-        StaticNeeded: The trace needs constant sizes, and the sizes of the arguments are symbols.
     """
     _torch_guards.leave_guards_untimed()
     if backend.reads_memory:
@@ -132,10 +121,12 @@ def compile_graph(
         inputs.add_faked(
             leaves, [_make_fake(leaf, fakes.mode, context) for leaf in leaves], private.source_names(gm)
         )
-        otherwise = Specialized(call, backend, "arguments that share memory", gm, names)
+        otherwise = run_op_by_op(
+            gm, f"a call of {function_name(gm, gm)} whose arguments overlap or begin elsewhere in memory"
+        )
         place = place or place_of(gm, inputs, backend, read)
         captured = CapturedFunction(call, compile_again)
-        program = build_program(captured, inputs, leaves, backend, otherwise, place)
+        program = build_program(captured, inputs, backend, otherwise, place)
         program.names = names
     program.is_whole = not private.ends_in_graph_break(gm)
     guard_state(read)

@@ -157,7 +157,6 @@ class Entry(Calls):
         self._forward = type(what).forward if is_method else None
         self._code, self._parameters = fn.__code__, Parameters.of(fn.__code__)
         self._accepted: list[FrameCode] = []
-        self._rejected: list[Any] = []  # guard managers of code that the entry cannot call
         self._lock = threading.RLock()
         self.function = self._generate([])
         self._set_defaults()
@@ -225,13 +224,8 @@ class Entry(Calls):
 
     def _accept(self, cache_entry: Any) -> FrameCode | None:
         """Makes the code of a cache entry callable; None if the entry cannot call it."""
-        manager = cache_entry.guard_manager
-        if any(manager is rejected for rejected in self._rejected):
-            return None
         code = accept_code(cache_entry, self.fn, len(self._parameters.all))
-        if code is None:
-            self._rejected.append(manager)
-        elif all(code.program is not program for program in self.programs):
+        if code is not None and all(code.program is not program for program in self.programs):
             # Dynamo made it for another function that shares this code object.
             self.add(code.program, "compiled already, for another function with this code")
         return code
@@ -341,7 +335,8 @@ class Entry(Calls):
 
     def _emit_accepted(self, out: Emitter, accepted: list[FrameCode], slow: str) -> None:
         """Writes the calls of the accepted code under their guards, and `slow` for a frame with an empty cell."""
-        variables = dict(zip(self._parameters.positional, self._bound_names(out), strict=False))
+        bound = [out.bind(value, "bound") for value in self.bound]
+        variables = dict(zip(self._parameters.positional, bound, strict=False))
         variables |= {name: name for name in self._parameters.all if name not in variables}
         contents = {name: f"{out.bind(cell, f'cell_{name}')}.cell_contents" for name, cell in self._cells()}
         frame = out.fresh_name("frame")
@@ -375,9 +370,6 @@ class Entry(Calls):
             out, f"guards of {code.module.name}, one by one: no dictionary that they read has changed"
         )
         return f"{frame}[{code.module.name!r}] is {module} and {fits}({frame}) and {unchanged}()"
-
-    def _bound_names(self, out: Emitter) -> list[str]:
-        return [out.bind(value, "bound") for value in self.bound]
 
 
 def call_uncompiled(self: Any, *args: Any, **kwargs: Any) -> Any:

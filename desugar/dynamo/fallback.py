@@ -104,16 +104,25 @@ def _stock_backend(inner: Any, mode: str | None, options: Mapping[str, Any]) -> 
 
 def _op_by_op_where_shared(compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that calls the program, or runs op by op where inner tensors share memory."""
+    slow = run_op_by_op(eager, "a call whose arguments share the memory of inner tensors")
+
+    @torch.compiler.disable
+    def run(*args: Any) -> Any:
+        return slow(*args) if _shares_inner_memory(args) else compiled(*args)
+
+    return run
+
+
+def run_op_by_op(graph: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """Returns a function that runs a Dynamo graph op by op, and warns when it is first called."""
     warned: list[bool] = []
 
     @torch.compiler.disable
     def run(*args: Any) -> Any:
-        if not _shares_inner_memory(args):
-            return compiled(*args)
         if not warned:
             warned.append(True)
-            log.warning("a call whose arguments share the memory of inner tensors runs op by op")
-        return eager(*args)
+            log.warning("%s runs op by op", what)
+        return graph(*args)
 
     return run
 

@@ -14,6 +14,12 @@ from desugar.dynamo.module_guards import ModuleGuards
 from desugar.program import Program
 
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_FORWARDED = {
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+}
 _numbers = itertools.count()
 
 # -------------------------------------------------------------------------------------------------- parameters
@@ -21,56 +27,39 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The parameters of a function, by kind, in order.
+    """The parameters of a function.
 
     Attributes:
-        positional: Names of the parameters that may be passed by position.
-        positional_only: How many of them, from the first, may be passed by position only.
-        keyword: Names of the keyword-only parameters.
-        variadic, variadic_keyword: The names of `*args` and `**kwargs`; None if there are none.
+        declared: The parameters without defaults, in the order of a declaration.
+        all: All names, in the order of the code's local variables.
     """
 
-    positional: tuple[str, ...]
-    positional_only: int
-    keyword: tuple[str, ...]
-    variadic: str | None
-    variadic_keyword: str | None
+    declared: tuple[inspect.Parameter, ...]
+    all: tuple[str, ...]
 
     @staticmethod
     def of(code: types.CodeType) -> Parameters:
         """Returns the parameters of a code object."""
-        names = iter(code.co_varnames)
-        positional = tuple(itertools.islice(names, code.co_argcount))
-        keyword = tuple(itertools.islice(names, code.co_kwonlyargcount))
-        return Parameters(
-            positional,
-            code.co_posonlyargcount,
-            keyword,
-            next(names) if code.co_flags & inspect.CO_VARARGS else None,
-            next(names) if code.co_flags & inspect.CO_VARKEYWORDS else None,
-        )
+        bare = types.FunctionType(code, {}, closure=tuple(types.CellType() for _ in code.co_freevars))
+        declared = tuple(inspect.signature(bare).parameters.values())
+        return Parameters(declared, code.co_varnames[: len(declared)])
 
     @property
-    def all(self) -> list[str]:
-        """All names, in the order of the code's local variables."""
-        variadic = [name for name in (self.variadic, self.variadic_keyword) if name is not None]
-        return [*self.positional, *self.keyword, *variadic]
+    def positional(self) -> tuple[str, ...]:
+        """Names of the parameters that may be passed by position."""
+        return tuple(one.name for one in self.declared if one.kind in _POSITIONAL)
 
     def declaration(self, skip: int) -> str:
         """Returns the text of a parameter list, without the first `skip` parameters and without defaults."""
-        positional = [*self.positional[skip:]]
-        if (bound := self.positional_only - skip) > 0:
-            positional.insert(bound, "/")
-        star = [f"*{self.variadic}"] if self.variadic else ["*"] if self.keyword else []
-        double = [f"**{self.variadic_keyword}"] if self.variadic_keyword else []
-        return ", ".join([*positional, *star, *self.keyword, *double])
+        return str(inspect.Signature(self._without(skip)))[1:-1]
 
     def forwarding(self, skip: int) -> str:
         """Returns the text of the arguments of a call that forwards the parameters, without the first `skip`."""
-        star = [f"*{self.variadic}"] if self.variadic else []
-        double = [f"**{self.variadic_keyword}"] if self.variadic_keyword else []
-        named = [f"{name}={name}" for name in self.keyword]
-        return ", ".join([*self.positional[skip:], *star, *named, *double])
+        return ", ".join(_FORWARDED.get(one.kind, "{0}").format(one.name) for one in self._without(skip))
+
+    def _without(self, skip: int) -> list[inspect.Parameter]:
+        skipped = self.positional[:skip]
+        return [one for one in self.declared if one.name not in skipped]
 
 
 # ------------------------------------------------------------------------------------------------ Dynamo's code

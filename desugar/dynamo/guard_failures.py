@@ -103,10 +103,10 @@ def in_words(reason: str, failure: Failure) -> str:
     Returns Dynamo's text in the user's names where no pattern matches.
     """
     guard = reason.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
-    for pattern, describe in _PATTERNS:
+    for pattern, words in _PATTERNS:
         found = pattern.match(guard)
-        if found is not None and (words := describe(found, failure)) is not None:
-            return words
+        if found is not None:
+            return _fill(words, found, failure) if isinstance(words, str) else words(found, failure)
     return failure.name(guard)
 
 
@@ -126,27 +126,12 @@ _SCALARS = {
 }
 
 
-def _extent(found: re.Match[str], failure: Failure) -> str:
-    name, kind, dim, expected, got = found.groups()
-    return f"{failure.name(name)}.{kind}({dim}): expected {expected}, got {got}"
-
-
-def _rank(found: re.Match[str], failure: Failure) -> str:
-    return f"{failure.name(found[1])}.dim(): expected {found[2]}, got {found[3]}"
-
-
-def _dtype(found: re.Match[str], failure: Failure) -> str:
-    expected, got = (_SCALARS.get(name, name) for name in found.groups()[1:])
-    return f"{failure.name(found[1])}.dtype: expected {expected}, got {got}"
-
-
-def _device(found: re.Match[str], failure: Failure) -> str:
-    return f"{failure.name(found[1])}.device.index: expected {found[2]}, got {found[3]}"
-
-
-def _requires_grad(found: re.Match[str], failure: Failure) -> str:
-    expected = bool(int(found[2]))
-    return f"{failure.name(found[1])}.requires_grad: expected {expected}, got {not expected}"
+def _fill(words: str, found: re.Match[str], failure: Failure) -> str:
+    """Fills the groups of a pattern into a text; the group `name` is a Dynamo expression."""
+    groups = found.groupdict().items()
+    return words.format(
+        **{key: failure.name(text) if key == "name" else _SCALARS.get(text, text) for key, text in groups}
+    )
 
 
 def _dispatch_keys(found: re.Match[str], failure: Failure) -> str:
@@ -189,7 +174,7 @@ def _identity(found: re.Match[str], failure: Failure) -> str:
 _OF_CALLS = {"args": "position", "kwargs": "name"}
 
 
-def _length(found: re.Match[str], failure: Failure) -> str | None:
+def _length(found: re.Match[str], failure: Failure) -> str:
     value, name = failure.find(found[1]), failure.name(found[1])
     words = f"len({name})"
     if isinstance(failure.what, nn.Module) and name in _OF_CALLS:
@@ -222,11 +207,11 @@ def _duplicates(found: re.Match[str], failure: Failure) -> str:
     return f"{' is '.join(names)}: expected False, got True"
 
 
-def _equal(found: re.Match[str], failure: Failure) -> str | None:
+def _equal(found: re.Match[str], failure: Failure) -> str:
     return failure.expected(failure.name(found[1]), found[2], failure.find(found[1]))
 
 
-def _sizes(found: re.Match[str], failure: Failure) -> str | None:
+def _sizes(found: re.Match[str], failure: Failure) -> str:
     """Describes a condition on sizes and ints, with the value of each expression in it."""
     paths = dict.fromkeys(_PATH.findall(found[0]))
     values = [
@@ -243,16 +228,8 @@ def _metadata(found: re.Match[str], failure: Failure) -> str:
     return "metadata of a tensor subclass"
 
 
-def _state(found: re.Match[str], failure: Failure) -> str:
-    return describe_modes(found[1])
-
-
-def _fixed_text(text: str) -> Callable[[re.Match[str], Failure], str]:
-    return lambda found, failure: text
-
-
 _PATH = re.compile(r"(?<![\w.'\"])(?:[A-Za-z_]\w*)(?:\.\w+(?:\(\))?|\[(?:'[^']*'|\d+)\])*(?![\w(])")
-_TENSOR = r"tensor '(.+)' "
+_TENSOR = r"tensor '(?P<name>.+)' "
 
 
 def _state_of_rules(found: re.Match[str], failure: Failure) -> str:
@@ -262,16 +239,29 @@ def _state_of_rules(found: re.Match[str], failure: Failure) -> str:
     return "a rule reads a value that has changed" + "".join(f"; {part}" for part in parts)
 
 
-_PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str], Failure], str | None]]] = [
+_EXPECTED = r"expected (?P<expected>-?\w+), actual (?P<got>-?\w+)"
+_PATTERNS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str], Failure], str]]] = [
     (
-        re.compile(_TENSOR + r"(size|stride) mismatch at index (\d+)\. expected (-?\d+), actual (-?\d+)"),
-        _extent,
+        re.compile(_TENSOR + r"(?P<kind>size|stride) mismatch at index (?P<dim>\d+)\. " + _EXPECTED),
+        "{name}.{kind}({dim}): expected {expected}, got {got}",
     ),
     (re.compile(rf"G\['({PREFIX}_\w+)'\]\.is_unchanged == True"), _state_of_rules),
-    (re.compile(_TENSOR + r"rank mismatch\. expected (\d+), actual (\d+)"), _rank),
-    (re.compile(_TENSOR + r"dtype mismatch\. expected (\w+), actual (\w+)"), _dtype),
-    (re.compile(_TENSOR + r"requires_grad mismatch\. expected requires_grad=(\d)"), _requires_grad),
-    (re.compile(_TENSOR + r"Tensor device index mismatch\. .* to be (-?\d+), actual (-?\d+)"), _device),
+    (re.compile(_TENSOR + r"rank mismatch\. " + _EXPECTED), "{name}.dim(): expected {expected}, got {got}"),
+    (re.compile(_TENSOR + r"dtype mismatch\. " + _EXPECTED), "{name}.dtype: expected {expected}, got {got}"),
+    (
+        re.compile(_TENSOR + r"requires_grad mismatch\. expected requires_grad=0"),
+        "{name}.requires_grad: expected False, got True",
+    ),
+    (
+        re.compile(_TENSOR + r"requires_grad mismatch\. expected requires_grad=1"),
+        "{name}.requires_grad: expected True, got False",
+    ),
+    (
+        re.compile(
+            _TENSOR + r"Tensor device index mismatch\. .* to be (?P<expected>-?\d+), actual (?P<got>-?\d+)"
+        ),
+        "{name}.device.index: expected {expected}, got {got}",
+    ),
     (
         re.compile(
             _TENSOR
@@ -288,14 +278,14 @@ _PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str], Failure], str | 
     (re.compile(r"___check_type_id\((.+), \d+\), type=<class '(.+?)'>"), _type),
     (re.compile(r"___check_obj_id\((.+), \d+\), type=<class '(.+?)'>"), _identity),
     (re.compile(r"___check_metadata_"), _metadata),
-    (re.compile(r"GLOBAL_STATE changed: (.*)"), _state),
-    (re.compile(r"___check_torch_function_mode_stack"), _fixed_text("another mode: torch function modes")),
+    (re.compile(r"GLOBAL_STATE changed: (.*)"), lambda found, failure: describe_modes(found[1])),
+    (re.compile(r"___check_torch_function_mode_stack"), "another mode: torch function modes"),
     (re.compile(r".*Duplicate tensors? found.*?(\[.*\])"), _duplicates),
     (
         re.compile(r"_has_dynamo_dim_marking is present"),
-        _fixed_text("a tensor has marked dimensions, and had none"),
+        "a tensor has marked dimensions, and had none",
     ),
-    (re.compile(r"Unable to find|Unexpected recompilation"), _fixed_text("no guard fails any more")),
+    (re.compile(r"Unable to find|Unexpected recompilation"), "no guard fails any more"),
     (re.compile(r"(not )?___dict_contains\((?P<key>.+?), (?P<name>.+)\)$"), _contains),
     (re.compile(r"(not )?\w+\.__contains__\((?P<name>.+), (?P<key>.+)\)$"), _contains),
     (re.compile(r"list\(dict\.keys\((.+)\)\)(?:\[(\d+)\])? == (.+)$"), _keys),

@@ -11,7 +11,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.profiler import record_function
@@ -74,8 +74,8 @@ def call_named(
 
 def name_graphs(program: Program, name: str) -> None:
     """Names the compiled graphs of a program in the profiler's trace, those of its existing backwards included."""
-    functions = [("forward", inspect.unwrap(program.run))]
-    functions += [("backward", function) for function in _backwards(program)]
+    backwards = () if program.variants is None else program.variants.table.values()
+    functions = [("forward", inspect.unwrap(program.run)), *(("backward", made) for made in backwards)]
     for role, function in functions:
         scope = getattr(function, "__globals__", {})
         if function in _named or _GRAPH not in scope:
@@ -83,11 +83,6 @@ def name_graphs(program: Program, name: str) -> None:
         _named.add(function)
         for key in [key for key in scope if key.startswith(_GRAPH)]:
             scope[key] = _with_name(*graph_behind(scope, key), f"desugar graph: {name}, {role}")
-
-
-def _backwards(program: Program) -> Iterator[Callable[..., Any]]:
-    if program.variants is not None:
-        yield from program.variants.table.values()
 
 
 def _with_name(graph: Callable[..., Any], current: Callable[..., Any], name: str) -> Callable[..., Any]:

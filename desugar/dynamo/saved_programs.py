@@ -17,7 +17,6 @@ from desugar.errors import DesugarError
 from desugar.flatten.autocast import autocast_state, restore_autocast
 from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
-from desugar.flatten.placeholders import make_placeholders
 from desugar.ir.values import Flat
 from desugar.pipeline import build_program
 from desugar.program import Program
@@ -58,7 +57,6 @@ class SavedProgram:
             program = build_program(
                 refuse,
                 inputs,
-                make_placeholders(inputs, content["inference"]),
                 backend,
                 _refuse,
                 PackedPlace(content["program"]),
@@ -84,7 +82,6 @@ def save_program(
             "program": place.files,
             "inputs": place.inputs,
             "symbols": place.symbols,
-            "inference": place.inference,
             "autocast": autocast_state(),
             "mode": mode,
             "options": dict(options),

@@ -1,9 +1,8 @@
-"""Fake tensors for the plain inner tensors of a call, and the symbols of their sizes.
+"""Fake tensors for the plain inner tensors of a call.
 
-The trace sees, for each plain tensor of a call, a fake tensor with the same dtype, device, size and stride. A size that
-may change from call to call is a symbol. Two sizes that are equal in this call only by chance get separate symbols
-(`duck_shape=False`), so that the program also takes calls where they differ. The shape environment records what the
-trace assumes of the symbols (equal, at least 2, divisible by 8, ...), and `size_guards` returns these assumptions.
+The trace sees, for each plain tensor of a call, a fake tensor with the same dtype, device, size and stride. Dynamo
+makes the fakes of the arguments of its graphs, where a size that may change from call to call is a symbol. The fakes
+that this module makes have constant sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.flatten.origins import Origin
 from desugar.ir.abstract_values import is_unknown
 from desugar.ir.values import inner_names, is_wrapper
 from subclasses._torch import disabled_torch_function_impl
@@ -27,73 +25,35 @@ from subclasses.errors import one_of
 # -------------------------------------------------------------------------------------------- making fakes
 
 
-@dataclass(frozen=True, slots=True)
-class SizeSymbol:
-    """A symbolic int of the trace, and where its value is at run time."""
-
-    value: SymInt
-    origin: Origin
-
-
 @dataclass(slots=True)
 class Fakes:
-    """Makes fake tensors and symbols in one shape environment, and records their sources for the guards.
+    """Makes fake tensors in one shape environment.
 
     Attributes:
         env: The shape environment.
         mode: The fake mode.
-        guarded: (origin, fake tensor or symbolic int) for each source that guards may name.
-        symbols: Symbol -> the first size, stride, offset or int that has it.
         offsets_matter: Whether the function reads a storage offset (:mod:`desugar.flatten.storage_offsets`).
     """
 
     env: Any = field(default_factory=lambda: private.ShapeEnv(duck_shape=False, specialize_zero_one=True))
     mode: Any = None
-    guarded: list[tuple[Origin, Any]] = field(default_factory=list)
-    symbols: dict[Any, SizeSymbol] = field(default_factory=dict)
     offsets_matter: bool = False
 
     def __post_init__(self) -> None:
         if self.mode is None:
             self.mode = private.FakeTensorMode(shape_env=self.env)
 
-    def tensor(self, real: Tensor, origin: Origin, *, is_dynamic: bool = False) -> Tensor:
-        """Makes a fake of a plain tensor, without autograd metadata.
-
-        Args:
-            real: A strided plain tensor.
-            origin: Where the tensor is at run time, by which guards name it.
-            is_dynamic: Whether its sizes are symbols.
+    def tensor(self, real: Tensor) -> Tensor:
+        """Makes a fake of a plain tensor, with constant sizes and without autograd metadata.
 
         Raises:
             DesugarError: The tensor is of a kind that the pass does not support (sparse, quantized, lazily conjugated).
         """
         check_plain(real)
-        source = private.LocalSource(origin.name)
-        # Torch makes a symbol for the value of a tensor of one element, which no guard here covers.
-        if real.dim() or real.storage_offset():
-            settings = {"symbolic_context": symbolic_context(real.dim(), is_dynamic), "source": source}
-        else:
-            settings = {"static_shapes": True}
         with torch.no_grad():
-            fake = self.mode.from_tensor(bare_alias(real), **settings)
+            fake = self.mode.from_tensor(bare_alias(real), static_shapes=True)
         fake.item_memo = None
-        self.guarded.append((origin, fake))
-        for dim, extent in enumerate(fake.size()):
-            self._note(extent, origin.integer("size", dim))
-        for dim, extent in enumerate(fake.stride()):
-            self._note(extent, origin.integer("stride", dim))
-        self._note(fake.storage_offset(), origin.integer("storage_offset"))
         return fake
-
-    def integer(self, value: int, origin: Origin) -> int | SymInt:
-        """Makes a symbol for an int that may change from call to call; like sizes, 0 and 1 stay constants."""
-        source = private.LocalSource(origin.name)
-        symbol = self.env.create_symbol(value, source=source, dynamic_dim=private.DimDynamic.DYNAMIC)
-        symbolic = self.env.create_symintnode(symbol, hint=value, source=source)
-        self.guarded.append((origin, symbolic))
-        self._note(symbolic, origin.integer())
-        return symbolic
 
     def canonical(self, extent: SymInt) -> SymInt:
         """Returns the symbol that the trace replaced this one with when it found the two equal; else `extent` itself.
@@ -104,13 +64,6 @@ class Fakes:
         if node._expr == node.expr:
             return extent
         return node.shape_env.create_symintnode(node.expr, hint=node.hint)
-
-    def _note(self, extent: int | SymInt, origin: Origin) -> None:
-        if not isinstance(extent, SymInt):
-            return
-        expression = extent.node.expr
-        if expression.is_symbol and expression not in self.symbols:
-            self.symbols[expression] = SizeSymbol(extent, origin)
 
 
 def bare_alias(real: Tensor) -> Tensor:
@@ -136,15 +89,14 @@ def check_nested(leaf: object) -> None:
 
 def check_plain(real: Tensor) -> None:
     """Raises `DesugarError` for a plain tensor that is not an ordinary strided one."""
-    unsupported = None
     check_nested(real)
-    if real.layout is not torch.strided:
-        unsupported = f"a {real.layout} tensor"
-    elif real.is_quantized:
-        unsupported = "a quantized tensor"
-    elif real.is_conj() or real.is_neg():
-        unsupported = "a lazily conjugated or negated tensor"
-    if unsupported:
+    kinds = {
+        f"a {real.layout} tensor": real.layout is not torch.strided,
+        "a quantized tensor": real.is_quantized,
+        "a lazily conjugated or negated tensor": real.is_conj() or real.is_neg(),
+    }
+    unsupported = next((kind for kind, is_one in kinds.items() if is_one), None)
+    if unsupported is not None:
         raise DesugarError(
             f"expected strided tensors, got {unsupported}",
             instead="convert it first (to_dense(), dequantize(), resolve_conj(), resolve_neg(), to_padded_tensor())",
@@ -198,47 +150,7 @@ def check_memory(leaves: Iterable[Any]) -> None:
             )
 
 
-def symbolic_context(ndim: int, is_dynamic: bool) -> Any:
-    """Returns PyTorch's symbolic context for a tensor whose sizes are all symbols, or all constants."""
-    kind = private.DimDynamic.DYNAMIC if is_dynamic else private.DimDynamic.STATIC
-    return private.StatelessSymbolicContext(dynamic_sizes=[kind] * ndim)
-
-
-# -------------------------------------------------------------------------------------------------- guards
-
-
-@dataclass(frozen=True, slots=True)
-class SizeGuards:
-    """The assumptions of a trace about its symbols, as guards of PyTorch's shape environment.
-
-    Attributes:
-        env: The shape environment.
-        expression: The guards as an expression; None if the trace assumed nothing.
-        origins: The origin of each argument of the expression, in the order that the environment expects.
-    """
-
-    env: Any
-    expression: str | None
-    origins: tuple[Origin, ...]
-
-    def hold(self, leaves: Sequence[Any]) -> bool:
-        """Returns whether the guards hold for the argument leaves of another call."""
-        if self.expression is None:
-            return True
-        try:
-            found = [origin.find(leaves) for origin in self.origins]
-            return bool(self.env.evaluate_guards_expression(self.expression, found))
-        except ZeroDivisionError:  # the expression divides by a size that is 0 in this call
-            return False
-
-
-def size_guards(fakes: Fakes) -> SizeGuards:
-    """Returns the guards on the symbols in the arguments of a trace."""
-    symbolic = [(origin, fake) for origin, fake in fakes.guarded if is_symbolic(fake)]
-    expression = None
-    if symbolic:
-        expression = fakes.env.produce_guards_expression([fake for _, fake in symbolic], ignore_static=False)
-    return SizeGuards(fakes.env, expression, tuple(origin for origin, _ in symbolic))
+# ------------------------------------------------------------------------------------------------- extents
 
 
 def fixed_extents(extents: Sequence[Any]) -> list[int | None]:

@@ -18,9 +18,8 @@ from torch import SymInt, Tensor, nn
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.flatten.fakes import Fakes, check_class, check_nested, is_symbolic, symbolic_context
+from desugar.flatten.fakes import Fakes, check_class, check_nested
 from desugar.flatten.origins import Origin
-from desugar.ir.storage import whole_storage
 from desugar.ir.values import (
     Constant,
     Flat,
@@ -32,19 +31,13 @@ from desugar.ir.values import (
     Wrapper,
     inner_names,
     is_wrapper,
-    requires_grad,
-    slots_of,
+    paths_of,
     unwrap_value,
     wrap_value,
 )
-from subclasses import TensorSubclass
 from subclasses.errors import one_of
 
 # -------------------------------------------------------------------------------------------------- inputs
-
-
-class StaticNeeded(Exception):
-    """Raised where a trace needs constant sizes: a zero gradient or shared memory would be recorded with them."""
 
 
 @dataclass(slots=True)
@@ -52,44 +45,37 @@ class Inputs:
     """All inputs of one program.
 
     Attributes:
-        fakes: The fake mode, the symbols and the guards.
-        is_dynamic: Whether sizes and dynamic ints of the arguments are symbols.
+        fakes: The fake mode and its shape environment.
         values: One value per input leaf: argument leaves first, then captured tensors.
         captured: The captured tensors, in the order of their values.
         flat: Real plain tensors and symbolic ints, by input slot.
         fake_items: Input slot -> fake tensor or symbolic int.
         origins: Input slot -> its source at run time.
         num_arguments: How many of `values` are argument leaves.
-        bases: Input slot of a whole storage -> input slots of the tensors in it; a mutated one overlaps another.
-        assumes_no_overlap: The trace treats inputs as if they shared no memory; the wrapper checks that at each call.
         is_sealed: The first run is over, so every captured tensor and every generator is known.
         first_leaf: Id of each tensor among the arguments -> index of the first leaf that is this tensor.
         parameters: Indices of the argument leaves that are an `nn.Parameter`.
+        inference: The places of the leaves and plain tensors that were made in inference mode.
         generators: The generators that the function passed to random functions.
         made_tensors: References to the tensors that torch functions returned in the runs.
     """
 
     fakes: Fakes
-    is_dynamic: bool = False
     values: list[Value] = field(default_factory=list)
     captured: list[Tensor] = field(default_factory=list)
     flat: Flat = field(default_factory=Flat)
     fake_items: dict[int, Any] = field(default_factory=dict)
     origins: dict[int, Origin] = field(default_factory=dict)
     num_arguments: int = 0
-    bases: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    assumes_no_overlap: bool = False
     first_leaf: dict[int, int] = field(default_factory=dict)
     is_sealed: bool = False
     parameters: set[int] = field(default_factory=set)
+    inference: set[Origin] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)
     made_tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
 
-    def add_arguments(self, leaves: list[object]) -> None:
-        """Flattens the argument leaves, and adds an input slot for every symbol.
-
-        A compiled graph reads each symbol from a placeholder; without one the symbol would be unbound.
-        """
+    def add_arguments(self, leaves: Sequence[object]) -> None:
+        """Flattens the argument leaves, with constant sizes."""
         first = self.first_leaf
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, nn.Parameter):
@@ -97,9 +83,7 @@ class Inputs:
             if isinstance(leaf, Tensor) and first.setdefault(id(leaf), number) != number:
                 self.values.append(Same("input", first[id(leaf)]))
             else:
-                self._add(leaf, dynamic=self.is_dynamic)
-        for symbol in self.fakes.symbols.values():
-            self._integer(symbol.value, symbol.origin)
+                self._add(leaf)
         self.num_arguments = len(self.values)
 
     def add_captured(self, tensor: Tensor) -> Value:
@@ -118,7 +102,7 @@ class Inputs:
         if id(tensor) in self.first_leaf:  # the tensor is an argument, too
             self.values.append(Same("input", self.first_leaf[id(tensor)]))
             return self.values[-1]
-        return self._add(tensor, dynamic=False)
+        return self._add(tensor)
 
     def note_generator(self, generator: torch.Generator) -> None:
         """Records a random number generator, which is a constant of the program.
@@ -148,11 +132,11 @@ class Inputs:
             fake_leaves: Their fakes.
             names: Dynamo's names for them.
         """
-        self.assumes_no_overlap = True
         values: dict[int, Value] = {}
         for number in sorted(range(len(leaves)), key=lambda n: not is_wrapper(leaves[n])):
             if isinstance(leaves[number], nn.Parameter):
                 self.parameters.add(number)
+            self._note_inference(leaves[number], Origin(number))
             origin = self._find_in_other_argument(number, names)
             slot = None if origin is None or is_wrapper(leaves[number]) else self._slot_of(origin)
             if slot is None:
@@ -199,6 +183,7 @@ class Inputs:
             )
             self.fake_items[slot] = fake.detach() if slot != self.flat.tensor(leaf) else fake
             self.origins[slot] = origin
+            self._note_inference(leaf, origin)
             self._add_extents(fake, origin)
             return Plain(slot, leaf.requires_grad and not path, leaf.is_leaf)
         assert isinstance(value, Wrapper)
@@ -212,7 +197,7 @@ class Inputs:
             for field, _ in value.inner
         )
         dynamics = tuple(
-            (field, self._integer(getattr(fake, field), origin.field(field).integer()))
+            (field, self._integer(getattr(fake, field), Origin(number, (*path, field)).integer()))
             for field, _ in value.dynamics
         )
         size, stride = self._add_extents(fake, origin)
@@ -233,37 +218,6 @@ class Inputs:
             for method, extents in (("size", fake.size()), ("stride", fake.stride()))
         )
         return size, stride
-
-    def add_base(self, slots: tuple[int, ...]) -> None:
-        """Makes the storage of overlapping tensors an input; the trace then takes these tensors as views of it.
-
-        Args:
-            slots: The input slots of the tensors.
-
-        Raises:
-            DesugarError: The tensors have different dtypes, or one requires grad.
-            StaticNeeded: Their sizes are symbolic.
-        """
-        reals, fakes = ([items[slot] for slot in slots] for items in (self.flat.items, self.fake_items))
-        grads = any(requires_grad(v) and not {*slots_of(v)}.isdisjoint(slots) for v in self.values)
-        if grads or len({real.dtype for real in reals}) > 1:
-            sizes = [tuple(real.shape) for real in reals]
-            raise DesugarError(
-                f"tensors of sizes {sizes} share memory, and one of them is changed in place",
-                instead="pass one of them, or clones",
-                stock_is_wrong=True,
-            )
-        if any(map(is_symbolic, fakes)):
-            raise StaticNeeded
-        base = self.flat.duplicate(whole_storage(reals[0]))
-        origin = self.origins[base] = Origin(-1, (f"storage{base}",))
-        self.fake_items[base] = self.fakes.tensor(self.flat.items[base], origin)
-        self.bases[base] = slots
-
-    @property
-    def base_slots(self) -> dict[int, int]:
-        """Input slot -> input slot of the storage that it is a view of."""
-        return {slot: base for base, slots in self.bases.items() for slot in slots}
 
     @property
     def has_symbols(self) -> bool:
@@ -287,57 +241,22 @@ class Inputs:
 
     # .................................................................................... flattening a leaf
 
-    def _add(self, leaf: object, *, dynamic: bool) -> Value:
+    def _add(self, leaf: object) -> Value:
         number = len(self.values)
         check_nested(leaf)
+        self._note_inference(leaf, Origin(number))
         value = unwrap_value(leaf, self.flat)
-        if isinstance(leaf, Tensor):
-            value = self._fakeify(value, leaf, Origin(number), dynamic)
+        for slot, path in paths_of(value):
+            if slot not in self.fake_items:
+                self.fake_items[slot] = self.fakes.tensor(self.flat.items[slot])
+                self.origins[slot] = Origin(number, path)
+                self._note_inference(self.flat.items[slot], self.origins[slot])
         self.values.append(value)
         return value
 
-    def _fakeify(self, value: Value, real: Any, origin: Origin, dynamic: bool) -> Value:
-        """Makes fakes of the plain tensors in a value, and symbols for its dynamic ints and outer sizes."""
-        if isinstance(value, Plain):
-            if value.index not in self.fake_items:
-                self.fake_items[value.index] = self.fakes.tensor(real, origin, is_dynamic=dynamic)
-                self.origins[value.index] = origin
-            return value
-        assert isinstance(value, Wrapper)
-        inner = tuple(
-            (name, self._fakeify(part, getattr(real, name), origin.field(name), dynamic))
-            for name, part in value.inner
-        )
-        dynamics = tuple(
-            (name, self._dynamic_int(getattr(real, name), origin.field(name), dynamic))
-            for name, _ in value.dynamics
-        )
-        size, stride = self._outer_extents(value, real, origin, dynamic)
-        return replace(value, inner=inner, dynamics=dynamics, size=size, stride=stride)
-
-    def _dynamic_int(self, number: int, origin: Origin, dynamic: bool) -> Int:
-        if not dynamic:
-            return number
-        symbol = self.fakes.integer(number, origin)
-        return self._integer(symbol, origin.integer()) if isinstance(symbol, SymInt) else symbol
-
-    def _outer_extents(
-        self, value: Wrapper, real: Tensor, origin: Origin, dynamic: bool
-    ) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
-        """Returns the outer size and stride of a wrapper: new symbols for a dynamic one of a handwritten class.
-
-        A declared class computes its outer size from its inner tensors, so it needs no symbols.
-        """
-        if not dynamic or real.dim() == 0 or issubclass(value.cls, TensorSubclass):
-            return value.size, value.stride
-        sizes, strides, _ = self.fakes.env.create_symbolic_sizes_strides_storage_offset(
-            real, private.LocalSource(origin.name), symbolic_context=symbolic_context(real.dim(), dynamic)
-        )
-        with self.fakes.mode:
-            outer = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
-        self.fakes.guarded.append((origin, outer))
-        size = tuple(self._integer(s, origin.integer("size", d)) for d, s in enumerate(sizes))
-        return size, tuple(self._integer(s, origin.integer("stride", d)) for d, s in enumerate(strides))
+    def _note_inference(self, leaf: object, origin: Origin) -> None:
+        if isinstance(leaf, Tensor) and leaf.is_inference():
+            self.inference.add(origin)
 
     def _integer(self, extent: Any, origin: Origin) -> Int:
         """Returns the input slot of a symbol; a constant or a derived int (a stride that sizes determine) unchanged.

@@ -18,22 +18,11 @@ from desugar.ir.storage import storage_of
 if TYPE_CHECKING:
     from desugar.flatten.inputs import Inputs
 
-# Ops and functions with an offset from the start of the storage -> the position of that argument.
+# Ops with an offset from the start of the storage -> the position of that argument.
 _OPS = {
     torch.ops.aten.as_strided.default: 3,
     torch.ops.aten.as_strided_copy.default: 3,
     torch.ops.aten.as_strided_scatter.default: 4,
-}
-OFFSET_POSITIONS = {
-    torch.as_strided: 3,
-    Tensor.as_strided: 3,
-    Tensor.as_strided_: 3,
-    torch.as_strided_: 3,
-    torch.as_strided_copy: 3,
-    torch.as_strided_scatter: 4,
-    Tensor.as_strided_scatter: 4,
-    **_OPS,
-    **{op.overloadpacket: position for op, position in _OPS.items()},
 }
 
 
@@ -43,15 +32,13 @@ def note_offset_read(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple
     return func, args
 
 
-def note_offset_given(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Notes that a view begins at a given offset from the start of the storage."""
-    if len(args) > OFFSET_POSITIONS[func] or kwargs.get("storage_offset") is not None:
-        inputs.fakes.offsets_matter = True
-    return func, args
+def depends_on_offsets(graph: fx.GraphModule) -> bool:
+    """Returns whether a graph uses an offset in the storage of an input.
 
-
-def views_larger_elements(graph: fx.GraphModule) -> bool:
-    """Returns whether a graph views an input as a dtype of larger elements, which takes offsets that they divide."""
+    A view of an input as a dtype of larger elements takes offsets that they divide.
+    """
+    if input_storage_offsets(graph):
+        return True
     storages = set(_input_storages(graph))
     return any(
         node.args[1].itemsize > node.args[0].meta["val"].dtype.itemsize

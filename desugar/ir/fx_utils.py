@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,19 @@ def is_view(node: fx.Node) -> bool:
     )
 
 
+def follow_views(node: fx.Node, owners: Collection[fx.Node] = ()) -> tuple[fx.Node, list[fx.Node]]:
+    """Follows view ops back to one of `owners`, or to the node that owns the memory.
+
+    Returns:
+        That node, and the view ops from there to `node`, in order.
+    """
+    chain: list[fx.Node] = []
+    while node not in owners and is_view(node):
+        chain.insert(0, node)
+        node = node.args[0]  # type: ignore[assignment]
+    return node, chain
+
+
 @dataclass(frozen=True, slots=True)
 class Results:
     """The results of a graph before passes: their names, and the fake tensors of inputs and results by name."""
@@ -123,19 +136,19 @@ def read_sizes_early(graph: fx.GraphModule) -> None:
     a tangent before the forward op that makes the size, and reads the size from the tangent. A size that no
     forward tensor has keeps its read.
     """
-    nodes = list(graph.graph.nodes)
-    backward = {node for node in nodes if node.op == "placeholder" and "tangents" in str(node.target)}
-    sizes = [node for node in nodes if isinstance(node.meta.get("val"), torch.SymInt)]
-    tangent_sizes = [node for node in sizes if node.op == "call_function" and node.args[0] in backward]
+    tangents = tangent_slots(graph)
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    sizes = [node for node in calls if isinstance(node.meta.get("val"), torch.SymInt)]
+    tangent_sizes = [node for node in sizes if getattr(node.args[0], "name", None) in tangents]
     if not tangent_sizes:
         return
-    for node in nodes:
-        if any(parent in backward for parent in node.all_input_nodes):
-            backward.add(node)
-    forward = [node for node in nodes if node not in backward]
+    forward = [node for node, slots in tangent_dependencies(graph, tangents).items() if not slots]
     for node in tangent_sizes:
-        size = _insert_size_read(node.meta["val"], forward)
-        if size is not None:
+        found = find_extent(node.meta["val"], forward)
+        if found is not None:
+            with graph.graph.inserting_after(found[0]):
+                size = graph.graph.call_function(torch.ops.aten.sym_size.int, found)
+            size.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(size)
 
 
@@ -164,25 +177,21 @@ def _multiply(x: Any, y: Any) -> fx.Node:
     return node
 
 
-def _insert_size_read(value: torch.SymInt, nodes: list[fx.Node]) -> fx.Node | None:
-    """Inserts a node that reads an extent from the first of `nodes` that has it; None if none has it."""
+def find_extent(value: torch.SymInt, nodes: Iterable[fx.Node]) -> tuple[fx.Node, int] | None:
+    """Returns the first node whose tensor has an extent, and the dimension; None if none has it."""
     for node in nodes:
         tensor = node.meta.get("val")
         for dim, extent in enumerate(tensor.shape if isinstance(tensor, Tensor) else ()):
             if isinstance(extent, torch.SymInt) and extent.node.expr == value.node.expr:
-                with node.graph.inserting_after(node):
-                    size = node.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
-                size.meta["val"] = value
-                return size
+                return node, dim
     return None
 
 
 def find_random_op(graph: fx.GraphModule) -> str | None:
     """Returns the name of the graph's first op that draws random numbers; None if there is none."""
-    for node in graph.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            return str(node.target)
-    return None
+    targets = (node.target for node in graph.graph.nodes)
+    seeded = torch.Tag.nondeterministic_seeded
+    return next((str(target) for target in targets if seeded in getattr(target, "tags", ())), None)
 
 
 def autograd_nodes(results: Iterable[Any]) -> Iterator[Any]:
@@ -198,15 +207,22 @@ def autograd_nodes(results: Iterable[Any]) -> Iterator[Any]:
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
 
 
-def tangent_dependencies(graph: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
-    """Returns, for each node of a joint graph, the tangent slots that it depends on."""
+def tangent_slots(graph: fx.GraphModule) -> dict[str, int]:
+    """Returns placeholder name -> tangent slot, for the tangents of a joint graph."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    names = (node.name for node in placeholders if "tangents" in str(node.target))
+    return {name: slot for slot, name in enumerate(names)}
+
+
+def tangent_dependencies(graph: fx.GraphModule, tangents: Mapping[str, int]) -> dict[fx.Node, frozenset[int]]:
+    """Returns, for each node of a graph, the tangent slots that it depends on.
+
+    Args:
+        graph: The graph.
+        tangents: Placeholder name -> tangent slot.
+    """
     dependencies: dict[fx.Node, frozenset[int]] = {}
-    count = 0
     for node in graph.graph.nodes:
-        if node.op == "placeholder" and "tangents" in str(node.target):
-            dependencies[node] = frozenset({count})
-            count += 1
-        else:
-            parents = (dependencies[parent] for parent in node.all_input_nodes)
-            dependencies[node] = frozenset().union(*parents)
+        own = frozenset({tangents[node.name]} if node.name in tangents else ())
+        dependencies[node] = own.union(*(dependencies[parent] for parent in node.all_input_nodes))
     return dependencies

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from desugar.ir.values import Value, View, slots_of
-
-
-class Structure(Protocol):
-    """What the wrapper asks of the structure of a result."""
-
-    @property
-    def num_leaves(self) -> int:
-        """The number of leaves."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +14,7 @@ class Outputs:
     """The results and the mutations of a function.
 
     Attributes:
-        treespec: The structure of the result: optree's, or that of a program which was loaded.
+        num_visible: The number of result leaves.
         values: One value per result leaf, then one per hidden result: bases of views, new values of mutated inputs,
             replaced inner tensors.
         items: Fake tensors and symbolic ints, by output slot.
@@ -33,19 +24,17 @@ class Outputs:
         stores: (input slot, output slot) of each other mutated input tensor. The graph stores the output in it.
         held: (output slot, input slot) of each computed inner tensor whose memory is that of an input in `stores`.
         versions: (input leaf, attribute path, increase of the version counter) of each mutated tensor.
-        base_slots: Input slot -> input slot of the storage that it is a view of.
         assigns: (input leaf, name, index in `values`) of each inner tensor that the function replaced.
         tokens: Output slots of the last effect tokens.
     """
 
-    treespec: Structure
+    num_visible: int
     values: tuple[Value, ...]
     items: tuple[Any, ...]
     inputs: Mapping[int, int]
     writes: tuple[tuple[int, int], ...] = ()
     stores: tuple[tuple[int, int], ...] = ()
     versions: tuple[tuple[int, tuple[str, ...], int], ...] = ()
-    base_slots: Mapping[int, int] = field(default_factory=dict)
     assigns: tuple[tuple[int, str, int], ...] = ()
     tokens: tuple[int, ...] = ()
     held: tuple[tuple[int, int], ...] = ()
@@ -58,7 +47,7 @@ class Outputs:
     @property
     def visible(self) -> tuple[Value, ...]:
         """The values of the result leaves, without the hidden results."""
-        return self.values[: self.treespec.num_leaves]
+        return self.values[: self.num_visible]
 
     @property
     def has_effects(self) -> bool:
@@ -98,4 +87,4 @@ def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
     slots = {slot for slot, _ in outputs.stores}
     for leaf, _ in outputs.writes:
         slots.update(slots_of(values[leaf]))
-    return slots | {outputs.base_slots[slot] for slot in slots if slot in outputs.base_slots}
+    return slots

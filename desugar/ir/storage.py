@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -46,11 +45,3 @@ def are_apart(written: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
     return not any(
         may_overlap(tensor, other) for n, tensor in enumerate(written) for other in (*written[:n], *others)
     )
-
-
-def whole_storage(tensor: Tensor) -> Tensor:
-    """Returns a one-dimensional tensor over the whole storage of `tensor`, of the same dtype."""
-    storage = tensor.untyped_storage()
-    with torch.no_grad():
-        blank = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return blank.set_(storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))  # type: ignore[arg-type]

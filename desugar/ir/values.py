@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from desugar.errors import DesugarError
 from subclasses import TensorSubclass
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.adoption.flatten_purity import flattens_to_constants
@@ -324,28 +323,22 @@ def renumber(value: Value, slots: Sequence[int]) -> Value:
 
 
 def slots_of(value: Value) -> Iterator[int]:
-    """Yields the slots of the plain tensors in a value, in flatten order."""
-    match value:
-        case Plain(index):
-            yield index
-        case Wrapper(inner=inner):
-            for _, part in inner:
-                yield from slots_of(part)
-        case _:
-            return
+    """Returns the slots of the plain tensors in a value, in flatten order."""
+    return (slot for slot, _ in paths_of(value))
+
+
+def parts_of(value: Value) -> Iterator[tuple[Value, tuple[str, ...]]]:
+    """Yields (part, attribute path from the leaf) of each part of a value that is no wrapper."""
+    if isinstance(value, Wrapper):
+        for name, inner in value.inner:
+            yield from ((part, (name, *path)) for part, path in parts_of(inner))
+    else:
+        yield value, ()
 
 
 def paths_of(value: Value) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yields (slot, attribute path from the leaf to the tensor) of each plain tensor in a value."""
-    match value:
-        case Plain(index):
-            yield index, ()
-        case Wrapper(inner=inner):
-            for name, part in inner:
-                for index, path in paths_of(part):
-                    yield index, (name, *path)
-        case _:
-            return
+    """Returns (slot, attribute path from the leaf to the tensor) of each plain tensor in a value."""
+    return ((part.index, path) for part, path in parts_of(value) if isinstance(part, Plain))
 
 
 def requires_grad(value: Value) -> bool:
@@ -374,8 +367,6 @@ def describe(value: Value, indent: str = "", items: Sequence[Any] = ()) -> str:
             ]
             lines += [f"{indent}  .{name}: int {_ints((extent,))}" for name, extent in value.dynamics]
             return "\n".join([head, *lines])
-        case _:
-            raise DesugarError(f"unknown value {value!r}", instead="report this as a bug")
 
 
 def kind_of(value: Value) -> str:

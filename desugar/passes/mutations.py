@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
 
 from desugar.errors import DesugarError
-from desugar.ir.fx_utils import is_view, output_nodes, set_outputs
+from desugar.ir.fx_utils import follow_views, output_nodes, set_outputs
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, Partitioned
 
 # ---------------------------------------------------------------------------------------------------- passes
@@ -56,17 +55,14 @@ def store_results(
 
 def _view_again(graph: fx.GraphModule, view: fx.Node, value: fx.Node, home: fx.Node) -> fx.Node:
     """Takes a view of an input's new value as a view of the input, which has the value once it is stored there."""
-    chain = []
-    while view is not value and is_view(view):
-        chain.append(view)
-        view = view.args[0]  # type: ignore[assignment]
-    if view is not value or _extents(value) != _extents(home):
+    owner, chain = follow_views(view, (value,))
+    if owner is not value or _extents(value) != _extents(home):
         raise DesugarError(
             "a result holds a view of an argument that is written to, in another memory order than the argument",
             instead="return a clone()",
         )
     made = home
-    for node in reversed(chain):
+    for node in chain:
         made = graph.graph.call_function(node.target, (made, *node.args[1:]), dict(node.kwargs))  # type: ignore[arg-type]
         made.meta = dict(node.meta)
     return made
@@ -90,12 +86,13 @@ def keep_old_values(partitioned: Partitioned, written: set[int]) -> Partitioned:
     """
     graph = partitioned.forward
     outputs, placeholders = output_nodes(graph), graph.graph.find_nodes(op="placeholder")
+    read = {FromInput: placeholders, FromForward: list(outputs)}
     roots = {placeholders[slot] for slot in written}
     sources: list[BackwardInput] = []
     (end,) = graph.graph.find_nodes(op="output")
     for source in partitioned.backward_inputs:
-        node = _forward_node(source, outputs, placeholders)
-        if node is not None and _view_root(node) in roots:
+        node = read[type(source)][source.index] if type(source) in read else None
+        if node is not None and follow_views(node)[0] in roots:
             with graph.graph.inserting_before(end):
                 copy = graph.graph.call_function(torch.ops.aten.clone.default, (node,))
             copy.meta["val"] = node.meta["val"]
@@ -105,20 +102,3 @@ def keep_old_values(partitioned: Partitioned, written: set[int]) -> Partitioned:
             sources.append(source)
     set_outputs(graph, outputs)
     return replace(partitioned, backward_inputs=tuple(sources))
-
-
-def _forward_node(source: BackwardInput, outputs: list[Any], placeholders: list[fx.Node]) -> fx.Node | None:
-    match source:
-        case FromInput(index):
-            return placeholders[index]
-        case FromForward(index):
-            return outputs[index]
-        case _:
-            return None
-
-
-def _view_root(node: fx.Node) -> fx.Node:
-    """Follows view ops back to the node that owns the memory."""
-    while is_view(node):
-        node = node.args[0]  # type: ignore[assignment]
-    return node

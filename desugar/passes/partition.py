@@ -19,6 +19,7 @@ from desugar.ir.fx_utils import (
     output_nodes,
     set_outputs,
     tangent_dependencies,
+    tangent_slots,
 )
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
 from desugar.passes.saved_views import replace_saved_views
@@ -58,22 +59,13 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
         if node.name in needed and node.name not in placeholders and node not in outputs:
             outputs.append(node)
     set_outputs(forward, outputs)
-    positions = {node.name: n for n, node in reversed(list(enumerate(outputs))) if isinstance(node, fx.Node)}
-    tangents = {
-        node.name: n
-        for n, node in enumerate(
-            node for node in traced.graph.graph.find_nodes(op="placeholder") if "tangents" in str(node.target)
-        )
+    known: dict[str, BackwardInput] = {
+        node.name: FromForward(n) for n, node in reversed([*enumerate(outputs)]) if isinstance(node, fx.Node)
     }
-    sources: list[BackwardInput] = []
-    for node in backward.graph.find_nodes(op="placeholder"):
-        if node.name in tangents:
-            sources.append(FromTangent(tangents[node.name]))
-        elif node.name in placeholders:
-            sources.append(FromInput(placeholders[node.name]))
-        else:
-            sources.append(FromForward(positions[node.name]))
-    return Partitioned(forward, backward, traced.num_forward, tuple(sources), depends)
+    known |= {name: FromInput(n) for name, n in placeholders.items()}
+    known |= {name: FromTangent(slot) for name, slot in tangent_slots(traced.graph).items()}
+    sources = tuple(known[node.name] for node in backward.graph.find_nodes(op="placeholder"))
+    return Partitioned(forward, backward, traced.num_forward, sources, depends)
 
 
 def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
@@ -81,7 +73,7 @@ def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
 
     If none of these tangents arrives, the gradient is `None` in eager mode, not zero.
     """
-    behind = tangent_dependencies(traced.graph)
+    behind = tangent_dependencies(traced.graph, tangent_slots(traced.graph))
     gradients = output_nodes(traced.graph)[traced.num_forward :]
     return tuple(behind[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from desugar.flatten.fakes import same_ints
-from desugar.ir.fx_utils import copy_graph, output_nodes, set_outputs
+from desugar.ir.fx_utils import copy_graph, output_nodes, set_outputs, tangent_dependencies
 
 
 def prune_missing(
@@ -33,13 +33,13 @@ def prune_missing(
         depends: Per output, the tangent slots that it depends on.
     """
     graph = copy_graph(backward)
-    zeros = _find_zeros(graph, tangents, missing)
+    behind, gone = tangent_dependencies(graph, tangents), frozenset(missing)
+    zeros = {node for node, slots in behind.items() if slots and slots <= gone}
     for node in list(graph.graph.nodes):
         if node not in zeros and node.target is torch.ops.aten.add.Tensor and not node.kwargs:
             _drop_zero_summand(node, zeros)
     outputs = [
-        node if not depends[n] or depends[n] - set(missing) else None
-        for n, node in enumerate(output_nodes(graph))
+        node if not depends[n] or depends[n] - gone else None for n, node in enumerate(output_nodes(graph))
     ]
     set_outputs(graph, outputs)
     for node in reversed(graph.graph.find_nodes(op="placeholder")):
@@ -49,22 +49,6 @@ def prune_missing(
             )  # an int may be in the size of another input, which the compiler reads
     graph.recompile()
     return graph
-
-
-def _find_zeros(graph: fx.GraphModule, tangents: dict[str, int], missing: Collection[int]) -> set[fx.Node]:
-    """Returns the nodes that depend on missing tangents, and on no other tangent."""
-    live, zeros = set[fx.Node](), set[fx.Node]()
-    for node in graph.graph.nodes:
-        if node.op == "placeholder":
-            if node.name in tangents:
-                (zeros if tangents[node.name] in missing else live).add(node)
-            continue
-        parents = node.all_input_nodes
-        if any(parent in live for parent in parents):
-            live.add(node)
-        elif any(parent in zeros for parent in parents):
-            zeros.add(node)
-    return zeros
 
 
 def _drop_zero_summand(node: fx.Node, zeros: Collection[fx.Node]) -> None:

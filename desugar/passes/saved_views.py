@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from torch import fx
 
-from desugar.ir.fx_utils import is_view
+from desugar.ir.fx_utils import follow_views
 
 
 def replace_saved_views(
@@ -40,15 +40,9 @@ def _view_chain(node: fx.Node, owners: Collection[fx.Node]) -> list[fx.Node]:
     Returns an empty list if the node is not a view of an owner, or if a view op has an argument that the forward
     computes (a size, for instance).
     """
-    chain: list[fx.Node] = []
-    while node not in owners:
-        if not is_view(node):
-            return []
-        if any(other.op != "placeholder" for other in node.all_input_nodes if other is not node.args[0]):
-            return []
-        chain.insert(0, node)
-        node = node.args[0]  # type: ignore[assignment]
-    return chain
+    owner, chain = follow_views(node, owners)
+    others = (other for view in chain for other in view.all_input_nodes if other is not view.args[0])
+    return chain if owner in owners and all(other.op == "placeholder" for other in others) else []
 
 
 def _compute_in_backward(backward: fx.GraphModule, placeholder: fx.Node, chain: list[fx.Node]) -> None:

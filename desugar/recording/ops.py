@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from desugar import _torch as private
 from desugar.ir.fx_utils import autograd_nodes
-from desugar.ir.pytree import flatten
+from desugar.ir.pytree import tensor_leaves
 from desugar.ir.values import is_wrapper
 from desugar.recording.listeners import Op, Recording, current
 from desugar.user_code import Line, find_line
@@ -50,14 +50,14 @@ class OpRecorder:
     def call(self, run: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
         """Runs `run(func, args, kwargs)` and records it as a call of the Python-level function `func`."""
         name = torch.overrides.resolve_name(func) or getattr(func, "__qualname__", str(func))
-        operands = _tensors((args, kwargs))
+        operands = tensor_leaves((args, kwargs))
         how = _function_rule(func, operands) if any(map(is_wrapper, operands)) else "plain"
         with self._recording(name, how, operands, find_line()):
             return run(func, args, kwargs)
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs and records an op that a tensor subclass handles."""
-        operands = _tensors((args, kwargs))
+        operands = tensor_leaves((args, kwargs))
         with self._recording(str(func), _resolution_step(func, operands), operands, find_line()):
             return func(*args, **kwargs)
 
@@ -177,10 +177,6 @@ def record_backward(results: Sequence[Tensor]) -> contextlib.AbstractContextMana
 
 
 # -------------------------------------------------------------------------------------------------- helpers
-
-
-def _tensors(call: Any) -> list[Tensor]:
-    return [leaf for leaf in flatten(call)[0] if isinstance(leaf, Tensor)]
 
 
 def _show(tensor: Tensor) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from torch import Tensor, fx
+from torch import fx
 
 from desugar import _torch as private
 from desugar.backends import kernel_libraries
@@ -111,10 +111,8 @@ def pack(program: Stored, inputs: Inputs) -> dict[str, Any]:
     Raises:
         CannotStore: Another process could not read a part of it, or would need more than its arguments.
     """
-    if inputs.captured or inputs.generators or inputs.bases:
-        raise CannotStore(
-            "it uses tensors or generators besides its arguments, or arguments that share memory"
-        )
+    if inputs.captured or inputs.generators:
+        raise CannotStore("it uses tensors or generators besides its arguments")
     env = inputs.fakes.env
     guards = [guard.expr for guard in env.guards]
     if env.deferred_runtime_asserts or not _hold(guards, env):
@@ -252,7 +250,7 @@ class PlaceInStore:
 
 
 # What describes flattened arguments, besides their fakes.
-INPUT_FIELDS = ("values", "origins", "num_arguments", "assumes_no_overlap", "parameters")
+INPUT_FIELDS = ("values", "origins", "num_arguments", "parameters", "inference")
 
 
 class PackedPlace:
@@ -263,14 +261,12 @@ class PackedPlace:
         problem: Why it cannot be saved.
         inputs: The flattened arguments as fake tensors (`INPUT_FIELDS`, then the fakes).
         symbols: Symbol -> its value in the call that was compiled, and what is known of its range.
-        inference: Input slots of tensors made in inference mode.
     """
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
         self.files: dict[str, bytes] = {} if files is None else files
         self.problem: CannotStore | None = None
         self.inputs, self.symbols = b"", dict[Any, tuple[Any, Any]]()
-        self.inference: set[int] = set()
 
     def load(self, inputs: Inputs) -> Stored | None:
         """Returns the program, whose guards its caller has checked; None if there is none yet."""
@@ -290,8 +286,6 @@ class PackedPlace:
 
     def save(self, program: Stored, inputs: Inputs) -> None:
         """Packs a program; notes why if it cannot be saved."""
-        tensors = ((slot, item) for slot, item in enumerate(inputs.flat.items) if isinstance(item, Tensor))
-        self.inference = {slot for slot, item in tensors if item.is_inference()}
         try:
             if any(isinstance(value, View) for value in program.interface.outputs.values):
                 raise CannotStore("a result is a view of an argument or of another result")

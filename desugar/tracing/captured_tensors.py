@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private
 from desugar.flatten.inputs import Inputs, is_traced
-from desugar.ir.pytree import flatten
 from desugar.ir.values import Plain, Same, Value, Wrapper, is_constructed, wrap_value
 from desugar.recording.ops import current_op_recorder
 from desugar.tracing import unsupported
@@ -63,7 +62,6 @@ class Capture(TorchFunctionMode):
         handler = HANDLERS.get(func)
         if handler is not None and not (handler in REPLACING and has_function_rule(func, args, kwargs)):
             func, args = handler(func, args, kwargs, self.inputs)
-        unsupported.check_write(func, args, kwargs)
         if isinstance(generator := kwargs.get("generator"), torch.Generator):
             self.inputs.note_generator(generator)
         result = run_op(func, args, kwargs)
@@ -93,8 +91,7 @@ class Capture(TorchFunctionMode):
 
     def replace_result(self, result: Any) -> Any:
         """Returns the function's result, with captured tensors replaced by inputs of the graph."""
-        leaves, treespec = flatten(result)
-        return treespec.unflatten([self.replace_leaf(leaf) for leaf in leaves])
+        return optree.tree_map(self.replace_leaf, result, none_is_leaf=True)
 
 
 def build_input_leaf(value: Value, inputs: Inputs, items: list[Any], arguments: list[InputLeaf]) -> InputLeaf:

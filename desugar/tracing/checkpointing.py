@@ -31,8 +31,7 @@ def run_op(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         return func(*args, **kwargs)
     graph = mode.tracer.graph
     last = next(iter(reversed(graph.nodes)), None)
-    with private.preserve_node_meta():  # releases before 2.13 store a policy's decision there
-        result = func(*args, **kwargs)
+    result = func(*args, **kwargs)
     for node in reversed(graph.nodes):
         if node is last:
             break

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from desugar import _torch as private
-from desugar.errors import DesugarError
+from desugar.errors import DesugarError, user_line
 from desugar.tracing.side_effects import functional_mode
-from desugar.user_code import find_line_of
 
 # ----------------------------------------------------------------------------------------------------- modes
 
@@ -73,7 +72,7 @@ def _translate_torch_errors() -> Iterator[None]:
         raise DesugarError(
             "the function depends on the data of a tensor in a way that a trace cannot follow "
             f"({type(error).__name__}: {str(error).splitlines()[0]})",
-            where=_user_line_of(error),
+            where=user_line(error),
             instead="use torch.where instead of if, or run this part in eager mode",
         ) from error
     except (AssertionError, RuntimeError, TypeError) as error:
@@ -82,12 +81,7 @@ def _translate_torch_errors() -> Iterator[None]:
             raise
         what, instead = _TORCH_ERRORS[known]
         message = f"{what} ({str(error).splitlines()[0]})"
-        raise DesugarError(message, where=_user_line_of(error), instead=instead) from error
-
-
-def _user_line_of(error: BaseException) -> str | None:
-    line = find_line_of(error)
-    return None if line is None else str(line)
+        raise DesugarError(message, where=user_line(error), instead=instead) from error
 
 
 _PRINT_OUTSIDE = "return it, and print it outside the compiled function"

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from desugar.flatten.inputs import Inputs
-from desugar.flatten.storage_offsets import OFFSET_POSITIONS, note_offset_given, note_offset_read
+from desugar.flatten.storage_offsets import note_offset_read
 from desugar.tracing.python_numbers import index_by_scalars
 from desugar.tracing.unsupported import SPARSE, check_retain_grad, check_sparse, refuse_data, refuse_grad
 
@@ -160,7 +160,6 @@ HANDLERS: dict[Any, Handler] = {
     Tensor.__setitem__: index_by_scalars,
     **dict.fromkeys(SQUEEZES, guard_squeezed),
     Tensor.storage_offset: note_offset_read,
-    **dict.fromkeys(OFFSET_POSITIONS, note_offset_given),
     F.dropout: keep_undropped,
     torch.dropout: keep_undropped,
     F.multilabel_margin_loss: ignore_later_targets,

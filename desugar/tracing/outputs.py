@@ -18,13 +18,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import optree
 from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.ir.outputs import Outputs
-from desugar.ir.pytree import flatten
+from desugar.ir.pytree import result_leaves
 from desugar.ir.storage import base_of, storage_of
 from desugar.ir.values import (
     Flat,
@@ -37,7 +36,6 @@ from desugar.ir.values import (
     paths_of,
     plain_parts,
     renumber,
-    slots_of,
     unwrap_value,
 )
 from desugar.tracing.run import Run, assigned_inners, changed_slots, from_functional, identity
@@ -47,27 +45,17 @@ from subclasses._torch import is_traceable_wrapper_subclass
 # ----------------------------------------------------------------------------------------------- unwrapping
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The traced result of one run.
+def unwrap_result(run: Run) -> tuple[Outputs, list[Any], list[Any]]:
+    """Unwraps the result of a run.
 
-    Attributes:
-        leaves: The result leaves, then the hidden ones.
-        items: The functional tensors and symbolic ints inside the leaves, by output slot.
-    """
-
-    leaves: list[Any]
-    items: list[Any]
-
-
-def unwrap_result(run: Run) -> tuple[Outputs, Result]:
-    """Returns the structure, mutations and plain tensors of a run's result, and its traced leaves.
+    Returns:
+        Its structure, mutations and plain tensors; the result leaves, then the hidden ones; the functional tensors and
+        symbolic ints inside the leaves, by output slot.
 
     Raises:
         DesugarError: A result shares memory with an input or another result in a way that views cannot repeat.
     """
-    leaves, treespec = flatten(run.result)
-    return _ResultUnwrapper(run, leaves).unwrap(treespec)
+    return _ResultUnwrapper(run, result_leaves(run.result)).unwrap()
 
 
 @dataclass(slots=True)
@@ -88,7 +76,7 @@ class _ResultUnwrapper:
     values: list[Value] = field(default_factory=list)
     new_slots: set[int] = field(default_factory=set)
 
-    def unwrap(self, treespec: optree.PyTreeSpec) -> tuple[Outputs, Result]:
+    def unwrap(self) -> tuple[Outputs, list[Any], list[Any]]:
         visible = list(self.leaves)
         bases = self._shared_bases(visible)
         hidden = {id(base): base for base in bases.values() if not any(base is leaf for leaf in visible)}
@@ -102,19 +90,18 @@ class _ResultUnwrapper:
         tokens = tuple(self.flat.tensor(token) for token in self.run.tokens)
         same = self._same_as_inputs()
         outputs = Outputs(
-            treespec,
+            len(visible),
             tuple(self.values),
             tuple(from_functional(item) for item in self.flat.items),
             same,
             writes,
             stores,
             self._find_version_rises(),
-            self.run.base_slots,
             assigns,
             tokens,
             self._find_held([slot for slot, _ in stores], same),
         )
-        return outputs, Result(self.leaves, self.flat.items)
+        return outputs, self.leaves, self.flat.items
 
     def _value(self, number: int, leaf: Any, numbers: dict[int, int], bases: dict[int, Tensor]) -> Value:
         if not isinstance(leaf, Tensor):
@@ -258,9 +245,8 @@ class _ResultUnwrapper:
                 recorded.update(changed)
         for source in self.run.input_leaves:
             for slot in changed_slots(source.value, self.run.items):
-                home = self.run.base_slots.get(slot, slot)
-                if slot not in recorded and home not in stores:
-                    stores[home] = self._new_slot(self.run.items[home])
+                if slot not in recorded and slot not in stores:
+                    stores[slot] = self._new_slot(self.run.items[slot])
         return tuple(writes), tuple(stores.items())
 
     def _find_held(self, homes: Sequence[int], same: Collection[int]) -> tuple[tuple[int, int], ...]:
@@ -310,16 +296,13 @@ class _ResultUnwrapper:
             rise = source.leaf._version - source.version
             changed = changed_slots(source.value, self.run.items)
             if changed or rise:  # a write of the same data counts, too
-                if not isinstance(source.value, Plain) or source.value.index not in counted:
-                    rises.append((number, (), rise))
-                counted.update(slots_of(source.value) if isinstance(source.value, Plain) else ())
                 if isinstance(source.value, Wrapper):
-                    for slot, path in paths_of(source.value):
-                        if slot not in counted:
-                            counted.add(slot)
-                            rises.append(
-                                (number, path, self.run.items[slot]._version - self.run.versions[slot])
-                            )
+                    rises.append((number, (), rise))
+                for slot, path in paths_of(source.value):
+                    if slot not in counted:
+                        counted.add(slot)
+                        own = self.run.items[slot]._version - self.run.versions[slot]
+                        rises.append((number, path, own if path else rise))
         return tuple(rises)
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.ir.storage import may_overlap, storage_of
+from desugar.ir.storage import storage_of
 from desugar.ir.values import Plain, Value, Wrapper, slots_of
-
-if TYPE_CHECKING:
-    from desugar.flatten.inputs import Inputs
 
 # ------------------------------------------------------------------------------------------------- records
 
@@ -65,7 +62,6 @@ class Run:
         versions: The version counters of `items` before the run, by input slot; 0 for captured tensors.
         storages: The storages of `items` when the function receives them, by input slot.
         input_leaves: The argument and captured leaves, in order of `Inputs.values`.
-        base_slots: Input slot -> input slot of the storage that it is a view of, for inputs that overlap.
         result: The function's result.
         tokens: The last token of each kind of effect of the function's ops.
         detached: Id of a result of `detach()` -> that result and what it was made of.
@@ -75,7 +71,6 @@ class Run:
     versions: list[int]
     storages: list[Storages]
     input_leaves: list[InputLeaf]
-    base_slots: dict[int, int]
     result: Any
     tokens: tuple[Any, ...] = ()
     detached: dict[int, Detached] = field(default_factory=dict)
@@ -139,19 +134,3 @@ def assigned_inners(input_leaf: InputLeaf, items: Sequence[Any]) -> list[str]:
         for name, part in input_leaf.value.inner
         if isinstance(part, Plain) and identity(getattr(input_leaf.leaf, name)) != identity(items[part.index])
     ]
-
-
-def find_overlaps(run: Run, inputs: Inputs) -> list[tuple[int, ...]]:
-    """Returns groups of input slots whose tensors share a storage, where a mutated one overlaps another.
-
-    Inputs that already are views of a storage input are skipped.
-    """
-    tensors = {n: item for n, item in enumerate(inputs.flat.items) if isinstance(item, Tensor)}
-    groups: list[tuple[int, ...]] = []
-    for slot in sorted({slot for value in inputs.values for slot in changed_slots(value, run.items)}):
-        if slot in inputs.base_slots or any(slot in group for group in groups):
-            continue
-        real = inputs.flat.items[slot]
-        if sum(may_overlap(item, real) for item in tensors.values()) > 1:  # `real` overlaps itself
-            groups.append(tuple(n for n, item in tensors.items() if storage_of(item) == storage_of(real)))
-    return groups

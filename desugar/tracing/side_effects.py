@@ -57,7 +57,7 @@ def _is_unfolded(tensor: Any) -> bool:
 
 
 def functional_mode() -> Any:
-    """Returns a `FunctionalTensorMode` that also checks what a class's own `__torch_dispatch__` writes to."""
+    """Returns a `FunctionalTensorMode` that also checks the tensors that ops write to."""
     return _checking_mode_class()()
 
 
@@ -85,7 +85,7 @@ def _checking_mode_class() -> type:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             targets = _mutated_arguments(func, args, kwargs or {})
             for target in targets:
-                check_target(str(func), target)
+                check_target(func._opname, target)
             result = super().__torch_dispatch__(func, types, args, kwargs)
             if not _counts_versions(func):
                 torch.autograd.graph.increment_version(targets)

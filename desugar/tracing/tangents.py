@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.ir.fx_utils import autograd_nodes, output_nodes, set_outputs, tangent_dependencies
+from desugar.ir.fx_utils import autograd_nodes, output_nodes, set_outputs, tangent_dependencies, tangent_slots
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import GradientCall
 from desugar.ir.values import (
@@ -29,6 +29,7 @@ from desugar.ir.values import (
     Plain,
     Value,
     Wrapper,
+    plain_parts,
     read_int,
     renumber,
     slots_of,
@@ -63,20 +64,19 @@ def make_tangents(
     Raises:
         DesugarError: The tangent would be a sparse tensor, or would hold something without a gradient.
     """
-    flat, tangents = Flat(), []
-    for number, value in results:
-        tangents.append((number, _tangent_value(value, outputs, flat, all_inner=False)))
-    return tuple(tangents), tuple(flat.items)
+    flat = Flat()
+    tangents = [(number, _tangent_value(value, outputs, flat, all_inner=False)) for number, value in results]
+    return tuple((number, _mark_tangent(value)) for number, value in tangents), tuple(flat.items)
 
 
-def mark_tangent(value: Value) -> Value:
+def _mark_tangent(value: Value) -> Value:
     """Marks a tangent as a cotangent, as those that autograd makes are.
 
     Eager mode adds and scales these one inner tensor at a time, whatever the class's rules say.
     """
     if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
         return value
-    inner = tuple((name, mark_tangent(part)) for name, part in value.inner)
+    inner = tuple((name, _mark_tangent(part)) for name, part in value.inner)
     layout = cotangent_layout(value.context)  # type: ignore[arg-type]
     marked = {name: part.context for name, part in inner if isinstance(part, Wrapper)}
     nested = tuple(
@@ -260,12 +260,11 @@ def record_backward_calls(results: Sequence[Tensor]) -> Iterator[list[GradientCa
 
 def _plain_tensors(gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], ...]:
     """Returns the plain tensors of each gradient that is not None."""
-    flats = []
-    for gradient in gradients:
-        if gradient is not None:
-            flats.append(Flat())
-            unwrap_value(gradient, flats[-1])
-    return tuple([from_functional(item) for item in flat.items if isinstance(item, Tensor)] for flat in flats)
+    return tuple(
+        [from_functional(part) for part in plain_parts(gradient)]
+        for gradient in gradients
+        if gradient is not None
+    )
 
 
 def recorded_tensors(calls: Sequence[GradientCall]) -> list[Tensor]:
@@ -283,7 +282,7 @@ def resolve_calls(graph: fx.GraphModule, calls: Sequence[GradientCall]) -> tuple
     count = len(recorded_tensors(calls))
     if count == 0:
         return ()
-    outputs, behind = output_nodes(graph), tangent_dependencies(graph)
+    outputs, behind = output_nodes(graph), tangent_dependencies(graph, tangent_slots(graph))
     recorded = iter(outputs[-count:])
 
     def slots(parts: Sequence[Sequence[Tensor]]) -> tuple[frozenset[int], ...]:

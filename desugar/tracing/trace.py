@@ -25,25 +25,23 @@ from torch.fx.graph import CodeGen
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.flatten.inputs import Inputs, StaticNeeded
-from desugar.flatten.storage_offsets import views_larger_elements
+from desugar.flatten.inputs import Inputs
+from desugar.flatten.storage_offsets import depends_on_offsets
 from desugar.ir.fx_utils import multiply_in_pairs, read_sizes_early
 from desugar.ir.outputs import Outputs
-from desugar.ir.pytree import flatten
 from desugar.ir.stages import GradientCall, LeafFunction, Traced
 from desugar.ir.values import Flat, Value, View, requires_grad
 from desugar.recording.ops import record_backward, record_ops
 from desugar.tracing import unsupported
 from desugar.tracing.captured_tensors import Capture, build_input_leaf, to_functional
 from desugar.tracing.modes import tracing_modes
-from desugar.tracing.outputs import Result, unwrap_result
-from desugar.tracing.run import InputLeaf, Run, find_overlaps, from_functional, identity, storages_of
+from desugar.tracing.outputs import unwrap_result
+from desugar.tracing.run import InputLeaf, Run, from_functional, identity, storages_of
 from desugar.tracing.side_effects import check_rng, end_effects, start_effects
 from desugar.tracing.tangents import (
     as_gradient_of_parameter,
     build_tangent,
     make_tangents,
-    mark_tangent,
     record_backward_calls,
     recorded_tensors,
     resolve_calls,
@@ -56,9 +54,6 @@ from desugar.tracing.tangents import (
 def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> Run:
     """Rebuilds the arguments around functional tensors and calls the function on them."""
     items = [to_functional(primal) for primal in primals]
-    for base, slots in inputs.bases.items():
-        for slot in slots:
-            items[slot] = view_of_storage(items[base], inputs.fake_items[slot])
     versions = [item._version if isinstance(item, Tensor) else 0 for item in items]
     input_leaves: list[InputLeaf] = []
     for value in inputs.values:
@@ -80,20 +75,10 @@ def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> 
         versions,
         storages,
         input_leaves,
-        inputs.base_slots,
         result,
         tuple(tokens.values()),
         capture.detached,
     )
-
-
-def view_of_storage(base: Any, fake: Tensor) -> Any:
-    """Returns the functional tensor of an input that shares the storage `base` with other inputs.
-
-    To functionalization it is a view of `base`. To autograd it is not a view, as the input is none.
-    """
-    view = base.as_strided(fake.size(), fake.stride(), fake.storage_offset())
-    return private.FunctionalTensor(view.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
 
 
 # --------------------------------------------------------------------------------------------- the two runs
@@ -102,27 +87,17 @@ def view_of_storage(base: Any, fake: Tensor) -> Any:
 def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
     """Runs the function once: captures tensors from outside, checks the run, returns the result's structure.
 
-    It starts over when the function writes to inputs that overlap: their storage becomes an input of its own.
-
     Raises:
         DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`). No argument was
             changed.
-        StaticNeeded: Inputs that overlap have symbolic sizes.
     """
     with tracing_modes(inputs.fakes.mode) as mode, inputs.fakes.env.ignore_fresh_unbacked_symbols():
         run = run_function(call, inputs, inputs.primals())
         check_rng(mode.rng)
-        overlaps = [] if inputs.assumes_no_overlap else find_overlaps(run, inputs)
-    if overlaps:
-        for slots in overlaps:
-            inputs.add_base(slots)
-        return discover(call, inputs)
-    with tracing_modes(inputs.fakes.mode), inputs.fakes.env.ignore_fresh_unbacked_symbols():
         unsupported.check_run(run, inputs)
-        unsupported.check_results(run)
-        outputs, _ = unwrap_result(run)
-        inputs.is_sealed = True
-        return outputs
+        outputs, *_ = unwrap_result(run)
+    inputs.is_sealed = True
+    return outputs
 
 
 # Some formulas of autograd return it for a zero gradient.
@@ -135,8 +110,8 @@ def trace_graph(
     """Traces the function into a graph: the forward, or the joint graph if a result requires grad.
 
     Raises:
-        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
-        StaticNeeded: A symbolic size occurs in a zero gradient, so the sizes have to be constants.
+        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`), or a symbolic size
+            occurs in a zero gradient.
     """
     differentiable = [
         (number, value)
@@ -144,8 +119,7 @@ def trace_graph(
         if torch.is_grad_enabled() and requires_grad(value)
     ]
     with tracing_modes(inputs.fakes.mode):
-        bare, tangent_items = make_tangents(differentiable, outputs)
-        tangents = tuple([(number, mark_tangent(value)) for number, value in bare])
+        tangents, tangent_items = make_tangents(differentiable, outputs)
         recorder = _Recorder(call, inputs, outputs, tangents, tangent_items)
         graph = recorder.trace(decompositions)
     return _traced(recorder, graph)
@@ -156,19 +130,20 @@ def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, 
 
     Returns:
         The traced function; None if it needs two runs. They tell a tensor or generator from outside from one that the
-        function makes, find inputs that overlap, and keep the views that a program takes again apart from the trace.
+        function makes, and keep the views that a program takes again apart from the trace.
 
     Raises:
         DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
     """
-    if inputs.captured or inputs.generators:
+    env, recorder = inputs.fakes.env, _Recorder(call, inputs)
+    known = dict(env.replacements)
+    try:
+        with tracing_modes(inputs.fakes.mode) as mode:
+            graph = recorder.trace(decompositions)
+            check_rng(mode.rng)
+    except _TwoRunsNeeded:
         return None
-    env = inputs.fakes.env
-    with tracing_modes(inputs.fakes.mode) as mode:
-        recorder, known = _OnlyRun(call, inputs), dict(env.replacements)
-        graph = recorder.trace(decompositions)
-        check_rng(mode.rng)
-    if recorder.needs_two_runs or env.replacements != known:
+    if env.replacements != known:
         return None
     inputs.is_sealed = True
     return _traced(recorder, graph)
@@ -178,10 +153,13 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     """Returns what a recorder traced, after the passes over its graph."""
     inputs = recorder.inputs
     if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
-        raise StaticNeeded  # the graph records such zeros with this call's sizes, not with its symbols
+        raise DesugarError(
+            "a zero gradient would be traced with constant sizes, and the sizes of this call are symbols",
+            instead="compile with dynamic=False",
+        )
     calls = resolve_calls(graph, recorder.calls)
     unsupported.check_constants(graph)
-    inputs.fakes.offsets_matter |= views_larger_elements(graph)
+    inputs.fakes.offsets_matter |= depends_on_offsets(graph)
     read_sizes_early(graph)
     multiply_in_pairs(graph)
     graph.graph.set_codegen(CodeGen())
@@ -199,13 +177,17 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     )
 
 
+class _TwoRunsNeeded(Exception):
+    """Raised in the only run where it is not enough."""
+
+
 class _Recorder:
     """The function that `make_fx` traces.
 
     Attributes:
         call, inputs, tangents: The function, its inputs, and (output leaf, value) of each tangent.
         tangent_items: The fake tensors of the tangents, by tangent slot.
-        expected: The outputs of the first run.
+        expected: The outputs of the first run; None if this run is the only one.
         outputs: The outputs of the traced run.
         grads: (input leaf, value of its gradient) for each input leaf that requires grad.
         calls: The recorded calls of backwards of Python autograd functions.
@@ -215,12 +197,13 @@ class _Recorder:
         self,
         call: LeafFunction,
         inputs: Inputs,
-        outputs: Outputs,
-        tangents: tuple[tuple[int, Value], ...],
-        tangent_items: tuple[Tensor, ...],
+        expected: Outputs | None = None,
+        tangents: tuple[tuple[int, Value], ...] = (),
+        tangent_items: tuple[Tensor, ...] = (),
     ) -> None:
         self.call, self.inputs, self.tangents, self.tangent_items = call, inputs, tangents, tangent_items
-        self.expected = self.outputs = outputs
+        self.expected = expected
+        self.outputs: Outputs
         self.grads: list[tuple[int, Value | None]] = []
         self.calls: list[GradientCall] = []
 
@@ -239,16 +222,26 @@ class _Recorder:
     def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
         """Returns the forward's outputs, then gradients, then the recorded gradients of Python autograd functions."""
         run = run_function(self.call, self.inputs, primals)
-        outputs, result = unwrap_result(run)
-        unsupported.check_same_structure(self.expected, outputs)
-        self.outputs = outputs.with_views_of(self.expected)
+        if self.expected is None:
+            if self.inputs.captured or self.inputs.generators:
+                raise _TwoRunsNeeded
+            unsupported.check_run(run, self.inputs)
+        outputs, leaves, items = unwrap_result(run)
+        if self.expected is not None:
+            unsupported.check_same_structure(self.expected, outputs)
+            outputs = outputs.with_views_of(self.expected)
+        elif any(isinstance(value, View) for value in outputs.values):
+            raise _TwoRunsNeeded
+        self.outputs = outputs
         forward = [self.outputs.items[slot] for slot in self.outputs.returned]
-        return forward + self._backward(run, result, tangents) if self.tangents else forward
+        return forward + self._backward(run, leaves, items, tangents) if self.tangents else forward
 
-    def _backward(self, run: Run, result: Result, tangents: list[Tensor]) -> list[Any]:
-        leaves, items = result.leaves, [to_functional(tangent) for tangent in tangents]
+    def _backward(
+        self, run: Run, leaves: list[Any], output_items: list[Any], tangents: list[Tensor]
+    ) -> list[Any]:
+        items = [to_functional(tangent) for tangent in tangents]
         cotangents = [
-            build_tangent(value, items, leaves[number], result.items) for number, value in self.tangents
+            build_tangent(value, items, leaves[number], output_items) for number, value in self.tangents
         ]
         differentiable = [n for n, value in enumerate(self.inputs.values) if requires_grad(value)]
         if not differentiable:
@@ -267,32 +260,3 @@ class _Recorder:
             value = None if gradient is None else unwrap_gradient(gradient, flat, in_use)
             self.grads.append((number, value))
         return [*map(from_functional, flat.items), *recorded_tensors(self.calls)]
-
-
-class _OnlyRun(_Recorder):
-    """The function that `make_fx` traces where gradients are off, with the checks of a first run.
-
-    Attributes:
-        needs_two_runs: Whether what the run found is not enough.
-    """
-
-    def __init__(self, call: LeafFunction, inputs: Inputs) -> None:
-        nothing = Outputs(flatten(())[1], (), (), {})
-        super().__init__(call, inputs, nothing, (), ())
-        self.needs_two_runs = False
-
-    def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
-        """Returns the forward's outputs."""
-        run, inputs = run_function(self.call, self.inputs, primals), self.inputs
-        if (
-            inputs.captured
-            or inputs.generators
-            or (not inputs.assumes_no_overlap and find_overlaps(run, inputs))
-        ):
-            self.needs_two_runs = True
-            return []
-        unsupported.check_run(run, inputs)
-        unsupported.check_results(run)
-        self.outputs, _ = unwrap_result(run)
-        self.needs_two_runs = any(isinstance(value, View) for value in self.outputs.values)
-        return [self.outputs.items[slot] for slot in self.outputs.returned]

@@ -18,7 +18,7 @@ from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.flatten.fakes import check_nested
 from desugar.flatten.inputs import is_traced
-from desugar.ir.fx_utils import autograd_nodes, find_random_op, tangent_dependencies
+from desugar.ir.fx_utils import autograd_nodes, find_random_op, tangent_dependencies, tangent_slots
 from desugar.ir.pytree import tensor_leaves
 from desugar.ir.values import Constant, Plain, Wrapper, is_wrapper, paths_of, slots_of, wrap_value
 from desugar.tracing.run import (
@@ -29,7 +29,6 @@ from desugar.tracing.run import (
     identity,
     storages_of,
 )
-from desugar.tracing.side_effects import check_target
 from subclasses import TensorSubclass
 
 if TYPE_CHECKING:
@@ -119,12 +118,6 @@ def check_sparse(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any
     return func, args
 
 
-def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises for a mutation that functionalization replays incorrectly (:mod:`desugar.tracing.side_effects`)."""
-    for target in _mutated_arguments(func, args, kwargs):
-        check_target(getattr(func, "__name__", str(func)), target)
-
-
 def is_write(node: fx.Node) -> bool:
     """Whether a node of Dynamo's graph calls a function or method that mutates an argument."""
     if node.op not in ("call_function", "call_method"):
@@ -140,13 +133,6 @@ def _is_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
     name = name.partition(".")[0]
     is_named_so = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
     return bool(is_named_so or name.strip("_") in _IN_PLACE or kwargs.get("inplace"))
-
-
-def _mutated_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Returns the tensors that a torch function mutates: `out=`, and the first argument of an in-place function."""
-    in_place = _is_in_place(str(getattr(func, "__name__", "")), kwargs)
-    written: Any = (args[:1] if in_place else (), kwargs.get("out"))
-    return tensor_leaves(written)
 
 
 def check_while_loop(func: Any, args: tuple[Any, ...]) -> None:
@@ -199,14 +185,15 @@ def check_run(run: Run, inputs: Inputs) -> None:
 
     Raises:
         DesugarError: `.data` or the metadata of an input was changed, a class replaced an inner tensor that Dynamo has
-            read, the function called `backward()`, or a `torch.autograd.Function` received a tensor from outside
-            directly.
+            read, the function called `backward()`, a `torch.autograd.Function` received a tensor from outside directly,
+            or a result is one that a program cannot return.
     """
     _check_memory(run, inputs)
     _check_assigned(run, inputs)
     _check_metadata(run, inputs)
     _check_inner_backward(run)
     _check_bypass(run)
+    _check_results(run)
 
 
 def _check_memory(run: Run, inputs: Inputs) -> None:
@@ -285,7 +272,7 @@ def _size_and_stride(tensor: Tensor) -> tuple[Any, Any]:
     return tuple(tensor.size()), tuple(tensor.stride())
 
 
-def check_results(run: Run) -> None:
+def _check_results(run: Run) -> None:
     """Raises for results that a program cannot return.
 
     Raises:
@@ -349,7 +336,7 @@ def check_constants(graph: fx.GraphModule) -> None:
 
 def check_higher_order_randomness(graph: fx.GraphModule) -> None:
     """Raises if the backward of a higher-order op reruns a function that draws random numbers."""
-    for node, tangents in tangent_dependencies(graph).items():
+    for node, tangents in tangent_dependencies(graph, tangent_slots(graph)).items():
         op: Any = node.target
         if not tangents or not isinstance(op, private.HigherOrderOperator):
             continue
@@ -380,7 +367,7 @@ def check_same_structure(expected: Outputs, actual: Outputs) -> None:
 
 def _effects_of(outputs: Outputs) -> tuple[Any, ...]:
     return (
-        outputs.treespec,
+        outputs.num_visible,
         outputs.inputs,
         outputs.writes,
         [slot for slot, _ in outputs.stores],

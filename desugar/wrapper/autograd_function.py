@@ -8,7 +8,6 @@ tensors are in a list, which autograd does not look into.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 
 import torch
 
@@ -20,30 +19,13 @@ from desugar.ir.stages import FromForward, Split
 from desugar.ir.values import Plain, Wrapper
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward import variant_name
-from desugar.wrapper.backward_plan import BackwardPlan, ForwardNames, plan_backward
-from desugar.wrapper.recompute import RecomputePlan, plan_recompute, tensor_leaves
+from desugar.wrapper.backward_plan import BackwardPlan, plan_backward
+from desugar.wrapper.recompute import plan_recompute, tensor_leaves
 from desugar.wrapper.results import Parts, emit_results, is_computed, slot_reader, view_ints
-from subclasses.autograd.construct import Primal
 from subclasses.codegen.emitter import Emitter
 
 
-@dataclass(frozen=True, slots=True)
-class EmittedFunction:
-    """What the text of an autograd function lets its backwards rely on.
-
-    Attributes:
-        plan: What the forward saves, and how a backward reads it.
-        recompute: What the forward records for a backward that runs the function again.
-        is_replaced: Whether the variant for all gradients replaces `Backward.backward`. It can if both have the same
-            parameters. Nearly every call needs this variant.
-    """
-
-    plan: BackwardPlan
-    recompute: RecomputePlan
-    is_replaced: bool
-
-
-def emit_function(out: Emitter, parts: Parts, partitioned: Split) -> EmittedFunction:
+def emit_function(out: Emitter, parts: Parts, partitioned: Split) -> BackwardPlan:
     """Emits `class Backward(torch.autograd.Function)`, whose global `backwards` is the table of variants."""
     function = out.bind(torch.autograd.Function, "Function")
     out.writeline(f"class Backward({function}):")
@@ -51,15 +33,17 @@ def emit_function(out: Emitter, parts: Parts, partitioned: Split) -> EmittedFunc
         out.writeline("@staticmethod")
         out.writeline("def forward(ctx, items, kept, *differentiable):")
         with out.indent():
-            plan, recompute = _emit_forward(out, parts, partitioned)
+            plan = _emit_forward(out, parts, partitioned)
         out.writeline()
         out.writeline("@staticmethod")
         arriving = {number: f"tangent{number}" for number, _ in parts.traced.tangents}
         computed = [number for number, value in enumerate(parts.outputs.values) if is_computed(value)]
         parameters = [arriving.get(number) or out.fresh_name("_unused") for number in computed]
         parameters += [out.fresh_name("_unused") for _ in view_ints(parts)]  # autograd passes None for an int
-        is_replaced = len(parameters) == len(arriving)
-        note = f"  # until {variant_name((True,) * len(arriving))} takes its place" if is_replaced else ""
+        plan.is_replaced = len(parameters) == len(arriving)
+        note = (
+            f"  # until {variant_name((True,) * len(arriving))} takes its place" if plan.is_replaced else ""
+        )
         out.writeline(f"def backward(ctx, {', '.join(parameters)}):{note}")
         with out.indent():
             present = ", ".join(f"{name} is not None" for name in arriving.values())
@@ -69,10 +53,10 @@ def emit_function(out: Emitter, parts: Parts, partitioned: Split) -> EmittedFunc
     out.writeline()
     note_skipped_check(out, "a look for functorch transforms: under one, guards do not match")
     out.writeline(f"apply = super({function}, Backward).apply")
-    return EmittedFunction(plan, recompute, is_replaced)
+    return plan
 
 
-def _emit_forward(out: Emitter, parts: Parts, partitioned: Split) -> tuple[BackwardPlan, RecomputePlan]:
+def _emit_forward(out: Emitter, parts: Parts, partitioned: Split) -> BackwardPlan:
     names = _emit_forward_names(out, parts)
     count = len(partitioned.forward_outputs)
     read_later = {s.index for s in partitioned.backward_inputs if isinstance(s, FromForward)}
@@ -85,17 +69,13 @@ def _emit_forward(out: Emitter, parts: Parts, partitioned: Split) -> tuple[Backw
         parts.autocast,
     )
     leaves = emit_results(out, parts, names, results)
-    plan = plan_backward(parts.inputs, parts.traced, partitioned, ForwardNames(names, results, leaves))
-    recompute = plan_recompute(parts, plan)
+    plan = plan_backward(out, parts, names, results, leaves)
+    plan_recompute(parts, plan, names)
     if plan.saved:
         out.writeline(f"ctx.save_for_backward({', '.join(plan.saved)})")
-    for attribute in ("ints", "sizes", "companions"):
-        if values := getattr(plan, attribute):
-            out.writeline(f"ctx.{attribute} = {tuple_of(values)}")
-    if plan.primals:
-        primal = out.bind(Primal, "Primal")
-        out.writeline(f"ctx.primals = {tuple_of(f'{primal}({name})' for name in plan.primals)}")
-    _emit_recompute_record(out, recompute, names)
+    if plan.others:
+        out.writeline(f"ctx.others = {tuple_of(plan.others)}")
+    _emit_recompute_record(out, plan, names)
     out.writeline("ctx.set_materialize_grads(False)")
     computed = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if is_computed(value)]
     constant = [
@@ -106,7 +86,7 @@ def _emit_forward(out: Emitter, parts: Parts, partitioned: Split) -> tuple[Backw
     read = slot_reader(parts, names, results)
     returned = [leaf for leaf, _ in computed] + [read(slot) for slot in view_ints(parts)]
     out.writeline(f"return {returned[0] if len(returned) == 1 else tuple_of(returned)}")
-    return plan, recompute
+    return plan
 
 
 def _emit_forward_names(out: Emitter, parts: Parts) -> Names:
@@ -118,25 +98,22 @@ def _emit_forward_names(out: Emitter, parts: Parts) -> Names:
     return Names([leaves.get(n, "None") for n in range(len(parts.inputs.values))], slots)
 
 
-def _emit_reference(out: Emitter, recompute: RecomputePlan, n: int, name: str) -> str:
-    if n in recompute.kept:
+def _emit_reference(out: Emitter, plan: BackwardPlan, n: int, name: str) -> str:
+    if n in plan.kept:
         return name
     weak = f"{out.bind(weakref.ref, 'ref')}({name})"
-    return f"{weak} if {name}.is_leaf else {name}" if n in recompute.held else weak
+    return f"{weak} if {name}.is_leaf else {name}" if n in plan.held else weak
 
 
-def _emit_recompute_record(out: Emitter, recompute: RecomputePlan, names: Names) -> None:
-    """Emits the lines that record what a backward needs to run the function again (`RecomputePlan`).
+def _emit_recompute_record(out: Emitter, plan: BackwardPlan, names: Names) -> None:
+    """Emits the lines that record what a backward needs to run the function again.
 
-    Arguments are recorded by weak reference, except those in `recompute.kept`, and the non-leaves of autograd in
-    `recompute.held`.
+    Arguments are recorded by weak reference, except those in `plan.kept`, and the non-leaves of autograd in
+    `plan.held`.
     """
-    if recompute.referred:
-        entries = [_emit_reference(out, recompute, n, names.leaves[n]) for n in recompute.referred]
+    if plan.referred:
+        entries = [_emit_reference(out, plan, n, names.leaves[n]) for n in plan.referred]
         out.writeline(f"ctx.alive = {tuple_of(entries)}")
-    if recompute.versioned:
-        versions = tuple_of(f"{names.leaves[n]}._version" for n in recompute.versioned)
+    if plan.versioned:
+        versions = tuple_of(f"{names.leaves[n]}._version" for n in plan.versioned)
         out.writeline(f"ctx.versions = {versions}")
-    if recompute.numbers:
-        numbers = tuple_of(names.slots[slot] for slot in recompute.numbers)
-        out.writeline(f"ctx.numbers = {numbers}")

@@ -40,7 +40,6 @@ class Variant:
     """One variant of the backward.
 
     Attributes:
-        name: The name of the generated function.
         present: Per tangent, whether it arrives.
         sources: The source of each input of the graph.
         items: The fake tensor or symbolic number of each input of the graph.
@@ -48,7 +47,6 @@ class Variant:
         compiled: The compiled graph; None if no gradient arrives at all.
     """
 
-    name: str
     present: tuple[bool, ...]
     sources: tuple[BackwardInput, ...]
     items: tuple[Any, ...]
@@ -91,7 +89,7 @@ class VariantEmitter:
         """Emits `def <name>(ctx, tangent0, ...)`."""
         out = self.out
         tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
-        out.writeline(f"def {variant.name}(ctx, {', '.join(tangents.values())}):")
+        out.writeline(f"def {variant_name(variant.present)}(ctx, {', '.join(tangents.values())}):")
         with out.indent():
             if variant.compiled is None:
                 out.writeline(f"return {', '.join(['None'] * (2 + len(differentiable_leaves(self.traced))))}")

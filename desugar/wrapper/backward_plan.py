@@ -1,50 +1,64 @@
-"""Plans what the forward of a program saves, and by which expression a backward reads it."""
+"""Plans what the forward of a program saves and records, and by which expression a backward reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from desugar.codegen.unpack import Names
 from desugar.flatten.fakes import is_symbolic
-from desugar.flatten.inputs import Inputs
-from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Interface, Split
-from desugar.ir.values import Constant, Value, Wrapper, paths_of
+from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Interface
+from desugar.ir.values import Constant, Value, Wrapper, parts_of, paths_of
 from desugar.tracing.tangents import meets_plain_gradients
+from desugar.wrapper.results import Parts
+from subclasses.autograd.construct import Primal
+from subclasses.codegen.emitter import Emitter
 
 
 @dataclass(slots=True)
 class BackwardPlan:
-    """What the forward saves, and how a backward reads it.
+    """The values that the forward saves or records, and how a backward reads them.
 
     Attributes:
         saved: Expressions in the forward of the objects passed to `save_for_backward`.
-        ints: Expressions in the forward of ints.
-        sizes: Expressions in the forward of the sizes of results whose gradients may not arrive.
-        companions: Expressions in the forward of non-differentiable inner tensors that a gradient shares with its
-            result.
-        primals: Expressions in the forward of arguments whose gradients may be added to plain ones.
+        others: Expressions in the forward of the other objects that a backward reads: ints, sizes of results whose
+            gradients may not arrive, non-differentiable inner tensors that a gradient shares with its result, and
+            arguments whose gradients may be added to plain ones.
         leaves: Input leaf -> index in `saved`, for leaves that are saved themselves.
         inner: (input leaf, attribute path, index in `saved`) of each inner tensor of an input that is saved.
         reads: Backward input -> expression in the backward.
         size_reads: Tangent slot -> expression of its size in the backward.
         companion_reads: (result leaf, attribute path) -> expression of a companion in the backward.
         primal_reads: Input leaf -> expression in the backward of its inner tensors as the function got them.
+        referred: Argument leaves that are neither saved nor in the autograd graph. The forward references them weakly,
+            for a backward that runs the function again (:mod:`desugar.wrapper.recompute`).
+        held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
+            history alive, too.
+        kept: Input leaves that are referenced strongly in any case: all, if a result may get plain gradients where
+            gradients of its class were traced; else tensors without dimensions, as Dynamo makes of floats at each call.
+        versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
+            are recorded.
+        numbers: Input slot -> index in `others`, for the arguments that are symbolic numbers.
+        is_replaced: Whether the variant for all gradients replaces the `backward` of the autograd function. It can if
+            both have the same parameters. Nearly every call needs this variant.
     """
 
     saved: list[str] = field(default_factory=list)
-    ints: list[str] = field(default_factory=list)
-    sizes: list[str] = field(default_factory=list)
-    companions: list[str] = field(default_factory=list)
-    primals: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
     leaves: dict[int, int] = field(default_factory=dict)
     inner: list[tuple[int, tuple[str, ...], int]] = field(default_factory=list)
     reads: dict[BackwardInput, str] = field(default_factory=dict)
     size_reads: dict[int, str] = field(default_factory=dict)
     companion_reads: dict[tuple[int, tuple[str, ...]], str] = field(default_factory=dict)
     primal_reads: dict[int, str] = field(default_factory=dict)
+    referred: list[int] = field(default_factory=list)
+    held: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    versioned: list[int] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
+    is_replaced: bool = False
 
     def save(self, source: BackwardInput, obj: str) -> int:
         """Saves an object that is a backward input; returns its index in `saved`."""
@@ -58,82 +72,77 @@ class BackwardPlan:
             self.saved.append(obj)
         return self.saved.index(obj)
 
-    def save_int(self, source: BackwardInput, text: str) -> None:
-        """Saves an int that is a backward input."""
-        self.reads[source] = f"ctx.ints[{len(self.ints)}]"
-        self.ints.append(text)
+    def keep_other(self, text: str) -> str:
+        """Keeps an object that autograd does not look after; returns its expression in the backward."""
+        if text not in self.others:
+            self.others.append(text)
+        return f"ctx.others[{self.others.index(text)}]"
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardNames:
-    """Names in the forward.
-
-    Attributes:
-        inputs: The names of input leaves and input slots.
-        results: The names of the compiled graph's outputs.
-        leaves: Result leaf -> expression.
-    """
-
-    inputs: Names
-    results: Sequence[str]
-    leaves: Mapping[int, str]
-
-
-def plan_backward(inputs: Inputs, traced: Interface, partitioned: Split, names: ForwardNames) -> BackwardPlan:
+def plan_backward(
+    out: Emitter, parts: Parts, inputs: Names, results: Sequence[str], leaves: Mapping[int, str]
+) -> BackwardPlan:
     """Decides for each backward input which object the forward saves and how the backward reads it.
 
     An inner tensor is saved itself, as eager mode does: autograd checks its version counter, and what the user assigns
     to the outer tensor later changes nothing. The outer tensor of an input is saved too, for a backward that runs the
     function again, unless the function mutates it: its version counter rises after the forward.
+
+    Args:
+        out: Binds names in the text of the forward.
+        parts: The program.
+        inputs: The names of input leaves and input slots in the forward.
+        results: The names of the compiled graph's outputs.
+        leaves: Result leaf -> expression.
     """
-    plan = BackwardPlan()
-    input_paths, output_paths = first_paths(inputs.values), first_paths(traced.outputs.values)
+    plan, traced, partitioned = BackwardPlan(), parts.traced, parts.partitioned
+    assert partitioned is not None
+    input_paths, output_paths = first_paths(parts.inputs.values), first_paths(traced.outputs.values)
     returned = traced.outputs.returned
     mutated = {leaf for leaf, _, _ in traced.outputs.versions}
     for source in partitioned.backward_inputs:
         match source:
             case FromInput(index) if input_paths.get(index, (None,))[0] in mutated:
-                plan.save(source, names.inputs.slots[index])
-            case FromInput(index) if isinstance(inputs.fake_items[index], Tensor):
+                plan.save(source, inputs.slots[index])
+            case FromInput(index) if isinstance(parts.inputs.fake_items[index], Tensor):
                 leaf, path = input_paths[index]
                 if path:
-                    plan.inner.append((leaf, path, plan.save(source, names.inputs.slots[index])))
+                    plan.inner.append((leaf, path, plan.save(source, inputs.slots[index])))
                 else:
-                    plan.leaves[leaf] = plan.save(source, names.inputs.leaves[leaf])
+                    plan.leaves[leaf] = plan.save(source, inputs.leaves[leaf])
             case FromInput(index):
-                plan.save_int(source, names.inputs.slots[index])
+                plan.reads[source] = plan.keep_other(inputs.slots[index])
             case FromForward(index) if index < traced.num_forward and returned[index] in output_paths:
                 leaf, path = output_paths[returned[index]]
-                plan.save(source, names.results[index] if path else names.leaves[leaf])
+                plan.save(source, results[index] if path else leaves[leaf])
             case FromForward(index) if isinstance(partitioned.forward_outputs[index], Tensor):
-                plan.save(source, names.results[index])
+                plan.save(source, results[index])
             case FromForward(index):
-                plan.save_int(source, names.results[index])
+                plan.reads[source] = plan.keep_other(results[index])
             case FromTangent():
                 pass
-    plan.leaves |= {leaf: plan.keep(names.inputs.leaves[leaf]) for leaf, _, _ in plan.inner}
-    _plan_tangents(plan, traced, names.leaves)
-    _plan_primals(plan, traced, inputs.values, names.inputs)
+    plan.leaves |= {leaf: plan.keep(inputs.leaves[leaf]) for leaf, _, _ in plan.inner}
+    _plan_tangents(plan, traced, leaves)
+    _plan_primals(out, plan, parts, inputs)
     return plan
 
 
-def _plan_primals(plan: BackwardPlan, traced: Interface, values: Sequence[Value], inputs: Names) -> None:
-    for number, value in traced.grads:
+def _plan_primals(out: Emitter, plan: BackwardPlan, parts: Parts, inputs: Names) -> None:
+    for number, value in parts.traced.grads:
         # The gradient of a plain argument has a class too where an op on both passes on what it gets.
-        if isinstance(values[number], Wrapper) and meets_plain_gradients(value):
-            plan.primal_reads[number] = f"ctx.primals[{len(plan.primals)}]"
-            plan.primals.append(inputs.leaves[number])
+        if isinstance(parts.inputs.values[number], Wrapper) and meets_plain_gradients(value):
+            primal = f"{out.bind(Primal, 'Primal')}({inputs.leaves[number]})"
+            plan.primal_reads[number] = plan.keep_other(primal)
 
 
 def _plan_tangents(plan: BackwardPlan, traced: Interface, leaves: Mapping[int, str]) -> None:
     for number, value in traced.tangents:
-        for path in _companion_paths(value):
-            plan.companion_reads[number, path] = f"ctx.companions[{len(plan.companions)}]"
-            plan.companions.append(".".join([leaves[number], *path]))
+        companions = (path for part, path in parts_of(value) if isinstance(part, Constant))
+        for path in companions:  # non-differentiable inner tensors that a tangent shares with its result
+            plan.companion_reads[number, path] = plan.keep_other(".".join([leaves[number], *path]))
         for slot, path in paths_of(value) if len(traced.tangents) > 1 else ():
             if is_symbolic(traced.tangent_items[slot]):
-                plan.size_reads[slot] = f"ctx.sizes[{len(plan.sizes)}]"
-                plan.sizes.append(".".join([leaves[number], *path, "size()"]))
+                plan.size_reads[slot] = plan.keep_other(".".join([leaves[number], *path, "size()"]))
 
 
 def first_paths(values: Sequence[Value]) -> dict[int, tuple[int, tuple[str, ...]]]:
@@ -143,15 +152,3 @@ def first_paths(values: Sequence[Value]) -> dict[int, tuple[int, tuple[str, ...]
         for slot, path in paths_of(value):
             paths.setdefault(slot, (leaf, path))
     return paths
-
-
-def _companion_paths(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yields the paths of the non-differentiable inner tensors that a tangent shares with its result."""
-    match value:
-        case Constant():
-            yield path
-        case Wrapper(inner=inner):
-            for name, part in inner:
-                yield from _companion_paths(part, (*path, name))
-        case _:
-            return

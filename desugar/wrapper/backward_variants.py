@@ -21,7 +21,7 @@ from torch import fx
 from desugar import _torch as private
 from desugar.backends import graphs
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
-from desugar.backends.parallel_build import PrecompiledGraphs
+from desugar.backends.parallel_build import PendingKernels
 from desugar.flatten.autocast import autocast_state, is_autocast
 from desugar.ir.fx_utils import copy_graph, fake_inputs, output_items, output_nodes
 from desugar.ir.stages import BackwardInput, FromTangent, Split
@@ -32,8 +32,8 @@ from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
 from desugar.recording.listeners import stage
 from desugar.store.programs import Place
 from desugar.tracing.tangents import may_differ_without
-from desugar.wrapper.autograd_function import EmittedFunction
 from desugar.wrapper.backward import Variant, VariantEmitter, variant_name
+from desugar.wrapper.backward_plan import BackwardPlan
 from desugar.wrapper.direct_calls import call_directly, replace_backward
 from desugar.wrapper.recompute import CapturedFunction, Recompute
 from desugar.wrapper.results import Parts
@@ -63,7 +63,7 @@ class BackwardVariants:
     Attributes:
         inputs, traced, partitioned: The inputs, the traced function, and its forward and backward graphs.
         backend: Compiles the graphs.
-        emitted: The plans of the forward's text.
+        plan: The values that the forward saves and records.
         place: Where compiled backwards are stored; None if they are not.
         autocast: The state of autocast at compilation.
         recompute: Computes gradients by running the function again.
@@ -79,22 +79,22 @@ class BackwardVariants:
         self,
         parts: Parts,
         partitioned: Split,
-        emitted: EmittedFunction,
+        plan: BackwardPlan,
         backend: Backend,
         captured: CapturedFunction,
         place: Place | None = None,
     ) -> None:
         self.inputs, self.traced, self.partitioned = parts.inputs, parts.traced, partitioned
-        self.backend, self.emitted, self.place = backend, emitted, place
+        self.backend, self.plan, self.place = backend, plan, place
         self.autocast = autocast_state()
-        self.recompute = Recompute(parts, emitted.recompute, captured, self.autocast)
+        self.recompute = Recompute(parts, plan, captured, self.autocast)
         self.table = VariantTable(self._build)
         self.sources: list[str] = []
         self.late_seconds = 0.0
         self.function: type[torch.autograd.Function] | None = None
         self.is_direct = False
         self.functions: list[Backward] = []
-        self._precompiled = PrecompiledGraphs()
+        self._ahead: dict[tuple[bool, ...], tuple[CompiledGraph, PendingKernels]] = {}
         self._lock = threading.RLock()
 
     def compile_ahead(self, present: tuple[bool, ...]) -> None:
@@ -103,7 +103,7 @@ class BackwardVariants:
             graph = self._graph(present)
             with self.backend.postpone(graph) as kernels:
                 compiled = self._compile(graph)
-            self._precompiled.put(present, compiled, kernels)
+            self._ahead[present] = compiled, kernels
 
     def call_directly(self) -> None:
         """Makes variants call the code inside their graphs; the program's caller checks for profilers."""
@@ -125,7 +125,7 @@ class BackwardVariants:
                 return self.table[present]
             function = self._run_recompute if self._needs_recompute(present) else self._build_variant(present)
             self.table[present] = function
-            if self.function is not None and self.emitted.is_replaced and present and all(present):
+            if self.function is not None and self.plan.is_replaced and present and all(present):
                 replace_backward(self.function, function)
             return function
 
@@ -157,15 +157,13 @@ class BackwardVariants:
 
     def describe(self, present: tuple[bool, ...], compiled: CompiledGraph | None) -> Variant:
         """Returns the description of the variant for the gradients that arrive."""
-        name = variant_name(present)
         if all(present):
             split = self.partitioned
-            return Variant(
-                name, present, split.backward_inputs, split.backward_items, split.gradients, compiled
-            )
+            return Variant(present, split.backward_inputs, split.backward_items, split.gradients, compiled)
         graph = self._graph(present)
-        items = tuple(fake_inputs(graph)), output_items(graph)
-        return Variant(name, present, self._sources(graph), *items, compiled)
+        return Variant(
+            present, self._sources(graph), tuple(fake_inputs(graph)), output_items(graph), compiled
+        )
 
     def _load(self, present: tuple[bool, ...]) -> CompiledGraph | None:
         """Returns a graph that is in the store."""
@@ -176,7 +174,9 @@ class BackwardVariants:
     def _compile_and_save(self, present: tuple[bool, ...]) -> CompiledGraph:
         env = self.inputs.fakes.env
         num_guards = len(env.guards)
-        compiled = self._precompiled.take(present) or self._compile_late(self._graph(present))
+        compiled, kernels = self._ahead.pop(present, (None, None))
+        if compiled is None or kernels is None or not kernels.are_ready():
+            compiled = self._compile_late(self._graph(present))
         if self.place is not None and len(env.guards) == num_guards:
             self.place.save_backward(present, compiled)
         return compiled
@@ -187,7 +187,7 @@ class BackwardVariants:
         return VariantEmitter(
             out,
             self.traced,
-            self.emitted.plan,
+            self.plan,
             out.bind(*fallback),
             autocast=is_autocast(self.autocast),
             reads_memory=self.backend.reads_memory,
@@ -248,7 +248,7 @@ class BackwardVariants:
         sources = self._sources(graph)
         saved = tuple(n for n, source in enumerate(sources) if not isinstance(source, FromTangent))
         kind = GraphKind("backward", len(output_nodes(graph)), saved)
-        return graphs.compile_backward(self.backend, copy_graph(graph), kind, self.inputs.fakes.mode)
+        return graphs.compile_graph(self.backend, copy_graph(graph), kind, self.inputs.fakes.mode)[0]
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:

@@ -12,23 +12,25 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from desugar.codegen.runtime import are_batched
+from desugar.codegen.unpack import Names
 from desugar.errors import DesugarError
 from desugar.flatten.autocast import AutocastState, restore_autocast
 from desugar.flatten.inputs import Inputs
+from desugar.flatten.origins import Origin
 from desugar.ir.fx_utils import autograd_nodes
 from desugar.ir.pytree import result_leaves
 from desugar.ir.stages import LeafFunction, Split
 from desugar.ir.storage import base_of
-from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
+from desugar.ir.values import Constant, Plain, Same, View, Wrapper
 from desugar.tracing.tangents import meets_plain_gradients
 from desugar.wrapper.backward import differentiable_leaves
 from desugar.wrapper.backward_plan import BackwardPlan, first_paths
@@ -52,58 +54,22 @@ class CapturedFunction:
     compile: Callable[[LeafFunction], Callable[..., Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class RecomputePlan:
-    """How a backward finds the argument leaves of its call again.
-
-    Attributes:
-        saves: Whether the forward saves a tensor; autograd then checks that saved tensors are alive and unchanged.
-        saved: Input leaf -> index among the saved tensors, for leaves that are saved themselves.
-        inner: (input leaf, attribute path, index among the saved tensors) of each saved inner tensor of an input.
-        referred: Argument leaves that are neither saved nor in the autograd graph; weakly referenced.
-        held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
-            history alive, too.
-        kept: Input leaves that are referenced strongly in any case: all, if a result may get plain gradients where
-            gradients of its class were traced; else tensors without dimensions, as Dynamo makes of floats at each call.
-        versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
-            are recorded.
-        numbers: Input slots of the arguments that are symbolic numbers.
-        constants: Argument leaf -> its object, for constants.
-    """
-
-    saves: bool
-    saved: Mapping[int, int]
-    inner: tuple[tuple[int, tuple[str, ...], int], ...]
-    referred: tuple[int, ...]
-    held: frozenset[int]
-    kept: frozenset[int]
-    versioned: tuple[int, ...]
-    numbers: tuple[int, ...]
-    constants: Mapping[int, Any]
-
-
-def plan_recompute(parts: Parts, plan: BackwardPlan) -> RecomputePlan:
-    """Decides what the forward records besides the tensors of `plan`, so that a backward can run the function again."""
+def plan_recompute(parts: Parts, plan: BackwardPlan, names: Names) -> None:
+    """Adds to a plan the objects that the forward records, so that a backward can run the function again."""
     assert parts.partitioned is not None
-    inputs, leaves = parts.inputs, parts.leaves
-    differentiable, live = set(differentiable_leaves(parts.traced)), [*leaves, *inputs.captured]
+    inputs, differentiable = parts.inputs, set(differentiable_leaves(parts.traced))
     sources = sources_of_saved(inputs, parts.partitioned)
     tensors = [n for n in tensor_leaves(inputs) if n not in plan.leaves]
-    found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
-    referred = tuple(n for n in tensors if n < len(leaves) and n not in found_in_graph)
+    found_in_graph = differentiable & inputs.parameters
     meets_plain = any(meets_plain_gradients(value) for _, value in parts.traced.tangents)
-    kept = referred if meets_plain else [n for n in referred if _has_no_dims(inputs.values[n], leaves[n])]
-    return RecomputePlan(
-        bool(plan.saved),
-        plan.leaves,
-        tuple(plan.inner),
-        referred,
-        frozenset(differentiable & sources),
-        frozenset(kept),
-        tuple(n for n in tensors if n in sources and not live[n].is_inference()),
-        tuple(v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None),
-        {n: leaf for n, leaf in enumerate(leaves) if isinstance(inputs.values[n], Constant)},
-    )
+    plan.referred = [n for n in tensors if n < inputs.num_arguments and n not in found_in_graph]
+    plan.held = differentiable & sources
+    plan.kept = {n for n in plan.referred if meets_plain or _has_no_dims(inputs, n)}
+    plan.versioned = [n for n in tensors if n in sources and Origin(n) not in inputs.inference]
+    slots = [v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None]
+    for slot in slots:
+        plan.keep_other(names.slots[slot])
+        plan.numbers[slot] = plan.others.index(names.slots[slot])
 
 
 # -------------------------------------------------------------------------------------------- recomputation
@@ -114,13 +80,13 @@ class Recompute:
 
     Attributes:
         inputs, traced: The inputs and the traced function.
-        plan: How the arguments of a call are found again.
+        plan: The objects that the forward saves and records, by which the arguments of a call are found again.
         function: The captured function and its compiler.
         autocast: The state of autocast in the forward.
     """
 
     def __init__(
-        self, parts: Parts, plan: RecomputePlan, function: CapturedFunction, autocast: AutocastState
+        self, parts: Parts, plan: BackwardPlan, function: CapturedFunction, autocast: AutocastState
     ) -> None:
         assert parts.partitioned is not None
         self.inputs, self.traced, self.plan = parts.inputs, parts.traced, plan
@@ -202,16 +168,16 @@ class Recompute:
             DesugarError: An argument is gone, or was changed in place or by an assignment to one of its fields.
         """
         plan = self.plan
-        saved = ctx.saved_tensors if plan.saves else ()
+        saved = ctx.saved_tensors if plan.saved else ()  # autograd checks that they are alive and unchanged
         leaves: list[Any] = []
         for n, value in enumerate(self.inputs.values[: self.inputs.num_arguments]):
             match value:
                 case Same(_, index):
                     leaves.append(leaves[index])
                 case Constant(_, int(index)):
-                    leaves.append(ctx.numbers[plan.numbers.index(index)])
-                case Constant():
-                    leaves.append(plan.constants[n])
+                    leaves.append(ctx.others[plan.numbers[index]])
+                case Constant(constant):
+                    leaves.append(constant)
                 case _:
                     leaves.append(self._recover_tensor(n, ctx, saved))
         for n, path, index in plan.inner:
@@ -237,8 +203,8 @@ class Recompute:
         Raises:
             DesugarError: The argument is gone.
         """
-        if n in self.plan.saved:
-            return saved[self.plan.saved[n]]
+        if n in self.plan.leaves:
+            return saved[self.plan.leaves[n]]
         referred, differentiable = self.plan.referred, differentiable_leaves(self.traced)
         leaf = ctx.alive[referred.index(n)] if n in referred else None
         leaf = leaf() if isinstance(leaf, weakref.ref) else leaf
@@ -270,8 +236,10 @@ def _is_same(part: Tensor, saved: Tensor) -> bool:
     return part is saved or (part.shape == saved.shape and torch.equal(part, saved))
 
 
-def _has_no_dims(value: Value, leaf: Any) -> bool:
-    return isinstance(value, Plain) and not value.requires_grad and leaf.dim() == 0
+def _has_no_dims(inputs: Inputs, leaf: int) -> bool:
+    value = inputs.values[leaf]
+    is_plain = isinstance(value, Plain) and not value.requires_grad
+    return is_plain and inputs.fake_items[value.index].dim() == 0
 
 
 def _without_lazy_bits(tangent: Any) -> Any:

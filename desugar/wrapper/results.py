@@ -23,21 +23,19 @@ class Parts:
 
     Attributes:
         inputs, traced: The inputs and the traced function.
-        leaves: The argument leaves of the traced call.
         forward: The compiled forward.
+        otherwise: Takes calls whose arguments share memory, begin at other storage offsets, or are DTensors of other
+            sizes, where that matters.
         partitioned: The forward and backward graphs; None in inference.
         autocast: Whether autocast is on for some device.
-        otherwise: Takes calls whose arguments share memory, begin at other storage offsets, or are DTensors of other
-            sizes, where that matters. None if the caller of the program has checked this.
     """
 
     inputs: Inputs
     traced: Interface
-    leaves: list[Any]
     forward: CompiledGraph
+    otherwise: Callable[..., Any]
     partitioned: Split | None = None
     autocast: bool = False
-    otherwise: Callable[..., Any] | None = None
 
     @property
     def outputs(self) -> Outputs:

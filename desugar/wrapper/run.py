@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,8 +19,9 @@ from desugar.ir.outputs import unread_positions, written_slots
 from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Same, Value, View, Wrapper
 from desugar.recording.listeners import note_skipped_check
-from desugar.wrapper.autograd_function import EmittedFunction, emit_function
+from desugar.wrapper.autograd_function import emit_function
 from desugar.wrapper.backward import differentiable_leaves
+from desugar.wrapper.backward_plan import BackwardPlan
 from desugar.wrapper.recompute import tensor_leaves
 from desugar.wrapper.results import (
     Parts,
@@ -35,34 +35,25 @@ from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext
 
 
-@dataclass(frozen=True, slots=True)
-class EmittedProgram:
-    """The text of one program.
+def emit_program(parts: Parts) -> tuple[Emitter, BackwardPlan | None]:
+    """Emits the text of one program: the autograd function if there is a backward, then `run`.
 
-    Attributes:
-        out: The text.
-        function: The plans of the autograd function; None in inference.
+    Returns:
+        The text, and the plan of the backward; None in inference.
     """
-
-    out: Emitter
-    function: EmittedFunction | None
-
-
-def emit_program(parts: Parts) -> EmittedProgram:
-    """Emits the text of one program: the autograd function if there is a backward, then `run`."""
     out = Emitter()
     out.reserve("run", "items", "kept", "ctx", "Backward", "backwards", "apply", "_")
-    function = None
+    plan = None
     if parts.partitioned is not None:
-        function = emit_function(out, parts, parts.partitioned)
+        plan = emit_function(out, parts, parts.partitioned)
         out.writeline()
         out.writeline()
     _emit_run(out, parts)
-    return EmittedProgram(out, function)
+    return out, plan
 
 
 def _emit_run(out: Emitter, parts: Parts) -> None:
-    parameters = [out.fresh_name(f"a{n}") for n in range(len(parts.leaves))]
+    parameters = [out.fresh_name(f"a{n}") for n in range(parts.inputs.num_arguments)]
     out.writeline(f"def run({', '.join(parameters)}):")
     with out.indent():
         names = emit_unpacking(out, parts.inputs, parameters)
@@ -86,18 +77,16 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
 
 
 def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
-    """Emits the call of another program where what Dynamo does not guard differs.
+    """Emits the call of `otherwise` where what Dynamo does not guard differs.
 
     That is memory that a mutated tensor shares, storage offsets, and sizes of whole DTensors.
     """
-    if parts.otherwise is None:
-        return
     differences = [*_overlaps(out, parts, names), *_other_offsets(parts, names)]
     differences += _other_whole_sizes(out, parts, names)
     if differences:
         out.writeline(f"if {' or '.join(differences)}:")
         with out.indent():
-            out.writeline(f"return {out.bind(parts.otherwise, 'another_program')}({', '.join(parameters)})")
+            out.writeline(f"return {out.bind(parts.otherwise, 'otherwise')}({', '.join(parameters)})")
 
 
 def _overlaps(out: Emitter, parts: Parts, names: Names) -> list[str]:
@@ -156,8 +145,8 @@ def _other_extents(out: Emitter, name: str, value: Wrapper) -> Iterator[str]:
 
 def _emit_inference_check(out: Emitter, parts: Parts, names: Names) -> None:
     """Emits a check of inference mode if the program writes to inference tensors: Dynamo does not guard the mode."""
-    written = written_slots(parts.inputs.values, parts.outputs)
-    inference = [slot for slot in sorted(written) if parts.inputs.flat.items[slot].is_inference()]
+    inputs, written = parts.inputs, written_slots(parts.inputs.values, parts.outputs)
+    inference = [slot for slot in sorted(written) if inputs.origins[slot] in inputs.inference]
     if inference:
         check = out.bind(check_inference_mode, "check_inference_mode")
         out.writeline(f"{check}({tuple_of(names.slots[slot] for slot in inference)})")

@@ -39,9 +39,6 @@ def describe_aliasing(names: Names, leaves: Sequence[Any]) -> Iterator[str]:
         if isinstance(value, Same):
             yield f"{names.of('input', number)} is the same object as {names.of('input', value.index)}"
     yield from _shared(names.places, "are one tensor: one input of the graph")
-    for slots in names.inputs.bases.values():
-        several = " and ".join(names.places[slot][0] for slot in slots)
-        yield f"{several} overlap in one storage, which is written to: the storage is an input, they are views of it"
     for name, value in names.results().items():
         yield from _aliases_of_result(name, value, names)
 

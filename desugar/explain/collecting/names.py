@@ -60,10 +60,7 @@ class Names:
         found = []
         for slot in range(len(self.inputs.flat.items)):
             origin = self.inputs.origins[slot]
-            if slot in self.inputs.bases:
-                found.append("the memory that some arguments share")
-            else:
-                found.append(origin.expression(self.of("input", origin.leaf, *origin.path)))
+            found.append(origin.expression(self.of("input", origin.leaf, *origin.path)))
         return found
 
     def arguments(self, *, captured: bool) -> dict[str, Value]:

@@ -14,7 +14,6 @@ from desugar.errors import PackageError, SignatureError
 from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.origins import Origin
-from desugar.flatten.placeholders import make_placeholders
 from desugar.ir.abstract_values import Described, Unknown
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import Graphs, Interface, Split
@@ -30,8 +29,8 @@ from desugar.packages.manifest.records import (
     StridedView,
     TensorFacts,
 )
-from desugar.wrapper.autograd_function import EmittedFunction
 from desugar.wrapper.backward import Variant, VariantEmitter, variant_name
+from desugar.wrapper.backward_plan import BackwardPlan, first_paths
 from desugar.wrapper.direct_calls import replace_backward
 from desugar.wrapper.results import Parts
 from desugar.wrapper.run import emit_program
@@ -69,15 +68,13 @@ def assemble(record: ProgramRecord, load: LoadGraph) -> Assembled:
     inputs = _inputs_of(record, hints)
     interface = _interface_of(record, hints)
     split = _split_of(record, hints)
-    leaves = make_placeholders(inputs, set(record.inference))
-    parts = Parts(inputs, interface, leaves, load(record.forward), split, otherwise=_refuse_sharing)
-    wrapped = emit_program(parts)
-    scope, table = wrapped.out.namespace, None
-    if wrapped.function is not None:
-        table = PackagedBackwards(record, interface, wrapped.function, load)
+    out, plan = emit_program(Parts(inputs, interface, load(record.forward), _refuse_sharing, split))
+    scope, table = out.namespace, None
+    if plan is not None:
+        table = PackagedBackwards(record, interface, plan, load)
         scope = scope | {"backwards": table}
-    assembled = Assembled(_refuse_sharing, wrapped.out.source)
-    functions = build_functions(wrapped.out.source, scope, filename=FILE, owner=assembled)
+    assembled = Assembled(_refuse_sharing, out.source)
+    functions = build_functions(out.source, scope, filename=FILE, owner=assembled)
     assembled.run = functions["run"]
     if table is not None:
         table.assembled, table.function = assembled, functions["Backward"]
@@ -108,10 +105,10 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
     function: Any
 
     def __init__(
-        self, record: ProgramRecord, interface: Interface, emitted: EmittedFunction, load: LoadGraph
+        self, record: ProgramRecord, interface: Interface, plan: BackwardPlan, load: LoadGraph
     ) -> None:
         super().__init__()
-        self._record, self._interface, self._emitted, self._load = record, interface, emitted, load
+        self._record, self._interface, self._plan, self._load = record, interface, plan, load
         self._hints = [symbol.hint for symbol in record.symbols]
 
     def __missing__(self, present: tuple[bool, ...]) -> Callable[..., Any]:
@@ -121,23 +118,22 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
         out.reserve("ctx", "saved", "_", name, *tangents)
         fallback = out.bind(self._run_another if all(present) else _refuse_gradients, "another_backward")
         emitter = VariantEmitter(
-            out, self._interface, self._emitted.plan, fallback, autocast=False, reads_memory=True
+            out, self._interface, self._plan, fallback, autocast=False, reads_memory=True
         )
         emitter.emit(variant)
         function = build_functions(out.source, out.namespace, filename=FILE, owner=self)[name]
         self.assembled.source += "\n\n" + out.source
         self[present] = function  # type: ignore[assignment]
-        if self._emitted.is_replaced and all(present):
+        if self._plan.is_replaced and all(present):
             replace_backward(self.function, function)
         return function  # type: ignore[return-value]
 
     def _variant(self, present: tuple[bool, ...]) -> Variant:
-        name = variant_name(present)
         if not any(present):
-            return Variant(name, present, (), (), (), None)
+            return Variant(present, (), (), (), None)
         found = next((one for one in self._record.backwards if one.present == present), None)
         if found is None and self._record.split is not None and self._record.split.fills_zeros:
-            return self._fill(name, present)
+            return self._fill(present)
         if found is None:
             arrived = [n for n, is_present in enumerate(present) if is_present]
             saved = [[n for n, p in enumerate(one.present) if p] for one in self._record.backwards]
@@ -146,12 +142,12 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
                 f"those of results {' or '.join(map(str, saved))} (counted among those with one)",
                 str(arrived),
             )
-        return self._describe(name, found)
+        return self._describe(found)
 
-    def _fill(self, name: str, present: tuple[bool, ...]) -> Variant:
+    def _fill(self, present: tuple[bool, ...]) -> Variant:
         """Returns the variant that runs the backward of all gradients, with zeros for those that do not arrive."""
         whole = next(one for one in self._record.backwards if all(one.present))
-        found = self._describe(name, whole)
+        found = self._describe(whole)
         assert self._record.split is not None
         arrived = {
             slot
@@ -163,11 +159,11 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
         pairs = zip(found.gradients, depends, strict=True)
         return replace(found, present=present, gradients=tuple(g if d & arrived else None for g, d in pairs))
 
-    def _describe(self, name: str, found: BackwardRecord) -> Variant:
+    def _describe(self, found: BackwardRecord) -> Variant:
         items, gradients = (
             tuple(_item(fact, self._hints) for fact in facts) for facts in (found.items, found.gradients)
         )
-        return Variant(name, found.present, found.sources, items, gradients, self._load(found.graph))
+        return Variant(found.present, found.sources, items, gradients, self._load(found.graph))
 
     def _run_another(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
         present = tuple(tangent is not None for tangent in tangents)
@@ -191,15 +187,18 @@ def _refuse_gradients(ctx: Any, tangents: tuple[Any, ...]) -> NoReturn:
 def _inputs_of(record: ProgramRecord, hints: Sequence[int]) -> Inputs:
     fakes = Fakes(env=None, mode=_NO_MODE, offsets_matter=record.offsets_matter)
     items = {slot: _item(fact, hints) for slot, fact in enumerate(record.facts)}
+    values = [with_layouts(value) for value in record.values]
+    origins = {slot: Origin(*place) for slot, place in first_paths(values).items()}
+    inference = {origins[slot] for slot in record.inference}
     inputs = Inputs(
         fakes,
-        values=[with_layouts(value) for value in record.values],
+        values=values,
         fake_items=items,
-        origins={origin.slot: _origin(origin) for origin in record.origins},
+        origins=origins | {origin.slot: _origin(origin) for origin in record.origins},
         num_arguments=len(record.values),
-        assumes_no_overlap=True,
         is_sealed=True,
         parameters=set(record.parameters_among),
+        inference=inference | {Origin(origin.leaf) for origin in inference},
     )
     inputs.flat = Flat([items[slot] for slot in range(len(items))])
     return inputs
@@ -252,14 +251,13 @@ def layout_of_record(context: Any) -> Any:
 def _interface_of(record: ProgramRecord, hints: Sequence[int]) -> Interface:
     described = record.outputs
     outputs = Outputs(
-        _Flat(described.num_visible),
+        described.num_visible,
         tuple(_view(v) if isinstance(v, StridedView) else with_layouts(v) for v in described.values),
         tuple(_item(fact, hints) for fact in described.items),
         dict(described.inputs),
         described.writes,
         described.stores,
         described.versions,
-        {},
         described.assigns,
         described.tokens,
     )
@@ -270,13 +268,6 @@ def _interface_of(record: ProgramRecord, hints: Sequence[int]) -> Interface:
         tuple(_item(fact, hints) for fact in record.tangent_items),
         tuple((number, None if value is None else with_layouts(value)) for number, value in record.grads),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Flat:
-    """The structure of results in a tuple."""
-
-    num_leaves: int
 
 
 class _Restrided:

@@ -70,10 +70,7 @@ class _Compilation:
         kind = GraphKind(role, len(output_nodes(graph)))
         backend, copied = choose_backend(BACKEND), copy_graph(graph)
         with private.oblivious_sizes():
-            if is_forward:
-                compiled, _ = graphs.compile_forward(backend, copied, kind, self.mode)
-            else:
-                compiled = graphs.compile_backward(backend, copied, kind, self.mode)
+            compiled, _ = graphs.compile_graph(backend, copied, kind, self.mode)
         return compiled if len(self.env.guards) == self.num_guards else run_eagerly(graph)
 
     def _fake(self, fact: Fact) -> Any:

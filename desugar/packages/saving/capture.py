@@ -56,14 +56,12 @@ class Capturing:
     Attributes:
         stored: The program without its wrapper.
         inputs: Its flattened arguments.
-        inference: Input slots of tensors made in inference mode.
         backwards: Which gradients arrive -> the compiled backward.
     """
 
     def __init__(self) -> None:
         self.stored: Stored | None = None
         self.inputs: Inputs | None = None
-        self.inference: frozenset[int] = frozenset()
         self.backwards: dict[tuple[bool, ...], CompiledGraph] = {}
 
     def load(self, inputs: Inputs) -> None:
@@ -72,8 +70,6 @@ class Capturing:
     def save(self, program: Stored, inputs: Inputs) -> None:
         """Keeps the program."""
         self.stored, self.inputs = program, inputs
-        items = enumerate(inputs.flat.items)
-        self.inference = frozenset(n for n, item in items if isinstance(item, Tensor) and item.is_inference())
 
     def load_backward(self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]) -> None:
         """Returns None, since no backward is compiled yet."""

@@ -86,8 +86,8 @@ class Description:
             PackageError: A part of the program cannot be described.
         """
         inputs, found, outputs = self.inputs, self.stored, self.stored.interface.outputs
-        if inputs.captured or inputs.generators or inputs.bases:
-            raise PackageError("the function uses generators, or arguments that share memory: pass clones")
+        if inputs.captured or inputs.generators:
+            raise PackageError("the function uses generators")
         self._check_identities()
         self._note_facts()
         sources = tuple(
@@ -108,7 +108,7 @@ class Description:
             symbols.facts_of(inputs.fake_items[slot] for slot in range(len(inputs.flat.items))),
             tuple(_origins(inputs.origins)),
             frozenset(inputs.parameters),
-            self.captured.place.inference,
+            frozenset(slot for slot, origin in inputs.origins.items() if origin in inputs.inference),
             inputs.fakes.offsets_matter,
             self._outputs(outputs),
             interface.num_forward,
@@ -264,8 +264,6 @@ class Description:
     # ................................................................................................ results
 
     def _outputs(self, outputs: Outputs) -> OutputsRecord:
-        if outputs.base_slots:
-            raise PackageError("the function writes to arguments that share memory: pass clones")
         return OutputsRecord(
             len(outputs.visible),
             tuple(map(self._output_value, outputs.values)),
@@ -377,8 +375,6 @@ def _known_int(extent: Any) -> Int:
 
 def _origins(origins: dict[int, InputOrigin]) -> Iterator[Origin]:
     for slot, origin in origins.items():
-        if origin.method == "storage_offset":
-            raise PackageError(f"the program reads {origin.name}.storage_offset(), which a package cannot")
         if origin.method is not None:
             yield Origin(slot, origin.leaf, origin.path, origin.method, origin.dim or 0)
 

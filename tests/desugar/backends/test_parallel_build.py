@@ -22,11 +22,10 @@ from desugar import _torch as private
 from desugar.backends import graphs, inductor
 from desugar.backends.parallel_build import (
     PendingKernels,
-    PrecompiledGraphs,
     expected_tangents,
     postpone_kernels,
 )
-from desugar.backends.vector_isa import WorkingSets, tried_when_asked
+from desugar.backends.vector_isa import tried_when_asked
 from desugar.dynamo.backend import dynamo_backend
 from desugar.recording.listeners import listen
 from tests.desugar import classes
@@ -60,13 +59,13 @@ def empty_cache():
 def backwards(monkeypatch):
     """How often a backward graph was compiled."""
     counted = []
-    compile_backward = graphs.compile_backward
+    compile_graph = graphs.compile_graph
 
-    def counting(*args):
-        counted.append(args[1])
-        return compile_backward(*args)
+    def counting(backend, graph, kind, mode):
+        counted.extend([graph] * (kind.role == "backward"))
+        return compile_graph(backend, graph, kind, mode)
 
-    monkeypatch.setattr(graphs, "compile_backward", counting)
+    monkeypatch.setattr(graphs, "compile_graph", counting)
     return counted
 
 
@@ -91,7 +90,7 @@ def called(compiled):
 
 def pending(compiled):
     """The kernels of the backward that was compiled ahead, if one was."""
-    return [kernels for _, kernels in compiled.programs[0].variants._precompiled._graphs.values()]
+    return [kernels for _, kernels in compiled.programs[0].variants._ahead.values()]
 
 
 # ----------------------------------------------------------------------------------------- what is expected
@@ -273,12 +272,10 @@ def test_the_cache_is_gone_before_the_backward(empty_cache, backwards):
 
 def test_waits_are_made_once_and_again_after_an_error():
     failing, other = mock.Mock(side_effect=[OSError("the disk is full"), None]), mock.Mock()
-    kernels, ahead = PendingKernels(waits=[failing, other]), PrecompiledGraphs()
-    ahead.put("graph", sum, kernels)
-    assert ahead.take("graph") is None
+    kernels = PendingKernels(waits=[failing, other])
+    assert not kernels.are_ready()
     assert kernels.finish() and kernels.finish()
     assert (failing.call_count, other.call_count) == (2, 1)
-    assert ahead.take("graph") is None and ahead.take("other") is None
 
 
 def test_another_process_does_not_wait_for_this_ones_compiler():
@@ -331,51 +328,6 @@ on_x86 = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64",
     reason="several sets are known for x86-64 on Linux",
 )
-
-
-class Candidate:
-    """An instruction set; notes when it is tried."""
-
-    def __init__(self, name, works, tried):
-        self.name, self.works, self.tried = name, works, tried
-
-    def __bool__(self):
-        self.tried.append(self.name)
-        return self.works
-
-
-def candidates(*works):
-    tried = []
-    return [Candidate(n, w, tried) for n, w in enumerate(works)], tried
-
-
-@on_x86
-def test_none_is_tried_before_somebody_looks_and_none_twice():
-    sets, tried = candidates(False, True, True, False, True)
-    found = WorkingSets(sets)
-    assert tried == []
-    assert found and found[0] is sets[1] and tried == [0, 1]
-    assert next(s for s in found if s.name == 2) is sets[2] and tried == [0, 1, 2]
-    assert len(found) == 3 and list(found) == [sets[1], sets[2], sets[4]] and found[-1] is sets[4]
-    assert tried == [0, 1, 2, 3, 4]
-    with pytest.raises(IndexError):
-        found[3]
-
-
-@on_x86
-def test_no_set_works():
-    sets, tried = candidates(False, False)
-    assert not WorkingSets(sets) and list(WorkingSets(sets)) == [] and tried == [0, 1, 0, 1]
-    assert not WorkingSets([])
-
-
-@on_x86
-def test_threads_share_what_was_found():
-    sets, tried = candidates(False, True, True)
-    found = WorkingSets(sets)
-    with ThreadPoolExecutor(8) as threads:
-        got = list(threads.map(lambda _: (found[0], len(found)), range(8)))
-    assert got == [(sets[1], 2)] * 8 and tried == [0, 1, 2]
 
 
 @on_x86
