@@ -80,7 +80,7 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
                 programs.append(Description(captured, known, training).record(records))
         data: list[Tensor] = []
         manifest = Manifest(
-            str(torch.__version__),  # type: ignore[arg-type]
+            str(torch.__version__),
             this_machine(),
             native,
             training,

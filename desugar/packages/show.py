@@ -24,17 +24,10 @@ def show(path: str) -> str:
     """
     archive = Archive(path)
     names, data = archive.manifest()
-    classes = {name: type(name.rpartition(".")[2], (_Unknown,), {}) for name in names}
+    classes: dict[str, Any] = {name: type(name.rpartition(".")[2], (), {}) for name in names}
+    for cls in classes.values():
+        cls.Cotangent = cls
     return "\n".join(_lines(archive, Reader(classes).read(data, Manifest), list(classes)))
-
-
-class _Unknown:
-    """The base of a class that stands for one of the package's."""
-
-    Cotangent: type
-
-
-_Unknown.Cotangent = _Unknown
 
 
 def _lines(archive: Archive, manifest: Manifest, classes: list[str]) -> Iterator[str]:

@@ -14,7 +14,6 @@ from desugar.packages.archive import Archive
 from desugar.packages.loading.entry import check_weight
 from desugar.packages.manifest.records import Manifest, WeightRecord
 from subclasses import TensorSubclass
-from subclasses.errors import one_of
 from subclasses.layout import field_name
 from subclasses.spec.load_checks import check_fields
 
@@ -73,27 +72,24 @@ def _are_equal(a: Any, b: Any) -> bool:
 
 
 def _tensors_of(state: Mapping[str, Tensor | nn.Module] | nn.Module) -> dict[str, Tensor]:
-    if isinstance(state, nn.Module):
-        parameters = dict(state.named_parameters(remove_duplicate=False))
-        return parameters | dict(state.named_buffers(remove_duplicate=False))
     found: dict[str, Tensor] = {}
-    for name, value in state.items():
+    given: Mapping[str, Any] = {"": state} if isinstance(state, nn.Module) else state
+    for name, value in given.items():
         if isinstance(value, nn.Module):
-            found |= {f"{name}.{inner}": tensor for inner, tensor in _tensors_of(value).items()}
+            found |= value.named_parameters(name, remove_duplicate=False)
+            found |= value.named_buffers(name, remove_duplicate=False)
         else:
             found[name] = value
     return found
 
 
 def _check_weight(record: WeightRecord, tensor: Any) -> None:
-    if not isinstance(tensor, Tensor):
-        raise PackageError(f"weight {record.name}: expected a tensor, got {one_of(type(tensor))}")
-    expected = record.value.cls.__name__ if isinstance(record.value, Wrapper) else "plain tensor"
+    """Raises `PackageError` unless a tensor can be a weight."""
     try:
         with torch.no_grad():
             check_weight(record, tensor)
     except SignatureError as error:
-        raise PackageError(f"{error} (a {expected} was saved)") from error
+        raise PackageError(str(error)) from error
 
 
 def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> Tensor:

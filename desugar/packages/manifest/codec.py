@@ -139,6 +139,7 @@ class Reader:
         return cls.Cotangent if kind else cls
 
 
+@functools.cache
 def _named(cls: type) -> Callable[[str], Any]:
     """Returns the function from the name of a dtype, memory format or layout of torch to it."""
     found = (value for value in vars(torch).values() if isinstance(value, cls))
@@ -150,14 +151,14 @@ def _named(cls: type) -> Callable[[str], Any]:
 
 def check(value: Any, kind: Any) -> None:
     """Raises `PackageError` unless a value is of an annotation, in all its parts."""
-    origin, choices = _parts_of(kind)
+    origin, choices, _ = _parts_of(kind)
     if origin is types.UnionType:
         kind = next((one for one in choices if _is_of(value, one)), kind)
     if kind is Any:
         return
     if not _is_of(value, kind):
         raise PackageError(f"a package cannot hold {value!r:.80} in place of {kind}")
-    if kind in _NAMES:
+    if type(value) is str and kind in _NAMES:
         _NAMES[kind](value)
     for part, of in _annotated(value, kind):
         check(part, of)
@@ -165,30 +166,29 @@ def check(value: Any, kind: Any) -> None:
 
 def _annotated(value: Any, kind: Any) -> Iterable[tuple[Any, Any]]:
     """Returns the parts of a value with their annotations."""
-    origin, arguments = _parts_of(kind)
-    if (fields := fields_of(kind)) is not None:
-        return [(getattr(value, name), of) for name, of in fields.items()]
-    if origin is Mapping:
+    origin, arguments, cls = _parts_of(kind)
+    if cls is dict:
         return [(pair, tuple[arguments]) for pair in value.items()]
     if origin is tuple and arguments[-1] is not Ellipsis:
         return zip(value, arguments, strict=True)
-    return [(item, arguments[0]) for item in value] if origin in (tuple, frozenset) else ()
-
-
-@functools.cache
-def _parts_of(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    origin = typing.get_origin(kind)
-    return types.UnionType if origin is typing.Union else origin, typing.get_args(kind)
+    if origin in (tuple, frozenset):
+        return [(item, arguments[0]) for item in value]
+    return [(getattr(value, name), of) for name, of in (fields_of(cls) or {}).items()]
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    origin, arguments = _parts_of(kind)
+    origin, arguments, cls = _parts_of(kind)
     if origin is Literal:
         return value in arguments
-    if kind is type:
-        return isinstance(value, type)
-    expected = {None: types.NoneType, Mapping: dict, Word: str, Text: str}
-    return type(value) is expected.get(origin or kind, origin or kind)
+    return isinstance(value, type) if kind is type else type(value) is cls
+
+
+@functools.cache
+def _parts_of(kind: Any) -> tuple[Any, tuple[Any, ...], Any]:
+    """Returns the origin and the arguments of an annotation, and the class of its values."""
+    origin = types.UnionType if typing.get_origin(kind) is typing.Union else typing.get_origin(kind)
+    classes = {None: types.NoneType, Word: str, Text: str, Mapping[int, int]: dict}
+    return origin, typing.get_args(kind), classes.get(kind, origin or kind)
 
 
 def _check_word(text: str) -> None:

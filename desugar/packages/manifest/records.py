@@ -11,7 +11,7 @@ import functools
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NewType
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ from subclasses.autograd.construct import unwrap_one
 
 FORMAT = 2  # of the manifest; a reader takes its own alone
 
-Word = NewType("Word", str)  # any name of Python; a `str` is an attribute, and no special one
-Text = NewType("Text", str)  # any text, which stands in no generated code
+Word = Annotated[str, "word"]  # any name of Python; a `str` is an attribute, and no special one
+Text = Annotated[str, "text"]  # any text, which stands in no generated code
 Method = Literal["", "size", "stride"]
 
 # ------------------------------------------------------------------------------------------------- tensors
@@ -69,13 +69,12 @@ class Parameter:
 
     Attributes:
         name, kind: As of `inspect.Parameter`, the kind as an int.
-        is_optional, default: Whether a call may leave it out; the default, if it is a constant.
+        default: None if a call has to pass it; the default if it is a constant; else empty.
     """
 
     name: Word
     kind: int
-    is_optional: bool
-    default: tuple[Any, ...]
+    default: tuple[Any, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +272,7 @@ _IN_FILES: dict[type, dict[str, Any]] = {
     Interface: {"tangent_items": tuple[TensorFacts, ...]},
     Split: {
         "graphs": None,
-        "random_op": Text | None,
+        "random_op": Text | None,  # type: ignore[operator]
         **dict.fromkeys(("forward_outputs", "backward_items", "gradients"), tuple[Fact, ...]),
     },
     Variant: {"items": tuple[Fact, ...], "gradients": tuple[Fact, ...], "compiled": GraphRecord},
@@ -294,9 +293,9 @@ RECORDS: dict[str, type] = {
 @functools.cache
 def fields_of(cls: Any) -> dict[str, Any] | None:
     """Returns the fields of a record with their annotations in a file; None for any other class."""
-    if not dataclasses.is_dataclass(cls):
+    if not hasattr(cls, "__dataclass_fields__"):
         return None
-    hints = typing.get_type_hints(cls) | _IN_FILES.get(cls, {})
+    hints = typing.get_type_hints(cls, include_extras=True) | _IN_FILES.get(cls, {})
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 

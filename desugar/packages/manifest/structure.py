@@ -136,7 +136,7 @@ def flatten_call(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapp
     for name, value in given.items():
         is_of_keywords = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
         value = dict(sorted(value.items())) if is_of_keywords else value
-        arguments.append((Word(name), flatten(value, leaves, name)))
+        arguments.append((name, flatten(value, leaves, name)))
     return Flattened(signature, tuple(arguments), leaves)
 
 
@@ -153,9 +153,9 @@ def parameters_of(signature: inspect.Signature) -> tuple[Parameter, ...]:
     """Returns the records of a signature's parameters."""
     records = []
     for one in signature.parameters.values():
-        is_optional = one.default is not one.empty
-        default = (one.default,) if is_optional and isinstance(one.default, _SCALARS) else ()
-        records.append(Parameter(Word(one.name), int(one.kind), is_optional, default))
+        default = None if one.default is one.empty else ()
+        is_constant = default is not None and isinstance(one.default, _SCALARS)
+        records.append(Parameter(one.name, int(one.kind), (one.default,) if is_constant else default))
     return tuple(records)
 
 
@@ -163,13 +163,10 @@ def signature_of(parameters: Sequence[Parameter]) -> inspect.Signature:
     """Returns the signature of a package's calls.
 
     Raises:
-        PackageError: The parameters of a file are none that a function can have.
+        ValueError: The parameters of a file are none that a function can have.
     """
     made = []
-    try:
-        for one in parameters:
-            default = (*one.default, LEFT)[0] if one.is_optional else inspect.Parameter.empty
-            made.append(inspect.Parameter(one.name, one.kind, default=default))  # type: ignore[arg-type]
-        return inspect.Signature(made)
-    except ValueError as error:
-        raise PackageError(f"the manifest has parameters that no function can have: {error}") from error
+    for one in parameters:
+        default = inspect.Parameter.empty if one.default is None else (*one.default, LEFT)[0]
+        made.append(inspect.Parameter(one.name, one.kind, default=default))  # type: ignore[arg-type]
+    return inspect.Signature(made)

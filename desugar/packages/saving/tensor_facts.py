@@ -89,7 +89,6 @@ class Weights:
     def __init__(self, fn: Any) -> None:
         self.found: list[tuple[Tensor, str, tuple[str, ...]]] = []
         owner = getattr(fn, "__self__", fn)  # of a method
-        self._is_named = isinstance(owner, nn.Module)
         self._known = _names_in("", owner) if isinstance(owner, nn.Module) else _names_held(owner)
 
     def index(self, tensor: Tensor, source: Any) -> int:
@@ -98,7 +97,7 @@ class Weights:
             if known is tensor:
                 return number
         names = self._known.get(id(tensor), [])
-        name = names[0] if names and self._is_named else _clean(private.source_name(source))
+        name = names[0] if names else _clean(private.source_name(source))
         aliases = tuple(other for other in names if other != name)
         while any(name == other for _, other, _ in self.found):
             name += "_"
