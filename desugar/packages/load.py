@@ -128,7 +128,6 @@ class Package:
                 assemble(record, graphs(record)),
                 guards_of(record),
                 self._weights,
-                self._check_weights,
                 reads_grad_mode,
             )
             for record in manifest.programs
@@ -188,6 +187,7 @@ class Package:
             except SignatureError as error:
                 errors.append(error)
             else:
+                self._check_weights()
                 return run()
         raise _join(errors)
 

@@ -32,7 +32,6 @@ from desugar.packages.manifest.records import (
     Leaf,
     ProgramRecord,
     Result,
-    SymbolRecord,
     TensorFacts,
     Tree,
     Unused,
@@ -236,10 +235,10 @@ class Conditions:
             self.names[index] = self.out.fresh_name(f"s{index}")
             self.out.writeline(f"{self.names[index]} = {code}")
 
-    def on_sizes(self, symbols: Sequence[SymbolRecord], guards: Sequence[Extent]) -> Iterator[Condition]:
+    def on_sizes(self, record: ProgramRecord) -> Iterator[Condition]:
         """Yields the conditions on sizes that change, with the names that `emit_reads` gave them."""
         names, wheres = self.names, {index: where for index, (_, where) in self._reads.items()}
-        for index, symbol in enumerate(symbols):
+        for index, symbol in enumerate(record.symbols):
             advice = " (save a call with a smaller size too)" if symbol.low else ""
             limits = (
                 (">=", symbol.low, f"at least {symbol.low}{advice}"),
@@ -249,7 +248,7 @@ class Conditions:
                 if limit is not None:
                     error = f"{wheres[index]!r}, {expected!r}, {self._str}({names[index]})"
                     yield Condition(f"{names[index]} {sign} {limit}", error)
-        for guard in guards:
+        for guard in record.guards:
             used = sorted(symbols_in(guard))
             got = " + ', ' + ".join(f"{wheres[n] + ' = '!r} + {self._str}({names[n]})" for n in used)
             error = f"{wheres[used[0]]!r}, {'sizes with ' + text_of(guard, wheres)!r}, {got}"
@@ -343,7 +342,6 @@ class Callee:
         assembled: Its function.
         guards: The check of its plain tensors.
         weights: The weights of the package, and the check of them.
-        check_weights: Raises the error for weights that do not fit.
         reads_grad_mode: Whether a weight requires grad that the program does not differentiate.
     """
 
@@ -352,7 +350,6 @@ class Callee:
     assembled: Assembled
     guards: Guards
     weights: WeightGuards
-    check_weights: Callable[[], None]
     reads_grad_mode: bool
 
     @functools.cached_property
@@ -440,13 +437,10 @@ class _Text:
         out.writeline(f"if {' and '.join([*texts, *self._on_state()])}:")
         with out.indent():
             conditions.emit_reads()
-            sizes = [one.text for one in self._on_sizes() if not one.is_implied]
+            sizes = [one.text for one in conditions.on_sizes(self.record) if not one.is_implied]
             out.writeline(f"if {' and '.join(dict.fromkeys(sizes)) or 'True'}:")
             with out.indent():
                 self._emit_run()
-
-    def _on_sizes(self) -> Iterator[Condition]:
-        return self._conditions.on_sizes(self.record.symbols, self.record.guards)
 
     def _on_state(self) -> Iterator[str]:
         """Yields the conditions on what is no argument: weights, autocast, and the mode of gradients."""
@@ -468,8 +462,7 @@ class _Text:
         out, conditions = self.out, self._conditions
         _emit_errors(out, conditions.found)
         conditions.emit_reads()
-        _emit_errors(out, self._on_sizes())
-        out.writeline(f"{out.bind(self.callee.check_weights, 'check_weights')}()")
+        _emit_errors(out, conditions.on_sizes(self.record))
         out.writeline(f"{out.bind(self.callee.guards.accept, 'accept')}([{', '.join(conditions.plain)}])")
         out.writeline("def run_program():")
         with out.indent():

@@ -9,8 +9,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
 from desugar.errors import PackageError
 from subclasses import TensorSubclass
 
@@ -33,18 +31,12 @@ def fingerprint(cls: type) -> str:
 
     Rules are not part of it. A package holds their results, and calls none of them.
     """
-    said: Any = [
-        "container",
-        [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else [],
-    ]
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    said: Any = [*getattr(cls, "_fields", ()), *(field.name for field in fields)]
     if issubclass(cls, TensorSubclass):
         spec = cls.__spec__
         inners = [[field.name, field.attribute, field.optional] for field in spec.inners]
-        said = ["declared", inners, [f.name for f in spec.statics], [f.name for f in spec.dynamics]]
-    elif issubclass(cls, torch.Tensor):
-        said = ["handwritten"]
-    elif (names := getattr(cls, "_fields", None)) is not None:
-        said = ["named tuple", list(names)]
+        said = [inners, [field.name for field in spec.statics], [field.name for field in spec.dynamics]]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 

@@ -246,15 +246,12 @@ def _call_of(module: Any, flattened: Flattened) -> Callable[..., Any]:
     module_name = out.fresh_name("module")
     empty = inspect.Parameter.empty
     parameters = inspect.Signature([one.replace(default=empty, annotation=empty) for one in passed])
-    given: dict[str, Any] = {one.name: one.name for one in passed}
-    rest = []
+    has_rest = any(one.kind is one.VAR_POSITIONAL for one in passed)
+    arguments = []
     for one in passed:
-        if one.kind is one.VAR_POSITIONAL:
-            given[one.name] = [f"*{one.name}"]
-        if one.kind is one.VAR_KEYWORD:
-            given[one.name], rest = {}, [f"**{one.name}"]
-    bound = inspect.BoundArguments(flattened.signature, given)  # type: ignore[arg-type]
-    arguments = [*bound.args, *(f"{name}={value}" for name, value in bound.kwargs.items()), *rest]
+        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        by_name = one.kind is one.KEYWORD_ONLY or (one.kind is one.POSITIONAL_OR_KEYWORD and not has_rest)
+        arguments.append(f"{one.name}={one.name}" if by_name else f"{stars}{one.name}")
     out.writeline(f"def make({module_name}):")
     with out.indent():
         out.writeline(f"def call{parameters}:")

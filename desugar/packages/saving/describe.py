@@ -200,10 +200,13 @@ class Description:
 
     def _source(self, source: Any, example: Any) -> Source:
         if isinstance(example, Tensor):
-            return self._tensor_source(source, example)
+            if (found := _find_tensor(example, self._leaves)) is not None:
+                return found
+            self._refuse_attribute(source)
+            return FromWeight(self.weights.index(example, source))
         is_size = isinstance(source, private.TensorPropertySource)
-        found = self.captured.locate(private.source_name(source.base if is_size else source))
-        if found is not None and (is_size or not found[1] or self._is_dynamic(*found)):
+        place = self.captured.locate(private.source_name(source.base if is_size else source))
+        if place is not None and (is_size or not place[1] or self._is_dynamic(*place)):
             return self._number(example)
         self._refuse_attribute(source)
         value = example.node.hint if isinstance(example, SymInt) else example
@@ -225,12 +228,6 @@ class Description:
             raise PackageError("the function draws random numbers in Python: draw them with torch")
         if self.captured.is_of_argument(source):
             raise _reads_attribute(private.source_name(source))
-
-    def _tensor_source(self, source: Any, example: Tensor) -> Source:
-        if (found := _find_tensor(example, self._leaves)) is not None:
-            return found
-        self._refuse_attribute(source)
-        return FromWeight(self.weights.index(example, source))
 
     # ................................................................................................ results
 
