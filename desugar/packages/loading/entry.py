@@ -9,6 +9,7 @@ that makes no difference, such as the stride of a dimension of size 1, pass it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -303,6 +304,8 @@ def _describe(value: Any) -> str:
         return f"one of {value.dtype} and size {tuple(value.shape)}"
     if is_wrapper(value):
         return f"{one_of(type(value))} of {value.dtype}"
+    if value is LEFT:
+        return "none"
     return f"{value!r:.80} of type {type(value).__name__}"
 
 
@@ -438,8 +441,9 @@ class _Text:
         with out.indent():
             conditions.emit_reads()
             sizes = [one.text for one in conditions.on_sizes(self.record) if not one.is_implied]
-            out.writeline(f"if {' and '.join(dict.fromkeys(sizes)) or 'True'}:")
-            with out.indent():
+            if sizes:
+                out.writeline(f"if {' and '.join(dict.fromkeys(sizes))}:")
+            with out.indent() if sizes else contextlib.nullcontext():
                 self._emit_run()
 
     def _on_state(self) -> Iterator[str]:
