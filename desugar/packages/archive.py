@@ -51,7 +51,7 @@ def write_archive(
         weights: The plain tensors of the weights, contiguous and on the CPU.
 
     Raises:
-        OSError: The file cannot be written; what was there before is unchanged.
+        OSError: The file cannot be written; an earlier file is unchanged.
     """
     entries = {"archive_format": b"pt2", "archive_version": b"0"}
     for name, data in {MANIFEST: manifest, GRAPHS: graphs}.items():

@@ -38,13 +38,13 @@ def load(
 ) -> Package:
     """Loads a package that :func:`desugar.save` wrote. Neither the source of the function nor a compiler is needed.
 
-    A package holds machine code. Load files that you trust, or name the digest of the one that you trust.
+    A package holds machine code. Load files that you trust, or name the digest of a file that you trust.
 
     Args:
         path: The file.
         classes: The classes of arguments and results besides those that ship with this library. Nothing is imported by
             a name in the file.
-        state: The weights: a module that has them, or tensors by name, or modules by what stands before the names
+        state: The weights: a module that has them, or tensors by name, or modules by a prefix of the names
             (`{"model": model}` for `model.layer.weight`). They are shared, not copied. None: those in the file.
         sha256: The digest that the file has to have, in hexadecimal.
         native: Whether the machine code of the file runs. Otherwise its plain graphs are compiled here.
@@ -61,12 +61,12 @@ def load(
         raise PackageError(
             f"{archive.path} was saved with torch {manifest.release}, and this is {torch.__version__}: save it again"
         )
-    if native and not manifest.is_native:
+    if native and manifest.machine is None:
         raise PackageError(
             f"{archive.path} holds no machine code: load it with native=False, which compiles its graphs"
         )
     if native:
-        check_machine(manifest.machine)
+        check_machine(manifest.machine)  # type: ignore[arg-type]
     graphs = _native_graphs(archive) if native else _compiled_graphs(archive)
     weights = find_weights(archive, manifest, state)
     try:
@@ -110,7 +110,7 @@ def _compiled_graphs(archive: Archive) -> Graphs:
 
 
 class Package:
-    """Programs that were loaded from a file; calling it runs the one that fits the arguments."""
+    """Programs that were loaded from a file; calling it runs the first program that fits the arguments."""
 
     def __init__(
         self, manifest: Manifest, state: dict[str, Tensor], graphs: Graphs, *, owns_weights: bool

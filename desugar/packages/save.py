@@ -41,8 +41,8 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
 ) -> str:
     """Compiles a function for some calls, and writes the programs to a file that runs without the function's source.
 
-    No call is run, and no tensor is changed. What the function reads besides its tensors (attributes, globals, the
-    mode of a module) is that of now.
+    No call is run, and no tensor is changed. The package keeps the present values of attributes, globals and modes of
+    modules that the function reads.
 
     Args:
         path: The file, a `.pt2`; one that exists is replaced.
@@ -81,8 +81,7 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
         data: list[Tensor] = []
         manifest = Manifest(
             str(torch.__version__),
-            this_machine(),
-            native,
+            this_machine() if native else None,
             training,
             parameters_of(captured.flattened.signature),
             tuple(_describe_weights(known, data if weights else None)),
@@ -103,9 +102,7 @@ def _check(path: Path, calls: tuple[Call, ...]) -> Path:
         if not isinstance(given, Call):
             raise TypeError(f"expected desugar.call(...), got {given!r:.80} of type {type(given).__name__}")
     if private.is_any_autocast_enabled():
-        raise PackageError(
-            "save outside of torch.autocast; what the function does inside of its own is saved"
-        )
+        raise PackageError("save outside of torch.autocast; the function may enter its own")
     return path
 
 

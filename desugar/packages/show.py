@@ -1,4 +1,4 @@
-"""Says what is in a package, without loading its code or knowing its classes."""
+"""Describes a package, without loading its code or knowing its classes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _lines(archive: Archive, manifest: Manifest, classes: list[str]) -> Iterator
     yield f"sha256    {file_digest(archive.path)}"
     yield f"release   torch {manifest.release}"
     machine = manifest.machine
-    code = f"for {machine.system}, {machine.processor}" if manifest.is_native else "none: plain graphs alone"
+    code = "none: plain graphs alone" if machine is None else f"for {machine.system}, {machine.processor}"
     yield f"code      {code}"
     if classes:
         yield f"classes   {', '.join(classes)}"

@@ -447,7 +447,7 @@ class _Text:
                 self._emit_run()
 
     def _on_state(self) -> Iterator[str]:
-        """Yields the conditions on what is no argument: weights, autocast, and the mode of gradients."""
+        """Yields the conditions on weights, autocast, and the mode of gradients."""
         out, guards = self.out, self.callee.weights
         if guards.weights:
             inner = [

@@ -19,7 +19,7 @@ class Guards:
 
     Attributes:
         check: The check of tensors like the examples.
-        others: Checks of tensors that differ in what makes no difference, and were found to fit.
+        others: Checks of tensors that fit though they differ, such as those of inference mode.
     """
 
     _MOST = 8  # checks kept

@@ -16,7 +16,7 @@ from desugar.packages import graph_text
 from desugar.packages.manifest.expressions import Extent, to_sympy
 from desugar.packages.manifest.records import Fact, GraphRecord, ProgramRecord, TensorFacts
 
-BACKEND = "inductor"  # what compiles them
+BACKEND = "inductor"  # it compiles them
 
 
 def recompiled(texts: Any, program: ProgramRecord) -> Callable[[GraphRecord], CompiledGraph]:

@@ -102,7 +102,7 @@ def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> 
     tensor: Tensor = wrap_value(record.value, plain)
     requires_grad = record.value.requires_grad and manifest.is_training
     if record.is_parameter and isinstance(record.value, Wrapper) and not requires_grad:
-        # What nn.Parameter does with a wrapper, without its detach(): PyTorch imports sympy to dispatch that.
+        # As nn.Parameter makes a Parameter of a wrapper, without its detach(), for which PyTorch imports sympy.
         tensor._is_param = True  # type: ignore[attr-defined]
         return tensor
     if record.is_parameter:

@@ -1,4 +1,4 @@
-"""What machine code runs on."""
+"""The machines on which machine code runs."""
 
 from __future__ import annotations
 

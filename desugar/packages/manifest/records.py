@@ -247,15 +247,14 @@ class Manifest:
 
     Attributes:
         release: The release of PyTorch that wrote it.
-        machine, is_native: Where its machine code runs, and whether it has any.
+        machine: The machine for which it has machine code; None if it has none.
         is_training: Whether its results have gradients.
         parameters: The parameters of the function.
         weights, programs: The weights and the programs.
     """
 
     release: Text
-    machine: Machine
-    is_native: bool
+    machine: Machine | None
     is_training: bool
     parameters: tuple[Parameter, ...]
     weights: tuple[WeightRecord, ...]

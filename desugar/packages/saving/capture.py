@@ -2,8 +2,8 @@
 
 Dynamo makes a graph of the function, and code that takes the arguments apart, calls the graph and builds the result. A
 package has no use for that code, which is Python of this process. So it is run once, here, on fake tensors, with
-stand-ins for what the graph returns: where they end up in the result is its structure. Where the graph's inputs come
-from, Dynamo's names for them tell. A function that changes objects other than tensors is refused, since no graph has
+stand-ins for the results of the graph: their places in the result are its structure. Dynamo's names say where the
+inputs of the graph come from. A function that changes objects other than tensors is refused, since no graph has
 these changes.
 """
 
@@ -52,7 +52,7 @@ def call(*args: Any, **kwargs: Any) -> Call:
 
 
 class Capturing:
-    """The place of a program that becomes part of a package: it keeps what the stages made.
+    """The place of a program that becomes part of a package: it keeps the results of the stages.
 
     Attributes:
         stored: The program without its wrapper.
@@ -95,14 +95,14 @@ class Captured:
     Attributes:
         flattened: The arguments.
         program: The program.
-        place: What the stages made.
+        place: The results of the stages.
         sources: Dynamo's source of each input of the graph.
         examples: The inputs of the graph in this call.
         fakes: Argument leaf -> its fake in Dynamo's mode, for those that Dynamo looked at.
         leaf_sources: Argument leaf -> Dynamo's expression of it.
         facts: Dynamo's expressions of the objects whose values it guards.
         duplicated: Expressions of parts of arguments that are also something else.
-        standins: The stand-ins of what the program returned.
+        standins: The stand-ins of the program's results.
         result: The result of the call, with stand-ins, and fakes of the arguments.
     """
 
@@ -197,7 +197,7 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
             raise
         raise PackageError(
             f"{_name(fn)} changes objects besides tensors ({str(error).partition('double check: ')[2][:300]}), and a "
-            "package has no objects: return what it computes instead"
+            "package has no objects: return the results instead"
         ) from error
     if not captured.sources and not hasattr(captured, "program"):
         raise PackageError(f"{_name(fn)} computes nothing with tensors: there is no program to save")
@@ -235,7 +235,7 @@ def _run_on_fakes(function: Callable[..., Any], bound: tuple[Any, ...], captured
 
 
 def _is_skipped(target: Any) -> bool:
-    """Whether Dynamo skips the frame of a function: one of torch, or what a decorator made of another function."""
+    """Whether Dynamo skips the frame of a function: one of torch, or one that a decorator wraps."""
     return hasattr(target, "__wrapped__") or str(target.__module__).partition(".")[0] == "torch"
 
 

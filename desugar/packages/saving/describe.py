@@ -223,7 +223,7 @@ class Description:
         return known if isinstance(known, Symbol | Expression) else Constant(known)
 
     def _refuse_attribute(self, source: Any) -> None:
-        """Raises `PackageError` for what is neither an argument nor held by the function."""
+        """Raises `PackageError` for a source that is neither an argument nor held by the function."""
         if type(private.source_root(source)).__name__ == "RandomValueSource":
             raise PackageError("the function draws random numbers in Python: draw them with torch")
         if self.captured.is_of_argument(source):
@@ -287,7 +287,7 @@ def _without_grad(value: Value) -> Value:
 
 
 def _declared_names(owner: Any) -> tuple[str, ...]:
-    """Returns the names of what a declared class keeps on its values."""
+    """Returns the names of the attributes that a declared class keeps on its values."""
     spec = getattr(type(owner), "__spec__", None)
     return () if spec is None else (*spec.names, *spec.attributes, "_layout")
 

@@ -57,13 +57,13 @@ class Symbols:
         return from_sympy(expression, self._numbers)
 
     def guards(self) -> tuple[Extent, ...]:
-        """Returns what the compilation assumed of sizes."""
+        """Returns the conditions on sizes that the compilation assumed."""
         assumed = [*(guard.expr for guard in self.env.guards), *self._held]
         made = map(self._expression, assumed)
         return tuple(dict.fromkeys(guard for guard in made if not isinstance(guard, int)))
 
     def records(self) -> tuple[SymbolRecord, ...]:
-        """Returns what is known of each symbol."""
+        """Returns the value and the range of each symbol."""
         return tuple(map(self._record, self._numbers))
 
     def _record(self, symbol: Any) -> SymbolRecord:
