@@ -117,8 +117,7 @@ _LAZY = {
     "CompiledFxGraph": "torch._inductor.output_code",
     # A library of AOTInductor in a package.
     "PackageLoader": "torch._C._aoti:AOTIModelPackageLoader",
-    # The archives that `torch.save` writes, entry by entry.
-    "ArchiveReader": "torch._C:PyTorchFileReader",
+    # Writes archives as `torch.save` does, entry by entry.
     "ArchiveWriter": "torch._C:PyTorchFileWriter",
     # sympy's functions for sizes, such as a floor division.
     "size_functions": "torch.utils._sympy:functions",

@@ -12,18 +12,10 @@ import typer
 from torch import Tensor
 
 from desugar.errors import PackageError, SignatureError
-from desugar.ir.values import dynamic_names, inner_names, is_wrapper
+from desugar.ir.values import Constant, Plain, Wrapper, dynamic_names, inner_names, is_wrapper
 from desugar.packages.load import Package, load
-from desugar.packages.loading.assemble import layout_of_record
-from desugar.packages.manifest.records import (
-    ConstantLeaf,
-    IntLeaf,
-    Leaf,
-    ProgramRecord,
-    TensorLeaf,
-    WrapperLeaf,
-)
-from desugar.packages.manifest.structure import Flattened, build, paths_of
+from desugar.packages.manifest.records import Leaf
+from desugar.packages.manifest.structure import arrange, names_of
 from desugar.packages.show import show as describe
 from subclasses.handwritten import unflatten
 from subclasses.layout import field_name
@@ -110,38 +102,40 @@ def _arguments(package: Package, tensors: dict[str, Tensor], numbers: dict[str, 
     """Returns the arguments of a call, for the first program whose tensors are those of the file."""
     missing = []
     for program in package.programs:
-        names = {n: where for parameter, tree in program.arguments for n, where in paths_of(tree, parameter)}
-        wanted = {name for n, leaf in enumerate(program.leaves) for name in _names_of(leaf, names[n])}
+        names = names_of(program.arguments)
+        pairs = list(zip(program.leaves, names, strict=True))
+        wanted = {name for leaf, where in pairs for name in _names_of(leaf, where)}
         if wanted == set(tensors):
-            leaves = [_leaf(leaf, names[n], tensors, numbers) for n, leaf in enumerate(program.leaves)]
-            return _arrange(program, leaves)
+            leaves = [_leaf(leaf, where, tensors, numbers) for leaf, where in pairs]
+            bound = arrange(package.__signature__, program.arguments, leaves)
+            return bound.args, bound.kwargs
         missing.append(", ".join(sorted(wanted)))
     raise typer.BadParameter(f"expected the tensors {' or '.join(missing)}, got {', '.join(sorted(tensors))}")
 
 
 def _names_of(leaf: Leaf, name: str) -> Iterator[str]:
-    if isinstance(leaf, WrapperLeaf):
+    if isinstance(leaf, Wrapper):
         for attribute, part in leaf.inner:
-            yield from _names_of(part, f"{name}.{field_name(attribute)}")
-    elif isinstance(leaf, TensorLeaf):
+            yield from _names_of(part, f"{name}.{field_name(attribute)}")  # type: ignore[arg-type]
+    elif isinstance(leaf, Plain):
         yield name
 
 
-def _leaf(leaf: Leaf, name: str, tensors: dict[str, Tensor], numbers: dict[str, str]) -> Any:
+def _leaf(leaf: Any, name: str, tensors: dict[str, Tensor], numbers: dict[str, str]) -> Any:
     match leaf:
-        case WrapperLeaf():
+        case Wrapper():
             inner = {
                 attribute: _leaf(part, f"{name}.{field_name(attribute)}", tensors, numbers)
                 for attribute, part in leaf.inner
             }
             for field, _ in leaf.dynamics:
                 inner[f"_{field}_carrier"] = torch.empty((_number(f"{name}.{field}", numbers), 0))
-            return unflatten(leaf.cls, inner, layout_of_record(leaf.context), (), None)  # type: ignore[arg-type]
-        case TensorLeaf():
+            return unflatten(leaf.cls, inner, leaf.context, (), None)
+        case Plain():
             return tensors[name]
-        case IntLeaf():
+        case Constant(_, int()):
             return _number(name, numbers)
-        case ConstantLeaf(value):
+        case Constant(value):
             return value
     raise typer.BadParameter(f"{name} is an argument that a file cannot hold")
 
@@ -151,11 +145,6 @@ def _number(name: str, numbers: dict[str, str]) -> int:
     if not text.lstrip("-").isdecimal():
         raise typer.BadParameter(f"expected the int {name} in the metadata of the inputs, got {text!r}")
     return int(text)
-
-
-def _arrange(program: ProgramRecord, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    arguments = {name: build(tree, leaves) for name, tree in program.arguments}
-    return Flattened(program.parameters, program.arguments, leaves).arrange(arguments)
 
 
 def _tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,8 @@
 """Plain graphs as data, from which they are compiled where the machine code of a package is not to be run.
 
 A graph is a list of calls of PyTorch's own ops. Reading one looks each op up among them, by a name of a closed form; an
-op that reads files is none of them.
+op that reads files is none of them. PyTorch's own serializer (`torch.export.save`) is not used, since reading its files
+evaluates the text of sizes.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import torch
 from torch import fx
 
 from desugar.errors import PackageError
-from desugar.packages.manifest.codec import Writer
-from desugar.packages.manifest.reading import Reader
+from desugar.packages.manifest.codec import KIND, VALUE, Reader, Writer
 from subclasses._torch import OpOverload
 
 _NAMESPACES = ("aten", "prims", "subclasses", "desugar")
@@ -31,49 +31,53 @@ _NUMBERS: Mapping[str, Callable[..., Any]] = {name: getattr(operator, name) for 
 }
 _NAMES = {function: name for name, function in _NUMBERS.items()}
 
-_WRITER, _READER = Writer((), {}), Reader((), {})
-
 # ------------------------------------------------------------------------------------------------- writing
 
 
 def write(graph: fx.GraphModule) -> Any:
-    """Returns a graph as JSON data.
+    """Returns a graph as JSON data: the name of each node's op, its arguments and its keywords.
 
     Raises:
         PackageError: It has a node that is no call of a known op (`cond`, a constant tensor).
     """
-    numbers: dict[fx.Node, int] = {}
-    return [_write_node(node, numbers) for node in graph.graph.nodes]
+    writer, entries = _GraphWriter(), []
+    for node in graph.graph.nodes:
+        arguments = [] if node.op == "placeholder" else writer.write(node.args)
+        keywords = {name: writer.write(argument) for name, argument in node.kwargs.items()}
+        entries.append([_name_of(node), arguments, keywords])
+        writer.numbers[node] = len(writer.numbers)
+    return entries
 
 
-def _write_node(node: fx.Node, numbers: dict[fx.Node, int]) -> Any:
-    numbers[node] = len(numbers)
-    if node.op == "placeholder":
-        return ["input"]
-    if node.op == "output":
-        return ["output", _write_argument(node.args[0], numbers)]
+class _GraphWriter(Writer):
+    """Writes the arguments of nodes, which may be nodes.
+
+    Attributes:
+        numbers: The number of each node.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: dict[fx.Node, int] = {}
+
+    def write(self, value: Any) -> Any:
+        """Returns an argument as JSON data; its lists become tuples."""
+        if isinstance(value, fx.Node):
+            return {KIND: "node", VALUE: self.numbers[value]}
+        return super().write(tuple(value) if isinstance(value, list) else value)
+
+
+def _name_of(node: fx.Node) -> str:
+    target: Any = node.target
+    if node.op in ("placeholder", "output"):
+        return node.op
     if node.op != "call_function":
         raise PackageError(f"a graph has the node {node.format_node()}")
-    arguments = [_write_argument(argument, numbers) for argument in node.args]
-    keywords = {name: _write_argument(argument, numbers) for name, argument in node.kwargs.items()}
-    return ["call", _name_of(node.target), arguments, keywords]
-
-
-def _name_of(target: Any) -> str:
     if target in _NAMES:
         return f"python.{_NAMES[target]}"
-    name = str(target)
-    if not isinstance(target, OpOverload) or _find_op(name) is not target:
-        raise PackageError(f"a graph has the op {name}")
-    return name
-
-
-def _write_argument(argument: Any, numbers: dict[fx.Node, int]) -> Any:
-    if isinstance(argument, fx.Node):
-        return {"node": numbers[argument]}
-    if isinstance(argument, list | tuple):
-        return [_write_argument(item, numbers) for item in argument]
-    return {"constant": _WRITER.write(argument, Any)}
+    if not isinstance(target, OpOverload) or _find_op(str(target)) is not target:
+        raise PackageError(f"a graph has the op {target}")
+    return str(target)
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -94,35 +98,36 @@ def read(data: Any, inputs: list[Any]) -> fx.GraphModule:
             "this package has no plain graph: the function has parts that are known as machine code only"
         )
     graph, nodes, given = fx.Graph(), list[fx.Node](), iter(inputs)
+    reader = Reader({}, {"node": nodes.__getitem__})
     for number, entry in enumerate(data):
-        if not isinstance(entry, list) or not entry:
-            raise _damaged(number, entry)
         try:
-            nodes.append(_read_node(graph, entry, nodes, given))
-        except (IndexError, KeyError, StopIteration, TypeError, ValueError, AttributeError) as error:
-            raise _damaged(number, entry) from error
+            name, arguments, keywords = entry
+            args = reader.read(arguments, tuple[Any, ...])
+            kwargs = {key: reader.read(argument, Any) for key, argument in keywords.items()}
+            nodes.append(_read_node(graph, name, args, kwargs, given))
+        except (LookupError, StopIteration, TypeError, ValueError, AttributeError) as error:
+            raise PackageError(
+                f"node {number} of a plain graph of this package is damaged: {entry!r:.100}"
+            ) from error
     if not nodes or nodes[-1].op != "output":
         raise PackageError("a plain graph of this package has no end")
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _read_node(graph: fx.Graph, entry: list[Any], nodes: list[fx.Node], given: Any) -> fx.Node:
-    match entry:
-        case ["input"]:
-            node = graph.placeholder(f"arg{len(nodes)}")
-            node.meta["val"] = next(given)
-            return node
-        case ["output", results]:
-            return graph.output(tuple(_read_argument(results, nodes)))
-        case ["call", str(name), list(arguments), dict(keywords)]:
-            target = _find_op(name)
-            args = tuple(_read_argument(argument, nodes) for argument in arguments)
-            kwargs = {key: _read_argument(argument, nodes) for key, argument in keywords.items()}
-            node = graph.call_function(target, args, kwargs)
-            value_args, value_kwargs = fx.map_arg((args, kwargs), lambda argument: argument.meta["val"])
-            node.meta["val"] = target(*value_args, **value_kwargs)
-            return node
-    raise ValueError(entry)
+def _read_node(
+    graph: fx.Graph, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any
+) -> fx.Node:
+    if name == "output":
+        return graph.output(tuple(args[0]))
+    if name == "placeholder":
+        node = graph.placeholder(f"arg{len(graph.nodes)}")
+        node.meta["val"] = next(given)
+        return node
+    target = _find_op(name)
+    node = graph.call_function(target, args, kwargs)
+    value_args, value_kwargs = fx.map_arg((args, kwargs), lambda argument: argument.meta["val"])
+    node.meta["val"] = target(*value_args, **value_kwargs)
+    return node
 
 
 def _find_op(name: str) -> Callable[..., Any]:
@@ -138,18 +143,3 @@ def _find_op(name: str) -> Callable[..., Any]:
     if not isinstance(found, OpOverload):
         raise PackageError(f"a plain graph of this package has {name!r}, which is no op")
     return found
-
-
-def _read_argument(data: Any, nodes: list[fx.Node]) -> Any:
-    match data:
-        case {"node": int(number)} if 0 <= number < len(nodes):
-            return nodes[number]
-        case {"constant": constant}:
-            return _READER.read(constant, Any)
-        case list(items):
-            return [_read_argument(item, nodes) for item in items]
-    raise ValueError(data)
-
-
-def _damaged(number: int, entry: Any) -> PackageError:
-    return PackageError(f"node {number} of a plain graph of this package is damaged: {entry!r:.100}")

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from desugar import _torch as private
 from desugar.api import uncompiled
 from desugar.backends.ahead_of_time import Library, library_backend
 from desugar.errors import PackageError
 from desugar.ir.stages import presence_bits
-from desugar.ir.values import plain_parts
+from desugar.ir.values import Flat, unwrap_value
 from desugar.packages import graph_text
-from desugar.packages.archive import checksum_of, file_digest, write_archive
-from desugar.packages.manifest.classes import classes_in, describe_classes
-from desugar.packages.manifest.codec import Writer
+from desugar.packages.archive import file_digest, length_of, write_archive
+from desugar.packages.manifest.classes import fingerprint
+from desugar.packages.manifest.codec import Writer, check
 from desugar.packages.manifest.machine import this_machine
-from desugar.packages.manifest.records import (
-    FORMAT,
-    GraphRecord,
-    LayoutRecord,
-    Left,
-    Manifest,
-    ProgramRecord,
-    WeightRecord,
-)
+from desugar.packages.manifest.records import FORMAT, GraphRecord, Manifest, WeightRecord
+from desugar.packages.manifest.structure import parameters_of
 from desugar.packages.saving.capture import Call, Captured, capture_call
 from desugar.packages.saving.describe import Description
-from desugar.packages.saving.leaves import describe_weight
-from desugar.packages.saving.tensor_facts import Weights
+from desugar.packages.saving.tensor_facts import Symbols, Weights
 
 
 def save(  # noqa: PLR0913 - a contract, and options of `compile`
@@ -51,8 +41,8 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
 ) -> str:
     """Compiles a function for some calls, and writes the programs to a file that runs without the function's source.
 
-    No call is run, and no tensor is changed. What the function reads besides its tensors (attributes, globals, the
-    mode of a module) is that of now.
+    No call is run, and no tensor is changed. The package keeps the present values of attributes, globals and modes of
+    modules that the function reads.
 
     Args:
         path: The file, a `.pt2`; one that exists is replaced.
@@ -79,26 +69,25 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
     fn = uncompiled(fn)
     with tempfile.TemporaryDirectory(prefix="desugar-package-") as folder:
         backend = library_backend(Path(folder) if native else None, options)
-        known, found = Weights(fn), _Graphs()
+        known, graphs = Weights(fn), _Graphs()
         programs = []
         for given in calls:
-            with _one_compilation(training=training):
+            # A size may be 1 in other calls, and equal sizes are one only if the function needs it.
+            with torch.set_grad_enabled(training), private.oblivious_sizes():
                 captured = capture_call(fn, given, backend, dynamic)
                 _compile_backwards(captured)
-                programs.append(_describe(captured, known, found, grads=training))
-        data = _Data(known.tensors if weights else [])
+                records = graphs.add_all(captured)
+                programs.append(Description(captured, known, training).record(records))
+        data: list[Tensor] = []
         manifest = Manifest(
-            torch.__version__,
-            this_machine(),
-            native,
+            str(torch.__version__),
+            this_machine() if native else None,
             training,
-            tuple(
-                data.describe(describe_weight(*one))
-                for one in zip(known.names, known.aliases, known.tensors, strict=True)
-            ),
+            parameters_of(captured.flattened.signature),
+            tuple(_describe_weights(known, data if weights else None)),
             tuple(programs),
         )
-        write_archive(place, _to_json(manifest), found.texts, found.files, data.plain)
+        write_archive(place, _to_json(manifest), graphs.texts, graphs.files, data)
     return file_digest(place)
 
 
@@ -113,17 +102,8 @@ def _check(path: Path, calls: tuple[Call, ...]) -> Path:
         if not isinstance(given, Call):
             raise TypeError(f"expected desugar.call(...), got {given!r:.80} of type {type(given).__name__}")
     if private.is_any_autocast_enabled():
-        raise PackageError(
-            "save outside of torch.autocast; what the function does inside of its own is saved"
-        )
+        raise PackageError("save outside of torch.autocast; the function may enter its own")
     return path
-
-
-@contextlib.contextmanager
-def _one_compilation(*, training: bool) -> Iterator[None]:
-    """A size may be 1 in other calls, and equal sizes are one only if the function needs it."""
-    with torch.set_grad_enabled(training), private.oblivious_sizes():
-        yield
 
 
 def _compile_backwards(captured: Captured) -> None:
@@ -152,8 +132,16 @@ class _Graphs:
         self.files: dict[str, tuple[Path, ...]] = {}
         self.texts: dict[str, Any] = {}
 
-    def add(self, library: Any, name: str) -> GraphRecord:
-        """Adds a graph, and returns its record."""
+    def add_all(self, captured: Captured) -> dict[int, GraphRecord]:
+        """Adds the graphs of a program; returns id of a library -> the record of its graph."""
+        place, number = captured.place, sum(name.startswith("forward") for name in self.texts)
+        assert place.stored is not None
+        records = {id(place.stored.forward): self._add(place.stored.forward, f"forward{number}")}
+        for present, compiled in place.backwards.items():
+            records[id(compiled)] = self._add(compiled, f"backward{number}_{presence_bits(present)}")
+        return records
+
+    def _add(self, library: Any, name: str) -> GraphRecord:
         if not isinstance(library, Library):
             raise PackageError("a graph of this function cannot be compiled ahead of time")
         if library.files:
@@ -167,65 +155,38 @@ class _Graphs:
         return GraphRecord(name, library.is_computed, library.calling)
 
 
-def _describe(captured: Captured, weights: Weights, graphs: _Graphs, *, grads: bool) -> ProgramRecord:
-    number = len([name for name in graphs.texts if name.startswith("forward")])
-    place = captured.place
-    assert place.stored is not None
-    records = {id(place.stored.forward): graphs.add(place.stored.forward, f"forward{number}")}
-    for present, compiled in place.backwards.items():
-        records[id(compiled)] = graphs.add(compiled, f"backward{number}_{presence_bits(present)}")
-    return Description(captured, weights, grads).record(records)
-
-
 def _to_json(manifest: Manifest) -> Any:
-    classes = describe_classes(classes_in(manifest))
-    writer = Writer((LayoutRecord, Left), {record.name: cls for cls, record in classes.items()})
-    return {
-        "format": FORMAT,
-        "classes": {record.name: record.fingerprint for record in classes.values()},
-        "manifest": writer.write(manifest, Manifest),
-    }
+    writer = Writer()
+    written = writer.write(manifest)
+    check(manifest, Manifest)
+    fingerprints = {name: fingerprint(cls) for name, cls in sorted(writer.classes.items())}
+    return {"format": FORMAT, "classes": fingerprints, "manifest": written}
 
 
 # -------------------------------------------------------------------------------------------------- weights
 
 
-class _Data:
-    """The bytes of the weights.
+def _describe_weights(weights: Weights, data: list[Tensor] | None) -> Iterator[WeightRecord]:
+    """Yields the records of the weights, and adds their bytes to `data`.
 
-    Attributes:
-        plain: A tensor of bytes per plain tensor.
+    Raises:
+        PackageError: A weight shares memory with another one, which a file would tell apart.
     """
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.plain: list[Tensor] = []
-        self._numbers: dict[str, tuple[tuple[int, int], ...]] = {}
-        self._owners: dict[int, str] = {}
-        self._tensors = tensors
-
-    def describe(self, record: WeightRecord) -> WeightRecord:
-        """Adds the bytes of the next weight, and returns its record."""
-        position = len(self._numbers)
-        numbers: tuple[tuple[int, int], ...] = ()
-        if self._tensors:
-            plain = plain_parts(self._tensors[position])
-            self._check_alone(record.name, plain)
-            added = [_memory_of(tensor) for tensor in plain]
-            checksums = [checksum_of(tensor.untyped_storage()) for tensor in added]
-            numbers = tuple(enumerate(checksums, start=len(self.plain)))
-            self.plain += added
-        self._numbers[record.name] = numbers
-        return replace(record, data=numbers)
-
-    def _check_alone(self, name: str, plain: list[Tensor]) -> None:
-        """Raises `PackageError` if a weight shares memory with another one, which a file would tell apart."""
-        for tensor in plain:
-            owner = self._owners.setdefault(tensor.untyped_storage()._cdata, name)
+    owners: dict[int, str] = {}
+    for tensor, name, aliases in weights.found:
+        flat, first = Flat(), len(data or ())
+        value = unwrap_value(tensor, flat)
+        facts = tuple(map(Symbols().fact, flat.items))
+        for plain in flat.items if data is not None else ():
+            owner = owners.setdefault(plain.untyped_storage()._cdata, name)
             if owner != name:
                 raise PackageError(
                     f"the weights {owner} and {name} share memory, and would be two in a file: pass weights=False, and "
                     "load with state="
                 )
+            data.append(_memory_of(plain))  # type: ignore[union-attr]
+        numbers = tuple(range(first, len(data or ())))
+        yield WeightRecord(name, aliases, value, facts, isinstance(tensor, nn.Parameter), numbers)  # type: ignore[arg-type]
 
 
 def _memory_of(tensor: Tensor) -> Tensor:
@@ -235,10 +196,5 @@ def _memory_of(tensor: Tensor) -> Tensor:
             raise PackageError(
                 "a weight is on the meta device, and has no numbers to save: pass weights=False"
             )
-        tensor = tensor.detach()
-        length = (
-            0
-            if tensor.numel() == 0
-            else 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        )
-        return tensor.as_strided((length,), (1,)).cpu().clone()
+        length = length_of(tensor.size(), tensor.stride())
+        return tensor.detach().as_strided((length,), (1,)).cpu().clone()

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from desugar.backends.base import CompiledGraph
-from desugar.errors import PackageError, SignatureError
+from desugar.errors import SignatureError
 from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.origins import Origin
 from desugar.ir.abstract_values import Described, Unknown
-from desugar.ir.outputs import Outputs
-from desugar.ir.stages import Graphs, Interface, Split
-from desugar.ir.values import Flat, Value, View, Wrapper, slots_of
-from desugar.packages.manifest.expressions import Extent, value_of
-from desugar.packages.manifest.records import (
-    BackwardRecord,
-    Fact,
-    GraphRecord,
-    LayoutRecord,
-    Origin as OriginRecord,
-    ProgramRecord,
-    StridedView,
-    TensorFacts,
-)
+from desugar.ir.stages import Interface
+from desugar.ir.values import Flat, slots_of
+from desugar.packages.manifest.expressions import Expression, Extent, Symbol, value_of
+from desugar.packages.manifest.records import GraphRecord, ProgramRecord, Restrided, TensorFacts, rebuilt
 from desugar.wrapper.backward import Variant, VariantEmitter, variant_name
 from desugar.wrapper.backward_plan import BackwardPlan, first_paths
 from desugar.wrapper.direct_calls import replace_backward
 from desugar.wrapper.results import Parts
 from desugar.wrapper.run import emit_program
-from subclasses import TensorSubclass
-from subclasses.autograd.construct import unwrap_one
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
-from subclasses.layout import Layout, intern_layout
 
 FILE = "<desugar package>"  # of generated text, in tracebacks
 LoadGraph = Callable[[GraphRecord], CompiledGraph]
@@ -64,10 +50,8 @@ def assemble(record: ProgramRecord, load: LoadGraph) -> Assembled:
         record: The program.
         load: Returns the compiled form of a graph.
     """
-    hints = [symbol.hint for symbol in record.symbols]
-    inputs = _inputs_of(record, hints)
-    interface = _interface_of(record, hints)
-    split = _split_of(record, hints)
+    inputs = _inputs_of(record)
+    interface, split = _described((record.interface, record.split), record.hints)
     out, plan = emit_program(Parts(inputs, interface, load(record.forward), _refuse_sharing, split))
     scope, table = out.namespace, None
     if plan is not None:
@@ -109,7 +93,6 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
     ) -> None:
         super().__init__()
         self._record, self._interface, self._plan, self._load = record, interface, plan, load
-        self._hints = [symbol.hint for symbol in record.symbols]
 
     def __missing__(self, present: tuple[bool, ...]) -> Callable[..., Any]:
         variant, name = self._variant(present), variant_name(present)
@@ -131,39 +114,32 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
     def _variant(self, present: tuple[bool, ...]) -> Variant:
         if not any(present):
             return Variant(present, (), (), (), None)
-        found = next((one for one in self._record.backwards if one.present == present), None)
-        if found is None and self._record.split is not None and self._record.split.fills_zeros:
+        saved = {one.present: one for one in self._record.backwards}
+        if present in saved:
+            return self._load_variant(saved[present])
+        if self._record.fills_zeros:
             return self._fill(present)
-        if found is None:
-            arrived = [n for n, is_present in enumerate(present) if is_present]
-            saved = [[n for n, p in enumerate(one.present) if p] for one in self._record.backwards]
-            raise SignatureError(
-                "the gradients",
-                f"those of results {' or '.join(map(str, saved))} (counted among those with one)",
-                str(arrived),
-            )
-        return self._describe(found)
+        arrived = [n for n, is_present in enumerate(present) if is_present]
+        known = [[n for n, p in enumerate(one) if p] for one in saved]
+        raise SignatureError(
+            "the gradients",
+            f"those of results {' or '.join(map(str, known))} (counted among those with one)",
+            str(arrived),
+        )
 
     def _fill(self, present: tuple[bool, ...]) -> Variant:
         """Returns the variant that runs the backward of all gradients, with zeros for those that do not arrive."""
-        whole = next(one for one in self._record.backwards if all(one.present))
-        found = self._describe(whole)
+        whole = self._load_variant(next(one for one in self._record.backwards if all(one.present)))
         assert self._record.split is not None
-        arrived = {
-            slot
-            for (_, value), is_present in zip(self._interface.tangents, present, strict=True)
-            if is_present
-            for slot in slots_of(value)
-        }
-        depends = self._record.split.depends
-        pairs = zip(found.gradients, depends, strict=True)
-        return replace(found, present=present, gradients=tuple(g if d & arrived else None for g, d in pairs))
+        pairs = zip(self._interface.tangents, present, strict=True)
+        arrived = {slot for (_, value), is_present in pairs if is_present for slot in slots_of(value)}
+        depends = zip(whole.gradients, self._record.split.depends, strict=True)
+        gradients = tuple(gradient if on & arrived else None for gradient, on in depends)
+        return replace(whole, present=present, gradients=gradients)
 
-    def _describe(self, found: BackwardRecord) -> Variant:
-        items, gradients = (
-            tuple(_item(fact, self._hints) for fact in facts) for facts in (found.items, found.gradients)
-        )
-        return Variant(found.present, found.sources, items, gradients, self._load(found.graph))
+    def _load_variant(self, record: Variant) -> Variant:
+        graph: Any = record.compiled
+        return replace(_described(record, self._record.hints), compiled=self._load(graph))
 
     def _run_another(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
         present = tuple(tangent is not None for tangent in tangents)
@@ -184,135 +160,41 @@ def _refuse_gradients(ctx: Any, tangents: tuple[Any, ...]) -> NoReturn:
 # ----------------------------------------------------------------------------------------- from the records
 
 
-def _inputs_of(record: ProgramRecord, hints: Sequence[int]) -> Inputs:
-    fakes = Fakes(env=None, mode=_NO_MODE, offsets_matter=record.offsets_matter)
-    items = {slot: _item(fact, hints) for slot, fact in enumerate(record.facts)}
-    values = [with_layouts(value) for value in record.values]
-    origins = {slot: Origin(*place) for slot, place in first_paths(values).items()}
+def _described(record: Any, hints: Sequence[int]) -> Any:
+    """Returns a record with descriptions of tensors and numbers in place of facts."""
+
+    def known(extent: Extent) -> int:
+        return extent if isinstance(extent, int) else Unknown(value_of(extent, hints))
+
+    def change(part: Any) -> Any:
+        match part:
+            case TensorFacts():
+                size, stride = ([known(extent) for extent in extents] for extents in (part.size, part.stride))
+                return Described(size, stride, known(part.offset), part.dtype, part.device)
+            case Symbol() | Expression():
+                return known(part)
+            case Restrided():
+                return part
+        return NotImplemented
+
+    return rebuilt(record, change)
+
+
+def _inputs_of(record: ProgramRecord) -> Inputs:
+    items = list(_described(record.facts, record.hints))
+    origins = {slot: Origin(*place) for slot, place in first_paths(record.values).items()}
     inference = {origins[slot] for slot in record.inference}
-    inputs = Inputs(
-        fakes,
-        values=values,
-        fake_items=items,
-        origins=origins | {origin.slot: _origin(origin) for origin in record.origins},
+    return Inputs(
+        Fakes(env=None, mode=_NO_MODE, offsets_matter=record.offsets_matter),
+        values=list(record.values),
+        flat=Flat(items),
+        fake_items=dict(enumerate(items)),
+        origins=origins | dict(record.origins),
         num_arguments=len(record.values),
         is_sealed=True,
         parameters=set(record.parameters_among),
         inference=inference | {Origin(origin.leaf) for origin in inference},
     )
-    inputs.flat = Flat([items[slot] for slot in range(len(items))])
-    return inputs
 
 
 _NO_MODE = object()  # a described program is not traced
-
-
-def _origin(record: OriginRecord) -> Origin:
-    return Origin(record.leaf, record.path, record.method, record.dim if record.method else None)
-
-
-def _item(fact: Fact, hints: Sequence[int]) -> Any:
-    if fact is None:
-        return None
-    if isinstance(fact, TensorFacts):
-        size, stride = ([known(extent, hints) for extent in extents] for extents in (fact.size, fact.stride))
-        return Described(size, stride, known(fact.offset, hints), fact.dtype, fact.device)
-    return known(fact, hints)
-
-
-def known(extent: Extent, hints: Sequence[int]) -> int:
-    """Returns a constant, or the value of an expression in the saved call as an :class:`Unknown`."""
-    return extent if isinstance(extent, int) else Unknown(value_of(extent, hints))
-
-
-def with_layouts(value: Value) -> Any:
-    """Returns a value with layouts in place of their records."""
-    if not isinstance(value, Wrapper):
-        return value
-    inner = tuple((name, with_layouts(part)) for name, part in value.inner)
-    context = layout_of_record(value.context)
-    cls = context.cls if isinstance(context, Layout) else value.cls
-    return replace(value, cls=cls, context=context, inner=inner)
-
-
-def layout_of_record(context: Any) -> Any:
-    """Returns the layout of a record; the constant of a handwritten class unchanged."""
-    if not isinstance(context, LayoutRecord):
-        return context
-    nested: tuple[tuple[str, Layout], ...] = tuple(
-        (name, layout_of_record(one)) for name, one in context.nested
-    )
-    try:
-        return intern_layout(context.cls, context.statics, context.present, nested, context.cotangent)
-    except TypeError as error:
-        raise PackageError(f"the manifest has a layout that cannot be: {error}") from error
-
-
-def _interface_of(record: ProgramRecord, hints: Sequence[int]) -> Interface:
-    described = record.outputs
-    outputs = Outputs(
-        described.num_visible,
-        tuple(_view(v) if isinstance(v, StridedView) else with_layouts(v) for v in described.values),
-        tuple(_item(fact, hints) for fact in described.items),
-        dict(described.inputs),
-        described.writes,
-        described.stores,
-        described.versions,
-        described.assigns,
-        described.tokens,
-    )
-    return Interface(
-        outputs,
-        record.num_forward,
-        tuple((number, with_layouts(value)) for number, value in record.tangents),
-        tuple(_item(fact, hints) for fact in record.tangent_items),
-        tuple((number, None if value is None else with_layouts(value)) for number, value in record.grads),
-    )
-
-
-class _Restrided:
-    """Takes a view of a tensor, or of one inside of it: of its size, stride and offset; all of it without them."""
-
-    def __init__(self, record: StridedView) -> None:
-        self.record = record
-
-    def __call__(self, base: Any, ints: Sequence[int]) -> Tensor:
-        record = self.record
-        for name in record.path:
-            is_unwrapped = record.is_unwrapped and isinstance(base, TensorSubclass)
-            base = unwrap_one(base, name) if is_unwrapped else getattr(base, name)
-        if record.view is None:
-            return base
-        symbols = {symbol: getattr(base, method)(dim) for symbol, method, dim in record.reads}
-        sizes, strides, start = record.view
-        size, stride = ([value_of(extent, symbols) for extent in extents] for extents in (sizes, strides))
-        return base.as_strided(size, stride, base.storage_offset() + value_of(start, symbols))
-
-
-def _view(view: StridedView) -> View:
-    return View(view.of, view.index, _Restrided(view), (), view.detached, view.no_grad)
-
-
-def _split_of(record: ProgramRecord, hints: Sequence[int]) -> Split | None:
-    split = record.split
-    if split is None:
-        return None
-    items: Mapping[str, tuple[Any, ...]] = {
-        name: tuple(_item(fact, hints) for fact in getattr(split, name))
-        for name in ("forward_outputs", "backward_items", "gradients")
-    }
-    return Split(
-        Graphs(_no_graphs),
-        split.num_forward,
-        split.backward_inputs,
-        split.depends,
-        items["forward_outputs"],
-        items["backward_items"],
-        items["gradients"],
-        split.saved_from,
-        split.random_op,
-    )
-
-
-def _no_graphs() -> NoReturn:
-    raise PackageError("the plain graphs of a package are read with native=False only")

@@ -1,58 +1,347 @@
 """Writes the entry of a package: a function with the parameters of the saved one, which checks a call and runs it.
 
-The check of a call is one C++ call for all plain tensors, an identity test for each layout, and the conditions that the
-program's sizes have to meet. A call that passes runs its program; all others are looked at one by one
-(:mod:`desugar.packages.loading.checks`).
+:class:`Conditions` has the one description of the calls that fit a program. Two functions are written from it. The
+entry tests the usual call: one C++ call for all plain tensors, an identity test for each layout, and the conditions
+that the sizes have to meet. All other calls go to the second function, which is written when it is first needed. It
+tests each condition by itself, and raises an error for the first that does not hold. Calls that differ in something
+that makes no difference, such as the stride of a dimension of size 1, pass it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from desugar import _torch as private
 from desugar.codegen.build_values import emit_constant
 from desugar.codegen.text import tuple_of
-from desugar.packages.loading.assemble import FILE, Assembled, layout_of_record
-from desugar.packages.loading.guards import Guards, WeightGuards, are_distinct
-from desugar.packages.manifest.expressions import Extent, Symbol, text_of
+from desugar.errors import SignatureError
+from desugar.flatten.origins import Origin
+from desugar.ir.values import Constant, Plain, Same, Slot, Wrapper, is_wrapper
+from desugar.packages.loading.assemble import FILE, Assembled
+from desugar.packages.loading.guards import Guards, WeightGuards
+from desugar.packages.manifest.expressions import Extent, Symbol, symbols_in, text_of
 from desugar.packages.manifest.records import (
-    ConstantLeaf,
-    FromLeaf,
-    FromNumber,
-    FromSize,
     FromWeight,
-    IntLeaf,
-    LayoutRecord,
     Leaf,
-    LeafOf,
-    Left,
-    Node,
-    Parameter,
     ProgramRecord,
     Result,
-    SameLeaf,
     TensorFacts,
-    TensorLeaf,
     Tree,
-    UnusedLeaf,
-    WrapperLeaf,
+    Unused,
+    WeightRecord,
 )
-from desugar.packages.manifest.structure import BUILTIN, build, part_names, registered_parts
+from desugar.packages.manifest.structure import LEFT, container, part_names
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
+from subclasses.errors import one_of
+from subclasses.layout import Layout, describe_metadata, field_name
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+# ---------------------------------------------------------------------------------------------- conditions
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition that a call has to meet.
+
+    Attributes:
+        text: Its expression.
+        error: The expressions of the arguments of the `SignatureError` for a call that does not meet it.
+        is_implied: Whether others imply it, so that it is needed for its error alone.
+    """
+
+    text: str
+    error: str
+    is_implied: bool = False
+
+
+class Conditions:
+    """Collects the conditions on the arguments of a program, or on a weight.
+
+    Attributes:
+        out: Binds the objects in the texts.
+        found: The conditions so far, but for those on sizes that change.
+        plain: The expressions of the plain tensors so far.
+        names: Symbol -> the name that holds it.
+    """
+
+    def __init__(self, out: Emitter, facts: Sequence[Any]) -> None:
+        self.out, self._facts = out, facts
+        self.found: list[Condition] = []
+        self.plain: list[str] = []
+        self.names: dict[int, str] = {}
+        self._reads: dict[int, tuple[str, str]] = {}  # symbol -> its expression, and the user's
+        self._extents: list[tuple[Extent, str, str, str, bool]] = []
+        # A parameter may be called as a function of Python is.
+        self._type, self._len, self._str = (out.bind(one, one.__name__) for one in (type, len, str))
+        self._describe = out.bind(_describe, "describe")
+
+    def need(self, text: str, where: str, expected: str, got: str, *, is_implied: bool = False) -> None:
+        """Adds a condition; `got` is an expression, `where` and `expected` are words of its error."""
+        self.found.append(Condition(text, f"{where!r}, {expected!r}, {got}", is_implied))
+
+    def open(self, tree: Tree, code: str, where: str, *, in_order: bool = True) -> Iterator[tuple[str, str]]:
+        """Adds the conditions of a structure; yields the expression of each leaf, and the user's expression of it."""
+        if tree is None:
+            yield code, where
+            return
+        out, cls, count = self.out, tree.cls, len(tree.children)
+        got_type = f"{out.bind(one_of, 'one_of')}({self._type}({code}))"
+        self.need(f"{self._type}({code}) is {out.bind(cls, cls.__name__)}", where, one_of(cls), got_type)
+        if cls is dict:
+            keys = f"[*{code}]" if in_order else f"{out.bind(sorted, 'sorted')}({code})"
+            same = f"{keys} == {out.bind(tree.context, 'keys')}"
+            self.need(same, where, f"the keys {tree.context!r:.80}", f"{self._str}({keys})")
+        elif cls in (tuple, list):
+            length = f"{self._len}({code})"
+            self.need(f"{length} == {count}", where, f"{count} items", f"{self._str}({length})")
+        else:
+            parts, take_apart = out.fresh_name("parts"), out.bind(_take_apart, "take_apart")
+            taken = f"({parts} := {take_apart}({code}, {out.bind(tree, 'structure')})) is not None"
+            self.need(taken, where, f"{count} parts with {tree.context!r:.80}", repr("others"))
+            code = parts
+        for name, child in zip(part_names(cls, tree.context, count), tree.children, strict=True):
+            yield from self.open(child, f"{code}[{name!r}]", f"{where}[{name!r}]")
+
+    def equal(self, code: str, where: str, constant: object, expected: str) -> None:
+        """Adds the condition that an argument is a constant, of its type."""
+        kind, said = self.out.bind(type(constant), type(constant).__name__), f"{self._describe}({code})"
+        if constant is None or isinstance(constant, bool):
+            text = f"{code} is {constant!r}"
+        elif isinstance(constant, float) and not abs(constant) > 0:  # -0.0 == 0.0, and nan != nan
+            text = f"{self._type}({code}) is {kind} and {self.out.bind(repr, 'repr')}({code}) == {repr(constant)!r}"
+        else:
+            text = f"{self._type}({code}) is {kind} and {code} == {emit_constant(self.out, constant)}"
+        self.need(text, where, expected, said)
+
+    def leaf(self, leaf: Leaf, number: int, names: Sequence[tuple[str, str]]) -> None:
+        """Adds the conditions of an argument leaf; `names` are the expressions of all leaves, and the user's."""
+        (code, where), said = names[number], f"{self._describe}({names[number][0]})"
+        match leaf:
+            case Plain() | Wrapper():
+                self.tensor(leaf, code, where)
+            case Constant(_, int(index)):
+                self.need(f"{self._type}({code}) is int", where, "an int", said)
+                self._size(self._facts[index], code, where)
+            case Constant(constant):
+                self.equal(code, where, constant, f"{constant!r:.80}, a constant of this program")
+            case Same(_, index):
+                first, name = names[index]
+                self.need(f"{code} is {first}", where, f"the same object as {name}", repr("another one"))
+            case Unused():
+                is_tensor = (
+                    f"{self.out.bind(isinstance, 'isinstance')}({code}, {self.out.bind(Tensor, 'Tensor')})"
+                )
+                self.need(is_tensor, where, "a tensor", said)
+
+    def distinct(self, names: Sequence[tuple[str, str]]) -> None:
+        """Adds the condition that no two of these arguments are one object."""
+        if len(names) > 1:
+            codes, wheres = zip(*names, strict=True)
+            given, find = ", ".join(codes), self.out.bind(_find_repeated, "find_repeated")
+            are_distinct = f"{self.out.bind(_are_distinct, 'are_distinct')}({given})"
+            text = " is not ".join(codes) if len(codes) == 2 else are_distinct
+            self.found.append(Condition(text, f"*{find}({wheres!r}, {given})"))
+
+    # ................................................................................................ tensors
+
+    def tensor(self, value: Any, code: str, where: str, *, is_weight: bool = False) -> None:
+        """Adds the conditions of a tensor; whether a weight requires grad is its owner's choice."""
+        is_plain = isinstance(value, Plain)
+        if is_plain:
+            self._plain(self._facts[value.index], code, where)
+        else:
+            self._wrapper(value, code, where, is_weight=is_weight)
+        if is_weight:
+            return
+        text, wanted, got = f"{code}.requires_grad", "a tensor that requires grad", "one that does not"
+        if not value.requires_grad:
+            text, wanted = f"not {text}", "a tensor that does not require grad"
+            got = "one that does: pass its detach(), or save a call with it"
+        self.need(text, where, wanted, repr(got), is_implied=is_plain)
+
+    def _plain(self, facts: TensorFacts, code: str, where: str) -> None:
+        out = self.out
+        misfit, find = out.fresh_name("misfit"), out.bind(find_misfit, "find_misfit")
+        fits = f"({misfit} := {find}({code}, {out.bind(facts, 'facts')}, {where!r})) is None"
+        self.found.append(Condition(fits, f"*{misfit}", is_implied=True))
+        self.plain.append(code)
+        for method, extents in (("size", facts.size), ("stride", facts.stride)):
+            for dim, extent in enumerate(extents):
+                unless = f"{code}.size({dim}) < 2 or not {code}.numel()" if method == "stride" else ""
+                if not isinstance(extent, int):
+                    self._size(extent, f"{code}.{method}({dim})", f"{where}.{method}({dim})", unless)
+
+    def _wrapper(self, value: Wrapper, code: str, where: str, *, is_weight: bool) -> None:
+        out, cls = self.out, value.cls
+        is_declared = isinstance(value.context, Layout)
+        said = f"{self._describe}({code})"
+        self.need(f"{self._type}({code}) is {out.bind(cls, cls.__name__)}", where, one_of(cls), said)
+        expected = out.bind(value.context, "layout")
+        if is_declared:
+            got = f"{out.bind(describe_metadata, 'describe_metadata')}({code}._layout)"
+            self.need(f"{code}._layout is {expected}", where, describe_metadata(value.context), got)
+        else:
+            names, flattened = [name for name, _ in value.inner], f"{code}.__tensor_flatten__()"
+            same = f"{flattened} == ({names!r}, {expected}) and {code}.dim() == {len(value.size)}"
+            got = f"{self._str}({flattened})"
+            self.need(same, where, f"{cls.__name__} with {names} and {value.context!r:.100}", got)
+        # The dtype and the other sizes of a declared class follow from its layout and its inner tensors.
+        dtype, got = out.bind(value.dtype, str(value.dtype)[6:]), f"{self._str}({code}.dtype)"
+        self.need(f"{code}.dtype is {dtype}", where, str(value.dtype), got, is_implied=is_declared)
+        for name, dynamic in value.dynamics:
+            self._size(self._extent(dynamic), f"{code}.{name}", f"{where}.{name}")
+        for method, extents in (("size", value.size), ("stride", value.stride)):
+            for dim, extent in enumerate(map(self._extent, extents)):
+                is_read = isinstance(extent, Symbol) and extent.index not in self._reads
+                names_of_it = f"{code}.{method}({dim})", f"{where}.{method}({dim})"
+                is_implied = is_declared and not isinstance(extent, Symbol)
+                if method == "size" or is_read:
+                    self._size(extent, *names_of_it, is_implied=is_implied)
+        for attribute, part in value.inner:
+            inner, name = out.fresh_name(attribute.strip("_")), f"{where}.{field_name(attribute)}"
+            self.need(f"({inner} := {code}.{attribute}) is not None", name, "a tensor", repr("None"))
+            self.tensor(part, inner, name, is_weight=is_weight)
+
+    def _extent(self, extent: int | Slot) -> Extent:
+        return self._facts[extent.index] if isinstance(extent, Slot) else extent  # type: ignore[no-any-return]
+
+    # .................................................................................................. sizes
+
+    def _size(
+        self, extent: Extent, code: str, where: str, unless: str = "", *, is_implied: bool = False
+    ) -> None:
+        """Adds the condition on a size, stride or int, or reads a symbol there."""
+        if isinstance(extent, int):
+            self.need(
+                f"{code} == {extent}", where, str(extent), f"{self._str}({code})", is_implied=is_implied
+            )
+        elif isinstance(extent, Symbol) and extent.index not in self._reads:
+            self._reads[extent.index] = code, where
+        else:
+            self._extents.append((extent, code, where, unless, is_implied))
+
+    def emit_reads(self) -> None:
+        """Writes the lines that read symbols."""
+        for index, (code, _) in self._reads.items():
+            self.names[index] = self.out.fresh_name(f"s{index}")
+            self.out.writeline(f"{self.names[index]} = {code}")
+
+    def on_sizes(self, record: ProgramRecord) -> Iterator[Condition]:
+        """Yields the conditions on sizes that change, with the names that `emit_reads` gave them."""
+        names, wheres = self.names, {index: where for index, (_, where) in self._reads.items()}
+        for index, symbol in enumerate(record.symbols):
+            advice = " (save a call with a smaller size too)" if symbol.low else ""
+            limits = (
+                (">=", symbol.low, f"at least {symbol.low}{advice}"),
+                ("<=", symbol.high, f"at most {symbol.high}"),
+            )
+            for sign, limit, expected in limits:
+                if limit is not None:
+                    error = f"{wheres[index]!r}, {expected!r}, {self._str}({names[index]})"
+                    yield Condition(f"{names[index]} {sign} {limit}", error)
+        for guard in record.guards:
+            used = sorted(symbols_in(guard))
+            got = " + ', ' + ".join(f"{wheres[n] + ' = '!r} + {self._str}({names[n]})" for n in used)
+            error = f"{wheres[used[0]]!r}, {'sizes with ' + text_of(guard, wheres)!r}, {got}"
+            yield Condition(text_of(guard, names), error)
+        for extent, code, where, unless, is_implied in self._extents:
+            value, shown = text_of(extent, names), text_of(extent, wheres)
+            expected = f"{shown + ' = '!r} + {self._str}({value})"
+            text = f"({code} == {value} or {unless})" if unless else f"{code} == {value}"
+            yield Condition(text, f"{where!r}, {expected}, {self._str}({code})", is_implied)
+
+
+def _take_apart(value: Any, tree: Any) -> list[Any] | None:
+    """Returns the parts of a container; None if they are not those of a structure."""
+    parts, context = container(tree.cls).flatten_fn(value)
+    return [*parts] if context == tree.context and len(parts) == len(tree.children) else None
+
+
+def _are_distinct(*tensors: object) -> bool:
+    return len({id(tensor) for tensor in tensors}) == len(tensors)
+
+
+def _find_repeated(names: Sequence[str], *tensors: object) -> tuple[str, str, str]:
+    first: dict[int, str] = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        if (known := first.setdefault(id(tensor), name)) != name:
+            return name, f"another object than {known}", "the same object"
+    raise AssertionError("no object is repeated")
+
+
+def find_misfit(value: Any, facts: TensorFacts, name: str) -> tuple[str, str, str] | None:
+    """Returns the arguments of the `SignatureError` for a tensor that is no plain one of these constant facts."""
+    words = f"{facts.dtype} with {len(facts.size)} dimensions on {facts.device.type}"
+    if type(value) not in _PLAIN or private.is_functorch_wrapped_tensor(value) or value.is_neg():
+        return name, f"a plain tensor of {words}", _describe(value)
+    is_alike = value.dtype == facts.dtype and value.dim() == len(facts.size)
+    if not is_alike or value.layout is not torch.strided or value.is_conj():
+        return name, f"a tensor of {words}", _describe(value)
+    if value.device.type != facts.device.type:
+        return name, f"a tensor on {facts.device}", f"one on {value.device}"
+    for dim, extent in enumerate(facts.size):
+        if isinstance(extent, int) and value.size(dim) != extent:
+            return f"{name}.size({dim})", str(extent), str(value.size(dim))
+    for dim, extent in enumerate(facts.stride):
+        matters = value.size(dim) > 1 and value.numel() > 0
+        if isinstance(extent, int) and matters and value.stride(dim) != extent:
+            return f"{name}.stride({dim})", str(extent), str(value.stride(dim))
+    return None
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor) and type(value) in _PLAIN:
+        return f"one of {value.dtype} and size {tuple(value.shape)}"
+    if is_wrapper(value):
+        return f"{one_of(type(value))} of {value.dtype}"
+    if value is LEFT:
+        return "none"
+    return f"{value!r:.80} of type {type(value).__name__}"
+
+
+def _emit_errors(out: Emitter, conditions: Iterable[Condition]) -> None:
+    """Writes the lines that raise the error of the first condition that does not hold."""
+    for condition in conditions:
+        out.writeline(f"if not ({condition.text}):")
+        out.writeline(f"    raise {out.bind(SignatureError, 'SignatureError')}({condition.error})")
+
+
+def check_weight(record: WeightRecord, tensor: Any) -> None:
+    """Raises `SignatureError` unless a tensor can be a weight; whether it requires grad is its owner's choice."""
+    where = f"weight {record.name}"
+    if isinstance(record.value, Plain):
+        if (misfit := find_misfit(tensor, record.facts[record.value.index], where)) is not None:
+            raise SignatureError(*misfit)
+        return
+    out = Emitter()
+    conditions = Conditions(out, record.facts)
+    conditions.tensor(record.value, "weight", where, is_weight=True)
+    out.writeline("def check(weight):")
+    with out.indent():
+        _emit_errors(out, conditions.found)
+    build_functions(out.source, out.namespace, filename=FILE)["check"](tensor)
+
+
+# ---------------------------------------------------------------------------------------------------- text
+
+
+@dataclass(frozen=True)
 class Callee:
     """A program, as the entry calls it.
 
     Attributes:
         record: The program.
+        signature: The parameters of the package.
         assembled: Its function.
         guards: The check of its plain tensors.
         weights: The weights of the package, and the check of them.
@@ -60,22 +349,33 @@ class Callee:
     """
 
     record: ProgramRecord
+    signature: inspect.Signature
     assembled: Assembled
     guards: Guards
     weights: WeightGuards
     reads_grad_mode: bool
 
+    @functools.cached_property
+    def explain(self) -> Callable[..., Callable[[], Any]]:
+        """Takes the arguments by name, and returns the function that runs the program on them.
 
-# ---------------------------------------------------------------------------------------------------- text
+        Raises `SignatureError` for arguments that do not fit.
+        """
+        out = Emitter()
+        out.reserve("explain", "run_program", *self.signature.parameters)
+        out.writeline(f"def explain({', '.join(self.signature.parameters)}):")
+        with out.indent():
+            _Text(out, self).emit_explanation()
+        return build_functions(out.source, out.namespace, filename=FILE)["explain"]  # type: ignore[no-any-return]
 
 
 def build_entry(
-    parameters: Sequence[Parameter], callees: Sequence[Callee], otherwise: Callable[..., Any]
+    signature: inspect.Signature, callees: Sequence[Callee], otherwise: Callable[..., Any]
 ) -> tuple[Callable[..., Any], str]:
-    """Builds the function of a package, and one for each program.
+    """Builds the function of a package.
 
     Args:
-        parameters: The parameters of the saved function.
+        signature: The parameters of the saved function.
         callees: The programs.
         otherwise: Takes all calls that do not pass the entry's check, with the arguments by name.
 
@@ -83,48 +383,22 @@ def build_entry(
         The function, and its text.
     """
     out = Emitter()
-    out.reserve("call", *(parameter.name for parameter in parameters))
-    out.writeline(f"def call({_parameters(out, parameters)}):")
+    out.reserve("call", *signature.parameters)
+    parameters = [_with_bound_default(out, one) for one in signature.parameters.values()]
+    out.writeline(f"def call{signature.replace(parameters=parameters)}:")
     with out.indent():
         for callee in callees:
             _Text(out, callee).emit()
-        passed = ", ".join(parameter.name for parameter in parameters)
-        out.writeline(f"return {out.bind(otherwise, 'otherwise')}({passed})")
+        out.writeline(f"return {out.bind(otherwise, 'otherwise')}({', '.join(signature.parameters)})")
     return build_functions(out.source, out.namespace, filename=FILE)["call"], out.source
 
 
-def build_runner(callee: Callee) -> Callable[..., Any]:
-    """Builds the function that runs a program on the leaves of a call that is known to fit."""
-    out = Emitter()
-    leaves = [out.fresh_name(f"x{n}") for n in range(len(callee.record.leaves))]
-    out.reserve("run_leaves")
-    out.writeline(f"def run_leaves({', '.join(leaves)}):")
-    with out.indent():
-        _Text(out, callee).emit_run(leaves)
-    return build_functions(out.source, out.namespace, filename=FILE)["run_leaves"]
-
-
-def _parameters(out: Emitter, parameters: Sequence[Parameter]) -> str:
-    texts: list[str] = []
-    for position, parameter in enumerate(parameters):
-        if parameter.kind == "keyword" and not any(text.startswith("*") for text in texts):
-            texts.append("*")
-        prefix = {"rest": "*", "keywords": "**"}.get(parameter.kind, "")
-        default = f"={_default(out, parameter)}" if parameter.is_optional else ""
-        texts.append(f"{prefix}{parameter.name}{default}")
-        following = parameters[position + 1].kind if position + 1 < len(parameters) else ""
-        if parameter.kind == "positional" and following != "positional":
-            texts.append("/")
-    return ", ".join(texts)
-
-
-def _default(out: Emitter, parameter: Parameter) -> str:
-    if isinstance(parameter.default, Left):
-        return out.bind(LEFT, "left_out")
-    return emit_constant(out, parameter.default)
-
-
-LEFT = type("LeftOut", (), {"__repr__": lambda self: "nothing"})()  # stands for an argument that was left out
+def _with_bound_default(out: Emitter, parameter: inspect.Parameter) -> inspect.Parameter:
+    """Returns a parameter in whose text the default is the name of a constant."""
+    if parameter.default is parameter.empty:
+        return parameter
+    name = emit_constant(out, parameter.default)
+    return parameter.replace(default=type("Default", (), {"__repr__": lambda _: name})())
 
 
 class _Text:
@@ -132,259 +406,101 @@ class _Text:
 
     def __init__(self, out: Emitter, callee: Callee) -> None:
         self.out, self.callee, self.record = out, callee, callee.record
-        self._conditions: list[str] = []
-        self._plain: list[str] = []
-        self._reads: dict[int, str] = {}
-        self._equal: list[tuple[Extent, str]] = []
-        self._read_already: dict[str, str] = {}  # expression of a size -> the name that holds it
-        # A parameter may be called as a function of Python is.
-        self._type, self._len = out.bind(type, "type"), out.bind(len, "len")
+        self._conditions = conditions = Conditions(out, self.record.leaf_facts)
+        names: list[tuple[str, str]] = []
+        trees = dict(self.record.arguments)
+        for name, parameter in callee.signature.parameters.items():
+            in_order = parameter.kind is not parameter.VAR_KEYWORD
+            if name in trees:
+                names += conditions.open(trees[name], name, name, in_order=in_order)
+                continue
+            expected = "no such argument: the saved call left it out"
+            if parameter.default is LEFT:
+                left = f"{name} is {out.bind(LEFT, 'left_out')}"
+                conditions.need(left, name, expected, f"{out.bind(_describe, 'describe')}({name})")
+            elif parameter.default is parameter.empty:  # *args or **kwargs
+                conditions.need(f"not {name}", name, expected, f"{out.bind(str, 'str')}({name})")
+            else:
+                conditions.equal(name, name, parameter.default, expected)
+        for number, leaf in enumerate(self.record.leaves):
+            conditions.leaf(leaf, number, names)
+        leaves = zip(names, self.record.leaves, strict=True)
+        conditions.distinct([name for name, leaf in leaves if isinstance(leaf, Plain | Wrapper)])
+        self._leaves = [code for code, _ in names]
 
     def emit(self) -> None:
         """Writes `if <the arguments fit>: return <the result>`."""
-        out, record = self.out, self.record
-        leaves: list[str] = [""] * len(record.leaves)
-        passed = dict(record.arguments)
-        for parameter in record.parameters:
-            if parameter.name in passed:
-                self._open(passed[parameter.name], parameter.name, leaves)
-            elif parameter.is_optional:
-                self._conditions.append(self._is_default(parameter))
-            else:
-                self._conditions.append(f"not {parameter.name}")  # *args or **kwargs
-        for number, leaf in enumerate(record.leaves):
-            self._check(leaf, leaves[number], leaves)
-        leaves_of = zip(leaves, record.leaves, strict=True)
-        self._check_distinct([name for name, leaf in leaves_of if isinstance(leaf, TensorLeaf | WrapperLeaf)])
-        if self._plain:
-            plain, guards = ", ".join(self._plain), self.callee.guards
-            check = f"{out.bind(guards.check.check, 'same_tensors')}({plain})"
-            others = f"{out.bind(guards.check_others, 'other_tensors')}({plain})"
-            self._conditions.append(f"({check} or {others})")
-        self._check_state()
-        out.writeline(f"if {' and '.join(self._conditions)}:")
-        with out.indent():
-            sizes = self._emit_sizes()
-            if sizes:
-                out.writeline(f"if {' and '.join(sizes)}:")
-                with out.indent():
-                    self.emit_run(leaves)
-            else:
-                self.emit_run(leaves)
-
-    def _is_default(self, parameter: Parameter) -> str:
-        if isinstance(parameter.default, Left):
-            return f"{parameter.name} is {self.out.bind(LEFT, 'left_out')}"
-        return self._equals(parameter.name, parameter.default)
-
-    def _equals(self, name: str, constant: object) -> str:
-        if constant is None or isinstance(constant, bool):
-            return f"{name} is {constant!r}"
-        kind = self.out.bind(type(constant), type(constant).__name__)
-        if isinstance(constant, float) and (
-            constant == 0 or constant != constant
-        ):  # -0.0 == 0.0, and nan != nan
-            return f"{self._type}({name}) is {kind} and {self.out.bind(repr, 'repr')}({name}) == {repr(constant)!r}"
-        return f"{self._type}({name}) is {kind} and {name} == {emit_constant(self.out, constant)}"
-
-    def _check_distinct(self, tensors: Sequence[str]) -> None:
-        if len(tensors) == 2:
-            self._conditions.append(f"{tensors[0]} is not {tensors[1]}")
-        elif len(tensors) > 2:
-            self._conditions.append(f"{self.out.bind(are_distinct, 'are_distinct')}({', '.join(tensors)})")
-
-    def _check_state(self) -> None:
-        """Adds the conditions on what is no argument: weights, autocast, and the mode of gradients."""
-        out, callee = self.out, self.callee
-        if callee.weights.weights:
-            self._conditions.append(self._same_weights(callee.weights))
-        self._conditions.append(
-            f"not {out.bind(private.is_any_autocast_enabled, 'is_any_autocast_enabled')}()"
-        )
-        if callee.reads_grad_mode:
-            self._conditions.append(f"not {out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()")
-
-    def _same_weights(self, guards: WeightGuards) -> str:
-        out = self.out
-        inner = [f", {out.bind(guards.weights[number], 'weight')}.{path}" for number, path in guards.inner]
-        check = f"{out.bind(guards.check, 'same_weights')}(*{out.bind(guards.weights, 'weights')}{''.join(inner)})"
-        handed_out = out.bind(guards.handed_out, "handed_out")
-        return f"(not {handed_out} or {check} or {out.bind(guards.check_others, 'other_weights')}())"
-
-    def _open(self, tree: Tree, name: str, leaves: list[str]) -> None:
-        """Adds the conditions of a structure, and the expressions of its leaves."""
-        out = self.out
-        if isinstance(tree, LeafOf):
-            leaves[tree.index] = name
-            return
-        if tree.kind == "registered":
-            parts = out.fresh_name("parts")
-            read, cls, keys = (
-                out.bind(_take_apart, "take_apart"),
-                out.bind(tree.cls, "cls"),
-                out.bind(tree.keys, "keys"),
+        out, conditions = self.out, self._conditions
+        texts = [one.text for one in conditions.found if not one.is_implied]
+        if plain := ", ".join(conditions.plain):
+            check = f"{out.bind(self.callee.guards.check, 'same_tensors')}({plain})"
+            texts.append(
+                f"({check} or {out.bind(self.callee.guards.check_others, 'other_tensors')}({plain}))"
             )
-            count = len(tree.children)
-            self._conditions.append(f"({parts} := {read}({name}, {cls}, {keys}, {count})) is not None")
-            for position, child in enumerate(tree.children):
-                self._open(child, f"{parts}[{position}]", leaves)
-            return
-        cls = tree.cls or BUILTIN[tree.kind]
-        self._conditions.append(f"{self._type}({name}) is {out.bind(cls, tree.kind)}")
-        if tree.kind == "keywords":
-            self._conditions.append(f"{name}.keys() == {out.bind(frozenset(tree.keys), 'keys')}")
-        elif tree.kind == "dict":
-            self._conditions.append(f"(*{name},) == {out.bind(tree.keys, 'keys')}")
-        else:
-            self._conditions.append(f"{self._len}({name}) == {len(tree.children)}")
-        for key, child in zip(part_names(tree), tree.children, strict=True):
-            self._open(child, f"{name}[{key!r}]", leaves)
+        out.writeline(f"if {' and '.join([*texts, *self._on_state()])}:")
+        with out.indent():
+            conditions.emit_reads()
+            sizes = [one.text for one in conditions.on_sizes(self.record) if not one.is_implied]
+            if sizes:
+                out.writeline(f"if {' and '.join(dict.fromkeys(sizes))}:")
+            with out.indent() if sizes else contextlib.nullcontext():
+                self._emit_run()
 
-    def _check(self, leaf: Leaf, name: str, leaves: Sequence[str]) -> None:
-        out = self.out
-        match leaf:
-            case TensorLeaf() | WrapperLeaf():
-                self._check_tensor(leaf, name)
-            case IntLeaf(extent):
-                self._conditions.append(f"{self._type}({name}) is int")
-                self._read(extent, name)
-            case ConstantLeaf(constant):
-                self._conditions.append(self._equals(name, constant))
-            case SameLeaf(index):
-                self._conditions.append(f"{name} is {leaves[index]}")
-            case UnusedLeaf():
-                self._conditions.append(
-                    f"{out.bind(isinstance, 'isinstance')}({name}, {out.bind(Tensor, 'Tensor')})"
-                )
+    def _on_state(self) -> Iterator[str]:
+        """Yields the conditions on weights, autocast, and the mode of gradients."""
+        out, guards = self.out, self.callee.weights
+        if guards.weights:
+            inner = [
+                f", {out.bind(guards.weights[number], 'weight')}.{path}" for number, path in guards.inner
+            ]
+            given = f"*{out.bind(guards.weights, 'weights')}{''.join(inner)}"
+            check = f"{out.bind(guards.check, 'same_weights')}({given})"
+            others = f"{out.bind(guards.check_others, 'other_weights')}({given})"
+            yield f"(not {out.bind(guards.handed_out, 'handed_out')} or {check} or {others})"
+        yield f"not {out.bind(private.is_any_autocast_enabled, 'is_any_autocast_enabled')}()"
+        if self.callee.reads_grad_mode:
+            yield f"not {out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"
 
-    def _check_tensor(self, leaf: TensorLeaf | WrapperLeaf, name: str) -> None:
-        if isinstance(leaf, TensorLeaf):
-            self._plain.append(name)
-            self._read_facts(leaf.facts, name)
-            return
-        out, cls = self.out, self.out.bind(leaf.cls, leaf.cls.__name__)
-        self._conditions.append(f"{self._type}({name}) is {cls}")
-        expected = out.bind(layout_of_record(leaf.context), "layout")
-        if isinstance(leaf.context, LayoutRecord):
-            self._conditions.append(f"{name}._layout is {expected}")
-        else:
-            names = tuple(attribute for attribute, _ in leaf.inner)
-            self._conditions.append(f"{name}.__tensor_flatten__() == ({list(names)!r}, {expected})")
-            # That of a declared class follows from its layout and its inner tensors.
-            self._conditions.append(f"{name}.dtype is {out.bind(leaf.dtype, str(leaf.dtype)[6:])}")
-        if leaf.requires_grad:
-            self._conditions.append(f"{name}.requires_grad")
-        else:
-            self._conditions.append(f"not {name}.requires_grad")
-        for dim, extent in enumerate(leaf.size):
-            if isinstance(extent, Symbol) or not isinstance(leaf.context, LayoutRecord):
-                self._read(extent, f"{name}.size({dim})")  # a declared class computes the others from these
-        for dynamic, extent in leaf.dynamics:
-            self._read(extent, f"{name}.{dynamic}")
-        for attribute, part in leaf.inner:
-            inner = out.fresh_name(attribute.strip("_"))
-            self._conditions.append(f"({inner} := {name}.{attribute}) is not None")
-            self._check_tensor(part, inner)
-
-    # .................................................................................................. sizes
-
-    def _read_facts(self, facts: TensorFacts, name: str) -> None:
-        for method, extents in (("size", facts.size), ("stride", facts.stride)):
-            for dim, extent in enumerate(extents):
-                if not isinstance(extent, int):
-                    self._read(extent, f"{name}.{method}({dim})")
-
-    def _read(self, extent: Extent, text: str) -> None:
-        if isinstance(extent, Symbol) and extent.index not in self._reads:
-            self._reads[extent.index] = text
-        else:
-            self._equal.append((extent, text))
-
-    def _emit_sizes(self) -> list[str]:
-        """Writes the lines that read sizes; returns the conditions on them."""
-        names = {index: self.out.fresh_name(f"s{index}") for index in self._reads}
-        for index, text in self._reads.items():
-            self.out.writeline(f"{names[index]} = {text}")
-            self._read_already[text] = names[index]
-        conditions = []
-        for index, symbol in enumerate(self.record.symbols):
-            if symbol.low is not None and (symbol.low > 0 or not self._is_size(index)):
-                conditions.append(f"{names[index]} >= {symbol.low}")
-            if symbol.high is not None:
-                conditions.append(f"{names[index]} <= {symbol.high}")
-        conditions += [text_of(guard, names.__getitem__) for guard in self.record.guards]
-        known: set[tuple[Extent, str]] = set()
-        for extent, text in self._equal:
-            if (extent, text) not in known:
-                known.add((extent, text))
-                conditions.append(f"{text} == {text_of(extent, names.__getitem__)}")
-        return conditions
-
-    def _is_size(self, index: int) -> bool:
-        """Whether a symbol is a size or stride, which is never negative."""
-        return "(" in self._reads[index]
+    def emit_explanation(self) -> None:
+        """Writes the lines that test each condition, and return a function that runs the program."""
+        out, conditions = self.out, self._conditions
+        _emit_errors(out, conditions.found)
+        conditions.emit_reads()
+        _emit_errors(out, conditions.on_sizes(self.record))
+        out.writeline(f"{out.bind(self.callee.guards.accept, 'accept')}([{', '.join(conditions.plain)}])")
+        out.writeline("def run_program():")
+        with out.indent():
+            self._emit_run()
+        out.writeline("return run_program")
 
     # ................................................................................................ running
 
-    def emit_run(self, leaves: Sequence[str]) -> None:
+    def _emit_run(self) -> None:
         """Writes the call of the program and the return of its result."""
         out, record = self.out, self.record
-        inputs = ", ".join(self._input(source, leaves) for source in record.sources)
-        call = f"{out.bind(self.callee.assembled.run, 'run')}({inputs})"
-        is_one = isinstance(record.result, LeafOf) and record.outputs.num_visible == 1
-        if is_one and record.results == (Result(0),):
-            out.writeline(f"return {call}[0]")
-            return
+        inputs = ", ".join(map(self._input, record.sources))
         results = out.fresh_name("results")
-        out.writeline(f"{results} = {call}")
-        texts = [self._result(one, results, leaves) for one in record.results]
-        out.writeline(f"return {self._built(record.result, texts)}")
+        out.writeline(f"{results} = {out.bind(self.callee.assembled.run, 'run')}({inputs})")
+        texts = [self._input(one, results) for one in record.results]
+        out.writeline(f"return {self._built(record.result, iter(texts))}")
 
-    def _input(self, source: Any, leaves: Sequence[str]) -> str:
+    def _input(self, source: Any, results: str = "") -> str:
         match source:
-            case FromLeaf(index, path):
-                return ".".join([leaves[index], *path])
-            case FromSize(index, path, method, dim):
-                text = f"{'.'.join([leaves[index], *path])}.{method}({dim})"
-                return self._read_already.get(text, text)
+            case Origin(leaf, path):
+                return source.expression(self._leaves[leaf], *path)
             case FromWeight(index):
                 return self.out.bind(self.callee.weights.weights[index], "weight")
-            case FromNumber(value):
-                return repr(value)
-        raise AssertionError(source)
-
-    def _result(self, result: Any, results: str, leaves: Sequence[str]) -> str:
-        match result:
+            case Constant(constant):
+                return emit_constant(self.out, constant)
             case Result(index):
                 return f"{results}[{index}]"
-            case ConstantLeaf(constant):
-                return emit_constant(self.out, constant)
-        return self._input(result, leaves)
+        return text_of(source, self._conditions.names)
 
-    def _built(self, tree: Tree, texts: Sequence[str]) -> str:
-        if isinstance(tree, LeafOf):
-            return texts[tree.index]
+    def _built(self, tree: Tree, texts: Iterator[str]) -> str:
+        if tree is None:
+            return next(texts)
         parts = [self._built(child, texts) for child in tree.children]
-        match tree.kind:
-            case "tuple":
-                return tuple_of(parts)
-            case "list":
-                return f"[{', '.join(parts)}]"
-            case "dict":
-                return (
-                    f"{{{', '.join(f'{key!r}: {part}' for key, part in zip(tree.keys, parts, strict=True))}}}"
-                )
-        if tree.kind == "size":
-            return f"{self.out.bind(torch.Size, 'Size')}({tuple_of(parts)})"
-        if tree.kind == "named":
-            return f"{self.out.bind(tree.cls, 'named')}({', '.join(parts)})"
-        flat = Node(tree.kind, tree.cls, tree.keys, tuple(LeafOf(n) for n in range(len(parts))))
-        return f"{self.out.bind(build, 'build')}({self.out.bind(flat, 'structure')}, [{', '.join(parts)}])"
-
-
-def _take_apart(value: Any, cls: type, keys: Any, count: int) -> list[Any] | None:
-    """Returns the parts of a registered container; None if it is another one."""
-    if type(value) is not cls:
-        return None
-    parts, context = registered_parts(value)
-    return parts if context == keys and len(parts) == count else None
+        if tree.cls is tuple:
+            return tuple_of(parts)
+        make = self.out.bind(container(tree.cls).unflatten_fn, f"make_{tree.cls.__name__}")
+        return f"{make}([{', '.join(parts)}], {self.out.bind(tree.context, 'context')})"

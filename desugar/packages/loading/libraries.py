@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from desugar.backends.base import CompiledGraph
-from desugar.codegen.text import targets_of
 from desugar.ir.calling import Calling, Computed, Known, Passed
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
 
 
 def library_call(calling: Calling, run: Callable[[list[Any]], list[Any]]) -> CompiledGraph:
@@ -25,41 +22,27 @@ def library_call(calling: Calling, run: Callable[[list[Any]], list[Any]]) -> Com
         calling: How the graph is called through its library.
         run: The library; it takes a list of tensors, and keeps none of them.
     """
-    out = Emitter()
-    out.reserve("call", "items", "results")
-    lock = out.bind(threading.Lock(), "lock")
-    out.writeline("def call(items):")
-    with out.indent():
-        arguments = [_argument(out, argument.index, is_int=argument.is_int) for argument in calling.arguments]
-        computed = [output for output in calling.outputs if isinstance(output, Computed)]
-        names = [f"r{output.index}" for output in computed]
-        taken = "items" if calling.is_direct else f"[{', '.join(arguments)}]"
-        if arguments or names:
-            out.writeline(f"with {lock}:")
-            with out.indent():
-                out.writeline(f"results = {out.bind(run, 'run')}({taken})")
-        if calling.is_direct:
-            out.writeline("return results")
-            return _build(out)
-        if names:
-            out.writeline(f"{targets_of(names)} = results")
-        out.writeline(f"return [{', '.join(map(_output, calling.outputs))}]")
-    return _build(out)
+    lock, empty = threading.Lock(), torch.empty
+    places = [(argument.index, argument.is_int) for argument in calling.arguments]
+
+    def call_directly(items: list[Any]) -> list[Any]:
+        with lock:
+            return run(items)
+
+    def call(items: list[Any]) -> list[Any]:
+        arguments = [empty((items[index], 0)) if is_int else items[index] for index, is_int in places]
+        with lock:
+            results = run(arguments)
+        return [_output(output, items, results) for output in calling.outputs]
+
+    return call_directly if calling.is_direct else call
 
 
-def _build(out: Emitter) -> CompiledGraph:
-    return build_functions(out.source, out.namespace, filename="<library of a desugar package>")["call"]  # type: ignore[return-value]
-
-
-def _argument(out: Emitter, index: int, *, is_int: bool) -> str:
-    return f"{out.bind(torch.empty, 'empty')}((items[{index}], 0))" if is_int else f"items[{index}]"
-
-
-def _output(output: Computed | Passed | Known) -> str:
+def _output(output: Computed | Passed | Known, items: Sequence[Any], results: Sequence[Any]) -> Any:
     match output:
         case Computed(index, is_int):
-            return f"r{index}.item()" if is_int else f"r{index}"
+            return results[index].item() if is_int else results[index]
         case Passed(index):
-            return f"items[{index}]"
+            return items[index]
         case Known(value):
-            return repr(value)
+            return value

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from desugar.errors import PackageError, SignatureError
-from desugar.ir.values import plain_parts
+from desugar.ir.values import Wrapper, plain_parts, wrap_value
 from desugar.packages.archive import Archive
-from desugar.packages.loading.assemble import layout_of_record
-from desugar.packages.loading.checks import Checking
-from desugar.packages.loading.guards import plain_leaves
-from desugar.packages.manifest.records import Manifest, TensorLeaf, WeightRecord, WrapperLeaf
+from desugar.packages.loading.entry import check_weight
+from desugar.packages.manifest.records import Manifest, WeightRecord
 from subclasses import TensorSubclass
-from subclasses.errors import one_of
-from subclasses.handwritten import unflatten
 from subclasses.layout import field_name
 from subclasses.spec.load_checks import check_fields
 
@@ -45,7 +41,7 @@ def find_weights(
     found = {record.name: given[record.name] for record in manifest.weights}
     for record in manifest.weights:
         _check_weight(record, found[record.name])
-        if manifest.is_training and found[record.name].requires_grad and not record.leaf.requires_grad:
+        if manifest.is_training and found[record.name].requires_grad and not record.value.requires_grad:
             raise PackageError(
                 f"weight {record.name} requires grad, and did not when the package was saved: call "
                 "requires_grad_(False), or save it again"
@@ -76,40 +72,37 @@ def _are_equal(a: Any, b: Any) -> bool:
 
 
 def _tensors_of(state: Mapping[str, Tensor | nn.Module] | nn.Module) -> dict[str, Tensor]:
-    if isinstance(state, nn.Module):
-        parameters = dict(state.named_parameters(remove_duplicate=False))
-        return parameters | dict(state.named_buffers(remove_duplicate=False))
     found: dict[str, Tensor] = {}
-    for name, value in state.items():
+    given: Mapping[str, Any] = {"": state} if isinstance(state, nn.Module) else state
+    for name, value in given.items():
         if isinstance(value, nn.Module):
-            found |= {f"{name}.{inner}": tensor for inner, tensor in _tensors_of(value).items()}
+            found |= value.named_parameters(name, remove_duplicate=False)
+            found |= value.named_buffers(name, remove_duplicate=False)
         else:
             found[name] = value
     return found
 
 
 def _check_weight(record: WeightRecord, tensor: Any) -> None:
-    if not isinstance(tensor, Tensor):
-        raise PackageError(f"weight {record.name}: expected a tensor, got {one_of(type(tensor))}")
-    leaf = record.leaf
-    expected = leaf.cls.__name__ if isinstance(leaf, WrapperLeaf) else "plain tensor"
-    checking = Checking((), (), (), is_training=True)
+    """Raises `PackageError` unless a tensor can be a weight."""
     try:
-        checking.check_weight(leaf, tensor, f"weight {record.name}")
+        with torch.no_grad():
+            check_weight(record, tensor)
     except SignatureError as error:
-        raise PackageError(f"{error} (a {expected} was saved)") from error
+        raise PackageError(str(error)) from error
 
 
 def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> Tensor:
-    if len(record.data) != len(list(plain_leaves([record.leaf]))):
+    if len(record.data) != len(record.facts):
         raise PackageError(
             f"{archive.path} has no weights: it was saved with weights=False; pass state=, a module or tensors by name"
         )
-    numbers = iter(record.data)
-    tensor = _build_weight(archive, record.leaf, numbers, record.name)
-    requires_grad = record.leaf.requires_grad and manifest.is_training
-    if record.is_parameter and isinstance(record.leaf, WrapperLeaf) and not requires_grad:
-        # What nn.Parameter does with a wrapper, without its detach(): PyTorch imports sympy to dispatch that.
+    plain = [archive.weight(*one) for one in zip(record.data, record.facts, strict=True)]
+    _ask_class(record.value, plain, record.name)
+    tensor: Tensor = wrap_value(record.value, plain)
+    requires_grad = record.value.requires_grad and manifest.is_training
+    if record.is_parameter and isinstance(record.value, Wrapper) and not requires_grad:
+        # As nn.Parameter makes a Parameter of a wrapper, without its detach(), for which PyTorch imports sympy.
         tensor._is_param = True  # type: ignore[attr-defined]
         return tensor
     if record.is_parameter:
@@ -117,26 +110,17 @@ def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> 
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 
-def _build_weight(
-    archive: Archive, leaf: TensorLeaf | WrapperLeaf, numbers: Iterator[tuple[int, int]], name: str
-) -> Tensor:
-    if isinstance(leaf, TensorLeaf):
-        number, checksum = next(numbers)
-        return archive.weight(number, leaf.facts, checksum)
-    inner = {attribute: _build_weight(archive, part, numbers, name) for attribute, part in leaf.inner}
-    layout = layout_of_record(leaf.context)
-    if issubclass(leaf.cls, TensorSubclass):
-        _ask_class(leaf, inner, name)
-        inner |= {f"_{field}_carrier": torch.empty((extent, 0)) for field, extent in leaf.dynamics}  # type: ignore[arg-type, call-overload]
-    return unflatten(leaf.cls, inner, layout, tuple(leaf.size), tuple(leaf.stride))  # type: ignore[no-any-return, arg-type]
-
-
-def _ask_class(leaf: WrapperLeaf, inner: dict[str, Tensor], name: str) -> None:
+def _ask_class(value: Any, plain: Sequence[Tensor], name: str) -> None:
     """Raises `PackageError` if a class does not take such fields; its constructor would not, either."""
-    cls: Any = leaf.cls
-    statics = dict(zip((field.name for field in cls.__spec__.statics), leaf.context.statics, strict=True))
-    fields = {field_name(attribute): tensor for attribute, tensor in inner.items()}
+    if not isinstance(value, Wrapper):
+        return
+    for _, part in value.inner:
+        _ask_class(part, plain, name)
+    if not issubclass(value.cls, TensorSubclass):
+        return
+    statics = zip((field.name for field in value.cls.__spec__.statics), value.context.statics, strict=True)
+    fields = {field_name(attribute): wrap_value(part, plain) for attribute, part in value.inner}
     try:
-        check_fields(cls, fields, statics | dict(leaf.dynamics))
+        check_fields(value.cls, fields, dict(statics) | dict(value.dynamics))
     except (TypeError, ValueError) as error:
         raise PackageError(f"weight {name}: {error}") from error

@@ -6,13 +6,10 @@ import dataclasses
 import hashlib
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
 from desugar.errors import PackageError
-from desugar.packages.manifest.records import ClassRecord
 from subclasses import TensorSubclass
 
 # The classes that ship with this library, which a package may name without being given them: name -> module.
@@ -29,88 +26,55 @@ def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def describe_classes(classes: Iterable[type]) -> dict[type, ClassRecord]:
-    """Returns the record of each class; their order is that of their names."""
-    unique = sorted(set(classes), key=class_name)
-    return {cls: ClassRecord(class_name(cls), fingerprint(cls)) for cls in unique}
-
-
 def fingerprint(cls: type) -> str:
     """Returns a digest of all that a package relies on in a class: its fields, and how it is taken apart.
 
     Rules are not part of it. A package holds their results, and calls none of them.
     """
-    said: Any = [
-        "container",
-        [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else [],
-    ]
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    said: Any = [*getattr(cls, "_fields", ()), *(field.name for field in fields)]
     if issubclass(cls, TensorSubclass):
         spec = cls.__spec__
         inners = [[field.name, field.attribute, field.optional] for field in spec.inners]
-        said = ["declared", inners, [f.name for f in spec.statics], [f.name for f in spec.dynamics]]
-    elif issubclass(cls, torch.Tensor):
-        said = ["handwritten"]
-    elif (names := getattr(cls, "_fields", None)) is not None:
-        said = ["named tuple", list(names)]
+        said = [inners, [field.name for field in spec.statics], [field.name for field in spec.dynamics]]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 
-def find_classes(records: Mapping[str, ClassRecord], given: Iterable[type]) -> dict[str, type]:
+def find_classes(fingerprints: Mapping[str, str], given: Iterable[type]) -> dict[str, type]:
     """Returns the class of each name in a manifest. Nothing is imported by a name of the file.
 
     Args:
-        records: Name in the manifest -> the class's record.
+        fingerprints: Name in the manifest -> the class's fingerprint.
         given: The classes that the caller knows.
 
     Raises:
         PackageError: A class is not known, or is another one now.
+        TypeError: A given object is no class.
     """
-    known = {class_name(cls): cls for cls in _check_given(given)}
-    found = {}
-    for key, record in records.items():
-        cls = known.get(record.name) or _shipped(record.name) or _of_main(record, known.values())
-        if cls is None:
-            short = record.name.rpartition(".")[2]
-            raise PackageError(
-                f"this package takes or returns a {record.name}, which it may not import: pass classes=[{short}]"
-            )
-        if fingerprint(cls) != record.fingerprint:
-            raise PackageError(
-                f"{record.name} is declared differently than when this package was saved: save it again"
-            )
-        found[key] = cls
-    return found
-
-
-def _of_main(record: ClassRecord, given: Iterable[type]) -> type | None:
-    """Returns a given class for one that was declared in the script which saved the package."""
-    if not record.name.startswith("__main__."):
-        return None
-    return next((cls for cls in given if cls.__qualname__ == record.name.removeprefix("__main__.")), None)
-
-
-def _check_given(given: Iterable[type]) -> Iterator[type]:
+    known: dict[str, type] = {}
     for cls in given:
         if not isinstance(cls, type):
             raise TypeError(f"expected classes, got {cls!r:.100}")
-        yield cls
+        # The script that saved the package may have declared the class.
+        known |= {f"__main__.{cls.__qualname__}": cls, class_name(cls): cls}
+    found = {}
+    for name, digest in fingerprints.items():
+        short = name.rpartition(".")[2]
+        cls = known.get(name) or _shipped(name, short)  # type: ignore[assignment]
+        if cls is None:
+            raise PackageError(
+                f"this package takes or returns a {name}, which it may not import: pass classes=[{short}]"
+            )
+        if fingerprint(cls) != digest:
+            raise PackageError(
+                f"{name} is declared differently than when this package was saved: save it again"
+            )
+        found[name] = cls
+    return found
 
 
-def _shipped(name: str) -> type | None:
-    for short, module in _SHIPPED.items():
-        if name.startswith("subclasses.") and name.rpartition(".")[2] == short:
-            cls = getattr(importlib.import_module(module), short)
-            return cls if class_name(cls) == name else None
-    return None
-
-
-def classes_in(record: Any) -> Iterator[type]:
-    """Yields the classes in a record of a manifest, at any depth."""
-    if isinstance(record, type):
-        yield record
-    elif isinstance(record, tuple | list | frozenset):
-        for item in record:
-            yield from classes_in(item)
-    elif dataclasses.is_dataclass(record):
-        for field in dataclasses.fields(record):
-            yield from classes_in(getattr(record, field.name))
+def _shipped(name: str, short: str) -> type | None:
+    if short not in _SHIPPED or not name.startswith("subclasses."):
+        return None
+    cls = getattr(importlib.import_module(_SHIPPED[short]), short)
+    return cls if class_name(cls) == name else None

@@ -1,120 +1,205 @@
-"""Writes records as JSON, by the types of their fields.
+"""Writes records as JSON and reads them.
 
-The schema is closed: it is the annotations of the records. A record is an object with exactly the names of its fields,
-and, where a field takes records of several classes, the name of its class (:mod:`desugar.packages.manifest.reading`).
+The schema is closed: it is the annotations of the records (:mod:`desugar.packages.manifest.records`). By them
+:func:`check` looks at all that is written or read. None, bools, ints and text are themselves, and a tuple is a list.
+All else is an object with the name of its class, and its fields or its value.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import keyword
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 
 from desugar.errors import PackageError
+from desugar.packages.manifest.classes import class_name
+from desugar.packages.manifest.records import RECORDS, Text, Word, fields_of
+from subclasses.layout import Layout, intern_layout
 
-KIND = "is"  # the name of an object's class
+KIND, VALUE = "is", "value"  # of an object: the name of its class; its value
+_LAYOUT = tuple[type, tuple[Any, ...], tuple[str, ...], tuple[tuple[str, Any], ...]]
+_NAMED = (torch.dtype, torch.memory_format, torch.layout)
+_BUILTIN: Mapping[str, type] = {cls.__name__: cls for cls in (tuple, list, dict, torch.Size)}
+
+# ------------------------------------------------------------------------------------------------- writing
 
 
 class Writer:
-    """Writes records.
+    """Writes records and constants.
 
     Attributes:
-        constants: Classes of records that may stand where a field takes any constant.
-        classes: Class -> its name in the manifest.
+        classes: The classes written so far, by their names in the manifest.
     """
 
-    def __init__(self, constants: tuple[type, ...], classes: Mapping[str, type]) -> None:
-        self.constants = {cls.__name__: cls for cls in constants}
-        self.classes = classes
-        self._names = {cls: name for name, cls in classes.items()}
+    def __init__(self) -> None:
+        self.classes: dict[str, type] = {}
 
-    # ................................................................................................ writing
-
-    def write(self, value: Any, kind: Any) -> Any:
+    def write(self, value: Any) -> Any:
         """Returns a value as JSON data.
-
-        Args:
-            value: The value.
-            kind: Its annotation.
 
         Raises:
             PackageError: A part of it cannot be written.
         """
-        if kind is Any:
-            return self._write_constant(value)
-        if kind is type:
-            return self._write_class(value)
-        if is_union(kind):
-            return self._write_one_of(value, typing.get_args(kind))
-        if dataclasses.is_dataclass(kind):
-            return self._write_record(value)
-        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-        if origin is tuple and arguments[-1] is not Ellipsis:
-            return [self.write(item, of) for item, of in zip(value, arguments, strict=True)]
-        if origin in (tuple, frozenset):
-            items = value if origin is tuple else sorted(value)
-            return [self.write(item, arguments[0]) for item in items]
-        if kind in (torch.dtype, torch.device):
-            return str(value).removeprefix("torch.")
-        if kind is float:
-            return repr(value)
-        assert kind in (int, str, bool, types.NoneType), kind
+        cls: Any = type(value)
+        if value is None or cls in (bool, int, str):
+            return value
+        if cls is tuple:
+            return [self.write(item) for item in value]
+        if RECORDS.get(cls.__name__) is cls:
+            return {KIND: cls.__name__, **{name: self.write(getattr(value, name)) for name in fields_of(cls)}}  # type: ignore[union-attr]
+        if isinstance(value, type):
+            return {KIND: "class", VALUE: self._name_of(value)}
+        return {KIND: cls.__name__, VALUE: self._value_of(value)}
+
+    def _value_of(self, constant: Any) -> Any:
+        cls = type(constant)
+        if cls in (list, frozenset):
+            return [self.write(item) for item in (constant if cls is list else sorted(constant, key=repr))]
+        if cls is dict:
+            return self.write(tuple(constant.items()))
+        if cls is Layout:
+            return self.write((constant.cls, constant.statics, constant.present, constant.nested))
+        if cls in (float, torch.device, *_NAMED):
+            return str(constant).removeprefix("torch.")
+        raise PackageError(f"a package cannot hold {constant!r:.100} of type {cls.__qualname__}")
+
+    def _name_of(self, cls: Any) -> str:
+        if cls in _BUILTIN.values():
+            return cls.__name__  # type: ignore[no-any-return]
+        of_values = cls._value_cls if getattr(cls, "_is_cotangent", False) else cls
+        self.classes[class_name(of_values)] = of_values
+        return "cotangent " * (cls is not of_values) + class_name(of_values)
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+class Reader:
+    """Reads records and constants.
+
+    Args:
+        classes: Name in the manifest -> class.
+        others: Kind of an object -> the function that returns it, for kinds besides the usual.
+    """
+
+    def __init__(
+        self, classes: Mapping[str, type], others: Mapping[str, Callable[[Any], Any]] = MappingProxyType({})
+    ) -> None:
+        self._classes = {**_BUILTIN, **classes}
+        self._makers: dict[str, Callable[[Any], Any]] = {
+            "list": lambda data: [self._read(item) for item in data],
+            "frozenset": lambda data: frozenset(map(self._read, data)),
+            "dict": lambda data: dict(self._read(data)),
+            "float": float,
+            "device": torch.device,
+            **{cls.__name__: _named(cls) for cls in _NAMED},
+            "Layout": self._read_layout,
+            "class": self._find_class,
+            **others,
+        }
+
+    def read(self, data: Any, kind: Any) -> Any:
+        """Returns the value that JSON data describes.
+
+        Raises:
+            PackageError: The value is not of the annotation `kind`.
+        """
+        try:
+            value = self._read(data)
+            check(value, kind)
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise PackageError(
+                f"the manifest of this package does not fit its schema ({type(error).__name__}: {error})"
+            ) from error
         return value
 
-    def _write_one_of(self, value: Any, kinds: tuple[Any, ...]) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {KIND: type(value).__name__, **self._write_record(value)}
-        kind = next(of for of in kinds if not dataclasses.is_dataclass(of) and _is_of(value, of))
-        return self.write(value, kind)
+    def _read(self, data: Any) -> Any:
+        if type(data) is list:
+            return tuple([self._read(item) for item in data])
+        if type(data) is not dict:
+            return data
+        if (cls := RECORDS.get(data[KIND])) is None:
+            return self._makers[data[KIND]](data[VALUE])
+        return cls(*[self._read(data[name]) for name in fields_of(cls)])  # type: ignore[union-attr]
 
-    def _write_record(self, record: Any) -> dict[str, Any]:
-        hints = fields_of(type(record))
-        return {name: self.write(getattr(record, name), kind) for name, kind in hints.items()}
+    def _read_layout(self, data: Any) -> Layout:
+        parts = self._read(data)
+        check(parts, _LAYOUT)
+        return intern_layout(*parts)
 
-    def _write_class(self, cls: type) -> str:
-        if cls not in self._names:
-            raise PackageError(f"the class {cls.__qualname__} is not known to the package")
-        return self._names[cls]
-
-    def _write_constant(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool | str) or type(value) is int:
-            return value
-        if type(value) is float:
-            return {KIND: "float", "value": repr(value)}
-        if isinstance(value, torch.dtype | torch.device | torch.memory_format | torch.layout):
-            return {KIND: type(value).__name__, "value": str(value).removeprefix("torch.")}
-        if type(value) in (tuple, list, frozenset):
-            items = sorted(value, key=repr) if type(value) is frozenset else value
-            return {KIND: type(value).__name__, "items": [self._write_constant(item) for item in items]}
-        if isinstance(value, type) and value in self._names:
-            return {KIND: "class", "value": self._names[value]}
-        if type(value).__name__ in self.constants and dataclasses.is_dataclass(value):
-            return {KIND: type(value).__name__, **self._write_record(value)}
-        raise PackageError(f"a package cannot hold {value!r:.100} of type {type(value).__qualname__}")
-
-
-# ------------------------------------------------------------------------------------------------- helpers
+    def _find_class(self, name: str) -> Any:
+        kind, _, name = name.rpartition(" ")
+        cls: Any = self._classes[name]
+        return cls.Cotangent if kind else cls
 
 
 @functools.cache
-def fields_of(cls: Any) -> dict[str, Any]:
-    """Returns the annotations of a record's fields that its constructor takes."""
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+def _named(cls: type) -> Callable[[str], Any]:
+    """Returns the function from the name of a dtype, memory format or layout of torch to it."""
+    found = (value for value in vars(torch).values() if isinstance(value, cls))
+    return {str(value).removeprefix("torch."): value for value in found}.__getitem__
 
 
-def is_union(kind: Any) -> bool:
-    """Returns whether an annotation is a choice of several."""
-    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+# ------------------------------------------------------------------------------------------------ checking
+
+
+def check(value: Any, kind: Any) -> None:
+    """Raises `PackageError` unless a value is of an annotation, in all its parts."""
+    origin, choices, _ = _parts_of(kind)
+    if origin is types.UnionType:
+        kind = next((one for one in choices if _is_of(value, one)), kind)
+    if kind is Any:
+        return
+    if not _is_of(value, kind):
+        raise PackageError(f"a package cannot hold {value!r:.80} in place of {kind}")
+    if type(value) is str and kind in _NAMES:
+        _NAMES[kind](value)
+    for part, of in _annotated(value, kind):
+        check(part, of)
+
+
+def _annotated(value: Any, kind: Any) -> Iterable[tuple[Any, Any]]:
+    """Returns the parts of a value with their annotations."""
+    origin, arguments, cls = _parts_of(kind)
+    if cls is dict:
+        return [(pair, tuple[arguments]) for pair in value.items()]
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return zip(value, arguments, strict=True)
+    if origin in (tuple, frozenset):
+        return [(item, arguments[0]) for item in value]
+    return [(getattr(value, name), of) for name, of in (fields_of(cls) or {}).items()]
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    if kind is type:
-        return isinstance(value, type)
-    origin = typing.get_origin(kind) or kind
-    return type(value) is origin if isinstance(origin, type) else False
+    origin, arguments, cls = _parts_of(kind)
+    if origin is Literal:
+        return value in arguments
+    return isinstance(value, type) if kind is type else type(value) is cls
+
+
+@functools.cache
+def _parts_of(kind: Any) -> tuple[Any, tuple[Any, ...], Any]:
+    """Returns the origin and the arguments of an annotation, and the class of its values."""
+    origin = types.UnionType if typing.get_origin(kind) is typing.Union else typing.get_origin(kind)
+    classes = {None: types.NoneType, Word: str, Text: str, Mapping[int, int]: dict}
+    return origin, typing.get_args(kind), classes.get(kind, origin or kind)
+
+
+def _check_word(text: str) -> None:
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise PackageError(f"{text!r} is no name that a package can hold")
+
+
+def _check_attribute(text: str) -> None:
+    if text.startswith("__"):
+        raise PackageError(f"{text!r} is no name of an inner tensor")
+    _check_word(text)
+
+
+_NAMES: Mapping[Any, Callable[[str], None]] = {str: _check_attribute, Word: _check_word}

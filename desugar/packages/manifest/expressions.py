@@ -1,6 +1,6 @@
 """Sizes as expressions: of sympy while a package is written, data in its manifest, text in its generated code.
 
-The ops are a closed set. An expression of another op cannot be written, and a manifest with another op cannot be read.
+The ops are a closed set. An expression of another op can be neither written nor read.
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ class Expression:
     op: str
     operands: tuple[Extent, ...]
 
+    def __post_init__(self) -> None:
+        known, count = OPS.get(self.op), len(self.operands)
+        if known is None or (count == 0 if known.between else count != known.text.count("{")):
+            raise PackageError(
+                f"a size is computed by {self.op} of {count} sizes, which a package cannot hold"
+            )
+        if self.op == "Pow" and self.operands[1] not in range(9):
+            raise PackageError("a size is a power above 8, or no constant one, which a package cannot hold")
+
 
 Extent = int | Symbol | Expression
 
@@ -41,23 +50,23 @@ class _Op:
 
     Attributes:
         compute: The function of its operands.
-        text: Its text, where `{0}` and `{1}` are operands; empty if it takes any number of them.
+        text: Its text, where `{0}` and `{1}` are operands; `{}` all of them, if it takes any number.
         between: The text between operands, if it takes any number of them.
     """
 
     compute: Callable[..., Any]
-    text: str = ""
+    text: str
     between: str = ""
 
 
-# Op -> what it is. The names are those of sympy and of PyTorch's functions for sympy.
+# Op -> its meaning. The names are those of sympy and of PyTorch's functions for sympy.
 OPS: Mapping[str, _Op] = {
-    "Add": _Op(lambda *terms: sum(terms), between=" + "),
-    "Mul": _Op(lambda *factors: math.prod(factors), between=" * "),
-    "And": _Op(lambda *terms: all(terms), between=" and "),
-    "Or": _Op(lambda *terms: any(terms), between=" or "),
-    "Max": _Op(lambda *terms: max(terms), "max"),
-    "Min": _Op(lambda *terms: min(terms), "min"),
+    "Add": _Op(lambda *terms: sum(terms), "({})", " + "),
+    "Mul": _Op(lambda *factors: math.prod(factors), "({})", " * "),
+    "And": _Op(lambda *terms: all(terms), "({})", " and "),
+    "Or": _Op(lambda *terms: any(terms), "({})", " or "),
+    "Max": _Op(lambda *terms: max(terms), "max(({},))", ", "),
+    "Min": _Op(lambda *terms: min(terms), "min(({},))", ", "),
     "Not": _Op(operator.not_, "(not {0})"),
     "FloorDiv": _Op(operator.floordiv, "({0} // {1})"),
     "CleanDiv": _Op(operator.floordiv, "({0} // {1})"),
@@ -71,9 +80,8 @@ OPS: Mapping[str, _Op] = {
     "StrictGreaterThan": _Op(operator.gt, "({0} > {1})"),
     "GreaterThan": _Op(operator.ge, "({0} >= {1})"),
 }
-_ARITY = {"Not": 1, "Max": None, "Min": None, "Add": None, "Mul": None, "And": None, "Or": None}
 
-# --------------------------------------------------------------------------------------------- from sympy
+# --------------------------------------------------------------------------------------------- conversions
 
 
 def from_sympy(expression: Any, numbers: Mapping[Any, int]) -> Extent:
@@ -86,20 +94,15 @@ def from_sympy(expression: Any, numbers: Mapping[Any, int]) -> Extent:
     Raises:
         PackageError: The expression depends on data, or has an op that packages do not know.
     """
-    if isinstance(expression, int):
+    if isinstance(expression, int) or getattr(expression, "is_Integer", False):
         return int(expression)
-    if getattr(expression, "is_Integer", False):
-        return int(expression)
-    if getattr(expression, "is_Boolean", False) and not expression.args and not expression.is_Symbol:
-        return int(bool(expression))
-    if getattr(expression, "is_Symbol", False):
+    if expression.is_Symbol:
         if expression not in numbers:
             raise PackageError(f"a size depends on data, or on no argument ({expression})")
         return Symbol(numbers[expression])
-    name = type(expression).__name__
-    if name not in OPS:
-        raise PackageError(f"a size is computed by {name} ({expression}), which a package cannot hold")
-    return Expression(name, tuple(from_sympy(part, numbers) for part in expression.args))
+    if expression.is_Boolean and not expression.args:
+        return int(bool(expression))
+    return Expression(type(expression).__name__, tuple(from_sympy(part, numbers) for part in expression.args))
 
 
 def to_sympy(extent: Extent, symbols: Sequence[Any]) -> Any:
@@ -115,43 +118,16 @@ def to_sympy(extent: Extent, symbols: Sequence[Any]) -> Any:
     return sympy.Integer(extent)
 
 
-# ------------------------------------------------------------------------------------------- from a file
-
-
-def check_extent(extent: Extent, num_symbols: int) -> None:
-    """Raises `PackageError` unless an expression has known ops, with their numbers of operands, and known symbols."""
+def text_of(extent: Extent, names: Mapping[int, str]) -> str:
+    """Returns the Python text of an expression; `names` are the texts of symbols."""
     match extent:
         case Symbol(index):
-            if not 0 <= index < num_symbols:
-                raise PackageError(
-                    f"the manifest has {num_symbols} symbols, and an expression uses number {index}"
-                )
+            return names[index]
         case Expression(op, operands):
-            if op not in OPS:
-                raise PackageError(
-                    f"an expression of the manifest has the op {op!r}; expected one of {', '.join(OPS)}"
-                )
-            arity = _ARITY.get(op, 2)
-            if len(operands) != arity if arity is not None else not operands:
-                raise PackageError(f"an expression of the manifest has {len(operands)} operands of {op}")
-            for operand in operands:
-                check_extent(operand, num_symbols)
-            if op == "Pow" and not (isinstance(operands[1], int) and 0 <= operands[1] <= 8):
-                raise PackageError("an expression of the manifest has a power above 8, or no constant one")
-
-
-def text_of(extent: Extent, read: Callable[[int], str]) -> str:
-    """Returns the Python text of an expression; `read` returns the text of a symbol."""
-    match extent:
-        case Symbol(index):
-            return read(index)
-        case Expression(op, operands):
-            texts, known = [text_of(operand, read) for operand in operands], OPS[op]
-            if known.between:
-                return f"({known.between.join(texts)})"
-            if known.text in ("max", "min"):
-                return texts[0] if len(texts) == 1 else f"{known.text}({', '.join(texts)})"
-            return known.text.format(*texts)
+            texts, known = [text_of(operand, names) for operand in operands], OPS[op]
+            return (
+                known.text.format(known.between.join(texts)) if known.between else known.text.format(*texts)
+            )
     return str(int(extent))
 
 

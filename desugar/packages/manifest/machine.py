@@ -1,4 +1,4 @@
-"""What machine code runs on."""
+"""The machines on which machine code runs."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ def check_machine(machine: Machine) -> None:
     """Raises `PackageError` unless machine code of another machine runs on this one."""
     here = this_machine()
     missing = sorted(machine.instructions - here.instructions)
-    wrong = None
-    if machine.system != here.system:
-        wrong = f"it was saved on {machine.system}, and this is {here.system}"
-    elif missing:
-        wrong = f"it was saved on a processor that has {', '.join(missing[:6])}, which this one lacks"
-    elif machine.processor != here.processor:
-        wrong = f"it was saved with {machine.processor} kernels, and PyTorch takes {here.processor} ones here"
-    if wrong is not None:
-        raise PackageError(
-            f"the machine code of this package does not run here: {wrong}. Load it with native=False, which compiles "
-            "its graphs on this machine, or save it again on a machine like this one"
-        )
+    problems = {
+        f"it was saved on {machine.system}, and this is {here.system}": machine.system != here.system,
+        f"it was saved on a processor that has {', '.join(missing[:6])}, which this one lacks": bool(missing),
+        f"it was saved with {machine.processor} kernels, and PyTorch takes {here.processor} ones here": (
+            machine.processor != here.processor
+        ),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise PackageError(
+                f"the machine code of this package does not run here: {problem}. Load it with native=False, which "
+                "compiles its graphs on this machine, or save it again on a machine like this one"
+            )

@@ -1,25 +1,43 @@
-"""The records of a package's manifest. Their annotations are its schema (:mod:`desugar.packages.manifest.codec`)."""
+"""The records of a package's manifest. Their annotations are its schema (:mod:`desugar.packages.manifest.codec`).
+
+The records of other stages (`Interface`, `Split`, `Variant` and the values in them) are written as they are. A fake
+tensor in them becomes :class:`TensorFacts`, a symbolic number an expression.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from torch import Tensor
 
-from desugar.ir.calling import Calling
-from desugar.ir.stages import BackwardInput
-from desugar.ir.values import Constant, Plain, Same, Value, Wrapper
-from desugar.packages.manifest.expressions import Expression, Extent, Symbol
+from desugar.flatten.origins import Origin
+from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
+from desugar.ir.outputs import Outputs
+from desugar.ir.stages import FromForward, FromInput, FromTangent, GradientCall, Interface, Split
+from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper
+from desugar.packages.manifest.expressions import Expression, Extent, Symbol, value_of
+from desugar.wrapper.backward import Variant
+from subclasses import TensorSubclass
+from subclasses.autograd.construct import unwrap_one
 
-FORMAT = 1  # of the manifest; a reader takes its own alone
+FORMAT = 2  # of the manifest; a reader takes its own alone
+
+Word = Annotated[str, "word"]  # any name of Python; a `str` is an attribute, and no special one
+Text = Annotated[str, "text"]  # any text, which stands in no generated code
+Method = Literal["", "size", "stride"]
 
 # ------------------------------------------------------------------------------------------------- tensors
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What a program assumes of a plain tensor."""
+    """The size, stride, offset, dtype and device that a program assumes of a plain tensor."""
 
     size: tuple[Extent, ...]
     stride: tuple[Extent, ...]
@@ -30,107 +48,19 @@ class TensorFacts:
 
 Fact = TensorFacts | int | Symbol | Expression | None  # of a tensor or a number
 
-
-@dataclass(frozen=True, slots=True)
-class LayoutRecord:
-    """A layout of a declared class: `subclasses.layout.Layout` as data."""
-
-    cls: type
-    statics: tuple[Any, ...]
-    present: tuple[str, ...]
-    nested: tuple[tuple[str, LayoutRecord], ...]
-    cotangent: bool
-
-
-# ------------------------------------------------------------------------------------------------ arguments
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLeaf:
-    """An argument, or an inner tensor of one, that is a plain tensor."""
-
-    facts: TensorFacts
-    requires_grad: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WrapperLeaf:
-    """An argument, or an inner tensor of one, that is a wrapper.
-
-    Attributes:
-        cls: Its class.
-        context: What rebuilds it around other inner tensors: a layout, or the constant of a handwritten class.
-        inner, dynamics: (attribute, tensor) per inner tensor; (field, int) per dynamic int.
-        size, stride, dtype, requires_grad: Those of the outer tensor.
-    """
-
-    cls: type
-    context: Any
-    inner: tuple[tuple[str, TensorLeaf | WrapperLeaf], ...]
-    dynamics: tuple[tuple[str, Extent], ...]
-    size: tuple[Extent, ...]
-    stride: tuple[Extent, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-
-
-@dataclass(frozen=True, slots=True)
-class IntLeaf:
-    """An int that may change from call to call."""
-
-    value: Extent
-
-
-@dataclass(frozen=True, slots=True)
-class ConstantLeaf:
-    """An object that is a constant of the program."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class SameLeaf:
-    """The same object as an earlier leaf."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class UnusedLeaf:
-    """A tensor that the function does not use."""
-
-
-Leaf = TensorLeaf | WrapperLeaf | IntLeaf | ConstantLeaf | SameLeaf | UnusedLeaf
-
 # ------------------------------------------------------------------------------------------------ structure
 
 
 @dataclass(frozen=True, slots=True)
-class LeafOf:
-    """Leaf number `index` of a structure."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
 class Node:
-    """A container in a structure.
+    """A container in a structure: its class, the constant that rebuilds it (as PyTorch's pytrees do), and its parts."""
 
-    Attributes:
-        kind: "tuple", "list", "dict", "size", "keywords" (a dict in any order), "named" (a named tuple), or
-            "registered": a class that PyTorch's pytrees know.
-        cls: The class of a registered container.
-        keys: The keys of a dict, or the constant that rebuilds a registered container.
-        children: Its parts.
-    """
-
-    kind: str
-    cls: type | None
-    keys: Any
-    children: tuple[Node | LeafOf, ...]
+    cls: type
+    context: Any
+    children: tuple[Node | None, ...]
 
 
-Tree = Node | LeafOf
+Tree = Node | None  # None is a leaf; leaves are numbered in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,41 +68,23 @@ class Parameter:
     """A parameter of the function.
 
     Attributes:
-        name: Its name.
-        kind: "positional", "either", "rest" (`*args`), "keyword" or "keywords" (`**kwargs`).
-        is_optional, default: Whether a call may leave it out, and what it then is; :class:`Left` for no constant.
+        name, kind: As of `inspect.Parameter`, the kind as an int.
+        default: None if a call has to pass it; the default if it is a constant; else empty.
     """
 
-    name: str
-    kind: str
-    is_optional: bool
-    default: Any
+    name: Word
+    kind: int
+    default: tuple[Any, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """Stands for an argument that was left out."""
+class Unused:
+    """An argument leaf that is a tensor which the function does not use."""
 
+
+Leaf = Plain | Wrapper | Constant | Same | Unused
 
 # ------------------------------------------------------------------------------------- inputs and results
-
-
-@dataclass(frozen=True, slots=True)
-class FromLeaf:
-    """An input of a program that is an argument leaf, or an attribute of one."""
-
-    index: int
-    path: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FromSize:
-    """An input of a program that is a size or stride of an argument leaf, or of an attribute of one."""
-
-    index: int
-    path: tuple[str, ...]
-    method: str
-    dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,25 +94,7 @@ class FromWeight:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class FromNumber:
-    """An input of a program that is an int which the function holds."""
-
-    value: int
-
-
-Source = FromLeaf | FromSize | FromWeight | FromNumber
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a program reads the int of an input slot: from input `leaf`, or a size of an inner tensor of it."""
-
-    slot: int
-    leaf: int
-    path: tuple[str, ...]
-    method: str
-    dim: int
+Source = Origin | FromWeight | Constant | Symbol | Expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,42 +105,33 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class StridedView:
-    """A result that is a view of an input or of another result, or of a tensor inside of an input.
+class Restrided:
+    """Takes a view of a tensor, or of one inside of it, by its size, stride and offset.
 
     Attributes:
-        of, index: The input or result.
-        path, is_unwrapped: What leads to the tensor inside of it; whether by `unwrap()`, so that it has a gradient.
-        view, reads: Size, stride and offset, if not all of it; (symbol, "size" or "stride", dim) of their symbols.
-        detached, no_grad: As of `desugar.ir.values.View`.
+        path, is_unwrapped: The attributes that lead to the tensor inside; whether `unwrap()` reads them, so that it has
+            a gradient.
+        size, stride, start: Of the view; `start` is None for all of the tensor.
+        reads: (symbol, method, dim) of the symbols in them, which are sizes and strides of the tensor.
     """
 
-    of: str
-    index: int
     path: tuple[str, ...]
     is_unwrapped: bool
-    view: tuple[tuple[Extent, ...], tuple[Extent, ...], Extent] | None
-    reads: tuple[tuple[int, str, int], ...]
-    detached: bool
-    no_grad: bool
+    size: tuple[Extent, ...] = ()
+    stride: tuple[Extent, ...] = ()
+    start: int | Symbol | Expression | None = None
+    reads: tuple[tuple[int, Method, int], ...] = ()
 
-
-OutputValue = Plain | Wrapper | Constant | Same | StridedView
-
-
-@dataclass(frozen=True, slots=True)
-class OutputsRecord:
-    """`desugar.ir.outputs.Outputs` as data."""
-
-    num_visible: int
-    values: tuple[OutputValue, ...]
-    items: tuple[Fact, ...]
-    inputs: tuple[tuple[int, int], ...]
-    writes: tuple[tuple[int, int], ...]
-    stores: tuple[tuple[int, int], ...]
-    versions: tuple[tuple[int, tuple[str, ...], int], ...]
-    assigns: tuple[tuple[int, str, int], ...]
-    tokens: tuple[int, ...]
+    def __call__(self, base: Any, ints: Any) -> Tensor:
+        """Returns the view of `base`."""
+        for name in self.path:
+            is_unwrapped = self.is_unwrapped and isinstance(base, TensorSubclass)
+            base = unwrap_one(base, name) if is_unwrapped else getattr(base, name)
+        if self.start is None:
+            return base  # type: ignore[no-any-return]
+        symbols = {symbol: getattr(base, method)(dim) for symbol, method, dim in self.reads}
+        size, stride = ([value_of(n, symbols) for n in extents] for extents in (self.size, self.stride))
+        return base.as_strided(size, stride, base.storage_offset() + value_of(self.start, symbols))  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------- programs
@@ -259,32 +144,6 @@ class GraphRecord:
     name: str
     is_computed: bool
     calling: Calling
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardRecord:
-    """The backward for the gradients that arrive."""
-
-    present: tuple[bool, ...]
-    sources: tuple[BackwardInput, ...]
-    items: tuple[Fact, ...]
-    gradients: tuple[Fact, ...]
-    graph: GraphRecord
-
-
-@dataclass(frozen=True, slots=True)
-class SplitRecord:
-    """`desugar.ir.stages.Split` as data, without its graphs; `fills_zeros` if a missing gradient counts as zeros."""
-
-    num_forward: int
-    backward_inputs: tuple[BackwardInput, ...]
-    forward_outputs: tuple[Fact, ...]
-    backward_items: tuple[Fact, ...]
-    gradients: tuple[Fact, ...]
-    saved_from: frozenset[int]
-    depends: tuple[frozenset[int], ...]
-    fills_zeros: bool
-    random_op: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,46 +160,47 @@ class ProgramRecord:
     """One program of a package.
 
     Attributes:
-        parameters, arguments: Those of the function; (parameter, structure) of each argument that was passed.
-        leaves: The leaves of the arguments.
-        symbols, guards: Sizes and ints that may change, and what has to hold of them.
+        arguments: (parameter, structure) of each argument that was passed.
+        leaves, leaf_facts: The leaves of the arguments; the tensors and numbers that their slots refer to.
+        symbols, guards: Sizes and ints that may change; the conditions on them.
         sources: Where each input of the program comes from.
         values: Inputs, down to input slots.
-        facts: What is known of each input slot.
-        origins: Where the ints among the input slots are read.
+        facts: The tensor or number of each input slot.
+        origins: (slot, origin) of the ints among the input slots.
         parameters_among: Inputs that are an `nn.Parameter`.
         inference: Input slots of tensors that were made in inference mode.
         offsets_matter: Whether the program depends on storage offsets.
-        outputs, num_forward, tangents, tangent_items, grads: `desugar.ir.stages.Interface` as data.
+        interface: Its results, tangents and gradients.
         split: The forward and the backward; None in inference.
-        forward: The forward.
-        backwards: The backwards.
-        result: The structure of the result.
-        results: Its leaves.
+        fills_zeros: Whether a missing gradient counts as zeros.
+        forward, backwards: The graphs.
+        result, results: The structure of the result, and its leaves.
     """
 
-    parameters: tuple[Parameter, ...]
-    arguments: tuple[tuple[str, Tree], ...]
+    arguments: tuple[tuple[Word, Node | None], ...]
     leaves: tuple[Leaf, ...]
+    leaf_facts: tuple[Fact, ...]
     symbols: tuple[SymbolRecord, ...]
     guards: tuple[Extent, ...]
     sources: tuple[Source, ...]
     values: tuple[Value, ...]
     facts: tuple[Fact, ...]
-    origins: tuple[Origin, ...]
+    origins: tuple[tuple[int, Origin], ...]
     parameters_among: frozenset[int]
     inference: frozenset[int]
     offsets_matter: bool
-    outputs: OutputsRecord
-    num_forward: int
-    tangents: tuple[tuple[int, Value], ...]
-    tangent_items: tuple[TensorFacts, ...]
-    grads: tuple[tuple[int, Value | None], ...]
-    split: SplitRecord | None
+    interface: Interface
+    split: Split | None
+    fills_zeros: bool
     forward: GraphRecord
-    backwards: tuple[BackwardRecord, ...]
-    result: Tree
-    results: tuple[Result | ConstantLeaf | FromLeaf | FromSize, ...]
+    backwards: tuple[Variant, ...]
+    result: Node | None
+    results: tuple[Result | Constant | Origin | Symbol | Expression, ...]
+
+    @property
+    def hints(self) -> list[int]:
+        """The values of the symbols in the saved call."""
+        return [symbol.hint for symbol in self.symbols]
 
 
 # -------------------------------------------------------------------------------------------------- weights
@@ -352,49 +212,97 @@ class WeightRecord:
 
     Attributes:
         name, aliases: Its name in the module, or in the function; its other names there, if it is tied.
-        leaf, is_parameter: What it is, with sizes that are constants; whether it is an `nn.Parameter`.
-        data: Per plain tensor in it, its number among the weights of the file and the CRC-32 of its bytes; empty if it
-            is supplied.
+        value, facts: Its structure, and the plain tensors in it.
+        is_parameter: Whether it is an `nn.Parameter`.
+        data: The numbers of the plain tensors among the weights of the file; empty if it is supplied.
     """
 
-    name: str
-    aliases: tuple[str, ...]
-    leaf: TensorLeaf | WrapperLeaf
+    name: Text
+    aliases: tuple[Text, ...]
+    value: Plain | Wrapper
+    facts: tuple[TensorFacts, ...]
     is_parameter: bool
-    data: tuple[tuple[int, int], ...]
+    data: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What machine code runs on: the system, the processor and the instructions that the compiler could use."""
+    """A machine that runs machine code: the system, the processor and the instructions that compilers may use."""
 
-    system: str
-    processor: str
-    instructions: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ClassRecord:
-    """A class of arguments, results or weights: its name, and a digest of its declaration."""
-
-    name: str
-    fingerprint: str
+    system: Text
+    processor: Text
+    instructions: frozenset[Text]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that a package says of itself.
+    """The contents of a package.
 
     Attributes:
         release: The release of PyTorch that wrote it.
-        machine, is_native: Where its machine code runs, and whether it has any.
+        machine: The machine for which it has machine code; None if it has none.
         is_training: Whether its results have gradients.
+        parameters: The parameters of the function.
         weights, programs: The weights and the programs.
     """
 
-    release: str
-    machine: Machine
-    is_native: bool
+    release: Text
+    machine: Machine | None
     is_training: bool
+    parameters: tuple[Parameter, ...]
     weights: tuple[WeightRecord, ...]
     programs: tuple[ProgramRecord, ...]
+
+
+# --------------------------------------------------------------------------------------------------- schema
+
+# Fields of records of other stages that hold other things in a file than in a compilation.
+_IN_FILES: dict[type, dict[str, Any]] = {
+    Origin: {"method": Method | None},
+    View: {"replay": Restrided},
+    Outputs: {"treespec": Leaves, "items": tuple[Fact, ...]},
+    Interface: {"tangent_items": tuple[TensorFacts, ...]},
+    Split: {
+        "graphs": None,
+        "random_op": Text | None,  # type: ignore[operator]
+        **dict.fromkeys(("forward_outputs", "backward_items", "gradients"), tuple[Fact, ...]),
+    },
+    Variant: {"items": tuple[Fact, ...], "gradients": tuple[Fact, ...], "compiled": GraphRecord},
+}
+
+# The records by their names, which a file names.
+RECORDS: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        TensorFacts, Symbol, Expression, Node, Parameter, Unused, FromWeight, Result, Leaves, Restrided, GraphRecord,
+        SymbolRecord, ProgramRecord, WeightRecord, Machine, Manifest, Origin, Calling, Argument, Computed, Passed,
+        Known, Outputs, Interface, GradientCall, Split, FromInput, FromForward, FromTangent, Constant, Plain, Same,
+        Slot, View, Wrapper, Variant,
+    )
+}  # fmt: skip
+
+
+@functools.cache
+def fields_of(cls: Any) -> dict[str, Any] | None:
+    """Returns the fields of a record with their annotations in a file; None for any other class."""
+    if not hasattr(cls, "__dataclass_fields__"):
+        return None
+    hints = typing.get_type_hints(cls, include_extras=True) | _IN_FILES.get(cls, {})
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def rebuilt(part: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a record with parts of it replaced, at any depth; constants stay as they are.
+
+    Args:
+        part: The record.
+        change: Returns the replacement of a part; `NotImplemented` to look at the parts of the part.
+    """
+    if (changed := change(part)) is not NotImplemented:
+        return changed
+    if type(part) is tuple:
+        return tuple([rebuilt(item, change) for item in part])
+    if (fields := fields_of(type(part))) is None:
+        return part
+    parts = {name: getattr(part, name) for name, kind in fields.items() if kind is not Any}
+    return dataclasses.replace(part, **{name: rebuilt(value, change) for name, value in parts.items()})

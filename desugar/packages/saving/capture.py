@@ -1,21 +1,23 @@
 """Captures one call of a function as one program, and finds out how its Python is tied to it.
 
 Dynamo makes a graph of the function, and code that takes the arguments apart, calls the graph and builds the result. A
-package has no use for that code, which is Python of this process. So it is run once, here, with stand-ins for what the
-graph returns: where they end up in the result is its structure. Where the graph's inputs come from, Dynamo's names for
-them tell. A function that changes objects other than tensors is refused, since no graph has these changes.
+package has no use for that code, which is Python of this process. So it is run once, here, on fake tensors, with
+stand-ins for the results of the graph: their places in the result are its structure. Dynamo's names say where the
+inputs of the graph come from. A function that changes objects other than tensors is refused, since no graph has
+these changes.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import SymInt, Tensor, fx, nn
 
 from desugar import _torch as private
 from desugar.api import find_target, with_own_code
@@ -26,8 +28,7 @@ from desugar.dynamo.implied_guards import dynamo_context
 from desugar.errors import PackageError
 from desugar.flatten.inputs import Inputs
 from desugar.ir.values import Constant
-from desugar.packages.manifest.structure import Flattened, flatten_call
-from desugar.packages.saving.provenance import run_on_probes
+from desugar.packages.manifest.structure import Flattened, arrange, flatten_call, names_of
 from desugar.program import Program
 from desugar.recording.listeners import Caller, called_by
 from desugar.store.programs import Stored
@@ -51,7 +52,7 @@ def call(*args: Any, **kwargs: Any) -> Call:
 
 
 class Capturing:
-    """The place of a program that becomes part of a package: it keeps what the stages made.
+    """The place of a program that becomes part of a package: it keeps the results of the stages.
 
     Attributes:
         stored: The program without its wrapper.
@@ -90,15 +91,15 @@ class Captured:
     Attributes:
         flattened: The arguments.
         program: The program.
-        place: What the stages made.
+        place: The results of the stages.
         sources: Dynamo's source of each input of the graph.
         examples: The inputs of the graph in this call.
         fakes: Argument leaf -> its fake in Dynamo's mode, for those that Dynamo looked at.
         leaf_sources: Argument leaf -> Dynamo's expression of it.
         facts: Dynamo's expressions of the objects whose values it guards.
         duplicated: Expressions of parts of arguments that are also something else.
-        standins: The stand-ins of what the program returned.
-        result: What the call returned, with stand-ins.
+        standins: The stand-ins of the program's results.
+        result: The result of the call, with stand-ins, and fakes of the arguments.
     """
 
     flattened: Flattened
@@ -113,6 +114,16 @@ class Captured:
     standins: list[Any] = field(default_factory=list)
     result: Any = None
 
+    @property
+    def fake_leaves(self) -> list[Any]:
+        """The argument leaves, with the fakes of tensors and the symbols of ints that the graph takes."""
+        leaves = [self.fakes.get(n, leaf) for n, leaf in enumerate(self.flattened.leaves)]
+        for source, example in zip(self.sources, self.examples, strict=True):
+            number, path = self.locate(private.source_name(source)) or (0, ("",))
+            if isinstance(example, SymInt) and not path:
+                leaves[number] = example
+        return leaves
+
     def is_of_argument(self, source: Any) -> bool:
         """Whether a source of Dynamo's begins with a parameter of the function that was passed."""
         name = getattr(private.source_root(source), "local_name", None)
@@ -123,7 +134,7 @@ class Captured:
 
         None for an expression that names something else.
         """
-        for number, name in self.flattened.names().items():
+        for number, name in enumerate(names_of(self.flattened.arguments)):
             if name == as_expression(text):
                 return number, ()
         for number, known in self.leaf_sources.items():
@@ -155,7 +166,10 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
     def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         captured.sources = private.input_sources(graph)
         captured.examples = list(inputs)
-        _check_sources(captured)
+        if any(source is None for source in captured.sources):
+            raise PackageError(
+                "an input of the graph has no name: pass the tensors that the function uses as arguments"
+            )
         captured.program = dynamo.compile_graph(graph, inputs, backend, captured.place)
         _note_fakes(captured)
         captured.standins = [_stand_in(value) for value in captured.program.outputs]
@@ -179,38 +193,65 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
             raise
         raise PackageError(
             f"{_name(fn)} changes objects besides tensors ({str(error).partition('double check: ')[2][:300]}), and a "
-            "package has no objects: return what it computes instead"
+            "package has no objects: return the results instead"
         ) from error
     if not captured.sources and not hasattr(captured, "program"):
         raise PackageError(f"{_name(fn)} computes nothing with tensors: there is no program to save")
-    captured.result = run_on_probes(function, bound, captured.flattened)
+    captured.result = _run_on_fakes(function, bound, captured)
     return captured
 
 
+def _run_on_fakes(function: Callable[..., Any], bound: tuple[Any, ...], captured: Captured) -> Any:
+    """Runs the code that Dynamo made of a function on fakes of the arguments, and returns the result.
+
+    A size in the result may be an output of the graph, a constant, or read from an argument by this code. The sizes of
+    the fakes are symbols. No guard is checked, and the graph is not run.
+
+    Raises:
+        PackageError: There is no such code, or it does more than to build the result.
+    """
+    made = [entry.code for entry in private.cache_entries(function.__code__)]
+    made = [code for code in made if any(name.startswith("__compiled_fn") for name in code.co_names)]
+    if len(made) != 1:
+        raise PackageError(f"expected one graph of the function, Dynamo made {len(made)}")
+    code = types.FunctionType(
+        made[0], function.__globals__, "traced", function.__defaults__, function.__closure__
+    )
+    code.__kwdefaults__ = function.__kwdefaults__
+    flattened = captured.flattened
+    given = arrange(flattened.signature, flattened.arguments, captured.fake_leaves)
+    try:
+        return code(*bound, *given.args, **given.kwargs)
+    except AttributeError as error:
+        raise PackageError(
+            f"the result is built with .{error.name} of an argument, outside of the graph"
+        ) from error
+    except (TypeError, RuntimeError) as error:
+        raise PackageError(f"the result is built by Python that a package cannot hold: {error}") from error
+
+
 def _is_skipped(target: Any) -> bool:
-    """Whether Dynamo skips the frame of a function: one of torch, or what a decorator made of another function."""
+    """Whether Dynamo skips the frame of a function: one of torch, or one that a decorator wraps."""
     return hasattr(target, "__wrapped__") or str(target.__module__).partition(".")[0] == "torch"
 
 
 def _call_of(module: Any, flattened: Flattened) -> Callable[..., Any]:
     """Returns a function that calls a module or another object, with a parameter for each argument that was passed."""
-    passed = {name for name, _ in flattened.arguments}
-    out, parameters, arguments = Emitter(), [], []
-    out.reserve(*passed)
+    out, passed = Emitter(), [flattened.signature.parameters[name] for name, _ in flattened.arguments]
+    out.reserve(*(one.name for one in passed))
     module_name = out.fresh_name("module")
-    for parameter in flattened.parameters:
-        if parameter.name in passed:
-            prefix = {"rest": "*", "keywords": "**"}.get(parameter.kind, "")
-            parameters.append(f"{prefix}{parameter.name}")
-            by_name = parameter.kind == "keyword" or (parameter.is_optional and parameter.kind == "either")
-            is_before_rest = any(one.kind == "rest" and one.name in passed for one in flattened.parameters)
-            keyword = f"{parameter.name}=" if by_name and not is_before_rest else prefix
-            arguments.append(f"{keyword}{parameter.name}")
+    empty = inspect.Parameter.empty
+    parameters = inspect.Signature([one.replace(default=empty, annotation=empty) for one in passed])
+    has_rest = any(one.kind is one.VAR_POSITIONAL for one in passed)
+    arguments = []
+    for one in passed:
+        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        by_name = one.kind is one.KEYWORD_ONLY or (one.kind is one.POSITIONAL_OR_KEYWORD and not has_rest)
+        arguments.append(f"{one.name}={one.name}" if by_name else f"{stars}{one.name}")
     out.writeline(f"def make({module_name}):")
     with out.indent():
-        out.writeline(f"def call({', '.join(parameters)}):")
-        with out.indent():
-            out.writeline(f"return {module_name}({', '.join(arguments)})")
+        out.writeline(f"def call{parameters}:")
+        out.writeline(f"    return {module_name}({', '.join(arguments)})")
         out.writeline("return call")
     return build_functions(out.source, out.namespace, filename=f"<call of {_name(module)}>")["make"](module)  # type: ignore[no-any-return]
 
@@ -222,20 +263,15 @@ def _without_side_effects() -> Any:
     return private.dynamo_config.patch(**patches)
 
 
-def _check_sources(captured: Captured) -> None:
-    if any(source is None for source in captured.sources):
-        raise PackageError(
-            "an input of the graph has no name: pass the tensors that the function uses as arguments"
-        )
-
-
 def _note_fakes(captured: Captured) -> None:
     """Notes the fakes and the names of the argument leaves that Dynamo looked at."""
     context = private.TracingContext.try_get()
-    _note_duplicates(captured, context)
-    captured.facts += [
-        private.source_name(source) for source in private.facts_read(context) if source is not None
-    ]
+    for pair in private.duplicate_sources(context):
+        own = [source for source in pair if captured.is_of_argument(source)]
+        if len(own) == 1:  # a tensor of an argument is one object with something that is no argument
+            captured.duplicated.add(as_expression(private.source_name(own[0])))
+    read = (source for source in private.facts_read(context) if source is not None)
+    captured.facts += map(private.source_name, read)
     for number, leaf in enumerate(captured.flattened.leaves):
         if isinstance(leaf, Tensor) and leaf in context.tensor_to_context:
             known = context.tensor_to_context[leaf]
@@ -243,14 +279,6 @@ def _note_fakes(captured: Captured) -> None:
             captured.fakes[number] = context.fake_mode.from_tensor(
                 leaf, symbolic_context=known, source=known.tensor_source
             )
-
-
-def _note_duplicates(captured: Captured, context: Any) -> None:
-    """Notes the tensors of arguments that Dynamo found to be one object with something that is no argument."""
-    for pair in private.duplicate_sources(context):
-        sources = [source for source in pair if captured.is_of_argument(source)]
-        if len(sources) == 1:
-            captured.duplicated.add(as_expression(private.source_name(sources[0])))
 
 
 def as_expression(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,54 +12,42 @@ from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import PackageError
-from desugar.flatten.origins import Origin as InputOrigin
-from desugar.ir.outputs import Outputs
+from desugar.flatten.origins import Origin
+from desugar.ir.stages import Interface
 from desugar.ir.storage import base_of
 from desugar.ir.values import (
+    Constant,
+    Flat,
     Int,
+    Same,
     Slot,
     Value,
     View,
     Wrapper,
-    dynamic_names as names_of_dynamics,
+    dynamic_names,
     inner_names,
     is_wrapper,
+    unwrap_value,
 )
-from desugar.packages.manifest.expressions import Extent, Symbol, symbols_in
+from desugar.packages.manifest.expressions import Expression, Symbol, symbols_in
 from desugar.packages.manifest.records import (
-    BackwardRecord,
-    ConstantLeaf,
-    FromLeaf,
-    FromNumber,
-    FromSize,
+    Fact,
     FromWeight,
     GraphRecord,
-    IntLeaf,
     Leaf,
-    Origin,
-    OutputsRecord,
-    OutputValue,
     ProgramRecord,
+    Restrided,
     Result,
-    SameLeaf,
     Source,
-    SplitRecord,
-    StridedView,
-    UnusedLeaf,
+    TensorFacts,
+    Unused,
+    rebuilt,
 )
-from desugar.packages.manifest.structure import flatten
+from desugar.packages.manifest.structure import flatten, names_of
 from desugar.packages.saving.capture import Captured, Placeholder, as_expression
-from desugar.packages.saving.leaves import (
-    context_record,
-    declared_names,
-    describe_tensor,
-    inner_tensors,
-    symbols_read,
-    with_fixed,
-)
-from desugar.packages.saving.provenance import Probe, ProbeInt
 from desugar.packages.saving.tensor_facts import Symbols, Weights
 from desugar.tracing.views import InnerReplay, ViewReplay, return_base
+from desugar.wrapper.backward import Variant
 
 # ---------------------------------------------------------------------------------------------- the program
 
@@ -73,8 +62,7 @@ class Description:
         self.captured, self.weights, self.grads = captured, weights, grads
         self.stored, self.inputs = place.stored, place.inputs
         self.symbols = Symbols(self.inputs.fakes.env)
-        self._leaves = captured.flattened.leaves
-        self._fixed: set[tuple[int, tuple[str, ...]]] = set()
+        self._leaves, self._fakes = captured.flattened.leaves, captured.fake_leaves
 
     def record(self, graphs: dict[int, GraphRecord]) -> ProgramRecord:
         """Returns the record.
@@ -85,48 +73,59 @@ class Description:
         Raises:
             PackageError: A part of the program cannot be described.
         """
-        inputs, found, outputs = self.inputs, self.stored, self.stored.interface.outputs
+        captured, inputs, interface = self.captured, self.inputs, self.stored.interface
         if inputs.captured or inputs.generators:
             raise PackageError("the function uses generators")
         self._check_identities()
-        self._note_facts()
-        sources = tuple(
-            self._source(source, example)
-            for source, example in zip(self.captured.sources, self.captured.examples, strict=True)
-        )
-        leaves = tuple(self._leaf(number) for number in range(len(self._leaves)))
-        interface, symbols = found.interface, self.symbols
-        result, results = self._result()
-        record = ProgramRecord(
-            self.captured.flattened.parameters,
-            self.captured.flattened.arguments,
-            leaves,
-            (),
-            (),
-            sources,
-            tuple(map(_with_records, inputs.values)),
-            symbols.facts_of(inputs.fake_items[slot] for slot in range(len(inputs.flat.items))),
-            tuple(_origins(inputs.origins)),
-            frozenset(inputs.parameters),
-            frozenset(slot for slot, origin in inputs.origins.items() if origin in inputs.inference),
-            inputs.fakes.offsets_matter,
-            self._outputs(outputs),
-            interface.num_forward,
-            tuple((number, _with_records(value)) for number, value in interface.tangents),
-            tuple(map(symbols.facts, interface.tangent_items)),
-            tuple(
-                (number, None if value is None else _with_records(value)) for number, value in interface.grads
+        self._hold_numbers()
+        pairs = zip(captured.sources, captured.examples, strict=True)
+        sources = tuple(self._source(source, example) for source, example in pairs)
+        flat, split = Flat(), self.stored.split
+        result: list[Any] = []
+        tree = flatten(captured.result, result, "the result", (SymInt,))
+        live = ProgramRecord(
+            arguments=captured.flattened.arguments,
+            leaves=tuple(self._leaf(number, flat) for number in range(len(self._leaves))),
+            leaf_facts=tuple(flat.items),
+            symbols=(),
+            guards=(),
+            sources=sources,
+            values=tuple(inputs.values),
+            facts=tuple(inputs.fake_items[slot] for slot in range(len(inputs.flat.items))),
+            origins=tuple(_origins(inputs.origins)),
+            parameters_among=frozenset(inputs.parameters),
+            inference=frozenset(slot for slot, origin in inputs.origins.items() if origin in inputs.inference),
+            offsets_matter=inputs.fakes.offsets_matter,
+            interface=Interface(
+                interface.outputs,
+                interface.num_forward,
+                interface.tangents,
+                interface.tangent_items,
+                interface.grads,
             ),
-            self._split(),
-            graphs[id(found.forward)],
-            tuple(self._backwards(graphs)),
-            result,
-            results,
+            split=None if split is None else replace(split, graphs=None),  # type: ignore[arg-type]
+            fills_zeros=not interface.calls,
+            forward=graphs[id(self.stored.forward)],
+            backwards=tuple(self._backwards(graphs)),
+            result=tree,
+            results=tuple(map(self._result_leaf, result)),
         )
-        return self._finish(record)
+        return self._finish(rebuilt(live, self._as_data))
 
-    def _note_facts(self) -> None:
-        """Notes the ints of wrappers that are constants of the program.
+    def _as_data(self, part: Any) -> Any:
+        match part:
+            case Tensor() | SymInt():
+                return self.symbols.fact(part)
+            case View():
+                return replace(part, replay=self._restrided(part.replay), ints=())
+            case Wrapper() if any(isinstance(extent, SymInt) for extent in (*part.size, *part.stride)):
+                # A size or stride of an input that others determine, which nothing reads, is any slot.
+                size, stride = (tuple(map(_known_int, extents)) for extents in (part.size, part.stride))
+                return rebuilt(replace(part, size=size, stride=stride), self._as_data)
+        return NotImplemented
+
+    def _hold_numbers(self) -> None:
+        """Makes the ints of wrappers that the function reads in Python constants of the program.
 
         Raises:
             PackageError: The function reads an attribute of an argument that no call is checked for.
@@ -135,29 +134,26 @@ class Description:
             number, path = self.captured.locate(text) or (0, ())
             if not path:
                 continue
-            owner: Any = self._leaves[number]
-            for attribute in path[:-1]:
-                owner = getattr(owner, attribute, None)
+            leaf = self._leaves[number]
+            owner = functools.reduce(lambda of, name: getattr(of, name, None), path[:-1], leaf)
             if self._is_dynamic(number, path):
-                self._fixed.add((number, path))
-            elif path[-1] in getattr(owner, "__dict__", {}) and path[-1] not in declared_names(owner):
+                fake = functools.reduce(getattr, path, self.captured.fakes[number])
+                self.symbols.hold(fake, int(getattr(owner, path[-1])))
+            elif path[-1] in getattr(owner, "__dict__", {}) and path[-1] not in _declared_names(owner):
                 raise _reads_attribute(text)
 
     def _is_dynamic(self, number: int, path: tuple[str, ...]) -> bool:
         """Whether attributes lead from an argument leaf, through inner tensors alone, to a dynamic int of a class."""
-        owner: Any = self._leaves[number]
-        for attribute in path[:-1]:
-            owner = (
-                getattr(owner, attribute) if is_wrapper(owner) and attribute in inner_names(owner) else None
-            )
-        return is_wrapper(owner) and path[-1] in names_of_dynamics(type(owner))
+        leaf = self._leaves[number]
+        owner = {(): leaf, **dict(_inner_tensors(leaf))}.get(path[:-1])
+        return is_wrapper(owner) and path[-1] in dynamic_names(type(owner))
 
     def _check_identities(self) -> None:
         """Raises `PackageError` if an argument is the same object as something that no call is checked for."""
-        names = self.captured.flattened.names()
+        names = names_of(self.captured.flattened.arguments)
         leaves = {id(leaf): leaf for leaf in self._leaves if isinstance(leaf, Tensor)}
-        inner = Counter(id(part) for leaf in leaves.values() for _, part in inner_tensors(leaf))
-        found = [names[n] for n, leaf in enumerate(self._leaves) if n in names and id(leaf) in inner]
+        inner = Counter(id(part) for leaf in leaves.values() for _, part in _inner_tensors(leaf))
+        found = [names[n] for n, leaf in enumerate(self._leaves) if id(leaf) in inner]
         found += sorted(self.captured.duplicated)
         for source, example in zip(self.captured.sources, self.captured.examples, strict=True):
             is_own = self.captured.is_of_argument(source)
@@ -173,7 +169,8 @@ class Description:
         """Adds guards and symbols, which are known last; every symbol has to be read from an argument."""
         guards = self.symbols.guards()
         symbols = self.symbols.records()
-        missing = set(range(len(symbols))) - set(symbols_read(record.leaves))
+        read = {extent.index for extent in _extents_in(record.leaf_facts) if isinstance(extent, Symbol)}
+        missing = set(range(len(symbols))) - read
         if missing:
             raise PackageError(
                 f"{len(missing)} sizes of the program are no sizes of its arguments; pass dynamic=False, or mark which "
@@ -183,200 +180,144 @@ class Description:
 
     # .............................................................................................. arguments
 
-    def _leaf(self, number: int) -> Leaf:
-        leaf = self._leaves[number]
+    def _leaf(self, number: int, flat: Flat) -> Leaf:
+        leaf, fake = self._leaves[number], self._fakes[number]
         first = next(n for n, other in enumerate(self._leaves) if other is leaf)
-        if isinstance(leaf, Tensor):
-            if first != number:
-                return SameLeaf(first)
-            if number not in self.captured.fakes:
-                return UnusedLeaf()
-            described = describe_tensor(leaf, self.captured.fakes[number], self.symbols, self.grads)
-            fixed = [path for other, path in self._fixed if other == number]
-            return with_fixed(described, leaf, fixed)
-        if type(leaf) is int and (value := self._dynamic_int(number)) is not None:
-            return IntLeaf(value)
-        return ConstantLeaf(leaf)
-
-    def _dynamic_int(self, number: int) -> Extent | None:
-        """Returns the symbol of an int argument; None if it is a constant of the program."""
-        for source, example in zip(self.captured.sources, self.captured.examples, strict=True):
-            if isinstance(example, int | SymInt) and self._locate(source) == (number, ()):
-                return self.symbols.extent(example)
-        return None
-
-    def _locate(self, source: Any) -> tuple[int, tuple[str, ...]] | None:
-        return self.captured.locate(private.source_name(source))
+        if not isinstance(leaf, Tensor):
+            return unwrap_value(fake, flat)  # type: ignore[return-value]
+        if first != number:
+            return Same("input", first)
+        if number not in self.captured.fakes:
+            return Unused()
+        value = unwrap_value(fake, flat)
+        return value if self.grads else _without_grad(value)  # type: ignore[return-value]
 
     # ................................................................................................. inputs
 
     def _source(self, source: Any, example: Any) -> Source:
         if isinstance(example, Tensor):
-            return self._tensor_source(source, example)
-        if isinstance(source, private.TensorPropertySource):
-            return self._size_source(source)
-        found = self._number_source(source)
-        if found is not None:
-            return found
+            if (found := _find_tensor(example, self._leaves)) is not None:
+                return found
+            self._refuse_attribute(source)
+            return FromWeight(self.weights.index(example, source))
+        is_size = isinstance(source, private.TensorPropertySource)
+        place = self.captured.locate(private.source_name(source.base if is_size else source))
+        if place is not None and (is_size or not place[1] or self._is_dynamic(*place)):
+            return self._number(example)
         self._refuse_attribute(source)
         value = example.node.hint if isinstance(example, SymInt) else example
         if type(value) is not int:
             raise PackageError(
                 f"the function holds {value!r:.80}, which is no tensor and no int: pass it as an argument"
             )
-        if isinstance(example, SymInt):
-            self.symbols.hold(example, value)
-        return FromNumber(value)
+        self.symbols.hold(example, value)
+        return Constant(value)
 
-    def _number_source(self, source: Any) -> FromLeaf | None:
-        """Returns the argument, or the dynamic int of one, that a source names; None if it names neither."""
-        found = self._locate(source)
-        is_known = found is not None and (not found[1] or self._is_dynamic(*found))
-        return FromLeaf(*found) if is_known else None  # type: ignore[misc]
+    def _number(self, number: Any) -> Constant | Symbol | Expression:
+        """Returns a symbolic number as data; any other object is a constant."""
+        known = self.symbols.fact(number) if isinstance(number, SymInt) else number
+        return known if isinstance(known, Symbol | Expression) else Constant(known)
 
     def _refuse_attribute(self, source: Any) -> None:
-        """Raises `PackageError` for what is neither an argument nor held by the function."""
+        """Raises `PackageError` for a source that is neither an argument nor held by the function."""
         if type(private.source_root(source)).__name__ == "RandomValueSource":
             raise PackageError("the function draws random numbers in Python: draw them with torch")
         if self.captured.is_of_argument(source):
             raise _reads_attribute(private.source_name(source))
 
-    def _tensor_source(self, source: Any, example: Tensor) -> Source:
-        for number, leaf in enumerate(self._leaves):
-            if leaf is example:
-                return FromLeaf(number, ())
-        for number, leaf in enumerate(self._leaves):
-            for path, inner in inner_tensors(leaf):
-                if inner is example:
-                    return FromLeaf(number, path)
-        self._refuse_attribute(source)
-        return FromWeight(self.weights.index(example, source))
-
-    def _size_source(self, source: Any) -> Source:
-        methods = {private.TensorProperty.SIZE: "size", private.TensorProperty.STRIDE: "stride"}
-        found = self._locate(source.base)
-        if source.prop not in methods or found is None:
-            raise PackageError(
-                f"the function reads {private.source_name(source)}, which is no size of an argument"
-            )
-        return FromSize(*found, methods[source.prop], source.idx)
-
     # ................................................................................................ results
 
-    def _outputs(self, outputs: Outputs) -> OutputsRecord:
-        return OutputsRecord(
-            len(outputs.visible),
-            tuple(map(self._output_value, outputs.values)),
-            self.symbols.facts_of(outputs.items),
-            tuple(outputs.inputs.items()),
-            outputs.writes,
-            outputs.stores,
-            outputs.versions,
-            outputs.assigns,
-            outputs.tokens,
-        )
-
-    def _output_value(self, value: Value) -> OutputValue:
-        if not isinstance(value, View):
-            return _with_records(value)  # type: ignore[return-value]
-        replay, path, is_unwrapped, view, reads = value.replay, (), False, None, {}
+    def _restrided(self, replay: Any) -> Restrided:
+        path, is_unwrapped = (), False
         if isinstance(replay, InnerReplay):
             path, is_unwrapped, replay = replay.inner.path, replay.inner.differentiable, replay.replay
-        if replay is not return_base:
-            view, reads = self._strided(replay)
-        places = tuple((symbol, *place) for symbol, place in reads.items())
-        return StridedView(
-            value.of, value.index, path, is_unwrapped, view, places, value.detached, value.no_grad
-        )
-
-    def _strided(self, replay: Any) -> tuple[Any, dict[int, tuple[str, int]]]:
-        """Returns the size, stride and offset of a view, and where the symbols in them are read of its base."""
+        if replay is return_base:
+            return Restrided(path, is_unwrapped)
         extents = replay.extents() if isinstance(replay, ViewReplay) else None
         if extents is not None:
-            size, stride, start = (self.symbols.extents(part) for part in (*extents[:2], extents[2:]))
-            base = self.symbols.facts(base_of(replay.traced))
-            needed = set().union(*map(symbols_in, (*size, *stride, *start)))
+            size, stride = (tuple(map(self.symbols.fact, part)) for part in extents[:2])
+            start, base = self.symbols.fact(extents[2]), self.symbols.fact(base_of(replay.traced))
+            needed = set().union(*map(symbols_in, (*size, *stride, start)))
             found = {
-                extent.index: (method, dim)
+                extent.index: (extent.index, method, dim)
                 for method, kind in (("stride", base.stride), ("size", base.size))
                 for dim, extent in enumerate(kind)
                 if isinstance(extent, Symbol) and extent.index in needed
             }
             if found.keys() == needed:
-                return (size, stride, *start), found
+                return Restrided(path, is_unwrapped, size, stride, start, tuple(found.values()))  # type: ignore[arg-type]
         raise PackageError(
             "a result is a view of an argument or of another result, of another dtype, of a wrapper, or with sizes "
             "that are not its own: return a clone()"
         )
 
-    def _result(self) -> tuple[Any, tuple[Any, ...]]:
-        leaves: list[Any] = []
-        tree = flatten(self.captured.result, leaves, "the result", (Probe,))
-        return tree, tuple(map(self._result_leaf, leaves))
-
-    def _result_leaf(self, leaf: Any) -> Result | ConstantLeaf | FromLeaf | FromSize:
-        if isinstance(leaf, Probe | ProbeInt):
-            return leaf.source
+    def _result_leaf(self, leaf: Any) -> Result | Constant | Origin | Symbol | Expression:
         for number, known in enumerate(self.captured.standins):
             if leaf is known and isinstance(leaf, Tensor | Placeholder):
                 return Result(number)
-        if isinstance(leaf, Tensor):
-            raise PackageError(
-                "the result holds a tensor that is neither computed nor an argument (a parameter, or an attribute of "
-                "an argument): return a clone of it"
-            )
-        return ConstantLeaf(leaf)
+        if not isinstance(leaf, Tensor):
+            return self._number(leaf)
+        if (found := _find_tensor(leaf, self._fakes)) is not None:
+            return found
+        raise PackageError(
+            "the result holds a tensor that is neither computed nor an argument (a parameter, or an attribute of "
+            "an argument): return a clone of it"
+        )
 
     # ................................................................................................. graphs
 
-    def _split(self) -> SplitRecord | None:
-        split = self.stored.split
-        if split is None:
-            return None
-        facts = self.symbols.facts_of
-        return SplitRecord(
-            split.num_forward,
-            split.backward_inputs,
-            facts(split.forward_outputs),
-            facts(split.backward_items),
-            facts(split.gradients),
-            split.saved_from,
-            split.depends,
-            not self.stored.interface.calls,
-            split.random_op,
-        )
-
-    def _backwards(self, graphs: dict[int, GraphRecord]) -> Iterator[BackwardRecord]:
+    def _backwards(self, graphs: dict[int, GraphRecord]) -> Iterator[Variant]:
         variants = self.captured.program.variants
         for present, compiled in self.captured.place.backwards.items():
             assert variants is not None
-            variant = variants.describe(present, compiled)
-            items, gradients = self.symbols.facts_of(variant.items), self.symbols.facts_of(variant.gradients)
-            yield BackwardRecord(present, variant.sources, items, gradients, graphs[id(compiled)])
+            yield replace(variants.describe(present, None), compiled=graphs[id(compiled)])  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------- helpers
 
 
-def _with_records(value: Value) -> Value:
-    """Returns a value whose layouts are records."""
-    if not isinstance(value, Wrapper):
-        return value
-    inner = tuple((name, _with_records(part)) for name, part in value.inner)
-    size, stride = (tuple(map(_known_int, extents)) for extents in (value.size, value.stride))
-    context = context_record(value.context)
-    return replace(value, context=context, inner=inner, size=size, stride=stride)
+def _without_grad(value: Value) -> Value:
+    if isinstance(value, Wrapper):
+        value = replace(value, inner=tuple((name, _without_grad(part)) for name, part in value.inner))
+    return replace(value, requires_grad=False)  # type: ignore[call-arg]
+
+
+def _declared_names(owner: Any) -> tuple[str, ...]:
+    """Returns the names of the attributes that a declared class keeps on its values."""
+    spec = getattr(type(owner), "__spec__", None)
+    return () if spec is None else (*spec.names, *spec.attributes, "_layout")
+
+
+def _inner_tensors(leaf: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yields (attribute path, tensor) of the inner tensors of a leaf, at any depth."""
+    if is_wrapper(leaf):
+        for name in inner_names(leaf):
+            inner = getattr(leaf, name)
+            yield (*path, name), inner
+            yield from _inner_tensors(inner, (*path, name))
+
+
+def _find_tensor(tensor: Tensor, leaves: list[Any]) -> Origin | None:
+    """Returns the first leaf that is a tensor, else the first inner tensor of a leaf that is; None if none is."""
+    whole = [Origin(number) for number, leaf in enumerate(leaves) if leaf is tensor]
+    parts = ((number, *part) for number, leaf in enumerate(leaves) for part in _inner_tensors(leaf))
+    inside = [Origin(number, path) for number, path, inner in parts if inner is tensor]
+    return next(iter([*whole, *inside]), None)
+
+
+def _extents_in(facts: tuple[Fact, ...]) -> Iterator[Any]:
+    for fact in facts:
+        yield from (*fact.size, *fact.stride) if isinstance(fact, TensorFacts) else (fact,)
 
 
 def _known_int(extent: Any) -> Int:
-    """Returns a size or stride of an input; one that others determine, which nothing reads, is any slot."""
     return Slot(0) if isinstance(extent, SymInt) else extent
 
 
-def _origins(origins: dict[int, InputOrigin]) -> Iterator[Origin]:
+def _origins(origins: dict[int, Origin]) -> Iterator[tuple[int, Origin]]:
     for slot, origin in origins.items():
-        if origin.method is not None:
-            yield Origin(slot, origin.leaf, origin.path, origin.method, origin.dim or 0)
+        if origin.is_symbol:
+            yield slot, origin
 
 
 def _reads_attribute(name: str) -> PackageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +12,9 @@ import torch
 from torch.utils import cpp_extension
 
 import desugar
+from desugar.ir.values import Slot, Wrapper
+from desugar.packages.manifest.expressions import Symbol
+from desugar.packages.manifest.records import FromWeight
 from tests.desugar.packages.test_inference import Block, rows
 
 SOURCE = Path(__file__).parents[3] / "examples" / "cpp" / "run_package.cpp"
@@ -43,7 +47,7 @@ def test_from_cpp(tmp_path):
     # The inputs of the graph, in the order of the manifest.
     (record,) = package.programs
     weights = list(package.state.values())
-    given = [weights[source.index] if hasattr(source, "index") else None for source in record.sources]
+    given = [weights[source.index] if isinstance(source, FromWeight) else None for source in record.sources]
     inputs = plain_inputs(record, given, x)
     torch.save([tensor.detach() for tensor in inputs], tmp_path / "inputs.pt")
     build(program)
@@ -58,27 +62,35 @@ def test_from_cpp(tmp_path):
 
 def plain_inputs(record, weights, x):
     """The plain tensors that the forward's library takes: `calling.arguments` numbers them among the input slots."""
-    from desugar.packages.manifest.records import FromLeaf, FromWeight
-
-    slots, ints = {}, {}
+    slots, ints, numbers = {}, {}, numbers_of(record, x)
     for value, source, weight in zip(record.values, record.sources, weights, strict=True):
         if isinstance(source, FromWeight):
             slots[value.index] = weight
-        elif isinstance(source, FromLeaf):
+        elif isinstance(value, Wrapper):
             for attribute, part in value.inner:
                 slots[part.index] = getattr(x, attribute)
-    for origin in record.origins:
+    for slot, origin in record.origins:
         source = record.sources[origin.leaf]
-        read = x if isinstance(source, FromLeaf) else None
-        for attribute in origin.path:
-            read = getattr(read, attribute)
-        if origin.method:
-            ints[origin.slot] = getattr(read, origin.method)(origin.dim)
-        elif origin.path:
-            ints[origin.slot] = read
-        else:  # a size that Dynamo passes by itself
-            ints[origin.slot] = getattr(x, source.method)(source.dim)
+        if isinstance(source, Symbol):  # a size that Dynamo passes by itself
+            ints[slot] = numbers[source.index]
+        elif origin.method:
+            ints[slot] = getattr(functools.reduce(getattr, origin.path, x), origin.method)(origin.dim)
+        else:
+            ints[slot] = functools.reduce(getattr, origin.path, x)
     return [
         torch.empty((ints[one.index], 0)) if one.is_int else slots[one.index]
         for one in record.forward.calling.arguments
     ]
+
+
+def numbers_of(record, x):
+    """The values of the symbols: sizes of inner tensors of the argument, and its ints."""
+    (leaf, *_), found = record.leaves, {}
+    for attribute, part in leaf.inner:
+        for dim, extent in enumerate(record.leaf_facts[part.index].size):
+            if isinstance(extent, Symbol):
+                found[extent.index] = getattr(x, attribute).size(dim)
+    for name, slot in (*leaf.dynamics, *((dim, slot) for dim, slot in enumerate(leaf.size))):
+        if isinstance(slot, Slot) and isinstance(symbol := record.leaf_facts[slot.index], Symbol):
+            found[symbol.index] = x.size(name) if isinstance(name, int) else getattr(x, name)
+    return found

@@ -233,6 +233,13 @@ CASES = {
         },
         DYNAMIC,
     ),
+    "sizes that are computed": lambda: Case(
+        lambda x: (x * 2, x.numel(), x.shape[0] * 2 + 1, {"size": x.mT.shape}),
+        [of(4, 3)],
+        [of(4, 3), of(7, 5)],
+        {},
+        DYNAMIC,
+    ),
     "an int that is constant": lambda: Case(
         with_int,
         [call(torch.randn(3), 5)],
