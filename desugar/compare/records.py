@@ -14,7 +14,7 @@ class Request(Record):
     """What is compared.
 
     Attributes:
-        target: `MODULE:NAME`, or `hf:MODEL_TYPE`.
+        target: `MODULE:NAME`.
         inputs: The name of the function that makes the arguments; None for the one that belongs to the target.
         backend: What compiles graphs: "inductor" or "eager".
         train: Whether a call is a training step: the function, the sum of its float results, the backward.
@@ -92,7 +92,6 @@ class Way(Record):
         verdict: Whether it does what eager mode does.
         programs: What was compiled during the compared calls.
         first_call: Seconds of the first call in a new process with empty caches, compiling included.
-        second_start: Seconds of the first call in a further process, with the caches that the first one left behind.
         memory: Bytes by which the first call raised the peak of the process's memory, or of the GPU's.
         call: Seconds of a warm call.
         ratio: The time of a warm call divided by that of eager mode in the same round.
@@ -102,7 +101,6 @@ class Way(Record):
     verdict: Verdict
     programs: Programs = field(default_factory=Programs)
     first_call: float | None = None
-    second_start: float | None = None
     memory: int | None = None
     call: Spread | None = None
     ratio: Spread | None = None

@@ -8,6 +8,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from desugar.compare.meters import describe_machine, peak_since, time_turn
 from desugar.compare.outcome import Outcome, argument_names, copy_parts, record_outcome
 from desugar.compare.records import Programs, Request, Verdict
 from desugar.compare.subject import SEED, Subject, find_subject, seed
-from desugar.recording.frames import count_compilations
 
 WARM_UPS = 3
 _RUN_LATER = {  # what has not run when a call returns: when it will
@@ -43,16 +43,11 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A first call: its seconds, the bytes by which it raised the peak, and the seconds of a call after it.
-
-    Attributes:
-        recompiled: Whether calls like the first one still compiled something after it was called several times.
-    """
+    """A first call: its seconds, the bytes by which it raised the peak, and the seconds of a call after it."""
 
     seconds: float
     memory: int
     warm: float
-    recompiled: bool
 
 
 class Worker:
@@ -73,11 +68,10 @@ class Worker:
         if way != ways.EAGER and self.request.backend == "inductor":
             ways.draw_as_eager()
         number = max(self.request.calls, len(subject.make_calls()))
-        counter = ways.Counter(subject.fn)
-        with counter.counting() if way != ways.EAGER else contextlib.nullcontext():
+        with ways.watch_programs(subject.fn) as programs:
             verdict = self._judge(way, subject, number, Path(folder), again=again)
         imported = tuple(name for name in sys.modules if name not in before)
-        return Observed(number, verdict, counter.found, imported, describe_machine())
+        return Observed(number, verdict, programs(), imported, describe_machine())
 
     def _judge(self, way: str, subject: Subject, number: int, folder: Path, *, again: bool) -> Verdict:
         found = observe_calls(subject, ways.compile_way(way, subject.fn, self.request.backend), number)
@@ -105,9 +99,7 @@ class Worker:
         self.call = make_step(subject, compiled[0], call)
         for _ in range(WARM_UPS):
             self.call()
-        compiled_before = count_compilations()
-        warm = self.turn(3)
-        return Started(seconds, memory, warm, count_compilations() != compiled_before)
+        return Started(seconds, memory, self.turn(3))
 
     def turn(self, repeats: int) -> float:
         """Returns the seconds of a warm call, over so many repeats."""
@@ -126,7 +118,7 @@ def observe_calls(subject: Subject, compiled: Any, number: int) -> list[Outcome]
         seed(SEED + 1 + n)
         result = subject.run(compiled, call)
         names = argument_names(subject.fn, *call)
-        found.append(record_outcome(result, names, subject.state(), before | _added(subject, before)))
+        found.append(record_outcome(result, names, subject.state(), before))
     return found
 
 
@@ -144,30 +136,23 @@ def check_has_run(outcomes: list[Outcome]) -> None:
                 )
 
 
-def _added(subject: Subject, before: dict[str, Any]) -> dict[str, Any]:
-    """Returns empty copies of what joined the state after the start, such as a cache: all of it has changed."""
-    return {name: [] for name in subject.state() if name not in before}
-
-
 def make_step(subject: Subject, compiled: Any, call: Call) -> Callable[[], Any]:
     """Returns a warm call; a step of a training also forgets the gradients of the one before."""
-    if subject.train:
+    if not subject.train and not subject.no_grad:
+        return partial(compiled, *call[0], **call[1])
 
-        def step() -> Any:
+    def step() -> Any:
+        if subject.train:
             subject.clear_gradients(call)
-            return subject.run(compiled, call)
+        return subject.run(compiled, call)
 
-        return step
-    if subject.no_grad:
-        return lambda: subject.run(compiled, call)
-    args, kwargs = call
-    return lambda: compiled(*args, **kwargs)
+    return step
 
 
 def import_all(names: tuple[str, ...]) -> None:
     """Imports modules, so that their time is not part of the first call's."""
     for name in names:
-        try:
+        with contextlib.suppress(
+            ImportError, AttributeError
+        ):  # made by the call itself, such as a compiled kernel
             importlib.import_module(name)
-        except (ImportError, AttributeError):  # made by the call itself, such as a compiled kernel
-            continue
