@@ -95,7 +95,7 @@ def find_factory(text: str, default_module: ModuleType | None = None) -> Any:
 # ----------------------------------------------------------------------------------------------- arguments
 
 
-def find_calls(module: ModuleType, fn: Any, inputs: str | None, name: str = "") -> list[Call]:
+def find_calls(module: ModuleType, fn: Any, inputs: str | None, name: str) -> list[Call]:
     """The arguments to call a function with: those that a function of the user's makes, or none.
 
     That function returns the arguments of one call: a tuple, a list, one value, or a dict of arguments by name. For
@@ -105,27 +105,26 @@ def find_calls(module: ModuleType, fn: Any, inputs: str | None, name: str = "") 
         module: Where the function is.
         fn: The function or module.
         inputs: The name of the function that makes the arguments; by default `NAME_inputs`, if the module has it.
-        name: What the function is called there, if that is not its own name.
+        name: What the function is called there.
 
     Raises:
         TargetError: The function needs arguments and nothing makes them.
     """
     if not callable(fn):
         raise TargetError(f"expected a function or module, got {type(fn).__name__}")
-    name = name or getattr(fn, "__name__", "")
     inputs = inputs or inputs_beside(module, name)
     if inputs is None:
         if needed := needed_by(fn):
             raise TargetError(
                 f"it takes {', '.join(needed)}: name a function that makes a tuple of arguments (or a dict of "
-                f"arguments by name) with --inputs, or call one {name or 'NAME'}_inputs in the same module"
+                f"arguments by name) with --inputs, or call one {name}_inputs in the same module"
             )
         return [((), {})]
     calls = [_call(made) for made in _each(find_factory(inputs, module)())]
     if not calls:
         raise TargetError(f"{inputs} made no arguments; expected those of at least one call")
     for args, kwargs in calls:
-        _check_fits(fn, name or "the function", inputs, args, kwargs)
+        _check_fits(fn, name, inputs, args, kwargs)
     return calls
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from desugar.compare.import_names import signature_of
+from desugar.explain.collecting.effects import with_inner
 from desugar.ir.values import dynamic_names, is_wrapper, take_apart
-from subclasses.layout import field_name
 
 Outcome = dict[str, Any]
 Entry = dict[str, Any]
@@ -47,11 +47,7 @@ def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def parts_of(tensor: Tensor, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yields the plain tensors inside a tensor, each with its path; a plain tensor is its own part."""
-    if not is_wrapper(tensor):
-        yield path, tensor
-        return
-    for name in take_apart(tensor)[0]:
-        yield from parts_of(getattr(tensor, name), f"{path}.{field_name(name)}")
+    return ((name, part) for name, part in with_inner([(path, tensor)]) if not is_wrapper(part))
 
 
 def tangent_of(tensor: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from desugar.backends.choose import choose_backend
-from desugar.compare.meters import shuffled_rounds
+from desugar.compare.meters import describe_machine, shuffled_rounds
 from desugar.compare.processes import Process, WayFailed
 from desugar.compare.records import Comparison, Request, Spread, Verdict, Way
 from desugar.compare.ways import EAGER, WAYS
-from desugar.compare.worker import Observed, Started
+from desugar.compare.worker import Observed
 
 TURN = 2e-3  # seconds; a shorter call is repeated in its turn
 BUDGET = 30.0  # seconds that all turns may take
@@ -56,7 +56,7 @@ class _Run:
     stack: contextlib.ExitStack
     found: dict[str, Way] = field(default_factory=dict)
     observed: dict[str, Observed] = field(default_factory=dict)
-    started: dict[str, tuple[Process, Started]] = field(default_factory=dict)
+    started: dict[str, tuple[Process, int]] = field(default_factory=dict)
 
     def compare(self) -> Comparison:
         """Runs all stages. A way that fails is left out of the later ones."""
@@ -69,8 +69,8 @@ class _Run:
             with self._attempt(way):
                 self._start(way)
         rounds = self._take_turns()
-        judge = self.observed[EAGER]
-        return Comparison(self.request, judge.calls, rounds, tuple(self.found.values()), judge.machine)
+        calls, ways = self.observed[EAGER].calls, tuple(self.found.values())
+        return Comparison(self.request, calls, rounds, ways, describe_machine())
 
     @contextlib.contextmanager
     def _attempt(self, way: str) -> Iterator[None]:
@@ -111,9 +111,9 @@ class _Run:
         """Times the first call, in a process that goes on to take turns."""
         self.tell(f"{way}: first call")
         process = self.stack.enter_context(contextlib.closing(self._process()))
-        first: Started = process.ask("start", way=way, modules=self.observed[way].modules)
-        self.started[way] = process, first
-        self.found[way] = replace(self.found[way], first_call=first.seconds, memory=first.memory)
+        seconds, memory = process.ask("start", way=way, modules=self.observed[way].modules)
+        self.found[way] = replace(self.found[way], first_call=seconds, memory=memory)
+        self.started[way] = process, max(1, round(TURN / process.ask("turn", repeats=3)))
 
     def _take_turns(self) -> int:
         """Times warm calls: in each round every way takes a turn. Returns the number of rounds."""
@@ -121,9 +121,9 @@ class _Run:
         for number, order in enumerate(shuffled_rounds(self.started, self.plan.rounds, BUDGET), 1):
             self.tell(f"warm calls, round {number} of {self.plan.rounds}")
             for way in order:
-                process, first = self.started[way]
+                process, repeats = self.started[way]
                 with self._attempt(way):
-                    samples[way].append(process.ask("turn", repeats=max(1, round(TURN / first.warm))))
+                    samples[way].append(process.ask("turn", repeats=repeats))
         for way in self.started:
             self.found[way] = with_times(self.found[way], samples[way], samples[EAGER])
         return len(samples[EAGER])

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from desugar import _torch as private
 from desugar.api import compile as desugar_compile
 from desugar.compare.records import Programs
 from desugar.dynamo.guard_failures import Failure, in_words
@@ -62,11 +61,6 @@ def compile_way(way: str, fn: Any, backend: str, **more: Any) -> Any:
             return torch.compile(fn, backend="desugar", options=options or None, **more)
         case _:
             return desugar_compile(fn, backend=backend, **more)
-
-
-def draw_as_eager() -> None:
-    """Makes Inductor draw random numbers as eager mode does, so that results can be compared."""
-    private.inductor_config.fallback_random = True
 
 
 # -------------------------------------------------------------------------------------------- what is compiled

@@ -85,13 +85,13 @@ def test_a_way_whose_process_ends_is_an_error_and_the_others_stay(run):
             "yields",
             (),
             2,
-            "not compared: result is a generator, whose code runs only when somebody iterates over it",
+            "not compared: result is of type generator, whose code has not run",
         ),
         (
             "waits",
             (),
             2,
-            "not compared: result[0] is a coroutine, whose code runs only when somebody awaits it",
+            "not compared: result[0] is of type coroutine, whose code has not run",
         ),
     ],
 )

@@ -67,8 +67,8 @@ def test_gradients_are_forgotten_between_steps():
 @pytest.mark.parametrize("no_grad", [False, True])
 def test_a_call_is_timed(no_grad):
     worker = Worker(request("with_weight", no_grad=no_grad))
-    started = worker.start(ways.EAGER, ("json", "no_such_module"))
-    assert started.seconds > 0 and started.memory >= 0 and started.warm > 0
+    seconds, memory = worker.start(ways.EAGER, ("json", "no_such_module"))
+    assert seconds > 0 and memory >= 0
     assert worker.turn(2) > 0
     assert worker.call().requires_grad is not no_grad
 
