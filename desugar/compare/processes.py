@@ -114,7 +114,8 @@ def serve(connection: Connection, request: Request, environment: dict[str, str],
     Each answer is what the method returned, or a :class:`WayFailed`. What the user's code prints goes to a log.
     """
     os.setsid()  # so that the compilers that this process starts can be ended with it
-    sys.stdout = sys.stderr = log.open("w", buffering=1)
+    sys.stdout = log.open("w", buffering=1)
+    sys.stderr = sys.stdout
     for descriptor in (1, 2):  # C++ prints to these
         os.dup2(sys.stdout.fileno(), descriptor)
     os.environ.update(environment)

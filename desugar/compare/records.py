@@ -74,7 +74,8 @@ class Programs(Record):
         graphs: How many graphs were compiled.
         recompiles: For each compilation of a frame that had been compiled before, the guard that failed.
         breaks: Why graphs ended early, each with the user's line; a reason that occurs again is listed once.
-        notes: Graphs that were handed to PyTorch's AOTAutograd, and frames that were not compiled.
+        notes: Frames that were not compiled, graphs that were handed to PyTorch's AOTAutograd, and slow paths, each
+            with the remedy.
     """
 
     graphs: int = 0

@@ -80,7 +80,7 @@ def _details_of(way: Way) -> Iterator[str]:
         yield f"{way.verdict.state}: {way.verdict.detail}"
     yield from _first("recompiled", way.programs.recompiles)
     yield from _first("graph break", way.programs.breaks)
-    yield from _first("not compiled as asked", way.programs.notes)
+    yield from _first("note", way.programs.notes)
 
 
 def _first(what: str, found: Sequence[str]) -> Iterator[str]:

@@ -75,13 +75,17 @@ def watch_programs(what: Any = None) -> Iterator[Callable[[], Programs]]:
     """
     handler = logging.handlers.BufferingHandler(sys.maxsize)
     handler.setLevel(logging.WARNING)
-    logger = logging.getLogger("desugar")  # warns of a graph that was handed to AOTAutograd
-    logger.addHandler(handler)
+    loggers = [
+        logging.getLogger(name) for name in ("desugar", "subclasses")
+    ]  # of the fallback and of slow paths
+    for logger in loggers:
+        logger.addHandler(handler)
     try:
         with watch_frames() as watch:
             yield lambda: _describe(watch.frames(), handler.buffer, what)
     finally:
-        logger.removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 def _describe(found: Frames, warnings: Iterable[logging.LogRecord], what: Any) -> Programs:

@@ -56,7 +56,7 @@ test_what_is_shown = giving(
             shown('backend="desugar":\n  wrong: call 1 of 3: result: 2, expected 1\n  recompiled: f: a\n'),
             True,
         ),
-        "notes": (shown("  graph break: a.py:1: why\n  not compiled as asked: handed on\n"), True),
+        "notes": (shown("  graph break: a.py:1: why\n  note: handed on\n"), True),
         "many recompilations": (shown("recompiled: 4 more, which --json has", ways=(MANY,)), True),
         "a ratio is that of rounds": (
             lambda: (TIMED.call, TIMED.ratio),

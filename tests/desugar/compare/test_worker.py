@@ -15,6 +15,7 @@ from desugar.compare.processes import answer
 from desugar.compare.records import Request
 from desugar.compare.subject import find_subject
 from desugar.compare.worker import Worker, observe_calls
+from subclasses.slow_paths import say_once
 from tests.desugar.compare import subjects
 
 SUBJECTS = str(Path(__file__).parent / "subjects.py")
@@ -107,6 +108,12 @@ def test_what_is_handed_to_aotautograd_is_a_note():
     rows = torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)
     found = counted(ways.compile_way(ways.BACKEND, subjects.double, "eager"), (rows,))
     assert any(note.startswith("AOTAutograd compiles this graph instead") for note in found.notes)
+
+
+def test_a_slow_path_is_a_note_with_the_remedy():
+    with ways.watch_programs() as programs:
+        say_once("a padded table", "pass lengths")
+    assert programs().notes == ("slow: a padded table; pass lengths",)
 
 
 def branches(x, n):
