@@ -22,7 +22,7 @@ from desugar.cli.checks import check_backend, check_outputs
 from desugar.cli.doctor import examine
 from desugar.cli.progress import progress
 from desugar.cli.script import run_script, show_error
-from desugar.compare.import_names import TargetError, find_arguments, find_factory, find_target, inputs_beside
+from desugar.compare.import_names import TargetError, find_calls, find_factory, find_target, inputs_beside
 from desugar.compare.records import Request
 from desugar.compare.run import Plan
 from desugar.compare.subject import make_module
@@ -120,7 +120,7 @@ def explain(  # noqa: PLR0913 - one parameter for each option
         module, found = find_target(target)
         name = target.rpartition(":")[2].rpartition(".")[2]
         fn = make_module(found, has_inputs=bool(inputs or inputs_beside(module, name)))
-        args, kwargs = find_arguments(module, fn, inputs, name)
+        args, kwargs = find_calls(module, fn, inputs, name)[0]
         compiled = fn if calls_of(fn) is not None else desugar_compile(fn, backend=backend)
         explanation = explain_function(compiled, *args, **kwargs)
     if compare:
@@ -208,19 +208,12 @@ def check(target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY")]) -> N
 def compare(  # noqa: PLR0913 - one option each for what a user chooses
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="TARGET",
-            help="MODULE:NAME of a function, a module, or what makes one; or hf:MODEL_TYPE, such as hf:llama.",
-        ),
+        typer.Argument(metavar="MODULE:NAME", help="A function, a module, or a function that makes one."),
     ],
     inputs: ManyInputs = None,
     backend: BackendName = "inductor",
     train: Train = False,
     no_grad: Annotated[bool, typer.Option("--no-grad", help="Run calls under torch.no_grad().")] = False,
-    second_start: Annotated[
-        bool,
-        typer.Option("--second-start", help="Time a first call with the caches of an earlier process, too."),
-    ] = False,
     calls: Annotated[int, typer.Option(min=1, help="Calls that are checked, at least.")] = 3,
     rounds: Rounds = 50,
     timeout: Timeout = 600.0,
@@ -232,7 +225,7 @@ def compare(  # noqa: PLR0913 - one option each for what a user chooses
     call, memory, graphs and graph breaks. The exit code is 1 if one of ours fails or differs from eager mode.
     """
     request = Request(target, inputs, backend, train, no_grad, calls)
-    comparing.run(request, Plan(rounds, timeout, second_start), json_out)
+    comparing.run(request, Plan(rounds, timeout), json_out)
 
 
 @app.command()

@@ -14,7 +14,7 @@ import typer
 
 from desugar.cli.checks import check_backend, check_outputs
 from desugar.cli.progress import progress
-from desugar.compare import subject, text
+from desugar.compare import text
 from desugar.compare.processes import WayFailed
 from desugar.compare.records import Comparison, Request
 from desugar.compare.replay.worth import sum_up
@@ -28,9 +28,9 @@ def run(request: Request, plan: Plan, json_out: Path | None = None) -> None:
     """Compares, prints the table, writes the files; exits with 1 if one of ours fails or is wrong."""
     check_backend(request.backend)
     check_outputs(("--json", json_out, ".json"))
-    check_target(request)
-    with progress() as tell:
-        found = _compare(request, plan, tell)
+    if request.train and request.no_grad:
+        raise typer.BadParameter("--train needs gradients and --no-grad has none; expected one of them")
+    found = _compare(request, plan)
     show(found)
     if json_out is not None:
         _write(
@@ -43,9 +43,7 @@ def run(request: Request, plan: Plan, json_out: Path | None = None) -> None:
 
 def worth_of(request: Request, plan: Plan) -> Worth:
     """Runs a function in eager mode, under `torch.compile` and here, and sums it up for an explanation."""
-    check_target(request)
-    with progress() as tell:
-        found = _compare(request, plan, tell)
+    found = _compare(request, plan)
     shown = [found.way(name) for name in (EAGER, STOCK, TUNED, DIRECT)]
     times = [(way.name, None if way.call is None else way.call.median) for way in shown]
     return sum_up(found.calls, times, {way.name: way.verdict for way in shown})
@@ -60,20 +58,10 @@ def _write(path: Path, write: Callable[[Path], Any]) -> None:
     typer.echo(f"wrote {path}", err=True)
 
 
-def check_target(request: Request) -> None:
-    """Says what has to be installed, and which options do not go together."""
-    if request.train and request.no_grad:
-        raise typer.BadParameter("--train needs gradients and --no-grad has none; expected one of them")
+def _compare(request: Request, plan: Plan) -> Comparison:
     try:
-        if request.target.startswith(subject.PREFIX):
-            subject.check_available()
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _compare(request: Request, plan: Plan, tell: Any) -> Comparison:
-    try:
-        return compare(request, plan, tell)
+        with progress() as tell:
+            return compare(request, plan, tell)
     except WayFailed as error:
         raise _ended(error) from error
     except KeyboardInterrupt as error:
@@ -83,12 +71,10 @@ def _compare(request: Request, plan: Plan, tell: Any) -> Comparison:
 
 def _ended(error: WayFailed) -> Exception:
     """Returns what ends the command after eager mode failed: exit code 2 for a wrong target, 1 for the user's error."""
-    failure = error.failure
-    if failure.kind == "target":
-        return typer.BadParameter(failure.text)
+    if error.kind == "target":
+        return typer.BadParameter(error.text)
     typer.echo(
-        failure.traceback or f"eager mode failed, so there is nothing to compare with: {failure.text}",
-        err=True,
+        error.traceback or f"eager mode failed, so there is nothing to compare with: {error.text}", err=True
     )
     return typer.Exit(1)
 

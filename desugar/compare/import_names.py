@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -42,25 +41,12 @@ def find_target(text: str, default_module: ModuleType | None = None) -> tuple[Mo
     for part in name.split("."):
         if not hasattr(found, part):
             public = ", ".join(key for key in vars(module) if not key.startswith("_")) or "none"
-            raise TargetError(f"{module.__name__} has no {name!r}; it has {public}{_hint(module, part)}")
+            raise TargetError(
+                f"{module.__name__} has no {name!r}; it has {public}. An import does not run the lines below "
+                'if __name__ == "__main__": a name that they define belongs at the top level of the module'
+            )
         found = getattr(found, part)
     return module, found
-
-
-def _hint(module: ModuleType, name: str) -> str:
-    """Says where a name is that the source of a module defines and the module does not have."""
-    try:
-        tree = ast.parse(inspect.getsource(module))
-    except (OSError, TypeError, SyntaxError):
-        return ""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    lines = [node.lineno for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
-    if not lines:
-        return ""
-    return (
-        f'; line {lines[0]} defines it where it is not run on import, such as below if __name__ == "__main__": '
-        "move it to the top level of the module"
-    )
 
 
 def load_module(name: str) -> ModuleType:
@@ -109,14 +95,7 @@ def find_factory(text: str, default_module: ModuleType | None = None) -> Any:
 # ----------------------------------------------------------------------------------------------- arguments
 
 
-def find_arguments(
-    module: ModuleType, fn: Any, inputs: str | None, name: str = ""
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the first call of :func:`find_calls`."""
-    return find_calls(module, fn, inputs, name)[0]
-
-
-def find_calls(module: ModuleType, fn: Any, inputs: str | None, name: str = "") -> list[Call]:
+def find_calls(module: ModuleType, fn: Any, inputs: str | None, name: str) -> list[Call]:
     """The arguments to call a function with: those that a function of the user's makes, or none.
 
     That function returns the arguments of one call: a tuple, a list, one value, or a dict of arguments by name. For
@@ -126,37 +105,34 @@ def find_calls(module: ModuleType, fn: Any, inputs: str | None, name: str = "") 
         module: Where the function is.
         fn: The function or module.
         inputs: The name of the function that makes the arguments; by default `NAME_inputs`, if the module has it.
-        name: What the function is called there, if that is not its own name.
+        name: What the function is called there.
 
     Raises:
         TargetError: The function needs arguments and nothing makes them.
     """
     if not callable(fn):
         raise TargetError(f"expected a function or module, got {type(fn).__name__}")
-    name = name or getattr(fn, "__name__", "")
     inputs = inputs or inputs_beside(module, name)
     if inputs is None:
         if needed := needed_by(fn):
             raise TargetError(
                 f"it takes {', '.join(needed)}: name a function that makes a tuple of arguments (or a dict of "
-                f"arguments by name) with --inputs, or call one {name or 'NAME'}_inputs in the same module"
+                f"arguments by name) with --inputs, or call one {name}_inputs in the same module"
             )
         return [((), {})]
     calls = [_call(made) for made in _each(find_factory(inputs, module)())]
     if not calls:
         raise TargetError(f"{inputs} made no arguments; expected those of at least one call")
     for args, kwargs in calls:
-        _check_fits(fn, name or "the function", inputs, args, kwargs)
+        _check_fits(fn, name, inputs, args, kwargs)
     return calls
 
 
 def _check_fits(fn: Any, name: str, inputs: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    signature = signature_of(fn)
     try:
-        signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
-    except (TypeError, ValueError):  # a builtin tells nothing
-        return
-    try:
-        signature.bind(*args, **kwargs)
+        if signature is not None:
+            signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TargetError(
             f"{inputs} makes arguments that {name}{signature} does not take: {error}; a tuple is the arguments by "
@@ -185,9 +161,16 @@ def _call(made: Any) -> Call:
 
 def needed_by(fn: Any) -> list[str]:
     """The parameters of a function, or of a module's forward, that have no default."""
+    signature = signature_of(fn)
+    parameters = () if signature is None else signature.parameters.values()
+    return [
+        p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+
+
+def signature_of(fn: Any) -> inspect.Signature | None:
+    """The signature of a function, or of a module's forward; None for a builtin that has none."""
     try:
-        parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
-    except (TypeError, ValueError):  # a builtin tells nothing
-        return []
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+        return inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+    except (TypeError, ValueError):
+        return None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from desugar.compare.outcome import Entry, Outcome
 from desugar.compare.records import Verdict
+from desugar.explain.collecting.graphs import tensor_text
 
 # A float may differ by `rtol` of its value plus `atol`, as in `torch.testing.assert_close`.
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
@@ -19,11 +19,6 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.bfloat16: (1.6e-2, 1e-5),
     torch.float32: (1.3e-6, 1e-5),
     torch.float64: (1e-7, 1e-7),
-}
-_COMPLEX = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
 }
 # Beyond that, sums in another order explain a difference of so many rounding errors of the largest value.
 _ROUNDINGS, _MOST = 512, 0.05
@@ -105,8 +100,8 @@ def _differences_of_leaves(path: str, want: Entry, got: Entry) -> Iterator[Diffe
         if want.get(fact) != got.get(fact):
             yield Difference(f"{path}: {name} is {got.get(fact)}, expected {want.get(fact)}")
             return
-    if "value" in want:
-        yield from _differences_of_constants(path, want["value"], got["value"])
+    if want.get("value") != got.get("value"):
+        yield Difference(f"{path}: {got['value']!r}, expected {want['value']!r}")
     for inner, part in want.get("parts", {}).items():
         if inner not in got["parts"]:
             yield Difference(f"{path}: the inner tensor {inner} is missing")
@@ -114,71 +109,38 @@ def _differences_of_leaves(path: str, want: Entry, got: Entry) -> Iterator[Diffe
             yield from differences_of_values(path + inner, part, got["parts"][inner])
 
 
-def _differences_of_constants(path: str, want: Any, got: Any) -> Iterator[Difference]:
-    """A Python float usually comes from a float32 tensor."""
-    if isinstance(want, float):
-        if not (
-            math.isclose(want, got, rel_tol=1e-5, abs_tol=1e-5) or (math.isnan(want) and math.isnan(got))
-        ):
-            yield Difference(f"{path}: {got!r}, expected {want!r}")
-    elif want != got:
-        yield Difference(f"{path}: {got!r}, expected {want!r}")
-
-
 def differences_of_values(path: str, want: Tensor, got: Tensor) -> Iterator[Difference]:
     """Yields the largest difference of two plain tensors, if there is one beyond the tolerance."""
     if want.shape != got.shape or want.dtype != got.dtype:
-        yield Difference(f"{path}: {_type_of(got)}, expected {_type_of(want)}")
+        yield Difference(f"{path}: {tensor_text(got)}, expected {tensor_text(want)}")
         return
-    dtype = _COMPLEX.get(want.dtype, want.dtype)
+    dtype = want.dtype.to_real()
     if dtype not in TOLERANCES:
-        if not torch.equal(*_bits(want, got)):
-            yield Difference(f"{path}: {_count_different(want, got)} differ")
+        a, b = _bits(want), _bits(got)
+        if not torch.equal(a, b):
+            yield Difference(f"{path}: {int((a != b).sum())} of {want.numel()} values differ")
         return
     rtol, atol = TOLERANCES[dtype]
     wide = torch.complex128 if want.is_complex() else torch.float64
     want, got = want.to(wide), got.to(wide)
-    if torch.allclose(got, want, rtol=rtol, atol=atol, equal_nan=True):
-        return
-    yield _describe_difference(path, want, got, min(_ROUNDINGS * torch.finfo(dtype).eps, _MOST))
+    differs = ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
+    if differs.any():
+        share = min(_ROUNDINGS * torch.finfo(dtype).eps, _MOST)
+        yield _describe_difference(path, want, got, differs, share)
 
 
-def _describe_difference(path: str, want: Tensor, got: Tensor, share: float) -> Difference:
-    finite = want.isfinite()
-    if not torch.equal(finite, got.isfinite()) or not torch.equal(want.isnan(), got.isnan()):
-        place = _index(((want.isnan() != got.isnan()) | (finite != got.isfinite())).int())
-        return Difference(f"{path}{place}: {_item(got, place)}, expected {_item(want, place)}")
-    apart = torch.where(finite, (got - want).abs(), torch.where(got == want, 0.0, math.inf))
-    apart = torch.where(want.isnan(), 0.0, apart)
-    most = float(apart.max())
-    largest = float(torch.where(finite, want.abs(), 0.0).max())
-    place = _index(apart)
-    text = f"{path}{place}: {_item(got, place)}, expected {_item(want, place)} (off by {most:.2g}"
-    return Difference(f"{text}; the largest value is {largest:.3g})", most <= share * largest)
+def _describe_difference(path: str, want: Tensor, got: Tensor, differs: Tensor, share: float) -> Difference:
+    """Describes the largest difference; it is rounding up to a share of the largest value."""
+    distances = (got - want).abs().nan_to_num(nan=math.inf, posinf=math.inf).where(differs, 0.0)
+    index = torch.unravel_index(distances.argmax(), want.shape)
+    most, largest = float(distances.max()), float(want.abs().nan_to_num(nan=0.0, posinf=0.0).max())
+    place = f"[{', '.join(str(int(number)) for number in index)}]" if index else ""
+    text = f"{path}{place}: {got[index].item():.6g}, expected {want[index].item():.6g}"
+    return Difference(
+        f"{text} (off by {most:.2g}; the largest value is {largest:.3g})", most <= share * largest
+    )
 
 
-def _index(values: Tensor) -> str:
-    """Returns the place of the largest value, as an index."""
-    if not values.dim():
-        return ""
-    place = torch.unravel_index(values.argmax(), values.shape)
-    return f"[{', '.join(str(int(number)) for number in place)}]"
-
-
-def _item(values: Tensor, place: str) -> str:
-    index = tuple(int(number) for number in place.strip("[]").split(", ")) if place else ()
-    return f"{values[index].item():.6g}"
-
-
-def _bits(*tensors: Tensor) -> list[Tensor]:
-    """Returns tensors that `torch.equal` can compare: small floats have no kernel for it."""
-    return [t.view(torch.uint8) if t.is_floating_point() else t for t in tensors]
-
-
-def _count_different(want: Tensor, got: Tensor) -> str:
-    a, b = _bits(want, got)
-    return f"{int((a != b).sum())} of {want.numel()} values"
-
-
-def _type_of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def _bits(tensor: Tensor) -> Tensor:
+    """Returns a tensor that `torch.equal` can compare: small floats have no kernel for it."""
+    return tensor.view(torch.uint8) if tensor.is_floating_point() else tensor

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import platform
+import random
 import resource
-import sys
 import time
-from collections.abc import Callable
+import timeit
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+LEAST = 5  # rounds of turns
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_FLAGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-_FLAG_PREFIXES = ("DESUGAR_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_")
-_SHORT = 0.01  # seconds; a shorter call is run once, untimed, at the start of a turn
+_FLAGS = (  # how names of variables begin that change what is measured
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+    *("DESUGAR_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_"),
+)
 _OURS = ("TORCHINDUCTOR_CACHE_DIR",)  # what a comparison sets itself
 
 
@@ -30,43 +32,39 @@ def peak_since(start: Callable[[], Any]) -> tuple[Any, float, int]:
         before: the GPU's if there is one, else the resident memory of this process, without its children.
     """
     if torch.cuda.is_available():
-        synchronize()
         torch.cuda.reset_peak_memory_stats()
         used: Callable[[], int] = torch.cuda.max_memory_allocated
         before = torch.cuda.memory_allocated()
     else:
         used = _resident_peak
         before = _reset_resident_peak()
-    clock = time.perf_counter()
+    began = clock()
     result = start()
-    synchronize()
-    seconds = time.perf_counter() - clock
+    seconds = clock() - began
     return result, seconds, max(0, used() - before)
 
 
 def time_turn(call: Callable[[], Any], repeats: int) -> float:
-    """Returns the seconds of a warm call, over so many repeats, without garbage collection."""
-    gc.disable()
-    try:
-        synchronize()
-        clock = time.perf_counter()
-        call()  # the process has slept, or did something else
-        synchronize()
-        if (alone := time.perf_counter() - clock) > _SHORT and repeats == 1:
-            return alone
-        clock = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        synchronize()
-        return (time.perf_counter() - clock) / repeats
-    finally:
-        gc.enable()
+    """Returns the seconds of a warm call, over so many repeats after one that is not timed: the process has slept."""
+    return timeit.Timer(call, setup=call, timer=clock).timeit(repeats) / repeats
 
 
-def synchronize() -> None:
-    """Waits for the GPU, if there is one."""
+def shuffled_rounds(ways: Collection[str], most: int, budget: float) -> Iterator[list[str]]:
+    """Yields the ways in an order shuffled anew, for each round of turns.
+
+    There are `most` rounds; fewer, but `LEAST`, where they take more than `budget` seconds.
+    """
+    rng, end = random.Random(0), time.perf_counter() + budget
+    for number in range(most):
+        if number < LEAST or time.perf_counter() < end:
+            yield rng.sample(list(ways), len(ways))
+
+
+def clock() -> float:
+    """Returns the time, after all work of the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _reset_resident_peak() -> int:
@@ -81,26 +79,23 @@ def _resident_peak() -> int:
 
     Linux passes `ru_maxrss` on to a process from the one that started it, so its own counter is read there.
     """
-    try:
-        lines = _STATUS.read_text().splitlines()
-    except OSError:
-        found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return found if sys.platform == "darwin" else found * 1024
+    if not _STATUS.exists():  # macOS, which counts bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lines = _STATUS.read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
 def describe_machine() -> tuple[tuple[str, str], ...]:
     """Returns facts about this machine and installation, by name, without the machine's own name."""
-    facts = [
+    flags = [name for name in sorted(os.environ) if name.startswith(_FLAGS) and name not in _OURS]
+    return (
         ("torch", torch.__version__),
         ("Python", platform.python_version()),
         ("CPU", f"{_cpu_model()}, {os.cpu_count()} cores"),
         ("threads", str(torch.get_num_threads())),
         ("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
-    ]
-    flags = [name for name in sorted(os.environ) if name in _FLAGS or name.startswith(_FLAG_PREFIXES)]
-    facts += [(name, os.environ[name]) for name in flags if name not in _OURS]
-    return tuple(facts)
+        *((name, os.environ[name]) for name in flags),
+    )
 
 
 def _cpu_model() -> str:

@@ -6,17 +6,18 @@ another process. Subclasses are recorded by their class, their metadata and the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from desugar.compare.import_names import signature_of
+from desugar.explain.collecting.effects import with_inner
 from desugar.ir.values import dynamic_names, is_wrapper, take_apart
-from subclasses.layout import field_name
 
 Outcome = dict[str, Any]
 Entry = dict[str, Any]
@@ -46,11 +47,7 @@ def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def parts_of(tensor: Tensor, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yields the plain tensors inside a tensor, each with its path; a plain tensor is its own part."""
-    if not is_wrapper(tensor):
-        yield path, tensor
-        return
-    for name in take_apart(tensor)[0]:
-        yield from parts_of(getattr(tensor, name), f"{path}.{field_name(name)}")
+    return ((name, part) for name, part in with_inner([(path, tensor)]) if not is_wrapper(part))
 
 
 def tangent_of(tensor: Tensor) -> Tensor:
@@ -67,11 +64,11 @@ def tangent_of(tensor: Tensor) -> Tensor:
 
 def argument_names(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a call by the names of the parameters."""
-    try:
-        bound = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # a builtin has no signature; wrong arguments are an error of the call
-        return {f"argument {number}": value for number, value in enumerate(args)} | kwargs
-    return dict(bound.arguments)
+    signature = signature_of(fn)
+    with contextlib.suppress(TypeError):  # a decorator may pass further arguments to what it wraps
+        if signature is not None:
+            return dict(signature.bind(*args, **kwargs).arguments)
+    return {f"argument {number}": value for number, value in enumerate(args)} | kwargs
 
 
 # -------------------------------------------------------------------------------------------------- outcomes
@@ -86,21 +83,23 @@ def record_outcome(
         result: What it returned.
         arguments: Its arguments, by name.
         state: Tensors that it may have changed, by name.
-        before: Copies of the plain tensors of the state, from before the first call; what is still equal is left out.
+        before: Copies of the plain tensors of the state, from before the first call; a tensor that is still equal is
+            left out, and one that has joined the state, such as a cache, is recorded.
     """
     results = dict(leaves_of(result, "result"))
     given = {path: leaf for name, value in arguments.items() for path, leaf in leaves_of(value, name)}
-    changed = {name: tensor for name, tensor in state.items() if not _is_equal(tensor, before[name])}
-    leaves = {**given, **state, **results}
+    changed = {name: tensor for name, tensor in state.items() if not _is_equal(tensor, before.get(name, []))}
+    others = {**given, **state}
+    trained = {path: leaf for path, leaf in others.items() if _is_trained(leaf)}
     return {
         "container": _containers(result),
         "entries": {
             **{path: describe(leaf) for path, leaf in results.items()},
             **{f"{path} after the call": describe(leaf) for path, leaf in (given | changed).items()},
-            **{f"the gradient of {path}": describe(grad) for path, grad in _gradients({**given, **state})},
+            **{f"the gradient of {path}": describe(leaf.grad) for path, leaf in trained.items()},
         },
-        "memory": dict(shared_memory(leaves)),
-        "same": dict(_same_objects(results, {**given, **state})),
+        "memory": dict(shared_memory({**others, **results})),
+        "same": dict(_same_objects(results, others)),
     }
 
 
@@ -118,10 +117,15 @@ def _is_equal(tensor: Tensor, copies: list[Tensor]) -> bool:
 
 
 def describe(leaf: Any) -> Entry:
-    """Records a leaf; an object that is neither a tensor nor a constant has its type alone."""
+    """Records a leaf; an object that is neither a tensor nor a constant has its type alone.
+
+    A Python float is recorded as a tensor of float32, since it usually comes from one.
+    """
     if isinstance(leaf, Tensor):
         return _describe_tensor(leaf)
-    if leaf is None or isinstance(leaf, bool | int | float | complex | str):
+    if isinstance(leaf, float):
+        return {"kind": "float", "parts": {"": torch.tensor(leaf, dtype=torch.float32)}}
+    if leaf is None or isinstance(leaf, bool | int | complex | str):
         return {"kind": type(leaf).__name__, "value": leaf}
     return {"kind": _class_name(type(leaf))}
 
@@ -170,10 +174,8 @@ def _containers(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(inside)})"
 
 
-def _gradients(leaves: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for path, leaf in leaves.items():
-        if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
-            yield path, leaf.grad
+def _is_trained(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad
 
 
 # --------------------------------------------------------------------------------------------------- aliasing

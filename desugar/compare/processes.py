@@ -8,14 +8,13 @@ into answers.
 from __future__ import annotations
 
 import contextlib
-import io
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -33,29 +32,33 @@ _LAST_WORDS = 300  # characters of what a process printed last
 
 
 class WayFailed(Exception):
-    """A process raised, ended or hung; the failure says which."""
+    """A process raised, ended or hung.
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.text)
-        self.failure = failure
+    Attributes:
+        kind: Whose error it is: "target" (a wrong request), "user" (of the code that is compared) or "way".
+        text: One line.
+        traceback: From the first line of the user's on.
+    """
+
+    def __init__(self, kind: str, text: str, traceback: str = "") -> None:
+        super().__init__(kind, text, traceback)
+        self.kind, self.text, self.traceback = kind, text, traceback
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Process:
-    """A process that answers for one way."""
+    """A process that answers for one way, with caches and a log in a new folder below `folder`."""
 
-    def __init__(self, request: Request, folder: Path, caches: Path, timeout: float) -> None:
+    def __init__(self, request: Request, folder: Path, timeout: float) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
-        self.is_busy = False
-        self.timeout, self.log = timeout, folder / f"log-{len(list(folder.glob('log-*')))}"
-        self.log.touch()
-        environment = {
-            "TORCHINDUCTOR_CACHE_DIR": str(caches),
-            "TRITON_CACHE_DIR": str(caches / "triton"),
-        }
+        caches = Path(tempfile.mkdtemp(dir=folder))
+        self.timeout, self.log = timeout, caches / "log.txt"
+        environment = {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TRITON_CACHE_DIR": str(caches / "triton")}
         self.connection, theirs = context.Pipe()
-        arguments = (theirs, request, environment, str(self.log))
-        self.process = context.Process(target=serve, args=arguments, daemon=False)
+        self.process = context.Process(target=serve, args=(theirs, request, environment, self.log))
         self.process.start()
         theirs.close()
 
@@ -65,21 +68,18 @@ class Process:
         Raises:
             WayFailed: The method raised, the process ended, or no answer came in time.
         """
-        self.is_busy = True
         with contextlib.suppress(BrokenPipeError):  # it has ended, which is said below
             self.connection.send((method, arguments))
-        ready = wait([self.connection, self.process.sentinel], self.timeout)
-        if not ready:
-            self.stop()
+        if not wait([self.connection, self.process.sentinel], self.timeout):
+            self.close()
             what = f"no answer within {self.timeout:g} s; --timeout waits longer{self._last_words()}"
-            raise WayFailed(Failure("way", what))
+            raise WayFailed("way", what)
         try:
             answer = self.connection.recv()
         except (EOFError, ConnectionError):
-            raise WayFailed(Failure("way", self._describe_end())) from None
-        self.is_busy = False
-        if isinstance(answer, Failure):
-            raise WayFailed(answer)
+            raise WayFailed("way", self._describe_end()) from None
+        if isinstance(answer, WayFailed):
+            raise answer
         return answer
 
     def _describe_end(self) -> str:
@@ -90,77 +90,40 @@ class Process:
 
     def _last_words(self) -> str:
         """Returns the last line that it printed; an indented one belongs to a warning or a traceback."""
-        printed = self.log.read_text(errors="replace").splitlines()
+        printed = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         lines = [line for line in printed if line.strip() and not line.startswith(" ")]
         return f"; it last printed: {lines[-1][:_LAST_WORDS]}" if lines else ""
 
-    def stop(self) -> None:
-        """Ends the process, and those that it started; one that waits for a request may clean up."""
+    def close(self) -> None:
+        """Ends the process, which may clean up, and those that it started."""
         self.connection.close()
-        if not self.is_busy:
-            self.process.join(_CLEAN_UP)
+        self.process.join(_CLEAN_UP)
         if self.process.pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        if self.process.is_alive():
-            self.process.kill()
+        self.process.kill()
         self.process.join()
-
-
-@contextlib.contextmanager
-def started(request: Request, folder: Path, caches: Path, timeout: float) -> Iterator[Process]:
-    """Yields a new process, which is ended with the context."""
-    process = Process(request, folder, caches, timeout)
-    try:
-        yield process
-    finally:
-        process.stop()
 
 
 # ---- in the child ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error in a process: "target" (a wrong request), "user" (of the code that is compared) or "way".
-
-    Attributes:
-        kind: Whose error it is.
-        text: One line.
-        traceback: From the first line of the user's on.
-    """
-
-    kind: str
-    text: str
-    traceback: str = ""
-
-
-def serve(connection: Connection, request: Request, environment: dict[str, str], log: str) -> None:
+def serve(connection: Connection, request: Request, environment: dict[str, str], log: Path) -> None:
     """Runs in a new process: answers requests (method, arguments) until the connection ends.
 
-    Each answer is what the method returned, or a :class:`Failure`. What the user's code prints goes to a log.
+    Each answer is what the method returned, or a :class:`WayFailed`. What the user's code prints goes to a log.
     """
     os.setsid()  # so that the compilers that this process starts can be ended with it
-    _print_to(log)
+    sys.stdout = log.open("w", buffering=1)
+    sys.stderr = sys.stdout
+    for descriptor in (1, 2):  # C++ prints to these
+        os.dup2(sys.stdout.fileno(), descriptor)
     os.environ.update(environment)
     worker = Worker(request)
-    while True:
-        try:
+    with contextlib.suppress(EOFError):
+        while True:
             method, arguments = connection.recv()
-        except EOFError:
-            return
-        connection.send(answer(partial(getattr(worker, method), **arguments)))
-
-
-def _print_to(log: str) -> None:
-    """Makes whatever is printed, by C++ too, go to a file; there is nothing to read from standard input."""
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    sys.stdin = io.TextIOWrapper(os.fdopen(nothing, "rb"))
-    sys.stdout = sys.stderr = io.TextIOWrapper(os.fdopen(target, "wb", 0), write_through=True)
+            connection.send(answer(partial(getattr(worker, method), **arguments)))
 
 
 def answer(work: Callable[[], Any]) -> Any:
@@ -168,11 +131,11 @@ def answer(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except TargetError as error:
-        return Failure("target", str(error))
+        return WayFailed("target", str(error))
     except SystemExit as end:
-        return Failure("user", f"the code that was to be compared called sys.exit({end.code!r})")
+        return WayFailed("user", f"the code that was to be compared called sys.exit({end.code!r})")
     except Exception as error:  # noqa: BLE001 - whatever a way raises is a result of the comparison
-        return Failure("way", describe_error(error), format_error(error))
+        return WayFailed("way", describe_error(error), format_error(error))
 
 
 def describe_error(error: BaseException) -> str:

@@ -14,7 +14,7 @@ class Request(Record):
     """What is compared.
 
     Attributes:
-        target: `MODULE:NAME`, or `hf:MODEL_TYPE`.
+        target: `MODULE:NAME`.
         inputs: The name of the function that makes the arguments; None for the one that belongs to the target.
         backend: What compiles graphs: "inductor" or "eager".
         train: Whether a call is a training step: the function, the sum of its float results, the backward.
@@ -74,7 +74,8 @@ class Programs(Record):
         graphs: How many graphs were compiled.
         recompiles: For each compilation of a frame that had been compiled before, the guard that failed.
         breaks: Why graphs ended early, each with the user's line; a reason that occurs again is listed once.
-        notes: Graphs that were handed to PyTorch's AOTAutograd, and frames that were not compiled.
+        notes: Frames that were not compiled, graphs that were handed to PyTorch's AOTAutograd, and slow paths, each
+            with the remedy.
     """
 
     graphs: int = 0
@@ -92,7 +93,6 @@ class Way(Record):
         verdict: Whether it does what eager mode does.
         programs: What was compiled during the compared calls.
         first_call: Seconds of the first call in a new process with empty caches, compiling included.
-        second_start: Seconds of the first call in a further process, with the caches that the first one left behind.
         memory: Bytes by which the first call raised the peak of the process's memory, or of the GPU's.
         call: Seconds of a warm call.
         ratio: The time of a warm call divided by that of eager mode in the same round.
@@ -102,7 +102,6 @@ class Way(Record):
     verdict: Verdict
     programs: Programs = field(default_factory=Programs)
     first_call: float | None = None
-    second_start: float | None = None
     memory: int | None = None
     call: Spread | None = None
     ratio: Spread | None = None

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import logging.handlers
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from desugar import _torch as private
 from desugar.api import compile as desugar_compile
 from desugar.compare.records import Programs
 from desugar.dynamo.guard_failures import Failure, in_words
-from desugar.recording.frames import unique, watch_frames
+from desugar.recording.frames import Frames, unique, watch_frames
 
 EAGER, STOCK, TUNED = "eager", "torch.compile", "stock, tuned"
 BACKEND, DIRECT = 'backend="desugar"', "desugar.compile"
@@ -64,42 +63,35 @@ def compile_way(way: str, fn: Any, backend: str, **more: Any) -> Any:
             return desugar_compile(fn, backend=backend, **more)
 
 
-def draw_as_eager() -> None:
-    """Makes Inductor draw random numbers as eager mode does, so that results can be compared."""
-    private.inductor_config.fallback_random = True
-
-
 # -------------------------------------------------------------------------------------------- what is compiled
 
 
-@dataclass
-class Counter:
-    """Collects what is compiled inside `counting`.
+@contextlib.contextmanager
+def watch_programs(what: Any = None) -> Iterator[Callable[[], Programs]]:
+    """Yields a function that returns what was compiled inside; afterwards, it returns the same.
 
-    Attributes:
+    Args:
         what: The function or module that is compiled, by whose parameters arguments are named.
-        found: What was compiled.
     """
-
-    what: Any = None
-    found: Programs = field(default_factory=Programs)
-    _warnings: list[str] = field(default_factory=list)
-
-    @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
-        """Inside, compilations and graph breaks are counted; for a new process, where there were none before."""
-        handler = _Handler(self._warnings)
-        logger = logging.getLogger("desugar")
+    handler = logging.handlers.BufferingHandler(sys.maxsize)
+    handler.setLevel(logging.WARNING)
+    loggers = [
+        logging.getLogger(name) for name in ("desugar", "subclasses")
+    ]  # of the fallback and of slow paths
+    for logger in loggers:
         logger.addHandler(handler)
-        try:
-            with watch_frames() as watch:
-                yield
-        finally:
+    try:
+        with watch_frames() as watch:
+            yield lambda: _describe(watch.frames(), handler.buffer, what)
+    finally:
+        for logger in loggers:
             logger.removeHandler(handler)
-            found = watch.frames()
-            notes = unique([*found.eager, *self._warnings])
-            recompiles = tuple(_recompile_in_words(text, self.what) for text in found.recompiles)
-            self.found = Programs(found.graphs, recompiles, found.breaks, notes)
+
+
+def _describe(found: Frames, warnings: Iterable[logging.LogRecord], what: Any) -> Programs:
+    notes = unique([*found.eager, *(record.getMessage().strip() for record in warnings)])
+    recompiles = tuple(_recompile_in_words(text, what) for text in found.recompiles)
+    return Programs(found.graphs, recompiles, found.breaks, notes)
 
 
 def _recompile_in_words(text: str, what: Any) -> str:
@@ -110,14 +102,3 @@ def _recompile_in_words(text: str, what: Any) -> str:
     ):  # the function that `desugar.compile` makes to call it
         function = f"{type(what).__name__}.forward"
     return f"{function}: {in_words(guard, Failure(what))}"
-
-
-class _Handler(logging.Handler):
-    """Collects the warnings of the pass: a graph was handed to AOTAutograd."""
-
-    def __init__(self, found: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self.found = found
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.found.append(record.getMessage().strip())

@@ -8,26 +8,23 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from desugar import _torch as private
 from desugar.compare import ways
 from desugar.compare.import_names import Call, TargetError
 from desugar.compare.judge import judge
-from desugar.compare.meters import describe_machine, peak_since, time_turn
+from desugar.compare.meters import peak_since, time_turn
 from desugar.compare.outcome import Outcome, argument_names, copy_parts, record_outcome
 from desugar.compare.records import Programs, Request, Verdict
 from desugar.compare.subject import SEED, Subject, find_subject, seed
-from desugar.recording.frames import count_compilations
 
 WARM_UPS = 3
-_RUN_LATER = {  # what has not run when a call returns: when it will
-    "generator": "a generator, whose code runs only when somebody iterates over it",
-    "coroutine": "a coroutine, whose code runs only when somebody awaits it",
-    "async_generator": "an async generator, whose code runs only when somebody iterates over it",
-}
+_RUN_LATER = ("generator", "coroutine", "async_generator")  # types of results whose code has not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +35,6 @@ class Observed:
     verdict: Verdict
     programs: Programs
     modules: tuple[str, ...]
-    machine: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A first call: its seconds, the bytes by which it raised the peak, and the seconds of a call after it.
-
-    Attributes:
-        recompiled: Whether calls like the first one still compiled something after it was called several times.
-    """
-
-    seconds: float
-    memory: int
-    warm: float
-    recompiled: bool
 
 
 class Worker:
@@ -71,13 +53,12 @@ class Worker:
         subject = find_subject(self.request)
         before = set(sys.modules)
         if way != ways.EAGER and self.request.backend == "inductor":
-            ways.draw_as_eager()
+            private.inductor_config.fallback_random = True  # draw random numbers as eager mode does
         number = max(self.request.calls, len(subject.make_calls()))
-        counter = ways.Counter(subject.fn)
-        with counter.counting() if way != ways.EAGER else contextlib.nullcontext():
+        with ways.watch_programs(subject.fn) as programs:
             verdict = self._judge(way, subject, number, Path(folder), again=again)
         imported = tuple(name for name in sys.modules if name not in before)
-        return Observed(number, verdict, counter.found, imported, describe_machine())
+        return Observed(number, verdict, programs(), imported)
 
     def _judge(self, way: str, subject: Subject, number: int, folder: Path, *, again: bool) -> Verdict:
         found = observe_calls(subject, ways.compile_way(way, subject.fn, self.request.backend), number)
@@ -88,26 +69,32 @@ class Worker:
             return Verdict("judge")
         return judge([(torch.load(folder / f"call-{n}.pt"), outcome) for n, outcome in enumerate(found)])
 
-    def start(self, way: str, modules: tuple[str, ...]) -> Started:
-        """Makes the first call, which is timed, after importing what it would import; then some more."""
-        import_all(modules)
-        self.subject = subject = find_subject(self.request)
-        call = subject.make_calls()[0]
-        compiled: list[Any] = []
+    def start(self, way: str, modules: tuple[str, ...]) -> tuple[float, int]:
+        """Makes the first call, after importing what it would import; then some more.
+
+        Returns:
+            The seconds of the first call, and the bytes by which it raised the peak.
+        """
+        for name in modules:
+            with contextlib.suppress(
+                ImportError, AttributeError
+            ):  # made by the call, such as a compiled kernel
+                importlib.import_module(name)
+        self.subject = find_subject(self.request)
+        call, subject = self.subject.make_calls()[0], self.subject
 
         def first() -> Any:
-            compiled.append(ways.compile_way(way, subject.fn, self.request.backend))
-            return subject.run(compiled[0], call)
+            compiled = ways.compile_way(way, subject.fn, self.request.backend)
+            subject.run(compiled, call)
+            return compiled
 
         seed(SEED + 1)
         gc.collect()
-        _, seconds, memory = peak_since(first)
-        self.call = make_step(subject, compiled[0], call)
+        compiled, seconds, memory = peak_since(first)
+        self.call = make_step(subject, compiled, call)
         for _ in range(WARM_UPS):
             self.call()
-        compiled_before = count_compilations()
-        warm = self.turn(3)
-        return Started(seconds, memory, warm, count_compilations() != compiled_before)
+        return seconds, memory
 
     def turn(self, repeats: int) -> float:
         """Returns the seconds of a warm call, over so many repeats."""
@@ -126,7 +113,7 @@ def observe_calls(subject: Subject, compiled: Any, number: int) -> list[Outcome]
         seed(SEED + 1 + n)
         result = subject.run(compiled, call)
         names = argument_names(subject.fn, *call)
-        found.append(record_outcome(result, names, subject.state(), before | _added(subject, before)))
+        found.append(record_outcome(result, names, subject.state(), before))
     return found
 
 
@@ -138,36 +125,21 @@ def check_has_run(outcomes: list[Outcome]) -> None:
     """
     for outcome in outcomes:
         for path, entry in outcome["entries"].items():
-            if (what := _RUN_LATER.get(entry["kind"])) is not None:
+            if entry["kind"] in _RUN_LATER:
                 raise TargetError(
-                    f"not compared: {path} is {what}; name a function that does so and returns the values"
+                    f"not compared: {path} is of type {entry['kind']}, whose code has not run when the call returns; "
+                    "name a function that iterates or awaits, and returns the values"
                 )
-
-
-def _added(subject: Subject, before: dict[str, Any]) -> dict[str, Any]:
-    """Returns empty copies of what joined the state after the start, such as a cache: all of it has changed."""
-    return {name: [] for name in subject.state() if name not in before}
 
 
 def make_step(subject: Subject, compiled: Any, call: Call) -> Callable[[], Any]:
     """Returns a warm call; a step of a training also forgets the gradients of the one before."""
-    if subject.train:
+    if not subject.train and not subject.no_grad:
+        return partial(compiled, *call[0], **call[1])
 
-        def step() -> Any:
+    def step() -> Any:
+        if subject.train:
             subject.clear_gradients(call)
-            return subject.run(compiled, call)
+        return subject.run(compiled, call)
 
-        return step
-    if subject.no_grad:
-        return lambda: subject.run(compiled, call)
-    args, kwargs = call
-    return lambda: compiled(*args, **kwargs)
-
-
-def import_all(names: tuple[str, ...]) -> None:
-    """Imports modules, so that their time is not part of the first call's."""
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except (ImportError, AttributeError):  # made by the call itself, such as a compiled kernel
-            continue
+    return step

@@ -8,8 +8,8 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from desugar.explain.collecting.guards import TakenGuards, take_guards
 from desugar.explain.collecting.labels import name_apart
 from desugar.explain.records import Materialized, Program, Report
 from desugar.recording.frames import Frames, Watch, watch_frames
-from desugar.recording.listeners import Recording, SkippedCheck, current, listen
+from desugar.recording.listeners import Recording, current, listen
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line, find_line
 from subclasses import slow_paths, strict_mode
@@ -37,7 +37,6 @@ class _Seen:
     guards: TakenGuards | None = None
     program: Any = None  # a weak reference
     meter: Meter | None = None
-    skipped: Mapping[str, SkippedCheck] = field(default_factory=dict)
 
     def finish(self) -> Program:
         """The record, completed by guards, backwards, calls and costs, which come after the compilation."""
@@ -56,7 +55,7 @@ class _Seen:
                 found["stages"] = (*self.record.stages, ("compile backward, late", late))
             found["seconds"] = self.record.seconds + late
             found["wrapper"] = program.source
-            found["left_out"] = tuple(describe_left_out(program.source, self.skipped))
+            found["left_out"] = describe_left_out(program.source)
         return replace(self.record, **found)
 
 
@@ -131,7 +130,7 @@ def _describe(recording: Recording) -> _Seen:
     try:
         record = collect_program(recording)
         guards = None if record.error else take_guards(recording, record)
-        return _Seen(record, guards, skipped=recording.skipped)
+        return _Seen(record, guards)
     except Exception as error:  # noqa: BLE001 - not an error of the script
         what = f"it was compiled, and cannot be described: {type(error).__name__}: {error}"
         name = function_name(recording.fn, recording.graph)

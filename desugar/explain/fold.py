@@ -6,13 +6,9 @@ in the names of nodes. Ops, sizes, dtypes and constants have to be the same.
 
 from __future__ import annotations
 
-import io
-import itertools
 import re
-import tokenize
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from string import digits
 from typing import TypeVar
 
 from desugar.explain.records import Graph, Guard, Leaf, OuterOp, Program
@@ -20,6 +16,11 @@ from desugar.explain.repeats import Run, find_runs
 from desugar.ir.record_base import Record
 
 _INDEX = re.compile(r"\[(\d+)\]")  # in a user's name
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # in code, of no attribute
+_NUMBERED = re.compile(
+    r"(?<![\w.])([A-Za-z]+)\d+"
+)  # such a name of a wrapper's, up to its number: a0, x12, grad3
+_PARAMETER = re.compile(r"    (\w+),  # (.+)")  # the line of a parameter of a graph's function
 Item = TypeVar("Item")
 
 _LEAST = 3  # names of one kind that are folded
@@ -82,7 +83,7 @@ def fold_program(program: Program) -> Folds:
             ),
             lambda saved: [saved.source.removeprefix("input ")],
         ),
-        wrapper=find_runs(_keys_of_wrapper(program.wrapper)),
+        wrapper=find_runs([_NUMBERED.sub(r"\1#", line) for line in program.wrapper.splitlines()]),
         graphs=tuple(map(fold_graph, program.graphs)),
         guards=group_guards(program.guards),
     )
@@ -137,35 +138,6 @@ def _key_of_op(op: OuterOp) -> Hashable:
 # ------------------------------------------------------------------------------------------------- its code
 
 
-def _lines_of_tokens(text: str) -> list[list[tuple[str, bool]]]:
-    """The tokens of each line of Python, and whether each is a name that is no attribute."""
-    lines: list[list[tuple[str, bool]]] = [[] for _ in text.splitlines()]
-    before = ""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.string.strip():
-            lines[token.start[0] - 1].append((token.string, token.type == tokenize.NAME and before != "."))
-            before = token.string
-    return lines
-
-
-def _keys_of_wrapper(text: str) -> list[tuple[str, ...]]:
-    """The lines of a wrapper without the numbers of its names: a0, x12, grad3."""
-    return [
-        tuple(
-            _without_number(part) if is_name else " ".join(map(_without_number, part.split()))
-            for part, is_name in line
-        )
-        for line in _lines_of_tokens(text)
-    ]
-
-
-def _without_number(word: str) -> str:
-    """A word without the number after its first letters: `x#_scale` for `x12_scale`."""
-    letters = "".join(itertools.takewhile(str.isalpha, word))
-    rest = word[len(letters) :]
-    return f"{letters}#{rest.lstrip(digits)}" if letters and rest[:1].isdigit() else word
-
-
 def _without_node_number(name: str) -> str:
     """PyTorch numbers the nodes of one op."""
     op, _, number = name.rpartition("_")
@@ -174,47 +146,36 @@ def _without_node_number(name: str) -> str:
 
 def fold_graph(graph: Graph) -> tuple[Run, ...]:
     """Finds repeated layers among the lines of a graph: the same ops of the same sizes, whatever their operands are."""
-    lines, parameters = _lines_of_tokens(graph.text), _parameters(graph)
+    parameters = _parameters(graph)
     names = {*parameters, *(node.name for node in graph.nodes)}
     return _fold(
-        lines, lambda line: _key_of_line(line, names), lambda line: list(_names_in(line, parameters))
+        graph.text.splitlines(),
+        lambda line: _key_of_line(line, names),
+        lambda line: list(_names_in(line, parameters)),
     )
 
 
-def _key_of_line(line: Sequence[tuple[str, bool]], names: Collection[str]) -> tuple[str, ...]:
+def _key_of_line(line: str, names: Collection[str]) -> str:
     """A line without the names of its nodes, and a parameter's without the index of the user's name."""
-    is_parameter = [part for part, _ in line[1:2]] == [","]
-    return tuple(_key_of_token(part, is_name, names, is_parameter) for part, is_name in line)
-
-
-def _key_of_token(part: str, is_name: bool, names: Collection[str], is_parameter: bool) -> str:
-    if is_name:
-        return "%" if part in names else _without_node_number(part)
-    return without_index(part) if is_parameter and part.startswith("#") else part
+    shown = without_index(line) if _PARAMETER.match(line) else line
+    return _NAME.sub(lambda found: "%" if found[0] in names else _without_node_number(found[0]), shown)
 
 
 def _parameters(graph: Graph) -> dict[str, str]:
     """The user's name of each parameter of a graph's function."""
-    found = {}
-    for line in graph.text.splitlines():
-        if line.startswith("):"):
-            break
-        code, _, name = line.partition("  # ")
-        if name:
-            found[code.strip(" ,")] = name
-    return found
+    return {found[1]: found[2] for found in map(_PARAMETER.match, graph.text.splitlines()) if found}
 
 
-def _names_in(line: Sequence[tuple[str, bool]], parameters: dict[str, str]) -> Iterator[str]:
+def _names_in(line: str, parameters: dict[str, str]) -> Iterator[str]:
     """The user's names of the parameters that a line reads."""
-    return (parameters[part] for part, is_name in line if is_name and part in parameters)
+    return (parameters[name] for name in _NAME.findall(line.partition("  # ")[0]) if name in parameters)
 
 
 def _names_of_ops(program: Program) -> dict[int, list[str]]:
     """The user's names of the parameters that the graph reads for each outer op."""
     found: dict[int, list[str]] = {}
     for graph in program.graphs[:1]:
-        lines, parameters = _lines_of_tokens(graph.text), _parameters(graph)
+        lines, parameters = graph.text.splitlines(), _parameters(graph)
         for node in graph.nodes:
             if node.op is not None:
                 found.setdefault(node.op, []).extend(_names_in(lines[node.line], parameters))

@@ -7,12 +7,8 @@ as dictionaries, lists, strings and numbers, for tools; its keys are the attribu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from desugar.ir.record_base import Record
-
-if TYPE_CHECKING:
-    pass
 
 # ---------------------------------------------------------------------------------------- what went in and out
 

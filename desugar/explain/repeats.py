@@ -5,18 +5,14 @@ A run of 36 layers is found by its period: from its start on, each item equals t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import torch
 
 from desugar.ir.record_base import Record
 
 _LEAST_BLOCKS, _LEAST_ITEMS = 3, 8  # a shorter run is read faster than its summary
-_WIDTHS = (1, 16)  # of the stretches whose distances are periods to try
-_HOPS, _PERIODS = (
-    6,
-    48,
-)  # how many equal stretches farther on, and how many of the distances: the most frequent
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +59,10 @@ def _longest(items: Sequence[int], start: int, end: int) -> Run | None:
 
 
 def _periods(items: Sequence[int], start: int, end: int) -> list[int]:
-    """Distances between equal items, and between equal stretches: an item may be in a block many times."""
-    distances: Counter[int] = Counter()
-    for width in _WIDTHS:
-        places: dict[tuple[int, ...], list[int]] = {}
-        for place in range(start, end - width + 1):
-            places.setdefault(tuple(items[place : place + width]), []).append(place)
-        for found in places.values():
-            for hop in range(1, _HOPS + 1):
-                distances.update(later - place for place, later in zip(found, found[hop:], strict=False))
-    longest = (end - start) // _LEAST_BLOCKS
-    return [distance for distance, _ in distances.most_common() if distance <= longest][:_PERIODS]
+    """Distances at which so many items equal that there may be a run."""
+    part, longest = torch.tensor(items[start:end], device="cpu"), (end - start) // _LEAST_BLOCKS
+    equal = {period: int((part[period:] == part[:-period]).sum()) for period in range(1, longest + 1)}
+    return [period for period, count in equal.items() if count >= (_LEAST_BLOCKS - 1) * period]
 
 
 def _of_period(items: Sequence[int], start: int, end: int, period: int) -> Iterator[Run]:

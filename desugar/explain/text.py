@@ -9,7 +9,6 @@ from pathlib import Path
 from desugar.explain.fold import Folds, fold_program, group_guards
 from desugar.explain.folded_text import fold_code, fold_lines
 from desugar.explain.records import (
-    Cost,
     Guard,
     Leaf,
     Materialized,
@@ -18,7 +17,6 @@ from desugar.explain.records import (
     Program,
     Report,
     Saved,
-    Worth,
 )
 from desugar.explain.repeats import Run
 
@@ -74,28 +72,27 @@ def _overview(program: Program) -> Iterator[str]:
     if program.stages:
         yield "stages: " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in program.stages)
     if program.cost is not None:
-        yield from _cost(program.cost)
+        cost = program.cost
+        yield (
+            f"a call takes {duration(cost.call)}: the graph {duration(cost.graph)}, "
+            f"the wrapper {duration(cost.wrapper)} ({percent(cost.share)})"
+        )
     elif program.no_cost:
         yield f"the cost of a call is not measured: {program.no_cost}"
-    if program.worth is not None:
-        yield _worth(program.worth)
-    elif program.no_worth:
-        yield f"not timed in other ways: {program.no_worth}"
+    yield from _other_ways(program)
     for found in program.materialized:
         yield f"materialized: {materialized_text(found)}"
 
 
-def _cost(cost: Cost) -> Iterator[str]:
-    yield (
-        f"a call takes {duration(cost.call)}: the graph {duration(cost.graph)}, "
-        f"the wrapper {duration(cost.wrapper)} ({percent(cost.share)})"
-    )
-
-
-def _worth(worth: Worth) -> str:
-    ways = [f"{name} {'failed' if t is None else duration(t)}" for name, t in worth.ways]
-    answer = f" {worth.answer};" if worth.answer else ""
-    return f"was it worth it:{answer} {', '.join(ways)}; {worth.verdict}"
+def _other_ways(program: Program) -> Iterator[str]:
+    """Whether compiling was worth it, where that was asked for."""
+    worth = program.worth
+    if worth is not None:
+        ways = [f"{name} {'failed' if t is None else duration(t)}" for name, t in worth.ways]
+        answer = f" {worth.answer};" if worth.answer else ""
+        yield f"was it worth it:{answer} {', '.join(ways)}; {worth.verdict}"
+    elif program.no_worth:
+        yield f"not timed in other ways: {program.no_worth}"
 
 
 def _signature(program: Program, folds: Folds) -> Iterator[str]:
@@ -172,7 +169,8 @@ def _guards(program: Program, folded: bool) -> Iterator[str]:
     if not folded:
         yield from (_guard_text(guard.text, guard) for guard in program.guards)
         return
-    yield guards_title(program)
+    checks = sum(guard.checks for guard in program.guards)
+    yield f"{count(checks, 'check')} of Dynamo's; names with the most of them first"
     lines = [
         _guard_text(text + (f"  x {group.count}" if group.count > 1 else ""), guard)
         for group in group_guards(program.guards)
@@ -181,12 +179,6 @@ def _guards(program: Program, folded: bool) -> Iterator[str]:
     yield from lines[:_MOST_GUARDS]
     if len(lines) > _MOST_GUARDS:
         yield f"{len(lines) - _MOST_GUARDS} more; the page, to_dict and text(folded=False) have them all"
-
-
-def guards_title(program: Program) -> str:
-    """Returns how many checks there are."""
-    checks = count(sum(guard.checks for guard in program.guards), "check")
-    return f"{checks} of Dynamo's; names with the most of them first"
 
 
 def _guard_text(text: str, guard: Guard) -> str:
@@ -204,9 +196,7 @@ def render_report_text(report: Report) -> str:
         share = f", wrapper {percent(program.cost.share)} of a call" if program.cost else ""
         lines.append(f"{number:>3} {program.title}: {duration(program.seconds)} to compile{calls}{share}")
         lines.append(f"      {program.error or ': '.join([program.reason, *program.failed])}")
-        if program.worth is not None:
-            lines.append(f"      {_worth(program.worth)}")
-    lines += _not_timed(report)
+        lines += [f"      {text}" for text in _other_ways(program)]
     lines += [f"not compiled: {text}" for text in report.not_compiled]
     lines += [f"graph break: {text}" for text in report.breaks]
     lines += [f"slow: {text}" for text in report.slow]
@@ -215,16 +205,6 @@ def render_report_text(report: Report) -> str:
     if len(often) > _MOST:
         lines.append(f"materialized: {len(often) - _MOST} more; the page has them all")
     return "\n".join(lines) + "\n"
-
-
-def _not_timed(report: Report) -> Iterator[str]:
-    """Why programs were not timed in other ways, where that was asked for: those of one reason together."""
-    reasons: dict[str, list[str]] = {}
-    for number, program in enumerate(report.programs, 1):
-        if program.no_worth:
-            reasons.setdefault(program.no_worth, []).append(str(number))
-    for reason, numbers in reasons.items():
-        yield f"not timed in other ways: {', '.join(numbers)}: {reason}"
 
 
 # ---------------------------------------------------------------------------------------------- small words

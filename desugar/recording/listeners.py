@@ -41,21 +41,6 @@ class Op:
     parent: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedCheck:
-    """A check that generated text does without.
-
-    Attributes:
-        check: What is not checked.
-        proof: Why it need not be.
-        comment: The line of the generated text that says so, without its indentation.
-    """
-
-    check: str
-    proof: str
-    comment: str
-
-
 @dataclass(slots=True)
 class Recording:
     """One compilation.
@@ -72,7 +57,6 @@ class Recording:
         stages: (name, seconds) in order; a stage that ran twice has two entries.
         ops: The ops of the recorded run of the function.
         materialized: (class name, op, line) of each materializing fallback in that run.
-        skipped: The checks that the generated text names as skipped, each once.
         inputs, traced: The inputs and the traced graph; None before their stages have run.
         program: The program; None before the compilation has succeeded.
         error: The error that ended the compilation.
@@ -88,7 +72,6 @@ class Recording:
     stages: list[tuple[str, float]] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     materialized: list[tuple[str, str, Line | None]] = field(default_factory=list)
-    skipped: dict[str, SkippedCheck] = field(default_factory=dict)
     inputs: Any = None
     traced: Any = None
     program: Any = None
@@ -199,13 +182,14 @@ def caller() -> Caller | None:
 
 
 def note_skipped_check(out: Emitter, text: str) -> None:
-    """Writes a comment into generated text that names a skipped check and its proof, if the compilation is recorded."""
-    recording = current()
-    if recording is not None:
-        check, _, proof = text.partition(": ")
-        comment = f"# left out: {text}"
-        recording.skipped[comment] = SkippedCheck(check, proof, comment)
-        out.writeline(comment)
+    """Writes a comment into generated text that names a skipped check and its proof, if the compilation is recorded.
+
+    Args:
+        out: The generated text.
+        text: `check: proof`.
+    """
+    if current() is not None:
+        out.writeline(f"# left out: {text}")
 
 
 @contextlib.contextmanager

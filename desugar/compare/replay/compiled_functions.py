@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -16,9 +17,11 @@ from desugar.dynamo.entry import Calls
 from desugar.recording.listeners import caller
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Owner:
     """What `desugar.compile` or `torch.compile(backend="desugar")` has compiled in a script.
+
+    Calls in other ways keep the script's order, so that their sizes become symbolic as the script's do.
 
     Attributes:
         what: The function or module.
@@ -36,7 +39,17 @@ class Owner:
         """Returns what compiles its graphs; the name of a compiler, or a function of the script's."""
         return self.given.kwargs.get("options", {}).get("backend", "inductor")
 
-    def compile(self) -> dict[str, Any]:
+    @cached_property
+    def compiled(self) -> dict[str, Any]:
+        """The function compiled anew in all ways."""
+        return self._compile()
+
+    @cached_property
+    def compiled_to_draw(self) -> dict[str, Any]:
+        """The same once more, to draw random numbers as eager mode does."""
+        return self._compile()
+
+    def _compile(self) -> dict[str, Any]:
         """Compiles the function anew in all ways, with the script's options."""
         options = self.given.kwargs.get("options", {})
         options = {name: value for name, value in options.items() if name not in ("backend", "strict")}

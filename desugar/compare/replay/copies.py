@@ -49,10 +49,8 @@ def _copy_tensor(tensor: Tensor) -> Tensor:
     if not tensor.requires_grad:
         return copied
     copied.requires_grad_()
-    if tensor.is_leaf:
-        return copied
     with torch.enable_grad():
-        return copied.clone()
+        return copied if tensor.is_leaf else copied.clone()
 
 
 def _copy_values(tensor: Tensor) -> Tensor:

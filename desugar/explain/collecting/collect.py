@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 from desugar.explain.collecting.arguments import describe_inputs, describe_results, describe_symbols
 from desugar.explain.collecting.effects import describe_aliasing, describe_mutation, describe_saved
 from desugar.explain.collecting.graphs import describe_graph, describe_ops, describe_place, describe_sources
 from desugar.explain.collecting.names import Names
 from desugar.explain.records import FailedGuard, LeftOut, Materialized, Program
-from desugar.recording.listeners import Recording, SkippedCheck
+from desugar.recording.listeners import Recording
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line
+
+_LEFT_OUT = re.compile(r" *# left out: (?P<check>.+?): (?P<proof>.+)")
 
 
 def collect_program(recording: Recording, backend: str = "") -> Program:
@@ -60,7 +63,7 @@ def collect_program(recording: Recording, backend: str = "") -> Program:
         saved=saved,
         saved_bytes=sum(one.nbytes for one in saved),
         wrapper=program.source,
-        left_out=tuple(describe_left_out(program.source, recording.skipped)),
+        left_out=describe_left_out(program.source),
         materialized=merge_materialized(recording.materialized, traced=True),
     )
 
@@ -76,17 +79,7 @@ def merge_materialized(
     )
 
 
-# ---- skipped checks ----------------------------------------------------------------------------------------
-
-
-def describe_left_out(text: str, skipped: Mapping[str, SkippedCheck]) -> Iterator[LeftOut]:
-    """The skipped checks that a generated text names, by line.
-
-    Args:
-        text: The generated text.
-        skipped: The comments that its compilation wrote, with what they say.
-    """
-    for number, line in enumerate(text.splitlines()):
-        found = skipped.get(line.strip())
-        if found is not None:
-            yield LeftOut(number, found.check, found.proof)
+def describe_left_out(text: str) -> tuple[LeftOut, ...]:
+    """The skipped checks that the comments of a generated text name, by line."""
+    lines = enumerate(map(_LEFT_OUT.match, text.splitlines()))
+    return tuple(LeftOut(number, found["check"], found["proof"]) for number, found in lines if found)

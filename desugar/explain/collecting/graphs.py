@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import re
@@ -150,16 +151,12 @@ def describe_sources(lines: Iterable[Line | None]) -> tuple[Source, ...]:
 
 
 def _source(filename: str, function: str, first: int, last: int) -> Source:
-    """A function's text: to the last line that is indented deeper than its first."""
-    every = linecache.getlines(filename)
-    if function.endswith("<module>"):
-        first, end = max(1, last - 20), last
+    """A function's text; of a module, a lambda or a comprehension, the lines up to the last one that ran."""
+    every, end = linecache.getlines(filename), last
+    if function.endswith(">"):
+        first = max(first, last - 20)
     else:
-        indent, end = _indent(every, first), first
-        while end < len(every) and (end < last or not every[end].strip() or _indent(every, end + 1) > indent):
-            end += 1
-    while end > last and not every[end - 1].strip():
-        end -= 1
+        end = max(last, first - 1 + len(inspect.getblock(every[first - 1 :])))
     return Source(filename, function, first, tuple(line.rstrip("\n") for line in every[first - 1 : end]))
 
 
@@ -167,8 +164,3 @@ def _definition(lines: list[str], function: str, last: int) -> int:
     """The line up to `last` where a function of that name begins; `last` if none does, as for a lambda."""
     head = re.compile(rf"\s*(?:async )?def {re.escape(function.rpartition('.')[2])}\b")
     return next((n for n in range(min(last, len(lines)), 0, -1) if head.match(lines[n - 1])), last)
-
-
-def _indent(lines: list[str], number: int) -> int:
-    text: Any = lines[number - 1] if number <= len(lines) else ""
-    return len(text) - len(text.lstrip())

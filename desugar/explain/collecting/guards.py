@@ -65,7 +65,7 @@ class TakenGuards:
         for text in self.sizes:
             _add(found, self._of_size(text))
         if inner_workings:
-            text = _inner_workings_text(len(inner_workings))
+            text = f"{count(len(inner_workings), 'guard')} on builtins, modules and the like: nobody has patched them"
             found[text] = Guard(text, checks=sum(map(_checks, inner_workings)))
         return tuple(found.values())
 
@@ -101,10 +101,6 @@ class TakenGuards:
             return None
         whole = next((file for file in self.files if file.endswith(found["file"])), None)
         return None if whole is None else Place(whole, int(found["number"]), found["line"].strip())
-
-
-def _inner_workings_text(number: int) -> str:
-    return f"{count(number, 'guard')} on builtins, modules and the like: nobody has patched them"
 
 
 def _checks(guard: Any, texts: int = 1) -> int:

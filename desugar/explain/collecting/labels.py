@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 
 from desugar.explain.records import FailedGuard, Leaf, Program
 
 _MOST = 3  # facts in a label
-_TRIED = 24  # facts that labels are made of
 
 Facts = Mapping[str, str]
 
@@ -20,58 +18,37 @@ def name_apart(programs: Sequence[Program]) -> tuple[Program, ...]:
     groups: dict[str, list[int]] = {}
     for number, program in enumerate(programs):
         groups.setdefault(program.name, []).append(number)
-    labels = [program.label for program in programs]
+    named = list(programs)
     for name, numbers in groups.items():
-        if len(numbers) > 1:
-            for number, difference in zip(numbers, _differences([programs[n] for n in numbers]), strict=True):
-                labels[number] = f"{name}, {difference}"
-    return tuple(replace(program, label=label) for program, label in zip(programs, labels, strict=True))
+        facts = [dict(_facts(programs[number])) for number in numbers]
+        for place, number in enumerate(numbers if len(numbers) > 1 else ()):
+            difference = _difference(programs[number], place, facts)
+            named[number] = replace(programs[number], label=f"{name}, {difference}")
+    return tuple(named)
 
 
-def _differences(programs: Sequence[Program]) -> list[str]:
-    """What to say of each program of one function, so that no two programs are said to be the same."""
-    facts = [dict(_facts(program)) for program in programs]
-    several = len({found.get("line") for found in facts}) > 1
-    texts = []
-    for number, program in enumerate(programs):
-        always = ["line"] if several and "line" in facts[number] else []
-        names = _candidates(program, number, facts)
-        chosen = _smallest_difference(names, number, facts, always)
-        start = []
-        if not chosen:
-            chosen, start = [*always, *names[:1]], [f"{number + 1} of {len(programs)}"]
-        texts.append(", ".join([*start, *(_say(name, facts[number][name]) for name in chosen)]))
-    return texts
+def _difference(program: Program, place: int, facts: Sequence[Facts]) -> str:
+    """Facts that no other program of the function has; with the program's number, if three facts do not suffice."""
+    own, others = facts[place], [found for n, found in enumerate(facts) if n != place]
+    chosen = []
+    for name in _candidates(program, own, facts):
+        alike = [other for other in others if other.get(name) == own[name]]
+        if len(alike) < len(others) and len(chosen) < _MOST:
+            chosen.append(_say(name, own[name]))
+            others = alike
+    number = [f"{place + 1} of {len(facts)}"] if others else []
+    return ", ".join([*number, *chosen])
 
 
-def _smallest_difference(
-    names: Sequence[str], number: int, facts: Sequence[Facts], always: Sequence[str]
-) -> list[str]:
-    """The first of the smallest sets of facts that no other program shares; empty if there is none."""
-    tried = ([*always, *some] for size in range(_MOST + 1) for some in combinations(names, size))
-    return next((chosen for chosen in tried if _are_unique(chosen, number, facts)), [])
-
-
-def _are_unique(names: Sequence[str], number: int, facts: Sequence[Facts]) -> bool:
-    """True if no other program has the same values."""
-    own = facts[number]
-    return not any(
-        all(other.get(name) == own.get(name) for name in names)
-        for n, other in enumerate(facts)
-        if n != number
-    )
-
-
-def _candidates(program: Program, number: int, facts: Sequence[Facts]) -> list[str]:
-    """Facts of a program that some other one does not share: of its own failed guard, of others', the rarest first."""
-    own, failed = facts[number], [name for name, value in _failed(program) if value != "any"] + ["where"]
+def _candidates(program: Program, own: Facts, facts: Sequence[Facts]) -> list[str]:
+    """Names of facts: the line first, then those of the failed guard of the program, then the rarest."""
+    failed = ["where", *(name for name, value in _failed(program) if value != "any")]
     sharing = {name: sum(other.get(name) == value for other in facts) for name, value in own.items()}
-    kept = [name for name, count in sharing.items() if count < len(facts) and name != "line"]
-    return sorted(kept, key=lambda name: (name not in failed, sharing[name]))[:_TRIED]
+    return sorted(own, key=lambda name: (name != "line", name not in failed, sharing[name]))
 
 
 def _say(name: str, value: str) -> str:
-    return f"{name} {value}" if name in ("line", "with", "where", "error", "from") else f"{name} = {value}"
+    return f"{name} {value}" if name in ("line", "with", "where", "error") else f"{name} = {value}"
 
 
 # ------------------------------------------------------------------------------------------------------ facts
@@ -89,8 +66,6 @@ def _facts(program: Program) -> Iterator[tuple[str, str]]:
         yield from _facts_of_leaf(leaf.name, leaf)
     if program.graphs:
         yield "with", "gradients" if len(program.graphs) > 1 else "no gradients"
-    if program.ops:
-        yield "from", program.ops[0].name
     for guard in program.guards:
         name, equals, value = guard.text.partition(" == ")
         if equals:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from torch import fx
 
 from desugar import _torch as private
 from desugar.ir.values import Same, Value, View, paths_of
 from desugar.recording.listeners import Recording
-from desugar.user_code import line_of_node
 from subclasses.layout import field_name
 
 _EXTENT = re.compile(r"\.(size|stride)\(\d+\)$")
@@ -27,13 +25,10 @@ class Names:
     def __init__(self, recording: Recording) -> None:
         self.inputs, self.outputs = recording.inputs, recording.traced.outputs
         self._graph, arguments = recording.graph, recording.program.names
-        more = len(self.inputs.values) - len(arguments)
+        more, results = len(self.inputs.values) - len(arguments), len(self.outputs.visible)
         self._names = {
             "input": [*arguments, *(f"tensor {n} of a rule" for n in range(1, more + 1))],
-            "output": _result_names(
-                self._graph if len(arguments) == self.inputs.num_arguments else None,
-                len(self.outputs.visible),
-            ),
+            "output": ["result"] if results == 1 else [f"result {n}" for n in range(1, results + 1)],
         }
         self.places: dict[int, list[str]] = {}
         for number, value in enumerate(self.inputs.values):
@@ -88,16 +83,3 @@ def _is_captured(graph: fx.GraphModule, number: int, name: str) -> bool:
     dynamos = private.source_names(graph)[number]
     is_modules = name.startswith("self.") or "._parameters[" in dynamos or "._buffers[" in dynamos
     return is_modules or not private.is_argument(nodes[number])
-
-
-def _result_names(graph: fx.GraphModule | None, count: int) -> list[str]:
-    """Names of the results of a graph of Dynamo's: the user's variables, where there are any."""
-    if count == 1:
-        return ["result"]
-    names = [f"result {n}" for n in range(1, count + 1)]
-    results: Any = () if graph is None else graph.graph.output_node().args[0]
-    for n, node in enumerate(results):
-        line = line_of_node(node) if isinstance(node, fx.Node) else None
-        if n < count and line is not None and re.search(rf"\b{node.name}\b[^=(]*=", line.text):
-            names[n] = node.name
-    return names

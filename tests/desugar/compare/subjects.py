@@ -84,7 +84,7 @@ def hangs(x):
     time.sleep(60)
 
 
-draws_inputs = breaks_inputs = counts_inputs = yields_inputs = waits_inputs = double_inputs
+draws_inputs = breaks_inputs = yields_inputs = waits_inputs = double_inputs
 ends_when_compiled_inputs = raises_inputs = hangs_inputs = of_the_process_inputs = double_inputs
 
 
@@ -122,15 +122,6 @@ if __name__ == "__main__":
 
     def guarded(x):
         return x
-
-
-COUNT = 0
-
-
-def counts(x):
-    global COUNT
-    COUNT += 1
-    return x + COUNT
 
 
 def yields(x):

@@ -4,18 +4,18 @@ import pytest
 
 from desugar.compare.records import Comparison, Programs, Request, Spread, Verdict, Way
 from desugar.compare.run import with_times
-from desugar.compare.text import render, table_of
+from desugar.compare.text import render
 from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK
 from tests.tables import giving
 
 
 def comparison(**changes):
-    eager = Way(EAGER, Verdict("judge"), Programs(), 0.001, None, 2**20, Spread(1e-4, 1e-6), Spread(1, 0))
+    eager = Way(EAGER, Verdict("judge"), Programs(), 0.001, 2**20, Spread(1e-4, 1e-6), Spread(1, 0))
     stock = Way(STOCK, Verdict("error", "ValueError: odd"))
     wrong = Verdict("wrong", "call 1 of 3: result: 2, expected 1")
     ours = Way(BACKEND, wrong, Programs(3, ("f: a", "f: b"), ("a.py:1: why",), ("handed on",)), 1.5)
     direct = Way(
-        DIRECT, Verdict("right"), Programs(1), 1.25, None, 40 * 2**20, Spread(5e-5, 2e-6), Spread(0.5, 0.01)
+        DIRECT, Verdict("right"), Programs(1), 1.25, 40 * 2**20, Spread(5e-5, 2e-6), Spread(0.5, 0.01)
     )
     given = {
         "request": Request("a.py:f"),
@@ -28,7 +28,6 @@ def comparison(**changes):
 
 
 MANY = Way(DIRECT, Verdict("right"), Programs(9, tuple(f"f: {n}" for n in range(9))))
-TWICE = Way(DIRECT, Verdict("right"), first_call=2.0, second_start=0.5)
 TIMED = with_times(Way(DIRECT, Verdict("right")), [2.0, 4.0, 6.0], [4.0, 8.0, 12.0])
 
 
@@ -57,13 +56,8 @@ test_what_is_shown = giving(
             shown('backend="desugar":\n  wrong: call 1 of 3: result: 2, expected 1\n  recompiled: f: a\n'),
             True,
         ),
-        "notes": (shown("  graph break: a.py:1: why\n  not compiled as asked: handed on\n"), True),
+        "notes": (shown("  graph break: a.py:1: why\n  note: handed on\n"), True),
         "many recompilations": (shown("recompiled: 4 more, which --json has", ways=(MANY,)), True),
-        "a second start has a column": (
-            lambda: [row[3] for row in table_of(comparison(ways=(TWICE,)))],
-            ["2nd start", "500 ms"],
-        ),
-        "caches of a second start": (shown("caches that the first one left behind", ways=(TWICE,)), True),
         "a ratio is that of rounds": (
             lambda: (TIMED.call, TIMED.ratio),
             (Spread(4.0, 2.0), Spread(0.5, 0.0)),

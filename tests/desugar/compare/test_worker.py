@@ -1,5 +1,6 @@
 """What one process does, here in the process of the tests."""
 
+import pickle
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from desugar.compare import ways
 from desugar.compare.import_names import TargetError
 from desugar.compare.judge import judge
 from desugar.compare.meters import describe_machine, peak_since
-from desugar.compare.processes import Failure, answer
+from desugar.compare.processes import answer
 from desugar.compare.records import Request
 from desugar.compare.subject import find_subject
 from desugar.compare.worker import Worker, observe_calls
+from subclasses.slow_paths import say_once
 from tests.desugar.compare import subjects
 
 SUBJECTS = str(Path(__file__).parent / "subjects.py")
@@ -66,8 +68,8 @@ def test_gradients_are_forgotten_between_steps():
 @pytest.mark.parametrize("no_grad", [False, True])
 def test_a_call_is_timed(no_grad):
     worker = Worker(request("with_weight", no_grad=no_grad))
-    started = worker.start(ways.EAGER, ("json", "no_such_module"))
-    assert started.seconds > 0 and started.memory >= 0 and started.warm > 0
+    seconds, memory = worker.start(ways.EAGER, ("json", "no_such_module"))
+    assert seconds > 0 and memory >= 0
     assert worker.turn(2) > 0
     assert worker.call().requires_grad is not no_grad
 
@@ -81,14 +83,13 @@ def test_the_peak_of_memory_is_that_of_the_function():
     assert 60 * 2**20 < nbytes < 200 * 2**20
 
 
-def counted(compiled, *calls, counter=None):
+def counted(compiled, *calls):
     """What is counted while something is called."""
     torch.compiler.reset()
-    counter = counter or ways.Counter()
-    with counter.counting():
+    with ways.watch_programs() as programs:
         for args in calls:
             compiled(*args)
-    return counter.found
+    return programs()
 
 
 def test_recompiles_and_graph_breaks_are_counted():
@@ -107,6 +108,12 @@ def test_what_is_handed_to_aotautograd_is_a_note():
     rows = torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)
     found = counted(ways.compile_way(ways.BACKEND, subjects.double, "eager"), (rows,))
     assert any(note.startswith("AOTAutograd compiles this graph instead") for note in found.notes)
+
+
+def test_a_slow_path_is_a_note_with_the_remedy():
+    with ways.watch_programs() as programs:
+        say_once("a padded table", "pass lengths")
+    assert programs().notes == ("slow: a padded table; pass lengths",)
 
 
 def branches(x, n):
@@ -140,12 +147,13 @@ def test_errors_are_answers():
         raise SystemExit(0)
 
     assert answer(lambda: 3) == 3
-    assert answer(wrong) == Failure("target", "there is no such thing")
+    assert (answer(wrong).kind, answer(wrong).text) == ("target", "there is no such thing")
     assert answer(ends).text.endswith("called sys.exit(0)")
     subject = find_subject(request("raises"))
     failure = answer(partial(observe_calls, subject, subject.fn, 1))
     assert failure.text == "ValueError: odd" and failure.kind == "way"
     assert "subjects.py" in failure.traceback and "worker.py" not in failure.traceback
+    assert pickle.loads(pickle.dumps(failure)).__dict__ == failure.__dict__  # it comes from a process
 
 
 def test_the_machine_is_described(monkeypatch):
@@ -154,11 +162,3 @@ def test_the_machine_is_described(monkeypatch):
     facts = dict(describe_machine())
     assert facts["torch"] == torch.__version__ and facts["DESUGAR_STRICT"] == "1"
     assert "TORCHINDUCTOR_CACHE_DIR" not in facts
-
-
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize(("name", "recompiled"), [("counts", True), ("double", False)])
-@pytest.mark.parametrize("way", ways.WAYS[1:])
-def test_calls_that_compile_again_and_again_are_said_to(way, name, recompiled):
-    torch._dynamo.utils.clear_compilation_metrics()  # a process keeps so many of them
-    assert Worker(request(name)).start(way, ()).recompiled is recompiled
