@@ -260,7 +260,7 @@ class Manifest:
 _IN_FILES: dict[type, dict[str, Any]] = {
     Origin: {"method": Method | None},
     View: {"replay": Restrided},
-    Outputs: {"treespec": Leaves, "items": tuple[Fact, ...]},
+    Outputs: {"items": tuple[Fact, ...]},
     Interface: {"tangent_items": tuple[TensorFacts, ...]},
     Split: {
         "graphs": None,
@@ -274,7 +274,7 @@ _IN_FILES: dict[type, dict[str, Any]] = {
 RECORDS: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        TensorFacts, Symbol, Expression, Node, Parameter, Unused, FromWeight, Result, Leaves, Restrided, GraphRecord,
+        TensorFacts, Symbol, Expression, Node, Parameter, Unused, FromWeight, Result, Restrided, GraphRecord,
         SymbolRecord, ProgramRecord, WeightRecord, Machine, Manifest, Origin, Calling, Argument, Computed, Passed,
         Known, Outputs, Interface, GradientCall, Split, FromInput, FromForward, FromTangent, Constant, Plain, Same,
         Slot, View, Wrapper, Variant,

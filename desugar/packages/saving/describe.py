@@ -94,7 +94,9 @@ class Description:
             facts=tuple(inputs.fake_items[slot] for slot in range(len(inputs.flat.items))),
             origins=tuple(_origins(inputs.origins)),
             parameters_among=frozenset(inputs.parameters),
-            inference=frozenset(slot for slot, origin in inputs.origins.items() if origin in inputs.inference),
+            inference=frozenset(
+                slot for slot, origin in inputs.origins.items() if origin in inputs.inference
+            ),
             offsets_matter=inputs.fakes.offsets_matter,
             interface=Interface(
                 interface.outputs,
