@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -86,7 +87,7 @@ def keep_old_values(partitioned: Partitioned, written: set[int]) -> Partitioned:
     """
     graph = partitioned.forward
     outputs, placeholders = output_nodes(graph), graph.graph.find_nodes(op="placeholder")
-    read = {FromInput: placeholders, FromForward: list(outputs)}
+    read: dict[type, list[Any]] = {FromInput: placeholders, FromForward: list(outputs)}
     roots = {placeholders[slot] for slot in written}
     sources: list[BackwardInput] = []
     (end,) = graph.graph.find_nodes(op="output")

@@ -238,8 +238,7 @@ def _is_same(part: Tensor, saved: Tensor) -> bool:
 
 def _has_no_dims(inputs: Inputs, leaf: int) -> bool:
     value = inputs.values[leaf]
-    is_plain = isinstance(value, Plain) and not value.requires_grad
-    return is_plain and inputs.fake_items[value.index].dim() == 0
+    return isinstance(value, Plain) and not value.requires_grad and inputs.fake_items[value.index].dim() == 0
 
 
 def _without_lazy_bits(tangent: Any) -> Any:
