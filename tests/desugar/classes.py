@@ -136,7 +136,7 @@ class Halves(Tensor):
                 raise NotImplementedError(f"{func} would write to Halves")
             args, kwargs = tree_map(lambda x: x.joined() if isinstance(x, Halves) else x, (args, kwargs))
             return func(*args, **kwargs)
-        if len({part.left.shape[-1] for part in parts}) > 1:
+        if any(part.left.shape[-1] != parts[0].left.shape[-1] for part in parts):
             raise ValueError("halves of different widths")
         picks = [functools.partial(_half, parts[0], name) for name in ("left", "right")]
         outs = [func(*tree_map(pick, args), **tree_map(pick, kwargs)) for pick in picks]
