@@ -245,6 +245,7 @@ _KEYS_OF_NEW_THREAD = _keys_in_new_thread()
 
 def is_dispatched_to_class() -> bool:
     """Whether only autograd comes between a call on a value and its class: no mode, and no profiler that records it."""
+    # Whether a profiler records ops has no public name.
     return _keys() == _KEYS_OF_NEW_THREAD and not torch.autograd._profiler_enabled()
 
 

@@ -230,7 +230,8 @@ CHOSEN = [
 @OWN
 @pytest.mark.parametrize(("has", "rows", "dtype", "matrix", "kernel"), CHOSEN)
 def test_which_kernel_is_chosen(has, rows, dtype, matrix, kernel, monkeypatch):
-    for name, value in has.items():
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    for name, value in ({"has_bfloat16": True} | has).items():
         monkeypatch.setattr(cpu_kernels, name, lambda value=value: value)
     assert chosen(torch.randn(rows, matrix[0].shape[1], dtype=dtype), *matrix) == kernel
 
