@@ -239,14 +239,15 @@ def _keys_in_new_thread() -> tuple[int, int]:
     return found[0]
 
 
+# Whether a profiler records ops, which has no public name.
+_is_profiling = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 # Modes, transforms, autocast, traces and inference mode change the keys, and the packages may be imported in one.
 _KEYS_OF_NEW_THREAD = _keys_in_new_thread()
 
 
 def is_dispatched_to_class() -> bool:
     """Whether only autograd comes between a call on a value and its class: no mode, and no profiler that records it."""
-    # Whether a profiler records ops has no public name.
-    return _keys() == _KEYS_OF_NEW_THREAD and not torch.autograd._profiler_enabled()
+    return _keys() == _KEYS_OF_NEW_THREAD and not _is_profiling()
 
 
 def is_recording(
