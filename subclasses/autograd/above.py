@@ -81,14 +81,17 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = check_gradients(func, args, kwargs)
     if is_below_autograd():
         return call_unruled(func, types, args, kwargs)
-    if (op := _find_direct(func, args, kwargs)) is not None:
-        out = _call_directly(func, op, args)
-        if out is not NotImplemented:
-            return out
+    direct = _find_direct(func, args, kwargs)
     before = CALLING.func, CALLING.target, CALLING.opens
     CALLING.func = None if takes_gradients else func
     CALLING.target = args[0] if func is Tensor.__setitem__ else None
     try:
+        if direct is not None:
+            CALLING.opens, cls = True, type(args[0])
+            with DisableTorchFunctionSubclass():
+                out = cls.__torch_dispatch__(direct, (cls,), args, {})
+            if out is not NotImplemented:
+                return out
         way = _way_of(func, args, kwargs)
         CALLING.opens = way is not _Way.AS_IT_IS
         if way is _Way.AS_IT_IS:
@@ -128,17 +131,6 @@ def _takes_tensors(op: OpOverload, count: int) -> bool:
     given, others = facts.arguments[:count], facts.arguments[count:]
     is_taken = len(given) == count and all(a.kind == "tensor" and not a.keyword for a in given)
     return is_taken and all(a.default for a in others) and facts.functional and facts.returns == ("tensor",)
-
-
-def _call_directly(func: Any, op: OpOverload, args: Any) -> Any:
-    cls = type(args[0])
-    before = CALLING.func, CALLING.target, CALLING.opens
-    CALLING.func, CALLING.target, CALLING.opens = func, None, True
-    try:
-        with DisableTorchFunctionSubclass():
-            return cls.__torch_dispatch__(op, (cls,), args, {})
-    finally:
-        CALLING.func, CALLING.target, CALLING.opens = before
 
 
 def _way_of(func: Any, args: Any, kwargs: Any) -> _Way:
