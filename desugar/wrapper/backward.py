@@ -26,7 +26,6 @@ from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of, take_ap
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward_plan import BackwardPlan
 from subclasses import TensorSubclass
-from subclasses.autograd.construct import as_gradient
 from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext, OpaqueContext
 from subclasses.layout import cotangent_layout, value_layout
@@ -120,10 +119,6 @@ class VariantEmitter:
             if isinstance(value, Wrapper) and isinstance(value.context, DTensorContext):
                 place, context = out.bind(placed, "placed"), out.bind(value.context, "context")
                 out.writeline(f"{tangents[number]} = {place}({tangents[number]}, {context})")
-            elif (values := _class_of_formulas(value)) is not None:
-                name, cls = tangents[number], out.bind(values, values.__name__)
-                out.writeline(f"if type({name}) is {cls}:")
-                out.writeline(f"    {name} = {out.bind(as_gradient, 'as_gradient')}({cls}, {name})")
         mismatches = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
         for number, value in arrived:
             mismatches += self._mismatches(tangents[number], number, value, (), items)
@@ -166,17 +161,18 @@ class VariantEmitter:
 
     def _type_mismatch(self, name: str, value: Wrapper, *, is_inner: bool) -> str:
         cls: Any = value.cls
-        is_declared = is_inner and issubclass(cls, TensorSubclass)
-        classes = dict.fromkeys((cls._value_cls, cls.Cotangent) if is_declared else (cls,))
+        takes_values = value_class(value) or (is_inner and issubclass(cls, TensorSubclass))
+        classes = dict.fromkeys((cls.Cotangent, cls._value_cls) if takes_values else (cls,))
         names = [self.out.bind(cls, cls.__name__) for cls in classes]
         return " and ".join(f"type({name}) is not {cls}" for cls in names)
 
     def _metadata_mismatches(self, name: str, value: Wrapper, *, is_inner: bool) -> Iterator[str]:
         out = self.out
         if issubclass(value.cls, TensorSubclass):
-            layouts: list[Any] = [value.context]
+            context: Any = value.context
+            layouts = [context, context.values] if value_class(value) else [context]
             if is_inner:
-                layouts = [value_layout(value.context), cotangent_layout(value.context)]  # type: ignore[arg-type]
+                layouts = [cotangent_layout(context), value_layout(context)]
             names = [out.bind(layout, "layout") for layout in dict.fromkeys(layouts)]
             yield " and ".join(f"{name}._layout is not {layout}" for layout in names)
         elif isinstance(value.context, DTensorContext):  # `placed` has seen to the rest
@@ -283,8 +279,8 @@ class VariantEmitter:
         out.writeline(f"return {', '.join(returned)}")
 
 
-def _class_of_formulas(value: Value) -> Any:
-    """Returns the class of values that PyTorch's formulas compute from plain gradients in place of cotangents."""
+def value_class(value: Value) -> Any:
+    """Returns the class of the values of a structure, which arrive as gradients too, for a cotangent; else None."""
     cls: Any = value.cls if isinstance(value, Wrapper) else Tensor
     is_one = issubclass(cls, TensorSubclass) and cls._is_cotangent and not cls._traits.is_representation
     return cls._value_cls if is_one else None

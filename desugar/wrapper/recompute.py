@@ -30,12 +30,13 @@ from desugar.ir.fx_utils import autograd_nodes
 from desugar.ir.pytree import result_leaves
 from desugar.ir.stages import LeafFunction, Split
 from desugar.ir.storage import base_of
-from desugar.ir.values import Constant, Plain, Same, View, Wrapper
+from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
 from desugar.tracing.tangents import meets_plain_gradients
-from desugar.wrapper.backward import differentiable_leaves
+from desugar.wrapper.backward import differentiable_leaves, value_class
 from desugar.wrapper.backward_plan import BackwardPlan, first_paths
 from desugar.wrapper.results import Parts
 from subclasses._torch_tracing import without_lazy_bits
+from subclasses.autograd.construct import as_gradient
 from subclasses.errors import one_of
 
 # ------------------------------------------------------------------------------------------------- records
@@ -116,7 +117,11 @@ class Recompute:
         leaves = self._recover_arguments(ctx)
         numbers = [number for number, _ in self.traced.tangents]
         present = tuple(n for n, tangent in zip(numbers, tangents, strict=True) if tangent is not None)
-        arrived = tuple(_without_lazy_bits(tangent) for tangent in tangents if tangent is not None)
+        arrived = tuple(
+            _as_gradient(value, tangent)
+            for (_, value), tangent in zip(self.traced.tangents, tangents, strict=True)
+            if tangent is not None
+        )
         if are_batched(arrived):  # compiled code does not support vmap's batches
             with restore_autocast(self.autocast):
                 return None, None, *self._gradient_function(present)([*leaves, *arrived])
@@ -241,9 +246,12 @@ def _has_no_dims(inputs: Inputs, leaf: int) -> bool:
     return isinstance(value, Plain) and not value.requires_grad and inputs.fake_items[value.index].dim() == 0
 
 
-def _without_lazy_bits(tangent: Any) -> Any:
-    """Returns a tangent that holds its entries; formulas of complex numbers and steps leave others."""
-    return without_lazy_bits(tangent) if type(tangent) is Tensor else tangent
+def _as_gradient(value: Value, tangent: Any) -> Any:
+    """Returns a tangent that holds its entries, or a value of a structure as a cotangent."""
+    if type(tangent) is Tensor:  # formulas of complex numbers and steps leave lazy bits
+        return without_lazy_bits(tangent)
+    cls = value_class(value)
+    return tangent if cls is None else as_gradient(cls, tangent)
 
 
 def tensor_leaves(inputs: Inputs) -> list[int]:

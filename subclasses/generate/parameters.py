@@ -185,7 +185,9 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
 
     @unserializable_hook  # a copy of the Parameter has its own
     def convert(grad: Any) -> Any:
-        if grad is None or is_legacy_batchedtensor(grad):  # a batch of gradients stays one
+        if grad is None or (type(grad) is cls.Cotangent and not held["_layout"].nested):
+            return None
+        if is_legacy_batchedtensor(grad):  # a batch of gradients stays one
             return None
         grad = as_gradient(cls, grad)
         if isinstance(grad, cls):

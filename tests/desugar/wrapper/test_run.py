@@ -141,9 +141,7 @@ def run(a0, a1):
 
 
 def backward_1(ctx, tangent0):
-    if type(tangent0) is Pair:
-        tangent0 = as_gradient(Pair, tangent0)
-    if is_grad_enabled() or type(tangent0) is not Pair_Cotangent or tangent0._layout is not layout:
+    if is_grad_enabled() or type(tangent0) is not Pair_Cotangent and type(tangent0) is not Pair or tangent0._layout is not layout and tangent0._layout is not layout_1:
         return another_backward(ctx, (tangent0,))
     g0 = tangent0.a.contiguous()
     g1 = tangent0.b.contiguous()
