@@ -89,7 +89,9 @@ def watch_programs(what: Any = None) -> Iterator[Callable[[], Programs]]:
 
 
 def _describe(found: Frames, warnings: Iterable[logging.LogRecord], what: Any) -> Programs:
-    notes = unique([*found.eager, *(record.getMessage().strip() for record in warnings)])
+    notes = unique(
+        [*found.eager, *(record.getMessage().strip().removeprefix("slow: ") for record in warnings)]
+    )
     recompiles = tuple(_recompile_in_words(text, what) for text in found.recompiles)
     return Programs(found.graphs, recompiles, found.breaks, notes)
 

@@ -20,6 +20,7 @@ from desugar.ir.storage import may_overlap, storage_of
 from desugar.ir.values import is_wrapper, plain_parts
 from desugar.tracing.unsupported import is_write
 from subclasses.errors import DispatchError
+from subclasses.slow_paths import say_once
 
 log = logging.getLogger("desugar")
 
@@ -115,13 +116,10 @@ def _op_by_op_where_shared(compiled: Callable[..., Any], eager: Callable[..., An
 
 def run_op_by_op(graph: Callable[..., Any], what: str) -> Callable[..., Any]:
     """Returns a function that runs a Dynamo graph op by op, and warns when it is first called."""
-    warned: list[bool] = []
 
     @torch.compiler.disable
     def run(*args: Any) -> Any:
-        if not warned:
-            warned.append(True)
-            log.warning("%s runs op by op", what)
+        say_once(f"{what} runs op by op", "pass a clone() of such an argument", "desugar")
         return graph(*args)
 
     return run

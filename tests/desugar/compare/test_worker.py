@@ -113,7 +113,7 @@ def test_what_is_handed_to_aotautograd_is_a_note():
 def test_a_slow_path_is_a_note_with_the_remedy():
     with ways.watch_programs() as programs:
         say_once("a padded table", "pass lengths")
-    assert programs().notes == ("slow: a padded table; pass lengths",)
+    assert programs().notes == ("a padded table; pass lengths",)
 
 
 def branches(x, n):

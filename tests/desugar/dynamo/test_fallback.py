@@ -59,7 +59,7 @@ def test_a_graph_that_writes_is_not_saved():
 
 
 COMPILED = "AOTAutograd compiles this graph instead"
-OP_BY_OP = "a call whose arguments share the memory of inner tensors runs op by op"
+OP_BY_OP = "slow: a call whose arguments share the memory of inner tensors runs op by op"
 NOT_COMPILED = "this graph runs op by op instead, since its arguments share the memory of inner tensors"
 
 
