@@ -6,6 +6,7 @@ beside this one. ``tests/subclasses/test_torch_names.py`` checks each of them on
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -275,7 +276,12 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     """
     if torch.compiler.is_dynamo_compiling() or _are_transforms_active():
         return function.apply(*args)
-    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+    return _method_of_base(function)(*args)
+
+
+@functools.cache
+def _method_of_base(function: type[torch.autograd.Function]) -> Any:
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def is_tracing() -> bool:

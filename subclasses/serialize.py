@@ -20,7 +20,7 @@ from subclasses._torch_tracing import is_compiling_here
 from subclasses.layout import cotangent_layout
 from subclasses.spec import load_checks
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.values import with_inners
+from subclasses.spec.values import inner_tensors, with_inners
 
 # ---- state -------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ def rebuild(
     if checked:
         load_checks.check_dynamic_dims(x, flags.get("dynamic_dims", {}))
     if flags["cotangent"] and not cls._is_cotangent:
-        x = with_inners(x, [x.__dict__[n] for n in cls.__spec__.attributes], cotangent_layout(x._layout))
+        x = with_inners(x, inner_tensors(x), cotangent_layout(x._layout))
     if extras:  # Dynamo traces copy.copy and rejects an update with an empty dict
         x.__dict__.update(extras)
         _restore_parameter(x)

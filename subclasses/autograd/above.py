@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from subclasses._torch import (
     DisableTorchFunctionSubclass,
@@ -51,10 +52,10 @@ from subclasses.autograd.gradient_errors import (
 )
 from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, check_gradients
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import BY_FORMULA
+from subclasses.layout import BY_FORMULA, Layout
 from subclasses.ops.aliasing import is_same_memory, return_written, write_into
 from subclasses.ops.schema import OpFacts, op_facts
-from subclasses.spec.values import dynamic_ints, map_tensors, tensors_in, with_inners
+from subclasses.spec.values import dynamic_ints, inner_tensors, map_tensors, tensors_in, with_inners
 
 aten = torch.ops.aten
 
@@ -75,23 +76,26 @@ class _Way(Enum):
 
 def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function without a rule, above autograd where rules of a structure are to be derived."""
-    if torch.compiler.is_dynamo_compiling():
+    if is_dynamo_compiling():
         return call_unruled(func, types, args, kwargs)
+    if (op := _find_direct(func, args, kwargs)) is not None:
+        before, cls = (CALLING.func, CALLING.opens), type(args[0])
+        CALLING.func, CALLING.opens = func, True
+        try:
+            with DisableTorchFunctionSubclass():
+                out = cls.__torch_dispatch__(op, (cls,), args, {})
+        finally:
+            CALLING.func, CALLING.opens = before
+        if out is not NotImplemented:
+            return out
     if takes_gradients := func in TAKES_GRADIENTS:
         args, kwargs = check_gradients(func, args, kwargs)
     if is_below_autograd():
         return call_unruled(func, types, args, kwargs)
-    direct = _find_direct(func, args, kwargs)
     before = CALLING.func, CALLING.target, CALLING.opens
     CALLING.func = None if takes_gradients else func
     CALLING.target = args[0] if func is Tensor.__setitem__ else None
     try:
-        if direct is not None:
-            CALLING.opens, cls = True, type(args[0])
-            with DisableTorchFunctionSubclass():
-                out = cls.__torch_dispatch__(direct, (cls,), args, {})
-            if out is not NotImplemented:
-                return out
         way = _way_of(func, args, kwargs)
         CALLING.opens = way is not _Way.AS_IT_IS
         if way is _Way.AS_IT_IS:
@@ -107,13 +111,12 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 def _find_direct(func: Any, args: Any, kwargs: Any) -> OpOverload | None:
     """Returns the op of a call on values of one class, where its dispatch by PyTorch would go to the class at once."""
-    if (
-        kwargs
-        or not any_requires_grad(*args)
-        or not is_above(args[0])
-        or {*map(type, args)} != {type(args[0])}
-    ):
+    if kwargs or not any_requires_grad(*args) or not is_above(args[0]):
         return None
+    cls = type(args[0])
+    for x in args:
+        if type(x) is not cls:
+            return None
     if CALLING.rules or not torch.is_grad_enabled() or not is_dispatched_to_class():
         return None
     return _op_on_tensors(func, len(args))
@@ -226,20 +229,22 @@ def is_above(t: Any) -> bool:
 
 def is_open(x: Any) -> bool:
     """Whether a value does not require grad and an inner tensor of it does."""
-    if not is_above(x) or any_requires_grad(x):
-        return False
-    inners = [t for n in x._layout.present if (t := x.__dict__[n]) is not None]
-    return any_requires_grad(*inners) or (bool(x._layout.nested) and any(map(is_open, inners)))
+    return is_above(x) and not any_requires_grad(x) and _holds_open(x._layout, inner_tensors(x))
+
+
+def _holds_open(layout: Layout, inners: list[Tensor | None]) -> bool:
+    return any_requires_grad(*inners) or (bool(layout.nested) and any(map(is_open, inners)))
 
 
 def close(x: Any) -> Any:
     """Returns a closed value for an open one; any other tensor as it is."""
-    if not is_open(x):
+    if not is_above(x) or any_requires_grad(x):
         return x
-    held, layout = x.__dict__, x._layout
-    inners = [held[n] for n in type(x).__spec__.attributes]
+    layout, inners = x._layout, inner_tensors(x)
+    if not _holds_open(layout, inners):
+        return x
     if layout.nested:
-        inners = [None if t is None else close(t) for t in inners]
+        inners = [close(t) for t in inners]
     return apply_function(Construct, layout, dynamic_ints(x), *inners)
 
 
@@ -260,18 +265,13 @@ class _recording:
         CALLING.opens = self.before
 
 
-class _rule_running:
-    """Context of a rule, where autograd records: functions that it calls arrive here, and its values stay open."""
-
-    __slots__ = ("guard",)
-
-    def __enter__(self) -> None:
-        CALLING.rules += 1
-        self.guard = EnableTorchFunction()
-        self.guard.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self.guard.__exit__(*error)
+def _run_rule(rule: Call, args: Any, kwargs: Any) -> Any:
+    """Runs a rule where autograd records: functions that it calls arrive here, and its values stay open."""
+    CALLING.rules += 1
+    try:
+        with EnableTorchFunction():
+            return rule(*args, **kwargs)
+    finally:
         CALLING.rules -= 1
 
 
@@ -297,7 +297,8 @@ class _Operands:
             return t
         if BY_FORMULA in t.__dict__:
             raise formula_error(type(t))
-        return self.note(t, with_inners(t, unwrap_recorded(t, type(t).__spec__.attributes)))
+        self.open[id(t)] = t, (new := with_inners(t, unwrap_recorded(t, type(t).__spec__.attributes)))
+        return new
 
     def note(self, t: Any, new: Any) -> Any:
         """Notes the open form of a value."""
@@ -324,8 +325,8 @@ def run_native(op: OpOverload, run: Call) -> Call:
             return run(*args, **kwargs)
         operands = tensors_in(args, kwargs)
         if any(map(is_open, operands)):
-            with _recording(), _rule_running():
-                return run(*args, **kwargs)
+            with _recording():
+                return _run_rule(run, args, kwargs)
         if changes_metadata:
             _check_no_view(op, args[0])
         return _natively(op, args, kwargs)
@@ -419,8 +420,7 @@ def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = 
     operands = _Operands(opens)
     with _recording():
         args = map_tensors(args, operands.open_one)
-        with _rule_running():
-            out = run(*args, **map_tensors(kwargs, operands.open_one)) if kwargs else run(*args)
+        out = _run_rule(run, args, map_tensors(kwargs, operands.open_one) if kwargs else kwargs)
         return out if in_rule() else map_tensors(out, operands.close)
 
 
@@ -467,8 +467,8 @@ def run_write(op: OpOverload, run: Call, make: Call | None, *, by_rule: bool) ->
         if not any(map(is_above, targets)):  # a plain tensor is written to
             return run_open(run)(*args, **kwargs)
         if any(map(is_open, targets)):
-            with _recording(), _rule_running():
-                return run(*args, **kwargs)
+            with _recording():
+                return _run_rule(run, args, kwargs)
         if is_copy and not by_rule and type(args[0]) is type(args[1]) and args[0]._layout is args[1]._layout:
             return _natively(op, args, kwargs)
         return write(targets, args, kwargs)
@@ -495,8 +495,7 @@ class _Write(NamedTuple):
                     operands.note(x, _open_copy(x))
             copies = {id(x): (x, dict(new.__dict__)) for x, new in operands.open.values()}
             new_args, new_kwargs = (map_tensors(v, operands.open_one) for v in (args, kwargs))
-        with _recording(), _rule_running():
-            found = (self.make or self.run)(*new_args, **new_kwargs)
+            found = _run_rule(self.make or self.run, new_args, new_kwargs)
         if found is NotImplemented:
             return found
         for x, held in copies.values():
@@ -513,9 +512,7 @@ def _open_copy(x: Any) -> Any:
     names = type(x).__spec__.attributes
     if BY_FORMULA in x.__dict__:
         raise formula_error(type(x))
-    inners = (
-        unwrap_recorded(x, names, written=True) if any_requires_grad(x) else [x.__dict__[n] for n in names]
-    )
+    inners = unwrap_recorded(x, names, written=True) if any_requires_grad(x) else inner_tensors(x)
     return with_inners(x, [None if t is None else copied(t) for t in inners])
 
 

@@ -25,7 +25,14 @@ from subclasses.autograd import gradient_errors as errors
 from subclasses.autograd.calling import in_rule
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import BY_FORMULA, RAW, Layout, are_alike, cotangent_layout, with_nested
-from subclasses.spec.values import PRIMAL, dynamic_ints, is_differentiable, known_to_differ, with_inners
+from subclasses.spec.values import (
+    PRIMAL,
+    dynamic_ints,
+    inner_tensors,
+    is_differentiable,
+    known_to_differ,
+    with_inners,
+)
 
 aten = torch.ops.aten
 
@@ -55,7 +62,7 @@ def wrap_detached(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | N
 
 def _kept(raw: Tensor) -> Tensor:
     """Returns a view of a plain tensor, which records the grad mode of its making."""
-    return raw if hasattr(type(raw), "__spec__") else raw[...]
+    return raw[...] if raw.__class__ is Tensor or not hasattr(type(raw), "__spec__") else raw
 
 
 class Construct(torch.autograd.Function):
@@ -156,7 +163,7 @@ def wrap_cotangent(primal: Any, cotangent: Any, used: Sequence[bool] = ()) -> An
 def pull_back(primal: Any, cotangent: Tensor) -> Any:
     """Converts a plain cotangent to one of the class: the VJP of ``materialize``, by :func:`torch.autograd.grad`."""
     create_graph = torch.is_grad_enabled()
-    inners = [primal.__dict__[n] for n in type(primal).__spec__.attributes]
+    inners = inner_tensors(primal)
     with torch.enable_grad():
         leaves = [make_leaf(t, create_graph) if is_differentiable(t) else t for t in inners]
         wanted = [t for t in leaves if is_differentiable(t)]
@@ -184,7 +191,7 @@ def make_leaf(t: Tensor, create_graph: bool) -> Tensor:
 
 def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
     """Constructs a cotangent of a value from those of its inner tensors, with zeros for each that is None."""
-    cls, held = type(x), [x.__dict__[n] for n in type(x).__spec__.attributes]
+    cls, held = type(x), inner_tensors(x)
     parts = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
     cotangent = _construct_cotangent(x._layout, dynamic_ints(x), parts)
     if cls._traits.pulls_back:
@@ -289,8 +296,7 @@ class Primal:
 
     def is_of(self, x: Any) -> bool:
         """Whether a value holds the inner tensors and the ints that it held, unmodified."""
-        held = [x.__dict__[n] for n in x.__spec__.attributes]
-        is_same = all(t is u for t, u in zip(self.inners, held, strict=True))
+        is_same = all(t is u for t, u in zip(self.inners, inner_tensors(x), strict=True))
         return is_same and self.dynamics == dynamic_ints(x) and not self.is_modified()
 
     def is_modified(self) -> bool:
@@ -346,7 +352,8 @@ def unwrap_recorded(x: Any, names: tuple[str, ...], *, written: bool = False) ->
         written: Whether the value is written to next: what a backward needs of it is copied.
     """
     raw = tuple([x.__dict__[n] for n in names])
-    if not (wanted := tuple([n for n, t in zip(names, raw, strict=True) if is_differentiable(t)])):
+    wanted = tuple([n for n, t in zip(names, raw, strict=True) if is_differentiable(t)])
+    if not wanted:
         return raw
     found = apply_function(Unwrap, x, wanted, written)
     if wanted == names:

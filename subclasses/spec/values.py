@@ -83,11 +83,17 @@ def dynamic_ints(x: Any) -> tuple[Any, ...]:
     return tuple([x.__dict__[f.name] for f in fields]) if fields else ()
 
 
+def inner_tensors(x: Any) -> list[Any]:
+    """Returns the inner tensors that a value holds, in order of declaration; None for each that is absent."""
+    held = x.__dict__
+    return [held[n] for n in type(x).__spec__.attributes]
+
+
 def with_inners(x: Any, inners: Iterable[Tensor | None], layout: Any = None) -> Any:
     """Returns a value with other inner tensors, in order of declaration, and the metadata of ``x``, or of a layout."""
-    inners, layout = tuple(inners), layout or x._layout
+    layout = layout or x._layout
     if layout.nested:
-        layout = with_nested(layout, *inners)
+        layout = with_nested(layout, *(inners := tuple(inners)))
     return layout.cls._wrap(layout, *inners, *dynamic_ints(x))
 
 
