@@ -91,7 +91,7 @@ def _is_unwrapped(node: Any, source: InputLeaf, times: int) -> bool:
         while node is not None and not hasattr(node, "_forward_cls"):
             following = [one for one, _ in node.next_functions if one is not None]
             node = following[0] if len(following) == 1 else None
-        if node is None or node._forward_cls is not Unwrap:
+        if node is None or not issubclass(node._forward_cls, Unwrap):
             return False
         node = node.next_functions[0][0]
     return (
