@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from subclasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket, disabled_torch_function_impl
 from subclasses.errors import SpecError, check_keyword
-from subclasses.rules.author_code import codes_of
+from subclasses.rules.author_code import unwrapped
 from subclasses.rules.families import Family
 from subclasses.rules.registry import find_op_rule, is_decomposed
 from subclasses.spec.names import UNASKED
@@ -46,7 +45,7 @@ def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
         hook = "__torch_function__" if _is_above_autograd(key) else "__torch_dispatch__"
         bases = cls.__mro__[: cls.__mro__.index(root)]
         author = next((b for b in bases if hook in vars(b).get("_handwritten", vars(b))), None)
-        if author is not None and not _calls_super(vars(author)[hook], hook):
+        if author is not None and not _may_call_super(vars(author)[hook]):
             raise SpecError(
                 f"{cls.__name__}.implements: torch never calls a rule for {key}, since {author.__name__} defines "
                 f"{hook} and does not call the generated one, which asks for rules",
@@ -119,10 +118,10 @@ def _is_above_autograd(key: Any) -> bool:
     return not isinstance(key, torch.Tag | HigherOrderOperator | Family)
 
 
-def _calls_super(author: Any, hook: str) -> bool:
-    """Whether a method names its hook, as ``super().__torch_function__(...)`` does, or cannot be read."""
-    function = inspect.unwrap(getattr(author, "__func__", author))
+def _may_call_super(author: Any) -> bool:
+    """Whether a method refers to its class, as ``super()`` does, or is not written in Python."""
+    function = unwrapped(getattr(author, "__func__", author))
     if function is disabled_torch_function_impl:
         return False
-    codes = list(codes_of(function))
-    return not codes or any(hook in (*code.co_names, *code.co_consts) for code in codes)
+    code = getattr(function, "__code__", None)
+    return code is None or "__class__" in code.co_freevars

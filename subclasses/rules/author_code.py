@@ -1,14 +1,12 @@
-"""The code of a rule or method, and of the author's functions that it may call."""
+"""The function inside of wrappers, its package, and the instructions of its code."""
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import inspect
 import re
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 # Top-level packages whose functions are none of an author's.
@@ -22,27 +20,6 @@ def unwrapped(function: Any) -> Any:
         if not isinstance(function, functools.partial):
             return function
         function = function.func
-
-
-def codes_of(function: Any) -> Iterator[types.CodeType]:
-    """Yields the code of a function, and of the functions of its package and around it that it may call."""
-    pending, met = [function], set()
-    while pending:
-        function = unwrapped(pending.pop())
-        if not isinstance(function, types.FunctionType) or function.__code__ in met:
-            continue
-        met.add(function.__code__)
-        package = package_of(function)
-        if package in OF_LIBRARIES:
-            continue
-        called = []
-        for code in _nested(function.__code__):
-            yield code
-            called += [function.__globals__.get(name) for name in code.co_names]
-        for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # it is empty
-                called.append(cell.cell_contents)
-        pending += [other for other in called if package_of(other) == package]
 
 
 class Step(NamedTuple):
@@ -94,10 +71,3 @@ def global_names(code: types.CodeType) -> list[str]:
 def package_of(function: Any) -> str:
     """Returns the name of the top-level package that something was defined in."""
     return str(getattr(function, "__module__", "")).partition(".")[0]
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
