@@ -122,7 +122,11 @@ class VariantEmitter:
         mismatches = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
         for number, value in arrived:
             mismatches += self._mismatches(tangents[number], number, value, (), items)
-        out.writeline(f"if {mismatches[0]}" + "".join(f" or {text}" for text in mismatches[1:]) + ":")
+        out.writeline("if (")
+        with out.indent():
+            for number, text in enumerate(mismatches):
+                out.writeline(f"or {text}" if number else text)
+        out.writeline("):")
         with out.indent():
             out.writeline(f"return {self.fallback}(ctx, {tuple_of(tangents.values())})")
         return items

@@ -141,7 +141,11 @@ def run(a0, a1):
 
 
 def backward_1(ctx, tangent0):
-    if is_grad_enabled() or type(tangent0) is not Pair_Cotangent and type(tangent0) is not Pair or tangent0._layout is not layout and tangent0._layout is not layout_1:
+    if (
+        is_grad_enabled()
+        or type(tangent0) is not Pair_Cotangent and type(tangent0) is not Pair
+        or tangent0._layout is not layout and tangent0._layout is not layout_1
+    ):
         return another_backward(ctx, (tangent0,))
     g0 = tangent0.a.contiguous()
     g1 = tangent0.b.contiguous()
