@@ -12,7 +12,7 @@ from torch import nn
 from desugar._torch_compiled_calls import compiled_call
 from desugar.api import call_of, with_own_code
 from desugar.compare.import_names import Call
-from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK, compile_way
+from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK, TUNED, compile_way
 from desugar.dynamo.entry import Calls
 from desugar.recording.listeners import caller
 
@@ -82,11 +82,11 @@ class Owners:
         calls = caller()
         call = calls.call() if isinstance(calls, Calls) else None
         if isinstance(calls, Calls) and call is not None:
-            made = Owner(calls.what, (EAGER, STOCK, DIRECT), calls.backend, Calls._call_compiled.__code__)
+            made = Owner(calls.what, (EAGER, STOCK, TUNED, DIRECT), calls.backend, Calls._call_compiled.__code__)
             return self._found.setdefault(id(calls), (made, calls))[0], call
         found = compiled_call()
         if found is None or getattr(found.backend, "compiler_name", None) != "desugar":
             return None, ((), {})
-        made = Owner(found.what, (EAGER, STOCK, BACKEND), found.backend, found.code)
+        made = Owner(found.what, (EAGER, STOCK, TUNED, BACKEND), found.backend, found.code)
         key = id(found.context), id(found.what)
         return self._found.setdefault(key, (made, found.context))[0], (found.args, found.kwargs)

@@ -39,15 +39,18 @@ def reported(run):
 OURS = 'backend="desugar"'
 
 
-def test_a_call_is_timed_in_three_ways():
+def test_a_call_is_timed_in_each_way():
     @compiled
     def scaled(x, *, by):
         return x.sin() * by
 
     (program,) = reported(lambda: scaled(torch.ones(3), by=2))
     ways = dict(program.worth.ways)
-    assert list(ways) == ["eager", "torch.compile", "desugar.compile"] and all(t > 0 for t in ways.values())
-    assert program.worth.verdict == "2 calls compared; torch.compile: right; desugar.compile: right"
+    assert list(ways) == ["eager", "torch.compile", "stock, tuned", "desugar.compile"] and all(
+        t > 0 for t in ways.values()
+    )
+    told = "2 calls compared; torch.compile: right; stock, tuned: right; desugar.compile: right"
+    assert program.worth.verdict == told
     assert program.worth.answer.startswith(("yes, ", "no, ", "hardly, ")) and program.calls == 1
 
 
@@ -188,9 +191,10 @@ def test_a_way_that_fails_or_differs_does_not_hide_the_others(monkeypatch):
     monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
     twice = compiled(lambda x: x * 2)
     (program,) = reported(lambda: twice(torch.ones(2)))
-    assert program.worth.ways[1] == ("torch.compile", None) and program.worth.ways[2][1] > 0
-    assert "torch.compile: error (ZeroDivisionError: division by zero); desugar.compile: wrong (" in (
-        program.worth.verdict
+    assert program.worth.ways[1] == ("torch.compile", None) and program.worth.ways[3][1] > 0
+    assert (
+        "torch.compile: error (ZeroDivisionError: division by zero); stock, tuned: right; desugar.compile: wrong ("
+        in (program.worth.verdict)
     )
     assert program.worth.answer == "no, desugar.compile does not do what eager mode does"
 
@@ -230,7 +234,7 @@ def test_the_options_of_the_script_are_kept(monkeypatch, door, options):
     monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
     fn = door(lambda x: x.sin() * 2, **options)
     reported(lambda: fn(torch.ones(2)))
-    assert asked == [("inductor", options)] * 3
+    assert asked == [("inductor", options)] * 4
 
 
 # ---- behind torch.compile -------------------------------------------------------------------------------------
@@ -262,11 +266,13 @@ def test_calls_behind_torch_compile_are_made_again():
             built_in(torch.ones(4, 3))
 
     programs = reported(run)
-    assert [list(dict(p.worth.ways)) for p in programs] == [["eager", "torch.compile", OURS]] * 4
+    assert [list(dict(p.worth.ways)) for p in programs] == [
+        ["eager", "torch.compile", "stock, tuned", OURS]
+    ] * 4
     assert all(seconds > 0 for p in programs for _, seconds in p.worth.ways)
     for program, train in zip(programs, (False, True, True, False), strict=True):
         told = program.worth.verdict
-        assert told.startswith(f"2 calls compared; torch.compile: right; {OURS}: right")
+        assert told.startswith(f"2 calls compared; torch.compile: right; stock, tuned: right; {OURS}: right")
         assert ("backward" in told) == train
     assert torch.equal(net.weight.grad, torch.full((3,), 3.0)), "as the script left it"
 
@@ -313,7 +319,7 @@ def test_modules_among_the_arguments_are_as_the_script_left_them(door):
         "a trainer's method": behind(trainer.step),
     }[door]
     (program,) = reported(lambda: call(torch.ones(3)).sum().backward())
-    assert program.worth.verdict.count(": right") == 2, program.worth.verdict
+    assert program.worth.verdict.count(": right") == 3, program.worth.verdict
     assert net.seen.tolist() == [1, 1, 1] and net.weight.grad.tolist() == [1, 1, 1]
     assert trainer.total.tolist() == [float(door == "a trainer's method")] * 3
 
