@@ -1,7 +1,7 @@
 """Compares measured figures with this project's goals.
 
     python -m bench.goals                                   # the results in bench/results
-    python -m bench.goals bench/results/torch-2.15          # the results of another run
+    python -m bench.goals old                               # the results of another run
 
 `make bench` runs this at its end. It measures nothing: it reads the files that `make bench` and `make bench-gpu` wrote,
 as far as they exist, and writes `goals.md` to the same folder. The exit status is 1 if a figure misses its goal.

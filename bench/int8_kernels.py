@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    machine = describe_machine() | {"instructions": torch.backends.cpu.get_cpu_capability()}
+    machine = describe_machine()
     rows = measure()
     print_rows(rows)
     save_rows(rows, machine, options.out / f"{options.name}.json", command="bench.int8_kernels")

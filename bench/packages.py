@@ -30,7 +30,6 @@ from subclasses.ragged import JaggedTensor
 TURNS = 7
 MEASURED = "`python -m bench.packages` measures it."
 CALLS = 2000
-CAPABILITY = torch.backends.cpu.get_cpu_capability()
 
 # Prints the milliseconds of what a process pays: for importing what packages need, and for loading one twice.
 LOADING = """
@@ -128,7 +127,7 @@ def write_table(cases: dict[str, dict[str, Any]]) -> str:
     for name, found in cases.items():
         lines.append(f"| {name} | {' | '.join(f'{found[column]:,}' for column in columns)} |")
     machine = describe_machine()
-    where = f"PyTorch {machine['torch']}, one thread of an {machine['cpu']} with {CAPABILITY}"
+    where = f"PyTorch {machine['torch']}, one thread of an {machine['cpu']} with {machine['instructions']}"
     return "\n".join([*lines, "", f"{where}; processor time, medians of {TURNS} turns. {MEASURED}", ""])
 
 
@@ -141,8 +140,7 @@ def main() -> None:
     torch.set_num_threads(1)  # calls of a few microseconds are compared
     with tempfile.TemporaryDirectory() as folder:
         cases = {name: measure(name, *case, Path(folder)) for name, case in make_cases().items()}
-    found = {**describe_machine(), "capability": CAPABILITY}
-    text = json.dumps({**found, "cases": cases}, indent=2, ensure_ascii=False)
+    text = json.dumps({**describe_machine(), "cases": cases}, indent=2, ensure_ascii=False)
     print(text)
     if out is not None:
         out.write_text(text + "\n", encoding="utf-8")

@@ -94,9 +94,10 @@ def environment_with_byte_code(folder: Path) -> dict[str, str]:
 
 
 def describe_machine() -> dict[str, str | int]:
-    """Returns the processor and the versions, without the machine's name."""
+    """Returns the processor, what PyTorch uses of it, and the versions, without the machine's name."""
     return {
         "cpu": _cpu_model(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

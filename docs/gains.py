@@ -144,7 +144,8 @@ def emit_table(gains: list[Gain]) -> str:
     machine = load_rows(RESULTS / "wrappers.json")[1]
     out += [
         "",
-        f"Measured on a CPU ({machine['cpu']}, {machine['cores']} cores) with PyTorch {machine['torch']}.",
+        f"Measured on a CPU ({machine['cpu']}, {machine['instructions']}, {machine['cores']} cores) with PyTorch "
+        f"{machine['torch']}.",
     ]
     return "\n".join(out)
 
