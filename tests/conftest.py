@@ -9,8 +9,10 @@ import math
 import os
 import re
 import sys
+import tempfile
 import zlib
 from collections import defaultdict
+from importlib.metadata import version
 from typing import Any
 
 # Two workers on two cores: a thread each. Read once by torch, so set before it is imported.
@@ -18,6 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Inductor builds kernels in threads, as it does for users; only Triton needs its worker processes.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
 os.environ.setdefault("TORCH_WARM_POOL", "0")
+
+# AOTAutograd finds what another release of PyTorch has stored, and fails with it.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-{version('torch')}")
 
 # Dynamo collects garbage after each compilation: all objects of a worker, for the few that a test makes.
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
