@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import desugar
 from bench.subjects import copy_function
+from desugar.backward.emit import VariantEmitter
 from desugar.codegen.text import join_saved
 from desugar.ir.stages import FromTangent
-from desugar.wrapper.backward import VariantEmitter
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 

@@ -14,7 +14,10 @@ from torch import fx
 from desugar import _torch as private
 from desugar.backends import graphs
 from desugar.backends.base import Backend, GraphKind
-from desugar.backends.parallel_build import PendingKernels, expected_tangents
+from desugar.backends.parallel_build import PendingKernels
+from desugar.backward.recompute import CapturedFunction
+from desugar.backward.variants import BackwardVariants, expected_tangents
+from desugar.codegen.parts import Parts
 from desugar.flatten.autocast import autocast_state, is_autocast
 from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph
@@ -33,9 +36,6 @@ from desugar.tracing.side_effects import sink_tokens
 from desugar.tracing.trace import discover, trace_graph, trace_once
 from desugar.tracing.unsupported import OtherStructure, check_same_structure
 from desugar.tracing.views import has_unknown_views
-from desugar.wrapper.backward_variants import BackwardVariants
-from desugar.wrapper.recompute import CapturedFunction
-from desugar.wrapper.results import Parts
 from desugar.wrapper.run import emit_program
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
@@ -251,8 +251,7 @@ def _compile_backward(variants: BackwardVariants, kernels: PendingKernels) -> No
             except private.InductorError as error:
                 if has_symbols:
                     raise
-                # The first call of the backward compiles it again, and raises the error.
-                log.info("this backward will be compiled when it is needed: %s", error)
+                log.warning("compiling the backward early failed; the first backward retries: %s", error)
     if kernels.waits:
         with stage("build kernels"):
             kernels.finish()

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import fx
 
+from desugar.backward.variants import BackwardVariants
+from desugar.codegen.direct_calls import call_directly
 from desugar.ir.stages import Graphs
 from desugar.ir.values import Value, describe, kind_of
-from desugar.wrapper.backward_variants import BackwardVariants
-from desugar.wrapper.direct_calls import call_directly
 
 
 @dataclass(eq=False)

@@ -20,8 +20,6 @@ from typing import Any
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.ir.stages import Interface
-from desugar.ir.values import Wrapper
 
 log = logging.getLogger("desugar")
 
@@ -80,19 +78,6 @@ class PendingKernels:
             # The caller compiles the graph again, and gets the error if it persists.
             log.info("compiling a graph again, because its kernels failed: %s", error)
             return False
-
-
-def expected_tangents(traced: Interface) -> tuple[bool, ...]:
-    """Predicts, per tangent, whether it will arrive.
-
-    The results without dimensions are taken for losses, whose gradients arrive. If there is none, all are expected.
-    """
-    dims = [
-        len(value.size) if isinstance(value, Wrapper) else traced.tangent_items[value.index].dim()  # type: ignore[union-attr]
-        for _, value in traced.tangents
-    ]
-    losses = tuple(dim == 0 for dim in dims)
-    return losses if any(losses) else (True,) * len(losses)
 
 
 _this_thread = threading.local()

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from desugar import _torch as private, _torch_guards, _torch_views
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
+from desugar.backward.recompute import CapturedFunction
 from desugar.dynamo.attributes import break_at_assignments, trace_properties
 from desugar.dynamo.derivatives import Specialized
 from desugar.dynamo.fallback import compile_by_stock, is_saving, run_op_by_op
@@ -34,7 +35,6 @@ from desugar.recording.listeners import Caller, Recording, caller
 from desugar.recording.trace_artifacts import record_compilation
 from desugar.recording.user_names import function_name, leaf_names
 from desugar.store.programs import PackedPlace, Place, place_of
-from desugar.wrapper.recompute import CapturedFunction
 
 log = logging.getLogger("desugar")
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from desugar import _torch as private
 from desugar.backends.base import Backend
+from desugar.backward.recompute import CapturedFunction
 from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
 from desugar.ir.values import dynamic_names, is_wrapper, take_apart
@@ -23,7 +24,6 @@ from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.recording.listeners import Recording
 from desugar.recording.trace_artifacts import record_compilation
-from desugar.wrapper.recompute import CapturedFunction
 from subclasses.slow_paths import say_once
 
 MAX_PROGRAMS = 8  # as Dynamo's limit; a call that would need one more program runs the function itself

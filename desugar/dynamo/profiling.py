@@ -17,8 +17,8 @@ from typing import Any
 from torch.profiler import record_function
 
 from desugar import _torch as private
+from desugar.codegen.direct_calls import graph_behind
 from desugar.program import Program
-from desugar.wrapper.direct_calls import graph_behind
 
 _thread = threading.local()
 _named: weakref.WeakSet[Any] = weakref.WeakSet()  # generated functions whose graphs have names

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from desugar import _torch as private
 from desugar.backends.choose import choose_backend
+from desugar.backward.recompute import CapturedFunction
 from desugar.errors import DesugarError
 from desugar.flatten.autocast import autocast_state, restore_autocast
 from desugar.flatten.fakes import Fakes
@@ -22,7 +23,6 @@ from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.store.pickling import CannotStore, known_values, load
 from desugar.store.programs import INPUT_FIELDS, PackedPlace
-from desugar.wrapper.recompute import CapturedFunction
 
 
 class SavedProgram:

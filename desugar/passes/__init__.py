@@ -1,1 +1,1 @@
-"""Passes over plain graphs: the partitioner, mutations, pruning, verification."""
+"""Passes over plain graphs: the partitioner, mutations, verification."""

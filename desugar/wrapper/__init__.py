@@ -1,1 +1,1 @@
-"""Builds the runtime wrapper around compiled graphs: the call, the autograd function and the backwards."""
+"""Builds the runtime wrapper around compiled graphs: the call and the autograd function."""

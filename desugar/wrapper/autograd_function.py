@@ -11,17 +11,18 @@ import weakref
 
 import torch
 
+from desugar.backward.emit import variant_name
+from desugar.backward.plan import BackwardPlan, plan_backward
+from desugar.backward.recompute import plan_recompute, tensor_leaves
 from desugar.codegen.build_values import emit_graph_call
+from desugar.codegen.parts import Parts
 from desugar.codegen.text import targets_of, tuple_of
 from desugar.codegen.unpack import Names
 from desugar.ir.outputs import unread_positions
 from desugar.ir.stages import FromForward, Split
 from desugar.ir.values import Plain, Wrapper
 from desugar.recording.listeners import note_skipped_check
-from desugar.wrapper.backward import variant_name
-from desugar.wrapper.backward_plan import BackwardPlan, plan_backward
-from desugar.wrapper.recompute import plan_recompute, tensor_leaves
-from desugar.wrapper.results import Parts, emit_results, is_computed, slot_reader, view_ints
+from desugar.wrapper.results import emit_results, is_computed, slot_reader, view_ints
 from subclasses.codegen.emitter import Emitter
 
 
@@ -37,7 +38,7 @@ def emit_function(out: Emitter, parts: Parts, partitioned: Split) -> BackwardPla
         out.writeline()
         out.writeline("@staticmethod")
         arriving = {number: f"tangent{number}" for number, _ in parts.traced.tangents}
-        computed = [number for number, value in enumerate(parts.outputs.values) if is_computed(value)]
+        computed = [number for number, value in enumerate(parts.traced.outputs.values) if is_computed(value)]
         parameters = [arriving.get(number) or out.fresh_name("_unused") for number in computed]
         parameters += [out.fresh_name("_unused") for _ in view_ints(parts)]  # autograd passes None for an int
         plan.is_replaced = len(parameters) == len(arriving)
@@ -60,7 +61,7 @@ def _emit_forward(out: Emitter, parts: Parts, partitioned: Split) -> BackwardPla
     names = _emit_forward_names(out, parts)
     count = len(partitioned.forward_outputs)
     read_later = {s.index for s in partitioned.backward_inputs if isinstance(s, FromForward)}
-    unread = unread_positions(parts.outputs)
+    unread = unread_positions(parts.traced.outputs)
     results = emit_graph_call(
         out,
         parts.forward,
@@ -77,7 +78,9 @@ def _emit_forward(out: Emitter, parts: Parts, partitioned: Split) -> BackwardPla
         out.writeline(f"ctx.others = {tuple_of(plan.others)}")
     _emit_recompute_record(out, plan, names)
     out.writeline("ctx.set_materialize_grads(False)")
-    computed = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if is_computed(value)]
+    computed = [
+        (leaves[n], value) for n, value in enumerate(parts.traced.outputs.values) if is_computed(value)
+    ]
     constant = [
         leaf for leaf, value in computed if isinstance(value, Plain | Wrapper) and not value.requires_grad
     ]

@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from desugar.backends.base import CompiledGraph
 from desugar.codegen.build_values import ReadSlot, emit_value
 from desugar.codegen.debug_checks import Expected, emit_recheck, expect_plain
+from desugar.codegen.parts import Parts
 from desugar.codegen.unpack import Names
-from desugar.flatten.inputs import Inputs
-from desugar.ir.outputs import Outputs
-from desugar.ir.stages import Interface, Split
 from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper
 from subclasses.codegen.emitter import Emitter
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts from which the text of one program is generated.
-
-    Attributes:
-        inputs, traced: The inputs and the traced function.
-        forward: The compiled forward.
-        otherwise: Takes calls whose arguments share memory, begin at other storage offsets, or are DTensors of other
-            sizes, where that matters.
-        partitioned: The forward and backward graphs; None in inference.
-        autocast: Whether autocast is on for some device.
-    """
-
-    inputs: Inputs
-    traced: Interface
-    forward: CompiledGraph
-    otherwise: Callable[..., Any]
-    partitioned: Split | None = None
-    autocast: bool = False
-
-    @property
-    def outputs(self) -> Outputs:
-        """The results and mutations of the function."""
-        return self.traced.outputs
 
 
 def items_expression(parts: Parts, names: Names) -> str:
@@ -56,7 +25,7 @@ def slot_reader(parts: Parts, names: Names, results: Sequence[str]) -> ReadSlot:
         names: The names of input leaves and input slots.
         results: The names of the compiled graph's outputs.
     """
-    outputs = parts.outputs
+    outputs = parts.traced.outputs
     positions = {slot: n for n, slot in enumerate(outputs.returned)}
 
     def read(slot: int) -> str:
@@ -78,25 +47,27 @@ def emit_results(out: Emitter, parts: Parts, names: Names, results: Sequence[str
         Result leaf -> expression, for all leaves except views.
     """
     read = slot_reader(parts, names, results)
-    items = parts.outputs.items
-    computed = [(text, items[slot]) for text, slot in zip(results, parts.outputs.returned, strict=False)]
+    items = parts.traced.outputs.items
+    computed = [
+        (text, items[slot]) for text, slot in zip(results, parts.traced.outputs.returned, strict=False)
+    ]
     computed = [(text, fake) for text, fake in computed if text != "_"]
     emit_recheck(out, [text for text, _ in computed], expect_plain("results", [fake for _, fake in computed]))
     leaves: dict[int, str] = {}
-    for number, value in enumerate(parts.outputs.values):
+    for number, value in enumerate(parts.traced.outputs.values):
         match value:
             case View() | Same("output"):
                 pass
             case Same(_, index):
                 leaves[number] = names.leaves[index]
-            case Plain(index, True) if index in parts.outputs.inputs and parts.partitioned:
+            case Plain(index, True) if index in parts.traced.outputs.inputs and parts.partitioned:
                 leaves[number] = f"{read(index)}.detach()"  # an inner tensor never gets a grad_fn
             case _:
                 leaves[number] = emit_value(out, value, read, f"out{number}")
-    for number, value in enumerate(parts.outputs.values):
+    for number, value in enumerate(parts.traced.outputs.values):
         if isinstance(value, Same) and value.of == "output" and value.index in leaves:
             leaves[number] = leaves[value.index]
-    built = {n: value for n, value in enumerate(parts.outputs.values) if isinstance(value, Wrapper)}
+    built = {n: value for n, value in enumerate(parts.traced.outputs.values) if isinstance(value, Wrapper)}
     outputs = Expected("outputs", tuple(built.values()), dict(enumerate(items)))
     emit_recheck(out, [leaves[n] for n in built], outputs)
     return leaves
@@ -106,12 +77,12 @@ def view_ints(parts: Parts) -> list[int]:
     """Returns the output slots of ints that the graph computes and that views among the results need."""
     slots = [
         extent.index
-        for value in parts.outputs.values
+        for value in parts.traced.outputs.values
         if isinstance(value, View)
         for extent in value.ints
         if isinstance(extent, Slot)
     ]
-    return [slot for slot in dict.fromkeys(slots) if slot not in parts.outputs.inputs]
+    return [slot for slot in dict.fromkeys(slots) if slot not in parts.traced.outputs.inputs]
 
 
 def is_computed(value: Value) -> bool:

@@ -10,8 +10,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from desugar.backward.emit import differentiable_leaves
+from desugar.backward.plan import BackwardPlan
+from desugar.backward.recompute import tensor_leaves
 from desugar.codegen.build_values import ReadSlot, emit_constant, emit_graph_call, emit_ints
 from desugar.codegen.debug_checks import Expected, emit_recheck
+from desugar.codegen.parts import Parts
 from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
 from desugar.codegen.text import tuple_of
 from desugar.codegen.unpack import Names, emit_unpacking
@@ -20,11 +24,7 @@ from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Same, Value, View, Wrapper
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.autograd_function import emit_function
-from desugar.wrapper.backward import differentiable_leaves
-from desugar.wrapper.backward_plan import BackwardPlan
-from desugar.wrapper.recompute import tensor_leaves
 from desugar.wrapper.results import (
-    Parts,
     emit_results,
     is_computed,
     items_expression,
@@ -66,14 +66,14 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
         _emit_inference_check(out, parts, names)
         raise_line = _emit_version_reads(out, parts, names)
         leaves, read = (_emit_training if parts.partitioned else _emit_inference)(out, parts, names)
-        for leaf, name, number in parts.outputs.assigns:
+        for leaf, name, number in parts.traced.outputs.assigns:
             out.writeline(f"{names.leaves[leaf]}.{name} = {leaves[number]}")
-        for leaf, number in parts.outputs.writes:
+        for leaf, number in parts.traced.outputs.writes:
             out.writeline(f"{names.leaves[leaf]}.copy_({leaves[number]})")
         if raise_line:
             out.writeline(raise_line)
         _emit_views(out, parts, names, leaves, read)
-        out.writeline(f"return {tuple_of(leaves[n] for n in range(len(parts.outputs.visible)))}")
+        out.writeline(f"return {tuple_of(leaves[n] for n in range(len(parts.traced.outputs.visible)))}")
 
 
 def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
@@ -92,7 +92,7 @@ def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters:
 def _overlaps(out: Emitter, parts: Parts, names: Names) -> list[str]:
     """Returns the condition that a mutated tensor shares memory with another tensor; none if none can."""
     inputs = parts.inputs
-    written = written_slots(inputs.values, parts.outputs)
+    written = written_slots(inputs.values, parts.traced.outputs)
     tensors = [n for n, item in inputs.fake_items.items() if isinstance(item, Tensor)]
     if not written or len(tensors) < 2:
         return []
@@ -145,7 +145,7 @@ def _other_extents(out: Emitter, name: str, value: Wrapper) -> Iterator[str]:
 
 def _emit_inference_check(out: Emitter, parts: Parts, names: Names) -> None:
     """Emits a check of inference mode if the program writes to inference tensors: Dynamo does not guard the mode."""
-    inputs, written = parts.inputs, written_slots(parts.inputs.values, parts.outputs)
+    inputs, written = parts.inputs, written_slots(parts.inputs.values, parts.traced.outputs)
     inference = [slot for slot in sorted(written) if inputs.origins[slot] in inputs.inference]
     if inference:
         check = out.bind(check_inference_mode, "check_inference_mode")
@@ -154,7 +154,7 @@ def _emit_inference_check(out: Emitter, parts: Parts, names: Names) -> None:
 
 def _emit_version_reads(out: Emitter, parts: Parts, names: Names) -> str | None:
     """Emits the lines that read the version counters of mutated tensors; returns the line that raises them later."""
-    rises = parts.outputs.versions
+    rises = parts.traced.outputs.versions
     if not rises:
         return None
     written, before = out.fresh_name("written"), out.fresh_name("versions")
@@ -167,7 +167,7 @@ def _emit_version_reads(out: Emitter, parts: Parts, names: Names) -> str | None:
 
 def _emit_views(out: Emitter, parts: Parts, names: Names, leaves: dict[int, str], read: ReadSlot) -> None:
     """Emits the lines that take the views among the results; adds their names to `leaves`."""
-    for number, value in enumerate(parts.outputs.values):
+    for number, value in enumerate(parts.traced.outputs.values):
         if not isinstance(value, View):
             continue
         base = names.leaves[value.index] if value.of == "input" else leaves[value.index]
@@ -180,13 +180,13 @@ def _emit_views(out: Emitter, parts: Parts, names: Names, leaves: dict[int, str]
                 out.writeline(line)
         else:
             out.writeline(line)
-    for number, value in enumerate(parts.outputs.values):
+    for number, value in enumerate(parts.traced.outputs.values):
         if isinstance(value, Same) and number not in leaves:
             leaves[number] = leaves[value.index]
 
 
 def _emit_inference(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], ReadSlot]:
-    unread = unread_positions(parts.outputs)
+    unread = unread_positions(parts.traced.outputs)
     hints = ["_" if n in unread else f"r{n}" for n in range(parts.traced.num_forward)]
     note_skipped_check(
         out, "a walk over the arguments, and a copy of their list: the items are named one by one"
@@ -196,7 +196,7 @@ def _emit_inference(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int,
 
 
 def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], ReadSlot]:
-    computed = [number for number, value in enumerate(parts.outputs.values) if is_computed(value)]
+    computed = [number for number, value in enumerate(parts.traced.outputs.values) if is_computed(value)]
     leaves = {number: out.fresh_name(f"out{number}") for number in computed}
     ints = {slot: out.fresh_name(f"n{slot}") for slot in view_ints(parts)}
     kept = tuple_of(names.leaves[leaf] for leaf in tensor_leaves(parts.inputs))
@@ -206,7 +206,7 @@ def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, 
         out, "a walk over the arguments, and a copy of their list: the items are named one by one"
     )
     out.writeline(f"{', '.join([*leaves.values(), *ints.values()])} = {call}")
-    for number, value in enumerate(parts.outputs.values):
+    for number, value in enumerate(parts.traced.outputs.values):
         match value:
             case Same("input", index):
                 leaves[number] = names.leaves[index]
@@ -214,5 +214,5 @@ def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, 
                 leaves[number] = leaves[index]
             case Constant(constant, None):
                 leaves[number] = emit_constant(out, constant)
-    inputs = parts.outputs.inputs
+    inputs = parts.traced.outputs.inputs
     return leaves, lambda slot: names.slots[inputs[slot]] if slot in inputs else ints[slot]

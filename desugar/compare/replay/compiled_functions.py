@@ -82,7 +82,9 @@ class Owners:
         calls = caller()
         call = calls.call() if isinstance(calls, Calls) else None
         if isinstance(calls, Calls) and call is not None:
-            made = Owner(calls.what, (EAGER, STOCK, TUNED, DIRECT), calls.backend, Calls._call_compiled.__code__)
+            made = Owner(
+                calls.what, (EAGER, STOCK, TUNED, DIRECT), calls.backend, Calls._call_compiled.__code__
+            )
             return self._found.setdefault(id(calls), (made, calls))[0], call
         found = compiled_call()
         if found is None or getattr(found.backend, "compiler_name", None) != "desugar":

@@ -9,6 +9,10 @@ from typing import Any, NoReturn
 import torch
 
 from desugar.backends.base import CompiledGraph
+from desugar.backward.emit import Variant, VariantEmitter, variant_name
+from desugar.backward.plan import BackwardPlan, first_paths
+from desugar.codegen.direct_calls import replace_backward
+from desugar.codegen.parts import Parts
 from desugar.errors import SignatureError
 from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
@@ -18,10 +22,6 @@ from desugar.ir.stages import Interface
 from desugar.ir.values import Flat, slots_of
 from desugar.packages.manifest.expressions import Expression, Extent, Symbol, value_of
 from desugar.packages.manifest.records import GraphRecord, ProgramRecord, Restrided, TensorFacts, rebuilt
-from desugar.wrapper.backward import Variant, VariantEmitter, variant_name
-from desugar.wrapper.backward_plan import BackwardPlan, first_paths
-from desugar.wrapper.direct_calls import replace_backward
-from desugar.wrapper.results import Parts
 from desugar.wrapper.run import emit_program
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter

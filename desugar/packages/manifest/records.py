@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from desugar.backward.emit import Variant
 from desugar.flatten.origins import Origin
 from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import FromForward, FromInput, FromTangent, GradientCall, Interface, Split
 from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper
 from desugar.packages.manifest.expressions import Expression, Extent, Symbol, value_of
-from desugar.wrapper.backward import Variant
 from subclasses import TensorSubclass
 from subclasses.autograd.construct import unwrap_one
 

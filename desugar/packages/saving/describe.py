@@ -11,6 +11,7 @@ from typing import Any
 from torch import SymInt, Tensor
 
 from desugar import _torch as private
+from desugar.backward.emit import Variant
 from desugar.errors import PackageError
 from desugar.flatten.origins import Origin
 from desugar.ir.stages import Interface
@@ -47,7 +48,6 @@ from desugar.packages.manifest.structure import flatten, names_of
 from desugar.packages.saving.capture import Captured, Placeholder, as_expression
 from desugar.packages.saving.tensor_facts import Symbols, Weights
 from desugar.tracing.views import InnerReplay, ViewReplay, return_base
-from desugar.wrapper.backward import Variant
 
 # ---------------------------------------------------------------------------------------------- the program
 

@@ -22,10 +22,10 @@ from desugar import _torch as private
 from desugar.backends import graphs, inductor
 from desugar.backends.parallel_build import (
     PendingKernels,
-    expected_tangents,
     postpone_kernels,
 )
 from desugar.backends.vector_isa import tried_when_asked
+from desugar.backward.variants import expected_tangents
 from desugar.dynamo.backend import dynamo_backend
 from desugar.recording.listeners import listen
 from tests.desugar import classes

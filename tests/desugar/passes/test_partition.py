@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import desugar
+from desugar.backward.prune import prune_missing
 from desugar.flatten.fakes import hint
 from desugar.ir.fx_utils import copy_graph, output_nodes
 from desugar.ir.stages import FromForward, FromInput, FromTangent
-from desugar.passes.prune_tangents import prune_missing
 from tests.desugar.classes import EVERY, Nested, Pair, Tensor, TwoTensor, make, targets
 from tests.desugar.judge import judge
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from desugar.codegen.parts import Parts
 from desugar.codegen.unpack import Names
 from desugar.flatten.fakes import is_symbolic
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Interface
 from desugar.ir.values import Constant, Value, Wrapper, parts_of, paths_of
 from desugar.tracing.tangents import meets_plain_gradients
-from desugar.wrapper.results import Parts
 from subclasses.autograd.construct import Primal
 from subclasses.codegen.emitter import Emitter
 
@@ -33,7 +33,7 @@ class BackwardPlan:
         companion_reads: (result leaf, attribute path) -> expression of a companion in the backward.
         primal_reads: Input leaf -> expression in the backward of its inner tensors as the function got them.
         referred: Argument leaves that are neither saved nor in the autograd graph. The forward references them weakly,
-            for a backward that runs the function again (:mod:`desugar.wrapper.recompute`).
+            for a backward that runs the function again (:mod:`desugar.backward.recompute`).
         held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
             history alive, too.
         kept: Input leaves that are referenced strongly in any case: all, if a result may get plain gradients where

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from desugar.backends.base import CompiledGraph
+from desugar.backward.plan import BackwardPlan
 from desugar.codegen.build_values import emit_constant, emit_graph_call, emit_value, zeros_expression
 from desugar.codegen.debug_checks import emit_recheck, expect_plain
 from desugar.codegen.runtime import placed, restride, settle, tensor_guards
@@ -24,7 +25,6 @@ from desugar.flatten.fakes import hint, is_symbolic
 from desugar.ir.stages import BackwardInput, FromTangent, Interface, presence_bits
 from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of, take_apart
 from desugar.recording.listeners import note_skipped_check
-from desugar.wrapper.backward_plan import BackwardPlan
 from subclasses import TensorSubclass
 from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext, OpaqueContext

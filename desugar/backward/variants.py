@@ -3,7 +3,7 @@
 A variant is generated when its set of gradients first arrives. It is compiled then, or earlier
 (:mod:`desugar.backends.parallel_build`). For gradients of the traced types, a variant runs a compiled graph on what
 the forward saved: the backward graph for all gradients, or a pruned one if some do not arrive. Other backwards go to
-:mod:`desugar.wrapper.recompute`: those with a gradient of another type or metadata, and those that are themselves
+:mod:`desugar.backward.recompute`: those with a gradient of another type or metadata, and those that are themselves
 differentiated.
 """
 
@@ -22,21 +22,21 @@ from desugar import _torch as private
 from desugar.backends import graphs
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.parallel_build import PendingKernels
+from desugar.backward.emit import Variant, VariantEmitter, variant_name
+from desugar.backward.plan import BackwardPlan
+from desugar.backward.prune import prune_missing
+from desugar.backward.recompute import CapturedFunction, Recompute
+from desugar.codegen.direct_calls import call_directly, replace_backward
+from desugar.codegen.parts import Parts
 from desugar.flatten.autocast import autocast_state, is_autocast
 from desugar.ir.fx_utils import copy_graph, fake_inputs, output_items, output_nodes
-from desugar.ir.stages import BackwardInput, FromTangent, Split
+from desugar.ir.stages import BackwardInput, FromTangent, Interface, Split
 from desugar.ir.values import Plain, Wrapper, slots_of
-from desugar.passes.prune_tangents import prune_missing
 from desugar.passes.verify import check_pruned
 from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
 from desugar.recording.listeners import stage
 from desugar.store.programs import Place
 from desugar.tracing.tangents import may_differ_without
-from desugar.wrapper.backward import Variant, VariantEmitter, variant_name
-from desugar.wrapper.backward_plan import BackwardPlan
-from desugar.wrapper.direct_calls import call_directly, replace_backward
-from desugar.wrapper.recompute import CapturedFunction, Recompute
-from desugar.wrapper.results import Parts
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 
@@ -71,7 +71,7 @@ class BackwardVariants:
         sources: The texts of the generated functions.
         late_seconds: The time in seconds spent on compiling variants when they were first needed.
         function: The autograd function whose `backward` looks up variants; set when its text is built.
-        is_direct: Whether variants call the code inside their graphs (:mod:`desugar.wrapper.direct_calls`).
+        is_direct: Whether variants call the code inside their graphs (:mod:`desugar.codegen.direct_calls`).
         functions: The generated functions.
     """
 
@@ -285,3 +285,16 @@ class BackwardVariants:
                 if depends & missing and not depends & arriving:
                     return True
         return False
+
+
+def expected_tangents(traced: Interface) -> tuple[bool, ...]:
+    """Predicts, per tangent, whether it will arrive.
+
+    The results without dimensions are taken for losses, whose gradients arrive. If there is none, all are expected.
+    """
+    dims = [
+        len(value.size) if isinstance(value, Wrapper) else traced.tangent_items[value.index].dim()  # type: ignore[union-attr]
+        for _, value in traced.tangents
+    ]
+    losses = tuple(dim == 0 for dim in dims)
+    return losses if any(losses) else (True,) * len(losses)

@@ -20,6 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from desugar.backward.emit import differentiable_leaves, value_class
+from desugar.backward.plan import BackwardPlan, first_paths
+from desugar.codegen.parts import Parts
 from desugar.codegen.runtime import are_batched
 from desugar.codegen.unpack import Names
 from desugar.errors import DesugarError
@@ -32,9 +35,6 @@ from desugar.ir.stages import LeafFunction, Split
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
 from desugar.tracing.tangents import meets_plain_gradients
-from desugar.wrapper.backward import differentiable_leaves, value_class
-from desugar.wrapper.backward_plan import BackwardPlan, first_paths
-from desugar.wrapper.results import Parts
 from subclasses._torch_tracing import without_lazy_bits
 from subclasses.autograd.construct import as_gradient
 from subclasses.errors import one_of

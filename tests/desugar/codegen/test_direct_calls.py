@@ -9,7 +9,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch.profiler import ProfilerActivity, profile
 
 import desugar
-from desugar.wrapper import direct_calls
+from desugar.codegen import direct_calls
 from tests.desugar.classes import Pair, make
 from tests.desugar.judge import inside, judge
 
