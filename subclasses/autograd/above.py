@@ -297,11 +297,7 @@ class _Operands:
             return t
         if BY_FORMULA in t.__dict__:
             raise formula_error(type(t))
-        self.open[id(t)] = t, (new := with_inners(t, unwrap_recorded(t, type(t).__spec__.attributes)))
-        return new
-
-    def note(self, t: Any, new: Any) -> Any:
-        """Notes the open form of a value."""
+        new = with_inners(t, unwrap_recorded(t, type(t).__spec__.attributes))
         self.open[id(t)] = t, new
         return new
 
@@ -492,7 +488,7 @@ class _Write(NamedTuple):
         with _recording():
             for x in targets:
                 if is_above(x) and id(x) not in operands.open:
-                    operands.note(x, _open_copy(x))
+                    operands.open[id(x)] = x, _open_copy(x)
             copies = {id(x): (x, dict(new.__dict__)) for x, new in operands.open.values()}
             new_args, new_kwargs = (map_tensors(v, operands.open_one) for v in (args, kwargs))
             found = _run_rule(self.make or self.run, new_args, new_kwargs)

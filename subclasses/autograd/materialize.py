@@ -17,7 +17,7 @@ from subclasses.autograd.gradient_errors import refuse_tangents
 from subclasses.errors import DispatchError
 from subclasses.layout import BY_FORMULA
 from subclasses.spec.construction import check_materialized
-from subclasses.spec.values import is_differentiable
+from subclasses.spec.values import inner_tensors, is_differentiable
 
 
 def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
@@ -26,10 +26,9 @@ def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any],
     @leave_in_graph  # Dynamo cannot take an argument apart as this does
     def run(self: Any) -> Tensor:
         _check_not_cotangent(self)
-        inners = [self.__dict__[name] for name in type(self).__spec__.attributes]
         if is_exporting():  # its graph reads inner tensors as functions of the value
             return _checked(self, materialize(self))
-        if any(is_differentiable(t) for t in inners) and BY_FORMULA not in self.__dict__:
+        if any(map(is_differentiable, inner_tensors(self))) and BY_FORMULA not in self.__dict__:
             return _checked(self, materialize(open_wrapper(self)))
         return _checked(self, apply_function(_Represented, self, materialize))
 

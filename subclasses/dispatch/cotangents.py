@@ -44,6 +44,7 @@ from subclasses.spec.values import (
     POINT,
     PRIMAL,
     dynamic_ints,
+    inner_tensors,
     is_differentiable,
     is_point,
     map_tensors,
@@ -168,7 +169,7 @@ def _like(value: Any, op: OpOverload, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _anomaly(op: OpOverload, x: Any) -> Any:
     """Answers ``detect_anomaly``, which looks for NaNs: one answer for all inner tensors."""
-    asked = [t for t in _inners(x) if t is not None and (is_differentiable(t) or t.dtype is torch.bool)]
+    asked = [t for t in inner_tensors(x) if t is not None and (is_differentiable(t) or t.dtype is torch.bool)]
     found = [op(t).any() for t in asked]
     return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=x.device)
 
@@ -181,7 +182,7 @@ def _norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs
 
 
 def _sum(op: OpOverload, asked: Call, x: Any, *args: Any, **kwargs: Any) -> Any:
-    inners = _inners(x)
+    inners = inner_tensors(x)
     if not all(t is None or t.shape == x.shape for t in inners):
         return asked(x, *args, **kwargs)
     return with_inners(x, [None if t is None else op(t, *args, **kwargs).to(t.dtype) for t in inners])
@@ -262,10 +263,6 @@ def _wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
     return one, other
 
 
-def _inners(x: Any) -> list[Any]:
-    return [x.__dict__[name] for name in type(x).__spec__.attributes]
-
-
 # ---- ops of formulas ---------------------------------------------------------------------------------------
 
 
@@ -331,7 +328,7 @@ def _copied_by_rule(cot: Any, run: Call) -> Call:
         out = run(x, *args, **kwargs)
         if not isinstance(out, value) or is_cotangent(out):
             return out
-        return with_inners(out, _inners(out), cotangent_layout(out._layout))
+        return with_inners(out, inner_tensors(out), cotangent_layout(out._layout))
 
     return plan
 

@@ -185,9 +185,8 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
 
     @unserializable_hook  # a copy of the Parameter has its own
     def convert(grad: Any) -> Any:
-        if grad is None or (type(grad) is cls.Cotangent and not held["_layout"].nested):
-            return None
-        if is_legacy_batchedtensor(grad):  # a batch of gradients stays one
+        is_one = type(grad) is cls.Cotangent and not held["_layout"].nested
+        if grad is None or is_one or is_legacy_batchedtensor(grad):  # a batch of gradients stays one
             return None
         grad = as_gradient(cls, grad)
         if isinstance(grad, cls):

@@ -19,7 +19,7 @@ from subclasses.layout import field_name
 from subclasses.ops.aliasing import check_kept
 from subclasses.ops.schema import op_facts
 from subclasses.rules.author_code import unwrapped
-from subclasses.spec.values import tensors_in, with_inners
+from subclasses.spec.values import inner_tensors, tensors_in, with_inners
 
 Rule = Callable[..., Any]
 Finish = Callable[[Any, tuple[Any, ...]], Any]  # (what a rule returned, its operands) -> the result
@@ -221,7 +221,7 @@ def new_result(out: Any, args: tuple[Any, ...]) -> Any:
 
 def _alias(x: Any) -> Any:
     if hasattr(type(x), "__spec__"):
-        return with_inners(x, [x.__dict__[name] for name in type(x).__spec__.attributes])
+        return with_inners(x, inner_tensors(x))
     return torch.ops.aten.alias.default(x)
 
 

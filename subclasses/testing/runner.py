@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subclasses.errors import one_of
 from subclasses.rules.results import describe
-from subclasses.spec.values import with_inners
+from subclasses.spec.values import inner_tensors, with_inners
 from subclasses.testing import op_infos
 from subclasses.testing.cases import once
 from subclasses.testing.errors import Attempt, Broken, OfBase, Skipped, refusal, shown, succeeds
@@ -135,7 +135,7 @@ def _of_mapped(s: Subject, promise: Promise) -> str:
 def _has_slopes_of_one(s: Subject) -> bool:
     """Whether ``reference=`` grows by one where any inner tensor does."""
     x = s.make()
-    held = [x.__dict__[name] for name in s.cls.__spec__.attributes]
+    held = inner_tensors(x)
     (before, *more) = s.reference(x)
     for n, t in enumerate(held):
         if t is not None and t.is_floating_point():
