@@ -282,18 +282,17 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 @functools.cache
 def _apply_in_one(function: Any) -> Any:
-    """Returns ``apply`` of a subclass whose ``forward`` saves what its backward needs, as the base in C++ has it."""
+    """Returns the C++ method ``apply`` of a subclass whose ``forward`` also saves the tensors of its backward."""
 
     def forward(ctx: Any, *args: Any) -> Any:
         out = function.forward(*args)
         function.setup_context(ctx, args, out)
         return out
 
-    no_setup = staticmethod(torch.autograd.Function.setup_context)
     methods = {
         "__module__": function.__module__,
         "forward": staticmethod(forward),
-        "setup_context": no_setup,
+        "setup_context": staticmethod(torch.autograd.Function.setup_context),  # PyTorch takes it for none
     }
     in_one = type(function.__name__, (function,), methods)
     return super(torch.autograd.Function, in_one).apply  # type: ignore[misc]

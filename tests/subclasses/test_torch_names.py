@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -220,6 +221,8 @@ def apply_function():
     (gradient,) = torch.autograd.grad(double(LEAF).sum(), LEAF)
     results = gradient, torch.vmap(double)(X), torch.func.grad(lambda x: double(x).sum())(X)
     assert [found.tolist() for found in results] == [[2, 2]] * 3
+    with mock.patch("inspect.signature", side_effect=AssertionError("defaults are bound at each call")):
+        assert double(LEAF).requires_grad
 
 
 @pytest.mark.parametrize("hop", [True, False], ids=["newer", "older release"])
