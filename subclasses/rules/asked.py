@@ -48,7 +48,7 @@ def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
         if author is not None and not _may_call_super(vars(author)[hook]):
             raise SpecError(
                 f"{cls.__name__}.implements: torch never calls a rule for {key}, since {author.__name__} defines "
-                f"{hook} and does not call the generated one, which asks for rules",
+                f"{hook} without super(), by which it calls the generated one, which asks for rules",
                 code="rule-not-called",
                 hint=f"end it with `return super().{hook}(func, types, args, kwargs)`, or remove it",
             )

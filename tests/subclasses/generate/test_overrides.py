@@ -116,6 +116,18 @@ class Silent(TensorSubclass, fallback="map"):
             return func(*args, **(kwargs or {}))
 
 
+def call_generated(cls, *given):
+    return super(Indirect, cls).__torch_function__(*given)
+
+
+class Indirect(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return call_generated(cls, func, types, args, kwargs or {})
+
+
 Disabled = declare(
     name="Disabled",
     held=inner(),
@@ -124,7 +136,7 @@ Disabled = declare(
 )
 
 
-@pytest.mark.parametrize("cls", [Silent, type("Child", (Silent,), {}), Disabled])
+@pytest.mark.parametrize("cls", [Silent, type("Child", (Silent,), {}), Indirect, Disabled])
 @pytest.mark.parametrize("key", [torch.trace, aten.linear.default])
 def test_a_rule_that_an_own_torch_function_never_asks_for_is_refused(cls, key):
     with pytest.raises(SpecError) as caught:
