@@ -94,7 +94,7 @@ def environment_with_byte_code(folder: Path) -> dict[str, str]:
 
 
 def describe_machine() -> dict[str, str | int]:
-    """Returns the processor, what PyTorch uses of it, and the versions, without the machine's name."""
+    """Returns the processor, its instructions that PyTorch uses, and the versions, without the machine's name."""
     return {
         "cpu": _cpu_model(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
