@@ -76,8 +76,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
         elif _IS_OF_A_SHIPPED_CLASS(item.nodeid):
-            # A normal run tries each promise of a fifth of the classes; under the compilers, of a twelfth.
-            item.add_marker(pytest.mark.sweep(12 if item.name.startswith(_COMPILED) else 5))
+            # A normal run tries each promise of an eighth of the classes; under the compilers, of one in 24.
+            item.add_marker(pytest.mark.sweep(24 if item.name.startswith(_COMPILED) else 8))
             sweeps[item.name].append(item)
     for cases in sweeps.values():
         (each,) = cases[0].get_closest_marker("sweep").args  # type: ignore[union-attr]

@@ -673,7 +673,7 @@ def test_what_a_message_says(case):
     assert_says(caught.value, words)
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("fn", "args", "words"), REFUSED, ids=name_of)
 def test_functions(fn, args, words):

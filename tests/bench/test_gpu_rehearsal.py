@@ -66,7 +66,7 @@ def no_advice():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(20)
 @pytest.mark.usefixtures("no_advice")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TIMED)

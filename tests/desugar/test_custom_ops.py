@@ -125,7 +125,7 @@ BUILT = {
 }
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(18)
 @WAYS
 @pytest.mark.parametrize("name", BUILT)
 def test_built_inside(way, name):

@@ -27,14 +27,14 @@ def rows(*classes, grad=True, width=6, numbers=NEW):
 # ---- sizes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("cls", [*EVERY, torch.Tensor])
 def test_ever_new_sizes_take_two_programs(cls):
     compiled = assert_programs(lambda x: (x * 2, x.sin().sum()), rows(cls), 2)
     assert [p.is_dynamic for p in compiled.programs] == [True, cls is Labeled]  # which has a dynamic int
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair, Labeled, Tagged, Nested])
 def test_several_arguments_and_dimensions(cls):
     calls = [
@@ -163,7 +163,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_how_many_programs_calls_take(name):
     fn, calls, count, *dynamic = PROGRAMS[name]
@@ -192,7 +192,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -226,7 +226,7 @@ def capturing(way):
 whole = functools.partial(by_pass, fullgraph=True, strict=True)
 
 
-@pytest.mark.sweep(60)
+@pytest.mark.sweep(120)
 @pytest.mark.parametrize("way", [by_pass, capturing(whole), capturing(by_dynamo)])
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Halves, Labeled])
@@ -280,7 +280,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sweep(75)
+@pytest.mark.sweep(150)
 @pytest.mark.parametrize("calls", CALLS, ids=str)
 @pytest.mark.parametrize("cls", [torch.Tensor, Pair, Nested])
 @pytest.mark.parametrize("name", CUTS)
@@ -305,7 +305,7 @@ def test_their_second_derivatives():
 # ---- views ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(24)
+@pytest.mark.sweep(48)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair, Labeled, Tagged, Nested])
 @pytest.mark.parametrize(
     "fn",
@@ -437,7 +437,7 @@ def number(dtype, grad):
     return torch.tensor([-2.0, 0.25, 1.0, 3.0], dtype=dtype).requires_grad_(grad)
 
 
-@pytest.mark.sweep(28)
+@pytest.mark.sweep(56)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "eager"])

@@ -86,7 +86,7 @@ def test_the_line_of_the_user_is_named(name, cls):
 # ---- errors of the user's own code ---------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @EVERY_DOOR
 @pytest.mark.parametrize("kind", [LookupError, KeyboardInterrupt])
 @pytest.mark.parametrize("cls", EVERY)

@@ -391,7 +391,7 @@ EXPECTED: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.sweep(34)
+@pytest.mark.sweep(68)
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:Anomaly")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -82,7 +82,7 @@ def check(program, compiled, make_args, leaves=()):
                 torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.sweep(45)
+@pytest.mark.sweep(90)
 @pytest.mark.parametrize("kind", [torch.Tensor, *DECLARED], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_both_branches(name, kind):
@@ -219,7 +219,7 @@ def same(got, want):
     torch.testing.assert_close(plain_parts(got.detach()), plain_parts(want.detach()))
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize(
     "kind", [torch.Tensor, Pair, Beside, Nested, Labeled], ids=lambda kind: kind.__name__
 )

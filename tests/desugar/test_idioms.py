@@ -60,14 +60,14 @@ EXPECTED = {
 }
 
 
-@pytest.mark.sweep(352)
+@pytest.mark.sweep(704)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", IDIOMS)
 def test_idiom(name, door):
     check_idiom(name, door, EXPECTED.get(name))
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_exception_is_pytorchs_own(name):
     check_idiom(name, STOCK, EXPECTED[name])

@@ -81,7 +81,7 @@ def assert_alike(got: Any, want: Any, defined: bool) -> None:
         torch.testing.assert_close(*parts, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.filterwarnings("ignore")  # some layouts are in beta, and some ops deprecated
 @pytest.mark.parametrize("op", OPS)
 def test_op(op, monkeypatch):

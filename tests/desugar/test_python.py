@@ -51,7 +51,7 @@ DATA: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sweep(48)
+@pytest.mark.sweep(96)
 @BOTH_DOORS
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", DATA)
@@ -82,7 +82,7 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sweep(32)
+@pytest.mark.sweep(64)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", OF_SIZES)
 def test_sizes_where_symbols_do_not_go(name, dynamic):
@@ -110,7 +110,7 @@ SHOWN: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @BOTH_DOORS
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor])
 @pytest.mark.parametrize("name", SHOWN)

@@ -37,7 +37,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @BOTH_DOORS
 @CLASSES
 @pytest.mark.parametrize("name", CHANGES)
@@ -74,7 +74,7 @@ SET = {
 }
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @BOTH_DOORS
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("name", SET)
@@ -146,7 +146,7 @@ RETURNED = {
 }
 
 
-@pytest.mark.sweep(36)
+@pytest.mark.sweep(72)
 @pytest.mark.parametrize(
     "door", [strictly, DOORS["torch.compile"], pytest.param(desugar.compile, marks=pytest.mark.slow)]
 )
@@ -175,7 +175,7 @@ def test_gradients_that_are_no_arguments(door):
 # ---- modes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @EVERY_DOOR
 @CLASSES
 def test_writes_to_what_inference_mode_has_made(cls, door):

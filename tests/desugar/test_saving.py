@@ -72,7 +72,7 @@ def measure(fn: Any, args: tuple[Any, ...]) -> tuple[int, list[Any]]:
     return saved.bytes, list(torch.autograd.grad(out, args, tangent))
 
 
-@pytest.mark.sweep(25)
+@pytest.mark.sweep(50)
 @classes
 @pytest.mark.parametrize(
     ("eager", "make_fn"),

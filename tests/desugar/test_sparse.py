@@ -54,7 +54,7 @@ def arguments(grad=True):
     return tuple(torch.randn(size, requires_grad=grad) for size in ((3,), (3, 3), (3, 4)))
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @EVERY_DOOR
 @pytest.mark.parametrize("name", INSIDE)
 def test_sparse_tensors_inside(name, door):
@@ -117,7 +117,7 @@ LOST = {name: INSIDE[name] for name in ("made of numbers", "masked", "dense agai
 LOST["read"] = lambda v, d, x: coo(v).to_dense()
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", LOST)
 def test_gradients_through_sparse_tensors_that_a_trace_loses(name):
     """Newer releases keep some of them; on others it is an error, never a lost gradient."""

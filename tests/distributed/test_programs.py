@@ -167,7 +167,7 @@ def test_sizes_of_other_ranks(mesh, case):
     assert programs in (None, len(compiled.programs))
 
 
-@pytest.mark.sweep(15)
+@pytest.mark.sweep(30)
 @with_and_without_gradients
 @pytest.mark.parametrize(("dynamic", "programs"), [(None, 2), (True, 1), (False, len(SIZES))])
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: Pair(x, x.detach() + 1)])

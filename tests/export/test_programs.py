@@ -20,7 +20,7 @@ OFTEN = [
 ]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", OFTEN)
 def test_each_form_of_a_program(name):
     found = run_case(CASES[name], strict=False, steps=WITHOUT_INDUCTOR, **options_of(name))

@@ -117,7 +117,7 @@ def id_of(case: tuple[Subject, Op]) -> str:
     return f"{case[0].name}: {case[1].name}"
 
 
-@pytest.mark.sweep(14)
+@pytest.mark.sweep(28)
 @pytest.mark.parametrize("case", CASES, ids=id_of)
 def test_in_eager_mode(case):
     subject, op = case
@@ -132,7 +132,7 @@ def test_in_eager_mode(case):
         check_aliasing(subject, op, "eager")
 
 
-@pytest.mark.sweep(1440)
+@pytest.mark.sweep(2880)
 @pytest.mark.parametrize("way", ["stock", "desugar", "inside"])
 @pytest.mark.parametrize("case", CASES, ids=id_of)
 def test_compiled(case, way):

@@ -438,7 +438,7 @@ OF_SEVERAL_OPS = {
 }
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
 @pytest.mark.parametrize("name", OF_SEVERAL_OPS)
 def test_the_function_that_asks_for_an_op_is_named_too(name, door):

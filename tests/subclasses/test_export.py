@@ -281,7 +281,7 @@ READS = {
 }
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("kind", ["frozen", "trained", "argument"])
 @pytest.mark.parametrize("name", READS)

@@ -73,7 +73,7 @@ FAST = {
 }
 
 
-@pytest.mark.sweep(24)
+@pytest.mark.sweep(48)
 @pytest.mark.parametrize("compiler", DOORS)
 @pytest.mark.parametrize("case", SLOW | FAST)
 def test_a_slow_path_is_said_once_and_a_fast_one_never(case, compiler, caplog):

@@ -44,7 +44,7 @@ def multiply(x, w):
     return F.linear(x, w)
 
 
-@pytest.mark.sweep(16)
+@pytest.mark.sweep(32)
 @pytest.mark.parametrize("size", [4096, 8192])
 @pytest.mark.parametrize("batch", [1, 2, 16, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -81,7 +81,7 @@ BLOCKS = {
 }
 
 
-@pytest.mark.sweep(20)
+@pytest.mark.sweep(40)
 @pytest.mark.parametrize("batch", [1, 2, 16, 64])
 @pytest.mark.parametrize("blocks", BLOCKS)
 @torch.no_grad()
@@ -101,7 +101,7 @@ def test_int8_decode_with_groups_and_zero_points_writes_no_dequantized_copy(batc
     assert all(kernel.spills == 0 for kernel in stage.kernels) and wait_for_nothing([stage])
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize("batch", [16, 32, 64])
 @torch.no_grad()

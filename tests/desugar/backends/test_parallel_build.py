@@ -125,7 +125,7 @@ def test_a_result_without_dimensions_is_a_loss(fn, expected):
     assert expected_tangents(compiled.programs[0].variants.traced) == expected
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(("which", "compilations"), [(slice(0, 1), 1), (slice(1, 2), 2), (slice(None), 2)])
 def test_other_gradients_than_expected_have_a_backward_of_their_own(

@@ -231,7 +231,7 @@ def test_second_derivatives_compile_a_function_of_their_own():
 # ---- whose memory a gradient is ------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize(
     "name", ["a sum", "a view and a sum", pytest.param("inductor", marks=pytest.mark.slow)]
 )
@@ -404,7 +404,7 @@ def make_tangents(size):
     return Fixed((torch.arange(size) * 256).short()), torch.randn(size).round().requires_grad_()
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @doors
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("wanted", [[0, 1], [0], [1]], ids=str)
@@ -471,7 +471,7 @@ def wrapped():
     return tuple(TwoTensor(torch.rand(3), torch.rand(3)).requires_grad_() for _ in range(2))
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize(
     ("compile", "make_tangents"), [(by_desugar, plain), (by_desugar, wrapped), (by_torch, plain)]
 )

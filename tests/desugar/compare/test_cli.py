@@ -67,7 +67,7 @@ def test_a_way_whose_process_ends_is_an_error_and_the_others_stay(run):
     assert "judge" in eager and "s" in eager
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize(
     ("target", "options", "code", "says"),
     [

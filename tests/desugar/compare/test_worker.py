@@ -37,7 +37,7 @@ def judged(way, asked, calls):
     return judge(list(zip(*outcomes, strict=True))), outcomes[0]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", ways.WAYS[1:])
 @pytest.mark.parametrize("name", ["draws", "Net"])
 def test_ways_that_do_what_eager_mode_does_are_right(way, name):

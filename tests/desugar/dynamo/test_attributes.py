@@ -57,7 +57,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(18)
 @EVERY_DOOR
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_properties(name, door):
@@ -116,7 +116,7 @@ VIEW_FUNCTIONS = {
 }
 
 
-@pytest.mark.sweep(28)
+@pytest.mark.sweep(56)
 @pytest.mark.parametrize("door", [*DOORS.values(), by_stock])
 @pytest.mark.parametrize("name", VIEW_FUNCTIONS)
 @pytest.mark.parametrize("cls", [Half, HalfWithRules, HalfByHand])
@@ -160,7 +160,7 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.sweep(18)
+@pytest.mark.sweep(36)
 @EVERY_DOOR
 @pytest.mark.parametrize("cls", [Tensor, Pair])
 @pytest.mark.parametrize("asked", QUESTIONS)
@@ -210,7 +210,7 @@ ASSIGNING = {
 }
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("way", ASSIGNING_WAYS)
 @pytest.mark.parametrize("cls", [TwoTensor, Pair])
 @pytest.mark.parametrize("name", ASSIGNING)

@@ -52,7 +52,7 @@ assert double(torch.ones(2)).tolist() == [2, 2]
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120, cwd=tmp_path)
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize("cls", EVERY)
 def test_no_graph_is_handed_on(cls, caplog):
     judge(
@@ -161,7 +161,7 @@ class Plain(Tensor):
     """A class that is no wrapper."""
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("door", [by_pass, by_dynamo, desugar.compile])
 @pytest.mark.parametrize("fn", [lambda x: x * 2, lambda x: x.sum() + 1, lambda x: x.mul_(2)])
 def test_a_class_that_is_no_wrapper(fn, door, caplog):

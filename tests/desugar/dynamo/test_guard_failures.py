@@ -120,13 +120,13 @@ IN_TEXT = re.compile(
 )
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize(("fn", "first", "second", "says"), FAILURES, ids=IDS)
 def test_what_failed_is_said_with_both_values(fn, first, second, says):
     assert reasons_of(by_pass(fn), first, second) == ["", says]
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize(("fn", "first", "second", "says"), FAILURES, ids=IDS)
 def test_behind_dynamo_values_that_only_the_frame_knows_are_left_out(fn, first, second, says):
     found = reasons_of(by_torch(fn), first, second)

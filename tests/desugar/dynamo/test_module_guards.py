@@ -159,7 +159,7 @@ HELD = {
 }
 
 
-@pytest.mark.sweep(26)
+@pytest.mark.sweep(52)
 @pytest.mark.parametrize(
     ("make_net", "change"),
     [
@@ -380,7 +380,7 @@ IMPLIED_CHANGES = {
 }
 
 
-@pytest.mark.sweep(34)
+@pytest.mark.sweep(68)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", IMPLIED_CHANGES)
 def test_changes_are_noticed_implied(mesh, name, grad):

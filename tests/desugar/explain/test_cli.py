@@ -314,7 +314,7 @@ def test_report_times_calls_in_other_ways_if_asked_to(script, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["programs"][0]["worth"] is None
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "code", "says"),
     [

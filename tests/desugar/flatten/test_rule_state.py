@@ -86,7 +86,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.sweep(16)
+@pytest.mark.sweep(32)
 @pytest.mark.parametrize("needs_grad", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -224,7 +224,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 def test_where_state_is_read(form, way, monkeypatch):
@@ -363,7 +363,7 @@ def check(compiled, fn, start):
         assert (found.storage_offset(), found.stride()) == (expected.storage_offset(), expected.stride())
 
 
-@pytest.mark.sweep(54)
+@pytest.mark.sweep(108)
 @pytest.mark.parametrize("dynamic", [False, None, True])
 @pytest.mark.parametrize("name", OFFSETS_FUNCTIONS)
 @pytest.mark.parametrize("starts", [(0, 2, 3, 0), (2, 0, 3, 1)])
@@ -377,7 +377,7 @@ def test_tensors_that_begin_anywhere(name, dynamic, starts):
         check(compiled, OFFSETS_FUNCTIONS[name], start)
 
 
-@pytest.mark.sweep(30)
+@pytest.mark.sweep(60)
 @pytest.mark.parametrize("name", OFFSETS_FUNCTIONS)
 @pytest.mark.parametrize("door", BACKEND_DOORS)
 def test_through_inductor(name, door):

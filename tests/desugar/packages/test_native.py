@@ -10,9 +10,10 @@ import torch
 
 import desugar
 from desugar import SignatureError
+from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.desugar.packages.test_inference import int8_block, of_one_row, rows
+from tests.desugar.packages.test_inference import of_one_row, rows
 from tests.desugar.packages.test_training import LOSSES, Both, assert_same_gradients
 
 
@@ -28,7 +29,9 @@ def saved(tmp_path_factory):
     """An int8 model of rows, saved with machine code."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    place, model = tmp_path_factory.mktemp("native") / "rows.pt2", int8_block()
+    place = tmp_path_factory.mktemp("native") / "rows.pt2"
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.GELU())
+    quantize_(model, Int8WeightOnlyConfig())
     desugar.save(place, model, desugar.call(rows(3, 5, 2, width=32)))
     return place, model
 
@@ -41,7 +44,7 @@ def test_rows_of_other_lengths(saved):
         for lengths in [(3, 5, 2), (7,), (1, 1), (0, 2), (0, 0, 9, 1)]:
             x = rows(*lengths, width=32)
             torch.testing.assert_close(package(x), model(x))
-    with pytest.raises(SignatureError, match=r"x.size\(2\): expected 32, got 33"):
+    with pytest.raises(SignatureError, match=r"input.size\(2\): expected 32, got 33"):
         package(rows(3, width=33))
 
 
@@ -81,7 +84,7 @@ def test_in_a_process_without_the_model(saved, tmp_path):
 def test_another_layout_is_named(saved):
     """Values whose metadata is equal may differ in which inner tensors there are."""
     package, x = desugar.load(saved[0]), rows(3, 2, width=32)
-    expected = r"x: expected JaggedTensor\(ragged_dim=1, lengths=None\), got JaggedTensor\(ragged_dim=1\)"
+    expected = r"input: expected JaggedTensor\(ragged_dim=1, lengths=None\), got JaggedTensor\(ragged_dim=1\)"
     with torch.no_grad(), pytest.raises(SignatureError, match=expected):
         package(x[:1])
 

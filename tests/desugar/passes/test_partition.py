@@ -19,7 +19,7 @@ def split_of(fn, *args):
     return program, program.variants.partitioned
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("cls", EVERY)
 def test_both_halves_compute_what_the_joint_graph_does(cls):
     program, split = split_of(

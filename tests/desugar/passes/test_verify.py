@@ -257,7 +257,7 @@ def test_off_by_default():
     assert "recheck" not in compiled.programs[0].source
 
 
-@pytest.mark.sweep(13)
+@pytest.mark.sweep(26)
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 @pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("grad", [False, True])
@@ -271,7 +271,7 @@ def test_silent(rechecking, cls, grad, way):
     assert way is not by_pass or "recheck(" in compiled.programs[0].source
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 def test_silent_with_dynamic_sizes(rechecking, cls):
     calls = [lambda rows=rows: (make(cls, rows, 4, grad=True),) for rows in (2, 3, 4, 5)]

@@ -367,7 +367,7 @@ def test_rules_that_cannot_be_followed_are_not_stored(traced, load, caplog, kind
     assert "not stored: " in caplog.text and not files.folder().exists()
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -40,7 +40,7 @@ def assert_same_numbers(layer, run):
     return compiled, sides[0]
 
 
-@pytest.mark.sweep(64)
+@pytest.mark.sweep(128)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(("bidirectional", "batch_first"), SETTINGS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,7 +99,7 @@ def test_a_probability_that_is_none_is_an_error(training):
         by_pass(lambda x: F.dropout(x, 1.5, training))(torch.ones(3))
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("target", [[[0, -1, 1], [1, 2, -1]], [[-1, 0, 1], [2, 1, 0]], [1, -1, 0], 0])

@@ -127,7 +127,7 @@ METADATA = {
 }
 
 
-@pytest.mark.sweep(16)
+@pytest.mark.sweep(32)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("mode", ["grad", "no_grad"])
@@ -140,7 +140,7 @@ def test_sizes_and_strides_changed_in_place(name, cls, mode, grad, door):
     assert_plays_as_eager(METADATA[name], make_args, DOORS[door], "argument", MODES[mode])
 
 
-@pytest.mark.sweep(27)
+@pytest.mark.sweep(54)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", WRITES)
 @classes
@@ -164,7 +164,7 @@ def test_writes_behind_dynamo(name):
     )
 
 
-@pytest.mark.sweep(18)
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("later", ["", "argument", "result"])
 @pytest.mark.parametrize("name", ["in place", "in place and another result", "a part", "read before", "both"])
 @classes
@@ -207,7 +207,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.sweep(60)
+@pytest.mark.sweep(120)
 @pytest.mark.parametrize(
     ("mode", "later"),
     [("grad", ""), ("grad", "argument"), ("grad", "result"), ("no_grad", "result"), ("inference", "result")],
@@ -234,7 +234,7 @@ BITS = {
 }
 
 
-@pytest.mark.sweep(24)
+@pytest.mark.sweep(48)
 @pytest.mark.parametrize(("mode", "grad"), [("grad", True), ("no_grad", True), ("inference", False)])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", BITS)

@@ -87,7 +87,7 @@ def test_a_seed_inside(fn, cls, door):
     assert torch.equal(*states)
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @BOTH_DOORS
 @seeds
 def test_a_seed_where_dynamo_does_not_look_is_refused_or_right(fn, door):

@@ -39,7 +39,7 @@ Point = namedtuple("Point", "x y")
 # ---- every class, every mode ---------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(45)
+@pytest.mark.sweep(90)
 @ways
 @classes
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
@@ -244,7 +244,7 @@ BODIES = {
 }
 
 
-@pytest.mark.sweep(14)
+@pytest.mark.sweep(28)
 @ways
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies(name, way):
@@ -351,7 +351,7 @@ OF_A_RULE = {
 OF_A_RULE |= {("one of each", "two results")}
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("fn", TWICE)
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("cls", [Thirds, Tripled])

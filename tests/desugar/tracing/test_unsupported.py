@@ -60,7 +60,7 @@ if torch.__version__ >= "2.15":  # which fills where a number is assigned to
     REPEATED["an assignment"] = REFUSED_BY_TORCH.pop("an assignment")
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 @pytest.mark.parametrize("write", REPEATED.values(), ids=REPEATED)
 def test_writes_that_come_back_to_one_element_several_times(write, cls):

@@ -56,7 +56,7 @@ def views_of(results, x):
     return [t._is_view() for t in plain if t.untyped_storage().data_ptr() in storages]
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
 @pytest.mark.parametrize("fn", FUNCTIONS.values(), ids=FUNCTIONS)
 @pytest.mark.parametrize(("grad", "leaf"), [(True, True), (True, False), (False, True)])
@@ -154,7 +154,7 @@ def play(fn, make):
     return seen
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", BACKEND_DOORS)
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
@@ -208,7 +208,7 @@ ARGUMENTS = {
 makers = pytest.mark.parametrize("make", [ARGUMENTS[name] for name in ("plain", "by hand", "declared")])
 
 
-@pytest.mark.sweep(36)
+@pytest.mark.sweep(72)
 @pytest.mark.parametrize("door", DETACHED_DOORS)
 @pytest.mark.parametrize("grad", ["none", "non-leaf"])
 @pytest.mark.parametrize("argument", ARGUMENTS)
@@ -275,7 +275,7 @@ WRITTEN = {
 }
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(18)
 @makers
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("strict", [True, False])

@@ -221,7 +221,7 @@ def test_gradients_of_some_results_and_arguments():
     assert_same(lambda x, w: (x * w, w * w, x + 1), of_subsets)
 
 
-@pytest.mark.sweep(14)
+@pytest.mark.sweep(28)
 @pytest.mark.parametrize("cls", EVERY)
 @pytest.mark.parametrize(
     ("fn", "run"),

@@ -586,7 +586,7 @@ test_what_uncertain_values_refuse = refused(
 # ---- a ring buffer ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("capacity", [1, 3])
 @pytest.mark.parametrize("append", ["append", "append_"])
 def test_it_reads_as_a_list_that_forgets(way, append, capacity):

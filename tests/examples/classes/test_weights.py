@@ -162,7 +162,7 @@ test_values_and_gradients = formulas(
         )
         for cls in (LowRank, ByHand)
     },
-    sweep=16,
+    sweep=32,
 )
 
 
@@ -369,7 +369,7 @@ def test_gradients_of_products_and_of_the_matrix_add_up(cls):
     check_gradients(*results, factors, lambda t: t[0].square().sum() + t[1].sum())
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("ranks", [(1, 3), (3, 1), (2, 2)])
 @low_rank_classes
 def test_a_product_of_two_keeps_the_smaller_rank(cls, way, ranks):

@@ -56,7 +56,7 @@ def adopted(kind):
     return make, own
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("kind", ["tagged", "optional", "with_settings"])
 def test_metadata_that_changes_between_calls(kind, door):
     make, own = adopted(kind)

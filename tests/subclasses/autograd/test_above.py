@@ -100,7 +100,7 @@ test_gradients_are_those_of_plain_tensors = agreeing(
 )
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize(
     ("door", "made"),
     [("desugar", made) for made in MADE] + [("stock", made) for made in MADE if made != "a view of one"],

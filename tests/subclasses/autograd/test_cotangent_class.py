@@ -132,7 +132,7 @@ def test_an_optimizer_steps_a_leaf_by_it(leaf, cls, foreach):
     check_steps(leaf(turn(cls)), foreach, lambda a, b: a.exp().sum() + (b**2).sum())
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_compiled_step_of_adamw(door, foreach):

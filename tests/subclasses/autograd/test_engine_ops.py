@@ -129,7 +129,7 @@ CLASSES = [
 ]
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("door", ["eager", "desugar", "inside"])
 @pytest.mark.parametrize(("fallback", "ruled", "trainable"), CLASSES)
 def test_detect_anomaly_finds_a_nan_in_a_cotangent(fallback, ruled, trainable, door):

@@ -286,7 +286,7 @@ test_materialize_is_differentiable_for_every_caller = agreeing(
 )
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @every_door
 @pytest.mark.parametrize("name", LOWS)
 def test_materialize_of_an_argument_is_differentiable(door, name):
@@ -462,7 +462,7 @@ def parts(x):
     return list(x.unwrap()) if isinstance(x, TensorSubclass) else [x]
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("door", ["stock", "desugar"])
 @pytest.mark.parametrize("cls", [Mean, Trained, Ruled, Twin])
 @pytest.mark.parametrize("read", [lambda x: x * 1, lambda x: x.total * 1, lambda x: x.unwrap("count") * 1])

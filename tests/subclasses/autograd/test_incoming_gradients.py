@@ -91,7 +91,7 @@ GIVES = {
 }
 
 
-@pytest.mark.sweep(24)
+@pytest.mark.sweep(48)
 @every_fallback
 @pytest.mark.parametrize("give", GIVES)
 @every_door
@@ -277,7 +277,7 @@ def test_a_hook_is_called_by_a_backward_inside_of_a_compiled_function(door):
     assert doors.DOORS[door](step)(torch.ones(2, requires_grad=True)).tolist() == [3, 3]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @every_door
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("fallback", ["materialize", "map"])
@@ -360,7 +360,7 @@ TURNS = {
 }
 
 
-@pytest.mark.sweep(21)
+@pytest.mark.sweep(42)
 @every_door
 @pytest.mark.parametrize("how", TURNS)
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.neg.default, aten.sum], ids=str)

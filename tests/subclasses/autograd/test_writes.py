@@ -292,7 +292,7 @@ IN_PLACE = {
 }
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(20)
 @every_door
 @pytest.mark.parametrize("cls", [Masked, Kept])
 @pytest.mark.parametrize("same", [True, False], ids=["equal masks", "other masks"])
@@ -437,7 +437,7 @@ test_derivatives_of_results_of_composite_ops = agreeing(
 )
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @every_door
 @pytest.mark.parametrize("part", WITHOUT_VIEWS)
 def test_derivatives_by_a_leaf(part, door):

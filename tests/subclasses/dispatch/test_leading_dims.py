@@ -86,7 +86,7 @@ test_values_and_gradients = agreeing(
 )
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("way", DOORS)
 @pytest.mark.parametrize(
     ("name", "grad"),

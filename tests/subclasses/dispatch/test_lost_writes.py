@@ -410,7 +410,7 @@ def linear(func, x, w, bias=None):
     return func(x, base, bias) + func(x, change)
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("fallback", ["materialize", "map", "error"])
 @pytest.mark.parametrize("op", WRITES_BY_RULES, ids=str)

@@ -77,7 +77,7 @@ def test_a_view_is_a_view_of_each_inner_tensor(name):
 
 
 # The derivatives join the gradients of several results.
-@pytest.mark.sweep(14)
+@pytest.mark.sweep(28)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_and_its_gradient_in_every_way(name, door):
@@ -323,7 +323,7 @@ if torch.__version__.split(".")[:2] != ["2", "13"]:
     REMADE.add("mT")
 
 
-@pytest.mark.sweep(18)
+@pytest.mark.sweep(36)
 @three_doors
 @pytest.mark.parametrize("name", OF_DIMS)
 def test_dims_are_those_of_the_value(name, door):

@@ -243,7 +243,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.sweep(16)
+@pytest.mark.sweep(32)
 @modes
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("case", VIEWS)

@@ -107,7 +107,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.sweep(21)
+@pytest.mark.sweep(42)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("differentiable", [False, True])
 @pytest.mark.parametrize("name", VIEWS)

@@ -196,7 +196,7 @@ def test_a_step_is_that_of_each_inner_tensor(cls, optimizer, foreach):
     check(cls, optimizer, foreach=foreach)
 
 
-@pytest.mark.sweep(18)
+@pytest.mark.sweep(36)
 @foreach
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 @pytest.mark.parametrize("cls", [Ball, Product])

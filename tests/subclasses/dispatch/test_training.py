@@ -139,7 +139,7 @@ def check_training(kinds, optimizer, clip=None, compile_=None):
 # ---- optimizers ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("kinds", KINDS, ids=IDS)
@@ -300,7 +300,7 @@ def test_an_average_of_values_is_refused(average):
     torch.testing.assert_close(model.module.inners(), before, rtol=0, atol=0)
 
 
-@pytest.mark.sweep(24)
+@pytest.mark.sweep(48)
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("kinds", KINDS, ids=IDS)
 def test_a_compiled_forward(kinds, door):
@@ -527,7 +527,7 @@ def step_of(p):
     torch.optim.SGD([p], lr=0.1).step()
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("optimizer", ["SGD with momentum", "AdamW"])
 @pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("compiled", [False, True])

@@ -119,7 +119,7 @@ def assert_same(compiled, fn, got, want, calls):
         assert parts(got) == parts(want)
 
 
-@pytest.mark.sweep(24)
+@pytest.mark.sweep(48)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_the_argument_has_it(case, way):

@@ -79,7 +79,7 @@ def _example(cls: type, parts: list[Tensor], more: int) -> Tensor:
 SIZES = [(2, 3, 4, 5), (3, 4, 5, 6), (6, 5, 4, 3), (4, 5, 6, 3), (3, 3, 3, 3), (7, 2, 9, 4)]
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("cls", [Upright, Product, Longer, Flipped])
 def test_a_size_of_several_symbols_takes_one_more_program(cls, compile_by):
     """And gradients reach the inner tensors."""

@@ -259,7 +259,7 @@ COND = {
 }
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(48)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("name", COND)
@@ -373,10 +373,8 @@ INDUCTOR = {
 }
 
 
-# A normal run tries one.
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if "tagged" in case else pytest.mark.slow) for case in INDUCTOR]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", INDUCTOR)
 def test_inductor(case):
     check, fn, make = INDUCTOR[case]
     check(fn, make, "inductor")
@@ -439,7 +437,7 @@ EVERY_LOOP = {
 }
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", EVERY_LOOP)
 def test_loop(name, way):

@@ -210,7 +210,7 @@ def test_a_parameter_as_torchaos_users_make_it(door):
     assert torch.equal(model[0].weight, before)
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize(
     "config",

@@ -437,15 +437,11 @@ ROUNDING = (
 )
 
 
-# The case of a normal run.
-NORMAL = {("row", False)}
 CASES = [(variant, compiled) for variant in VARIANTS for compiled in {False, variant in COMPILED}]
 
 
-@pytest.mark.parametrize(
-    ("variant", "compiled"),
-    [pytest.param(*case, marks=() if case in NORMAL else pytest.mark.slow) for case in sorted(CASES)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "compiled"), sorted(CASES))
 def test_the_kit(variant, compiled):
     options = VARIANTS[variant]
     skip = ROUNDING if "activation" in options else ()

@@ -135,7 +135,7 @@ ENTRIES = {
 }
 
 
-@pytest.mark.sweep(88)
+@pytest.mark.sweep(352)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FORMS | ENTRIES)
 def test_values_and_gradients(name, way):
@@ -162,7 +162,7 @@ def test_sparse_gradients_by_inductor():
     check_gradients(module, run, by_loop, batch([1, 2, 0, 3]), sparse=True)
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("lengths", [[], [0, 0], [0, 0, 0, 0]], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_to_look_up(lengths, way):
@@ -194,7 +194,7 @@ def test_tables_stay_modules():
     assert module.tables["a"] is table
 
 
-@pytest.mark.sweep(16)
+@pytest.mark.sweep(32)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
@@ -536,7 +536,7 @@ def found_in(result):
     return [v.unwrap("values") if isinstance(v, JaggedTensor) else v for v in values]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", [by_stock, by_desugar])
 @pytest.mark.parametrize("name", WRITING)
 def test_a_graph_breaks_where_a_lookup_writes(name, door):

@@ -145,7 +145,7 @@ COMPILED = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(22)
+@pytest.mark.sweep(44)
 @pytest.mark.parametrize("way", COMPILED_WAYS)
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_as_in_eager_mode(name, way):
@@ -205,7 +205,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_in_graphs_too(name, way):

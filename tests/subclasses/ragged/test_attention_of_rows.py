@@ -81,7 +81,7 @@ test_attention = judged(
         for options in OPTIONS
     },
     pairs_of(LAYOUTS, WAYS),
-    sweep=20,
+    sweep=40,
     entry=(8,),
 )
 
@@ -114,7 +114,7 @@ test_a_mask = judged(
         for name, make_mask in MASKS.items()
     },
     pairs_of(LAYOUTS, WAYS),
-    sweep=18,
+    sweep=36,
     entry=(8,),
 )
 
@@ -137,7 +137,7 @@ KEYS_OF_OTHER_LENGTHS = {
     for options in ({}, {"is_causal": True}, {"scale": 0.5})
 }
 test_keys_of_other_lengths = judged_by_rows(
-    KEYS_OF_OTHER_LENGTHS, pairs_of(LAYOUTS, WAYS), sweep=18, entry=(8,)
+    KEYS_OF_OTHER_LENGTHS, pairs_of(LAYOUTS, WAYS), sweep=36, entry=(8,)
 )
 
 
@@ -250,7 +250,7 @@ REGIONS = {
 KERNELS = {"stock": torch.compile, "direct": desugar.compile}
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(
     ("door", "region"),
     [

@@ -135,14 +135,14 @@ def check(name, to):
 
 @pytest.mark.filterwarnings("ignore")  # of sizes that broadcast, and the like
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.sweep(30)
+@pytest.mark.sweep(60)
 @pytest.mark.parametrize("name", CAST)
 def test_functions_that_autocast_knows(name, to):
     check(name, to)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sweep(372)
+@pytest.mark.sweep(744)
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", sorted({*FUNCTIONS} - {*CAST}))
 def test_other_functions(name, to):
@@ -238,7 +238,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", ["jagged", "padded"])
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.sweep(112)
+@pytest.mark.sweep(224)
 def test_every_door(name, kind, door, is_inside):
     run, dtype = EXAMPLES[name]
     leaves = [*(row.requires_grad_() for row in rows_of(torch.float32)), weight(4, 4).requires_grad_()]

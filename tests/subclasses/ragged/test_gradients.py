@@ -77,7 +77,7 @@ GIVEN = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @givers
 @two_ways
 @classes
@@ -155,7 +155,7 @@ CUTS = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
 def test_a_leaf_of_which_slices_are_used_or_returned(cut, way):
@@ -205,7 +205,7 @@ OPS = {
 }
 
 
-@pytest.mark.sweep(16)
+@pytest.mark.sweep(32)
 @pytest.mark.parametrize("fill", [float("nan"), float("inf"), 0.0])
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 @two_ways
@@ -264,7 +264,7 @@ WRITES = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(("write", "way"), [*((write, eager) for write in WRITES), ("neg_", desugared)])
 @classes
 @pytest.mark.parametrize("name", WRITTEN_CUTS)
@@ -370,7 +370,7 @@ WRITTEN = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @two_ways
 @pytest.mark.parametrize(("name", "cls"), [(name, cls) for name, (_, of, _) in WRITTEN.items() for cls in of])
 def test_what_is_written_to_has_its_gradient(name, cls, way):

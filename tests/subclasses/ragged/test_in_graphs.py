@@ -112,7 +112,7 @@ def read_inside(f):
     return read
 
 
-@pytest.mark.sweep(50)
+@pytest.mark.sweep(100)
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("name", SIZED)
 def test_values_are_those_of_eager_mode(name, door):
@@ -220,7 +220,7 @@ def leaf(layout, lengths, grad=True):
     return make_batch(layout, lengths, (3,)).x.detach().requires_grad_(grad)
 
 
-@pytest.mark.sweep(42)
+@pytest.mark.sweep(84)
 @pytest.mark.parametrize(("door", "case", "name"), CASES)
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
 def test_rows(door, case, name, grad):
@@ -229,7 +229,7 @@ def test_rows(door, case, name, grad):
     check_calls(compiled, fn, [leaf(layout, lengths, grad) for lengths in calls])
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", list(ROWS)[:-1])
 def test_one_program_for_rows_of_all_lengths(name):
     calls = [leaf("back to back", lengths) for lengths in ((2, 4), (3, 5), (9, 2), (4, 4), (2, 8))]
@@ -298,7 +298,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.sweep(17)
+@pytest.mark.sweep(34)
 @pytest.mark.parametrize("door", ["desugar", "stock"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_program(name, door):
@@ -336,7 +336,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("first", range(len(SHORT)))
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_programs_for_a_longest_row_of_1(name, first):
@@ -379,7 +379,7 @@ def in_a_loop(x, printed):
     return total
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("kind", MAKE)
 def test_inner_tensors_are_read(kind, door):
@@ -392,7 +392,7 @@ def test_inner_tensors_are_read(kind, door):
     assert seen == [0, 1, 0, 1]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo's, of the graph that breaks
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("kind", MAKE)

@@ -72,7 +72,7 @@ def at_all(f):
     return (lambda x: f(x, (ALL,)) * 1), (lambda row, _: f(row, ()))
 
 
-test_the_same_of_every_row = judged({name: at_all(f) for name, f in OF_ROWS.items()}, PAIRS, sweep=8)
+test_the_same_of_every_row = judged({name: at_all(f) for name, f in OF_ROWS.items()}, PAIRS, sweep=16)
 
 OF_FULL = {  # no row has fewer than two entries
     "the first": lambda t, at: t[(*at, 0)],
@@ -115,7 +115,7 @@ def one_place(dim):
 
 
 test_one_place_of_every_row, test_one_place_of_every_row_elsewhere = (
-    judged_by_rows(one_place(dim), pairs_of(layouts, WAYS), sweep=6, lengths=FULL)
+    judged_by_rows(one_place(dim), pairs_of(layouts, WAYS), sweep=12, lengths=FULL)
     for dim, layouts in enumerate((PLACES_FIRST, PLACES_SECOND))
 )
 
@@ -144,7 +144,7 @@ test_topk_of_short_rows = judged(
         for largest in (True, False)
     },
     pairs_of(LAYOUTS, WAYS),
-    sweep=6,
+    sweep=12,
 )
 
 
@@ -322,9 +322,9 @@ OTHER_NAMES = {
     "dsplit": (lambda x: x.dsplit(2)[1], lambda row, _: row[:, 2:]),
 }
 
-test_splits_of_rows = judged(SPLITS | OTHER_NAMES, sweep=5, lengths=[3, 0, 5, 1, 4])
+test_splits_of_rows = judged(SPLITS | OTHER_NAMES, sweep=10, lengths=[3, 0, 5, 1, 4])
 test_compiled_splits_of_rows = judged(
-    COMPILED_SPLITS, pairs_of(LAYOUTS, [desugared]), sweep=42, lengths=[3, 0, 5, 1, 4]
+    COMPILED_SPLITS, pairs_of(LAYOUTS, [desugared]), sweep=84, lengths=[3, 0, 5, 1, 4]
 )
 
 
@@ -566,13 +566,13 @@ ROWS_OF_TABLES = {
     if name.startswith("doubled, ") and "rows" not in name and "ellipsis" not in name
 }
 
-test_by_index = judged(BY_INDEX, pairs_of(LAYOUTS[:2]), sweep=9, lengths=LENGTHS)
-test_by_index_on_tables = judged(ON_TABLES, pairs_of(["padded"]), sweep=9, lengths=LENGTHS)
+test_by_index = judged(BY_INDEX, pairs_of(LAYOUTS[:2]), sweep=18, lengths=LENGTHS)
+test_by_index_on_tables = judged(ON_TABLES, pairs_of(["padded"]), sweep=18, lengths=LENGTHS)
 test_by_index_in_graphs = judged(
-    IN_GRAPHS, [*pairs_of(LAYOUTS, [desugared]), ("padded", WAYS[1])], sweep=30, lengths=LENGTHS
+    IN_GRAPHS, [*pairs_of(LAYOUTS, [desugared]), ("padded", WAYS[1])], sweep=60, lengths=LENGTHS
 )
 
-test_rows_of_tables_in_graphs = judged(ROWS_OF_TABLES, [("padded", desugared)], sweep=6, lengths=LENGTHS)
+test_rows_of_tables_in_graphs = judged(ROWS_OF_TABLES, [("padded", desugared)], sweep=12, lengths=LENGTHS)
 
 
 def by_mask(mask, written, value):
@@ -640,7 +640,7 @@ def on_a_copy(write):
 test_writes = judged(
     {name: (on_a_copy(f), on_a_copy(on_row), (4,)) for name, (f, on_row) in WRITES.items()},
     pairs_of(["padded"], WAYS),
-    sweep=10,
+    sweep=20,
     lengths=[3, 7, 1],
 )
 

@@ -642,7 +642,7 @@ BUILDERS = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(42)
+@pytest.mark.sweep(84)
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_made_inside_a_compiled_function(builder, door):

@@ -51,11 +51,11 @@ LAYERS = {
 test_layers = judged(
     {name: (*alike(f), *shapes) for name, (f, shapes) in LAYERS.items()},
     pairs_of([*LAYOUTS, "not contiguous", "[T, B]"], WAYS),
-    sweep=60,
+    sweep=120,
 )
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @ways
 @layouts
 @pytest.mark.parametrize("padding_idx", [None, 0])
@@ -147,7 +147,7 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.sweep(24)
+@pytest.mark.sweep(48)
 @ways
 @layouts
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -253,7 +253,7 @@ def check_loss(batch, got, loss, targets, reduction, parameters=()):
         check_parts(batch, [got], [expected], parameters)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(
     ("loss", "reduction", "way"),
     [
@@ -295,7 +295,7 @@ def nll_loss(logits, target, **options):
     return F.nll_loss(logits.log_softmax(1), target, **options)
 
 
-@pytest.mark.sweep(120)
+@pytest.mark.sweep(240)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize(
     ("loss", "options", "probabilities"),
@@ -369,7 +369,7 @@ test_of_each_row = judged(
         for name, f in NORMS.items()
     },
     pairs_of(LAYOUTS, [eager, desugared]),
-    sweep=18,
+    sweep=36,
     lengths=FULL,
 )
 test_merged_dimensions = judged(
@@ -407,7 +407,7 @@ test_group_norm = same(
 )
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize(
     ("layout", "way"), [pair for pair in pairs_of(LAYOUTS, WAYS) if pair != ("padded", stock)]
 )
@@ -464,7 +464,7 @@ test_what_is_refused = refused(
 ROWS = [torch.tensor(row, dtype=torch.int64) for row in ([1, 2, 2], [], [8, 8], [2, 0, 5])]
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @two_ways
 @layouts
 @pytest.mark.parametrize(
@@ -528,7 +528,7 @@ WITH_A_MATRIX = {
 }
 
 
-test_with_a_matrix = judged(WITH_A_MATRIX, pairs_of(LAYOUTS, [eager, desugared]), sweep=12)
+test_with_a_matrix = judged(WITH_A_MATRIX, pairs_of(LAYOUTS, [eager, desugared]), sweep=24)
 test_under_stock_compile = judged(
     {"btd,de->bte": WITH_A_MATRIX["btd,de->bte"]}, pairs_of(["back to back", "padded"], [stock])
 )

@@ -62,7 +62,7 @@ WORKERS = {"num_workers": 2, "multiprocessing_context": "fork"}
 
 
 @kinds
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("options", [{}, WORKERS, WORKERS | {"multiprocessing_context": "spawn"}], ids=str)
 @pytest.mark.parametrize("of_examples", [False, True], ids=["from_tensors", "RaggedCollator"])
 def test_collating(kind, options, of_examples):
@@ -105,7 +105,7 @@ def double_in_place(arrived, done, kind, received):
 
 
 @kinds
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("start", START)
 def test_a_queue_shares_memory_and_brings_batches(kind, start):
     context = mp.get_context(start)

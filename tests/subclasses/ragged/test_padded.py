@@ -191,7 +191,7 @@ test_it_unmerges_to_the_same_rows = judged(
         for name, (f, g) in MERGES.items()
     },
     pairs_of(["padded"], WAYS),
-    sweep=12,
+    sweep=24,
     entry=(6,),
 )
 
@@ -241,7 +241,7 @@ MERGED_OPS = {  # of [N, 6], and of all entries as one plain tensor
 test_merged_entries_are_counted = judged(
     {name: (lambda x, f=f: f(x.flatten(0, 1)), g) for name, (f, g) in MERGED_OPS.items()},
     pairs_of(["holes", "padded"], WAYS),
-    sweep=12,
+    sweep=24,
     entry=(6,),
     whole=True,
 )
@@ -301,7 +301,7 @@ def check_batch(got, rows, expected):
     torch.testing.assert_close(ours, torch.autograd.grad(expected, rows, weights))
 
 
-@pytest.mark.sweep(15)
+@pytest.mark.sweep(30)
 @pytest.mark.parametrize("name", PER_ROW)
 @ways
 def test_a_reduction_keeps_the_batch(name, way):

@@ -75,7 +75,7 @@ def judge(batch, f, dims, keepdim, way=eager):
         check_parts(batch, [got.narrow(place, 0, expected.shape[place])], [expected])
 
 
-@pytest.mark.sweep(18)
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("f", [*SUMS, *EXTREMA])
@@ -171,7 +171,7 @@ PICKED = {
 test_extrema_with_indices_and_two_at_once = judged(
     {f"{name}, {dim}": along(f, dim) for name, f in PICKED.items() for dim in (1, 2)},
     pairs_of(["holes", "padded"], [eager, desugared]),
-    sweep=8,
+    sweep=16,
     lengths=FULL,
 )
 
@@ -272,7 +272,7 @@ ALONG = {
 test_along_a_dimension = judged(
     {f"{name}, {dim}": along(f, dim) for name, f in ALONG.items() for dim in (1, 2)},
     [*PAIRS, *pairs_of(["holes"], WAYS[1:])],
-    sweep=16,
+    sweep=32,
 )
 
 
@@ -318,7 +318,7 @@ OF_ALL = {f.__name__: f for f in (torch.median, torch.nanmedian)}
 test_of_rows = judged(
     {name: along(f) for name, f in STATISTICS.items()},
     pairs_of(LAYOUTS, [eager, desugared]),
-    sweep=72,
+    sweep=144,
     lengths=NO_EMPTY_ROW,
 )
 test_of_entries = judged({name: along(f, -1) for name, f in STATISTICS.items()}, lengths=NO_EMPTY_ROW)
@@ -330,7 +330,7 @@ test_of_all = judged(
     }
     | {"of integers": (lambda t: (t.detach() * 10).nan_to_num(1000).long().median(),) * 2},
     pairs_of(LAYOUTS, [eager, desugared]),
-    sweep=6,
+    sweep=12,
     whole=True,
 )
 
@@ -407,7 +407,7 @@ test_what_counts = judged(
         for name, f in COUNTING.items()
     },
     [pair for pair in pairs_of(LAYOUTS, WAYS) if pair != ("padded", stock)],
-    sweep=36,
+    sweep=72,
     lengths=MASKED_LENGTHS,
 )
 test_with_a_mask = judged(
@@ -439,7 +439,7 @@ test_a_dense_mask_joined_with_that_of_the_entries = judged(
 test_along = judged({name: along(f) for name, f in MASKED_ALONG.items()}, lengths=MASKED_LENGTHS)
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @ways
 @classes
 @pytest.mark.parametrize(
@@ -543,7 +543,7 @@ BINARY = [
 two = pytest.mark.parametrize("layout", ["back to back", "padded"])
 SCALAR = torch.tensor(1.5, dtype=torch.float64)
 
-test_unary = judged({f.__name__: alike(f) for f in UNARY}, [*pairs_of(ANY), ("padded", desugared)], sweep=6)
+test_unary = judged({f.__name__: alike(f) for f in UNARY}, [*pairs_of(ANY), ("padded", desugared)], sweep=12)
 test_two_ragged = judged(
     {f.__name__: alike(lambda t, f=f: f(t, t * 2 + 1)) for f in BINARY}, pairs_of(EVERY), sweep=3
 )
@@ -582,7 +582,7 @@ test_dense_operand = judged(
         for name, (shape, part) in DENSE.items()
     },
     pairs_of(LAYOUTS, WAYS),
-    sweep=60,
+    sweep=120,
     width=T,
 )
 test_others = judged(
@@ -598,7 +598,7 @@ test_others = judged(
 )
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @two_ways
 @pytest.mark.parametrize("wide", list(itertools.product([True, False], repeat=4)), ids=str)
 @pytest.mark.parametrize("layout", ["[T, B]", "[D, B, T]", "ragged dim 2"])
@@ -746,9 +746,9 @@ CROPS = {
 }
 
 test_within_entries = judged(
-    {name: (f, lambda row, _, g=g: g(row)) for name, (f, g) in WITHIN.items()}, WITHIN_PAIRS, sweep=48
+    {name: (f, lambda row, _, g=g: g(row)) for name, (f, g) in WITHIN.items()}, WITHIN_PAIRS, sweep=96
 )
-test_rows_that_are_cropped = judged(CROPS, WITHIN_PAIRS, sweep=12, lengths=[3, 1, 5])
+test_rows_that_are_cropped = judged(CROPS, WITHIN_PAIRS, sweep=24, lengths=[3, 1, 5])
 test_rows_that_are_too_short_to_crop = refused(
     {name: (f, RuntimeError, "fewer than the 1 entries") for name, (f, _) in CROPS.items()}
 )
@@ -800,7 +800,7 @@ ALONG_ROWS = {
     ),
 }
 
-test_distances = judged({name: (*alike(f), BIAS) for name, f in OF_TWO.items()}, WITHIN_PAIRS, sweep=24)
+test_distances = judged({name: (*alike(f), BIAS) for name, f in OF_TWO.items()}, WITHIN_PAIRS, sweep=48)
 test_along_the_rows = judged(ALONG_ROWS, lengths=[3, 5, 1])
 test_the_least_and_the_greatest_of_all = judged(
     {name: (lambda t, n=n: torch.aminmax(t)[n],) * 2 for n, name in enumerate(("least", "greatest"))},

@@ -105,14 +105,14 @@ NO_COPY = {name: case for name, case in VIEWS.items() if "view" not in name}
 test_views = judged(
     doubled(VIEWS),
     [("holes", eager), *pairs_of(["back to back"], WAYS)],
-    sweep=18,
+    sweep=36,
     entry=(4, 6),
 )
 test_views_of_values_that_are_not_contiguous = judged(
-    doubled(NO_COPY), [("not contiguous", eager)], sweep=12, entry=(4, 6)
+    doubled(NO_COPY), [("not contiguous", eager)], sweep=24, entry=(4, 6)
 )
 test_views_of_tables = judged(
-    doubled(VIEWS | OF_TABLES), pairs_of(["padded"], [eager, desugared]), sweep=12, entry=(4, 6)
+    doubled(VIEWS | OF_TABLES), pairs_of(["padded"], [eager, desugared]), sweep=24, entry=(4, 6)
 )
 
 
@@ -237,11 +237,11 @@ def rows_of(x):
 test_values_and_gradients = judged(
     {name: (f, lambda row, _, f=f: f(row.unsqueeze(0))[0]) for name, f in MADE_ANEW.items()},
     pairs_of(LAYOUTS, [stock]),
-    sweep=9,
+    sweep=18,
 )
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(18)
 @layouts
 @pytest.mark.parametrize("name", MADE_ANEW)
 def test_layouts_and_writes(name, layout):
@@ -322,7 +322,7 @@ test_what_strides_do_not_tell = raising(
 )
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("begin", [3, 4, 5, 8])
 @pytest.mark.parametrize("name", MADE_ANEW)
 def test_a_beginning_is_never_misread(name, begin):
@@ -388,7 +388,7 @@ test_entries_and_features_of_each_row = judged(
         ),
     },
     pairs_of(LAYOUTS, [eager, desugared]),
-    sweep=6,
+    sweep=12,
 )
 
 
@@ -419,7 +419,7 @@ def entries_at(place):
 
 
 test_entries_elsewhere, test_entries_at_the_second_place = (
-    judged_by_rows({"entries": entries_at(place)}, pairs_of(layouts, WAYS), sweep=8)
+    judged_by_rows({"entries": entries_at(place)}, pairs_of(layouts, WAYS), sweep=16)
     for place, layouts in enumerate((ELSEWHERE[:2], ELSEWHERE[2:]))
 )
 test_rows_of_others_elsewhere = judged_by_rows(
@@ -431,7 +431,7 @@ test_rows_of_others_elsewhere = judged_by_rows(
         )
     },
     pairs_of(ELSEWHERE, WAYS),
-    sweep=6,
+    sweep=12,
 )
 NO_ROWS, SHORT = make_batch(lengths=[]).x, make_batch(lengths=[2, 0]).x
 test_batches_without_rows = giving(
@@ -459,7 +459,7 @@ test_joins_that_are_refused = refused(
 # ---- growing ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("places", PLACES)
 @ways
 def test_append(places, way):
@@ -506,7 +506,7 @@ BESIDE = {
 RUN_AT_ONCE = [*(([name], eager) for name in BESIDE), *(([*BESIDE], way) for way in WAYS[1:])]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(("names", "way"), RUN_AT_ONCE)
 @pytest.mark.parametrize("grad", [False, True])
 @layouts
@@ -576,7 +576,7 @@ REPEATED = {
 
 REPEATING = [*pairs_of(LAYOUTS, [eager, desugared]), ("back to back", stock)]
 test_joined = judged_by_rows(OF_BATCHES, pairs_of(LAYOUTS, [eager, desugared]), sweep=2)
-test_as_a_loop_over_the_rows = judged_by_rows(REPEATED, REPEATING, sweep=8, lengths=LENGTHS, entry=(3,))
+test_as_a_loop_over_the_rows = judged_by_rows(REPEATED, REPEATING, sweep=16, lengths=LENGTHS, entry=(3,))
 
 test_without_a_meaning = refused(
     {
@@ -617,7 +617,7 @@ LISTS = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("way", [eager, desugared, stock])
 @pytest.mark.parametrize("name", LISTS)
 def test_lists(name, way):

@@ -43,7 +43,7 @@ CALLS = {
 doors = pytest.mark.parametrize("door", DOORS)
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @doors
 @pytest.mark.parametrize("call", CALLS)
 def test_an_op_of_a_ruled_function_is_refused_in_a_transform(call, door):

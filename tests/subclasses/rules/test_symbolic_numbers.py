@@ -65,7 +65,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sweep(126)
+@pytest.mark.sweep(252)
 @pytest.mark.parametrize("door", COMPILERS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("rule", [by_float, by_helper, by_match])
@@ -162,7 +162,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sweep(108)
+@pytest.mark.sweep(216)
 @EVERY_COMPILER
 @pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_number_changes(name, cls, door):
         assert_same_values(leaves_of(compiled(ragged(cls), n)), leaves_of(FUNCTIONS[name](ragged(cls), n)))
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(18)
 @EVERY_COMPILER
 @pytest.mark.parametrize(
     "fn", [lambda x, n: x.amax(n), lambda x, n: F.softmax(x, dim=n), lambda x, n: F.softmax(x, n)]

@@ -39,7 +39,7 @@ REDUCING = {
 }
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("call", REDUCING)
 @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
@@ -75,7 +75,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_rule_for_a_function(call, door):
@@ -201,7 +201,7 @@ def ruled(key, rule):
     return declare(name="Ruled", rules={torch.ops.aten.mul: product, key: rule})
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_autograd_does_not_see_is_an_error(name, door):

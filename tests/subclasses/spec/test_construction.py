@@ -546,7 +546,7 @@ Numbered = declare(
 Columns = declare(held=inner(), columns=static(), annotations={"columns": int}, keywords={"fallback": "map"})
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
     "make",
@@ -572,7 +572,7 @@ def test_metadata_computed_from_numbers(make, door):
         assert got._layout is expected._layout and torch.equal(got.held, expected.held)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("of_plain", [False, True])
 def test_metadata_that_is_a_size(of_plain, door):

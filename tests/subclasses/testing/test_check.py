@@ -34,7 +34,7 @@ def put_to_the_test(cls, promise, **more):
     assert "  broken: " in str(caught.value) and "  mend: " in str(caught.value)
 
 
-@pytest.mark.sweep(16)
+@pytest.mark.sweep(32)
 @pytest.mark.parametrize("cls", broken.WRONG)
 def test_a_wrong_class_is_caught_by_the_right_promise(cls):
     sweep = {"wrap": cls, "ops": {"erfinv"}} if cls.__name__ == "WrongRareOp" else {}

@@ -223,7 +223,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.sweep(16)
+@pytest.mark.sweep(32)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_mended_by_what_the_report_says(fault):
     wrong, right, promises, words = PLANTED[fault]

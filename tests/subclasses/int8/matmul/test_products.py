@@ -142,7 +142,7 @@ COMPILERS = {
 }
 
 
-@pytest.mark.sweep(72)
+@pytest.mark.sweep(144)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -191,7 +191,7 @@ def test_few_products_are_a_sum_that_a_compiler_fuses(config, size, dynamic, fus
     assert any("sum" in target for target in seen) is fuses
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("door", ["stock", "desugar"])

@@ -41,7 +41,7 @@ NOT_EVERYWHERE = {
 }
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @kinds
 @pytest.mark.parametrize(
     ("name", "condition"),
@@ -70,7 +70,7 @@ ONE_OF_EACH = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("kind", ["jagged", "padded"])
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ PARTS = {
 }
 
 
-@pytest.mark.sweep(18)
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("door", COMPILED)
 @pytest.mark.parametrize("kind", INPUTS)
