@@ -283,10 +283,11 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
 @functools.cache
 def _apply_in_one(function: Any) -> Any:
     """Returns the C++ method ``apply`` of a subclass whose ``forward`` also saves the tensors of its backward."""
+    compute, save = function.forward, function.setup_context
 
     def forward(ctx: Any, *args: Any) -> Any:
-        out = function.forward(*args)
-        function.setup_context(ctx, args, out)
+        out = compute(*args)
+        save(ctx, args, out)
         return out
 
     methods = {

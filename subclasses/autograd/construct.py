@@ -60,9 +60,9 @@ def wrap_detached(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | N
     return layout.cls._wrap(layout, *raw, *dynamics)  # type: ignore[attr-defined]
 
 
-def _kept(raw: Tensor) -> Tensor:
-    """Returns a view of a plain tensor, which records the grad mode of its making."""
-    return raw[...] if raw.__class__ is Tensor or not hasattr(type(raw), "__spec__") else raw
+def _kept(t: Tensor) -> Tensor:
+    """Returns a tensor detached; of a plain one a view, which records the grad mode of its making."""
+    return t.detach()[...] if t.__class__ is Tensor or not hasattr(type(t), "__spec__") else t.detach()
 
 
 class Construct(torch.autograd.Function):
@@ -78,7 +78,7 @@ class Construct(torch.autograd.Function):
         a value made of it afterwards would lose the gradients of this one. All others stay the same objects: two values
         that share one offsets tensor provably have matching rows.
         """
-        kept = [_kept(t.detach()) if t is not None and t.requires_grad else t for t in inners]
+        kept = [_kept(t) if t is not None and t.requires_grad else t for t in inners]
         return layout.cls._wrap(layout, *kept, *dynamics)  # type: ignore[attr-defined]
 
     @staticmethod
@@ -351,15 +351,16 @@ def unwrap_recorded(x: Any, names: tuple[str, ...], *, written: bool = False) ->
         names: The attributes of the inner tensors.
         written: Whether the value is written to next: what a backward needs of it is copied.
     """
-    raw = tuple([x.__dict__[n] for n in names])
-    wanted = tuple([n for n, t in zip(names, raw, strict=True) if is_differentiable(t)])
-    if not wanted:
-        return raw
-    found = apply_function(Unwrap, x, wanted, written)
+    held = x.__dict__
+    # As `is_differentiable`, which is called for each inner tensor that a rule reads.
+    wanted = tuple(
+        [n for n in names if (t := held[n]) is not None and (t.is_floating_point() or t.is_complex())]
+    )
+    found = apply_function(Unwrap, x, wanted, written) if wanted else ()
     if wanted == names:
         return found
     unwrapped = dict(zip(wanted, found, strict=True))
-    return tuple([unwrapped.get(n, t) for n, t in zip(names, raw, strict=True)])
+    return tuple([unwrapped[n] if n in unwrapped else held[n] for n in names])
 
 
 def unwrap_one(x: Any, name: str) -> Tensor | None:

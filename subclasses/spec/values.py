@@ -94,7 +94,10 @@ def with_inners(x: Any, inners: Iterable[Tensor | None], layout: Any = None) -> 
     layout = layout or x._layout
     if layout.nested:
         layout = with_nested(layout, *(inners := tuple(inners)))
-    return layout.cls._wrap(layout, *inners, *dynamic_ints(x))
+    cls = layout.cls
+    return (
+        cls._wrap(layout, *inners, *dynamic_ints(x)) if cls.__spec__.dynamics else cls._wrap(layout, *inners)
+    )
 
 
 def map_inners(x: Any, change: Callable[[InnerField, Any], Any]) -> Any:
