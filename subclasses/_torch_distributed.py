@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,44 +35,6 @@ def joint_work(handles: Any) -> Any:
         return handles[-1]
     make = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
     return dist.Work.boxed(make(torch.futures.collect_all(futures)))
-
-
-def who_asks() -> str:
-    """Returns "fsdp", "checkpoint" or "dtensor" if that itself runs an op, to cut, pad or join a value; else ""."""
-    # None has a hook that a class could define for this. Views of any class ask here: the common case ends at once.
-    if sys.modules.keys().isdisjoint(_MODULES):
-        return ""
-    for frame in _callers():
-        name = frame.f_code.co_name
-        if name in _NOT_ASKING:
-            return ""
-        module = frame.f_globals.get("__name__")
-        if module == _FSDP:
-            return "fsdp"
-        if name in _ASKING and module == _ASKING[name][0]:
-            return _ASKING[name][1]
-    return ""
-
-
-# Functions of a class, and the one that calls its `materialize`: what they run means what it always means.
-_NOT_ASKING = ("fsdp_pre_all_gather", "fsdp_post_all_gather", "materialize_apart")
-# What takes the rows of a tensor that another rank saved or asks for; what joins the parts of a DTensor, and what
-# returns its local tensor.
-_ASKING = {
-    "narrow_tensor_by_index": ("torch.distributed._shard._utils", "checkpoint"),
-    "_to_replicate_tensor": ("torch.distributed.tensor.placement_types", "dtensor"),
-    "forward": ("torch.distributed.tensor._api", "dtensor"),
-}
-_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
-_MODULES = (_FSDP, *(module for module, _ in _ASKING.values()))
-
-
-def fsdp_ranks() -> int | None:
-    """Returns for how many ranks FSDP2 is cutting a Parameter; None if it is not."""
-    # The split that asks does not say for how many it is, if there are fewer parts than ranks.
-    cutting = (frame for frame in _callers() if frame.f_code.co_name == "_chunk_with_empty")
-    frame = next(cutting, None)
-    return None if frame is None else frame.f_locals.get("num_chunks")
 
 
 def undo_refused_sharding(refusal: type[Exception]) -> None:
@@ -203,16 +165,6 @@ class _GradientOfPart:
     def _post_accumulate_grad_hooks(self) -> dict[int, Callable[[Any], None]]:
         hooks = self._part._post_accumulate_grad_hooks or {}
         return {key: lambda _, hook=hook: hook(self._part) for key, hook in hooks.items()}
-
-
-def _callers() -> Iterator[Any]:
-    """Yields the frames around an op, from the innermost; as many as are between FSDP2 and the plan for an op."""
-    frame = sys._getframe(2)
-    for _ in range(16):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
 
 
 SPEC = "_spec"  # the attribute of a DTensor that holds what `dtensor_spec` returns

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -212,31 +211,6 @@ def backward_node() -> str:
     """Returns the name of the autograd node that runs, such as "AsStridedBackward0"; "" if none does."""
     node = torch._C._current_autograd_node()  # the public way to it is a hook
     return "" if node is None else node.name()
-
-
-# How many references C++ holds to a storage.
-_storage_references = torch._C._storage_Use_Count  # type: ignore[attr-defined]
-
-
-def _count_references(x: object) -> int:
-    return sys.getrefcount(x)
-
-
-def owns_memory(t: torch.Tensor, references: int, tensors: int) -> bool:
-    """Whether nothing refers to a tensor and to its memory but what the caller knows of.
-
-    Args:
-        t: A plain tensor.
-        references: The references to the Python object that the caller knows of.
-        tensors: The tensors with this memory that the caller knows of.
-    """
-    # Two more: the parameter, and the argument of getrefcount. While Dynamo looks at frames, a caller keeps its own.
-    probe = object()
-    others = 2 + _count_references(probe) - 3
-    if sys.getrefcount(t) > references + others or t._use_count() > 1:  # type: ignore[attr-defined]
-        return False
-    # One more: the storage that is asked for.
-    return _storage_references(t.untyped_storage()._cdata) <= tensors + 1
 
 
 # ---- torch.export ------------------------------------------------------------------------------------------

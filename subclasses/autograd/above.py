@@ -45,12 +45,13 @@ from subclasses._torch_capture import is_exporting
 from subclasses.autograd.calling import CALLING, in_rule
 from subclasses.autograd.construct import Construct, unwrap_recorded
 from subclasses.autograd.gradient_errors import (
+    TAKES_GRADIENTS,
+    check_gradients,
     formula_error,
     open_formula_error,
     transformed_error,
     view_rule_error,
 )
-from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, check_gradients
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import BY_FORMULA, Layout
 from subclasses.ops.aliasing import is_same_memory, return_written, write_into

@@ -26,7 +26,7 @@ from subclasses._torch import (
 )
 from subclasses.autograd.calling import CALLING
 from subclasses.autograd.construct import cotangent_like
-from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS
+from subclasses.autograd.gradient_errors import TAKES_GRADIENTS
 from subclasses.errors import DispatchError, one_of
 from subclasses.spec.values import is_differentiable, is_point, known_to_differ, tensors_in
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import VIEWS_KEY, graph_task, is_excluded, set_excluded, set_storage_of
-from subclasses._torch_tracing import owns_memory
+from subclasses._torch_callers import owns_memory
 from subclasses.autograd.calling import is_called_by_engine
 from subclasses.ops.aliasing import holds_plain
 from subclasses.spec.values import with_inners

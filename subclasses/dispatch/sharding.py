@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload
-from subclasses._torch_distributed import fsdp_ranks, undo_refused_sharding, who_asks
+from subclasses._torch_callers import fsdp_ranks, sharding_caller
+from subclasses._torch_distributed import undo_refused_sharding
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
 from subclasses.spec.values import PART, POINT, is_point, map_inners
@@ -40,7 +41,7 @@ def with_sharding(cls: Any, op: OpOverload, run: Call) -> Call:
 
     @functools.wraps(run)
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = answers.get(who_asks()) if isinstance(x, cls) else None
+        answer = answers.get(sharding_caller()) if isinstance(x, cls) else None
         return run(x, *args, **kwargs) if answer is None else answer(run, x, *args, **kwargs)
 
     return plan
@@ -135,7 +136,7 @@ def _are_rows(x: Any, parts: list[Any]) -> bool:
 
 
 def materialize_apart(x: Any) -> Tensor:
-    """Returns ``x.materialize()``, whose ops are the author's: :func:`who_asks` knows this function by its name."""
+    """Returns ``x.materialize()``; :func:`sharding_caller` finds this function by its name."""
     return x.materialize()
 
 

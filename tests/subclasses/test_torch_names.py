@@ -30,6 +30,7 @@ from subclasses import (
     DispatchError,
     TensorSubclass,
     _torch,
+    _torch_callers,
     _torch_capture,
     _torch_distributed,
     _torch_tracing,
@@ -483,10 +484,10 @@ def owns_memory():
     def check():
         t = torch.ones(2)
         held = {"t": t}
-        assert _torch_tracing.owns_memory(t, references=2, tensors=1)
-        assert not _torch_tracing.owns_memory(t, references=1, tensors=1)
+        assert _torch_callers.owns_memory(t, references=2, tensors=1)
+        assert not _torch_callers.owns_memory(t, references=1, tensors=1)
         view = t.detach()
-        assert not _torch_tracing.owns_memory(t, references=2, tensors=1)
+        assert not _torch_callers.owns_memory(t, references=2, tensors=1)
         assert view.equal(held["t"])
 
     check()
@@ -540,7 +541,7 @@ DTENSORS = """
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-from subclasses import TensorSubclass, _torch_distributed, inner
+from subclasses import TensorSubclass, _torch_callers, _torch_distributed, inner
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
 x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
@@ -576,10 +577,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
-from subclasses import Outer, TensorSubclass, _torch_distributed, inner
+from subclasses import Outer, TensorSubclass, _torch_callers, inner
 class Ask(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        seen.setdefault(func, (_torch_distributed.who_asks(), _torch_distributed.fsdp_ranks()))
+        seen.setdefault(func, (_torch_callers.sharding_caller(), _torch_callers.fsdp_ranks()))
         return func(*args, **(kwargs or {}))
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh, seen = dist.init_device_mesh("cpu", (1,)), {}
@@ -618,7 +619,7 @@ part = DTensor.from_local(torch.ones(2), dist.init_device_mesh("cpu", (2,)), [Sh
 with Ask():
     part.redistribute(placements=[Replicate()])
     assert seen[torch.ops._c10d_functional.all_gather_into_tensor.default][0] == "dtensor", seen
-assert not _torch_distributed.who_asks() and _torch_distributed.fsdp_ranks() is None
+assert not _torch_callers.sharding_caller() and _torch_callers.fsdp_ranks() is None
 dist.destroy_process_group()
 """
 
@@ -927,7 +928,7 @@ CHECKS = {
             "size_inner_dtensors",
             "DistributedTypes",
             "distributed_types",
-            "who_asks",
+            "sharding_caller",
             "reduce_packed_gradients",
             "fsdp_ranks",
             "undo_refused_sharding",
@@ -960,7 +961,7 @@ ELSEWHERE = {
 }
 
 
-MODULES = (_torch, _torch_capture, _torch_distributed, _torch_tracing)
+MODULES = (_torch, _torch_callers, _torch_capture, _torch_distributed, _torch_tracing)
 
 
 @pytest.mark.parametrize("name", CHECKS)
