@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from desugar.backward.emit import Variant
+from desugar.errors import PackageError
 from desugar.flatten.origins import Origin
 from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
 from desugar.ir.outputs import Outputs
@@ -44,6 +45,13 @@ class TensorFacts:
     offset: Extent
     dtype: torch.dtype
     device: torch.device
+
+    def __post_init__(self) -> None:
+        """Raises PackageError for a stride too few, which a check in C++ would read past the end."""
+        if len(self.size) != len(self.stride):
+            raise PackageError(
+                f"a tensor of {len(self.size)} dimensions has {len(self.stride)} strides in the manifest"
+            )
 
 
 Fact = TensorFacts | int | Symbol | Expression | None  # of a tensor or a number

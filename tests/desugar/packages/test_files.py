@@ -188,6 +188,13 @@ def test_a_manifest_that_somebody_signed_anew(saved, tmp_path_factory, position,
         desugar.load(target, native=False)(rows(1, 4))
 
 
+def test_a_tensor_has_a_stride_for_each_dimension(saved, tmp_path):
+    """The check in C++ would read a second one behind the end of the first."""
+    change = in_json(lambda data: data["manifest"]["programs"][0]["leaf_facts"][0]["stride"].pop())
+    target = rewrite(saved[0], tmp_path / "strides.pt2", change)
+    assert_refused(target, "a tensor of 2 dimensions has 1 strides")
+
+
 def rename_inner(manifest, name):
     manifest["programs"][0]["leaves"][0]["inner"][0][0] = name
 
