@@ -79,7 +79,8 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function without a rule, above autograd where rules of a structure are to be derived."""
     if is_dynamo_compiling():
         return call_unruled(func, types, args, kwargs)
-    if (op := _find_direct(func, args, kwargs)) is not None:
+    runs_above = not types or any(map(_runs_above, types))
+    if runs_above and (op := _find_direct(func, args, kwargs)) is not None:
         before, cls = (CALLING.func, CALLING.opens), type(args[0])
         CALLING.func, CALLING.opens = func, True
         try:
@@ -97,7 +98,7 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     CALLING.func = None if takes_gradients else func
     CALLING.target = args[0] if func is Tensor.__setitem__ else None
     try:
-        way = _way_of(func, args, kwargs)
+        way = _way_of(func, args, kwargs) if runs_above else _Way.AS_IT_IS
         CALLING.opens = way is not _Way.AS_IT_IS
         if way is _Way.AS_IT_IS:
             return call_unruled(func, types, args, kwargs)
@@ -226,6 +227,10 @@ class _EachOp(TorchDispatchMode):
 def is_above(t: Any) -> bool:
     """Whether a tensor is a value of a structure with rules for ops, which run above autograd."""
     return getattr(type(t), "_runs_above", False)
+
+
+def _runs_above(cls: type) -> bool:
+    return getattr(cls, "_runs_above", False)
 
 
 def is_open(x: Any) -> bool:

@@ -101,6 +101,11 @@ class RaggedTensor:
         return self.ragged_dim == self.batch_dim
 
     @property
+    def rank(self: Any) -> int:
+        """The number of outer dimensions, without the call of ``__torch_function__`` that ``x.dim()`` makes."""
+        return self.stored.dim() - self.stored_dim(0)
+
+    @property
     def row_dims(self: Any) -> tuple[int, int]:
         """The batch and the ragged dimension."""
         return self.batch_dim, self.ragged_dim
@@ -137,7 +142,10 @@ def is_ragged(x: Any) -> bool:
 
 def first_ragged(values: Sequence[Any]) -> Any:
     """The ragged tensor among operands whose rows the others match."""
-    return next(v for v in values if isinstance(v, RaggedTensor)).leader(values)
+    for v in values:
+        if isinstance(v, RaggedTensor):
+            return v.leader(values)
+    raise TypeError("expected a ragged tensor among the operands")
 
 
 def unruled(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +159,9 @@ def outer_dims(func: Any, x: Any, dim: int | Sequence[int] | None) -> tuple[int,
     Raises:
         IndexError: there is no such dimension, or it is named twice.
     """
-    n = x.dim()
+    n = x.rank
+    if isinstance(dim, int) and -n <= dim < n:
+        return (dim % n,)
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(n))
     given = [dim] if isinstance(dim, int) else list(dim)

@@ -214,7 +214,7 @@ def new_result(out: Any, args: tuple[Any, ...]) -> Any:
     if isinstance(out, list | tuple):
         return type(out)(new_result(x, args) for x in out)
     for operand in args:
-        if operand is out or (isinstance(operand, list | tuple) and any(x is out for x in operand)):
+        if operand is out or (isinstance(operand, list | tuple) and id(out) in map(id, operand)):
             return _alias(out) if isinstance(out, Tensor) else out
     return out
 

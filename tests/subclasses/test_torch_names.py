@@ -159,6 +159,10 @@ def without_lazy_bits():
     (zeros,) = torch.autograd.grad(x.sgn().sum(), x)
     numbers = torch.complex(torch.ones(2), torch.ones(2)).conj()
     assert _torch_tracing.has_no_memory(zeros) and not _torch_tracing.has_no_memory(numbers)
+    held = [(torch.ones(2), True), (x, False), (nn.Parameter(X, requires_grad=False), False), (zeros, False)]
+    held += [(numbers, False), (numbers.imag, False), (torch.ones(2).to_sparse(), True)]
+    assert [_torch_tracing.is_bare(t) for t, _ in held] == [expected for _, expected in held]
+    assert not torch.vmap(lambda t: t * _torch_tracing.is_bare(t))(torch.ones(2, 2)).any()
     for lazy in (zeros, numbers, numbers.imag):
         solid = _torch_tracing.without_lazy_bits(lazy)
         assert solid.data_ptr() and not (solid.is_conj() or solid.is_neg()) and torch.equal(solid, lazy)
@@ -845,7 +849,7 @@ CHECKS = {
     "guard_identities": guard_identities,
     "backend_of": backend_of,
     "unseen": unseen,
-    **for_names(["has_no_memory", "without_lazy_bits"], without_lazy_bits),
+    **for_names(["has_no_memory", "is_bare", "without_lazy_bits"], without_lazy_bits),
     # In the backend of a compiled function, and where a rule is run for its graph.
     "is_tracing": gives(lambda: answers(lambda _: _torch.is_tracing(), in_backend), [False, True, False]),
     # Inside of a level, one of torch.func.jvp too, and not after it.

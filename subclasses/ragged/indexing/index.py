@@ -16,7 +16,21 @@ ALL = slice(None)
 
 def expanded(x: Any, index: Any) -> tuple[Any, ...]:
     """The index with an entry for each dimension, its ellipsis written out."""
-    index = as_tuple(index)
+    index, rank = as_tuple(index), x.rank
+    if not _SIMPLE.issuperset(map(type, index)):
+        _check_entries(x, index)
+    used = len([i for i in index if i is not None and i is not Ellipsis])
+    if used > rank:
+        raise IndexError(f"too many indices for {shown(x)}: {shown_index(index)}")
+    dots = next((p for p, i in enumerate(index) if i is Ellipsis), len(index))
+    return (*index[:dots], *[ALL] * (rank - used), *index[dots + 1 :])
+
+
+_SIMPLE = frozenset({slice, int, type(None), type(Ellipsis)})
+
+
+def _check_entries(x: Any, index: tuple[Any, ...]) -> None:
+    """Raises DispatchError for masks of several dimensions, ragged tensors and bools among others."""
     masks = [i for i in index if isinstance(i, Tensor) and i.dtype == torch.bool and i.dim() > 1]
     if len(index) == len(masks) == 1 and not isinstance(masks[0], RaggedTensor):
         raise DispatchError(
@@ -29,11 +43,6 @@ def expanded(x: Any, index: Any) -> tuple[Any, ...]:
             code="argument-refused",
             hint="apply a mask of the same rows alone, x[mask], and index the result",
         )
-    used = sum(i is not None and i is not Ellipsis for i in index)
-    if used > x.dim():
-        raise IndexError(f"too many indices for {shown(x)}: {shown_index(index)}")
-    dots = next((p for p, i in enumerate(index) if i is Ellipsis), len(index))
-    return (*index[:dots], *[ALL] * (x.dim() - used), *index[dots + 1 :])
 
 
 def as_tuple(index: Any) -> tuple[Any, ...]:

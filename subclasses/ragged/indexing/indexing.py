@@ -83,7 +83,7 @@ def _check_whole(x: Any, i: Any) -> None:
 
 def _take_features(x: Any, index: tuple[Any, ...]) -> Any:
     """Slices, ints, None and index tensors at dimensions of the entries, one after the other."""
-    if sum(is_index(i) for i in index) > 1:
+    if sum(map(is_index, index)) > 1:
         if not x.rows_first:
             raise DispatchError(
                 f"indexing {shown(x)}: expected one index tensor [n] for the features, got {shown_index(index)}",
@@ -91,18 +91,21 @@ def _take_features(x: Any, index: tuple[Any, ...]) -> Any:
                 hint="x.to_jagged() takes several",
             )
         return x.pick_together(index)
-    result, dim = aten.alias.default(x), 0
+    result, dim = x, 0
     for i in index:
         if i is None:
             result = result.unsqueeze(dim)
+        elif is_all(i):
+            pass
         elif is_int(i):
             result, dim = aten.select.int(result, dim, int(i) if isinstance(i, Tensor) else i), dim - 1
         elif not isinstance(i, slice):
             result = _pick_features(result, dim, i)
-        elif not is_all(i):
-            result = aten.slice.Tensor(result, dim, i.start, i.stop, 1 if i.step is None else i.step)
+        else:
+            step = 1 if i.step is None else i.step
+            result = unruled(aten.slice.Tensor, result, dim, i.start, i.stop, step)
         dim += 1
-    return result
+    return aten.alias.default(x) if result is x else result
 
 
 def _pick_features(x: Any, dim: int, which: Any) -> Any:

@@ -33,7 +33,7 @@ def _transpose(op: Any, x: Any, a: int, b: int) -> Any:
 
 @RULES.of(aten.permute.default)
 def _permute(op: Any, x: Any, dims: Sequence[int]) -> Any:
-    dims, lacking = outer_dims(op, x, dims), x.dim() - x.stored.dim()
+    dims, lacking = outer_dims(op, x, dims), x.rank - x.stored.dim()
     if dims[0] != 0:
         x.check_first(op)
     stored = x.stored.permute([x.stored_dim(d) for d in dims[lacking:]])
@@ -58,7 +58,7 @@ def _squeeze(op: Any, x: Any, dims: int | Sequence[int] | None = None) -> Any:
 
 @RULES.of(aten.expand.default)
 def _expand(op: Any, x: Any, size: Sequence[int], *, implicit: bool = False) -> Any:
-    new = len(size) - x.dim()
+    new = len(size) - x.rank
     if new < 0 or (new and x.rows_first):
         raise DispatchError(
             f"{op}: {shown(x)} expands along dimensions that it has, got the size {list(size)}",
@@ -69,7 +69,7 @@ def _expand(op: Any, x: Any, size: Sequence[int], *, implicit: bool = False) -> 
         raise DispatchError(
             f"{op}: {shown(x)} cannot expand along its rows, got the size {list(size)}", code="row-dims"
         )
-    wanted = [-1 if d in rows else n for d, n in enumerate(size)][x.dim() - x.stored.dim() :]
+    wanted = [-1 if d in rows else n for d, n in enumerate(size)][x.rank - x.stored.dim() :]
     return x.with_stored(x.stored.expand(wanted), x.ragged_dim + new, x.batch_dim + new)
 
 
@@ -130,7 +130,7 @@ def _select_backward(op: Any, grad: Any, size: Sequence[int], dim: int, index: i
 
 def new_dim(op: Any, x: Any, dim: int) -> int:
     """Where a dimension is added, counted from the front; the op raises where there is no such place."""
-    n = x.dim() + 1
+    n = x.rank + 1
     dim = dim % n if -n <= dim < n else dim
     if dim == 0:
         x.check_first(op)

@@ -13,6 +13,7 @@ how it converts.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
-from subclasses._torch_tracing import is_compiling_here
+from subclasses._torch_tracing import is_bare, is_compiling_here
+from subclasses.layout import Layout, intern_layout
 from subclasses.ragged.checks import GREATEST_BOUND, check_has_rows, check_mask, check_rows, is_traced
 from subclasses.ragged.data_sizes import longest_of, size_of, true_places
 from subclasses.ragged.jagged import validation
@@ -28,9 +30,15 @@ from subclasses.ragged.jagged.holes import without_gradient_at_holes
 from subclasses.ragged.jagged.interface import JaggedInterface
 from subclasses.ragged.printing import emit_rows
 from subclasses.ragged.segments import Segments
-from subclasses.spec.values import mark_varying_dims
+from subclasses.spec.values import mark_varying_dims, with_inners
 
 # ---- the declaration -------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _layout_of(cls: Any, present: tuple[str, ...], ragged_dim: int) -> Layout:
+    """The layout of rows along a dimension, kept: one of a value that lives for one op would be made at each."""
+    return intern_layout(cls, (ragged_dim,), present)
 
 
 class JaggedTensor(JaggedInterface, TensorSubclass):
@@ -257,7 +265,12 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     def with_values(self, values: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
         """Other values for the same rows; ``ragged_dim`` says where their entries are, if elsewhere."""
-        ragged_dim = self.ragged_dim if ragged_dim is None else ragged_dim
+        layout = self._layout
+        ragged_dim = layout.statics[0] if ragged_dim is None else ragged_dim
+        if is_bare(values) and not layout.nested:
+            if ragged_dim != layout.statics[0]:
+                layout = _layout_of(layout.cls, layout.present, ragged_dim)
+            return with_inners(self, (values, self.offsets, self.lengths), layout)
         return TensorSubclass.__new__(  # the parts fit together as those of this tensor do
             type(self),
             without_gradient_at_holes(values, self.offsets, self.lengths, ragged_dim),

@@ -46,7 +46,7 @@ def _ragged_place(x: JaggedTensor, size: Sequence[int]) -> int | None:
         return 0 if len(size) and size[0] == x.size(0) else None
     if not size or size[0] != x.size(0):
         return None
-    before = math.prod(x.shape[1 : x.ragged_dim])
+    before = math.prod(x.shape[1 : x.ragged_dim]) if x.ragged_dim > 1 else 1
     for place in range(1, len(size)):
         # The extents before it are compared first: comparing other extents with T would become a guard on T.
         if math.prod(size[1:place]) == before and size[place] == x.max_length:
@@ -145,7 +145,8 @@ def _resize(x: JaggedTensor, size: list[Any]) -> JaggedTensor:
 
 def _entry_size(x: JaggedTensor) -> Any:
     """The number of elements in one entry."""
-    return math.prod(n for p, n in enumerate(x._raw_values.shape) if p != max(x.ragged_dim - 1, 0))
+    size, place = x._raw_values.shape, max(x.ragged_dim - 1, 0)
+    return math.prod(size[:place]) * math.prod(size[place + 1 :])
 
 
 def _keeps_rows(x: JaggedTensor, size: list[Any]) -> bool:

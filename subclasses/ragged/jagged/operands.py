@@ -123,7 +123,7 @@ def spread(func: Any, x: JaggedTensor, y: Tensor) -> Tensor:
     """What a dense tensor that broadcasts against ``x`` holds at each entry, ready to broadcast against the values."""
     if y.dim() == 0 or x.ragged_dim == 0:
         return y
-    missing = x.dim() - y.dim()
+    missing = x.rank - y.dim()
     if missing < 0:
         raise DispatchError(
             f"{name_of(func)}: a dense tensor of shape {tuple(y.shape)} has more dimensions than {shown(x)}",
@@ -175,7 +175,7 @@ def aligned(x: JaggedTensor, func: Any, other: Any) -> Tensor:
 
 def _is_entrywise(x: JaggedTensor, y: Tensor) -> bool:
     """Whether autograd would pass the ragged cotangent to a dense operand: nothing is summed."""
-    return y.dim() == x.dim() and y.size(0) == x.size(0) and y.size(x.ragged_dim) == x.size(x.ragged_dim)
+    return y.dim() == x.rank and y.size(0) == x.size(0) and y.size(x.ragged_dim) == x.size(x.ragged_dim)
 
 
 def operand(x: JaggedTensor, func: Any, other: Any) -> Any:

@@ -50,7 +50,7 @@ def check_fits(func: Any, x: PaddedTensor, y: Any) -> None:
             )
         check_rows_match(func, x, y)
         return
-    missing = x.dim() - y.dim()
+    missing = x.rank - y.dim()
     if missing < 0 or hasattr(type(y), "__spec__"):
         raise DispatchError(
             f"{name_of(func)}: {shown(y)} beside {shown(x)}",
@@ -107,7 +107,7 @@ def aligned(x: PaddedTensor, func: Any, other: Any) -> Tensor:
     check_fits(func, x, other)
     if isinstance(other, x.ragged_class):
         return as_wide(x, other)
-    missing = x.dim() - other.dim()
+    missing = x.rank - other.dim()
     if not other.requires_grad or min(x.ragged_dim, x.batch_dim) < missing:
         return other
     if any(other.size(d - missing) != x.size(d) for d in (x.ragged_dim, x.batch_dim)):

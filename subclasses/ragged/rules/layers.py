@@ -85,7 +85,7 @@ def _embedding(  # noqa: PLR0913
 
 def _check_features(func: Any, x: Any, count: int) -> None:
     """Raises unless the last dimensions are those of an entry."""
-    if max(x.row_dims) >= x.dim() - count:
+    if max(x.row_dims) >= x.rank - count:
         raise DispatchError(
             f"{func.__name__}: works along the last {count} dimensions, and {shown(x)} has its rows along one of them",
             code="row-dims",

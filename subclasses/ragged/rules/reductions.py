@@ -95,6 +95,8 @@ def _sum(x: Any, stored: Tensor, dims: tuple[int, ...], keepdim: bool, dtype: An
 def _mean(func: Any, input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     if not (input.is_floating_point() or input.is_complex() or dtype is not None):
         raise RuntimeError(f"mean: expected a floating point or complex dtype, got {input.dtype}; give dtype")
+    if (of_features := within_entries(func, input, dim, keepdim, dtype=dtype)) is not None:
+        return of_features
     # Half precision is summed in float32: the sum may be beyond its range where the mean is not.
     total = input.sum(dim, keepdim, dtype=dtype or sum_dtype(input.dtype))
     return (total / count(func, input, dim, keepdim)).to(dtype or input.dtype)
