@@ -194,9 +194,9 @@ def has_no_memory(t: torch.Tensor) -> bool:
 
 
 def is_bare(t: torch.Tensor) -> bool:
-    """Whether a value may hold a tensor as it is: a plain one that does not require grad, outside of transforms."""
-    is_solid = t.__class__ is torch.Tensor and not (t.requires_grad or t.is_conj() or t.is_neg())
-    return is_solid and not t._is_zerotensor() and current_transform() is None
+    """Whether a value may be made of a tensor as it is: a plain one without lazy bits, outside of transforms."""
+    is_solid = t.__class__ is torch.Tensor and not (t.is_conj() or t.is_neg() or t._is_zerotensor())
+    return is_solid and current_transform() is None
 
 
 def without_lazy_bits(t: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
 from subclasses._torch_tracing import is_bare, is_compiling_here
+from subclasses.autograd.construct import construct
 from subclasses.layout import Layout, intern_layout
 from subclasses.ragged.checks import GREATEST_BOUND, check_has_rows, check_mask, check_rows, is_traced
 from subclasses.ragged.data_sizes import longest_of, size_of, true_places
@@ -30,7 +31,7 @@ from subclasses.ragged.jagged.holes import without_gradient_at_holes
 from subclasses.ragged.jagged.interface import JaggedInterface
 from subclasses.ragged.printing import emit_rows
 from subclasses.ragged.segments import Segments
-from subclasses.spec.values import mark_varying_dims, with_inners
+from subclasses.spec.values import dynamic_ints, mark_varying_dims, with_inners
 
 # ---- the declaration -------------------------------------------------------------------------------------------
 
@@ -267,18 +268,21 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         """Other values for the same rows; ``ragged_dim`` says where their entries are, if elsewhere."""
         layout = self._layout
         ragged_dim = layout.statics[0] if ragged_dim is None else ragged_dim
-        if is_bare(values) and not layout.nested:
-            if ragged_dim != layout.statics[0]:
-                layout = _layout_of(layout.cls, layout.present, ragged_dim)
-            return with_inners(self, (values, self.offsets, self.lengths), layout)
-        return TensorSubclass.__new__(  # the parts fit together as those of this tensor do
-            type(self),
+        held = (
             without_gradient_at_holes(values, self.offsets, self.lengths, ragged_dim),
             self.offsets,
             self.lengths,
-            ragged_dim=ragged_dim,
-            max_length=self.max_length,
         )
+        # The parts fit together as those of this tensor do.
+        if not is_bare(values) or layout.nested:
+            return TensorSubclass.__new__(
+                type(self), *held, ragged_dim=ragged_dim, max_length=self.max_length
+            )
+        if ragged_dim != layout.statics[0]:
+            layout = _layout_of(layout.cls, layout.present, ragged_dim)
+        if values.requires_grad:
+            return construct(layout, dynamic_ints(self), *held)
+        return with_inners(self, held, layout)
 
     def with_entries(self, entries: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
         """Other entries ``[total, ...]`` for the same rows."""
