@@ -267,19 +267,17 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     def with_values(self, values: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
         """Other values for the same rows; ``ragged_dim`` says where their entries are, if elsewhere."""
         layout = self._layout
-        ragged_dim = layout.statics[0] if ragged_dim is None else ragged_dim
+        place: int = layout.statics[0] if ragged_dim is None else ragged_dim
         held = (
-            without_gradient_at_holes(values, self.offsets, self.lengths, ragged_dim),
+            without_gradient_at_holes(values, self.offsets, self.lengths, place),
             self.offsets,
             self.lengths,
         )
         # The parts fit together as those of this tensor do.
         if not is_bare(values) or layout.nested:
-            return TensorSubclass.__new__(
-                type(self), *held, ragged_dim=ragged_dim, max_length=self.max_length
-            )
-        if ragged_dim != layout.statics[0]:
-            layout = _layout_of(layout.cls, layout.present, ragged_dim)
+            return TensorSubclass.__new__(type(self), *held, ragged_dim=place, max_length=self.max_length)
+        if place != layout.statics[0]:
+            layout = _layout_of(layout.cls, layout.present, place)
         if values.requires_grad:
             return construct(layout, dynamic_ints(self), *held)
         return with_inners(self, held, layout)
