@@ -309,7 +309,8 @@ def compiled_module(module: nn.Module, compile_with: _Compile) -> nn.Module:
         "__module__": type(module).__module__,
         "__doc__": type(module).__doc__,
     }
-    cls = type(f"Compiled{type(module).__name__}", (type(module),), body)
+    # Libraries look at the name of a class: transformers writes it to `config.json`, and shifts labels by it.
+    cls = type(type(module).__name__, (type(module),), body)
     compiled = object.__new__(cls)
     object.__setattr__(compiled, "__dict__", module.__dict__)
     private.share_module_state(module, compiled)
