@@ -1,12 +1,16 @@
 """`transformers.Trainer` and accelerate with ragged batches: the same numbers as with padding."""
 
+import os
 import random
 import re
 import runpy
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
@@ -21,6 +25,7 @@ import transformers
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 from tests.models.zoo import TINY, VOCABULARY, build
+from tests.subclasses.ragged.ranks import in_processes, on_ranks
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,6 +55,11 @@ def llama():
     return build("LlamaForCausalLM", WIDE)
 
 
+def with_lora(weights):
+    """A model with adapters; the test is skipped where peft is absent."""
+    return pytest.importorskip("tests.models.test_adapters").with_adapters("llama", weights)
+
+
 def examples(count, seed):
     """Rows of 2 to 30 tokens; each third one has labels for its second half alone."""
     draw = random.Random(seed)
@@ -71,11 +81,8 @@ def with_padding(rows):
     }
 
 
-TIMES = "runtime", "per_second", "time", "flos"
-
-
 def without_times(logs):
-    return {key: x for key, x in logs.items() if not key.endswith(TIMES)}
+    return {key: x for key, x in logs.items() if not key.endswith(("runtime", "per_second", "time", "flos"))}
 
 
 def metrics_of(prediction):
@@ -89,23 +96,24 @@ def metrics_of(prediction):
     }
 
 
-def make_trainer(folder, collator, model=None, **options):
-    options = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "no"} | options
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=3,
-        num_train_epochs=1,
-        learning_rate=1e-3,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        **options,
-    )
+def make_trainer(folder, collator, make=llama, **options):
+    options = {
+        "output_dir": str(folder),
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "save_strategy": "no",
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 3,
+        "num_train_epochs": 1,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    } | options
     return Trainer(
-        llama() if model is None else model,
-        arguments,
+        make(),
+        TrainingArguments(**options),
         train_dataset=TRAIN,
         eval_dataset=EVALUATE,
         data_collator=collator,
@@ -133,12 +141,14 @@ OPTIONS = {
     "evaluation in parts": {"eval_accumulation_steps": 1},
     "all columns": {"remove_unused_columns": False},
     "bfloat16": {"bf16": True},
+    "LoRA": {"make": partial(with_lora, "plain")},
+    "LoRA beside int8 weights": {"make": partial(with_lora, "int8 before")},
 }
 
 
-def train(folder, collator, model=None, **options):
+def train(folder, collator, make=llama, **options):
     """A trainer after its training, and what it logged; the last are the metrics of a prediction."""
-    trainer = make_trainer(folder, collator, model, **options)
+    trainer = make_trainer(folder, collator, make, **options)
     trainer.train()
     logs = [*trainer.state.log_history, trainer.predict(EVALUATE).metrics]
     return trainer, [without_times(each) for each in logs]
@@ -186,15 +196,55 @@ def test_a_run_goes_on_from_a_checkpoint(layout, tmp_path):
 def test_a_compiled_model(tmp_path):
     """One program for training and one for evaluation; what is saved is the model."""
     model, fast = llama(), desugar.compile(llama(), backend="eager")
-    runs = (model, with_padding), (fast, RaggedCollator())
+    runs, options = ((model, with_padding), (fast, RaggedCollator())), OPTIONS["smoothing and accumulation"]
     (_, want), (trainer, got) = (
-        train(tmp_path, collator, each, gradient_accumulation_steps=2) for each, collator in runs
+        train(tmp_path, collator, lambda each=each: each, **options) for each, collator in runs
     )
     assert_same_logs(got, want)
     assert len(fast.programs) == 2
     trainer.save_model(tmp_path / "saved")
     loaded = dict(LlamaForCausalLM.from_pretrained(tmp_path / "saved").named_parameters())
     torch.testing.assert_close(loaded, dict(model.named_parameters()), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("backend", "error", "words"),
+    [
+        ("desugar", ValueError, "'DESUGAR' is not a valid DynamoBackend"),
+        ("aot_eager", RuntimeError, "Expected a JaggedTensor tangent but got a plain Tensor"),
+    ],
+)
+def test_torch_compile_is_refused(backend, error, words, tmp_path):
+    """By accelerate, which has a list of backends, and by PyTorch, which guesses the tangent of unused logits."""
+    with pytest.raises(error, match=words):
+        make_trainer(tmp_path, RaggedCollator(), torch_compile_backend=backend).train()
+
+
+RUNS = {"ordinary": (with_padding, llama), **{name: (each, llama) for name, each in LAYOUTS.items()}}
+RUNS["compiled"] = RaggedCollator(), lambda: desugar.compile(llama(), backend="eager")
+
+
+@on_ranks
+def train_on_two_ranks(_, folder):
+    os.environ |= dict.fromkeys(["RANK", "LOCAL_RANK"], str(dist.get_rank()))  # as torchrun does
+    os.environ |= dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], "2")
+    for name, run in RUNS.items():
+        trainer, logs = train(folder, *run, ddp_backend="gloo")
+        torch.save((logs, trainer.model.state_dict()), folder / f"{name} {dist.get_rank()}")
+
+
+def test_two_processes(tmp_path):
+    """The numbers of the padded run, which are those of one process with batches twice as large."""
+    in_processes(train_on_two_ranks, tmp_path)
+    found = {key: torch.load(tmp_path / "{} {}".format(*key)) for key in product(RUNS, range(2))}
+    want, weights = found["ordinary", 0]
+    for (_, rank), (logs, state) in found.items():
+        assert rank or assert_same_logs(logs, want) is None
+        torch.testing.assert_close(state, weights, atol=1e-4, rtol=1e-3)
+    alone = [log for log in train(tmp_path, with_padding, per_device_train_batch_size=8)[1] if "loss" in log]
+    assert [log["loss"] for log in want if "loss" in log][:4] == pytest.approx(
+        [log["loss"] for log in alone][:4]
+    )
 
 
 @layouts
@@ -232,17 +282,6 @@ def test_accelerate(layout):
     width = padded.shape[1]
     assert torch.equal(labels[:, :width], padded) and (labels[:, width:] == -100).all()
     assert torch.equal(got[:, :width][padded != -100], want[padded != -100])
-
-
-def test_left_padding_is_removed():
-    """A padded row with a mask has the logits of the row alone."""
-    model = llama().eval()
-    row = TRAIN[1]["input_ids"]
-    example = {"input_ids": [0, 0, *row], "attention_mask": [0, 0, *[1] * len(row)]}
-    with torch.no_grad():
-        got = model(**RaggedCollator(labels="input_ids")([example, {"input_ids": [5, 6]}]))
-        want = model(input_ids=torch.tensor([row]))
-    torch.testing.assert_close(got.logits.unbind()[0], want.logits[0], atol=1e-5, rtol=1e-4)
 
 
 def test_the_blocks_on_the_page_run(tmp_path, monkeypatch):
