@@ -18,20 +18,11 @@ def content(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         "transformers.cache_utils"
     ):
         yield path, type(value)
-        for key, inner in inside(value):
+        items = value if isinstance(value, dict) else None if isinstance(value, tuple | list) else vars(value)
+        for key, inner in enumerate(value) if items is None else items.items():
             yield from content(inner, f"{path}.{key}")
     else:
         yield path, value
-
-
-def inside(value: Any) -> Iterator[tuple[Any, Any]]:
-    match value:
-        case dict():
-            yield from value.items()
-        case tuple() | list():
-            yield from enumerate(value)
-        case _:
-            yield from vars(value).items()
 
 
 def assert_same(got: Any, want: Any, **tolerance: float) -> None:
@@ -56,13 +47,12 @@ def assert_same_tensor(got: Tensor, want: Tensor, path: str, **tolerance: float)
 
 def state(model: nn.Module) -> dict[str, Any]:
     """What the modules hold: parameters, buffers, and attributes that are tensors or numbers."""
-    attributes = {
+    return dict(model.state_dict()) | {
         f"{name}.{key}": value
         for name, module in model.named_modules()
         for key, value in vars(module).items()
         if isinstance(value, Tensor | float | None)
     }
-    return dict(model.state_dict()) | attributes
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:

@@ -73,8 +73,9 @@ def test_forwards(name):
 def check_training_step(model, name):
     gc.collect()
     other = copy.deepcopy(model)
-    run = lambda call: call(**ZOO[name].training())  # noqa: E731
-    check_step(model, other, compiled(other), run, lambda output: output.loss)
+    check_step(
+        model, other, compiled(other), lambda call: call(**ZOO[name].training()), lambda output: output.loss
+    )
 
 
 @pytest.mark.parametrize("name", ZOO)

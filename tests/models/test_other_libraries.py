@@ -144,6 +144,8 @@ def test_a_forward_and_a_training_step(name, weights):
     fast = desugar.compile(other, backend="eager", strict=True)
     with torch.no_grad():
         assert_same(fast(*arguments()), model(*arguments()))
-    loss = lambda out: getattr(out, "sample", out).square().sum()  # noqa: E731
-    check_step(model, other, fast, lambda call: call(*arguments()), loss)
+    check_step(
+        *(model, other, fast, lambda call: call(*arguments())),
+        lambda out: getattr(out, "sample", out).square().sum(),
+    )
     assert len(fast.programs) == 2

@@ -158,11 +158,6 @@ def decoder(
     )
 
 
-def own_cache() -> dict[str, Any]:
-    """For RecurrentGemma, which keeps some of its state in its modules and does not return the rest."""
-    return {"use_cache": True, "past_key_values": transformers.DynamicCache()}
-
-
 def encoder(name: str, **sizes: Any) -> Architecture:
     """A masked language model on padded batches."""
     return Architecture(
@@ -304,7 +299,12 @@ ZOO: dict[str, Architecture] = {
     "mamba2": decoder("Mamba2ForCausalLM", "cache_params", **MAMBA2),
     "rwkv": decoder("RwkvForCausalLM", "state", attention_hidden_size=32),
     "recurrent_gemma": decoder(
-        "RecurrentGemmaForCausalLM", own=own_cache, **GROUPED, num_hidden_layers=3, attention_window_size=4
+        "RecurrentGemmaForCausalLM",
+        # It keeps some of its state in its modules and does not return the rest.
+        own=lambda: {"use_cache": True, "past_key_values": transformers.DynamicCache()},
+        **GROUPED,
+        num_hidden_layers=3,
+        attention_window_size=4,
     ),
     "jamba": decoder("JambaForCausalLM", **GROUPED, **JAMBA),
     # encoders
