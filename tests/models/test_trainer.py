@@ -22,7 +22,6 @@ pytest.importorskip("accelerate", reason="Trainer needs it")
 
 import accelerate
 import transformers
-from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 from tests.models.zoo import TINY, VOCABULARY, build
 from tests.subclasses.ragged.ranks import in_processes, on_ranks
@@ -31,6 +30,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # peft
     # What `torch.utils.checkpoint` says where the inputs of a layer need no gradient.
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True"),
 ]
@@ -65,8 +65,10 @@ def examples(count, seed):
     draw = random.Random(seed)
     rows = [[draw.randrange(3, VOCABULARY) for _ in range(draw.randrange(2, 31))] for _ in range(count)]
     prompts = [len(row) // 2 if number % 3 == 0 else 0 for number, row in enumerate(rows)]
-    pairs = zip(rows, prompts, strict=True)
-    return [{"input_ids": row, "labels": [-100] * prompt + row[prompt:]} for row, prompt in pairs]
+    return [
+        {"input_ids": row, "labels": [-100] * prompt + row[prompt:]}
+        for row, prompt in zip(rows, prompts, strict=True)
+    ]
 
 
 TRAIN, EVALUATE = examples(34, seed=0), examples(8, seed=1)
@@ -88,8 +90,7 @@ def without_times(logs):
 def metrics_of(prediction):
     """What a script computes from dense arrays; the padding has the label -100."""
     found, labels = prediction.predictions[:, :-1].argmax(-1), prediction.label_ids[:, 1:]
-    asked = {} if prediction.inputs is None else {"tokens": (prediction.inputs > 0).sum()}
-    return asked | {
+    return ({} if prediction.inputs is None else {"tokens": (prediction.inputs > 0).sum()}) | {
         "accuracy": (found == labels)[labels != -100].mean(),
         "labels": (labels != -100).sum(),
         "logit": prediction.predictions[:, :-1][labels != -100].mean(),
@@ -111,9 +112,9 @@ def make_trainer(folder, collator, make=llama, **options):
         "use_cpu": True,
         "disable_tqdm": True,
     } | options
-    return Trainer(
+    return transformers.Trainer(
         make(),
-        TrainingArguments(**options),
+        transformers.TrainingArguments(**options),
         train_dataset=TRAIN,
         eval_dataset=EVALUATE,
         data_collator=collator,
@@ -174,8 +175,9 @@ def test_predictions(layout, tmp_path):
     for number, row in enumerate(EVALUATE):
         length = len(row["input_ids"])
         assert got.label_ids[number, :length].tolist() == row["labels"]
-        numbers = [torch.tensor(each.predictions[number, :length]) for each in (got, want)]
-        torch.testing.assert_close(*numbers, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            *(torch.tensor(each.predictions[number, :length]) for each in (got, want)), atol=1e-5, rtol=1e-4
+        )
         assert all((x[number, length:] == -100).all() for x in (got.label_ids, got.predictions))
 
 
@@ -185,12 +187,16 @@ def test_a_run_goes_on_from_a_checkpoint(layout, tmp_path):
     trainer, whole = train(tmp_path, LAYOUTS[layout], **options)
     again = make_trainer(tmp_path, LAYOUTS[layout], **options)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    logs = whole, map(without_times, again.state.log_history)
-    steps, rest = ([log for log in each if "grad_norm" in log] for each in logs)
+    steps, rest = (
+        [log for log in each if "grad_norm" in log]
+        for each in (whole, map(without_times, again.state.log_history))
+    )
     assert rest == [pytest.approx(step) for step in steps] and len(steps) > 4
     trainer.save_model(tmp_path / "saved")
-    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "saved")
-    torch.testing.assert_close(dict(loaded.named_parameters()), dict(trainer.model.named_parameters()))
+    torch.testing.assert_close(
+        dict(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved").named_parameters()),
+        dict(trainer.model.named_parameters()),
+    )
 
 
 def test_a_compiled_model(tmp_path):
@@ -203,8 +209,12 @@ def test_a_compiled_model(tmp_path):
     assert_same_logs(got, want)
     assert len(fast.programs) == 2
     trainer.save_model(tmp_path / "saved")
-    loaded = dict(LlamaForCausalLM.from_pretrained(tmp_path / "saved").named_parameters())
-    torch.testing.assert_close(loaded, dict(model.named_parameters()), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        dict(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved").named_parameters()),
+        dict(model.named_parameters()),
+        atol=1e-4,
+        rtol=1e-3,
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,8 +236,10 @@ RUNS["compiled"] = RaggedCollator(), lambda: desugar.compile(llama(), backend="e
 
 @on_ranks
 def train_on_two_ranks(_, folder):
-    os.environ |= dict.fromkeys(["RANK", "LOCAL_RANK"], str(dist.get_rank()))  # as torchrun does
-    os.environ |= dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], "2")
+    os.environ |= dict.fromkeys(["RANK", "LOCAL_RANK"], str(dist.get_rank())) | {  # as torchrun does
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     for name, run in RUNS.items():
         trainer, logs = train(folder, *run, ddp_backend="gloo")
         torch.save((logs, trainer.model.state_dict()), folder / f"{name} {dist.get_rank()}")
@@ -275,19 +287,21 @@ def test_accelerate(layout):
                 optimizer.step()
                 optimizer.zero_grad()
             losses[-1].append(output.loss.detach())
-        results = (output.logits.argmax(-1), batch["labels"])
-        found.append(accelerator.gather_for_metrics(accelerator.pad_across_processes(results, 1, -100)))
+        padded = accelerator.pad_across_processes((output.logits.argmax(-1), batch["labels"]), 1, -100)
+        found.append(accelerator.gather_for_metrics(padded))
     torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-4)
     (got, labels), (want, padded) = found[1], found[0]
-    width = padded.shape[1]
-    assert torch.equal(labels[:, :width], padded) and (labels[:, width:] == -100).all()
-    assert torch.equal(got[:, :width][padded != -100], want[padded != -100])
+    assert torch.equal(labels[:, : padded.shape[1]], padded) and (labels[:, padded.shape[1] :] == -100).all()
+    assert torch.equal(got[:, : padded.shape[1]][padded != -100], want[padded != -100])
 
 
 def test_the_blocks_on_the_page_run(tmp_path, monkeypatch):
     """The page itself runs where transformers is not installed, so all of its blocks run here, in order."""
-    page = (Path(__file__).parents[2] / "docs" / "hugging-face.md").read_text()
-    blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```py(?:thon)?\n(.*?)^```",
+        (Path(__file__).parents[2] / "docs" / "hugging-face.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
     assert sum("transformers.Trainer(" in block for block in blocks) == 1
     (tmp_path / "blocks.py").write_text("\n".join(blocks))
     monkeypatch.chdir(tmp_path)
