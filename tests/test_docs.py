@@ -343,6 +343,8 @@ def test_commands_that_a_page_shows_exist(page):
                 assert index == "https://download.pytorch.org/whl/cpu"  # no test downloads PyTorch
             case [pip, "install", *_, extra] if pip.endswith("pip"):
                 assert f"\n{extra.split('[')[1].rstrip(']')} = [" in project, extra
+            case ["python", script, *options]:
+                assert all(o in (ROOT / script).read_text() for o in options if o.startswith("--")), command
             case ["python3", "-m", "venv", _] | [".", ".venv/bin/activate"]:
                 pass
             case _:
