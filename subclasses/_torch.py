@@ -432,6 +432,9 @@ efficient_attention_traces = torch.__version__ >= "2.15"
 # Tells a trace what holds for a size that data determines; public in all but its name.
 check_in_graph = torch._check
 
+# Raises RuntimeError with a text where a tensor is false; in a graph, when the graph runs.
+check_tensor = torch._assert_async
+
 # ---- sparse tensors ----------------------------------------------------------------------------------------
 
 # How optimizers read a sparse gradient; the public methods want it coalesced, and autograd does not know that it is.

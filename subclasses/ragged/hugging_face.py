@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import check_tensor
 from subclasses.after_import import after_import
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, shown
@@ -176,8 +177,9 @@ def _check_positions(where: str, positions: Tensor) -> None:
 
 
 def patch_libraries() -> None:
-    """Patches three methods of transformers and accelerate, each once its module is imported."""
+    """Patches four functions of transformers and accelerate, each once its module is imported."""
     after_import("transformers.cache_utils", _refuse_next_steps)
+    after_import("transformers.masking_utils", _leave_out_masks)
     after_import("transformers.trainer_pt_utils", _count_labels)
     after_import("accelerate.accelerator", _pad_ragged_results)
 
@@ -207,6 +209,35 @@ def _check_keys(keys: Any) -> None:
             code="padding-counted",
             hint="pass whole rows without past_key_values, or a dense batch with an attention_mask",
         )
+
+
+_PACKED = (
+    "position_ids of a ragged batch: expected positions that grow by 1 in each row; pass each document as a row of its "
+    "own, or do not compile the model"
+)
+
+
+def _leave_out_masks(masking_utils: Any) -> None:
+    """A compiled model makes no mask for the rows of ragged tensors, as an eager one makes none.
+
+    transformers finds several documents in a row by its ``position_ids``. It cannot read them in a trace, and makes a
+    mask for documents in any case. Here the program checks the positions when it runs.
+    """
+    original = getattr(masking_utils, "_preprocess_mask_arguments", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def preprocess(
+        config: Any, embeds: Any, mask: Any, cache: Any, position_ids: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        is_traced = torch.compiler.is_dynamo_compiling()
+        if is_traced and isinstance(embeds, RaggedTensor) and mask is None and position_ids is not None:
+            check_tensor((position_ids[:, 1:] - position_ids[:, :-1] == 1).all(), _PACKED)
+            position_ids = None
+        return original(config, embeds, mask, cache, position_ids, *args, **kwargs)
+
+    masking_utils._preprocess_mask_arguments = preprocess
 
 
 def _count_labels(trainer_pt_utils: Any) -> None:
