@@ -30,7 +30,10 @@ CAUSAL = """llama mistral qwen2 qwen3 gemma gemma3 phi phi3 gpt2 gpt_neox gpt_bi
     starcoder2""".split()
 MASKED = ["bert", "distilbert", "albert", "electra", "modernbert"]
 BATCHES = [(7, 3, 5), (9, 2, 4, 6, 11), (30, 4), (12, 5, 2, 8), (2, 3, 4, 5, 6, 7, 16), (6, 13, 3)]
-WIDE = TINY | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+NO_DROPOUT = dict.fromkeys(
+    "attn_pdrop resid_pdrop embd_pdrop hidden_dropout_prob attention_probs_dropout_prob".split(), 0.0
+)
+WIDE = TINY | NO_DROPOUT | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 MODELS = {
     "llama": lambda: build("LlamaForCausalLM", WIDE | {"num_key_value_heads": 2}),
     "gpt2": lambda: build("GPT2LMHeadModel", WIDE),

@@ -23,6 +23,7 @@ pytest.importorskip("accelerate", reason="Trainer needs it")
 import accelerate
 import transformers
 
+from tests.models.test_ragged_rows import MODELS
 from tests.models.zoo import TINY, VOCABULARY, build
 from tests.subclasses.ragged.ranks import in_processes, on_ranks
 
@@ -199,22 +200,24 @@ def test_a_run_goes_on_from_a_checkpoint(layout, tmp_path):
     )
 
 
-def test_a_compiled_model(tmp_path):
-    """One program for training and one for evaluation; what is saved is the model."""
-    model, fast = llama(), desugar.compile(llama(), backend="eager")
-    runs, options = ((model, with_padding), (fast, RaggedCollator())), OPTIONS["smoothing and accumulation"]
-    (_, want), (trainer, got) = (
-        train(tmp_path, collator, lambda each=each: each, **options) for each, collator in runs
-    )
-    assert_same_logs(got, want)
-    assert len(fast.programs) == 2
-    trainer.save_model(tmp_path / "saved")
-    torch.testing.assert_close(
-        dict(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved").named_parameters()),
-        dict(model.named_parameters()),
-        atol=1e-4,
-        rtol=1e-3,
-    )
+@pytest.mark.timeout(1800)  # Inductor compiles four graphs
+@pytest.mark.parametrize("name", MODELS)
+def test_twenty_steps(name, tmp_path):
+    """Padded and ragged, in eager mode and with Inductor; one program for training and one for evaluation.
+
+    What a compiled model saves is the model.
+    """
+    runs: list = []
+    for compile_, collator in product((None, desugar.compile), (with_padding, RaggedCollator())):
+        model = MODELS[name]()
+        fast = compile_(model, dynamic=True if collator is with_padding else None) if compile_ else model
+        options = OPTIONS["smoothing and accumulation"] if name == "llama" else {}
+        runs.append(train(tmp_path, collator, lambda fast=fast: fast, max_steps=20, **options))
+        assert_same_logs(runs[-1][1], runs[0][1])
+    assert len(fast.programs) == (4 if name == "gpt2" else 2)  # GPT-2 has a graph of its loss
+    runs[-1][0].save_model(tmp_path / "saved")
+    saved = type(model).from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(dict(saved.named_parameters()), dict(model.named_parameters()))
 
 
 @pytest.mark.parametrize(
