@@ -433,7 +433,7 @@ efficient_attention_traces = torch.__version__ >= "2.15"
 check_in_graph = torch._check
 
 # Raises RuntimeError with a text where a tensor is false; in a graph, when the graph runs.
-check_tensor = torch._assert_async
+check_tensor = torch._assert_async  # type: ignore[attr-defined]
 
 # ---- sparse tensors ----------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from subclasses._torch import check_tensor
 from subclasses.after_import import after_import
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, shown
+from subclasses.ragged.generation import patch_generate
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded import PaddedTensor
 
@@ -177,8 +178,9 @@ def _check_positions(where: str, positions: Tensor) -> None:
 
 
 def patch_libraries() -> None:
-    """Patches four functions of transformers and accelerate, each once its module is imported."""
+    """Patches five functions of transformers and accelerate, each once its module is imported."""
     after_import("transformers.cache_utils", _refuse_next_steps)
+    after_import("transformers.generation.utils", patch_generate)
     after_import("transformers.masking_utils", _leave_out_masks)
     after_import("transformers.trainer_pt_utils", _count_labels)
     after_import("accelerate.accelerator", _pad_ragged_results)
@@ -207,7 +209,8 @@ def _check_keys(keys: Any) -> None:
             f"get_seq_length: a cache with {shown(keys)} as its keys has no single length, and further tokens would "
             "get wrong positions",
             code="padding-counted",
-            hint="pass whole rows without past_key_values, or a dense batch with an attention_mask",
+            hint="call model.generate(input_ids=rows); or pass whole rows without past_key_values, or a dense batch "
+            "with an attention_mask",
         )
 
 

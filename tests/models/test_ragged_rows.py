@@ -109,8 +109,41 @@ def test_further_tokens_with_a_ragged_cache_are_refused(layout):
     model = ZOO["llama"].build()
     cache = model(input_ids=LAYOUTS[layout](ROWS)).past_key_values
     for further in (ids(3, 1), LAYOUTS[layout](list(ids(3, 1)))):
-        with pytest.raises(NotImplementedError, match="would get wrong positions; pass whole rows"):
+        with pytest.raises(NotImplementedError, match=r"would get wrong positions; call model\.generate"):
             model(input_ids=further, past_key_values=cache)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@layouts
+@pytest.mark.parametrize("name", [*CAUSAL, "t5", "bart"])
+def test_generate(name, layout, beams):
+    """Each row is what its prompt gives alone; a row ends behind its first end of text."""
+    model = ZOO[name].build()
+    options = {"max_new_tokens": 6, "do_sample": False, "num_beams": beams, "num_return_sequences": beams}
+    longest = model.generate(ROWS[0][None], min_new_tokens=6, **options)
+    options["eos_token_id"] = options["pad_token_id"] = int(longest[0, -3])
+    want = [row for prompt in ROWS for row in model.generate(prompt[None], **options)]
+    got = model.generate(LAYOUTS[layout](ROWS), **options)
+    for one, other in zip(got.to_tensors(), want, strict=True):
+        assert torch.equal(one, other[: len(one)]) and {*other[len(one) :].tolist()} <= {
+            options["pad_token_id"]
+        }
+
+
+def test_generate_compiled():
+    model = ZOO["llama"].build()
+    fast = desugar.compile(model, backend="eager", dynamic=True)
+    for lengths in BATCHES:
+        rows = JaggedTensor.from_tensors(rows_of(lengths))
+        one, other = (each.generate(rows, max_new_tokens=5, do_sample=False) for each in (model, fast))
+        assert torch.equal(one.values, other.values)
+    assert len(fast.programs) == 2  # for the prompts, and for one token more
+
+
+@pytest.mark.parametrize("refused", [{"attention_mask": torch.ones(3, 7)}, {"past_key_values": ()}])
+def test_what_generate_refuses(refused):
+    with pytest.raises(NotImplementedError, match="beside ragged prompts; leave out"):
+        ZOO["llama"].build().generate(JaggedTensor.from_tensors(ROWS), **refused)
 
 
 # ---- one program for ever-new lengths and numbers of rows ------------------------------------------------------

@@ -1,0 +1,116 @@
+"""``model.generate(input_ids=rows)`` of transformers: prompts of different lengths, and results without padding."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import RaggedTensor
+
+# A mask or positions for each token are derived from the rows; the others say where tokens go on that came before.
+_REFUSED = ("attention_mask", "position_ids", "past_key_values", "inputs_embeds")
+
+
+def patch_generate(utils: Any) -> None:
+    """``GenerationMixin.generate`` takes ragged prompts, and returns ragged sequences.
+
+    transformers generates from a table whose rows end in the same column, with a mask. The prompts become such a table,
+    and each row of the result is a prompt with its new tokens.
+    """
+    original = utils.GenerationMixin.generate
+
+    @functools.wraps(original)
+    def generate(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        prompts = kwargs.get("input_ids") if inputs is None else inputs
+        if not isinstance(prompts, RaggedTensor):
+            return original(self, inputs, *args, **kwargs)
+        kwargs.pop("input_ids", None)
+        return _generate(original, self, prompts, args, kwargs)
+
+    utils.GenerationMixin.generate = generate
+
+
+def _generate(
+    original: Callable[..., Any], model: Any, prompts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    rows = prompts.to_tensors()
+    _check(model, rows, kwargs)
+    side = "right" if model.config.is_encoder_decoder else "left"
+    pad = functools.partial(pad_sequence, batch_first=True, padding_side=side)
+    tables = {
+        name: pad(given.to_tensors())  # type: ignore[attr-defined]
+        for name, given in kwargs.items()
+        if isinstance(given, RaggedTensor)
+    }
+    table, mask = pad(rows), pad([torch.ones_like(row) for row in rows])
+    found = original(model, table, *args, **(kwargs | tables), attention_mask=mask)
+    sequences: Tensor = found if isinstance(found, Tensor) else found.sequences
+    if model.config.is_encoder_decoder:
+        starts, width = None, 1  # results begin with the start of a target
+    else:
+        starts, width = rows, table.shape[1]
+    config = args[0] if args else kwargs.get("generation_config")
+    ends = _ends(sequences, width, kwargs, [config, model.generation_config])
+    count = len(sequences) // len(rows)
+    results = [
+        row[:end] if starts is None else torch.cat([starts[number // count], row[width:end]])
+        for number, (row, end) in enumerate(zip(sequences, ends, strict=True))
+    ]
+    ragged = type(prompts).from_tensors(results)
+    if isinstance(found, Tensor):
+        return ragged
+    found.sequences = ragged
+    return found
+
+
+def _check(model: Any, rows: list[Tensor], kwargs: Mapping[str, Any]) -> None:
+    """Raises for arguments that do not go with ragged prompts."""
+    name = type(model).__name__
+    for refused in _REFUSED:
+        if kwargs.get(refused) is not None:
+            raise DispatchError(
+                f"{name}.generate: expected no {refused} beside ragged prompts",
+                code="argument-refused",
+                hint=f"leave out {refused}, or pass a dense batch: input_ids.to_dense(fill), with an attention_mask",
+            )
+    if rows[0].dim() != 1 or rows[0].is_floating_point():
+        raise DispatchError(
+            f"{name}.generate: expected ragged prompts of tokens, integers of size [rows, length], got rows of size "
+            f"{tuple(rows[0].shape)} and {rows[0].dtype}",
+            code="argument-refused",
+            hint="pass input_ids as the collator makes them",
+        )
+    for number, row in enumerate(rows):
+        if not len(row):
+            raise DispatchError(
+                f"{name}.generate: expected a token in each prompt, got none in row {number}",
+                code="argument-refused",
+                hint="leave out empty rows, or begin each with the token that begins a text",
+            )
+
+
+def _ends(sequences: Tensor, width: int, kwargs: Mapping[str, Any], configs: list[Any]) -> list[int]:
+    """Where each sequence ends: behind its first end of text, or before padding where something else may end it."""
+
+    def option(name: str) -> Any:
+        values = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
+        return next((value for value in values if value is not None), None)
+
+    end_of_text, padding = option("eos_token_id"), option("pad_token_id")
+    stops = [] if end_of_text is None else torch.as_tensor(end_of_text).flatten().tolist()
+    others_stop = option("stop_strings") is not None or bool(kwargs.get("stopping_criteria"))
+    padding = stops[0] if padding is None and stops else padding
+    ends = []
+    for row in sequences.tolist():
+        first = next((i + 1 for i in range(width, len(row)) if row[i] in stops), None)
+        end = len(row) if first is None else first
+        while first is None and others_stop and end > width and row[end - 1] == padding:
+            end -= 1
+        ends.append(end)
+    return ends
