@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
@@ -260,6 +261,51 @@ def test_two_processes(tmp_path):
     assert [log["loss"] for log in want if "loss" in log][:4] == pytest.approx(
         [log["loss"] for log in alone][:4]
     )
+
+
+# ---- loops without Trainer -------------------------------------------------------------------------------------
+
+
+def losses_and_norms(collator, model, part=slice(None), *, float16=False):
+    """Six steps with AdamW and clipping, on a part of each batch."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3, enabled=float16)
+    steps = []
+    for start in range(0, 24, 4):
+        with torch.autocast("cpu", torch.float16, enabled=float16):
+            loss = model(**collator(TRAIN[start : start + 4][part])).loss
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        steps.append((loss.item(), float(getattr(norm, "full_tensor", norm.detach)()), scaler.get_scale()))
+    return torch.tensor(steps)
+
+
+@layouts
+def test_float16_with_a_scaler(layout):
+    want, got = (losses_and_norms(each, llama(), float16=True) for each in (with_padding, LAYOUTS[layout]))
+    torch.testing.assert_close(got, want, atol=2e-3, rtol=1e-3)
+
+
+@on_ranks
+def shard_on_two_ranks(mesh, folder):
+    for name, (collator, _) in RUNS.items():
+        model = llama()
+        for module in (*model.model.layers, model):
+            fully_shard(module, mesh=mesh)
+        call = desugar.compile(model, backend="eager") if name == "compiled" else model
+        part = slice(dist.get_rank(), None, 2)
+        torch.save(losses_and_norms(collator, call, part), folder / f"{name} {dist.get_rank()}")
+
+
+def test_fully_shard_on_two_ranks(tmp_path):
+    in_processes(shard_on_two_ranks, tmp_path)
+    for name, rank in product(RUNS, range(2)):
+        got, want = (torch.load(tmp_path / f"{each} {rank}") for each in (name, "ordinary"))
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
 @layouts
