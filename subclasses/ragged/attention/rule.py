@@ -13,7 +13,7 @@ from subclasses.errors import DispatchError
 from subclasses.ragged.attention.fused import attend_fused, kernel_for
 from subclasses.ragged.attention.row_attention import ragged_attention
 from subclasses.ragged.attention.row_dropout import ragged_attention_dropout
-from subclasses.ragged.base import first_ragged, shown
+from subclasses.ragged.base import first_ragged, is_ragged, shown
 from subclasses.ragged.checks import is_traced
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded.tensor import PaddedTensor
@@ -40,19 +40,11 @@ def _attend(  # noqa: PLR0913
     enable_gqa: bool = False,
 ) -> Any:
     jagged = first_ragged((query, key, value)).rows_first
-    for x in (query, key, value):
-        _check_operand(JaggedTensor if jagged else PaddedTensor, x)
-    if not jagged:
-        key.check_same_rows(func, key, value)
-    if not 0 <= dropout_p <= 1:
-        raise ValueError(f"{func.__name__}: expected a dropout_p between 0 and 1, got {dropout_p}")
-    if not query.dtype == key.dtype == value.dtype:
-        dtypes = ", ".join(str(x.dtype) for x in (query, key, value))
-        raise ValueError(
-            f"{func.__name__}: expected query, key and value of one dtype, got {dtypes}; convert them by x.to(dtype)"
-        )
-    if query.shape[0] != key.shape[0]:
-        raise ValueError(f"{func.__name__}: {shown(query)} and {shown(key)} have other numbers of rows")
+    if not is_ragged(query):
+        rows = as_rows(jagged, query)
+        return _attend(func, rows, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).to_dense()
+    key, value = _keys_as_rows(jagged, key, value)
+    _check_call(func, query, key, value, dropout_p)
     value = key.alongside(func, value) if jagged else value
     by_rows = jagged and attn_mask is None
     kernel = kernel_for(query, key, value, is_causal) if by_rows else None
@@ -76,12 +68,48 @@ def _attend(  # noqa: PLR0913
     return _with_heads(query, out)
 
 
+def as_rows(jagged: bool, x: Any) -> Any:
+    """Returns a dense operand ``[B, T, D]`` or ``[B, H, T, D]`` as rows of one length; a ragged one unchanged."""
+    if is_ragged(x):
+        return x
+    if not isinstance(x, Tensor) or hasattr(type(x), "__spec__") or x.dim() not in (3, 4):
+        _check_operand(JaggedTensor if jagged else PaddedTensor, x)
+    rows = (JaggedTensor if jagged else PaddedTensor).of_dense(x if x.dim() == 3 else x.transpose(1, 2))
+    return rows if x.dim() == 3 else rows.transpose(1, 2)
+
+
+def _keys_as_rows(jagged: bool, key: Any, value: Any) -> tuple[Any, Any]:
+    """Returns key and value as rows; dense ones that are one tensor stay one."""
+    if is_ragged(key) and is_ragged(value):
+        return key, value
+    rows = as_rows(jagged, key)
+    return rows, rows if value is key else as_rows(jagged, value)
+
+
 def _with_heads(query: Any, out: Tensor) -> Any:
     """Returns results ``[H, entries, D]`` as a value like the query, which has no dim of heads, one or several."""
     heads = query._raw_values.shape[:-2]
     if len(heads) != 1:  # a reshape to the size that it has would compare the number of entries with 1
         out = out.unflatten(0, heads) if heads else out[0]
     return query.with_values(out)
+
+
+def _check_call(func: Any, query: Any, key: Any, value: Any, dropout_p: float) -> None:
+    """Raises where operands do not fit together."""
+    jagged = query.rows_first
+    for x in (query, key, value):
+        _check_operand(JaggedTensor if jagged else PaddedTensor, x)
+    if not jagged:
+        key.check_same_rows(func, key, value)
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"{func.__name__}: expected a dropout_p between 0 and 1, got {dropout_p}")
+    if not query.dtype == key.dtype == value.dtype:
+        dtypes = ", ".join(str(x.dtype) for x in (query, key, value))
+        raise ValueError(
+            f"{func.__name__}: expected query, key and value of one dtype, got {dtypes}; convert them by x.to(dtype)"
+        )
+    if query.shape[0] != key.shape[0]:
+        raise ValueError(f"{func.__name__}: {shown(query)} and {shown(key)} have other numbers of rows")
 
 
 def _check_operand(kind: Any, x: Any) -> None:

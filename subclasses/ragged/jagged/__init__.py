@@ -133,6 +133,13 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         return cls(torch.cat(list(rows)), offsets, max_length=max(lengths))
 
     @classmethod
+    def of_dense(cls, dense: Tensor) -> JaggedTensor:
+        """Rows of one length, all of ``dense [B, T, ...]``; for rules."""
+        batch, length = dense.shape[:2]
+        offsets = torch.arange(batch + 1, device=dense.device) * length
+        return cls(dense.flatten(0, 1), offsets, max_length=length)
+
+    @classmethod
     def from_lengths(
         cls, values: Tensor, lengths: Tensor | Sequence[int], *, max_length: int | None = None
     ) -> JaggedTensor:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.attention.rule import score_mask
-from subclasses.ragged.base import is_ragged, name_of, shown
+from subclasses.ragged.attention.rule import as_rows, score_mask
+from subclasses.ragged.base import first_ragged, is_ragged, name_of, shown
 from subclasses.ragged.modules.time_major import TimeMajor
 from subclasses.ragged.registry import Rules
 from subclasses.slow_paths import say_once
@@ -48,11 +48,15 @@ def _multi_head(  # noqa: PLR0913
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Any:
-    _check_plain_heads(func, bias_k, bias_v, add_zero_attn, static_k, static_v)
+    _check_added_keys(func, bias_k is not None or add_zero_attn, need_weights, static_k, static_v)
     if is_causal and attn_mask is None:
         raise ValueError(f"{name_of(func)}: is_causal says what attn_mask is; pass attn_mask as well")
     rows: dict[int, Any] = {}
     q, k, v = (rows.setdefault(id(x), _batch_first(func, x)) for x in (query, key, value))
+    if not all(map(is_ragged, (q, k, v))):
+        jagged = first_ragged((q, k, v)).rows_first
+        rows = {}
+        q, k, v = (rows.setdefault(id(x), as_rows(jagged, x)) for x in (q, k, v))
     if q.shape[-1] != embed_dim_to_check:
         raise ValueError(
             f"{name_of(func)}: expected entries of {embed_dim_to_check} features, got {shown(q)}"
@@ -60,12 +64,18 @@ def _multi_head(  # noqa: PLR0913
     separate = q_proj_weight, k_proj_weight, v_proj_weight
     weights = separate if use_separate_proj_weight else in_proj_weight.chunk(3)
     biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
-    q, k, v = (
-        F.linear(x, w, b).unflatten(-1, (num_heads, -1)).transpose(1, 2)
-        for x, w, b in zip((q, k, v), weights, biases, strict=True)
-    )
-    mask = _merged_mask(attn_mask, key_padding_mask, q, num_heads)
+    q, k, v = (F.linear(x, w, b) for x, w, b in zip((q, k, v), weights, biases, strict=True))
+    added = [] if bias_k is None else [(bias_k, bias_v)]
+    if add_zero_attn:
+        zero = out_proj_weight.new_zeros(1, 1, 1)
+        added.append((zero, zero))
     causal = is_causal and key_padding_mask is None and not need_weights
+    for more_key, more_value in added:
+        k, v = _with_entry(k, more_key, last=causal), _with_entry(v, more_value, last=causal)
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+    mask = _merged_mask(attn_mask, key_padding_mask, q, num_heads)
+    if mask is not None:
+        mask = F.pad(mask, [len(added), 0])
     if need_weights:
         say_once(
             "nn.MultiheadAttention of rows with need_weights=True computes every weight of a padded table",
@@ -78,12 +88,17 @@ def _multi_head(  # noqa: PLR0913
     else:
         heads = _summed(q, scores, v)
     out = F.linear(heads.transpose(1, 2).flatten(-2), out_proj_weight, out_proj_bias)
+    out = out if is_ragged(query) or isinstance(query, TimeMajor) else out.to_dense()
     return out.transpose(0, 1), scores if scores is None or not average_attn_weights else scores.mean(1)
 
 
 def _batch_first(func: Any, x: Any) -> Any:
-    """Rows ``[B, T, E]`` of an argument ``[T, B, E]``."""
-    if isinstance(x, TimeMajor) or (is_ragged(x) and x.dim() == 3 and x.row_dims == (1, 0)):
+    """Rows ``[B, T, E]`` of an argument ``[T, B, E]``, which may be dense."""
+    if is_ragged(x):
+        fits = x.dim() == 3 and x.row_dims == (1, 0)
+    else:
+        fits = isinstance(x, TimeMajor) or (x.dim() == 3 and not hasattr(type(x), "__spec__"))
+    if fits:
         return x.transpose(0, 1)
     raise DispatchError(
         f"{name_of(func)}: expected query, key and value of rows [T, B, E], as nn.MultiheadAttention(batch_first=True) "
@@ -92,17 +107,30 @@ def _batch_first(func: Any, x: Any) -> Any:
     )
 
 
-def _check_plain_heads(
-    func: Any, bias_k: Any, bias_v: Any, add_zero_attn: bool, static_k: Any, static_v: Any
-) -> None:
-    """Raises for options that would add entries to the rows of keys."""
-    if add_zero_attn or any(t is not None for t in (bias_k, bias_v, static_k, static_v)):
+def _check_added_keys(func: Any, adds: bool, need_weights: bool, static_k: Any, static_v: Any) -> None:
+    """Raises for keys from elsewhere, and for weights of added keys, which have no place in a table."""
+    if static_k is not None or static_v is not None:
         raise DispatchError(
-            f"{name_of(func)}: add_bias_kv, add_zero_attn, static_k and static_v add keys to each row, which is not "
-            "supported for ragged rows",
+            f"{name_of(func)}: static_k and static_v are no rows of ragged keys",
             code="argument-refused",
-            hint="append them by torch.cat before the module",
+            hint="call F.scaled_dot_product_attention with rows of keys and values",
         )
+    if adds and need_weights:
+        raise DispatchError(
+            f"{name_of(func)}: the weights of keys that add_bias_kv or add_zero_attn adds come behind those of each "
+            "row, at another place in each",
+            code="argument-refused",
+            hint="pass need_weights=False",
+        )
+
+
+def _with_entry(rows: Any, entry: Tensor, *, last: bool) -> Any:
+    """Rows with one more entry ``[1, 1, E]``: the last one, as PyTorch's causal mask counts it; otherwise the first.
+
+    A mask has one more column then, the first one for all rows.
+    """
+    parts = [entry.expand(rows.shape[0], 1, rows.shape[-1]), rows]
+    return torch.cat(parts[::-1] if last else parts, 1)
 
 
 def _merged_mask(attn_mask: Any, key_padding_mask: Any, q: Any, num_heads: int) -> Any:

@@ -90,6 +90,12 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     # ---- making one --------------------------------------------------------------------------------------------
 
     @classmethod
+    def of_dense(cls, dense: Tensor) -> PaddedTensor:
+        """Rows of one length, all of ``dense [B, T, ...]``; for rules."""
+        batch, length = dense.shape[:2]
+        return cls(dense, torch.full((batch,), length, device=dense.device))
+
+    @classmethod
     def from_tensors(
         cls,
         rows: Sequence[Tensor],

@@ -141,6 +141,29 @@ test_keys_of_other_lengths = judged_by_rows(
 )
 
 
+def attend_dense_keys(x, keys):
+    return together(attend(heads(x), heads(keys), heads(keys * 2), is_causal=True))
+
+
+def attend_dense_queries(x, queries):
+    """The result is dense; its sum for each row has a row's size."""
+    return x * together(attend(heads(queries), heads(x), heads(x.tanh()))).sum(-2, keepdim=True)
+
+
+test_dense_operands = judged(
+    {
+        each.__name__: (
+            each,
+            lambda row, i, y, each=each: each(row, y[i]) if len(row) else row * 1,
+            (4, 5, 8),
+        )
+        for each in (attend_dense_keys, attend_dense_queries)
+    },
+    pairs_of(LAYOUTS, WAYS),
+    entry=(8,),
+)
+
+
 # The path by padded tables, which a mask needs.
 test_keys_with_holes_and_rows_without_keys_beside_a_mask = judged_by_rows(
     {
@@ -309,7 +332,7 @@ SDPA = "scaled_dot_product_attention"
 test_what_does_not_fit_is_refused = raising(
     [
         (lambda: attend(JAGGED.mT, JAGGED.mT, JAGGED.mT), SDPA),
-        (lambda: attend(JAGGED, JAGGED.to_dense(), JAGGED), SDPA),
+        (lambda: attend(JAGGED, JAGGED.to_dense(), JAGGED), ValueError, "same length"),
         (lambda: attend(heads(PADDED), heads(PADDED[:1]), heads(PADDED[:1])), ValueError, "[Pp]added"),
         (lambda: attend(PADDED.transpose(1, 2), PADDED, PADDED), "[Pp]added"),
         *(
@@ -317,7 +340,7 @@ test_what_does_not_fit_is_refused = raising(
             for x in (JAGGED, PADDED)
             for p in (-0.1, 1.5)
         ),
-        (lambda: attend(PADDED, PADDED.to_dense(), PADDED.to_dense()), "[Pp]added"),
+        (lambda: attend(PADDED, PADDED.to_dense()[0], PADDED), "[Pp]added"),
     ]
 )
 

@@ -39,6 +39,18 @@ def attend(module: Any, x: Any) -> Any:
     return module(x, x, x, need_weights=False)[0]
 
 
+def attend_causally(module: Any, x: Any) -> Any:
+    mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
+    return module(x, x, x, need_weights=False, attn_mask=mask, is_causal=True)[0]
+
+
+def attend_to_dense(module: Any, x: Any) -> Any:
+    """To dense keys, and, from there, to the rows."""
+    keys = torch.linspace(-1, 1, 5 * DIM, dtype=x.dtype).view(1, 5, DIM).expand(x.shape[0], -1, -1)
+    dense = module(keys, x, x, need_weights=False)[0]
+    return module(x, dense, keys)[0]
+
+
 def places_first(module: Any, x: Any) -> Any:
     return module(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1)
 
@@ -79,6 +91,18 @@ CASES = {
         True,
     ),
     "attention, places first": Case(lambda: nn.MultiheadAttention(DIM, 2), places_first, True),
+    "attention, dense operands": Case(
+        lambda: nn.MultiheadAttention(DIM, 2, batch_first=True), attend_to_dense
+    ),
+    **{
+        f"attention, added keys {bias}, {zeros}": Case(
+            lambda bias=bias, zeros=zeros: nn.MultiheadAttention(
+                DIM, 2, batch_first=True, add_bias_kv=bias, add_zero_attn=zeros
+            ),
+            call,
+        )
+        for bias, zeros, call in ((True, False, attend), (False, True, attend_causally), (True, True, attend_causally))
+    },
     "encoder layer": Case(encoder_layer, takes_empty=True),
     "encoder layer, norm first": Case(lambda: encoder_layer(norm_first=True, activation="gelu"), takes_empty=True),
     "encoder": Case(lambda: nn.TransformerEncoder(encoder_layer(), 2), takes_empty=True),
