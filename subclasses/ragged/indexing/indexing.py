@@ -194,6 +194,8 @@ def _take_along_dim(func: Any, input: Any, indices: Any, dim: int | None = None,
 def _gather(func: Any, input: Any, dim: int, index: Any, **kwargs: Any) -> Any:
     kwargs = without_out(func, input, kwargs)
     x = first_ragged((input, index))
+    if not is_ragged(input) and input.dim() == x.dim() and x.row_dims == (0, 1):
+        input = x.ragged_class.of_dense(input)
     if not isinstance(input, x.ragged_class) or not isinstance(index, x.ragged_class):
         raise DispatchError(
             f"{func.__name__}: expected two {x.kind} tensors with the same rows, got {shown(input)} and {shown(index)}",

@@ -380,6 +380,17 @@ test_gathering_entries = judged(
     pairs_of(["padded"], WAYS),
     lengths=[3, 7, 0, 2],
 )
+test_gathering_from_a_dense_tensor = judged(
+    {
+        "gather": (
+            lambda x, y: x * y.gather(1, x.argsort(1)),
+            lambda row, i, y: row * y[i].gather(0, row.argsort(0)),
+            (4, 9, 4),
+        )
+    },
+    pairs_of(LAYOUTS, WAYS),
+    entry=(4,),
+)
 
 # ---- refused ---------------------------------------------------------------------------------------------------
 
