@@ -118,6 +118,8 @@ def _view(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
         size = [x.shape[0], *size[1:]]
     if -1 in size:
         unknown = size.index(-1)
+        if type(size[0]) is int and type(x.shape[0]) is int and size[0] != x.shape[0]:
+            raise _cannot_view(func, x, size)
         # No comparison with an extent here: one that holds `T` would become a guard on it.
         size[unknown] = rest * x.max_length // _product(size[1:unknown] + size[unknown + 1 :])
     return unruled(func, x, size)
