@@ -1,19 +1,19 @@
 """Hugging Face models on ragged batches of tokens: each row as that row alone, and one program for ever-new lengths."""
 
 import copy
-import functools
 
 import pytest
 import torch
 
 import desugar
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
-from subclasses.ragged import JaggedTensor, PaddedTensor
+from subclasses.ragged import JaggedTensor
 
 pytest.importorskip("transformers", reason="needs the extra `models`")
 
 from tests.models.judge import gradients
-from tests.models.zoo import TINY, ZOO, build, ids
+from tests.models.text_models import LAYOUTS, ROWS, build_text_model, check_rows, of_rows, running
+from tests.models.zoo import NO_DROPOUT, TINY, ZOO, build, ids
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,18 +21,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"),
 ]
 
-LAYOUTS = {
-    "jagged": JaggedTensor.from_tensors,
-    "padded": functools.partial(PaddedTensor.from_tensors, multiple=8),
-}
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
-CAUSAL = """llama mistral qwen2 qwen3 gemma gemma3 phi phi3 gpt2 gpt_neox gpt_bigcode opt falcon stablelm cohere olmo
-    starcoder2""".split()
-MASKED = ["bert", "distilbert", "albert", "electra", "modernbert"]
 BATCHES = [(7, 3, 5), (9, 2, 4, 6, 11), (30, 4), (12, 5, 2, 8), (2, 3, 4, 5, 6, 7, 16), (6, 13, 3)]
-NO_DROPOUT = dict.fromkeys(
-    "attn_pdrop resid_pdrop embd_pdrop hidden_dropout_prob attention_probs_dropout_prob".split(), 0.0
-)
 WIDE = TINY | NO_DROPOUT | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 MODELS = {
     "llama": lambda: build("LlamaForCausalLM", WIDE | {"num_key_value_heads": 2}),
@@ -41,9 +31,14 @@ MODELS = {
     "qwen2": lambda: build("Qwen2ForCausalLM", WIDE | {"num_key_value_heads": 2}),
     "mistral": lambda: build("MistralForCausalLM", WIDE | {"num_key_value_heads": 2, "sliding_window": 4}),
 }
+GENERATES = [*(name for kind, name in running() if kind == "causal" and name in ZOO), "t5", "bart"]
 COMPILED = [("llama", "inductor"), ("gpt2", "inductor")]
 TRACED = [(name, "eager") for name in ("bert", "qwen2", "mistral")]
 GPT2_HAS_A_GRAPH_OF_ITS_LOSS = {"gpt2": 2}  # on dense tokens, too
+
+
+def rows_of(lengths):
+    return [ids(1, length, seed=length)[0] for length in lengths]
 
 
 @pytest.fixture(autouse=True)
@@ -51,56 +46,38 @@ def _reset():
     torch.compiler.reset()
 
 
-def rows_of(lengths):
-    return [ids(1, length, seed=length)[0] for length in lengths]
-
-
-ROWS = rows_of(BATCHES[0])
-
 # ---- each row as that row alone --------------------------------------------------------------------------------
 
-
-def check_rows(model, logits):
-    for got, row in zip(logits.to_tensors(), ROWS, strict=True):
-        torch.testing.assert_close(got, model(input_ids=row[None]).logits[0], atol=1e-5, rtol=1e-4)
+models = pytest.mark.parametrize(("kind", "name"), running())
 
 
 @layouts
-@pytest.mark.parametrize("name", CAUSAL + MASKED)
-@torch.no_grad()
-def test_each_row_is_that_row_alone(name, layout):
-    model = ZOO[name].build()
-    check_rows(model, model(input_ids=LAYOUTS[layout](ROWS)).logits)
+@models
+def test_each_row_is_that_row_alone(kind, name, layout):
+    """Its logits, and the loss and each gradient of a batch, for all models that the page lists."""
+    model = build_text_model(kind, name)
+    check_rows(model, model, layout, of_rows(model, kind))
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@layouts
+@models
+def test_compiled(kind, name, layout):
+    model = build_text_model(kind, name)
+    want = of_rows(model, kind)
+    check_rows(model, desugar.compile(model, backend="eager"), layout, want)
+
+
 @layouts
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
 @torch.no_grad()
-def test_compiled(name, layout, int8):
+def test_int8_weights(name, layout):
     model = ZOO[name].build()
-    if int8:
-        quantize_(model, Int8WeightOnlyConfig())
+    quantize_(model, Int8WeightOnlyConfig())
     fast = desugar.compile(model, backend="eager")
-    check_rows(model, fast(input_ids=LAYOUTS[layout](ROWS)).logits)
+    found = fast(input_ids=LAYOUTS[layout](ROWS)).logits.to_tensors()
+    want = [model(input_ids=row[None]).logits[0] for row in ROWS]
+    torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-4)
     assert len(fast.programs) == 1
-
-
-@layouts
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
-def test_a_training_step(name, layout):
-    models = [ZOO[name].build() for _ in range(3)]
-    fast = desugar.compile(models[2], backend="eager")
-    counts = [len(row) - (name != "bert") for row in ROWS]  # a causal model has no target for a first token
-    pairs = zip(ROWS, counts, strict=True)
-    want = sum(models[0](input_ids=row[None], labels=row[None]).loss * n for row, n in pairs) / sum(counts)
-    tokens = LAYOUTS[layout](ROWS)
-    for loss in (want, *(call(input_ids=tokens, labels=tokens).loss for call in (models[1], fast))):
-        loss.backward()
-        torch.testing.assert_close(loss, want)
-    for each in models[1:]:
-        torch.testing.assert_close(gradients(each), gradients(models[0]), atol=1e-5, rtol=1e-4)
-    assert len(fast.programs) == GPT2_HAS_A_GRAPH_OF_ITS_LOSS.get(name, 1)
 
 
 @layouts
@@ -115,7 +92,7 @@ def test_further_tokens_with_a_ragged_cache_are_refused(layout):
 
 @pytest.mark.parametrize("beams", [1, 3])
 @layouts
-@pytest.mark.parametrize("name", [*CAUSAL, "t5", "bart"])
+@pytest.mark.parametrize("name", GENERATES)
 def test_generate(name, layout, beams):
     """Each row is what its prompt gives alone; a row ends behind its first end of text."""
     model = ZOO[name].build()

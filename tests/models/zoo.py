@@ -30,6 +30,9 @@ TINY: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+NO_DROPOUT = dict.fromkeys(
+    ["attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob"], 0.0
+)
 # The names that encoder-decoders have for the same sizes.
 TINY_PAIR: dict[str, Any] = {
     "vocab_size": VOCABULARY,
