@@ -48,6 +48,9 @@ class RaggedCollator:
             models, which shift labels themselves. ``"given"``: labels are those of the examples.
         multiple: the table of a ``PaddedTensor`` is as wide as the next multiple of this.
         buckets: the table is as wide as the least of these that holds the longest row; ``"powers"``: of two.
+        decoder_start: for models with an encoder and a decoder, the ``decoder_start_token_id`` of the configuration.
+            ``labels`` have lengths of their own then. The batch has ``decoder_input_ids``, too: this token and all
+            labels of a row but the last.
 
     Raises:
         ValueError: an option is not one of the above; an example lacks a column that others have, or has an unknown
@@ -60,6 +63,7 @@ class RaggedCollator:
     labels: str = "given"
     multiple: int | None = None
     buckets: Sequence[int] | str | None = None
+    decoder_start: int | None = None
 
     def __post_init__(self) -> None:
         """Checks the options."""
@@ -89,10 +93,15 @@ class RaggedCollator:
                 f"RaggedCollator: expected a token in at least one of the {len(rows)} examples, got none; remove empty "
                 f"examples from the data set"
             )
-        tokens = self._batch([row["input_ids"] for row in rows])
-        others = {name: self._batch([row[name] for row in rows]) for name in names if name != "input_ids"}
-        # All values share the offsets or lengths of `tokens`, which proves that their rows match.
-        return {"input_ids": tokens} | {name: tokens.with_stored(x.stored) for name, x in others.items()}
+        columns = {name: self._batch([row[name] for row in rows]) for name in names}
+        tokens = columns["input_ids"]
+        # All values share the offsets or lengths of the first, which proves that their rows match.
+        if self.decoder_start is None or "labels" not in columns:
+            return {name: tokens.with_stored(x.stored) for name, x in columns.items()}
+        labels = columns.pop("labels")
+        before = self._batch([_shifted(row["labels"], self.decoder_start) for row in rows])
+        targets = {"labels": labels, "decoder_input_ids": labels.with_stored(before.stored)}
+        return {name: tokens.with_stored(x.stored) for name, x in columns.items()} | targets
 
     def _row(self, where: str, example: Any) -> dict[str, Tensor]:
         """The columns of an example, without the tokens that its mask leaves out."""
@@ -112,6 +121,7 @@ class RaggedCollator:
             )
         row = {name: _as_row(where, name, values) for name, values in example.items()}
         length = len(row["input_ids"])
+        target = None if self.decoder_start is None else row.pop("labels", None)
         for name, values in row.items():
             if len(values) != length:
                 raise ValueError(
@@ -123,7 +133,9 @@ class RaggedCollator:
             row = {name: values[kept] for name, values in row.items()}
         if (positions := row.pop("position_ids", None)) is not None:
             _check_positions(where, positions)
-        if self.labels == "input_ids":
+        if target is not None:
+            row["labels"] = _as_target(where, target)
+        elif self.labels == "input_ids":
             row.setdefault("labels", row["input_ids"])
         return row
 
@@ -164,6 +176,21 @@ def _kept(where: str, mask: Tensor) -> slice:
             f"{mask.tolist()}; remove the tokens that no other token may see from the example"
         )
     return slice(first, end)
+
+
+def _as_target(where: str, labels: Tensor) -> Tensor:
+    """The labels of a decoder, which are its tokens, too."""
+    if not len(labels) or (labels < 0).any():
+        raise ValueError(
+            f"{where}: expected labels that are tokens, since a decoder reads them, got {labels.tolist()}; leave out "
+            f"padding, and examples without a target"
+        )
+    return labels
+
+
+def _shifted(labels: Tensor, start: int) -> Tensor:
+    """The tokens before each label."""
+    return torch.cat([labels.new_tensor([start]), labels[:-1]])
 
 
 def _check_positions(where: str, positions: Tensor) -> None:
@@ -209,7 +236,7 @@ def _check_keys(keys: Any) -> None:
             f"get_seq_length: a cache with {shown(keys)} as its keys has no single length, and further tokens would "
             "get wrong positions",
             code="padding-counted",
-            hint="call model.generate(input_ids=rows); or pass whole rows without past_key_values, or a dense batch "
+            hint="call model.generate(input_ids=rows); or pass whole rows with use_cache=False; or pass a dense batch "
             "with an attention_mask",
         )
 

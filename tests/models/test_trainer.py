@@ -1,11 +1,12 @@
 """`transformers.Trainer` and accelerate with ragged batches: the same numbers as with padding."""
 
+import copy
 import os
 import random
 import re
 import runpy
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ import accelerate
 import transformers
 
 from tests.models.test_ragged_rows import MODELS
-from tests.models.zoo import TINY, VOCABULARY, build
+from tests.models.zoo import TINY, VOCABULARY, ZOO, build
 from tests.subclasses.ragged.ranks import in_processes, on_ranks
 
 pytestmark = [
@@ -80,7 +81,7 @@ def with_padding(rows):
     """The batch of an ordinary collator."""
     return {
         name: pad_sequence([torch.tensor(row[name]) for row in given], batch_first=True, padding_value=fill)
-        for given in [[row | {"attention_mask": [1] * len(row["labels"])} for row in rows]]
+        for given in [[row | {"attention_mask": [1] * len(row["input_ids"])} for row in rows]]
         for name, fill in {"input_ids": 0, "labels": -100, "attention_mask": 0}.items()
     }
 
@@ -266,14 +267,14 @@ def test_two_processes(tmp_path):
 # ---- loops without Trainer -------------------------------------------------------------------------------------
 
 
-def losses_and_norms(collator, model, part=slice(None), *, float16=False):
+def losses_and_norms(collator, model, part=slice(None), *, rows=TRAIN, float16=False):
     """Six steps with AdamW and clipping, on a part of each batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3, enabled=float16)
     steps = []
     for start in range(0, 24, 4):
         with torch.autocast("cpu", torch.float16, enabled=float16):
-            loss = model(**collator(TRAIN[start : start + 4][part])).loss
+            loss = model(**collator(rows[start : start + 4][part])).loss
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -288,6 +289,18 @@ def losses_and_norms(collator, model, part=slice(None), *, float16=False):
 def test_float16_with_a_scaler(layout):
     want, got = (losses_and_norms(each, llama(), float16=True) for each in (with_padding, LAYOUTS[layout]))
     torch.testing.assert_close(got, want, atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["jagged", "padded"])
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_an_encoder_and_a_decoder(name, layout):
+    """Targets have lengths of their own."""
+    model = ZOO[name].build()
+    model.config.use_cache = model.get_decoder().config.use_cache = False
+    rows = [{"input_ids": one["input_ids"], "labels": other["input_ids"]} for one, other in pairwise(TRAIN)]
+    collator = RaggedCollator(layout=layout, decoder_start=model.config.decoder_start_token_id)
+    want = losses_and_norms(with_padding, copy.deepcopy(model), rows=rows)
+    torch.testing.assert_close(losses_and_norms(collator, model, rows=rows), want, atol=1e-4, rtol=1e-4)
 
 
 @on_ranks

@@ -513,6 +513,11 @@ test_what_collators_refuse = raising(
     {
         "no example": (lambda: RaggedCollator()([]), ValueError, "at least one example, got an empty batch"),
         "no token": (lambda: RaggedCollator()(EMPTY), ValueError, MISSING),
+        "a padded target": (
+            lambda: RaggedCollator(decoder_start=0)([GOOD | {"labels": [5, -100]}]),
+            ValueError,
+            r"example 0: expected labels that are tokens, .*got \[5, -100\]",
+        ),
         "beyond the buckets": (
             lambda: RaggedCollator(layout="padded", buckets=[2])([GOOD]),
             ValueError,
