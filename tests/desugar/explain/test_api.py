@@ -18,6 +18,7 @@ from desugar.recording import listeners
 from subclasses.ragged import JaggedTensor
 from tests.desugar.explain import subjects
 from tests.desugar.explain.subjects import Net, effects, layer, make_weight, make_x
+from tests.modules import Held
 from tests.tables import giving
 
 
@@ -30,11 +31,7 @@ def explained():
 FACTOR = 4
 
 
-class Outer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = Net()
-
+class Outer(Held):
     def forward(self, x):
         return self.net(x).sin()
 
@@ -218,7 +215,7 @@ def guard_texts(program):
 # By name the function that explains something, what is read of the program, and what it is.
 OF_OTHERS = {
     "methods of one name are functions of their own": (
-        lambda: desugar.explain(Outer(), torch.ones(2, 3)),
+        lambda: desugar.explain(Outer(net=Net()), torch.ones(2, 3)),
         forwards,
         ["return self.inner(x) * scale", "return self.net(x).sin()"],
     ),

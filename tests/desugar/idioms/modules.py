@@ -32,6 +32,7 @@ from tests.desugar.idioms.running import (
     wrapper,
 )
 from tests.desugar.judge import switched
+from tests.modules import Held
 
 
 class Block(nn.Module):
@@ -50,27 +51,11 @@ class Block(nn.Module):
         return x + y if self.residual else y
 
 
-class Outer(nn.Module):
+class Outer(Held):
     """A module around another one."""
-
-    def __init__(self):
-        super().__init__()
-        self.block = Block()
-        self.dropout = nn.Dropout(0.5)
 
     def forward(self, x):
         return self.dropout(self.block(x)) + 1
-
-
-class Held(nn.Module):
-    """A module with given buffers and other attributes, and a forward that a subclass writes."""
-
-    def __init__(self, buffers=None, **attributes):
-        super().__init__()
-        for name, buffer in (buffers or {}).items():
-            self.register_buffer(name, buffer)
-        for name, value in attributes.items():
-            setattr(self, name, value)
 
 
 def wrapped(module):
@@ -86,7 +71,7 @@ def wrapped_block():
 
 
 def wrapped_outer():
-    return wrapped(Outer())
+    return wrapped(Outer(block=Block(), dropout=nn.Dropout(0.5)))
 
 
 def buffers(module):

@@ -22,6 +22,7 @@ from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import TwoTensor
 from tests.desugar.judge import aliasing, assert_same_values, identities, leaves_of
+from tests.modules import Held
 
 
 class Block(nn.Module):
@@ -467,13 +468,7 @@ class Assigns(nn.Module):
         return x + 1
 
 
-class Views(nn.Module):
-    def __init__(self):
-        super().__init__()
-        whole = torch.zeros(4)
-        self.register_buffer("whole", whole)
-        self.register_buffer("part", whole[:2])
-
+class Views(Held):
     def forward(self, x):
         return x + self.whole.sum() + self.part.sum()
 
@@ -575,7 +570,7 @@ NOT_SAVED = {
     "weights that share memory": (
         PackageError,
         "share memory, and would be two in a file",
-        lambda path: save(path, Views(), of(2)),
+        lambda path: save(path, Views({"whole": GLOBAL, "part": GLOBAL[:2]}), of(2)),
     ),
     "rows of lengths that data determines": (
         PackageError,

@@ -13,8 +13,9 @@ from desugar import SignatureError
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.desugar.packages.test_inference import of_one_row, rows
+from tests.desugar.packages.test_inference import Block, of_one_row, rows
 from tests.desugar.packages.test_training import LOSSES, Both, assert_same_gradients
+from tests.modules import Held
 
 
 def run(*arguments):
@@ -102,7 +103,7 @@ def test_several_threads(saved):
 
 @pytest.mark.slow
 def test_training(tmp_path):
-    model, place = Both(), tmp_path / "training.pt2"
+    model, place = Both(block=Block()), tmp_path / "training.pt2"
     desugar.save(place, model, desugar.call(rows(3, 5, 2)), training=True)
     package = desugar.load(place, state=model)
     for lengths in [(3, 5, 2), (7,), (0, 4)]:
@@ -110,11 +111,7 @@ def test_training(tmp_path):
             assert_same_gradients(package, model, model.parameters(), (rows(*lengths),), loss, atol=1e-4)
 
 
-class Attention(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.into, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
-
+class Attention(Held):
     def forward(self, x):
         q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
         y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
@@ -125,7 +122,7 @@ class Attention(torch.nn.Module):
 def test_attention_and_lookups_are_served_without_dynamo(tmp_path):
     """The first call of an op of `torch.library.custom_op` imports it, in seconds. A batch of one row has a program."""
     torch.compiler.reset()
-    model = Attention()
+    model = Attention(into=torch.nn.Linear(16, 48), out=torch.nn.Linear(16, 16))
     parts = [torch.randn(n, 16) for n in (3, 5, 2)]
     given = JaggedTensor.from_tensors(parts), PaddedTensor.from_tensors(parts)
     keyed = KeyedJaggedTensor(["a"], torch.tensor([1, 2, 0]), torch.tensor([2, 1]))
