@@ -49,13 +49,9 @@ def in_threads(run):
         list(pool.map(run, (lambda x: x * 2, lambda x: x - 1, lambda x: x.sin(), lambda x: x[0])))
 
 
-def call_by(compile_):
-    return lambda fn: compile_(fn)(torch.ones(2))
-
-
 def by_desugar_in_threads(collector):
     with collector.collecting():
-        in_threads(call_by(by_desugar))
+        in_threads(lambda fn: by_desugar(fn)(torch.ones(2)))
 
 
 def negated_in_a_pool(collector):

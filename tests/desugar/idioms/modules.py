@@ -314,17 +314,9 @@ def in_evaluation():
     return wrapped_outer().eval()
 
 
-def doubling(module, args):
-    return (args[0] * 2,)
-
-
 def noting(module, args, out):
     module.seen.append(1)
     return out + 1
-
-
-def tenfold(module, args, out):
-    return out * 10
 
 
 def keeping_all_outputs():
@@ -391,7 +383,7 @@ idioms_of_changes(
         "hooks_of_the_module": (
             wrapped_block,
             *(None, lambda fn, block: (fn(wrapper()), block.seen)),
-            lambda block: block.register_forward_pre_hook(doubling),
+            lambda block: block.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
             lambda block: block.register_forward_hook(noting),
             lambda block: block._forward_pre_hooks.popitem(),
             lambda block: block._forward_hooks.popitem(),
@@ -399,7 +391,7 @@ idioms_of_changes(
         "hooks_of_a_nested_module": (
             in_evaluation,
             *(None, calling),
-            lambda outer: outer.block.register_forward_hook(tenfold),
+            lambda outer: outer.block.register_forward_hook(lambda module, args, out: out * 10),
             lambda outer: outer.block._forward_hooks.popitem(),
         ),
         "hooks_before_the_first_call": (
