@@ -591,12 +591,15 @@ test_sums_by_place = same(
 
 
 SDPA = r"two ragged dimensions; use F\.scaled_dot"
-ONE_LETTER = "one letter for the rows of all ragged operands"
 
 test_what_einsum_refuses = refused(
     {
         "two ragged dimensions": (lambda x: torch.einsum("btd,bsd->bts", x, x), DispatchError, SDPA),
-        "two letters": (lambda x: torch.einsum("btd,ctd->bc", x, x), DispatchError, ONE_LETTER),
+        "two letters": (
+            lambda x: torch.einsum("btd,ctd->bc", x, x),
+            DispatchError,
+            "one letter for the rows of all ragged operands",
+        ),
         "an operand too few": (
             lambda x: torch.einsum("btd,de->bte", x),
             ValueError,
