@@ -27,7 +27,6 @@ from tests.tables import giving
 
 SERVING = padded.Serving(dim=64, heads=2, layers=1, longest=64, bucket=32, stride=16)
 SCALE = model.Scale(dim=64, heads=2, layers=1, width=32, batch=4)
-CASE = training.Case(64, 2, (20, 3, 32))
 DEVICE = "H100: "
 PREDICTED = {
     (row.group.removeprefix(DEVICE), row.name)
@@ -40,7 +39,7 @@ SMALL = {
     "dynamic": int8.measure_dynamic,
     "padded": partial(padded.measure_padded, serving=SERVING, batches=(2,)),
     "model": partial(model.measure_model, fills=(0.5,)),
-    "training": partial(training.measure_training, cases=(CASE,)),
+    "training": partial(training.measure_training, cases=(training.Case(64, 2, (20, 3, 32)),)),
     "calls": partial(calls.measure_calls, counts=(1,)),
     "events": partial(calls.measure_events, count=2),
 }

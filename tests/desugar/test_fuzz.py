@@ -158,17 +158,12 @@ def function_of(script: Script) -> Callable[..., Any]:
 
 def write(name: str, x: Any, y: Any, cls: type) -> None:
     """An in-place op, where eager mode allows it."""
-    if overlaps_itself(x):
-        return
+    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.size(), strict=True)):
+        return  # elements share memory: eager mode refuses most writes to such a tensor
     if name in IN_PLACE:
         IN_PLACE[name](x)
     elif x is not y and fits(y.shape, x.shape) and (isinstance(x, cls) or not isinstance(y, cls)):
         IN_PLACE_BINARY[name](x, y)
-
-
-def overlaps_itself(x: Any) -> bool:
-    """Whether elements share memory: eager mode refuses most writes to such a tensor."""
-    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.size(), strict=True))
 
 
 def fits(small: torch.Size, large: torch.Size) -> bool:

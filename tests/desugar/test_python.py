@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import desugar
 from tests.desugar.classes import Pair, TwoTensor, make
 from tests.desugar.judge import BOTH_DOORS, assert_same_values, by_pass, judge
+from tests.modules import Held
 
 # ---- data in Python ------------------------------------------------------------------------------------------
 
@@ -183,13 +184,8 @@ def test_what_is_dropped_again(fn, grad, door):
 # ---- what forward sets ---------------------------------------------------------------------------------------
 
 
-class Keeping(nn.Module):
+class Keeping(Held):
     """Counts its calls, and sets a buffer to a new tensor at each."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-        self.register_buffer("keys", torch.zeros(3))
 
     def forward(self, x):
         self.calls += 1
@@ -198,7 +194,7 @@ class Keeping(nn.Module):
 
 
 def test_trace_leaves_the_module_alone():
-    module = Keeping()
+    module = Keeping({"keys": torch.zeros(3)}, calls=0)
     before = vars(module) | dict(module.named_buffers())
     desugar.trace(module, torch.ones(3))
     after = vars(module) | dict(module.named_buffers())

@@ -20,6 +20,7 @@ from subclasses.int8 import (
 )
 from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.modules import Held
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,8 @@ class Layers(nn.Module):
         return self.after(self.layers(self.before(x, y)))
 
 
-class Attention(nn.Module):
+class Attention(Held):
     """Rows that attend to themselves, summed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(4, 12)
 
     def forward(self, x: Any) -> Any:
         q, k, v = self.project(x).chunk(3, -1)
@@ -84,27 +81,21 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2).sum(1)
 
 
-class Bags(nn.Module):
+def bags() -> nn.Module:
     """Embeddings of two features, summed by row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        tables = {key: nn.EmbeddingBag(10, 4, mode="sum") for key in ("user", "item", "other")}
-        self.bags = EmbeddingBagCollection(tables)
-
-    def forward(self, x: Any) -> Any:
-        return self.bags(x)
+    tables = {key: nn.EmbeddingBag(10, 4, mode="sum") for key in ("user", "item", "other")}
+    return nn.Sequential(EmbeddingBagCollection(tables))
 
 
-class Constant(nn.Module):
+class Constant(Held):
     """A weight that is an attribute, and not a Parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = Int8Tensor.from_float(torch.randn(3, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
+
+
+def attention() -> Attention:
+    return Attention(project=nn.Linear(4, 12))
 
 
 def first(x: Any, y: Any = None) -> Any:
@@ -190,7 +181,9 @@ PLAIN = {
     "`Int8Tensor` weights and activations, another batch": Case(
         quantized(ACTIVATIONS), batch(4), batch(7), BATCH
     ),
-    "`Int8Tensor` attribute that is not a Parameter": Case(Constant, batch(4), batch(7), BATCH),
+    "`Int8Tensor` attribute that is not a Parameter": Case(
+        lambda: Constant(weight=Int8Tensor.from_float(torch.randn(3, 4))), batch(4), batch(7), BATCH
+    ),
     "`Int8Tensor` made inside": Case(
         lambda: Function(lambda x: F.linear(x, Int8Tensor.from_float(x.new_ones(3, 4)))),
         batch(4),
@@ -227,7 +220,7 @@ FLATTENED = {
     "`JaggedTensor`, mean and max of rows": Case(
         lambda: Layers(first, lambda y: (y.mean(1), y.amax(1))), rows(3, 1, 4), rows(2, 5, 1, 6)
     ),
-    "`JaggedTensor`, attention": Case(Attention, rows(3, 1, 4), rows(2, 5, 1, 6)),
+    "`JaggedTensor`, attention": Case(attention, rows(3, 1, 4), rows(2, 5, 1, 6)),
     "`JaggedTensor` to `PaddedTensor`": Case(
         lambda: Layers(first, lambda y: y.to_padded()), rows(3, 1, 4), rows(2, 5, 0, 6)
     ),
@@ -244,10 +237,10 @@ FLATTENED = {
         table(2, 6, width=7),
         {"args": ([TABLE["x"], TABLE["y"]],)},
     ),
-    "`PaddedTensor`, attention": Case(Attention, table(3, 1, 4, width=4), table(2, 1, 3, width=4)),
+    "`PaddedTensor`, attention": Case(attention, table(3, 1, 4, width=4), table(2, 1, 3, width=4)),
     "`Int8Tensor`": Case(lambda: Function(lambda w: F.linear(torch.ones(2, 4), w)), weight, weight),
     "`Int8Tensor` result": Case(lambda: Function(Int8Tensor.from_float), batch(4), batch(7), {"args": BATCH}),
-    "`KeyedJaggedTensor`, embedding bags": Case(Bags, features(1, 2, 3, 0), features(2, 0, 5, 1, 3, 4)),
+    "`KeyedJaggedTensor`, embedding bags": Case(bags, features(1, 2, 3, 0), features(2, 0, 5, 1, 3, 4)),
     'class with `fallback="map"`': Case(lambda: Function(lambda p: p * 2 + 1), pair("a"), pair("a")),
 }
 MISFITS = {
@@ -259,7 +252,7 @@ MISFITS = {
         lambda: Layers(first, total), table(3, 1, 4, width=4), table(2, 0, 3, width=5)
     ),
     "`KeyedJaggedTensor` of other keys": Case(
-        Bags, features(1, 2, 3, 0), features(1, 2, 3, 0, keys=("user", "other"))
+        bags, features(1, 2, 3, 0), features(1, 2, 3, 0, keys=("user", "other"))
     ),
     "class with other metadata": Case(lambda: Function(lambda p: p * 2 + 1), pair("a"), pair("b")),
 }

@@ -46,10 +46,6 @@ def _set_row(x: Any, y: Any) -> None:
     x[1] = y[0]
 
 
-def _set_part(x: Any, y: Any) -> None:
-    x[:, 1:3].mul_(2)
-
-
 _POINTWISE = {
     "-x": lambda x, y: -x,
     "x * 2": lambda x, y: x * 2,
@@ -159,7 +155,7 @@ _WRITES = {
 }
 _WRITES_TO_PARTS = {
     "x[1] = y[0]": _written(_set_row),
-    "x[:, 1:3].mul_": _written(_set_part),
+    "x[:, 1:3].mul_": _written(lambda x, y: x[:, 1:3].mul_(2)),
     "masked_fill_": _written(lambda x, y: x.masked_fill_(_MASK, 3.0)),
 }
 

@@ -52,15 +52,10 @@ def splits(x, w):
 
 
 MODEL = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
-COTANGENT = torch.randn(5, 3)
 
 
 def of_a_sum(fn):
     return lambda grad, x, w: grad(fn(x, w), (x, w))
-
-
-def of_the_model(grad, x, w):
-    return grad([MODEL(x)], [x, *MODEL.parameters()], [COTANGENT])
 
 
 def of_what_is_no_leaf(grad, x, w):
@@ -82,7 +77,7 @@ def second(grad, x, w):
         of_a_sum(lambda x, w: (x.double() * w).sum()),  # another dtype
         of_a_sum(shared),
         of_a_sum(splits),
-        of_the_model,
+        lambda grad, x, w: grad([MODEL(x)], [x, *MODEL.parameters()], [torch.linspace(-1, 1, 15).view(5, 3)]),
         of_what_is_no_leaf,
         second,
     ],

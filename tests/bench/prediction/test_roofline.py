@@ -9,8 +9,6 @@ from bench.prediction.roofline import IN_GRAPH, LAUNCH, predict_kernel, predict_
 from bench.prediction.traffic import count_call, nbytes
 from tests.tables import giving
 
-H100 = DEVICES["h100"]
-
 
 @pytest.mark.parametrize(
     ("traffic", "flops", "dtype", "on_matrix_units", "expected"),
@@ -21,7 +19,7 @@ H100 = DEVICES["h100"]
     ],
 )
 def test_a_kernel_takes_the_longer_of_moving_and_computing(traffic, flops, dtype, on_matrix_units, expected):
-    seconds, limit = predict_kernel(H100, traffic, flops, dtype, on_matrix_units=on_matrix_units)
+    seconds, limit = predict_kernel(DEVICES["h100"], traffic, flops, dtype, on_matrix_units=on_matrix_units)
     assert (seconds, limit) == (pytest.approx(expected[0]), expected[1])
 
 
@@ -29,26 +27,18 @@ def stage(seconds, launches, **reasons):
     return Stage("inference", (Kernel("k", "triton", (), launches, 0, 0, seconds=seconds),), **reasons)
 
 
-CANNOT = {"no_cuda_graph": ("why",)}
-
-
 @pytest.mark.parametrize(
     ("stages", "seconds", "graphed"),
     [
         ([stage(1e-7, 10)], 10 * LAUNCH, 10 * (1e-7 + IN_GRAPH)),
         ([stage(1e-3, 10)], 1e-2, 1e-2 + 10 * IN_GRAPH),  # the time to launch is hidden
-        ([stage(1e-3, 1), stage(1e-3, 1, **CANNOT)], 2e-3, None),
+        ([stage(1e-3, 1), stage(1e-3, 1, no_cuda_graph=("why",))], 2e-3, None),
     ],
 )
 def test_kernels_are_launched_while_others_run(stages, seconds, graphed):
     found = predict_program(stages)
     assert found[0] == pytest.approx(seconds)
     assert found[1] is None if graphed is None else found[1] == pytest.approx(graphed)
-
-
-def test_work_on_the_host_is_no_launch():
-    host = Stage("inference", (Kernel("host kernel", "host", (), 3, 100, 100),))
-    assert (host.launches, host.bytes, host.roofline) == (0, 0, 0)
 
 
 # ---- traffic --------------------------------------------------------------------------------------------------------
@@ -100,15 +90,14 @@ def test_what_a_call_reads_writes_and_computes(case):
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_bytes_of_an_expanded_tensor():
-    assert nbytes(EXPANDED) == 32
-
-
 # ---- devices --------------------------------------------------------------------------------------------------------
 
-test_the_table = giving(
+HOST = Stage("inference", (Kernel("host kernel", "host", (), 3, 100, 100),))
+test_other_figures = giving(
     {
-        "its devices": (lambda: set(DEVICES), {"h100", "h200", "a100", "l4", "b200"}),
+        "work on the host is no launch": (lambda: (HOST.launches, HOST.bytes, HOST.roofline), (0, 0, 0)),
+        "bytes of an expanded tensor": (lambda: nbytes(EXPANDED), 32),
+        "the devices of the table": (lambda: set(DEVICES), {"h100", "h200", "a100", "l4", "b200"}),
         "a device by its name or itself": (
             lambda: [find_device(one).name for one in ("H100", DEVICES["h100"])],
             ["h100", "h100"],

@@ -12,7 +12,7 @@ from torch import Tensor
 from desugar import DesugarError
 from desugar.codegen.text import join_saved
 from desugar.ir.values import Wrapper
-from subclasses import Outer, TensorSubclass, inner
+from subclasses import Outer, inner
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import (
     EVERY,
@@ -39,6 +39,7 @@ from tests.desugar.judge import (
     versions,
 )
 from tests.doors import by_desugar, by_torch
+from tests.subclasses.subjects import declare
 
 
 def text_of(fn, *args):
@@ -340,11 +341,7 @@ def test_the_gradient_of_a_plain_operand(fn, read):
         torch.testing.assert_close(got, wanted)
 
 
-class Twice(TensorSubclass, fallback="materialize"):
-    held: Tensor = inner()
-
-    def materialize(self):
-        return self.held * 2
+Twice = declare(keywords={"fallback": "materialize"}, materialize=lambda self: self.held * 2)
 
 
 @pytest.mark.parametrize("door", WAYS)
@@ -373,23 +370,23 @@ def test_the_function_runs_again_under_its_autocast():
 # ---- gradients of results that hold integers, and that are not linear in those that arrive --------------------------
 
 
-class Fixed(TensorSubclass, fallback="views"):
-    """Numbers in 256ths."""
-
-    raw: Tensor = inner(dtype=torch.int16)
-
-    @staticmethod
-    def outer(raw):
-        return Outer(raw.shape, stride=raw.stride(), storage_offset=raw.storage_offset(), dtype=torch.float32)
-
-    def materialize(self):
-        return self.raw.float() / 256
-
-
-@Fixed.implements(torch.ops.aten.mul.Tensor)
 def multiply(func, x, y):
     x, y = (t.materialize() if isinstance(t, Fixed) else t for t in (x, y))
     return Fixed((x * y * 256).round().to(torch.int16))
+
+
+# Numbers in 256ths.
+Fixed = declare(
+    keywords={"fallback": "views"},
+    rules={torch.ops.aten.mul.Tensor: multiply},
+    raw=inner(dtype=torch.int16),
+    outer=staticmethod(
+        lambda raw: Outer(
+            raw.shape, stride=raw.stride(), storage_offset=raw.storage_offset(), dtype=torch.float32
+        )
+    ),
+    materialize=lambda self: self.raw.float() / 256,
+)
 
 
 TANGENTS_DOORS = {"backend": by_torch, "desugar.compile": functools.partial(by_desugar, strict=True)}

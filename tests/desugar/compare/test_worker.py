@@ -120,15 +120,12 @@ def branches(x, n):
     return x * n if n > 2 else x + n
 
 
-SQUARES = [torch.ones(2), torch.ones(2, 1), torch.ones(2, 1).double()]
-
-
 @pytest.mark.parametrize(
     ("fn", "calls", "recompiles"),
     [
         (
             lambda x, n: x * n,
-            [(x, 2.5) for x in SQUARES],
+            [(x, 2.5) for x in [torch.ones(2), torch.ones(2, 1), torch.ones(2, 1).double()]],
             ("<lambda>: x.dim(): expected 1, got 2", "<lambda>: x.dtype: expected float32, got float64"),
         ),
         # A guard of a branch is told without the line that it came from.

@@ -13,6 +13,7 @@ from subclasses import TensorSubclass, inner, static
 from tests.desugar.classes import Pair, Single, TwoTensor, make, plain_parts
 from tests.desugar.judge import DOORS, assert_same_values, by_dynamo, by_pass, judge, leaves_of
 from tests.doors import by_stock, by_torch
+from tests.modules import Held
 
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values())
 
@@ -227,18 +228,14 @@ def test_of_a_nested_value(way):
     judge(fn, lambda: (Pair(torch.ones(2), make(Pair, 2)),), way=ASSIGNING_WAYS[way], calls=2)
 
 
-class Scaling(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(make(Pair, 6), requires_grad=False)
-
+class Scaling(Held):
     def forward(self, x):
         self.weight.a = self.weight.a + 1
         return x * self.weight
 
 
 def test_of_a_parameter_of_a_module():
-    module = Scaling()
+    module = Scaling(weight=nn.Parameter(make(Pair, 6), requires_grad=False))
     compiled, first = by_torch(module), module.weight.a
     for count in (1, 2, 3):
         out = compiled(torch.ones(6))

@@ -70,9 +70,6 @@ def total(xs):
 
 
 X = ones(2)
-SAME_COLOR = "c: expected the same Color as before, got <Color.BLUE: 2>"
-BY = "d['by'][0]: expected 2, got 3"
-TAGS = "metadata of x: expected {'tag': 'a'}, got {'tag': 'b'}"
 
 # function, arguments of the first call, of the second, and what is said.
 FAILURES = [
@@ -92,7 +89,12 @@ FAILURES = [
     (either, (X,), (X, X), "y: expected None, got a Tensor"),
     (either, (X, X), (X,), "type of y: expected Tensor, got NoneType"),
     (lambda x, o: x * 2 if o == "a" else x * 3, (X, "a"), (X, "b"), "o: expected 'a', got 'b'"),
-    (lambda x, c: x * c.value, (X, Color.RED), (X, Color.BLUE), SAME_COLOR),
+    (
+        lambda x, c: x * c.value,
+        (X, Color.RED),
+        (X, Color.BLUE),
+        "c: expected the same Color as before, got <Color.BLUE: 2>",
+    ),
     (
         lambda x, t: x.to(t),
         (X, torch.float64),
@@ -104,11 +106,21 @@ FAILURES = [
     (total, ((X, X),), ([X, X],), "type of xs: expected tuple, got list"),
     (total, ({"a": X},), ({"b": X},), "key 0 of xs: expected 'a', got 'b'"),
     (total, ({"a": X},), ({"a": X, "b": X},), "len(xs): expected 1, got 2"),
-    (lambda d: d["x"] * d["by"][0], ({"x": X, "by": [2]},), ({"x": X, "by": [3]},), BY),
+    (
+        lambda d: d["x"] * d["by"][0],
+        ({"x": X, "by": [2]},),
+        ({"x": X, "by": [3]},),
+        "d['by'][0]: expected 2, got 3",
+    ),
     (add, (X, X), (X, ones(2)), "x is y: expected True, got False"),
     (add, (X, ones(2)), (X, X), "x is y: expected False, got True"),
     (twice, (Labeled(X, X, label="a"),), (Labeled(X, X, label="b"),), "x.label: expected 'a', got 'b'"),
-    (twice, (Tagged(X, X, "a"),), (Tagged(X, X, "b"),), TAGS),
+    (
+        twice,
+        (Tagged(X, X, "a"),),
+        (Tagged(X, X, "b"),),
+        "metadata of x: expected {'tag': 'a'}, got {'tag': 'b'}",
+    ),
     (twice, (Optional(X, X),), (Optional(X),), "inner tensors of x: expected values, zero, got values"),
     (twice, (Pair(X, ones(2)),), (Pair(X, ones(2).double()),), "x.b.dtype: expected float32, got float64"),
 ]

@@ -27,6 +27,7 @@ from subclasses import TensorSubclass, inner, static
 from tests.desugar.classes import Pair, Tagged, TwoTensor, make
 from tests.desugar.dynamo.test_entry import direct, entry_of, is_direct
 from tests.desugar.judge import by_pass
+from tests.modules import Held
 
 
 class Block(nn.Module):
@@ -277,11 +278,7 @@ def mesh() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-class MLP(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
-
+class MLP(Held):
     def forward(self, x):
         y = self.down(self.up(x).relu())
         return y if self.up.weight.requires_grad else y + 100
@@ -292,7 +289,7 @@ STYLES = {"up": ColwiseParallel(), "down": RowwiseParallel(output_layouts=Partia
 
 def parallel(mesh: DeviceMesh) -> MLP:
     """Tensor-parallel layers without a collective: each rank keeps its part of the sum."""
-    return parallelize_module(MLP(), mesh, STYLES)
+    return parallelize_module(MLP(up=nn.Linear(4, 8), down=nn.Linear(8, 4)), mesh, STYLES)
 
 
 def scaled(module, args, out, factor=1.0, *, by=None):
@@ -426,12 +423,8 @@ def test_the_rest_has_no_guard_on_the_module_but_its_type(mesh):
     assert not rest or torch.__version__ >= "2.15"
 
 
-class Shared(nn.Module):
+class Shared(Held):
     """Reads one object from two places, of which one is not the module's."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers, self.kept = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8))), torch.ones(4)
 
     def forward(self, x, other):
         x = self.layers(x)
@@ -440,7 +433,8 @@ class Shared(nn.Module):
 
 @pytest.mark.slow
 def test_one_object_read_from_two_places():
-    net, x = Shared(), torch.randn(2, 4)
+    net = Shared(layers=nn.Sequential(*(nn.Linear(4, 4) for _ in range(8))), kept=torch.ones(4))
+    x = torch.randn(2, 4)
     compiled = by_pass(net)
     for other in (net.kept, torch.ones(4), net.kept, net.kept.clone()):
         for _ in range(2):

@@ -18,6 +18,7 @@ from desugar.recording import listeners
 from subclasses.ragged import JaggedTensor
 from tests.desugar.explain import subjects
 from tests.desugar.explain.subjects import Net, effects, layer, make_weight, make_x
+from tests.modules import Held
 from tests.tables import giving
 
 
@@ -30,11 +31,7 @@ def explained():
 FACTOR = 4
 
 
-class Outer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = Net()
-
+class Outer(Held):
     def forward(self, x):
         return self.net(x).sin()
 
@@ -122,7 +119,12 @@ OF_THE_LAYER = {
         [("layer", "def layer(x, w):")],
     ),
     "lines of the source that ran an op": (
-        lambda p: [op for op in p.ops if line_of(p.sources[0], op) != op.place.text],
+        lambda p: [
+            op
+            for op in p.ops
+            for source in p.sources
+            if source.lines[op.place.line - source.first].strip() != op.place.text
+        ],
         [],
     ),
     "checks left out stand in the wrapper with their proof": (
@@ -184,10 +186,6 @@ OF_THE_LAYER = {
 }
 
 
-def line_of(source, op):
-    return source.lines[op.place.line - source.first].strip()
-
-
 test_the_layer = giving(OF_THE_LAYER, "explained")
 
 
@@ -207,10 +205,6 @@ def with_symbols(fn, *args):
     return desugar.explain(desugar.compile(fn, backend="eager", dynamic=True), *args)
 
 
-def forwards(program):
-    return sorted(s.lines[1].strip() for s in program.sources if s.function.endswith("forward"))
-
-
 def guard_texts(program):
     return {guard.text for guard in program.guards}
 
@@ -218,8 +212,8 @@ def guard_texts(program):
 # By name the function that explains something, what is read of the program, and what it is.
 OF_OTHERS = {
     "methods of one name are functions of their own": (
-        lambda: desugar.explain(Outer(), torch.ones(2, 3)),
-        forwards,
+        lambda: desugar.explain(Outer(net=Net()), torch.ones(2, 3)),
+        lambda p: sorted(s.lines[1].strip() for s in p.sources if s.function.endswith("forward")),
         ["return self.inner(x) * scale", "return self.net(x).sin()"],
     ),
     "names of guards on a module": (

@@ -49,13 +49,9 @@ def in_threads(run):
         list(pool.map(run, (lambda x: x * 2, lambda x: x - 1, lambda x: x.sin(), lambda x: x[0])))
 
 
-def call_by(compile_):
-    return lambda fn: compile_(fn)(torch.ones(2))
-
-
 def by_desugar_in_threads(collector):
     with collector.collecting():
-        in_threads(call_by(by_desugar))
+        in_threads(lambda fn: by_desugar(fn)(torch.ones(2)))
 
 
 def negated_in_a_pool(collector):
@@ -266,7 +262,6 @@ def in_a_range(x, k):
     return x * 2 if k <= 2 else x + k
 
 
-LINE = breaks.__code__.co_firstlineno
 TITLES = {
     "one program": (layer, [of_layer()], ["layer"]),
     "metadata": (
@@ -305,7 +300,11 @@ TITLES = {
         [lambda f, k=k: f(torch.ones(3), k) for k in range(5)],
         ["in_a_range, k = 0", "in_a_range, where k <= 2", "in_a_range, where 3 <= k"],
     ),
-    "lines": (breaks, [lambda f: f(torch.ones(2))], [f"breaks, line {LINE + n}" for n in (1, 3)]),
+    "lines": (
+        breaks,
+        [lambda f: f(torch.ones(2))],
+        [f"breaks, line {breaks.__code__.co_firstlineno + n}" for n in (1, 3)],
+    ),
 }
 
 

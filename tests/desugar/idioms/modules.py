@@ -32,6 +32,7 @@ from tests.desugar.idioms.running import (
     wrapper,
 )
 from tests.desugar.judge import switched
+from tests.modules import Held
 
 
 class Block(nn.Module):
@@ -50,27 +51,11 @@ class Block(nn.Module):
         return x + y if self.residual else y
 
 
-class Outer(nn.Module):
+class Outer(Held):
     """A module around another one."""
-
-    def __init__(self):
-        super().__init__()
-        self.block = Block()
-        self.dropout = nn.Dropout(0.5)
 
     def forward(self, x):
         return self.dropout(self.block(x)) + 1
-
-
-class Held(nn.Module):
-    """A module with given buffers and other attributes, and a forward that a subclass writes."""
-
-    def __init__(self, buffers=None, **attributes):
-        super().__init__()
-        for name, buffer in (buffers or {}).items():
-            self.register_buffer(name, buffer)
-        for name, value in attributes.items():
-            setattr(self, name, value)
 
 
 def wrapped(module):
@@ -86,7 +71,7 @@ def wrapped_block():
 
 
 def wrapped_outer():
-    return wrapped(Outer())
+    return wrapped(Outer(block=Block(), dropout=nn.Dropout(0.5)))
 
 
 def buffers(module):
@@ -329,17 +314,9 @@ def in_evaluation():
     return wrapped_outer().eval()
 
 
-def doubling(module, args):
-    return (args[0] * 2,)
-
-
 def noting(module, args, out):
     module.seen.append(1)
     return out + 1
-
-
-def tenfold(module, args, out):
-    return out * 10
 
 
 def keeping_all_outputs():
@@ -406,7 +383,7 @@ idioms_of_changes(
         "hooks_of_the_module": (
             wrapped_block,
             *(None, lambda fn, block: (fn(wrapper()), block.seen)),
-            lambda block: block.register_forward_pre_hook(doubling),
+            lambda block: block.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
             lambda block: block.register_forward_hook(noting),
             lambda block: block._forward_pre_hooks.popitem(),
             lambda block: block._forward_hooks.popitem(),
@@ -414,7 +391,7 @@ idioms_of_changes(
         "hooks_of_a_nested_module": (
             in_evaluation,
             *(None, calling),
-            lambda outer: outer.block.register_forward_hook(tenfold),
+            lambda outer: outer.block.register_forward_hook(lambda module, args, out: out * 10),
             lambda outer: outer.block._forward_hooks.popitem(),
         ),
         "hooks_before_the_first_call": (

@@ -22,6 +22,8 @@ from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import TwoTensor
 from tests.desugar.judge import aliasing, assert_same_values, identities, leaves_of
+from tests.modules import Held
+from tests.subclasses.subjects import declare
 
 
 class Block(nn.Module):
@@ -97,10 +99,6 @@ def structures(batch=lambda x, *yz: {"x": x, "yz": yz}, flag=True, **more):
     return call(batch(x, y, z), [flag, 2], r, bias=b, **more)
 
 
-def named_as_functions(type, len, isinstance=None):
-    return type + len
-
-
 def views(x, y):
     return x, x.detach(), y[1:], y.view(2, 3), (x * 2).view(-1)
 
@@ -134,10 +132,6 @@ def with_int(x, n):
 def made_inside(x, offsets):
     made = JaggedTensor(x * 2, offsets, max_length=5)
     return made, made.sum(1), Scaled(x, factor=3.0)
-
-
-def by_keyword(x, **more):
-    return x * more["a"] + more["b"]
 
 
 @torch.no_grad()
@@ -183,7 +177,9 @@ CASES = {
             r"flags\[0\]: expected True": structures(flag=1),
         },
     ),
-    "names of functions": lambda: Case(named_as_functions, [of_two(3, 3)], [of_two(3, 3)]),
+    "names of functions": lambda: Case(
+        lambda type, len, isinstance=None: type + len, [of_two(3, 3)], [of_two(3, 3)]
+    ),
     "one object twice, and two objects": lambda: Case(
         lambda x, y: x * 2 + y,
         [of_one_twice(3), of_two(3, 3)],
@@ -346,7 +342,7 @@ CASES = {
     "a decorator": lambda: Case(decorated, [of(3)], [of(3)]),
     "a function of torch": lambda: Case(nn.functional.relu, [of(3)], [of(3)]),
     "keywords in another order": lambda: Case(
-        by_keyword,
+        lambda x, **more: x * more["a"] + more["b"],
         [call(torch.ones(1), a=1, b=2)],
         [call(torch.ones(1), b=2, a=1)],
         {"more: expected the keys": call(torch.ones(1), a=1)},
@@ -408,17 +404,7 @@ def test_a_size_that_data_determines(pack, native):
 
 def changed_class():
     """Returns a class of the name of `Scaled` that is declared in another way."""
-
-    class Changed(TensorSubclass, fallback="materialize"):
-        raw: Tensor = inner()
-        factor: float = static(default=2.0)
-        more: int = static(default=0)
-
-        def materialize(self):
-            return self.raw * self.factor
-
-    Changed.__qualname__, Changed.__module__ = Scaled.__qualname__, Scaled.__module__
-    return Changed
+    return declare(Scaled, name="Scaled", __module__=__name__, more=static(default=0))
 
 
 @pytest.mark.parametrize(
@@ -467,13 +453,7 @@ class Assigns(nn.Module):
         return x + 1
 
 
-class Views(nn.Module):
-    def __init__(self):
-        super().__init__()
-        whole = torch.zeros(4)
-        self.register_buffer("whole", whole)
-        self.register_buffer("part", whole[:2])
-
+class Views(Held):
     def forward(self, x):
         return x + self.whole.sum() + self.part.sum()
 
@@ -498,11 +478,6 @@ def given_its_weight():
 GLOBAL = torch.ones(3)
 GLOBALS = [GLOBAL]
 GLOBAL_ROWS = rows(2, 3)
-
-
-def two_with_one_part():
-    """Returns two wrappers with the same inner tensor."""
-    return TwoTensor(GLOBAL, torch.ones(3)), TwoTensor(GLOBAL, torch.zeros(3))
 
 
 SIDE_EFFECTS, ATTRIBUTE = "changes objects besides tensors", r"x\.more|\.more of an argument"
@@ -560,7 +535,11 @@ NOT_SAVED = {
     "an inner tensor of two arguments": (
         PackageError,
         r"x\.a is the same object",
-        lambda path: save(path, lambda x, y: x * 10 + y.a, call(*two_with_one_part())),
+        lambda path: save(
+            path,
+            lambda x, y: x * 10 + y.a,
+            call(TwoTensor(GLOBAL, torch.ones(3)), TwoTensor(GLOBAL, torch.zeros(3))),
+        ),
     ),
     "random numbers": (
         PackageError,
@@ -575,7 +554,12 @@ NOT_SAVED = {
     "weights that share memory": (
         PackageError,
         "share memory, and would be two in a file",
-        lambda path: save(path, Views(), of(2)),
+        lambda path: save(path, Views({"whole": GLOBAL, "part": GLOBAL[:2]}), of(2)),
+    ),
+    "a weight on the meta device": (
+        PackageError,
+        "a weight is on the meta device",
+        lambda path: save(path, nn.Linear(2, 2, device="meta"), call(torch.randn(1, 2, device="meta"))),
     ),
     "rows of lengths that data determines": (
         PackageError,

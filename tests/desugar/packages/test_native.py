@@ -1,27 +1,35 @@
-"""Packages with machine code: loaded where neither the function nor a compiler is."""
+"""Packages with machine code: loaded where neither the function nor a compiler is, and run from C++."""
 
+import functools
+import os
 import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 import desugar
 from desugar import SignatureError
+from desugar.ir.values import Slot, Wrapper
+from desugar.packages.manifest.expressions import Symbol
+from desugar.packages.manifest.records import FromWeight
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from tests.desugar.packages.test_inference import of_one_row, rows
+from tests.desugar.packages.test_inference import Block, of_one_row, rows
 from tests.desugar.packages.test_training import LOSSES, Both, assert_same_gradients
+from tests.modules import Held
 
 
-def run(*arguments):
-    """Runs Python in a process of its own."""
-    command = [sys.executable, *map(str, arguments)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(*command):
+    """Runs a program in a process of its own; returns what it prints."""
+    made = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
+    return made.stdout
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +86,7 @@ def test_in_a_process_without_the_model(saved, tmp_path):
         assert not wrong, wrong
         torch.testing.assert_close(got.values, expected)
     """
-    run("-I", "-c", textwrap.dedent(code), place, tmp_path / "expected.pt")
+    run(sys.executable, "-I", "-c", textwrap.dedent(code), place, tmp_path / "expected.pt")
 
 
 def test_another_layout_is_named(saved):
@@ -102,7 +110,7 @@ def test_several_threads(saved):
 
 @pytest.mark.slow
 def test_training(tmp_path):
-    model, place = Both(), tmp_path / "training.pt2"
+    model, place = Both(block=Block()), tmp_path / "training.pt2"
     desugar.save(place, model, desugar.call(rows(3, 5, 2)), training=True)
     package = desugar.load(place, state=model)
     for lengths in [(3, 5, 2), (7,), (0, 4)]:
@@ -110,11 +118,7 @@ def test_training(tmp_path):
             assert_same_gradients(package, model, model.parameters(), (rows(*lengths),), loss, atol=1e-4)
 
 
-class Attention(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.into, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
-
+class Attention(Held):
     def forward(self, x):
         q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
         y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
@@ -125,7 +129,7 @@ class Attention(torch.nn.Module):
 def test_attention_and_lookups_are_served_without_dynamo(tmp_path):
     """The first call of an op of `torch.library.custom_op` imports it, in seconds. A batch of one row has a program."""
     torch.compiler.reset()
-    model = Attention()
+    model = Attention(into=torch.nn.Linear(16, 48), out=torch.nn.Linear(16, 16))
     parts = [torch.randn(n, 16) for n in (3, 5, 2)]
     given = JaggedTensor.from_tensors(parts), PaddedTensor.from_tensors(parts)
     keyed = KeyedJaggedTensor(["a"], torch.tensor([1, 2, 0]), torch.tensor([2, 1]))
@@ -147,4 +151,70 @@ def test_attention_and_lookups_are_served_without_dynamo(tmp_path):
         torch.testing.assert_close(got[0], expected[0])
         torch.testing.assert_close(got[1], expected[1])
     """
-    run("-c", textwrap.dedent(code), tmp_path)
+    run(sys.executable, "-c", textwrap.dedent(code), tmp_path)
+
+
+# ---- the plain graphs from C++, by PyTorch's own loader --------------------------------------------------------
+
+SOURCE = Path(__file__).parents[3] / "examples" / "cpp" / "run_package.cpp"
+
+
+@pytest.mark.slow
+def test_from_cpp(tmp_path):
+    model, place, program = Block(), tmp_path / "rows.pt2", tmp_path / "run_package"
+    desugar.save(place, model, desugar.call(rows(3, 5, 2)))
+    package = desugar.load(place)
+    x = rows(4, 0, 3)
+
+    # The inputs of the graph, in the order of the manifest.
+    (record,) = package.programs
+    weights = list(package.state.values())
+    given = [weights[source.index] if isinstance(source, FromWeight) else None for source in record.sources]
+    inputs = plain_inputs(record, given, x)
+    torch.save([tensor.detach() for tensor in inputs], tmp_path / "inputs.pt")
+    libraries = Path(torch.__file__).parent / "lib"
+    includes = [f"-I{folder}" for folder in cpp_extension.include_paths()]
+    linked = [f"-L{libraries}", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"]
+    run(os.environ.get("CXX", "g++"), "-std=c++20", SOURCE, "-o", program, *includes, *linked)
+    said = run(program, place, "forward0", tmp_path / "inputs.pt")
+    with torch.no_grad():
+        expected = model(x).values
+    size, total = said.splitlines()[0].rsplit(" ", 1)
+    assert size == str(list(expected.shape))
+    assert float(total) == pytest.approx(float(expected.sum()), rel=1e-4, abs=1e-4)
+
+
+def plain_inputs(record, weights, x):
+    """The plain tensors that the forward's library takes: `calling.arguments` numbers them among the input slots."""
+    slots, ints, numbers = {}, {}, numbers_of(record, x)
+    for value, source, weight in zip(record.values, record.sources, weights, strict=True):
+        if isinstance(source, FromWeight):
+            slots[value.index] = weight
+        elif isinstance(value, Wrapper):
+            for attribute, part in value.inner:
+                slots[part.index] = getattr(x, attribute)
+    for slot, origin in record.origins:
+        source = record.sources[origin.leaf]
+        if isinstance(source, Symbol):  # a size that Dynamo passes by itself
+            ints[slot] = numbers[source.index]
+        elif origin.method:
+            ints[slot] = getattr(functools.reduce(getattr, origin.path, x), origin.method)(origin.dim)
+        else:
+            ints[slot] = functools.reduce(getattr, origin.path, x)
+    return [
+        torch.empty((ints[one.index], 0)) if one.is_int else slots[one.index]
+        for one in record.forward.calling.arguments
+    ]
+
+
+def numbers_of(record, x):
+    """The values of the symbols: sizes of inner tensors of the argument, and its ints."""
+    (leaf, *_), found = record.leaves, {}
+    for attribute, part in leaf.inner:
+        for dim, extent in enumerate(record.leaf_facts[part.index].size):
+            if isinstance(extent, Symbol):
+                found[extent.index] = getattr(x, attribute).size(dim)
+    for name, slot in (*leaf.dynamics, *((dim, slot) for dim, slot in enumerate(leaf.size))):
+        if isinstance(slot, Slot) and isinstance(symbol := record.leaf_facts[slot.index], Symbol):
+            found[symbol.index] = x.size(name) if isinstance(name, int) else getattr(x, name)
+    return found

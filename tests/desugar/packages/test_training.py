@@ -11,6 +11,7 @@ import desugar
 from desugar import SignatureError
 from subclasses.ragged import JaggedTensor
 from tests.desugar.packages.test_inference import Block, rows
+from tests.modules import Held
 
 
 def gradients(fn, leaves, args, loss):
@@ -49,11 +50,7 @@ def test_training_goes_on_with_the_same_losses(pack):
         torch.testing.assert_close(package.state[f"model.{name}"], parameter, rtol=1e-4, atol=1e-5)
 
 
-class Both(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.block = Block()
-
+class Both(Held):
     def forward(self, x):
         y = self.block(x)
         return total(y), y * 2, x.shape[0]
@@ -78,7 +75,7 @@ SIZES = {
 @pytest.mark.parametrize("arriving", LOSSES)
 @pytest.mark.parametrize("kind", SIZES)
 def test_gradients_of_some_results(pack, kind, arriving):
-    model, (make, sizes) = Both(), SIZES[kind]
+    model, (make, sizes) = Both(block=Block()), SIZES[kind]
     options = {"training": True, "dynamic": True, "state": model, "weights": False}
     package = pack(model, desugar.call(make(sizes[0])), **options)
     for size in sizes:

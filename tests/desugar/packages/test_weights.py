@@ -10,6 +10,7 @@ import desugar
 from desugar import PackageError, SignatureError, call
 from subclasses.int8 import Int8Tensor
 from tests.desugar.packages.test_inference import Block, check, int8_block, of
+from tests.modules import Held
 
 
 class Counter(nn.Module):
@@ -24,11 +25,7 @@ class Counter(nn.Module):
         return self.norm(x) * self.tied + self.calls
 
 
-class Two(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.L, self.G = nn.Linear(3, 3), nn.Linear(3, 3)
-
+class Two(Held):
     def forward(self, x):
         return self.L(x)
 
@@ -56,7 +53,7 @@ class Tied(nn.Module):
     [("forward", ["L.bias", "L.weight"]), ("generate", ["G.bias", "G.weight"])],
 )
 def test_a_package_has_the_weights_that_a_method_reads(pack, method, names):
-    model = Two()
+    model = Two(L=nn.Linear(3, 3), G=nn.Linear(3, 3))
     package = pack(getattr(model, method), of(2, 3), weights=False, state=model)
     check(package, getattr(model, method), torch.randn(2, 3))
     assert sorted(package.state) == names

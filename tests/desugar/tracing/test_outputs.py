@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import TensorSubclass, inner
+from subclasses import inner
 from tests.desugar.classes import Labeled, Nested, Pair, Tagged, TwoTensor, make, plain_parts
 from tests.desugar.judge import (
     DOORS,
@@ -23,6 +23,7 @@ from tests.desugar.judge import (
     versions,
 )
 from tests.doors import by_torch
+from tests.subclasses.subjects import declare
 
 CLASSES = [Tensor, TwoTensor, Tagged, Pair, Labeled, Nested]
 MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
@@ -287,14 +288,8 @@ def test_a_tensor_in_several_places_has_one_counter(fn, build):
 
 def test_a_class_is_told_of_views_that_are_taken_again():
     told = []
-
-    class Telling(TensorSubclass, fallback="map"):
-        a: Tensor = inner()
-
-        def took_view(self, view):
-            told.append((self, view))
-
-    x = Telling(torch.arange(6.0)).requires_grad_()
+    telling = declare(keywords={"fallback": "map"}, took_view=lambda self, view: told.append((self, view)))
+    x = telling(torch.arange(6.0)).requires_grad_()
     view, _ = by_pass(lambda x: (x[2:], x * 2))(x)
     assert [(base is x, seen is view) for base, seen in told] == [(True, True)]
 
@@ -302,18 +297,12 @@ def test_a_class_is_told_of_views_that_are_taken_again():
 # ---- a plain view of a wrapper -----------------------------------------------------------------------------
 
 
-class Series(TensorSubclass):
-    """A row of it is a plain tensor."""
-
-    v: Tensor = inner(differentiable=True)
-
-    def wrap_cotangent(self, cotangent):
-        return Series(cotangent)
-
-
-@Series.implements(torch.ops.aten.select.int)
-def _(func, x, dim, index):
-    return func(x.v, dim, index)
+# A row of it is a plain tensor.
+Series = declare(
+    v=inner(differentiable=True),
+    wrap_cotangent=lambda self, cotangent: Series(cotangent),
+    rules={torch.ops.aten.select.int: lambda func, x, dim, index: func(x.v, dim, index)},
+)
 
 
 @pytest.mark.parametrize("way", [by_pass, by_torch])

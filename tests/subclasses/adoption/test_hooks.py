@@ -67,16 +67,12 @@ def test_metadata_that_changes_between_calls(kind, door):
             assert facts(compiled(x), own) == facts(work(x), own)
 
 
-def read_scale(x):
-    return x.raw.sum() if x.scale is None else x.scale.sum()
-
-
 # The kind, the function, and the values of its calls, by their arguments.
 CALLS = {
     "equal to one": ("tagged", work, [{"flag": flag} for flag in (1, True, 1.0, 1)]),
     "an inner tensor under equal metadata": (
         "optional",
-        read_scale,
+        lambda x: x.raw.sum() if x.scale is None else x.scale.sum(),
         [{"scale": scale} for scale in (None, torch.full((3,), 5.0), None)],
     ),
     "sizes in the metadata": ("with_sizes", work, [{"raw": torch.ones(n, 3)} for n in (2, 3, 4, 5, 1, 0)]),

@@ -43,19 +43,16 @@ Mixed = declare(
 )
 
 
-class Low(TensorSubclass, fallback="materialize"):
-    """A product of two factors that are read raw, as authors write it."""
-
-    left: Tensor = inner()
-    right: Tensor = inner()
-    times: int = static(default=3)
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0], right.shape[1]))
-
-    def materialize(self) -> Tensor:
-        return self.left @ self.right * self.times
+# A product of two factors that are read raw, as authors write it.
+Low = declare(
+    name="Low",
+    keywords={"fallback": "materialize"},
+    left=inner(),
+    right=inner(),
+    times=static(default=3),
+    outer=staticmethod(lambda left, right: Outer((left.shape[0], right.shape[1]))),
+    materialize=lambda self: self.left @ self.right * self.times,
+)
 
 
 class Lower(Low):

@@ -123,10 +123,6 @@ def change_between(call, change):
     second.backward()
 
 
-def linear_squared(w):
-    return F.linear(X, w).square().sum()
-
-
 test_a_change_between_forward_and_backward_is_refused = raising(
     {
         **{
@@ -140,7 +136,9 @@ test_a_change_between_forward_and_backward_is_refused = raising(
         # Compiled functions refuse it by what they saved.
         **{
             door: (
-                lambda door=door: change_between(DOORS[door](linear_squared), CHANGES["a step"]),
+                lambda door=door: change_between(
+                    DOORS[door](lambda w: F.linear(X, w).square().sum()), CHANGES["a step"]
+                ),
                 RuntimeError,
                 "modified by an inplace operation",
             )

@@ -172,17 +172,18 @@ def length(func, x, y):
     return Length(func(x.number, y), unit=x.unit)
 
 
-def by_ops(func, x, y):
-    """By ops on the value that was made, and on what they make of it."""
-    return Length(x.number + ((y.to_unit(x.unit) * 3)[:2].clone() - x).number, unit=x.unit)
-
-
 Length = declare(
     keywords={"fallback": "views"},
     number=inner(),
     unit=static(default=1.0),
     to_unit=lambda self, unit: Length(self.number * (self.unit / unit), unit=unit),
-    rules={subclasses.arithmetic: length, aten.atan2.default: by_ops},
+    rules={
+        subclasses.arithmetic: length,
+        # By ops on the value that was made, and on what they make of it.
+        aten.atan2.default: lambda func, x, y: Length(
+            x.number + ((y.to_unit(x.unit) * 3)[:2].clone() - x).number, unit=x.unit
+        ),
+    },
 )
 
 
@@ -199,10 +200,6 @@ Log = declare(
 )
 
 
-def of_another_class(func, x, y):
-    return Wrapped(x.held * Length(y.held, unit=2.0).to_unit(1.0).number)
-
-
 def of_its_own_class(func, x, y):
     made = Compared(x.held * 2)
     fixed = (made + 1.0).detach().held + torch.zeros_like(made).held
@@ -213,7 +210,12 @@ def masked(func, x, y):
     return Masked(torch.where((Masked(x.held * 2) > 1.0).held, func(x.held, y.held), x.held))
 
 
-Wrapped = declare(keywords={"fallback": "map"}, rules={aten.mul.Tensor: of_another_class})
+Wrapped = declare(
+    keywords={"fallback": "map"},
+    rules={
+        aten.mul.Tensor: lambda func, x, y: Wrapped(x.held * Length(y.held, unit=2.0).to_unit(1.0).number)
+    },
+)
 Compared = declare(keywords={"fallback": "map"}, rules={aten.mul.Tensor: of_its_own_class})
 Masked = declare(
     keywords={"fallback": "views"},

@@ -202,14 +202,13 @@ TO_NEW = {
 }
 
 
-def of_new(write, make):
-    """A write of a value to a new one of its size."""
-    return lambda a, b: write(make(Pair(a, b)), Pair(a, b)).unwrap()
-
-
 test_gradients_of_what_is_written_to_a_new_value = agreeing(
     {
-        f"{name}, {made}": (of_new(write, make), plain, [3, 3])
+        f"{name}, {made}": (
+            lambda a, b, write=write, make=make: write(make(Pair(a, b)), Pair(a, b)).unwrap(),
+            plain,
+            [3, 3],
+        )
         for name, (write, plain) in TO_NEW.items()
         for made, make in NEW.items()
     }

@@ -89,13 +89,9 @@ def test_dynamo_compiles_no_generated_frame(fn, mode):
         assert_same(compiled(x), fn(x))
 
 
-def wrap_by_hand(x):
-    return TensorSubclass.__new__(Pair, x, x + 1) * 2
-
-
 def test_dynamo_meets_the_constructor_itself():
-    x = torch.ones(3)
+    fn, x = lambda x: TensorSubclass.__new__(Pair, x, x + 1) * 2, torch.ones(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Dynamo's, on the break
-        got = torch.compile(wrap_by_hand, backend="aot_eager")(x)
+        got = torch.compile(fn, backend="aot_eager")(x)
     assert type(got) is Pair and torch.equal(got.b, (x + 1) * 2)

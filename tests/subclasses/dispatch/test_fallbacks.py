@@ -96,27 +96,22 @@ def test_a_copy_of_a_plain_tensor_to_a_parameter_names_checkpoints():
         module.load_state_dict({"weight": torch.ones(1, 2)})
 
 
-def unit_class(fallback):
-    return declare(
-        name="Unit",
-        keywords={"fallback": fallback},
-        held=inner(),
-        unit=static(default="m"),
-        materialize=lambda self: self.held,
-    )
-
-
-def copy_other_unit(Unit):
-    Unit(torch.ones(2)).copy_(Unit(torch.ones(2), unit="s"))
-
-
 test_a_copy_between_values_with_other_metadata_says_what_differs = raising(
     [
         (
-            lambda fallback=fallback: copy_other_unit(unit_class(fallback)),
+            lambda unit=unit: unit(torch.ones(2)).copy_(unit(torch.ones(2), unit="s")),
             r"copy_\.default of Unit\(unit='s'\) to Unit\(unit='m'\).* do not change",
         )
-        for fallback in ("error", "views", "materialize")
+        for unit in (
+            declare(
+                name="Unit",
+                keywords={"fallback": fallback},
+                held=inner(),
+                unit=static(default="m"),
+                materialize=lambda self: self.held,
+            )
+            for fallback in ("error", "views", "materialize")
+        )
     ]
 )
 

@@ -11,6 +11,7 @@ import subclasses
 from subclasses import DispatchError, Outer, inner, static
 from subclasses.dispatch.mapping import is_view
 from tests.doors import DOORS, by_desugar, by_stock, eager
+from tests.modules import Held
 from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import assert_same, declare
 from tests.tables import giving, raising
@@ -660,15 +661,11 @@ def test_a_view_of_its_own_size_is_the_value(cls, door):
 
 @pytest.mark.parametrize("cls", [Doubled, Alone])
 def test_hooks_of_modules_leave_values_as_they_are(cls):
-    class Making(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(3))
-
+    class Making(Held):
         def forward(self, k):
             return cls(self.weight * k)
 
-    module, seen = Making(), []
+    module, seen = Making(weight=torch.nn.Parameter(torch.ones(3))), []
     module.register_full_backward_hook(lambda m, given, out: seen.append(len(given)))
     y = module(torch.full((3,), 2.0, requires_grad=True))
     assert type(y) is cls

@@ -83,7 +83,6 @@ def test_map_is_eager_on_each_inner_tensor(case, mode):
         assert_same(fn(Nested(x, x.a)), Nested(fn(x), fn(x.a)))
 
 
-COMPLEX = [torch.randn(3, dtype=torch.complex64)] * 2
 test_gradients_of_mapped_ops = agreeing(
     {
         case: (
@@ -101,7 +100,7 @@ test_gradients_of_complex_values = agreeing(
         "a product": (
             lambda a, b: torch.view_as_real(Pair(a, b) * Pair(a, b) * (1 + 2j)).unwrap(),
             lambda a, b: [torch.view_as_real(t * t * (1 + 2j)) for t in (a, b)],
-            COMPLEX,
+            [torch.randn(3, dtype=torch.complex64)] * 2,
         )
     },
     {"eager": DOORS["eager"]},

@@ -7,6 +7,7 @@ from torch._dynamo.exc import Unsupported
 
 from subclasses import DispatchError, export, inner
 from tests.doors import COMPILED
+from tests.modules import Held
 from tests.subclasses.subjects import declare
 from tests.tables import raising
 
@@ -43,11 +44,7 @@ Nested = declare(
 )
 
 
-class Holder(nn.Module):
-    def __init__(self, x):
-        super().__init__()
-        self.register_buffer("x", x)
-
+class Holder(Held):
     def forward(self, y):
         self.x.count_()
         return self.x * y * self.x.n.sum()
@@ -129,7 +126,7 @@ def test_the_argument_has_it(case, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_buffer_has_it(way):
-    got, want = Holder(counted()), Holder(counted())
+    got, want = (Holder({"x": counted()}) for _ in range(2))
     compiled = WAYS[way](got)
     for _ in range(3):
         assert parts(compiled(torch.ones(2))) == parts(want(torch.ones(2)))

@@ -71,10 +71,6 @@ def _parts(cls: type, m: int, n: int, p: int, q: int) -> list[Tensor]:
     return parts[:1] if cls is Longer else parts
 
 
-def _example(cls: type, parts: list[Tensor], more: int) -> Tensor:
-    return Longer(*parts, more=more) if cls is Longer else cls(*parts)
-
-
 # Second sizes make symbols; the same outer size of other parts, equal sizes, and a size of one take their own turn.
 SIZES = [(2, 3, 4, 5), (3, 4, 5, 6), (6, 5, 4, 3), (4, 5, 6, 3), (3, 3, 3, 3), (7, 2, 9, 4)]
 
@@ -91,7 +87,7 @@ def test_a_size_of_several_symbols_takes_one_more_program(cls, compile_by):
     counters.clear()
     for sizes in SIZES:
         parts = _parts(cls, *sizes)
-        x, twin = (_example(cls, parts, sizes[2]) for _ in range(2))
+        x, twin = (cls(*parts, **({"more": sizes[2]} if cls is Longer else {})) for _ in range(2))
         w = torch.randn(x.shape[1], 2)
         (*got, number), (*expected, same) = compiled(x, w), use(twin, w)
         assert number == same

@@ -227,15 +227,11 @@ def _make(lengths=(1, 2, 0, 3, 1, 1), keys="abc"):
     )
 
 
-def _construct(values, offsets, weights):
-    return KeyedJaggedTensor(
-        list("abc"), values, offsets.diff(dim=1).flatten(), weights=weights, max_length=3
-    )
-
-
 TestConformance = suite(
     _make,
-    construct=_construct,
+    construct=lambda values, offsets, weights: KeyedJaggedTensor(
+        list("abc"), values, offsets.diff(dim=1).flatten(), weights=weights, max_length=3
+    ),
     reference=lambda x: torch.stack([x.feature_weights(key).to_dense() for key in x.keys]),
     sizes=[lambda: _make((2, 2, 0, 3, 1, 1)), lambda: _make((0, 0, 0, 0, 3, 3, 1, 1, 1))],
     variants=[lambda: _make(keys="abd")],

@@ -414,7 +414,6 @@ test_a_place_that_a_row_has_not = refused(
     lengths=[3, 2],
 )
 
-FLAT = "without dim= it takes entries of the flattened tensor"
 test_what_jagged_rows_refuse = refused(
     {
         "a mask of places": (lambda x: x[:, torch.tensor([True, False])], DispatchError, "Jagged"),
@@ -423,7 +422,11 @@ test_what_jagged_rows_refuse = refused(
         "topk of the batch": (lambda x: x.topk(1, 0), DispatchError, "Jagged"),
         "gather of the batch": (lambda x: x.gather(0, x.argsort(1)), DispatchError, "Jagged"),
         "a dense index": (lambda x: x.gather(1, torch.zeros(4, 1, 4).long()), DispatchError, "Jagged"),
-        "take_along_dim": (lambda x: torch.take_along_dim(x, x.argsort(1)), DispatchError, FLAT),
+        "take_along_dim": (
+            lambda x: torch.take_along_dim(x, x.argsort(1)),
+            DispatchError,
+            "without dim= it takes entries of the flattened tensor",
+        ),
     },
     ["holes"],
 )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from subclasses import DispatchError, _torch
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.doors import COMPILED, by_desugar
+from tests.modules import Held
 from tests.subclasses.ragged.judge import (
     JAGGED,
     LENGTHS as LENGTHS_OF_BATCH,
@@ -523,14 +524,8 @@ test_conversions = same(
 # ---- modules and optimizers ------------------------------------------------------------------------------------
 
 
-class Holder(nn.Module):
+class Holder(Held):
     """A module with a ragged buffer and a ragged parameter."""
-
-    def __init__(self, buffer, parameter):
-        super().__init__()
-        self.register_buffer("buffer", buffer)
-        self.parameter = nn.Parameter(parameter)
-        self.layer = nn.Linear(2, 3, dtype=torch.float64)
 
     def forward(self):
         """Something of both."""
@@ -538,7 +533,9 @@ class Holder(nn.Module):
 
 
 def make_holder(kind, lengths=LENGTHS):
-    return Holder(KINDS[kind](rows_of(lengths)), KINDS[kind](rows_of(lengths)))
+    buffer, parameter = (KINDS[kind](rows_of(lengths)) for _ in range(2))
+    layer = nn.Linear(2, 3, dtype=torch.float64)
+    return Holder({"buffer": buffer}, parameter=nn.Parameter(parameter), layer=layer)
 
 
 @kinds

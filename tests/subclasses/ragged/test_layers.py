@@ -182,11 +182,6 @@ ONES = torch.ones(3, 4, dtype=torch.float64)
 PARAMETERS = r": expected dense parameters"
 
 
-def targets_of(x):
-    """A class for each entry."""
-    return (x[..., 0] * 0).nan_to_num().long()
-
-
 MISFITS = {
     "classes last": (lambda f, x, y: f(x, y), DispatchError, r"transpose\(1, 2\)"),
     "dense logits": (lambda f, x, y: f(ONES, y.flatten(0, 1)), DispatchError, "expected ragged logits"),
@@ -221,7 +216,12 @@ test_what_does_not_fit_is_refused = refused(
         # losses
         "a merged target": (lambda x: F.mse_loss(x, x.flatten(0, 1)), DispatchError, "Tensor"),
         **{
-            f"{loss.__name__}, {name}": (lambda x, call=call, f=loss: call(f, x, targets_of(x)), error, words)
+            f"{loss.__name__}, {name}": (
+                # A class for each entry.
+                lambda x, call=call, f=loss: call(f, x, (x[..., 0] * 0).nan_to_num().long()),
+                error,
+                words,
+            )
             for loss in (F.cross_entropy, F.nll_loss)
             for name, (call, error, words) in MISFITS.items()
         },
@@ -591,12 +591,15 @@ test_sums_by_place = same(
 
 
 SDPA = r"two ragged dimensions; use F\.scaled_dot"
-ONE_LETTER = "one letter for the rows of all ragged operands"
 
 test_what_einsum_refuses = refused(
     {
         "two ragged dimensions": (lambda x: torch.einsum("btd,bsd->bts", x, x), DispatchError, SDPA),
-        "two letters": (lambda x: torch.einsum("btd,ctd->bc", x, x), DispatchError, ONE_LETTER),
+        "two letters": (
+            lambda x: torch.einsum("btd,ctd->bc", x, x),
+            DispatchError,
+            "one letter for the rows of all ragged operands",
+        ),
         "an operand too few": (
             lambda x: torch.einsum("btd,de->bte", x),
             ValueError,

@@ -193,13 +193,13 @@ def forgets(func, *args, **kwargs):
     func(*(x.held for x in args))
 
 
-def dispatches(func, types, args=(), kwargs=None):
-    return func(*args)
-
-
 UNFIT = [
     ("no function", SpecError, r"expected a function as the rule .*got 'no function'"),
-    (dispatches, SpecError, "has the parameters of a __torch_dispatch__"),
+    (
+        lambda func, types, args=(), kwargs=None: func(*args),
+        SpecError,
+        "has the parameters of a __torch_dispatch__",
+    ),
     (forgets, DispatchError, "returned None for these arguments"),
     (lambda func, x, y: x, TypeError, "its rule missing 1 required positional argument: 'y'; a rule "),
     (lambda x: x, TypeError, "its rule takes 1 positional argument but 2 were given; a rule "),

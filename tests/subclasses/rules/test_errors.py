@@ -99,8 +99,11 @@ def materializing(materialize, call=Tensor.sum):
 # ---- a rule that calls itself --------------------------------------------------------------------------------
 
 
-FAMILY = {subclasses.reductions: lambda func, x, dim, keepdim: type(x)(func(x.held, dim, keepdim=keepdim))}
-OF_FAMILY = declare(name="Short", keywords={"fallback": "map"}, rules=FAMILY)
+OF_FAMILY = declare(
+    name="Short",
+    keywords={"fallback": "map"},
+    rules={subclasses.reductions: lambda func, x, dim, keepdim: type(x)(func(x.held, dim, keepdim=keepdim))},
+)
 OF_OP = declare(OF_FAMILY, rules={aten.sum: lambda func, x, dim: type(x)(func(x.held, dim))})
 SHORT = declare(
     name="Short",

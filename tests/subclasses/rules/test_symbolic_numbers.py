@@ -84,15 +84,15 @@ def test_a_rule_takes_the_way_that_it_takes_in_eager_mode(key, rule, call, door)
             torch.testing.assert_close(got.log, expected.log)
 
 
-def by_bool(func, x, y):
-    return Log(x.log + (1 if y else 2)) if isinstance(y, bool) else func(x.materialize(), y)
-
-
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("door", COMPILERS)
 @pytest.mark.parametrize("key", [aten.mul.Tensor, torch.mul], ids=["op", "function"])
 def test_a_bool_of_numbers_is_a_bool(key, door):
-    cls, function = with_rule(key, by_bool), lambda x, n: x * (n > 3)
+    cls = with_rule(
+        key,
+        lambda func, x, y: Log(x.log + (1 if y else 2)) if isinstance(y, bool) else func(x.materialize(), y),
+    )
+    function = lambda x, n: x * (n > 3)  # noqa: E731
     compiled = COMPILERS[door](function)
     for n in (4, 5, 2):
         x = cls(torch.zeros(2))

@@ -38,7 +38,6 @@ INT8, PAIR = Int8Weight.__spec__, Pair.__spec__
 CHILD = make(Int8Weight, extra=inner(optional=True), note=static(default="n"))
 X = CHILD(torch.ones(2, 2, dtype=torch.int8), torch.full((2, 1), 3.0), axis=1)
 OTHER = make(Pair, keywords={"fallback": "error", "size_from": "b"}).__spec__
-DECOMPOSED = make(keywords={"decompose": [aten.silu, aten.addcmul.default]}).__spec__.decompose
 
 test_the_spec_says_what_was_declared = giving(
     {
@@ -71,7 +70,7 @@ test_the_spec_says_what_was_declared = giving(
         "a child may say otherwise": (lambda: (OTHER.fallback, OTHER.size_from), ("error", "b")),
         "its base stays": (lambda: PAIR.fallback, "map"),
         "ops and packets": (
-            lambda: DECOMPOSED,
+            lambda: make(keywords={"decompose": [aten.silu, aten.addcmul.default]}).__spec__.decompose,
             {aten.silu.default, aten.silu.out, aten.addcmul.default},
         ),
         "a shadowed method": (lambda: make(values=inner())(torch.ones(2)).values.tolist(), [1, 1]),
@@ -108,7 +107,6 @@ Counted = make(
 )
 DATA = "data grad shape dtype device layout is_leaf T".split()
 HIDDEN = "device shape dtype requires_grad T".split()
-HIDING = (property(lambda self: "mine"), "mine", torch.float32)
 
 
 def with_dynamic(annotation: Any) -> Any:
@@ -136,7 +134,7 @@ REFUSED = {
             f"Bad.{n} hides a data attribute of Tensor",
         )
         for n in HIDDEN
-        for value in HIDING
+        for value in (property(lambda self: "mine"), "mine", torch.float32)
     },
     **{
         f"a method hidden by {kind.__name__}": (

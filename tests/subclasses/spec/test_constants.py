@@ -26,10 +26,6 @@ def of_function(func, x):
     return func(x.levels[x.codes.long()]) * x.unwrap("scale")
 
 
-def of_op(func, x):
-    return func(x.levels[x.codes.long()]) * x.scale
-
-
 Coded = declare(
     name="Coded",
     __module__=__name__,
@@ -39,7 +35,10 @@ Coded = declare(
     levels=constant([-1.0, 0.0, 0.5, 2.0]),
     outer=staticmethod(lambda codes, scale: Outer(codes.shape, dtype=scale.dtype)),
     materialize=lambda self: self.levels[self.codes.long()] * self.scale,
-    rules={torch.cos: of_function, aten.sin.default: of_op},
+    rules={
+        torch.cos: of_function,
+        aten.sin.default: lambda func, x: func(x.levels[x.codes.long()]) * x.scale,
+    },
 )
 
 

@@ -65,7 +65,6 @@ def with_default(x, factors=[3.0]):  # noqa: B006
     return x * factors[0]
 
 
-Needs = declare(held=inner(), n=static(), d=dynamic())
 Factor = declare(name="Scale", factor=static(default=None), annotations={"factor": float | None}, a=inner())
 
 
@@ -216,7 +215,7 @@ WRONG = {
         ValueError,
         "Tagged.tag: expected metadata that equals itself, since compiled programs are found by it, got nan",
     ),
-    "missing metadata": (lambda: Needs(S), TypeError, "'n' and 'd'"),
+    "missing metadata": (lambda: declare(held=inner(), n=static(), d=dynamic())(S), TypeError, "'n' and 'd'"),
     "text for a number": (
         lambda: Factor(S, factor="2"),
         TypeError,

@@ -297,7 +297,6 @@ def with_state(x, way):
     return way(_File(type(x), reduced(x), state={"_layout": None}))
 
 
-NOT_DECLARED = [Tensor, nn.Parameter, dict, TensorSubclass, 3]
 # A file that says something else: how it is loaded, and words of the error.
 TAMPERED = {
     **{
@@ -340,7 +339,7 @@ TAMPERED = {
             lambda way, cls=cls: way(_File(cls, reduced(jagged()))),
             "expected a class declared with TensorSubclass",
         )
-        for cls in NOT_DECLARED
+        for cls in [Tensor, nn.Parameter, dict, TensorSubclass, 3]
     },
     # The opcode that sets the state of an object would write to its attributes, past every check.
     **{
@@ -553,7 +552,6 @@ PLAIN = {
     "no bool": ({"partial": "no"}, "partial"),
     "another activation": ({"activation": ["row"]}, "activation"),
 }
-BAD_TEXT = ["", "{", "[]", '{"w": 3}', '{"w": {}}', '{"b": {"dtype": "float32"}}']
 
 
 def described(changed):
@@ -564,7 +562,10 @@ def described(changed):
 
 BESIDE_SAFETENSORS = {
     **{case: ({"int8_tensors": described(changed)}, field) for case, (changed, field) in PLAIN.items()},
-    **{f"the text {text!r}": ({"int8_tensors": text}, "from_plain") for text in BAD_TEXT},
+    **{
+        f"the text {text!r}": ({"int8_tensors": text}, "from_plain")
+        for text in ["", "{", "[]", '{"w": 3}', '{"w": {}}', '{"b": {"dtype": "float32"}}']
+    },
     "a tied name that replaces a tensor": ({"tied_tensors": '{"b": "v"}'}, r"from_plain: .*'b'"),
 }
 

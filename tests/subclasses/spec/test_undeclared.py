@@ -155,7 +155,6 @@ def total(self):
 
 MIXIN = type("Mixin", (), {"__annotations__": {"extra": Tensor}, "extra": inner()})
 SPECIAL = ("__len__", "__iter__", "__getattr__")
-OPERATORS = ("__add__", "__rsub__", "__imul__", "__matmul__", "__neg__", "__lt__")
 REFUSED = {
     "a taken name, before a marker is advised": (
         lambda: declare({"data": Tensor}),
@@ -193,7 +192,7 @@ REFUSED = {
             lambda name=name: declare({}, **{name: lambda x, y: x}),
             rf"Bad\.{name} is not called by .*@Bad\.implements\(torch\.[\w.]+\)",
         )
-        for name in OPERATORS
+        for name in ("__add__", "__rsub__", "__imul__", "__matmul__", "__neg__", "__lt__")
     },
     "the check of a dataclass": (
         lambda: declare({}, __post_init__=lambda self: None),

@@ -569,9 +569,6 @@ def kept_on_value(self):
     return self.__dict__["whole"]
 
 
-Cached = declare(Quantity, materialize=kept_on_value)
-
-
 Labels = declare(
     labels=inner(dtype=torch.int64),
     like=inner(),
@@ -616,7 +613,7 @@ test_what_materialize_keeps_is_found = pytest.mark.slow(
         {
             "of numbers": (
                 "fresh_values",
-                functools.partial(make, Cached),
+                functools.partial(make, declare(Quantity, materialize=kept_on_value)),
                 ["stale after a step of an optimizer"],
                 functools.partial(make, Quantity),
             )

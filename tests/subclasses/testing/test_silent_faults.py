@@ -45,11 +45,7 @@ def handing_on(func, x):
 
 def without_gradients(func, x):
     with torch.no_grad():
-        return negating(func, x)
-
-
-def negating(func, x):
-    return type(x)(-x.coarse, -x.fine)
+        return type(x)(-x.coarse, -x.fine)
 
 
 def a_view(func, x, *args):
@@ -252,10 +248,6 @@ def floor(func, x):
     return type(x)(func(plain(x)), torch.zeros_like(x.fine))
 
 
-# With the gradient of a straight-through estimator.
-Signs = declare(
-    Halves, materialize=lambda self: self.fine + (self.coarse.sign() - self.coarse).detach() + self.coarse
-)
 # With a rule for `mul` that multiplies each of the two.
 Smooth = declare(
     Halves, keywords={"kind": "structure"}, materialize=lambda self: self.fine + self.coarse.tanh()
@@ -355,7 +347,14 @@ test_gradients_of_another_function = pytest.mark.slow(
         {
             "a straight-through estimator": (
                 "read_gradients",
-                of_tensors(Signs),
+                of_tensors(
+                    declare(
+                        Halves,
+                        materialize=lambda self: (
+                            self.fine + (self.coarse.sign() - self.coarse).detach() + self.coarse
+                        ),
+                    )
+                ),
                 [
                     "what materialize() gives of x has another gradient",
                     "straight-through estimator: skip={'read_gradients'}",

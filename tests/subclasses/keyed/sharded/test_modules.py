@@ -485,12 +485,12 @@ def some_rows(start=2):
     return TableShard(torch.randn(3, 2), start=start, rows=9)
 
 
-def whole_table(x):
-    """The whole table, with zeros where this rank has no rows."""
-    return F.pad(x.unwrap("local"), (0, 0, x.start, x.rows - x.start - x.local.shape[0]))
-
-
-TestConformance = suite(some_rows, reference=whole_table, variants=[lambda: some_rows(start=4)])
+TestConformance = suite(
+    some_rows,
+    # The whole table, with zeros where this rank has no rows.
+    reference=lambda x: F.pad(x.unwrap("local"), (0, 0, x.start, x.rows - x.start - x.local.shape[0])),
+    variants=[lambda: some_rows(start=4)],
+)
 
 # ==== row-wise Adagrad ==============================================================================================
 

@@ -62,7 +62,6 @@ OPTIONS = (
     {"sparse": True, "padding_idx": 0},
     {"dtype": torch.float64},
 )
-SELECTION = ["e", "b", "a"]
 
 
 def has_gradient(mode, options):
@@ -98,7 +97,7 @@ def lookups():
     for dtypes in ((torch.int32, torch.int32), (torch.int32, torch.int64)):
         yield "both", with_ids(dtypes), "mean", {}
     for mode in MODES:
-        yield "both", [part.permute(SELECTION) for part in batches(every)], mode, {}
+        yield "both", [part.permute(["e", "b", "a"]) for part in batches(every)], mode, {}
 
 
 def lookups_are_those_of_one_process(mesh):

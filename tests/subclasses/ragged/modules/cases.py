@@ -55,21 +55,9 @@ def places_first(module: Any, x: Any) -> Any:
     return module(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1)
 
 
-def recur_places_first(module: Any, x: Any) -> Any:
-    return module(x.transpose(0, 1))[0].transpose(0, 1)
-
-
 def causal(module: Any, x: Any) -> Any:
     mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
     return module(x, mask=mask, is_causal=True)
-
-
-def last_state(module: Any, x: Any) -> Any:
-    return module(x)[1].transpose(0, 1)
-
-
-def last_cell(module: Any, x: Any) -> Any:
-    return module(x)[1][1].transpose(0, 1)
 
 
 def encoder_layer(**options: Any) -> nn.Module:
@@ -111,15 +99,20 @@ CASES = {
     "lstm": Case(lambda: nn.LSTM(DIM, 6, 2, batch_first=True), first),
     "lstm, both ways": Case(lambda: nn.LSTM(DIM, 6, batch_first=True, bidirectional=True), first),
     "lstm, projected": Case(lambda: nn.LSTM(DIM, 6, batch_first=True, proj_size=3), first),
-    "lstm, cell states": Case(lambda: nn.LSTM(DIM, 6, 2, batch_first=True, bidirectional=True), last_cell),
+    "lstm, cell states": Case(
+        lambda: nn.LSTM(DIM, 6, 2, batch_first=True, bidirectional=True), lambda m, x: m(x)[1][1].transpose(0, 1)
+    ),
     "gru": Case(lambda: nn.GRU(DIM, 6, batch_first=True, bias=False), first),
     "gru, both ways": Case(lambda: nn.GRU(DIM, 6, 2, batch_first=True, bidirectional=True), first),
-    "gru, states": Case(lambda: nn.GRU(DIM, 6, 2, batch_first=True, bidirectional=True), last_state),
+    "gru, states": Case(
+        lambda: nn.GRU(DIM, 6, 2, batch_first=True, bidirectional=True), lambda m, x: m(x)[1].transpose(0, 1)
+    ),
     "rnn": Case(lambda: nn.RNN(DIM, 6, batch_first=True), first),
     "rnn, relu": Case(lambda: nn.RNN(DIM, 6, batch_first=True, nonlinearity="relu"), first),
     **{
         f"{kind.__name__.lower()}, places first": Case(
-            lambda kind=kind: kind(DIM, 6, bidirectional=True), recur_places_first
+            lambda kind=kind: kind(DIM, 6, bidirectional=True),
+            lambda m, x: m(x.transpose(0, 1))[0].transpose(0, 1),
         )
         for kind in (nn.LSTM, nn.GRU, nn.RNN)
     },
