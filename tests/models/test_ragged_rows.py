@@ -11,9 +11,10 @@ from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.ragged import JaggedTensor, PaddedTensor
 
 pytest.importorskip("transformers", reason="needs the extra `models`")
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from tests.models.judge import gradients
-from tests.models.zoo import TINY, ZOO, build, ids
+from tests.models.zoo import MIXTURES, TINY, ZOO, build, ids
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,6 +29,8 @@ LAYOUTS = {
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 CAUSAL = """llama mistral qwen2 qwen3 gemma gemma3 phi phi3 gpt2 gpt_neox gpt_bigcode opt falcon stablelm cohere olmo
     starcoder2""".split()
+EXPERTS = ["mixtral", "qwen2_moe", *MIXTURES]
+KINDS = ["eager", "batched_mm", "grouped_mm"]
 MASKED = ["bert", "distilbert", "albert", "electra", "modernbert"]
 BATCHES = [(7, 3, 5), (9, 2, 4, 6, 11), (30, 4), (12, 5, 2, 8), (2, 3, 4, 5, 6, 7, 16), (6, 13, 3)]
 NO_DROPOUT = dict.fromkeys(
@@ -40,9 +43,10 @@ MODELS = {
     "bert": lambda: build("BertForMaskedLM", WIDE),
     "qwen2": lambda: build("Qwen2ForCausalLM", WIDE | {"num_key_value_heads": 2}),
     "mistral": lambda: build("MistralForCausalLM", WIDE | {"num_key_value_heads": 2, "sliding_window": 4}),
+    "mixtral": lambda: build("MixtralForCausalLM", WIDE | {"num_key_value_heads": 2, "num_local_experts": 4}),
 }
 COMPILED = [("llama", "inductor"), ("gpt2", "inductor")]
-TRACED = [(name, "eager") for name in ("bert", "qwen2", "mistral")]
+TRACED = [(name, "eager") for name in ("bert", "qwen2", "mistral", "mixtral")]
 GPT2_HAS_A_GRAPH_OF_ITS_LOSS = {"gpt2": 2}  # on dense tokens, too
 
 
@@ -66,10 +70,15 @@ def check_rows(model, logits):
 
 
 @layouts
-@pytest.mark.parametrize("name", CAUSAL + MASKED)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, None) for name in CAUSAL + MASKED + EXPERTS] + [("mixtral", kind) for kind in KINDS],
+)
 @torch.no_grad()
-def test_each_row_is_that_row_alone(name, layout):
-    model = ZOO[name].build()
+def test_each_row_is_that_row_alone(name, kind, layout):
+    model = (ZOO | MIXTURES)[name].build()
+    if kind is not None:
+        model.set_experts_implementation(kind)
     check_rows(model, model(input_ids=LAYOUTS[layout](ROWS)).logits)
 
 
@@ -87,9 +96,9 @@ def test_compiled(name, layout, int8):
 
 
 @layouts
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "mixtral", "glm4_moe"])
 def test_a_training_step(name, layout):
-    models = [ZOO[name].build() for _ in range(3)]
+    models = [(ZOO | MIXTURES)[name].build() for _ in range(3)]
     fast = desugar.compile(models[2], backend="eager")
     counts = [len(row) - (name != "bert") for row in ROWS]  # a causal model has no target for a first token
     pairs = zip(ROWS, counts, strict=True)
@@ -101,6 +110,16 @@ def test_a_training_step(name, layout):
     for each in models[1:]:
         torch.testing.assert_close(gradients(each), gradients(models[0]), atol=1e-5, rtol=1e-4)
     assert len(fast.programs) == GPT2_HAS_A_GRAPH_OF_ITS_LOSS.get(name, 1)
+
+
+@torch.no_grad()
+def test_the_loss_of_the_routers_is_that_of_all_tokens():
+    model, tokens = ZOO["mixtral"].build(), JaggedTensor.from_tensors(ROWS)
+    of_rows = [model(input_ids=row[None], output_router_logits=True).router_logits for row in ROWS]
+    want = load_balancing_loss_func(tuple(map(torch.cat, zip(*of_rows, strict=True))), 4, 2)
+    torch.testing.assert_close(model(input_ids=tokens, output_router_logits=True).aux_loss, want)
+    with pytest.raises(NotImplementedError, match="batch and ragged dimension stay"):
+        model(input_ids=tokens.to_padded(), output_router_logits=True)
 
 
 @layouts
