@@ -205,9 +205,10 @@ def _check_positions(where: str, positions: Tensor) -> None:
 
 
 def patch_libraries() -> None:
-    """Patches five functions of transformers and accelerate, each once its module is imported."""
+    """Patches six functions of transformers and accelerate, each once its module is imported."""
     after_import("transformers.cache_utils", _refuse_next_steps)
     after_import("transformers.generation.utils", patch_generate)
+    after_import("transformers.integrations.moe", _run_experts_on_entries)
     after_import("transformers.masking_utils", _leave_out_masks)
     after_import("transformers.trainer_pt_utils", _count_labels)
     after_import("accelerate.accelerator", _pad_ragged_results)
@@ -268,6 +269,41 @@ def _leave_out_masks(masking_utils: Any) -> None:
         return original(config, embeds, mask, cache, position_ids, *args, **kwargs)
 
     masking_utils._preprocess_mask_arguments = preprocess
+
+
+def _run_experts_on_entries(moe: Any) -> None:
+    """The experts of a model compute the entries of merged rows as plain tensors.
+
+    Experts compute each token alone. But they sort the tokens of a whole batch by expert, or loop over the experts, and
+    no rows have such an order. The result has the rows again.
+    """
+    interface = getattr(moe, "ExpertsInterface", None)
+    if interface is None:
+        return
+    original = interface.get_interface
+
+    @functools.wraps(original)
+    def get_interface(self: Any, experts_implementation: Any, default: Any) -> Any:
+        forward = original(self, experts_implementation, default)
+
+        def experts_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            tensors: list[Any] = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+            if not tensors or not all(isinstance(t, RaggedTensor) and t.merged for t in tensors):
+                return forward(module, *args, **kwargs)
+            rows = tensors[0]
+            # What does not exist is a token of zeros, which goes to the first expert with a weight of zero.
+            of_args = [_entries(rows, a) for a in args]
+            of_kwargs = {name: _entries(rows, a) for name, a in kwargs.items()}
+            return rows.with_kept(forward(module, *of_args, **of_kwargs))
+
+        return experts_forward
+
+    interface.get_interface = get_interface
+
+
+def _entries(rows: Any, x: Any) -> Any:
+    """The entries of a ragged tensor where those of ``rows`` are; 0 for what does not exist."""
+    return rows.alongside("experts", x).clean() if isinstance(x, Tensor) else x
 
 
 def _count_labels(trainer_pt_utils: Any) -> None:

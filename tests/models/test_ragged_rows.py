@@ -10,6 +10,7 @@ from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.ragged import JaggedTensor
 
 pytest.importorskip("transformers", reason="needs the extra `models`")
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from tests.models.judge import gradients
 from tests.models.text_models import LAYOUTS, ROWS, build_text_model, check_rows, of_rows, running
@@ -30,10 +31,11 @@ MODELS = {
     "bert": lambda: build("BertForMaskedLM", WIDE),
     "qwen2": lambda: build("Qwen2ForCausalLM", WIDE | {"num_key_value_heads": 2}),
     "mistral": lambda: build("MistralForCausalLM", WIDE | {"num_key_value_heads": 2, "sliding_window": 4}),
+    "mixtral": lambda: build("MixtralForCausalLM", WIDE | {"num_key_value_heads": 2, "num_local_experts": 4}),
 }
 GENERATES = [*(name for kind, name in running() if kind == "causal" and name in ZOO), "t5", "bart"]
 COMPILED = [("llama", "inductor"), ("gpt2", "inductor")]
-TRACED = [(name, "eager") for name in ("bert", "qwen2", "mistral")]
+TRACED = [(name, "eager") for name in ("bert", "qwen2", "mistral", "mixtral")]
 GPT2_HAS_A_GRAPH_OF_ITS_LOSS = {"gpt2": 2}  # on dense tokens, too
 
 
@@ -80,6 +82,16 @@ def test_int8_weights(name, layout):
     assert len(fast.programs) == 1
 
 
+@torch.no_grad()
+def test_the_loss_of_the_routers_is_that_of_all_tokens():
+    model, tokens = ZOO["mixtral"].build(), JaggedTensor.from_tensors(ROWS)
+    alone = [model(input_ids=row[None], output_router_logits=True).router_logits for row in ROWS]
+    want = load_balancing_loss_func(tuple(map(torch.cat, zip(*alone, strict=True))), 4, 2)
+    torch.testing.assert_close(model(input_ids=tokens, output_router_logits=True).aux_loss, want)
+    with pytest.raises(NotImplementedError, match="batch and ragged dimension stay"):
+        model(input_ids=tokens.to_padded(), output_router_logits=True)
+
+
 @layouts
 @torch.no_grad()
 def test_further_tokens_with_a_ragged_cache_are_refused(layout):
@@ -121,6 +133,15 @@ def test_generate_compiled():
 def test_what_generate_refuses(refused):
     with pytest.raises(NotImplementedError, match="beside ragged prompts; leave out"):
         ZOO["llama"].build().generate(JaggedTensor.from_tensors(ROWS), **refused)
+
+
+@layouts
+@pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
+def test_implementations_of_experts(experts, layout):
+    model = ZOO["mixtral"].build()
+    want = of_rows(model, "causal")
+    model.set_experts_implementation(experts)
+    check_rows(model, model, layout, want)
 
 
 # ---- one program for ever-new lengths and numbers of rows ------------------------------------------------------

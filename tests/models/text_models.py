@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto
 from docs.wrap import wrap
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.models.judge import gradients
-from tests.models.zoo import NO_DROPOUT, TINY, ZOO, build, ids
+from tests.models.zoo import MIXTURES, NO_DROPOUT, TINY, ZOO, build, ids
 
 PAGE = Path(__file__).parents[2] / "docs" / "hugging-face.md"
 BEGIN, END = "<!-- written by python -m tests.models.text_models -->", "<!-- end -->"
@@ -55,7 +55,8 @@ REASONS = {
 def build_text_model(kind, name):
     """A tiny model without dropout, by the first sizes that it takes."""
     model_name = KINDS[kind][name]
-    if name in ZOO and type(model := ZOO[name].build()).__name__ == model_name:
+    known = (ZOO | MIXTURES).get(name)
+    if known is not None and type(model := known.build()).__name__ == model_name:
         return model
     cls, error = getattr(transformers, model_name), None
     for sizes in SIZES:

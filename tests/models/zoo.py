@@ -347,3 +347,16 @@ ZOO: dict[str, Architecture] = {
     "hubert": speech("HubertForCTC"),
     "whisper": whisper(),
 }
+
+# Mixtures of experts that are tried on ragged rows alone.
+MIXTURES: dict[str, Architecture] = {
+    "qwen3_moe": decoder("Qwen3MoeForCausalLM", **EXPERTS, num_experts=4, head_dim=8),
+    "olmoe": decoder("OlmoeForCausalLM", **EXPERTS, num_experts=4),
+    "granitemoe": decoder("GraniteMoeForCausalLM", **EXPERTS, num_local_experts=4),
+    "phimoe": decoder("PhimoeForCausalLM", **EXPERTS, num_local_experts=4),
+    "glm4_moe": decoder("Glm4MoeForCausalLM", **EXPERTS, n_routed_experts=4, n_group=2, head_dim=8),
+    "ernie4_5_moe": decoder("Ernie4_5_MoeForCausalLM", **EXPERTS, moe_num_experts=4, moe_k=2),
+    "minimax_m2": decoder("MiniMaxM2ForCausalLM", **EXPERTS, num_local_experts=4, head_dim=8),
+    "flex_olmo": decoder("FlexOlmoForCausalLM", **EXPERTS, num_experts=4),
+    "dots1": decoder("Dots1ForCausalLM", **EXPERTS, n_routed_experts=4, n_shared_experts=1, head_dim=8),
+}

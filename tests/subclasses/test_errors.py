@@ -47,8 +47,8 @@ test_what_an_error_advises = raising(
     {
         **{
             f"users of a class of the package, {name}": (
-                lambda make=make: torch.histc(make()),
-                rf"(?s)^(?!.*implements).*{type(make()).__name__} has no rule for aten\.histc.*"
+                lambda make=make: torch.bincount(make()),
+                rf"(?s)^(?!.*implements).*{type(make()).__name__} has no rule for aten\.bincount.*"
                 rf"; {re.escape(type(make())._instead)}$",
             )
             for name, make in VALUES.items()
@@ -59,7 +59,7 @@ test_what_an_error_advises = raising(
             r"x\.unwrap\('qdata'\) and x\.unwrap\('scale'\), or x\.materialize\(\)",
         ),
         "authors, who inherit advice": (
-            lambda: torch.histc(Mine(rows().values, rows().offsets)),
+            lambda: torch.bincount(Mine(rows().values, rows().offsets)),
             r"@Mine\.implements\(.*; or use x\.to_dense\(fill\)",
         ),
         "authors": (

@@ -216,6 +216,36 @@ def _gather(func: Any, input: Any, dim: int, index: Any, **kwargs: Any) -> Any:
     return index.with_kept(torch.gather(input.clean(), input.stored_dim(dim), places, **kwargs))
 
 
+@RULES.of(torch.scatter, torch.scatter_add, torch.scatter_reduce)
+def _scatter(func: Any, input: Any, dim: int, index: Any, *args: Any, **kwargs: Any) -> Any:
+    """Along a dimension of the entries; the index and the values have the same rows."""
+    kwargs = without_out(func, input, kwargs)
+    tensors = [a for a in (input, index, *args, *kwargs.values()) if isinstance(a, Tensor)]
+    x = first_ragged(tensors)
+    kinds = {(isinstance(t, x.ragged_class), t.dim(), getattr(t, "row_dims", None)) for t in tensors}
+    if len(kinds) > 1:
+        raise DispatchError(
+            f"{func.__name__}: expected {x.kind} tensors with the same rows, got {' and '.join(map(shown, tensors))}",
+            code="rows-apart",
+            hint="torch.zeros_like(x) and the like have the rows of x",
+        )
+    place = input.stored_dim(input.feature_dim(func.__name__, dim))
+    args = tuple(_clean_beside(func, input, a) for a in (index, *args))
+    kwargs = {k: _clean_beside(func, input, a) for k, a in kwargs.items()}
+    return input.with_kept(func(input.clean(), place, *args, **kwargs))
+
+
+def _clean_beside(func: Any, x: Any, a: Any) -> Any:
+    """An operand with its entries where those of ``x`` are stored, and 0 in gaps."""
+    return x.alongside(func, a).clean() if isinstance(a, Tensor) else a
+
+
+@RULES.of(torch.Tensor.scatter_, torch.Tensor.scatter_add_, torch.Tensor.scatter_reduce_)
+def _scatter_(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    result = _scatter(getattr(torch, func.__name__[:-1]), input, *args, **kwargs)
+    return input.copy_(result)
+
+
 @RULES.of(torch.topk)
 def _topk(func: Any, input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """Along the rows a row shorter than ``k`` gives all of its entries: a ragged result."""

@@ -68,6 +68,8 @@ def _cannot_view(func: Any, x: JaggedTensor, size: Sequence[int]) -> DispatchErr
 @RULES.of(torch.flatten)
 def _flatten(func: Any, x: JaggedTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
     start, end = (outer_dims(func, x, d)[0] for d in (start_dim, end_dim))
+    if x.ragged_dim == 0 and start == 0 < end:
+        return _view(func, x, [-1, *x.shape[end + 1 :]])
     if x.ragged_dim == 0 or start > 0 or end == 0:
         return unruled(func, x, start_dim, end_dim)
     joined = math.prod(x.shape[2 : end + 1])
@@ -133,6 +135,9 @@ def _view_merged(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
         return _resize(x, size)
     if size and -1 in size[1:] and size[0] is x.shape[0]:
         return _resize(x, size)
+    parts = _product(size[1:])
+    if size and size[0] == -1 and parts > 0 and rest % parts == 0 and x.lengths is None:
+        return _split_entries(x, size, rest // parts)
     if len(size) > 1 and size[0] in (-1, rows) and size[1] in (-1, x.max_length):
         values = x.unwrap("values")
         return sharing(x.with_values(values.reshape(values.shape[0], *size[2:]), 1), x)
@@ -143,6 +148,13 @@ def _resize(x: JaggedTensor, size: list[Any]) -> JaggedTensor:
     """Merged entries of another size."""
     values = x.unwrap("values")
     return sharing(x.with_values(values.reshape(values.shape[0], *size[1:]), 0), x)
+
+
+def _split_entries(x: JaggedTensor, size: list[Any], parts: Any) -> JaggedTensor:
+    """Each merged entry as several that follow each other; without holes, so that their number is an extent."""
+    values = x.unwrap("values").reshape(size)
+    split = type(x)(values, x.offsets * parts, ragged_dim=0, max_length=x.max_length * parts)
+    return sharing(split, x)
 
 
 def _entry_size(x: JaggedTensor) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import first_ragged, is_ragged, shown
+from subclasses.ragged.checks import is_traced
 from subclasses.ragged.registry import Rules
 
 RULES = Rules()
@@ -145,6 +146,9 @@ def _multiply_tables(func: Any, a: Any, b: Any) -> Any:
             code="ragged-dims",
             hint=x.contraction_hint,
         )
+    if x is a and _is_uneven(x, b):
+        rows = x.unwrap_stored().split(x.counts.tolist())
+        return x.with_stored(torch.cat([row @ matrix for row, matrix in zip(rows, b, strict=True)]))
     x, width = ragged[0][0], max(t.width for t, _ in ragged)
     product = torch.matmul(*(t.to_table(width) if isinstance(t, x.ragged_class) else t for t in (a, b)))
     if contracted[0]:
@@ -152,3 +156,17 @@ def _multiply_tables(func: Any, a: Any, b: Any) -> Any:
     if not x.rows_first:
         return x.like_dense(product)  # which checks that a dense factor added no rows
     return x.from_table(product.narrow(x.ragged_dim, 0, x.width) if len(ragged) == 2 else product)
+
+
+# How many multiplications take as long as one product more: a call, forward and backward, takes some microseconds.
+_A_PRODUCT_MORE = 200_000
+
+
+def _is_uneven(x: Any, other: Any) -> bool:
+    """Whether a product for each row takes less time than one of a table, in which padding is multiplied as well."""
+    if not x.rows_first or x.has_gaps or x.row_dims != (0, 1) or is_ragged(other) or x.rank != 3:
+        return False
+    if x.device.type != "cpu" or is_traced(x.stored) or other.dim() != 3 or other.shape[0] != x.shape[0]:
+        return False
+    padding = x.shape[0] * x.width - x.stored.shape[0]
+    return padding * other.shape[1] * other.shape[2] > x.shape[0] * _A_PRODUCT_MORE

@@ -186,6 +186,18 @@ def _extremum(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     return reduce(function, input, dim, keepdim, lowest if largest else highest, True)
 
 
+@RULES.of(torch.histc)
+def _histc(func: Any, input: Any, bins: int = 100, min: float = 0, max: float = 0, *, out: Any = None) -> Any:
+    without_out(func, input, {"out": out})
+    if input.has_gaps and min == max:
+        raise DispatchError(
+            f"histc: expected min and max for {shown(input)}, got the bounds of its elements",
+            code="argument-refused",
+            hint="pass min=x.amin().item() and max=x.amax().item()",
+        )
+    return func(input.clean(highest(input.dtype)), bins, min, max)
+
+
 @RULES.of(torch.linalg.vector_norm)
 def _vector_norm(
     func: Any, x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None

@@ -63,6 +63,11 @@ OF_ROWS = {  # of [B, T, 4] and [T, 4], which an index of every row gives
     "topk": lambda t, at: t.topk(2, len(at) + 1)[0],
     "gather features": lambda t, at: t.gather(len(at) + 1, t.argsort(-1)),
     "gather": lambda t, at: t.gather(len(at), t.argsort(len(at))),
+    "scatter": lambda t, at: t.scatter(len(at) + 1, t.argsort(-1)[..., :2], t[..., 1:3]),
+    "scatter of a number": lambda t, at: torch.scatter(t, -1, t.argsort(-1)[..., 1:], 2.0),
+    "scatter_add": lambda t, at: t.scatter_add(-1, t.argsort(-1) // 2, t * t),
+    "scatter_reduce": lambda t, at: t.scatter_reduce(-1, t.argsort(-1), src=t * t, reduce="amax"),
+    "scatter_": lambda t, at: (t * 1).scatter_(len(at) + 1, index=t.argsort(-1)[..., :1], src=t),
     "take_along_dim": lambda t, at: torch.take_along_dim(t, t.argsort(len(at)), len(at)),
 }
 
@@ -421,6 +426,17 @@ test_what_jagged_rows_refuse = refused(
         "no batch": (lambda x: x[None], DispatchError, "Jagged"),
         "topk of the batch": (lambda x: x.topk(1, 0), DispatchError, "Jagged"),
         "gather of the batch": (lambda x: x.gather(0, x.argsort(1)), DispatchError, "Jagged"),
+        "scatter along the rows": (lambda x: x.scatter(1, x.argsort(1), 0), DispatchError, "ragged one"),
+        "scatter of a table": (
+            lambda x: x.scatter(2, x.argsort(2), torch.ones(4, 7, 4)),
+            DispatchError,
+            "the same rows",
+        ),
+        "scatter into a table": (
+            lambda x: torch.ones(4, 7, 4).scatter_(2, x.argsort(2), 0),
+            DispatchError,
+            "the same rows",
+        ),
         "a dense index": (lambda x: x.gather(1, torch.zeros(4, 1, 4).long()), DispatchError, "Jagged"),
         "take_along_dim": (
             lambda x: torch.take_along_dim(x, x.argsort(1)),

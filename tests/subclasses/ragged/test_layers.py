@@ -116,6 +116,7 @@ def test_dropout(layout):
 # Of a ragged value and a dense operand, of a row and its part of the dense one, by the shapes of operand and entry.
 PRODUCTS = {
     "one for each row": (lambda x, w: x @ w, lambda r, i, w: r @ w[i], (4, 4, 3), (4,)),
+    "large, one for each row": (lambda x, w: x @ w, lambda r, i, w: r @ w[i], (4, 300, 250), (300,)),
     "bmm": (torch.bmm, lambda r, i, w: r @ w[i], (4, 4, 3), (4,)),
     "dense first": (lambda x, w: w @ x.mT, lambda r, i, w: w @ r.mT, (3, 4), (4,)),
     "dense first, one for each row": (

@@ -328,6 +328,7 @@ test_of_all = judged(
         "nanmedian beside NaN": (lambda t: t.log().nanmedian(),) * 2,
         "median of NaN": (lambda t: t.detach().log().median(),) * 2,
     }
+    | {"histc": (lambda t: t.detach().histc(4, -1, 1),) * 2}
     | {"of integers": (lambda t: (t.detach() * 10).nan_to_num(1000).long().median(),) * 2},
     pairs_of(LAYOUTS, [eager, desugared]),
     sweep=12,
@@ -371,6 +372,9 @@ test_what_order_statistics_refuse = refused(
         "no quantile": (lambda x: x.quantile(2.0, 1), RuntimeError, "between 0 and 1"),
     },
     lengths=NO_EMPTY_ROW,
+)
+test_gaps_have_no_bounds = refused(
+    {"histc": (lambda x: x.histc(3), DispatchError, "expected min and max")}, ["holes", "padded"]
 )
 
 

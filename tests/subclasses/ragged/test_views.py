@@ -84,6 +84,17 @@ VIEWS = {
     "clone": (lambda x: x.clone() * x, lambda r: r * r),
     "to": (lambda x: x.to(torch.float32).double(), lambda r: r.float().double()),
 }
+# Only merged rows without holes have these.
+OF_ENTRIES = {
+    "in parts": (
+        lambda x: x.view(-1, 24).reshape(-1, 6).unflatten(0, (x.shape[0], -1)),
+        lambda r: r.reshape(-1, 6),
+    ),
+    "flat": (
+        lambda x: x.flatten(0, 1).flatten().unflatten(0, (x.shape[0], -1)),
+        lambda r: r.flatten(),
+    ),
+}
 # Only a table has these.
 OF_TABLES = {
     "transpose batch": (lambda x: x.transpose(0, 1), lambda r: r),
@@ -110,6 +121,10 @@ test_views = judged(
 )
 test_views_of_values_that_are_not_contiguous = judged(
     doubled(NO_COPY), [("not contiguous", eager)], sweep=24, entry=(4, 6)
+)
+test_views_of_entries = judged(doubled(OF_ENTRIES), pairs_of(["back to back"], WAYS), entry=(4, 6))
+test_entries_with_gaps_keep_their_number = refused(
+    {"flat": (lambda x: x.flatten(0, 1).flatten(), DispatchError, "cannot view")}, ["holes", "padded"]
 )
 test_views_of_tables = judged(
     doubled(VIEWS | OF_TABLES), pairs_of(["padded"], [eager, desugared]), sweep=24, entry=(4, 6)
