@@ -124,7 +124,10 @@ def _variance(
     number = count(func, input, dim, keepdim) - correction
     number = number.clamp(min=0) if isinstance(number, Tensor) else torch.sym_max(number, 0)
     var = squares.sum(dim, keepdim=keepdim) / number
-    return var if func.__name__ == "var" else var.sqrt()
+    if func.__name__ == "var":
+        return var
+    is_zero = var == 0  # where PyTorch's std has the derivative 0, and a square root has none
+    return var.masked_fill(is_zero, 1).sqrt().masked_fill(is_zero, 0)
 
 
 @RULES.of(torch.var_mean, torch.std_mean)

@@ -223,7 +223,7 @@ EXAMPLES = {
         torch.bfloat16,
     ),
     "attention, with a mask": (
-        lambda x, w: F.scaled_dot_product_attention(*[heads(x @ w)] * 3, attn_mask=weight(5, 5)),
+        lambda x, w: F.scaled_dot_product_attention(*[heads(x @ w)] * 3, attn_mask=weight(*[x.shape[1]] * 2)),
         torch.bfloat16,
     ),
     "addmm": (lambda x, w: torch.addmm(w[0], x.flatten(0, 1), w), torch.bfloat16),

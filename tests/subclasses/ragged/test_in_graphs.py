@@ -325,7 +325,7 @@ SHORT = [(2, 5, 1), (1, 1, 1), (4, 3), (0, 1, 1, 0)]
 FUNCTIONS = {
     "sum": (1, lambda x: x.sum(1)),
     "mean": (1, lambda x: x.mean(1)),
-    "softmax": (1, lambda x: x.softmax(1)),
+    "softmax": (2, lambda x: x.softmax(1)),  # PyTorch's view of a table compares its sizes
     "sin": (1, lambda x: x.sin() * 2),
     "a comparison": (2, lambda x: x.sum(1) * (3 if x.shape[1] > 1 else 5)),
     "the first": (2, lambda x: x[:, :1].sum(1)),
