@@ -51,15 +51,19 @@ def _names_in(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Attribute() if (name := ast.unparse(node)).startswith("torch.") and "(" not in name:
-                if any(part.startswith("_") and not part.startswith("__") for part in name.split(".")):
+                if _is_private(name):
                     yield name
             case ast.ImportFrom(module=str(module)) if module.startswith("torch"):
                 names = [f"{module}.{alias.name}" for alias in node.names]
                 yield from (name for name in names if "._" in name)
             case ast.Assign(targets=[ast.Name("_LAZY")], value=ast.Dict() as table):
-                for key, value in ast.literal_eval(table).items():
-                    owner, _, attribute = value.partition(":")
-                    yield f"{owner}.{attribute or key}"
+                owners = {key: value.partition(":") for key, value in ast.literal_eval(table).items()}
+                names = [f"{owner}.{attribute or key}" for key, (owner, _, attribute) in owners.items()]
+                yield from filter(_is_private, names)
+
+
+def _is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
 def _owner_of(name: str) -> tuple[Any, str]:
