@@ -465,7 +465,7 @@ DISPATCH = [
     (
         lambda: attend(add_zero_attn=True),
         "argument-refused",
-        ["multi_head_attention_forward", "add_zero_attn", "torch.cat"],
+        ["multi_head_attention_forward", "add_zero_attn", "need_weights=False"],
     ),
     (
         lambda: rows().transpose(0, 1) + 1,

@@ -9,25 +9,30 @@ from torch.nn.utils import parametrizations
 
 from tests.desugar.classes import TwoTensor, make
 from tests.desugar.judge import assert_same_gradients, assert_same_values, backward, by_pass, leaves_of
-from tests.modules import Held
 
 
-class Calling(Held):
+class Held(nn.Module):
     """One layer and a function of it and the argument."""
+
+    def __init__(self, fn, layer=None):
+        super().__init__()
+        self.layer, self.fn = layer or nn.Linear(4, 4), fn
 
     def forward(self, x):
         return self.fn(self.layer, x)
 
 
-class Net(Held):
+class Net(nn.Module):
     """A module with a subclass parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.drop = nn.Linear(6, 6), nn.Dropout(0.5)
+        self.weight = nn.Parameter(make(TwoTensor, 6))
+        self.register_buffer("shift", torch.ones(6))
 
     def forward(self, x):
         return self.drop(self.linear(x) * self.weight + self.shift).relu()
-
-
-def calling(fn, layer=None):
-    return Calling(fn=fn, layer=layer or nn.Linear(4, 4))
 
 
 def spectrum(layer, x):
@@ -45,18 +50,10 @@ def tokens(*size):
 
 MODELS = {
     "attention": (
-        lambda: calling(lambda layer, x: layer(x, x, x), nn.MultiheadAttention(8, 2, batch_first=True)),
+        lambda: Held(lambda layer, x: layer(x, x, x), nn.MultiheadAttention(8, 2, batch_first=True)),
         floats(2, 5, 8),
     ),
-    "a subclass parameter": (
-        lambda: Net(
-            {"shift": torch.ones(6)},
-            linear=nn.Linear(6, 6),
-            drop=nn.Dropout(0.5),
-            weight=nn.Parameter(make(TwoTensor, 6)),
-        ),
-        floats(4, 6),
-    ),
+    "a subclass parameter": (Net, floats(4, 6)),
     "transformer": (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
         floats(2, 5, 8),
@@ -82,22 +79,22 @@ MODELS = {
         tokens(3, 5),
     ),
     "func.grad inside": (
-        lambda: calling(lambda layer, x: torch.func.grad(lambda y: layer(y).sin().sum())(x)),
+        lambda: Held(lambda layer, x: torch.func.grad(lambda y: layer(y).sin().sum())(x)),
         floats(4),
     ),
     "vmap inside": (
-        lambda: calling(lambda layer, x: torch.vmap(lambda y: layer(y).sin().sum())(x)),
+        lambda: Held(lambda layer, x: torch.vmap(lambda y: layer(y).sin().sum())(x)),
         floats(2, 4),
     ),
     "functional_call inside": (
-        lambda: calling(
+        lambda: Held(
             lambda layer, x: torch.func.functional_call(
                 layer, {k: v * 2 for k, v in layer.named_parameters()}, (x,)
             )
         ),
         floats(2, 4),
     ),
-    "complex numbers": (lambda: calling(spectrum), floats(7, 4)),
+    "complex numbers": (lambda: Held(spectrum), floats(7, 4)),
 }
 
 

@@ -31,6 +31,8 @@ MODELS = {
     "bert": lambda: build("BertForMaskedLM", WIDE),
     "qwen2": lambda: build("Qwen2ForCausalLM", WIDE | {"num_key_value_heads": 2}),
     "mistral": lambda: build("MistralForCausalLM", WIDE | {"num_key_value_heads": 2, "sliding_window": 4}),
+    "roberta": lambda: build("RobertaForMaskedLM", WIDE),
+    "phi3": lambda: build("Phi3ForCausalLM", WIDE | {"num_key_value_heads": 2}),
     "mixtral": lambda: build("MixtralForCausalLM", WIDE | {"num_key_value_heads": 2, "num_local_experts": 4}),
 }
 GENERATES = [*(name for kind, name in running() if kind == "causal" and name in ZOO), "t5", "bart"]
