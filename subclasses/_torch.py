@@ -432,9 +432,6 @@ efficient_attention_traces = torch.__version__ >= "2.15"
 # Tells a trace what holds for a size that data determines; public in all but its name.
 check_in_graph = torch._check
 
-# Raises RuntimeError with a text where a tensor is false; in a graph, when the graph runs.
-check_tensor = torch._assert_async  # type: ignore[attr-defined]
-
 # ---- sparse tensors ----------------------------------------------------------------------------------------
 
 # How optimizers read a sparse gradient; the public methods want it coalesced, and autograd does not know that it is.

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import check_tensor
 from subclasses.after_import import after_import
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, shown
@@ -264,7 +263,7 @@ def _leave_out_masks(masking_utils: Any) -> None:
     ) -> Any:
         is_traced = torch.compiler.is_dynamo_compiling()
         if is_traced and isinstance(embeds, RaggedTensor) and mask is None and position_ids is not None:
-            check_tensor((position_ids[:, 1:] - position_ids[:, :-1] == 1).all(), _PACKED)
+            torch.ops.aten._assert_async.msg((position_ids[:, 1:] - position_ids[:, :-1] == 1).all(), _PACKED)
             position_ids = None
         return original(config, embeds, mask, cache, position_ids, *args, **kwargs)
 

@@ -673,9 +673,8 @@ def build_library():
 
 def check_in_graph():
     """What it tells holds in the graph: a comparison of the size is decided, and a false statement raises."""
-    for check, *args in ((_torch.check_in_graph, False), (_torch.check_tensor, torch.tensor(False), "text")):
-        with pytest.raises(RuntimeError):
-            check(*args)
+    with pytest.raises(RuntimeError):
+        _torch.check_in_graph(False)
     env = ShapeEnv()
     size = env.create_unbacked_symint()
     _torch.check_in_graph(size >= 0)
@@ -683,7 +682,7 @@ def check_in_graph():
 
 
 CHECKS = {
-    **for_names(["check_in_graph", "check_tensor"], check_in_graph),
+    "check_in_graph": check_in_graph,
     "foreach_functions": gives(
         lambda: (
             {"_foreach_add", "_foreach_mul_", "_foreach_sqrt"}
