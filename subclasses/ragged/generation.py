@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor
 
-# A mask or positions for each token are derived from the rows; the others say where tokens go on that came before.
+# The rows give the mask and the positions. Earlier keys, and embeddings in place of tokens, are dense.
 _REFUSED = ("attention_mask", "position_ids", "past_key_values", "inputs_embeds")
 
 

@@ -74,7 +74,7 @@ def _multi_head(  # noqa: PLR0913
         k, v = _with_entry(k, more_key, last=causal), _with_entry(v, more_value, last=causal)
     q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
     mask = _merged_mask(attn_mask, key_padding_mask, q, num_heads)
-    if mask is not None:
+    if mask is not None and added:
         mask = F.pad(mask, [len(added), 0])
     if need_weights:
         say_once(
@@ -111,7 +111,7 @@ def _check_added_keys(func: Any, adds: bool, need_weights: bool, static_k: Any, 
     """Raises for keys from elsewhere, and for weights of added keys, which have no place in a table."""
     if static_k is not None or static_v is not None:
         raise DispatchError(
-            f"{name_of(func)}: static_k and static_v are no rows of ragged keys",
+            f"{name_of(func)}: expected neither static_k nor static_v beside ragged rows",
             code="argument-refused",
             hint="call F.scaled_dot_product_attention with rows of keys and values",
         )
