@@ -38,6 +38,8 @@ def prune_missing(
     for node in list(graph.graph.nodes):
         if node not in zeros and node.target is torch.ops.aten.add.Tensor and not node.kwargs:
             _drop_zero_summand(node, zeros)
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default  # a summand may have other strides than the sum had
     outputs = [
         node if not depends[n] or depends[n] - gone else None for n, node in enumerate(output_nodes(graph))
     ]

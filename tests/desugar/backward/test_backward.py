@@ -293,10 +293,21 @@ def of_a_ragged_value(cls):
     )
 
 
+def transposed(x, w):
+    halves = (x * 2).view(4, 2, 3).transpose(0, 1)
+    product = halves @ w
+    return halves * 3, product
+
+
 MISSING = {
     "jagged": (*of_a_ragged_value(JaggedTensor), ((0, 2), (0,), (1, 2), ())),
     "padded": (*of_a_ragged_value(PaddedTensor), ((0, 2), (0,), (1, 2), ())),
     # The other inner tensor gets zeros, as in eager mode.
+    "summands with other strides": (
+        transposed,
+        lambda: (torch.randn(4, 6, requires_grad=True), torch.randn(3, 5, requires_grad=True)),
+        ((0,), (1,), ()),
+    ),
     "one of two inner tensors": (
         lambda x, w: (x.unwrap("a").sin(), x.unwrap("b") * w, w.cos()),
         lambda: (make(Pair, 2, 3, grad=True), torch.ones(3, requires_grad=True)),
