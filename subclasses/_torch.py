@@ -18,6 +18,10 @@ from torch._guards import (
     CompileContext as _CompileContext,
     TracingContext as _TracingContext,
 )
+from torch._higher_order_ops.flex_attention import (
+    # flex_attention by plain ops, as in eager mode. The compiler's kernel for the CPU takes no computed mask.
+    math_attention as math_attention,
+)
 from torch._ops import (
     # The type of torch.ops.higher_order.cond.
     HigherOrderOperator as HigherOrderOperator,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from subclasses.after_import import after_import
+
 # Each is called with the text of every slow path that is taken or traced, for recorders such as report's.
 watchers: list[Callable[[str], None]] = []
 
@@ -25,6 +27,10 @@ def say_once(reason: str, remedy: str, logger: str = "subclasses") -> None:
     if text not in _said:
         _said.add(text)
         logging.getLogger(logger).warning("slow: %s", text)
+
+
+# Code that Dynamo traces logs while it is traced, and has no graph break there.
+after_import("torch._dynamo.decorators", lambda dynamo: dynamo.assume_constant_result(say_once))
 
 
 def forget_said() -> None:

@@ -74,13 +74,16 @@ def _run_while_loop(
 
 _IMPLEMENTATIONS = {"cond": _run_cond, "while_loop": _run_while_loop}
 
+# Ops that a class may have a rule for.
+_RULED = ("flex_attention",)
+
 
 # ---- dispatching to a class --------------------------------------------------------------------------------
 
 
 def intercept() -> None:
     """Makes the ops of the table above dispatch to the class of a declared operand first."""
-    for name in _IMPLEMENTATIONS:
+    for name in (*_IMPLEMENTATIONS, *_RULED):
         op = getattr(torch.ops.higher_order, name)
         op.dispatch = _intercept_dispatch(op, op.dispatch)
     patch_aliasing_checks(is_declared, _refuse_handwritten)

@@ -18,7 +18,7 @@ from torch import Tensor
 from subclasses.ragged.base import first_ragged
 
 # Functions whose operands autocast casts to its dtype.
-LOWER = frozenset({"addmm", "baddbmm", "linalg_vecdot", "scaled_dot_product_attention"})
+LOWER = frozenset({"addmm", "baddbmm", "flex_attention", "linalg_vecdot", "scaled_dot_product_attention"})
 
 # Functions whose operands autocast casts to float32: on every device, on the CPU, on other devices.
 WIDE = frozenset({"cosine_embedding_loss", "margin_ranking_loss", "triplet_margin_loss"})

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from subclasses.after_import import after_import
 from subclasses.errors import DispatchError
+from subclasses.ragged.attention.rule import attend_by_hand
 from subclasses.ragged.base import RaggedTensor, shown
 from subclasses.ragged.generation import patch_generate
 from subclasses.ragged.jagged import JaggedTensor
@@ -204,11 +205,12 @@ def _check_positions(where: str, positions: Tensor) -> None:
 
 
 def patch_libraries() -> None:
-    """Patches six functions of transformers and accelerate, each once its module is imported."""
+    """Patches seven functions of transformers and accelerate, each once its module is imported."""
     after_import("transformers.cache_utils", _refuse_next_steps)
     after_import("transformers.generation.utils", patch_generate)
     after_import("transformers.integrations.moe", _run_experts_on_entries)
     after_import("transformers.masking_utils", _leave_out_masks)
+    after_import("transformers.modeling_utils", _attend_by_tables)
     after_import("transformers.trainer_pt_utils", _count_labels)
     after_import("accelerate.accelerator", _pad_ragged_results)
 
@@ -268,6 +270,43 @@ def _leave_out_masks(masking_utils: Any) -> None:
         return original(config, embeds, mask, cache, position_ids, *args, **kwargs)
 
     masking_utils._preprocess_mask_arguments = preprocess
+
+
+def _attend_by_tables(modeling_utils: Any) -> None:
+    """The attention that a model computes by hand runs on padded tables, whose mask includes the padding.
+
+    Such a function multiplies queries by all keys, and so has scores of two ragged dimensions. A model has one for what
+    `scaled_dot_product_attention` cannot compute, such as soft-capped scores or attention sinks.
+    """
+    interface = getattr(modeling_utils, "AttentionInterface", None)
+    if interface is None:
+        return
+    original = interface.get_interface
+
+    @functools.wraps(original)
+    def get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
+        forward = original(self, attn_implementation, default)
+        if forward is not default:
+            return forward
+
+        def attention_forward(
+            module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+        ) -> Any:
+            if not any(isinstance(x, RaggedTensor) for x in (query, key, value)):
+                return forward(module, query, key, value, attention_mask, **kwargs)
+            weights = []
+
+            def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+                out, scores = forward(module, query, key, value, bias, **kwargs)
+                weights.append(scores)
+                return out.transpose(1, 2)
+
+            out = attend_by_hand(attend, query, key, value, attention_mask)
+            return out.transpose(1, 2), weights[0]
+
+        return attention_forward
+
+    interface.get_interface = get_interface
 
 
 def _run_experts_on_entries(moe: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subclasses.base import many_rules
-from subclasses.ragged.attention import rule as attention
+from subclasses.ragged.attention import flex, rule as attention
 from subclasses.ragged.indexing import indexing, joining, splitting, strided, views
 from subclasses.ragged.jagged import JaggedTensor, merging as jagged_merging
 from subclasses.ragged.modules import convolution, multi_head, recurrent, time_major
@@ -35,7 +35,7 @@ BOTH = (
     entries,
     masked,
 )
-BOTH += (gradients, indexing, joining, splitting, strided, views, attention)
+BOTH += (gradients, indexing, joining, splitting, strided, views, attention, flex)
 BOTH += (convolution, multi_head, recurrent, time_major)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from subclasses.ragged.attention.row_dropout import ragged_attention_dropout
 from subclasses.ragged.base import first_ragged, is_ragged, shown
 from subclasses.ragged.checks import is_traced
 from subclasses.ragged.jagged import JaggedTensor
+from subclasses.ragged.padded.operands import check_same_rows
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.registry import Rules
 from subclasses.slow_paths import say_once
@@ -39,12 +42,13 @@ def _attend(  # noqa: PLR0913
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    jagged = first_ragged((query, key, value)).rows_first
     if not is_ragged(query):
-        rows = as_rows(jagged, query)
+        rows, key, value = attention_rows(func, query, key, value)
         return _attend(func, rows, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).to_dense()
-    key, value = _keys_as_rows(jagged, key, value)
-    _check_call(func, query, key, value, dropout_p)
+    query, key, value = attention_rows(func, query, key, value)
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"{func.__name__}: expected a dropout_p between 0 and 1, got {dropout_p}")
+    jagged = query.rows_first
     value = key.alongside(func, value) if jagged else value
     by_rows = jagged and attn_mask is None
     kernel = kernel_for(query, key, value, is_causal) if by_rows else None
@@ -53,9 +57,10 @@ def _attend(  # noqa: PLR0913
         _say_padded(query, jagged, attn_mask, is_causal, dropout_p)
         if is_causal and attn_mask is None and _share_rows(query, key):
             # The padding of a row comes after each query that exists, so the causal mask hides it.
-            return _attend_tables(query, key, value, is_causal=True, **options)
-        mask = score_mask(query, key, attn_mask, is_causal)
-        return _attend_tables(query, key, value, attn_mask=mask, **options)
+            options["is_causal"] = True
+        else:
+            options["attn_mask"] = score_mask(query, key, attn_mask, is_causal)
+        return attend_tables(functools.partial(func, **options), query, key, value)
     q, k, v = _heads_first(query), _heads_first(key), _heads_first(value)
     if enable_gqa and k.shape[0] != q.shape[0]:
         k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
@@ -78,12 +83,18 @@ def as_rows(jagged: bool, x: Any) -> Any:
     return rows if x.dim() == 3 else rows.transpose(1, 2)
 
 
-def _keys_as_rows(jagged: bool, key: Any, value: Any) -> tuple[Any, Any]:
-    """Returns key and value as rows; dense ones that are one tensor stay one."""
-    if is_ragged(key) and is_ragged(value):
-        return key, value
-    rows = as_rows(jagged, key)
-    return rows, rows if value is key else as_rows(jagged, value)
+def attention_rows(func: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+    """Returns the operands of an attention as rows that fit together; dense ones that are one tensor stay one.
+
+    Raises:
+        DispatchError: the ragged dimension of an operand is not the last but one.
+        ValueError: the operands have other dtypes or numbers of rows.
+    """
+    jagged = first_ragged((query, key, value)).rows_first
+    found = {id(x): as_rows(jagged, x) for x in (query, key, value)}
+    rows = found[id(query)], found[id(key)], found[id(value)]
+    _check_rows(func, *rows)
+    return rows
 
 
 def _with_heads(query: Any, out: Tensor) -> Any:
@@ -94,15 +105,13 @@ def _with_heads(query: Any, out: Tensor) -> Any:
     return query.with_values(out)
 
 
-def _check_call(func: Any, query: Any, key: Any, value: Any, dropout_p: float) -> None:
+def _check_rows(func: Any, query: Any, key: Any, value: Any) -> None:
     """Raises where operands do not fit together."""
     jagged = query.rows_first
     for x in (query, key, value):
-        _check_operand(JaggedTensor if jagged else PaddedTensor, x)
+        _check_operand(JaggedTensor if jagged else PaddedTensor, x, func.__name__)
     if not jagged:
-        key.check_same_rows(func, key, value)
-    if not 0 <= dropout_p <= 1:
-        raise ValueError(f"{func.__name__}: expected a dropout_p between 0 and 1, got {dropout_p}")
+        check_same_rows(key, func, key, value)
     if not query.dtype == key.dtype == value.dtype:
         dtypes = ", ".join(str(x.dtype) for x in (query, key, value))
         raise ValueError(
@@ -112,14 +121,16 @@ def _check_call(func: Any, query: Any, key: Any, value: Any, dropout_p: float) -
         raise ValueError(f"{func.__name__}: {shown(query)} and {shown(key)} have other numbers of rows")
 
 
-def _check_operand(kind: Any, x: Any) -> None:
+def _check_operand(kind: Any, x: Any, name: str = "scaled_dot_product_attention") -> None:
     """Raises unless the rows of an operand are numbered by dimension 0 and ragged along the last but one."""
     if isinstance(x, kind) and x.dim() >= 3 and x.row_dims == (0, x.dim() - 2):
         return
-    name, first = ("ragged", "") if kind is JaggedTensor else ("padded", "the batch dimension is first and ")
+    layout, first = (
+        ("ragged", "") if kind is JaggedTensor else ("padded", "the batch dimension is first and ")
+    )
     place = "the ragged dimension is" if kind is JaggedTensor else "the ragged one"
     raise DispatchError(
-        f"scaled_dot_product_attention: expected {name} query, key and value [B, ..., T, D], got {shown(x)}",
+        f"{name}: expected {layout} query, key and value [B, ..., T, D], got {shown(x)}",
         code="row-dims",
         hint=f"transpose so that {first}{place} the last but one",
     )
@@ -186,13 +197,40 @@ def _remedy_for(attn_mask: Any) -> str:
     )
 
 
-def _attend_tables(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """One call over padded tables, for a mask of scores, or a device without a kernel for rows."""
-    dense = (x.to_dense() for x in (query, key, value))
-    out = F.scaled_dot_product_attention(*dense, **options)
+def attend_tables(attend: Callable[..., Tensor], query: Any, key: Any, value: Any) -> Any:
+    """Returns the rows of an attention of padded tables, which has a mask of the keys that exist."""
+    out = attend(*(x.to_dense() for x in (query, key, value)))
     # A row without keys attended to padding, so that nothing is NaN on the way back; its result is 0.
     found = (key.row_lengths() > 0).view(-1, *[1] * (out.dim() - 1))
     return query.from_table(torch.where(found, out, 0))
+
+
+def attend_by_hand(attend: Callable[..., Tensor], query: Any, key: Any, value: Any, attn_mask: Any) -> Any:
+    """Returns the rows of an attention that somebody else computes over padded tables.
+
+    Args:
+        attend: takes tables ``[B, H, T, D]``, ``[B, H, S, D]``, ``[B, H, S, Dv]`` and ``[B, 1, 1 or T, S]``, which is
+            to be added to the scores. It returns ``[B, H, T, Dv]``.
+        query: ``[B, H, T, D]``, ragged or dense, as the next two.
+        key: ``[B, H, S, D]``.
+        value: ``[B, H, S, Dv]``.
+        attn_mask: a dense mask that broadcasts against ``[B, H, T, S]``, as ``scaled_dot_product_attention`` takes it.
+
+    Raises:
+        DispatchError: the ragged dimension is not the last but one.
+        ValueError: the operands have other dtypes or numbers of rows.
+    """
+    rows, key, value = attention_rows(F.scaled_dot_product_attention, query, key, value)
+    say_once(
+        f"attention by a function of the model computes every score of a padded table of {type(rows).__name__} rows",
+        'load a model that supports it with attn_implementation="sdpa"',
+    )
+    mask = score_mask(rows, key, attn_mask, is_causal=False)
+    if mask.dtype == torch.bool:
+        bias = torch.zeros(mask.shape, dtype=rows.dtype, device=mask.device)
+        mask = bias.masked_fill_(~mask, torch.finfo(rows.dtype).min)
+    out = attend_tables(lambda *tables: attend(*tables, mask), rows, key, value)
+    return out if is_ragged(query) else out.to_dense()
 
 
 def score_mask(query: Any, key: Any, attn_mask: Any, is_causal: bool) -> Tensor:

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import desugar
 from subclasses import _torch
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from subclasses.ragged.attention import fused, grouping, row_dropout, rule
+from subclasses.ragged.attention import flex, fused, grouping, row_dropout, rule
 from subclasses.ragged.attention.fused import Kernel, kernel_for
 from subclasses.ragged.attention.row_attention import ragged_attention
 from subclasses.ragged.attention.row_dropout import ragged_attention_dropout
@@ -194,6 +195,65 @@ test_half_precision = same(
     *LAYOUTS,
     tolerance=2e-2,
 )
+
+
+# ---- flex_attention --------------------------------------------------------------------------------------------
+
+
+def past(b, h, i, j):
+    return i >= j
+
+
+def flexed(q, k, mask):
+    """Two heads of queries to one of keys, in the dtype of autocast; the nearer a key, the more it counts."""
+    blocks = mask and create_block_mask(mask, q.shape[0], None, q.shape[-2], k.shape[-2], device="cpu")
+    nearer, keys = (lambda score, b, h, i, j: score - (i - j).abs() * 0.1), heads(k, 1)
+    with torch.autocast("cpu", enabled=q.dtype == torch.float32):
+        return together(flex_attention(heads(q), keys, keys * 2, nearer, blocks, enable_gqa=True))
+
+
+def flexed_row(q, k, mask):
+    """The same of one row, by scores that a mask is added to."""
+    i, j = torch.arange(len(q)).unsqueeze(1), torch.arange(len(k))
+    bias = torch.where(mask(0, 0, i, j) if mask else i == i, -0.1 * (i - j).abs(), -math.inf)
+    keys = heads(k[None], 1).to(q.dtype)
+    return together(attend(heads(q[None]), keys, keys * 2, bias.to(q.dtype), enable_gqa=True))[0]
+
+
+def flexed_by_rows(layout, door, mask, dtype):
+    widths = ((8, [2, 3, 0, 140]), (4, [2, 3, 4, 130]))
+    queries, keys = ([torch.randn(n, width, dtype=dtype) for n in lengths] for width, lengths in widths)
+    found = door(flexed)(hold(layout, queries), hold(layout, keys), mask)
+    expected = [flexed_row(q, k, mask) for q, k in zip(queries, keys, strict=True)]
+    return found, [row.to(torch.bfloat16 if dtype == torch.float32 else dtype) for row in expected]
+
+
+test_flex_attention = pytest.mark.filterwarnings("ignore:flex_attention called without")(
+    same(
+        {
+            f"{name}, {mask and mask.__name__}, {dtype}": functools.partial(
+                flexed_by_rows, door=door, mask=mask, dtype=dtype
+            )
+            for name, door in DOORS.items()
+            for mask, dtype in ((None, torch.float64), (past, torch.float32))
+        },
+        *LAYOUTS,
+        tolerance=3e-2,
+    )
+)
+
+
+@pytest.mark.parametrize("mask", [None, past])
+def test_blocks_without_an_entry_leave_the_mask(mask):
+    x, lengths = JaggedTensor.from_tensors([torch.randn(n, 8) for n in (300, 0, 130)]), (300, 0, 130)
+    given = create_block_mask(mask or (lambda b, h, i, j: i == i), 3, None, 300, 300, device="cpu")
+    sizes = given.as_tuple() if mask else (1, 1, *given.as_tuple()[2:-3], flex._LARGEST, flex._LARGEST, None)
+    _, _, *found, _, _ = flex._blocks_of_rows(sizes, heads(x), heads(x))
+    ends = torch.tensor(lengths)
+    exists = lambda b, h, i, j: (i >= j if mask else True) & (i < ends[b]) & (j < ends[b])  # noqa: E731
+    want = create_block_mask(exists, 3, None, 300, 300, device="cpu")
+    assert torch.equal(BlockMask((300, 300), *found[:8]).to_dense(), want.to_dense())
+    assert all(t is None for t in found[2:4])
 
 
 # ---- dropout ---------------------------------------------------------------------------------------------------

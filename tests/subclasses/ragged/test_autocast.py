@@ -164,13 +164,15 @@ def test_the_table_is_that_of_pytorch():
     wide = names_in_header("FP32") | names_in_header("FP32_SET_OPT_DTYPE")
     lower = names_in_header("LOWER_PRECISION_FP")
     for listed, known in (
-        (autocast.LOWER, on_cpu & lower),
+        (autocast.LOWER - {"flex_attention"}, on_cpu & lower),
         (autocast.WIDE, on_cpu & wide),
         (autocast.WIDE_ON_CPU, on_cpu - elsewhere),
         (autocast.WIDE_ELSEWHERE, wide - on_cpu),
     ):
         assert listed <= known
     assert not autocast.UNCHANGED & (on_cpu | elsewhere)
+    keys = {torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA}
+    assert keys <= {*torch.ops.higher_order.flex_attention.py_kernels}  # which cast to a lower precision
 
 
 test_a_given_dtype_is_that_of_the_sum = giving(

@@ -1,0 +1,101 @@
+"""``flex_attention`` of ragged tensors: positions count from the beginning of each row.
+
+PyTorch's op computes padded tables. The mask function of a call gets one term more, for the keys that exist. Blocks
+without an entry leave the block mask, so a kernel skips them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import math_attention
+from subclasses.ragged.attention.rule import attention_rows
+from subclasses.ragged.base import is_ragged
+from subclasses.ragged.registry import Rules
+
+RULES = Rules()
+
+_BLOCK = 128  # entries of a block, as PyTorch's default
+_LARGEST = 1 << 30  # entries of the block of a call without a block mask
+
+
+@RULES.of(torch.ops.higher_order.flex_attention)
+def _attend(  # noqa: PLR0913
+    op: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Any,
+    block_mask: tuple[Any, ...],
+    scale: float,
+    kernel_options: dict[str, Any],
+    score_buffers: tuple[Any, ...] = (),
+    mask_buffers: tuple[Any, ...] = (),
+) -> tuple[Any, Any, Any]:
+    rows, key, value = attention_rows(op, query, key, value)
+    exists, mask_mod = key.row_lengths(), block_mask[-1]
+
+    def mask_of_rows(b: Tensor, h: Tensor, i: Tensor, j: Tensor, *buffers: Tensor) -> Tensor:
+        return mask_mod(b, h, i, j, *buffers[:-1]) & (j < buffers[-1][b])
+
+    attend = math_attention if rows.device.type == "cpu" else op
+    found = attend(
+        *(x.to_dense() for x in (rows, key, value)),
+        score_mod,
+        (*_blocks_of_rows(block_mask, rows, key), mask_of_rows),
+        scale,
+        kernel_options,
+        score_buffers,
+        (*mask_buffers, exists),
+    )
+    results = [rows.from_table(x) for x in (found[0], *(x.unsqueeze(-1) for x in found[1:]))]
+    if not is_ragged(query):
+        results = [x.to_dense() for x in results]
+    return (results[0], *(x.squeeze(-1) for x in results[1:]))
+
+
+def _blocks_of_rows(block_mask: tuple[Any, ...], query: Any, key: Any) -> list[Any]:
+    """Returns a block mask without its mask function: the blocks of a given one that have entries of a row.
+
+    A block is never marked as full, since the last one of a row has padding.
+
+    Args:
+        block_mask: sizes of queries and keys, the number and indices of blocks by block of queries, those of full
+            blocks, then the same by block of keys; the block sizes and the mask function end it. A call without
+            one has a block that is larger than any table.
+        query: rows of queries.
+        key: rows of keys.
+    """
+    sizes, given, block_sizes = (query.shape[-2], key.shape[-2]), block_mask[2:6], block_mask[-3:-1]
+    widths = [size if size < _LARGEST else _BLOCK for size in block_sizes]
+    counts = [-(-size // width) for size, width in zip(sizes, widths, strict=True)]
+    of_queries, of_keys = (
+        torch.arange(count, device=n.device) * width < n.unsqueeze(1)
+        for n, count, width in zip((query.row_lengths(), key.row_lengths()), counts, widths, strict=True)
+    )
+    used = of_queries[:, None, :, None] & of_keys[:, None, None, :]
+    if widths == [*block_sizes]:
+        used = used & _as_dense(given, counts)
+    rest = [None] * (len(block_mask) - 11)
+    return [*sizes, *_as_indices(used), None, None, *_as_indices(used.mT), *rest, *widths]
+
+
+def _as_dense(given: tuple[Any, ...], counts: list[int]) -> Tensor:
+    """Returns which blocks of keys ``[B, H, blocks of queries, blocks of keys]`` a mask has, in part or in full."""
+    found: Any = False
+    for number, indices in (given[:2], given[2:]):
+        if number is not None:
+            is_one = torch.arange(indices.shape[-1], device=indices.device) < number.unsqueeze(-1)
+            places = torch.where(is_one, indices, counts[1]).to(torch.int64)
+            dense = is_one.new_zeros((*number.shape, counts[1] + 1)).scatter(-1, places, value=True)
+            found = found | dense[..., : counts[1]]
+    return found
+
+
+def _as_indices(dense: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the number of used blocks, and their indices, before those of the others."""
+    order = dense.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
+    return dense.sum(-1, dtype=torch.int32), order.to(torch.int32)
