@@ -1,7 +1,9 @@
 """Repeated layers of a program, folded: in its signature, ops, graphs, saved tensors, wrapper and guards.
 
-Two items are equal for this purpose if they differ in indices of names alone, such as `layers[0]` and `layers[1]`, and
-in the names of nodes. Ops, sizes, dtypes and constants have to be the same.
+A layer is a block of items that occurs at least three times in a row. A run of 36 layers is found by its period: from
+its start on, each item equals the item one period later. Two items are equal for this purpose if they differ in indices
+of names alone, such as `layers[0]` and `layers[1]`, and in the names of nodes. Ops, sizes, dtypes and constants have to
+be the same.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import torch
+
 from desugar.explain.records import Graph, Guard, Leaf, OuterOp, Program
-from desugar.explain.repeats import Run, find_runs
 from desugar.ir.record_base import Record
 
 _INDEX = re.compile(r"\[(\d+)\]")  # in a user's name
@@ -23,7 +26,75 @@ _NUMBERED = re.compile(
 _PARAMETER = re.compile(r"    (\w+),  # (.+)")  # the line of a parameter of a graph's function
 Item = TypeVar("Item")
 
-_LEAST = 3  # names of one kind that are folded
+_LEAST_BLOCKS, _LEAST_ITEMS = 3, 8  # a shorter run is read faster than its summary
+_LEAST_NAMES = 3  # names of one kind that are folded
+_LONG = 240  # characters of a line; a call of hundreds of arguments is longer
+_HEAD, _TAIL = 140, 60
+
+# --------------------------------------------------------------------------------------- runs of equal blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Record):
+    """`count` equal blocks of `length` items each, the first from item `start` on.
+
+    Attributes:
+        label: What the blocks are, such as `layers[0] … layers[35]`; empty if unknown.
+        inner: Runs inside the first block.
+    """
+
+    start: int
+    length: int
+    count: int
+    label: str = ""
+    inner: tuple[Run, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The first item after the run."""
+        return self.start + self.length * self.count
+
+
+def find_runs(items: Sequence[Hashable]) -> tuple[Run, ...]:
+    """Returns the runs of equal blocks, in order; the longest is found first, then those around and inside of it."""
+    numbers: dict[Hashable, int] = {}
+    return tuple(_runs([numbers.setdefault(item, len(numbers)) for item in items], 0, len(items)))
+
+
+def _runs(items: Sequence[int], start: int, end: int) -> Iterator[Run]:
+    """The runs between two items."""
+    best = _longest(items, start, end)
+    if best is None:
+        return
+    yield from _runs(items, start, best.start)
+    yield replace(best, inner=tuple(_runs(items, best.start, best.start + best.length)))
+    yield from _runs(items, best.end, end)
+
+
+def _longest(items: Sequence[int], start: int, end: int) -> Run | None:
+    """The run that covers most items; of two that cover the same, the one of the shorter block."""
+    found = [run for period in _periods(items, start, end) for run in _of_period(items, start, end, period)]
+    return max(found, key=lambda run: (run.length * run.count, -run.length), default=None)
+
+
+def _periods(items: Sequence[int], start: int, end: int) -> list[int]:
+    """Distances at which so many items equal that there may be a run."""
+    part, longest = torch.tensor(items[start:end], device="cpu"), (end - start) // _LEAST_BLOCKS
+    equal = {period: int((part[period:] == part[:-period]).sum()) for period in range(1, longest + 1)}
+    return [period for period, count in equal.items() if count >= (_LEAST_BLOCKS - 1) * period]
+
+
+def _of_period(items: Sequence[int], start: int, end: int, period: int) -> Iterator[Run]:
+    """The runs of one period."""
+    first = start
+    for place in range(start, end - period + 1):
+        if place < end - period and items[place] == items[place + period]:
+            continue
+        count = (place - first) // period + 1
+        if count >= _LEAST_BLOCKS and count * period >= _LEAST_ITEMS:
+            yield Run(first, period, count)
+        first = place + 1
+
 
 # ------------------------------------------------------------------------------------------------- a program
 
@@ -55,7 +126,7 @@ class Folds(Record):
         inputs, captured, outputs, ops, saved: Runs of the records.
         wrapper: Runs of lines.
         graphs: Runs of lines of each graph.
-        guards: The guards by name, the slowest first, then those that were not timed, those of most checks first.
+        guards: The guards by name, those of most checks first.
     """
 
     inputs: tuple[Run, ...] = ()
@@ -198,7 +269,9 @@ def group_guards(guards: Sequence[Guard]) -> tuple[GuardGroup, ...]:
         group
         for found in alike.values()
         for group in (
-            [_group(found)] if len(found) >= _LEAST and found[0][0].name else [_group([one]) for one in found]
+            [_group(found)]
+            if len(found) >= _LEAST_NAMES and found[0][0].name
+            else [_group([one]) for one in found]
         )
     ]
     return tuple(sorted(folded, key=lambda group: (not group.name, -group.checks)))  # modes come last
@@ -234,4 +307,51 @@ def _range(numbers: Sequence[int]) -> str:
     first, last = numbers[0], numbers[-1]
     if last - first == len(numbers) - 1:
         return str(first) if first == last else f"{first} … {last}"
-    return ", ".join(map(str, numbers)) if len(numbers) <= _LEAST else f"{first}, {numbers[1]} … {last}"
+    return ", ".join(map(str, numbers)) if len(numbers) <= _LEAST_NAMES else f"{first}, {numbers[1]} … {last}"
+
+
+# -------------------------------------------------------------------------------------------------- its lines
+
+
+def run_title(run: Run) -> str:
+    """`x 36, layers[0] … layers[35]`."""
+    return f"x {run.count}" + (f", {run.label}" if run.label else "")
+
+
+def fold_lines(
+    show: Callable[[int], Iterator[str]], end: int, runs: Sequence[Run], start: int = 0
+) -> Iterator[str]:
+    """The lines of items, those of a run below its title: of the first block alone, behind a bar.
+
+    Args:
+        show: The lines of an item.
+        end: The first item that is not shown.
+        runs: The runs among the items, in order.
+        start: The first item.
+    """
+    for run in runs:
+        yield from (line for n in range(start, run.start) for line in show(n))
+        yield f"{run_title(run)}; the first of them:"
+        for line in fold_lines(show, run.start + run.length, run.inner, run.start):
+            yield f"│ {line}"
+        start = run.end
+    yield from (line for n in range(start, end) for line in show(n))
+
+
+def fold_code(lines: Sequence[str], end: int, runs: Sequence[Run], start: int = 0) -> Iterator[str]:
+    """Lines of code, those of a run between two comments: of the first block alone. Long lines lose their middle."""
+    for run in runs:
+        yield from map(shorten, lines[start : run.start])
+        indent = lines[run.start][: len(lines[run.start]) - len(lines[run.start].lstrip())]
+        yield f"{indent}# {run_title(run)}; the first of them: {{"
+        yield from fold_code(lines, run.start + run.length, run.inner, run.start)
+        yield f"{indent}# }}"
+        start = run.end
+    yield from map(shorten, lines[start:end])
+
+
+def shorten(line: str) -> str:
+    """A line without its middle if it is long."""
+    if len(line) <= _LONG:
+        return line
+    return f"{line[:_HEAD]} …{len(line) - _HEAD - _TAIL} more characters… {line[-_TAIL:]}"

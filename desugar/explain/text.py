@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from desugar.explain.fold import Folds, fold_program, group_guards
-from desugar.explain.folded_text import fold_code, fold_lines
+from desugar.explain.fold import Folds, Run, fold_code, fold_lines, fold_program, group_guards
 from desugar.explain.records import (
     Guard,
     Leaf,
@@ -18,7 +17,6 @@ from desugar.explain.records import (
     Report,
     Saved,
 )
-from desugar.explain.repeats import Run
 
 _MOST = 20  # fallbacks that a terminal is shown
 _MOST_GUARDS = 100  # and guards; each module and parameter has some

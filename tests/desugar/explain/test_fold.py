@@ -10,10 +10,8 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import desugar
-from desugar.explain.fold import fold_program, group_guards, join_names, span
-from desugar.explain.folded_text import shorten
+from desugar.explain.fold import Run, find_runs, fold_program, group_guards, join_names, shorten, span
 from desugar.explain.records import Guard, Leaf
-from desugar.explain.repeats import Run, find_runs
 from desugar.explain.text import render_text
 from tests.tables import giving
 
