@@ -24,7 +24,6 @@ from desugar.cli.progress import progress
 from desugar.cli.script import run_script, show_error
 from desugar.compare.import_names import TargetError, find_calls, find_factory, find_target, inputs_beside
 from desugar.compare.records import Request
-from desugar.compare.run import Plan
 from desugar.compare.subject import make_module
 from desugar.errors import DesugarError
 from desugar.explain.api import Explanation, explain as explain_function
@@ -124,7 +123,7 @@ def explain(  # noqa: PLR0913 - one parameter for each option
         compiled = fn if calls_of(fn) is not None else desugar_compile(fn, backend=backend)
         explanation = explain_function(compiled, *args, **kwargs)
     if compare:
-        worth = comparing.worth_of(Request(target, inputs, backend, calls=3), Plan(rounds=20))
+        worth = comparing.worth_of(Request(target, inputs, backend, calls=3), rounds=20)
         explanation = Explanation(replace(explanation.program, worth=worth))
     if as_json:
         typer.echo(explanation.to_json())
@@ -225,7 +224,7 @@ def compare(  # noqa: PLR0913 - one option each for what a user chooses
     call, memory, graphs and graph breaks. The exit code is 1 if one of ours fails or differs from eager mode.
     """
     request = Request(target, inputs, backend, train, no_grad, calls)
-    comparing.run(request, Plan(rounds, timeout), json_out)
+    comparing.run(request, json_out, rounds=rounds, timeout=timeout)
 
 
 @app.command()

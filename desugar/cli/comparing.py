@@ -17,20 +17,20 @@ from desugar.cli.progress import progress
 from desugar.compare import text
 from desugar.compare.processes import WayFailed
 from desugar.compare.records import Comparison, Request
-from desugar.compare.replay.worth import sum_up
-from desugar.compare.run import Plan, compare
+from desugar.compare.run import compare
 from desugar.compare.text import Table
 from desugar.compare.ways import DIRECT, EAGER, OURS, STOCK, TUNED
+from desugar.compare.worth import sum_up
 from desugar.explain.records import Worth
 
 
-def run(request: Request, plan: Plan, json_out: Path | None = None) -> None:
+def run(request: Request, json_out: Path | None = None, **plan: Any) -> None:
     """Compares, prints the table, writes the files; exits with 1 if one of ours fails or is wrong."""
     check_backend(request.backend)
     check_outputs(("--json", json_out, ".json"))
     if request.train and request.no_grad:
         raise typer.BadParameter("--train needs gradients and --no-grad has none; expected one of them")
-    found = _compare(request, plan)
+    found = _compare(request, **plan)
     show(found)
     if json_out is not None:
         _write(
@@ -41,12 +41,11 @@ def run(request: Request, plan: Plan, json_out: Path | None = None) -> None:
         raise typer.Exit(1)
 
 
-def worth_of(request: Request, plan: Plan) -> Worth:
+def worth_of(request: Request, **plan: Any) -> Worth:
     """Runs a function in eager mode, under `torch.compile` and here, and sums it up for an explanation."""
-    found = _compare(request, plan)
-    shown = [found.way(name) for name in (EAGER, STOCK, TUNED, DIRECT)]
-    times = [(way.name, None if way.call is None else way.call.median) for way in shown]
-    return sum_up(found.calls, times, {way.name: way.verdict for way in shown})
+    found = _compare(request, **plan)
+    ways = [found.way(name) for name in (EAGER, STOCK, TUNED, DIRECT)]
+    return sum_up(found.calls, ways, train=request.train, backend=request.backend)
 
 
 def _write(path: Path, write: Callable[[Path], Any]) -> None:
@@ -58,10 +57,10 @@ def _write(path: Path, write: Callable[[Path], Any]) -> None:
     typer.echo(f"wrote {path}", err=True)
 
 
-def _compare(request: Request, plan: Plan) -> Comparison:
+def _compare(request: Request, **plan: Any) -> Comparison:
     try:
         with progress() as tell:
-            return compare(request, plan, tell)
+            return compare(request, tell=tell, **plan)
     except WayFailed as error:
         raise _ended(error) from error
     except KeyboardInterrupt as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from desugar.cli.progress import progress
-from desugar.compare.replay.script import ScriptCalls
+from desugar.compare.replay import ScriptCalls
 from desugar.explain.collector import Collector
 from desugar.explain.records import Report
 

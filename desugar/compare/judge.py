@@ -62,14 +62,11 @@ def judge(outcomes: list[tuple[Outcome, Outcome]]) -> Verdict:
 def find_differences(want: Outcome, got: Outcome) -> Iterator[Difference]:
     """Yields the differences between two outcomes."""
     if want["container"] != got["container"]:
-        yield Difference(f"the result is {_quoted(got['container'])}, expected {_quoted(want['container'])}")
+        told = [("no container" if one["container"] == "." else one["container"]) for one in (got, want)]
+        yield Difference("the result is {}, expected {}".format(*told))
     yield from _differences_of_entries(want["entries"], got["entries"])
     yield from _differences_of_pairs(want["memory"], got["memory"], "shares memory with")
     yield from _differences_of_pairs(want["same"], got["same"], "is the same object as")
-
-
-def _quoted(container: str) -> str:
-    return "no container" if container == "." else container
 
 
 def _differences_of_entries(want: Mapping[str, Entry], got: Mapping[str, Entry]) -> Iterator[Difference]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import random
-import resource
 import time
 import timeit
 from collections.abc import Callable, Collection, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 LEAST = 5  # rounds of turns
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _FLAGS = (  # how names of variables begin that change what is measured
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
     *("DESUGAR_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_"),
@@ -24,24 +23,25 @@ _FLAGS = (  # how names of variables begin that change what is measured
 _OURS = ("TORCHINDUCTOR_CACHE_DIR",)  # what a comparison sets itself
 
 
-def peak_since(start: Callable[[], Any]) -> tuple[Any, float, int]:
+def profile_call(call: Callable[[], Any]) -> tuple[int, float | None]:
     """Runs a function.
 
     Returns:
-        What it returned, its seconds, and the bytes by which it raised the peak of the memory over what was in use
-        before: the GPU's if there is one, else the resident memory of this process, without its children.
+        The bytes by which it raised the peak of PyTorch's allocated memory, the GPU's if there is one. The seconds that
+        it was in plain graphs of this library: None if it ran none, and on a GPU, which runs them later.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-        used: Callable[[], int] = torch.cuda.max_memory_allocated
         before = torch.cuda.memory_allocated()
-    else:
-        used = _resident_peak
-        before = _reset_resident_peak()
-    began = clock()
-    result = start()
-    seconds = clock() - began
-    return result, seconds, max(0, used() - before)
+        call()
+        return torch.cuda.max_memory_allocated() - before, None
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would print lines of its own
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
+        call()
+    events = sorted(found.profiler.kineto_results.events(), key=lambda event: event.start_ns())  # type: ignore[union-attr]
+    changes = [event.nbytes() for event in events if event.name() == "[memory]"]  # type: ignore[attr-defined]
+    graphs = [event.duration_ns() for event in events if event.name().startswith("desugar graph: ")]
+    return max(accumulate(changes, initial=0)), sum(graphs) / 1e9 if graphs else None
 
 
 def time_turn(call: Callable[[], Any], repeats: int) -> float:
@@ -65,24 +65,6 @@ def clock() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _reset_resident_peak() -> int:
-    """Makes the peak what is resident now, where the system can (Linux); returns the peak."""
-    with contextlib.suppress(OSError):
-        _CLEAR.write_text("5")
-    return _resident_peak()
-
-
-def _resident_peak() -> int:
-    """Returns the peak of the resident memory in bytes.
-
-    Linux passes `ru_maxrss` on to a process from the one that started it, so its own counter is read there.
-    """
-    if not _STATUS.exists():  # macOS, which counts bytes
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = _STATUS.read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
 def describe_machine() -> tuple[tuple[str, str], ...]:

@@ -162,15 +162,9 @@ def _class_name(cls: type) -> str:
 
 def _containers(value: Any) -> str:
     """Returns the types of nested containers, without the leaves."""
-    match value:
-        case Tensor():
-            return "."
-        case Mapping():
-            inside = [_containers(part) for part in value.values()]
-        case tuple() | list():
-            inside = [_containers(part) for part in value]
-        case _:
-            return "."
+    if not isinstance(value, Mapping | tuple | list):
+        return "."
+    inside = map(_containers, value.values() if isinstance(value, Mapping) else value)
     return f"{type(value).__name__}({', '.join(inside)})"
 
 

@@ -8,6 +8,8 @@ into answers.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import multiprocessing
 import os
 import signal
@@ -15,18 +17,34 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from desugar import _torch as private
+from desugar.compare import ways
 from desugar.compare.import_names import TargetError
-from desugar.compare.records import Request
-from desugar.compare.worker import Worker
+from desugar.compare.judge import judge
+from desugar.compare.meters import clock, time_turn
+from desugar.compare.records import Programs, Request, Verdict
+from desugar.compare.subject import (
+    SEED,
+    Subject,
+    check_has_run,
+    find_subject,
+    look,
+    make_step,
+    observe_calls,
+    seed,
+)
 from desugar.user_code import is_library_file
 
 PRELOADED = ("desugar.compare.processes", *private.COMPILER_MODULES)
+WARM_UPS = 3
 _CLEAN_UP = 2.0  # seconds that a process has for it
 _LAST_WORDS = 300  # characters of what a process printed last
 
@@ -106,6 +124,75 @@ class Process:
 
 
 # ---- in the child ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a way did: its verdict, what was compiled, and the modules that it imported."""
+
+    calls: int
+    verdict: Verdict
+    programs: Programs
+    modules: tuple[str, ...]
+
+
+class Worker:
+    """What one process holds: the function, one way to run it, the arguments of the first call."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.subject: Subject | None = None
+        self.call: Callable[[], Any] = lambda: None
+        self.look: Callable[[], tuple[int, float | None]] = lambda: (0, None)
+
+    def observe(self, way: str, folder: str, *, again: bool = False) -> Observed:
+        """Makes several calls and compares them with those of eager mode, which are written to a folder.
+
+        With `again`, eager mode is compared with what it did the first time.
+        """
+        subject = find_subject(self.request)
+        before = set(sys.modules)
+        if way != ways.EAGER and self.request.backend == "inductor":
+            private.inductor_config.fallback_random = True  # draw random numbers as eager mode does
+        number = max(self.request.calls, len(subject.make_calls()))
+        with ways.watch_programs(subject.fn) as programs:
+            verdict = self._judge(way, subject, number, Path(folder), again=again)
+        imported = tuple(name for name in sys.modules if name not in before)
+        return Observed(number, verdict, programs(), imported)
+
+    def _judge(self, way: str, subject: Subject, number: int, folder: Path, *, again: bool) -> Verdict:
+        found = observe_calls(subject, ways.compile_way(way, subject.fn, self.request.backend), number)
+        if way == ways.EAGER and not again:
+            check_has_run(found)
+            for n, outcome in enumerate(found):
+                torch.save(outcome, folder / f"call-{n}.pt")
+            return Verdict("judge")
+        return judge([(torch.load(folder / f"call-{n}.pt"), outcome) for n, outcome in enumerate(found)])
+
+    def start(self, way: str, modules: tuple[str, ...]) -> float:
+        """Imports what the first call would import, makes it and some more; returns the seconds of the first."""
+        for name in modules:
+            with contextlib.suppress(
+                ImportError, AttributeError
+            ):  # made by the call, such as a compiled kernel
+                importlib.import_module(name)
+        self.subject = find_subject(self.request)
+        call, subject = self.subject.make_calls()[0], self.subject
+
+        seed(SEED + 1)
+        gc.collect()
+        began = clock()
+        compiled = ways.compile_way(way, subject.fn, self.request.backend)
+        subject.run(compiled, call)
+        seconds = clock() - began
+        self.call, self.look = make_step(subject, compiled, call), partial(look, subject, compiled, call)
+        for _ in range(WARM_UPS):
+            self.call()
+        return seconds
+
+    def turn(self, repeats: int) -> float:
+        """Returns the seconds of a warm call, over so many repeats."""
+        return time_turn(self.call, repeats)
 
 
 def serve(connection: Connection, request: Request, environment: dict[str, str], log: Path) -> None:

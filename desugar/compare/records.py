@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from desugar.ir.record_base import Record, find_named
 
@@ -93,18 +93,26 @@ class Way(Record):
         verdict: Whether it does what eager mode does.
         programs: What was compiled during the compared calls.
         first_call: Seconds of the first call in a new process with empty caches, compiling included.
-        memory: Bytes by which the first call raised the peak of the process's memory, or of the GPU's.
         call: Seconds of a warm call.
         ratio: The time of a warm call divided by that of eager mode in the same round.
+        memory: Bytes by which a warm call raises the peak of the allocated memory: the GPU's if there is one.
+        graph: Seconds of a warm call in the plain graphs of ours; None for other ways, and on a GPU.
     """
 
     name: str
     verdict: Verdict
     programs: Programs = field(default_factory=Programs)
     first_call: float | None = None
-    memory: int | None = None
     call: Spread | None = None
     ratio: Spread | None = None
+    memory: int | None = None
+    graph: float | None = None
+
+
+def with_times(way: Way, times: list[float], eager: list[float]) -> Way:
+    """Returns a way with its time, and with its ratio to eager mode round by round."""
+    ratios = [time / base for time, base in zip(times, eager, strict=True)]
+    return replace(way, call=Spread.of(times), ratio=Spread.of(ratios))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from typing import Any
 
 from desugar.backends.choose import choose_backend
 from desugar.compare.meters import describe_machine, shuffled_rounds
-from desugar.compare.processes import Process, WayFailed
-from desugar.compare.records import Comparison, Request, Spread, Verdict, Way
+from desugar.compare.processes import Observed, Process, WayFailed
+from desugar.compare.records import Comparison, Request, Verdict, Way, with_times
 from desugar.compare.ways import EAGER, WAYS
-from desugar.compare.worker import Observed
 
 TURN = 2e-3  # seconds; a shorter call is repeated in its turn
 BUDGET = 30.0  # seconds that all turns may take
@@ -22,21 +21,16 @@ BUDGET = 30.0  # seconds that all turns may take
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How to compare.
+def compare(
+    request: Request, *, rounds: int = 50, timeout: float = 600.0, tell: Tell = lambda text: None
+) -> Comparison:
+    """Runs a function in all ways.
 
-    Attributes:
+    Args:
+        request: What to compare.
         rounds: In each, every way takes a turn; fewer are run where calls are long.
         timeout: Seconds to wait for one answer of a process.
-    """
-
-    rounds: int = 50
-    timeout: float = 600.0
-
-
-def compare(request: Request, plan: Plan, tell: Tell = lambda text: None) -> Comparison:
-    """Runs a function in all ways.
+        tell: Is called with what is going on.
 
     Raises:
         ValueError: There is no such backend.
@@ -44,13 +38,14 @@ def compare(request: Request, plan: Plan, tell: Tell = lambda text: None) -> Com
     """
     choose_backend(request.backend)
     with tempfile.TemporaryDirectory(prefix="desugar-compare-") as folder, contextlib.ExitStack() as stack:
-        return _Run(request, plan, tell, Path(folder), stack).compare()
+        return _Run(request, rounds, timeout, tell, Path(folder), stack).compare()
 
 
 @dataclass
 class _Run:
     request: Request
-    plan: Plan
+    rounds: int
+    timeout: float
     tell: Tell
     folder: Path
     stack: contextlib.ExitStack
@@ -96,7 +91,7 @@ class _Run:
             return process.ask("observe", folder=str(self.folder), **arguments)  # type: ignore[no-any-return]
 
     def _process(self) -> Process:
-        return Process(self.request, self.folder, self.plan.timeout)
+        return Process(self.request, self.folder, self.timeout)
 
     def _check_judge(self) -> None:
         """Runs eager mode in another process: where it differs from itself, no way can be called wrong."""
@@ -111,25 +106,22 @@ class _Run:
         """Times the first call, in a process that goes on to take turns."""
         self.tell(f"{way}: first call")
         process = self.stack.enter_context(contextlib.closing(self._process()))
-        seconds, memory = process.ask("start", way=way, modules=self.observed[way].modules)
-        self.found[way] = replace(self.found[way], first_call=seconds, memory=memory)
+        seconds = process.ask("start", way=way, modules=self.observed[way].modules)
+        self.found[way] = replace(self.found[way], first_call=seconds)
         self.started[way] = process, max(1, round(TURN / process.ask("turn", repeats=3)))
 
     def _take_turns(self) -> int:
-        """Times warm calls: in each round every way takes a turn. Returns the number of rounds."""
+        """Times warm calls: in each round every way takes a turn; then profiles one. Returns the number of rounds."""
         samples: dict[str, list[float]] = {way: [] for way in self.started}
-        for number, order in enumerate(shuffled_rounds(self.started, self.plan.rounds, BUDGET), 1):
-            self.tell(f"warm calls, round {number} of {self.plan.rounds}")
+        for number, order in enumerate(shuffled_rounds(self.started, self.rounds, BUDGET), 1):
+            self.tell(f"warm calls, round {number} of {self.rounds}")
             for way in order:
                 process, repeats = self.started[way]
                 with self._attempt(way):
                     samples[way].append(process.ask("turn", repeats=repeats))
-        for way in self.started:
-            self.found[way] = with_times(self.found[way], samples[way], samples[EAGER])
+        for way, (process, _) in dict(self.started).items():
+            with self._attempt(way):
+                memory, graph = process.ask("look")
+                timed = with_times(self.found[way], samples[way], samples[EAGER])
+                self.found[way] = replace(timed, memory=memory, graph=graph)
         return len(samples[EAGER])
-
-
-def with_times(way: Way, times: list[float], eager: list[float]) -> Way:
-    """Returns a way with its time, and with its ratio to eager mode round by round."""
-    ratios = [time / base for time, base in zip(times, eager, strict=True)]
-    return replace(way, call=Spread.of(times), ratio=Spread.of(ratios))

@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 from desugar import _torch as private
 from desugar.api import uncompiled
 from desugar.compare.import_names import Call, TargetError, find_calls, find_target, inputs_beside, needed_by
-from desugar.compare.outcome import leaves_of, tangent_of
+from desugar.compare.meters import profile_call
+from desugar.compare.outcome import Outcome, argument_names, copy_parts, leaves_of, record_outcome, tangent_of
 from desugar.compare.records import Request
 from desugar.user_code import is_library_file
 
 SEED = 0
+_RUN_LATER = ("generator", "coroutine", "async_generator")  # types of results whose code has not run
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,58 @@ def backward(result: Any) -> None:
             "parameter require grad"
         )
     torch.autograd.backward(results, [tangent_of(tensor) for tensor in results])
+
+
+def observe_calls(subject: Subject, compiled: Any, number: int) -> list[Outcome]:
+    """Makes calls with new arguments each, and records what each did; the state goes on from call to call."""
+    state = subject.state()
+    before = copy_parts(state)
+    found = []
+    for n in range(number):
+        calls = subject.make_calls()
+        call = calls[n % len(calls)]
+        subject.clear_gradients(call)
+        seed(SEED + 1 + n)
+        result = subject.run(compiled, call)
+        names = argument_names(subject.fn, *call)
+        found.append(record_outcome(result, names, subject.state(), before))
+    return found
+
+
+def check_has_run(outcomes: list[Outcome]) -> None:
+    """Raises for calls whose code has not run when they return: their results cannot be compared.
+
+    Raises:
+        TargetError: A result is a generator or a coroutine.
+    """
+    for outcome in outcomes:
+        for path, entry in outcome["entries"].items():
+            if entry["kind"] in _RUN_LATER:
+                raise TargetError(
+                    f"not compared: {path} is of type {entry['kind']}, whose code has not run when the call returns; "
+                    "name a function that iterates or awaits, and returns the values"
+                )
+
+
+def make_step(subject: Subject, compiled: Any, call: Call) -> Callable[[], Any]:
+    """Returns a warm call; a step of a training also forgets the gradients of the one before."""
+    if not subject.train and not subject.no_grad:
+        return partial(compiled, *call[0], **call[1])
+
+    def step() -> Any:
+        if subject.train:
+            subject.clear_gradients(call)
+        return subject.run(compiled, call)
+
+    return step
+
+
+def look(subject: Subject, compiled: Any, call: Call) -> tuple[int, float | None]:
+    """Returns the peak of the memory that a warm call allocates, and the seconds in plain graphs of this library."""
+    for _ in range(2):  # the first profile of a program gives its graphs names
+        subject.clear_gradients(call)
+        found = profile_call(partial(subject.run, compiled, call))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------ state

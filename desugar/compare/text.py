@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from desugar.compare.records import Comparison, Way
-from desugar.compare.ways import EAGER, stock_backend, tuned_settings
-from desugar.explain.text import count, duration
+from desugar.compare.ways import EAGER, OURS, stock_backend, tuned_settings
+from desugar.compare.worth import find_losses
+from desugar.explain.text import bytes_text, count, duration
 
 Table = list[tuple[str, ...]]  # the first row is the header
 _MOST = 5  # recompiles and graph breaks of a way that are listed
@@ -49,7 +50,7 @@ def _row(way: Way) -> tuple[str, ...]:
         "" if way.first_call is None else duration(way.first_call),
         "" if way.call is None else duration(way.call.median),
         _ratio(way),
-        "" if way.memory is None else f"{way.memory / 2**20:.0f} MiB",
+        "" if way.memory is None else bytes_text(way.memory),
         str(way.programs.graphs) if is_compiled else "",
         str(len(way.programs.breaks)) if is_compiled else "",
     )
@@ -67,8 +68,13 @@ def _ratio(way: Way) -> str:
 
 def details(comparison: Comparison) -> Iterator[str]:
     """What is behind the cells: differences, errors, recompiles and graph breaks, in paragraphs by way."""
+    request = comparison.request
+    rivals = [way for way in comparison.ways if way.name not in OURS]
     for way in comparison.ways:
         lines = list(_details_of(way))
+        if way.name in OURS:
+            losses = find_losses([*rivals, way], request.train, request.backend, {})
+            lines += [f"loss: {text}" for text in losses]
         if lines:
             yield ""
             yield f"{way.name}:"
@@ -100,7 +106,7 @@ def conditions(comparison: Comparison) -> Iterator[str]:
     yield "1st call: in a new process with empty caches, imports not counted"
     step = "a step" if request.train else "a call"
     yield f"{step}: the median of {count(comparison.rounds, 'round')} in turns; / eager: in the same round ± spread"
-    yield "memory: the peak that the first call adds"
+    yield "memory: the peak of a warm call's allocations"
     settings = ", ".join(f"{name}={value!r}" for name, value in tuned_settings(request.backend).items())
     yield f"stock, tuned: torch.compile({settings})"
     yield f"compiler: {stock_backend(request.backend)} in torch.compile, {request.backend} in ours"

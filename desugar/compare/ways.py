@@ -15,6 +15,7 @@ from desugar.api import compile as desugar_compile
 from desugar.compare.records import Programs
 from desugar.dynamo.guard_failures import Failure, in_words
 from desugar.recording.frames import Frames, unique, watch_frames
+from subclasses import slow_paths
 
 EAGER, STOCK, TUNED = "eager", "torch.compile", "stock, tuned"
 BACKEND, DIRECT = 'backend="desugar"', "desugar.compile"
@@ -73,25 +74,24 @@ def watch_programs(what: Any = None) -> Iterator[Callable[[], Programs]]:
     Args:
         what: The function or module that is compiled, by whose parameters arguments are named.
     """
-    handler = logging.handlers.BufferingHandler(sys.maxsize)
+    handler, slow = logging.handlers.BufferingHandler(sys.maxsize), list[str]()
     handler.setLevel(logging.WARNING)
-    loggers = [
-        logging.getLogger(name) for name in ("desugar", "subclasses")
-    ]  # of the fallback and of slow paths
-    for logger in loggers:
-        logger.addHandler(handler)
+    log = logging.getLogger("desugar")  # of the fallback
+    log.addHandler(handler)
+    slow_paths.watchers.append(slow.append)
     try:
         with watch_frames() as watch:
-            yield lambda: _describe(watch.frames(), handler.buffer, what)
+            yield lambda: _describe(watch.frames(), handler.buffer, slow, what)
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
+        slow_paths.watchers.remove(slow.append)
+        log.removeHandler(handler)
 
 
-def _describe(found: Frames, warnings: Iterable[logging.LogRecord], what: Any) -> Programs:
-    notes = unique(
-        [*found.eager, *(record.getMessage().strip().removeprefix("slow: ") for record in warnings)]
-    )
+def _describe(
+    found: Frames, warnings: Iterable[logging.LogRecord], slow: Iterable[str], what: Any
+) -> Programs:
+    messages = (record.getMessage().strip() for record in warnings)
+    notes = unique([*found.eager, *(text for text in messages if not text.startswith("slow: ")), *slow])
     recompiles = tuple(_recompile_in_words(text, what) for text in found.recompiles)
     return Programs(found.graphs, recompiles, found.breaks, notes)
 

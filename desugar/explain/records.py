@@ -234,11 +234,15 @@ class Worth(Record):
         ways: (way, seconds of a warm call), guards included; a way that failed has None.
         verdict: What was compared, and in which ways it was right.
         answer: Yes or no, with how much faster or slower the last way, which is ours, is than each of the others.
+        memory: (way, bytes by which a warm call raises the peak of the allocated memory).
+        losses: For each way that is faster than ours or takes less memory: by how much, the cause, and the remedy.
     """
 
     ways: tuple[tuple[str, float | None], ...]
     verdict: str
     answer: str = ""
+    memory: tuple[tuple[str, int | None], ...] = ()
+    losses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,9 @@ def _other_ways(program: Program) -> Iterator[str]:
         ways = [f"{name} {'failed' if t is None else duration(t)}" for name, t in worth.ways]
         answer = f" {worth.answer};" if worth.answer else ""
         yield f"was it worth it:{answer} {', '.join(ways)}; {worth.verdict}"
+        if peaks := [f"{name} {bytes_text(nbytes)}" for name, nbytes in worth.memory if nbytes is not None]:
+            yield f"peak memory of a call: {', '.join(peaks)}"
+        yield from (f"loss: {text}" for text in worth.losses)
     elif program.no_worth:
         yield f"not timed in other ways: {program.no_worth}"
 

@@ -101,10 +101,11 @@ function inOtherWays(worth) {
 function worth(p) {
   if (!p.worth) return p.no_worth ? el("section", { class: "card worth" }, el("h2", {}, "Was it worth it"), el("p", {}, `Not timed in other ways: ${p.no_worth}.`)) : null;
   const ways = p.worth.ways, ours = ways[ways.length - 1][1];
+  const peaks = new Map(p.worth.memory.map(([name, nbytes]) => [name, nbytes == null ? "" : `, ${bytes(nbytes)} at the peak`]));
   const longest = Math.max(...ways.map(way => way[1] || 0), 1e-12);
   const ratio = (seconds, last) => last || ours == null ? "" : ` — ${seconds / ours < .01 ? "< 0.01" : (seconds / ours).toPrecision(2)} × desugar's`;
   const row = ([name, seconds], last) => el("div", { class: "way" }, el("span", {}, name),
     el("span", { class: "bar" }, seconds == null ? null : el("i", { style: `width:${seconds / longest * 100}%;background:var(--${last ? "s0" : "s6"})` })),
-    seconds == null ? el("span", {}, "failed") : el("span", {}, el("b", {}, time(seconds)), ratio(seconds, last)));
-  return el("section", { class: "card worth" }, el("h2", {}, "Was it worth it"), p.worth.answer ? el("p", { class: "answer" }, p.worth.answer) : null, ways.map((way, n) => row(way, n === ways.length - 1)), el("p", {}, p.worth.verdict));
+    seconds == null ? el("span", {}, "failed") : el("span", {}, el("b", {}, time(seconds)), ratio(seconds, last), peaks.get(name) || ""));
+  return el("section", { class: "card worth" }, el("h2", {}, "Was it worth it"), p.worth.answer ? el("p", { class: "answer" }, p.worth.answer) : null, ways.map((way, n) => row(way, n === ways.length - 1)), p.worth.losses.map(text => el("p", {}, `Loss: ${text}.`)), el("p", {}, p.worth.verdict));
 }

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from desugar.cli import comparing
 from desugar.cli.commands import app
 from desugar.compare.records import Request
-from desugar.compare.run import Plan, compare
+from desugar.compare.run import compare
 from tests.desugar.compare.test_text import comparison
 
 SUBJECTS = str(Path(__file__).parent / "subjects.py")
@@ -103,7 +103,7 @@ def test_where_eager_mode_fails_there_is_no_table(run, target, options, code, sa
 
 @pytest.mark.slow
 def test_with_inductor_a_training_step_is_right():
-    found = compare(Request(f"{SUBJECTS}:Net", train=True), Plan(rounds=3))
+    found = compare(Request(f"{SUBJECTS}:Net", train=True), rounds=3)
     assert [way.verdict.state for way in found.ways[1:]] == ["right"] * 4
     assert found.rounds == 3 and all(way.first_call > way.call.median for way in found.ways[1:])
 
@@ -121,7 +121,7 @@ def test_with_inductor_a_training_step_is_right():
     ],
 )
 def test_a_wrong_option_is_a_usage_error(run, monkeypatch, options, says):
-    monkeypatch.setattr(comparing, "compare", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr(comparing, "compare", lambda *_, **options: pytest.fail("it was run"))
     result = run("compare", f"{SUBJECTS}:double", *options)
     assert result.exit_code == 2 and says in words(result.output)
 
@@ -130,7 +130,7 @@ def test_a_wrong_option_is_a_usage_error(run, monkeypatch, options, says):
 
 
 def test_an_interruption_is_said_in_one_line(run, monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(comparing, "compare", interrupt)
@@ -139,7 +139,7 @@ def test_an_interruption_is_said_in_one_line(run, monkeypatch):
 
 
 def test_a_file_that_refuses_is_said_after_the_table(run, monkeypatch):
-    monkeypatch.setattr(comparing, "compare", lambda *_: comparison())
+    monkeypatch.setattr(comparing, "compare", lambda *_, **options: comparison())
     monkeypatch.setattr(comparing, "check_outputs", lambda *_: None)
     result = run("compare", f"{SUBJECTS}:double", "--json", "no_such_folder/a.json")
     assert result.exit_code == 1 and "result  1st call" in result.stdout
@@ -156,4 +156,4 @@ def test_a_terminal_has_a_table_that_fits(monkeypatch, capsys, width):
     assert max(map(len, shown.splitlines())) <= width
     assert "0.50 ± 0.01" in shown  # no cell is wrapped
     rows = [line for line in shown.splitlines() if line.strip().startswith("eager ")]
-    assert len(rows) == 1 and "1 MiB" in rows[0]
+    assert len(rows) == 1 and "40 MiB" in rows[0]

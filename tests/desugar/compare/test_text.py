@@ -2,21 +2,18 @@
 
 import pytest
 
-from desugar.compare.records import Comparison, Programs, Request, Spread, Verdict, Way
-from desugar.compare.run import with_times
+from desugar.compare.records import Comparison, Programs, Request, Spread, Verdict, Way, with_times
 from desugar.compare.text import render
 from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK
 from tests.tables import giving
 
 
 def comparison(**changes):
-    eager = Way(EAGER, Verdict("judge"), Programs(), 0.001, 2**20, Spread(1e-4, 1e-6), Spread(1, 0))
+    eager = Way(EAGER, Verdict("judge"), Programs(), 0.001, Spread(1e-4, 1e-6), Spread(1, 0), 40 * 2**20)
     stock = Way(STOCK, Verdict("error", "ValueError: odd"))
     wrong = Verdict("wrong", "call 1 of 3: result: 2, expected 1")
     ours = Way(BACKEND, wrong, Programs(3, ("f: a", "f: b"), ("a.py:1: why",), ("handed on",)), 1.5)
-    direct = Way(
-        DIRECT, Verdict("right"), Programs(1), 1.25, 40 * 2**20, Spread(5e-5, 2e-6), Spread(0.5, 0.01)
-    )
+    direct = Way(DIRECT, Verdict("right"), Programs(1), 1.25, Spread(5e-5, 2e-6), Spread(0.5, 0.01), 2**20)
     given = {
         "request": Request("a.py:f"),
         "calls": 3,
@@ -28,6 +25,9 @@ def comparison(**changes):
 
 
 MANY = Way(DIRECT, Verdict("right"), Programs(9, tuple(f"f: {n}" for n in range(9))))
+FAST, SLOW = (
+    Way(name, Verdict("right"), call=Spread(seconds, 0.0)) for name, seconds in ((EAGER, 1.0), (DIRECT, 9.0))
+)
 TIMED = with_times(Way(DIRECT, Verdict("right")), [2.0, 4.0, 6.0], [4.0, 8.0, 12.0])
 
 
@@ -41,10 +41,10 @@ test_what_is_shown = giving(
             lambda: render(comparison()).splitlines()[:5],
             [
                 "                   result  1st call  a call      / eager  memory  graphs  breaks",
-                "eager               judge      1 ms  100 µs            1   1 MiB",
+                "eager               judge      1 ms  100 µs            1  40 MiB",
                 "torch.compile       error                                              0       0",
                 'backend="desugar"   wrong     1.5 s                                    3       1',
-                "desugar.compile     right    1.25 s   50 µs  0.50 ± 0.01  40 MiB       1       0",
+                "desugar.compile     right    1.25 s   50 µs  0.50 ± 0.01   1 MiB       1       0",
             ],
         ),
         "no line is wider than a terminal": (
@@ -56,6 +56,7 @@ test_what_is_shown = giving(
             shown('backend="desugar":\n  wrong: call 1 of 3: result: 2, expected 1\n  recompiled: f: a\n'),
             True,
         ),
+        "losses": (shown("desugar.compile:\n  loss: 9 times slower than eager: ", ways=(FAST, SLOW)), True),
         "notes": (shown("  graph break: a.py:1: why\n  note: handed on\n"), True),
         "many recompilations": (shown("recompiled: 4 more, which --json has", ways=(MANY,)), True),
         "a ratio is that of rounds": (

@@ -439,6 +439,13 @@ SHOWN = {
         ),
         [True],
     ),
+    "memory and losses of other ways": (
+        shows(
+            "\npeak memory of a call: eager 1 KiB\nloss: slow: a; b\n",
+            worth=replace(WORTH, memory=(("eager", 1024), ("torch.compile", None)), losses=("slow: a; b",)),
+        ),
+        [True],
+    ),
     "no other ways": (shows("\nnot timed in other ways: it ran away\n", no_worth="it ran away"), [True]),
     "the reason why a program was not timed stands below it": (
         lambda p: re.findall("^      not timed in other ways: (.)$", not_timed(p, "a", "b", "a", ""), re.M),

@@ -244,7 +244,9 @@ def test_the_answer_stands_in_the_overview_and_the_reason_why_there_is_none_in_t
 ):
     (first, second) = report.programs
     ways = (("eager", 4e-3), ("torch.compile", None), ("desugar.compile", 1e-3))
-    worth = Worth(ways, "2 calls compared", "yes, 4 times faster than eager")
+    worth = Worth(
+        ways, "2 calls compared", "yes, 4 times faster than eager", (("eager", 2**20),), ("slow: why",)
+    )
     shown = replace(first, worth=worth), replace(second, no_worth="its arguments share memory")
     page = opened(
         replace(report, programs=shown, breaks=("a.py:3: y: a branch",)), width=width, color_scheme=scheme
@@ -258,7 +260,8 @@ def test_the_answer_stands_in_the_overview_and_the_reason_why_there_is_none_in_t
     keep(page, f"worth-{width}-{scheme}")
     page.locator(".program").first.click()
     assert page.locator(".worth .answer").inner_text() == "yes, 4 times faster than eager"
-    assert "4.00 ms — 4.0 \u00d7 desugar's" in page.locator(".worth").inner_text()
+    for part in ("4.00 ms — 4.0 \u00d7 desugar's, 1.00 MiB at the peak", "Loss: slow: why."):
+        assert part in page.locator(".worth").inner_text()
     page.evaluate("location.hash = '#program-2'")
     page.wait_for_selector("h1:has-text('any')")
     assert "Not timed in other ways: its arguments share memory." in page.locator(".worth").inner_text()

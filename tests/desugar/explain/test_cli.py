@@ -225,7 +225,7 @@ WAYS = ("eager", "torch.compile", "stock, tuned", "desugar.compile")
         slow(
             "explain SUBJECTS:layer --compare",
             of_other_ways,
-            (WAYS, True, "3 calls compared; torch.compile: right; stock, tuned: right"),
+            (WAYS, True, "results of 3 calls compared; torch.compile: right; stock, tuned: right"),
         ),
         slow("coverage SUBJECTS:Int8Weight", lambda steps: steps["aten.mul.Tensor"], "materialize"),
     ],
@@ -305,10 +305,11 @@ def test_report_times_calls_in_other_ways_if_asked_to(script, tmp_path):
     assert [program["calls"] for program in programs] == [1, 2, 1], "calls that are made again do not count"
     for program in programs:
         assert tuple(name for name, _ in program["worth"]["ways"]) == WAYS
-        assert program["worth"]["verdict"] == "2 calls compared; " + "; ".join(
+        assert program["worth"]["verdict"] == "results of 2 calls compared; " + "; ".join(
             f"{way}: right" for way in WAYS[1:]
         )
         assert f"was it worth it: {program['worth']['answer']}; eager " in done.stderr
+        assert tuple(name for name, nbytes in program["worth"]["memory"] if nbytes) == WAYS
     plain = report(script, options=("--json", "out.json"))
     assert "worth it" not in plain.stderr
     assert json.loads((tmp_path / "out.json").read_text())["programs"][0]["worth"] is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import desugar
-from desugar.compare.records import Verdict
-from desugar.compare.replay import compiled_functions, script as module
-from desugar.compare.replay.copies import NoCopy, bytes_of, copy_call, restored
-from desugar.compare.replay.script import ScriptCalls
-from desugar.compare.replay.worth import sum_up
+from desugar.compare import replay as module
+from desugar.compare.records import Programs, Spread, Verdict, Way
+from desugar.compare.replay import NoCopy, ScriptCalls, bytes_of, copy_call, restored
+from desugar.compare.ways import DIRECT, EAGER, STOCK, TUNED
+from desugar.compare.worth import sum_up
 from desugar.dynamo.backend import dynamo_backend
 from desugar.explain.collector import Collector
 from tests.desugar.explain.subjects import make_weight
@@ -49,8 +49,9 @@ def test_a_call_is_timed_in_each_way():
     assert list(ways) == ["eager", "torch.compile", "stock, tuned", "desugar.compile"] and all(
         t > 0 for t in ways.values()
     )
-    told = "2 calls compared; torch.compile: right; stock, tuned: right; desugar.compile: right"
-    assert program.worth.verdict == told
+    told = "results of 2 calls compared; torch.compile: right; stock, tuned: right; desugar.compile: right"
+    assert program.worth.verdict == told and [name for name, _ in program.worth.memory] == list(ways)
+    assert all(12 <= nbytes < 2**16 for _, nbytes in program.worth.memory)
     assert program.worth.answer.startswith(("yes, ", "no, ", "hardly, ")) and program.calls == 1
 
 
@@ -181,14 +182,14 @@ def test_what_cannot_be_made_again_says_why():
 
 
 def test_a_way_that_fails_or_differs_does_not_hide_the_others(monkeypatch):
-    real = compiled_functions.compile_way
+    real = module.compile_way
 
     def compile_way(way, fn, backend, **more):
         if way == "torch.compile":
             return lambda x: 1 / 0
         return real(way, (lambda x: fn(x) + 1) if way == "desugar.compile" else fn, backend, **more)
 
-    monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
+    monkeypatch.setattr(module, "compile_way", compile_way)
     twice = compiled(lambda x: x * 2)
     (program,) = reported(lambda: twice(torch.ones(2)))
     assert program.worth.ways[1] == ("torch.compile", None) and program.worth.ways[3][1] > 0
@@ -225,13 +226,13 @@ def test_equal_calls_that_compile_again_are_told():
     ],
 )
 def test_the_options_of_the_script_are_kept(monkeypatch, door, options):
-    asked, real = [], compiled_functions.compile_way
+    asked, real = [], module.compile_way
 
     def compile_way(way, fn, backend, **more):
         asked.append((backend, more))
         return real(way, fn, "eager")
 
-    monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
+    monkeypatch.setattr(module, "compile_way", compile_way)
     fn = door(lambda x: x.sin() * 2, **options)
     reported(lambda: fn(torch.ones(2)))
     assert asked == [("inductor", options)] * 4
@@ -272,7 +273,9 @@ def test_calls_behind_torch_compile_are_made_again():
     assert all(seconds > 0 for p in programs for _, seconds in p.worth.ways)
     for program, train in zip(programs, (False, True, True, False), strict=True):
         told = program.worth.verdict
-        assert told.startswith(f"2 calls compared; torch.compile: right; stock, tuned: right; {OURS}: right")
+        compared = "results and gradients of 2 training steps" if train else "results of 2 calls"
+        right = f"torch.compile: right; stock, tuned: right; {OURS}: right"
+        assert told.startswith(f"{compared} compared; {right}")
         assert ("backward" in told) == train
     assert torch.equal(net.weight.grad, torch.full((3,), 3.0)), "as the script left it"
 
@@ -340,36 +343,100 @@ def test_two_functions_behind_torch_compile_are_told_apart():
 
 # ---- the answer ----------------------------------------------------------------------------------------------
 
-RIGHT = {"torch.compile": Verdict("right"), "desugar.compile": Verdict("right")}
+RIGHT = Verdict("right")
 
 
-def summed(eager, stock, ours, verdicts=RIGHT, *more):
-    return sum_up(2, (("eager", eager), ("torch.compile", stock), ("desugar.compile", ours)), verdicts, *more)
+def way(name, seconds, memory=0, verdict=RIGHT, graph=None, **found):
+    call = None if seconds is None else Spread(seconds, 0.0)
+    return Way(name, verdict, Programs(**found), call=call, memory=memory, graph=graph)
 
 
-@pytest.mark.parametrize(
-    ("times", "says"),
-    [
-        ((4.0, 2.0, 1.0), "yes, 4 times faster than eager, 2 times faster than torch.compile"),
-        ((1.0, 2.0, 4.0), "no, 4 times slower than eager, 2 times slower than torch.compile"),
-        ((1.0, 1e-4, 1.03), "hardly, as fast as eager, 10,300 times slower than torch.compile"),
-        ((1.0, None, 0.5), "yes, 2 times faster than eager"),
-        ((1.0, 1.0, None), "no, desugar.compile failed"),
-    ],
+def summed(*seconds, **options):
+    *others, ours = (way(name, one) for name, one in zip((EAGER, STOCK, DIRECT), seconds, strict=True))
+    return lambda: sum_up(2, [*others, replace(ours, **options)], "2 programs")
+
+
+test_the_answer = giving(
+    {
+        name: (lambda times=times: summed(*times)().answer, says)
+        for name, times, says in (
+            ("yes", (4.0, 2.0, 1.0), "yes, 4 times faster than eager, 2 times faster than torch.compile"),
+            ("no", (1.0, 2.0, 4.0), "no, 4 times slower than eager, 2 times slower than torch.compile"),
+            ("hardly", (1.0, 1e-4, 1.03), "hardly, as fast as eager, 10,300 times slower than torch.compile"),
+            ("stock failed", (1.0, None, 0.5), "yes, 2 times faster than eager"),
+            ("ours failed", (1.0, 1.0, None), "no, desugar.compile failed"),
+        )
+    }
+    | {
+        "what is wrong was not worth it": (
+            lambda: (
+                (found := summed(4.0, 2.0, 1.0, verdict=Verdict("wrong", "call 1 of 2: off"))()).answer,
+                found.verdict.partition("; desugar.compile: ")[2],
+            ),
+            (
+                "no, desugar.compile does not do what eager mode does",
+                "wrong (call 1 of 2: off); 2 programs",
+            ),
+        )
+    }
 )
-def test_the_answer(times, says):
-    assert summed(*times).answer == says
 
 
-WRONG = {**RIGHT, "desugar.compile": Verdict("wrong", "call 1 of 2: off")}
+MIB, KERNELS = 2**20, "the kernels of its graph are slower; "
+TUNES = "it compiles for constant sizes, with tuned kernels if there are any; pass dynamic=False"
 
 
-def test_what_is_wrong_was_not_worth_it():
-    found = summed(4.0, 2.0, 1.0, WRONG, "2 programs together")
-    assert (found.answer, found.verdict) == (
-        "no, desugar.compile does not do what eager mode does",
-        "2 calls compared; torch.compile: right; desugar.compile: wrong (call 1 of 2: off); 2 programs together",
-    )
+def losses(rival, ours, **options):
+    return lambda: list(sum_up(2, [rival, ours], **{"backend": "eager"} | options).losses)
+
+
+test_each_loss_has_its_cause_and_the_remedy = giving(
+    {
+        "no loss": (losses(way(EAGER, 1.0, MIB), way(DIRECT, 1.0, MIB)), []),
+        "a wrong way wins nothing": (
+            losses(way(STOCK, 1.0, verdict=Verdict("wrong")), way(DIRECT, 2.0)),
+            [],
+        ),
+        "a note": (
+            losses(way(EAGER, 1.0), way(DIRECT, 2.0, notes=("padded; pass lengths",))),
+            ["2 times slower than eager: padded; pass lengths"],
+        ),
+        "a break": (
+            losses(way(STOCK, 1.0), way(DIRECT, 2.0, breaks=("a.py:1: why",))),
+            [
+                "2 times slower than torch.compile: a graph ends at a.py:1: why; keep that line out of the function"
+            ],
+        ),
+        "settings": (
+            losses(way(TUNED, 1.0), way(DIRECT, 2.0)),
+            [f"2 times slower than stock, tuned: {TUNES}"],
+        ),
+        "settings that ours has, too": (
+            losses(way(TUNED, 1.0), way(DIRECT, 2.0), options={"dynamic": False}),
+            ['2 times slower than stock, tuned: its graph runs op by op; pass backend="inductor"'],
+        ),
+        "time around the graphs": (
+            lambda: losses(way(EAGER, 1.0), way(DIRECT, 2.0, graph=0.5))()[0].partition(", the wrapper")[0],
+            "2 times slower than eager: 1.5 s of a call are guards",
+        ),
+        "kernels": (
+            losses(way(STOCK, 1.0), way(DIRECT, 2.0, graph=1.9), backend="inductor"),
+            [f"2 times slower than torch.compile: {KERNELS}call it by torch.compile"],
+        ),
+        "memory": (
+            lambda: [
+                losses(way(STOCK, 1.0, 9 * MIB), way(DIRECT, 1.0, 12 * MIB), train=train)()[0].partition(";")[
+                    0
+                ]
+                for train in (True, False)
+            ],
+            [
+                "3 MiB more memory than torch.compile: more tensors are kept for the backward",
+                "3 MiB more memory than torch.compile: its graph holds more tensors at once",
+            ],
+        ),
+    }
+)
 
 
 # ---- copies of arguments -------------------------------------------------------------------------------------

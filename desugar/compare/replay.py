@@ -1,0 +1,456 @@
+"""Calls that a script compiled, made again after it has ended: in eager mode, with stock `torch.compile` and here.
+
+While the script runs, the arguments of each call that compiles are copied, before the call can write to them. After it
+has ended, each call is made again with new copies, in all ways and in turns, so that the script itself runs as ever.
+Parameters, buffers and gradients have their values again afterwards. What cannot be repeated is left out, with the
+reason. Lines between the graphs of a call may write to files, unless every graph of the script that broke did so at a
+branch or a read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from desugar import _torch as private
+from desugar._torch_compiled_calls import compiled_call
+from desugar.api import call_of, with_own_code
+from desugar.compare.import_names import Call
+from desugar.compare.judge import judge
+from desugar.compare.meters import shuffled_rounds, time_turn
+from desugar.compare.outcome import Outcome, copy_parts, leaves_of, parts_of, shared_memory
+from desugar.compare.processes import describe_error
+from desugar.compare.records import Verdict, Way, with_times
+from desugar.compare.subject import SEED, Subject, look, make_step, observe_calls, seed
+from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK, TUNED, compile_way, watch_programs
+from desugar.compare.worth import sum_up
+from desugar.dynamo.entry import Calls
+from desugar.explain.records import Report, Worth
+from desugar.ir.values import is_wrapper
+from desugar.recording.frames import BRANCH, READ, count_compilations
+from desugar.recording.listeners import Recording, caller
+from desugar.user_code import is_library_file
+
+_CALLS = 2  # that are compared
+_KEPT = 2**30  # bytes of all arguments that are kept
+_BUDGET, _MOST = 2.0, 50  # seconds and rounds of the turns of one call
+_TURN, _REPEATS, _COPIED = 2e-3, 20, 2**26  # seconds, calls, and bytes of arguments of one turn
+
+Tell = Callable[[str], None]
+
+
+# ----------------------------------------------------------------------------------------- compiled functions
+
+
+@dataclass
+class Owner:
+    """What `desugar.compile` or `torch.compile(backend="desugar")` has compiled in a script.
+
+    Calls in other ways keep the script's order, so that their sizes become symbolic as the script's do.
+
+    Attributes:
+        what: The function or module.
+        ways: The ways in which its calls are made again, the script's own one last.
+        given: What Dynamo was given as a backend, with the options.
+        code: The code of the frame that runs the function: what lies below it on the stack is between its graphs.
+    """
+
+    what: Any
+    ways: tuple[str, ...]
+    given: Any
+    code: types.CodeType
+
+    def backend(self) -> Any:
+        """Returns the compiler of its graphs: a name, or a function of the script's."""
+        return self.given.kwargs.get("options", {}).get("backend", "inductor")
+
+    def options(self) -> dict[str, Any]:
+        """Returns the script's options that `torch.compile` and `desugar.compile` share."""
+        options = self.given.kwargs.get("options", {})
+        options = {name: value for name, value in options.items() if name not in ("backend", "strict")}
+        more = {"dynamic": self.given.dynamic, "mode": self.given.kwargs.get("mode"), "options": options}
+        return {name: value for name, value in more.items() if value not in (None, {})}
+
+    @cached_property
+    def compiled(self) -> dict[str, Any]:
+        """The function compiled anew in all ways, with the script's options."""
+        return {
+            way: compile_way(way, self._with_own_code(way), self.backend(), **self.options())
+            for way in self.ways
+        }
+
+    @cached_property
+    def compiled_to_draw(self) -> dict[str, Any]:
+        """The same once more, to draw random numbers as eager mode does."""
+        return replace(self).compiled
+
+    def _with_own_code(self, way: str) -> Any:
+        """Returns the function with code of its own: Dynamo would find what it has compiled of the same code."""
+        fn = self.what
+        if way == EAGER:
+            return fn
+        if isinstance(fn, nn.Module):
+            return with_own_code(call_of(fn))
+        if isinstance(fn, types.MethodType) and isinstance(fn.__func__, types.FunctionType):
+            return types.MethodType(with_own_code(fn.__func__), fn.__self__)
+        return with_own_code(fn) if isinstance(fn, types.FunctionType) else fn
+
+
+@dataclass(slots=True)
+class Owners:
+    """The compiled functions that were met: one object for each."""
+
+    _found: dict[Any, tuple[Owner, Any]] = field(
+        default_factory=dict
+    )  # with what must live on to keep its id
+
+    def in_progress(self) -> tuple[Owner | None, Call]:
+        """Returns the function that is being called in this thread, and its arguments; None if there is none."""
+        calls = caller()
+        call = calls.call() if isinstance(calls, Calls) else None
+        if isinstance(calls, Calls) and call is not None:
+            made = Owner(
+                calls.what, (EAGER, STOCK, TUNED, DIRECT), calls.backend, Calls._call_compiled.__code__
+            )
+            return self._found.setdefault(id(calls), (made, calls))[0], call
+        found = compiled_call()
+        if found is None or getattr(found.backend, "compiler_name", None) != "desugar":
+            return None, ((), {})
+        made = Owner(found.what, (EAGER, STOCK, TUNED, BACKEND), found.backend, found.code)
+        key = id(found.context), id(found.what)
+        return self._found.setdefault(key, (made, found.context))[0], (found.args, found.kwargs)
+
+
+# ----------------------------------------------------------------------------------------------------- copies
+
+
+class NoCopy(ValueError):
+    """The arguments of a call cannot be copied; the message says why."""
+
+
+def copy_call(call: Call) -> Call:
+    """Copies the arguments of a call; modules among them are state, and stay what they are.
+
+    Raises:
+        NoCopy: Arguments share memory, or one has no copy.
+    """
+    leaves = {id(leaf): leaf for _, leaf in leaves_of(call, "")}
+    tensors = {str(number): leaf for number, leaf in leaves.items() if isinstance(leaf, Tensor)}
+    if any(True for _ in shared_memory(tensors)):
+        raise NoCopy("its arguments share memory, and copies of them would not")
+    memo = {number: leaf for number, leaf in leaves.items() if isinstance(leaf, nn.Module)}
+    try:
+        memo |= {id(tensor): _copy_tensor(tensor) for tensor in tensors.values()}
+        return copy.deepcopy(call, memo)
+    except Exception as error:  # a class of the user's may raise anything
+        raise NoCopy(
+            f"its arguments cannot be copied: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+
+
+def _copy_tensor(tensor: Tensor) -> Tensor:
+    """Copies a tensor with its strides; one that is no autograd leaf has a copy that is none."""
+    with torch.no_grad():
+        copied = _copy_values(tensor.detach())
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(copied, tensor.requires_grad)
+    if type(tensor) is Tensor:
+        vars(copied).update(vars(tensor))  # which sizes are to be symbolic
+    if not tensor.requires_grad:
+        return copied
+    copied.requires_grad_()
+    with torch.enable_grad():
+        return copied if tensor.is_leaf else copied.clone()
+
+
+def _copy_values(tensor: Tensor) -> Tensor:
+    copied = tensor.clone()
+    if is_wrapper(tensor) or tensor.layout is not torch.strided or copied.stride() == tensor.stride():
+        return copied
+    extent = 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size
+    )
+    flat = tensor.as_strided((extent,), (1,), tensor.storage_offset()).clone()
+    return flat.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def bytes_of(call: Call) -> int:
+    """Returns the bytes of the tensors in the arguments of a call."""
+    tensors = {id(leaf): leaf for _, leaf in leaves_of(call, "") if isinstance(leaf, Tensor)}
+    parts = [part for tensor in tensors.values() for _, part in parts_of(tensor)]
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+# ------------------------------------------------------------------------------------------------------ state
+
+
+@contextlib.contextmanager
+def restored(state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, tensors have no gradients and may be written; afterwards their values and gradients are as before."""
+    before = copy_parts(state)
+    gradients = {name: tensor.grad for name, tensor in state.items() if tensor.is_leaf}
+    try:
+        for name in gradients:  # a backward adds to a gradient that is there
+            state[name].grad = None
+        yield
+    finally:
+        for name, tensor in state.items():
+            _restore(tensor, before[name])
+            if name in gradients:
+                tensor.grad = gradients[name]
+
+
+def _restore(tensor: Tensor, before: list[Tensor]) -> None:
+    with torch.no_grad():
+        for (_, part), value in zip(parts_of(tensor), before, strict=True):
+            if part.shape == value.shape and not torch.equal(part.detach(), value):
+                part.detach().copy_(value)
+
+
+# ---------------------------------------------------------------------------------------- calls of the script
+
+
+def _modes_now() -> list[Callable[[], contextlib.AbstractContextManager[Any]]]:
+    """Returns what makes contexts with the modes of PyTorch that are on now."""
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return [
+        partial(torch.inference_mode, torch.is_inference_mode_enabled()),
+        partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+        *(partial(torch.autocast, device, torch.get_autocast_dtype(device)) for device in devices),
+    ]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A call that compiled programs.
+
+    Attributes:
+        owner: The compiled function; None if unknown.
+        numbers: Its programs, by their numbers in the report.
+        call: Copies of its arguments, from before it ran.
+        modes: Make contexts with the modes in which it was made.
+        is_broken: Whether it is more than one graph.
+        why_not: Why it cannot be made again.
+    """
+
+    owner: Owner | None
+    numbers: list[int]
+    call: Call = ((), {})
+    modes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = field(default_factory=_modes_now)
+    is_broken: bool = False
+    why_not: str = ""
+
+
+class ScriptCalls:
+    """The calls that compile while a script runs: `keep` is called with each compilation, `compare` at the end."""
+
+    def __init__(self) -> None:
+        self._kept: list[_Kept] = []
+        self._owners = Owners()
+        self._last = threading.local()
+        self._number, self._bytes = 0, 0
+
+    def keep(self, recording: Recording) -> None:
+        """Keeps the call in progress. Compilations come in the order of the programs of the report."""
+        number, self._number = self._number, self._number + 1
+        if recording.program is None:
+            return
+        owner, call = self._owners.in_progress()
+        if owner is None:
+            self._kept.append(_Kept(None, [number], why_not=_NO_OWNER))
+            return
+        args, kept = getattr(self._last, "call", (None, None))
+        if args is not call[0] or kept is None:
+            kept = self._take(owner, call)
+            self._last.call = call[0], kept
+        kept.numbers.append(number)
+        kept.is_broken |= not recording.program.is_whole or _is_inside_a_broken_call(owner.code)
+
+    def _take(self, owner: Owner, call: Call) -> _Kept:
+        kept = _Kept(owner, [])
+        self._kept.append(kept)
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            kept.why_not = "the script runs on several processes, which would wait for each other"
+        elif not isinstance(owner.backend(), str):
+            kept.why_not = "its backend is a function of the script's"
+        elif (nbytes := bytes_of(call)) + self._bytes > _KEPT:
+            kept.why_not = "the arguments of all compiled calls together take more than 1 GiB"
+        else:
+            try:
+                kept.call = copy_call(call)
+                self._bytes += nbytes
+            except NoCopy as error:
+                kept.why_not = str(error)
+        return kept
+
+    def compare(self, report: Report, tell: Tell = lambda text: None) -> Report:
+        """Makes the calls again; returns the report with the times, or the reasons why there are none."""
+        programs = list(report.programs)
+        broken = (*report.breaks, *report.not_compiled)
+        unsafe = next((text for text in broken if not text.endswith((BRANCH, READ))), "")
+        for number, kept in enumerate(self._kept, 1):
+            first = kept.numbers[0]
+            tell(f"{programs[first].title}, call {number} of {len(self._kept)}, in other ways")
+            if not kept.why_not and kept.is_broken and unsafe:
+                kept.why_not = f"lines between its graphs may change files and the like, as here: {unsafe}"
+            if kept.owner is not None and not kept.why_not:
+                train = any(len(programs[n].graphs) > 1 for n in kept.numbers)
+                try:
+                    programs[first] = replace(programs[first], worth=_compare(kept.owner, kept, train=train))
+                except KeyboardInterrupt:
+                    kept.why_not = "interrupted"
+                except _EagerFailed as error:
+                    kept.why_not = str(error)
+            reason = (
+                kept.why_not or f"it belongs to the call of program {first + 1}, which is timed as a whole"
+            )
+            for n in kept.numbers if kept.why_not else kept.numbers[1:]:
+                programs[n] = replace(programs[n], no_worth=reason)
+        return replace(report, programs=tuple(programs))
+
+
+_NO_OWNER = (
+    'it was compiled outside of a call of what desugar.compile or torch.compile(backend="desugar") returned; '
+    "`desugar compare` times any function"
+)
+
+
+def _is_inside_a_broken_call(code: types.CodeType) -> bool:
+    """Returns whether lines of the user's lie between the frame that runs the function and this compilation."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        if not is_library_file(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+# ---------------------------------------------------------------------------------------------------- the ways
+
+
+class _EagerFailed(Exception):
+    """Eager mode raised, so there is nothing to compare with."""
+
+
+def _compare(owner: Owner, kept: _Kept, *, train: bool) -> Worth:
+    """Makes one call in all ways: compares what it does, then times and profiles it.
+
+    Raises:
+        _EagerFailed: There is nothing to compare with.
+    """
+    modules = {path: leaf for path, leaf in leaves_of(kept.call, "arguments") if isinstance(leaf, nn.Module)}
+    subject = Subject(owner.what, lambda: [copy_call(kept.call)], train, modules=modules)
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices), contextlib.ExitStack() as stack:
+        for make in kept.modes:
+            stack.enter_context(make())
+        with (
+            restored(subject.state()),
+            contextlib.redirect_stdout(io.StringIO()),
+            # The script may have compiled the same lines so often already that the limit is reached.
+            private.dynamo_config.patch(recompile_limit=256, accumulated_recompile_limit=1024),
+        ):
+            found = _judge(subject, owner)
+            recompiled = _measure(subject, owner.compiled, found, bytes_of(kept.call))
+    more = ["each a step of a training: the call, the sum of its results, the backward"] if train else []
+    more += [f"{len(kept.numbers)} programs together"] if len(kept.numbers) > 1 else []
+    more += ["times include compiling: equal calls were compiled again and again"] if recompiled else []
+    ways = [found[way] for way in owner.ways]
+    worth = sum_up(_CALLS, ways, *more, train=train, backend=owner.backend(), options=owner.options())
+    return replace(worth, answer=_EACH_COMPILES, losses=()) if recompiled else worth
+
+
+_EACH_COMPILES = "unknown, equal calls were compiled again and again"
+
+
+def _judge(subject: Subject, owner: Owner) -> dict[str, Way]:
+    """Compares two calls of each way with eager mode; a way that raised has the verdict "error"."""
+    try:
+        want, again = _observe(subject, owner.what), _observe(subject, owner.what)
+    except Exception as error:
+        raise _EagerFailed(f"made again after the script's end, it raised {describe_error(error)}") from error
+    found = {EAGER: Way(EAGER, Verdict("judge"))}
+    if not judge(list(zip(want, again, strict=True))).agrees:
+        unknown = Verdict("unknown", "eager mode does not do the same twice")
+        return found | {way: Way(way, unknown) for way in owner.ways[1:]}
+    after = _random_states()
+    seed(SEED + _CALLS)  # as before the last call
+    draws = not all(map(torch.equal, after, _random_states()))
+    compiled = owner.compiled_to_draw if draws else owner.compiled
+    for way in owner.ways[1:]:
+        with (
+            _noting_errors(found, way),
+            watch_programs(subject.fn) as programs,
+            private.inductor_config.patch(fallback_random=draws),
+        ):
+            verdict = judge(list(zip(want, _observe(subject, compiled[way]), strict=True)))
+            found[way] = Way(way, verdict, programs())
+    return found
+
+
+@contextlib.contextmanager
+def _noting_errors(found: dict[str, Way], way: str) -> Iterator[None]:
+    """Inside, whatever a way raises becomes its verdict."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - it is a result of the comparison
+        found[way] = Way(way, Verdict("error", describe_error(error)))
+
+
+def _observe(subject: Subject, compiled: Any) -> list[Outcome]:
+    with restored(subject.state()):
+        return observe_calls(subject, compiled, _CALLS)
+
+
+def _random_states() -> list[torch.Tensor]:
+    on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *on_gpu]
+
+
+# -------------------------------------------------------------------------------------------------- measuring
+
+
+def _measure(subject: Subject, compiled: dict[str, Any], found: dict[str, Way], nbytes: int) -> bool:
+    """Times warm calls in turns, each with copies of the arguments that are made before the turn; then profiles one.
+
+    The figures of the ways that did not fail are added to `found`. Returns whether equal calls were compiled again.
+    """
+    repeats: dict[str, int] = {}
+    for way, fn in compiled.items():
+        if found[way].verdict.state != "error":
+            with _noting_errors(found, way):
+                _turn(subject, fn, 1)
+                repeats[way] = _repeats(_turn(subject, fn, 1), nbytes)
+    samples: dict[str, list[float]] = {way: [] for way in repeats}
+    count = count_compilations()
+    for order in shuffled_rounds(repeats, _MOST, _BUDGET):
+        for way in order:
+            samples[way].append(_turn(subject, compiled[way], repeats[way]))
+    recompiled = count_compilations() != count
+    for way, times in samples.items():
+        memory, graph = look(subject, compiled[way], subject.make_calls()[0])
+        found[way] = replace(with_times(found[way], times, samples[EAGER]), memory=memory, graph=graph)
+    return recompiled
+
+
+def _repeats(seconds: float, nbytes: int) -> int:
+    """Returns how many calls a turn has: their arguments are there at the same time."""
+    fitting = _COPIED // max(nbytes, 1)
+    return max(1, min(round(_TURN / max(seconds, 1e-9)), _REPEATS, fitting))
+
+
+def _turn(subject: Subject, fn: Any, repeats: int) -> float:
+    steps = iter([make_step(subject, fn, subject.make_calls()[0]) for _ in range(repeats + 1)])
+    return time_turn(lambda: next(steps)(), repeats)
