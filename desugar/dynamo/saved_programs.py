@@ -80,7 +80,7 @@ def save_program(
             raise place.problem
         content = {
             "program": place.files,
-            "inputs": place.inputs,
+            "inputs": place.packed_inputs,
             "symbols": place.symbols,
             "autocast": autocast_state(),
             "mode": mode,

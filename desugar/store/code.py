@@ -228,10 +228,8 @@ def _is_function(value: Any) -> bool:
 
 def _functions_of(member: Any) -> Iterator[types.FunctionType]:
     """Yields the functions of a member of a class."""
-    if isinstance(member, property):
-        parts: tuple[Any, ...] = (member.fget, member.fset, member.fdel)
-    else:
-        parts = (getattr(member, "__func__", member),)
+    is_property = isinstance(member, property)
+    parts = [member.fget, member.fset, member.fdel] if is_property else [getattr(member, "__func__", member)]
     for part in parts:
         part = inspect.unwrap(part) if callable(part) else part
         if isinstance(part, types.FunctionType):

@@ -30,11 +30,13 @@ _KIND = "desugar_program"  # PyTorch's name for these files among its cache arti
 
 def is_switched_on() -> bool:
     """Whether the environment and PyTorch's configuration let programs be stored."""
-    if os.environ.get(SWITCH, "1") in ("", "0"):
-        return False
-    if not private.can_store() or private.compiler_config.force_disable_caches:
-        return False
-    return private.functorch_config.enable_autograd_cache and private.inductor_config.fx_graph_cache
+    return (
+        os.environ.get(SWITCH, "1") not in ("", "0")
+        and private.can_store()
+        and not private.compiler_config.force_disable_caches
+        and private.functorch_config.enable_autograd_cache
+        and private.inductor_config.fx_graph_cache
+    )
 
 
 def folder() -> Path:
@@ -57,7 +59,7 @@ def _write(path: Path, content: bytes) -> None:
     handle, beside = tempfile.mkstemp(prefix=".", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_digest(content) + b"\n" + content)
+            file.write(digest(content).encode() + b"\n" + content)
         os.replace(beside, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -69,10 +71,10 @@ def read(key: str, name: str) -> bytes | None:
     """Returns the content of a file of a key; None if there is none or it is damaged."""
     path = folder() / key[:2] / key / name
     try:
-        digest, _, content = path.read_bytes().partition(b"\n")
+        found, _, content = path.read_bytes().partition(b"\n")
     except OSError:
         return None
-    if digest != _digest(content):
+    if found != digest(content).encode():
         log.warning("ignored a damaged file of the store of programs: %s", path)
         return None
     with contextlib.suppress(OSError):
@@ -83,15 +85,12 @@ def read(key: str, name: str) -> bytes | None:
 
 def names(key: str) -> list[str]:
     """Returns the names of the files of a key, in order."""
-    try:
-        found = os.listdir(folder() / key[:2] / key)
-    except OSError:
-        return []
-    return sorted(name for name in found if not name.startswith("."))
+    return sorted(path.name for path in (folder() / key[:2] / key).glob("[!.]*"))
 
 
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).hexdigest().encode()
+def digest(content: bytes) -> str:
+    """Returns the digest of the content of a file."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------- their bound

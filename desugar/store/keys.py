@@ -32,7 +32,7 @@ from desugar.flatten.inputs import Inputs
 from desugar.flatten.rule_state import StateRead
 from desugar.ir.values import Same, Value, View, Wrapper, describe, is_wrapper
 from desugar.passes.verify import rechecks_enabled
-from desugar.store.code import describe_code
+from desugar.store.code import describe_code, root_of
 from desugar.store.pickling import DAMAGED, CannotStore
 from subclasses._torch import OpOverload, OpOverloadPacket
 from subclasses.generate.compile_cache import describe_value, fingerprint
@@ -69,10 +69,11 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
     """
     try:
         _check_cacheable(graph)
-        classes = sorted(
-            {cls for value in inputs.values for cls in _classes_of(value)} | _made_in(graph), key=_name
-        )
-        _check_classes(classes)
+        wrappers = [wrapper for value in inputs.values for wrapper in _wrappers_in(value)]
+        classes = sorted({wrapper.cls for wrapper in wrappers} | _made_in(graph), key=_name)
+        _check_classes(classes, wrappers)
+        contexts = [wrapper.context for wrapper in wrappers]
+        statics = [static for context in contexts for static in getattr(context, "statics", (context,))]
         details = (
             _release(),
             graph,
@@ -82,7 +83,7 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
             [astuple(origin) for _, origin in sorted(inputs.origins.items())],
             sorted(inputs.parameters),
             [(_name(cls), fingerprint(cls)) for cls in classes],
-            describe_code(classes, [static for value in inputs.values for static in _statics_of(value)]),
+            describe_code(classes, statics),
             [(one.name, describe_value(one.value)) for one in read],
             _ranges(inputs),
             _settings(backend),
@@ -117,11 +118,9 @@ def _check_cacheable(graph: fx.GraphModule) -> None:
     check_ops(graph)
 
 
-def graph_modules(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """Yields a graph, and those that its higher-order ops run."""
-    for module in graph.modules():
-        if isinstance(module, fx.GraphModule):
-            yield module
+def graph_modules(graph: fx.GraphModule) -> list[fx.GraphModule]:
+    """Returns a graph, and those that its higher-order ops run."""
+    return [module for module in graph.modules() if isinstance(module, fx.GraphModule)]
 
 
 def check_ops(graph: fx.GraphModule) -> None:
@@ -150,9 +149,8 @@ def _check_node(node: fx.Node) -> None:
 
 
 def _is_ours(target: Any) -> bool:
-    if isinstance(target, type) and issubclass(target, Tensor):
-        return True
-    return isinstance(target, types.FunctionType) and target.__module__.partition(".")[0] == "subclasses"
+    is_class = isinstance(target, type) and issubclass(target, Tensor)
+    return is_class or (isinstance(target, types.FunctionType) and root_of(target.__module__) == "subclasses")
 
 
 def _made_in(graph: fx.GraphModule) -> set[type]:
@@ -172,21 +170,12 @@ def _made_in(graph: fx.GraphModule) -> set[type]:
     return found
 
 
-def _classes_of(value: Value) -> Iterator[type]:
+def _wrappers_in(value: Value) -> Iterator[Wrapper]:
+    """Yields a wrapper and those inside it."""
     if isinstance(value, Wrapper):
-        if isinstance(value.context, DTensorContext | OpaqueContext):
-            raise CannotStore(f"a {value.cls.__name__} belongs to a process group")
-        yield value.cls
+        yield value
         for _, part in value.inner:
-            yield from _classes_of(part)
-
-
-def _statics_of(value: Value) -> Iterator[Any]:
-    """Yields the static metadata of a wrapper and of those inside it."""
-    if isinstance(value, Wrapper):
-        yield from getattr(value.context, "statics", (value.context,))
-        for _, part in value.inner:
-            yield from _statics_of(part)
+            yield from _wrappers_in(part)
 
 
 def _flags(value: Value) -> Any:
@@ -223,8 +212,11 @@ def _check_unchanged(path: str) -> None:
         raise CannotStore(f"{path} was changed after this process began")
 
 
-def _check_classes(classes: Iterable[type]) -> None:
-    """Raises where another process could not find a class by its name, or might find another one."""
+def _check_classes(classes: Iterable[type], wrappers: Iterable[Wrapper]) -> None:
+    """Raises where another process could not find a class, or might find another one, or lacks a process group."""
+    for wrapper in wrappers:
+        if isinstance(wrapper.context, DTensorContext | OpaqueContext):
+            raise CannotStore(f"a {wrapper.cls.__name__} belongs to a process group")
     for cls in classes:
         found: Any = sys.modules.get(cls.__module__)
         for part in cls.__qualname__.split("."):
@@ -253,8 +245,8 @@ def _release() -> tuple[str, ...]:
 def _processor() -> str:
     """Returns the instructions of the processor for which kernels are compiled, and those that oneDNN may use."""
     try:
-        with open("/proc/cpuinfo") as file:
-            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     except OSError:  # not Linux
         flags = platform.processor()
     told = [os.environ.get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")]

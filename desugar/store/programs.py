@@ -9,12 +9,11 @@ was compiled is a file of its own, since it is compiled when its gradients first
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import pickle
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import fx
 
@@ -80,8 +79,7 @@ def load_graph(
         compiled, _ = private.FxGraphCache.cache_hit_post_compile(compiled, {}, constants)
     if compiled is None:
         return None
-    options = {"cudagraphs": private.BoxedBool(False), "is_backward": is_backward}
-    compiled.post_compile([], constants, options)
+    compiled.post_compile([], constants, {"cudagraphs": private.BoxedBool(False), "is_backward": is_backward})
     return compiled  # type: ignore[no-any-return]
 
 
@@ -117,14 +115,12 @@ def pack(program: Stored, inputs: Inputs) -> dict[str, Any]:
     guards = [guard.expr for guard in env.guards]
     if env.deferred_runtime_asserts or not _hold(guards, env):
         raise CannotStore("a size depends on data")
-    parts = None
-    if program.split is not None:
-        parts = tuple(getattr(program.split, one.name) for one in fields(Split) if one.name != "graphs")
+    split = None if program.split is None else replace(program.split, graphs=None)  # type: ignore[arg-type]
     graphs = program.graphs.all
     check_ops(graphs[0])
     return {
         "guards": pickle.dumps(guards),
-        "records": dump((program.interface, parts, inputs.fakes.offsets_matter)),
+        "records": dump((program.interface, split, inputs.fakes.offsets_matter)),
         "forward": dump_graph(program.forward),
         "graphs": dump(graphs),
     }
@@ -143,40 +139,50 @@ def unpack(content: dict[str, Any], inputs: Inputs, *, is_guarded: bool = False)
     if not _hold(guards, env):
         return None
     graphs = Graphs(lambda: _load_graphs(content["graphs"], inputs.fakes.mode))
-    interface, parts, offsets_matter = load(content["records"], inputs.fakes.mode)
-    split = None if parts is None else Split(graphs, *parts)
+    interface, split, offsets_matter = load(content["records"], inputs.fakes.mode)
     forward = load_graph(content["forward"], lambda: graphs.all[1], is_backward=False)
     if forward is None:
         return None
     for guard in guards:
         env.evaluate_expr(guard)
     inputs.fakes.offsets_matter = offsets_matter
-    return Stored(interface, split, graphs, forward)
+    return Stored(interface, None if split is None else replace(split, graphs=graphs), graphs, forward)
 
 
-class Place(Protocol):
-    """Where a program is kept."""
+@dataclass(eq=False)
+class Place:
+    """The place of a program: this process, or for a subclass files that another process reads.
+
+    Attributes:
+        stored: The program without its wrapper.
+        inputs: Its flattened arguments.
+        backwards: Which gradients arrive -> the compiled backward.
+    """
+
+    stored: Stored | None = None
+    inputs: Inputs | None = None
+    backwards: dict[tuple[bool, ...], CompiledGraph] = field(default_factory=dict)
 
     def load(self, inputs: Inputs) -> Stored | None:
         """Returns the program that fits a call; None if there is none."""
-        ...
+        return None
 
     def load_backward(
         self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]
     ) -> CompiledGraph | None:
         """Returns the compiled backward for the gradients that arrive; None if there is none."""
-        ...
+        return None
 
     def save(self, program: Stored, inputs: Inputs) -> None:
         """Keeps a program."""
-        ...
+        self.stored, self.inputs = program, inputs
 
     def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
         """Keeps a compiled backward."""
-        ...
+        self.backwards[present] = compiled
 
 
-class PlaceInStore:
+class PlaceInStore(Place):
     """The place of one graph's program in the store.
 
     Attributes:
@@ -186,6 +192,7 @@ class PlaceInStore:
     """
 
     def __init__(self, key: str) -> None:
+        super().__init__()
         self.key = key
         self.digest: str | None = None
 
@@ -204,7 +211,7 @@ class PlaceInStore:
                 )
                 continue
             if found is not None:
-                self.digest = _digest(content)
+                self.digest = files.digest(content)
                 return found
         return None
 
@@ -236,8 +243,8 @@ class PlaceInStore:
             log.info("a program is not stored: %s", reason)
             return
         whole = pickle.dumps(content)
-        self.digest = _digest(whole)
-        files.write(self.key, _digest(content["guards"]) + _PROGRAM, whole)
+        self.digest = files.digest(whole)
+        files.write(self.key, files.digest(content["guards"]) + _PROGRAM, whole)
 
     def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
         """Writes a compiled backward of a stored program; logs why if it cannot be stored."""
@@ -253,20 +260,21 @@ class PlaceInStore:
 INPUT_FIELDS = ("values", "origins", "num_arguments", "parameters", "inference")
 
 
-class PackedPlace:
+class PackedPlace(Place):
     """The place of a program that is going to be part of another file, or was part of one.
 
     Attributes:
         files: The program and its backwards, by name.
         problem: Why it cannot be saved.
-        inputs: The flattened arguments as fake tensors (`INPUT_FIELDS`, then the fakes).
+        packed_inputs: The flattened arguments as fake tensors (`INPUT_FIELDS`, then the fakes).
         symbols: Symbol -> its value in the call that was compiled, and what is known of its range.
     """
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
+        super().__init__()
         self.files: dict[str, bytes] = {} if files is None else files
         self.problem: CannotStore | None = None
-        self.inputs, self.symbols = b"", dict[Any, tuple[Any, Any]]()
+        self.packed_inputs, self.symbols = b"", dict[Any, tuple[Any, Any]]()
 
     def load(self, inputs: Inputs) -> Stored | None:
         """Returns the program, whose guards its caller has checked; None if there is none yet."""
@@ -290,7 +298,7 @@ class PackedPlace:
             if any(isinstance(value, View) for value in program.interface.outputs.values):
                 raise CannotStore("a result is a view of an argument or of another result")
             self.files[_PROGRAM] = pickle.dumps(pack(program, inputs))
-            self.inputs = dump([*(getattr(inputs, name) for name in INPUT_FIELDS), inputs.fake_items])
+            self.packed_inputs = dump([*(getattr(inputs, name) for name in INPUT_FIELDS), inputs.fake_items])
             env = inputs.fakes.env
             values = known_values(env).items()
             self.symbols = {symbol: (value, env.var_to_range.get(symbol)) for symbol, value in values}
@@ -309,10 +317,9 @@ def place_of(
     graph: fx.GraphModule, inputs: Inputs, backend: Backend, read: Iterable[StateRead]
 ) -> Place | None:
     """Returns the place of a Dynamo graph's program; None, with the reason logged, if it is not to be stored."""
-    if backend.settings is None or not files.is_switched_on():
+    is_watched = has_listeners() or strict_mode.watchers  # who is told of each op, which only a trace runs
+    if backend.settings is None or is_watched or not files.is_switched_on():
         return None
-    if has_listeners() or strict_mode.watchers:
-        return None  # they are told of each op, which only a trace runs
     try:
         with backend.settings():
             return PlaceInStore(key_of(graph, inputs, backend, read))
@@ -328,10 +335,6 @@ def _load_graphs(data: bytes, mode: Any) -> Any:
             if isinstance(module, fx.GraphModule):
                 module.recompile()
     return graphs
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _hold(guards: Iterable[Any], env: Any) -> bool:

@@ -21,17 +21,16 @@ from torch import SymInt, Tensor, fx, nn
 
 from desugar import _torch as private
 from desugar.api import find_target, with_own_code
-from desugar.backends.base import Backend, CompiledGraph
+from desugar.backends.base import Backend
 from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import has_frame, raise_own
 from desugar.dynamo.implied_guards import dynamo_context
 from desugar.errors import PackageError
-from desugar.flatten.inputs import Inputs
 from desugar.ir.values import Constant
 from desugar.packages.manifest.structure import Flattened, arrange, flatten_call, names_of
 from desugar.program import Program
 from desugar.recording.listeners import Caller, called_by
-from desugar.store.programs import Stored
+from desugar.store.programs import Place
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 
@@ -49,35 +48,6 @@ class Call:
 def call(*args: Any, **kwargs: Any) -> Call:
     """Returns the arguments of a call, for :func:`desugar.save`."""
     return Call(args, kwargs)
-
-
-class Capturing:
-    """The place of a program that becomes part of a package: it keeps the results of the stages.
-
-    Attributes:
-        stored: The program without its wrapper.
-        inputs: Its flattened arguments.
-        backwards: Which gradients arrive -> the compiled backward.
-    """
-
-    def __init__(self) -> None:
-        self.stored: Stored | None = None
-        self.inputs: Inputs | None = None
-        self.backwards: dict[tuple[bool, ...], CompiledGraph] = {}
-
-    def load(self, inputs: Inputs) -> None:
-        """Returns None, since the program is not compiled yet."""
-
-    def save(self, program: Stored, inputs: Inputs) -> None:
-        """Keeps the program."""
-        self.stored, self.inputs = program, inputs
-
-    def load_backward(self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]) -> None:
-        """Returns None, since no backward is compiled yet."""
-
-    def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
-        """Keeps a backward."""
-        self.backwards[present] = compiled
 
 
 class Placeholder(int):
@@ -104,7 +74,7 @@ class Captured:
 
     flattened: Flattened
     program: Program = field(init=False)
-    place: Capturing = field(default_factory=Capturing)
+    place: Place = field(default_factory=Place)
     sources: list[Any] = field(default_factory=list)
     examples: list[Any] = field(default_factory=list)
     fakes: dict[int, Any] = field(default_factory=dict)
