@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from desugar import _torch as private
+from desugar.backends.base import CompiledGraph
 from desugar.errors import PackageError, SignatureError
-from desugar.ir.calling import Passed
+from desugar.ir.calling import Calling, Computed, Known, Passed
 from desugar.ir.values import View
 from desugar.packages.archive import GRAPHS, Archive
 from desugar.packages.loading.assemble import LoadGraph, assemble
 from desugar.packages.loading.entry import Callee, build_entry, check_weight
 from desugar.packages.loading.guards import WeightGuards, guards_of
-from desugar.packages.loading.libraries import library_call
 from desugar.packages.loading.weights import find_weights
 from desugar.packages.manifest.classes import find_classes
 from desugar.packages.manifest.codec import Reader
@@ -61,13 +62,13 @@ def load(
         raise PackageError(
             f"{archive.path} was saved with torch {manifest.release}, and this is {torch.__version__}: save it again"
         )
-    if native and manifest.machine is None:
-        raise PackageError(
-            f"{archive.path} holds no machine code: load it with native=False, which compiles its graphs"
-        )
     if native:
-        check_machine(manifest.machine)  # type: ignore[arg-type]
-    graphs = _native_graphs(archive) if native else _compiled_graphs(archive)
+        check_machine(manifest.machine)
+        graphs = _native_graphs(archive)
+    else:
+        from desugar.packages.loading.recompile import recompiled  # imports Inductor
+
+        graphs = functools.partial(recompiled, archive.json(GRAPHS))
     weights = find_weights(archive, manifest, state)
     try:
         return Package(manifest, weights, graphs, owns_weights=state is None)
@@ -99,11 +100,40 @@ def _native_graphs(archive: Archive) -> Graphs:
     return lambda program: load
 
 
-def _compiled_graphs(archive: Archive) -> Graphs:
-    """Returns the function that returns how the graphs of a program are compiled."""
-    from desugar.packages.loading.recompile import recompiled  # imports Inductor
+def library_call(calling: Calling, run: Callable[[list[Any]], list[Any]]) -> CompiledGraph:
+    """Returns the function of a graph's list of inputs.
 
-    return functools.partial(recompiled, archive.json(GRAPHS))
+    One thread runs a library at a time. A second one would wait inside of PyTorch's loader, with Python's lock held,
+    for the first, which may need that lock to delete a tensor.
+
+    Args:
+        calling: How the graph is called through its library.
+        run: The library; it takes a list of tensors, and keeps none of them.
+    """
+    lock, empty = threading.Lock(), torch.empty
+    places = [(argument.index, argument.is_int) for argument in calling.arguments]
+
+    def call_directly(items: list[Any]) -> list[Any]:
+        with lock:
+            return run(items)
+
+    def call(items: list[Any]) -> list[Any]:
+        arguments = [empty((items[index], 0)) if is_int else items[index] for index, is_int in places]
+        with lock:
+            results = run(arguments)
+        return [_output(output, items, results) for output in calling.outputs]
+
+    return call_directly if calling.is_direct else call
+
+
+def _output(output: Computed | Passed | Known, items: Sequence[Any], results: Sequence[Any]) -> Any:
+    match output:
+        case Computed(index, is_int):
+            return results[index].item() if is_int else results[index]
+        case Passed(index):
+            return items[index]
+        case Known(value):
+            return value
 
 
 # ------------------------------------------------------------------------------------------------- packages

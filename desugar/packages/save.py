@@ -25,8 +25,7 @@ from desugar.packages.manifest.machine import this_machine
 from desugar.packages.manifest.records import FORMAT, GraphRecord, Manifest, WeightRecord
 from desugar.packages.manifest.structure import parameters_of
 from desugar.packages.saving.capture import Call, Captured, capture_call
-from desugar.packages.saving.describe import Description
-from desugar.packages.saving.tensor_facts import Symbols, Weights
+from desugar.packages.saving.describe import Description, Symbols, Weights
 
 
 def save(  # noqa: PLR0913 - a contract, and options of `compile`

@@ -147,10 +147,9 @@ class Conditions:
         """Adds the condition that no two of these arguments are one object."""
         if len(names) > 1:
             codes, wheres = zip(*names, strict=True)
-            given, find = ", ".join(codes), self.out.bind(_find_repeated, "find_repeated")
-            are_distinct = f"{self.out.bind(_are_distinct, 'are_distinct')}({given})"
-            text = " is not ".join(codes) if len(codes) == 2 else are_distinct
-            self.found.append(Condition(text, f"*{find}({wheres!r}, {given})"))
+            found = f"{self.out.bind(_find_repeated, 'find_repeated')}({wheres!r}, {', '.join(codes)})"
+            text = " is not ".join(codes) if len(codes) == 2 else f"{found} is None"
+            self.found.append(Condition(text, f"*{found}"))
 
     # ................................................................................................ tensors
 
@@ -267,16 +266,12 @@ def _take_apart(value: Any, tree: Any) -> list[Any] | None:
     return [*parts] if context == tree.context and len(parts) == len(tree.children) else None
 
 
-def _are_distinct(*tensors: object) -> bool:
-    return len({id(tensor) for tensor in tensors}) == len(tensors)
-
-
-def _find_repeated(names: Sequence[str], *tensors: object) -> tuple[str, str, str]:
-    first: dict[int, str] = {}
-    for name, tensor in zip(names, tensors, strict=True):
-        if (known := first.setdefault(id(tensor), name)) != name:
-            return name, f"another object than {known}", "the same object"
-    raise AssertionError("no object is repeated")
+def _find_repeated(names: Sequence[str], *tensors: object) -> tuple[str, str, str] | None:
+    """Returns the arguments of the `SignatureError` for a tensor that is given twice; None if each is given once."""
+    first = dict(zip(map(id, reversed(tensors)), reversed(names), strict=True))
+    pairs = zip(names, tensors, strict=True) if len(first) < len(names) else ()
+    repeated = ((name, first[id(tensor)]) for name, tensor in pairs if first[id(tensor)] != name)
+    return next(((name, f"another object than {known}", "the same object") for name, known in repeated), None)
 
 
 def find_misfit(value: Any, facts: TensorFacts, name: str) -> tuple[str, str, str] | None:

@@ -40,7 +40,11 @@ def find_weights(
         )
     found = {record.name: given[record.name] for record in manifest.weights}
     for record in manifest.weights:
-        _check_weight(record, found[record.name])
+        try:
+            with torch.no_grad():
+                check_weight(record, found[record.name])
+        except SignatureError as error:
+            raise PackageError(str(error)) from error
         if manifest.is_training and found[record.name].requires_grad and not record.value.requires_grad:
             raise PackageError(
                 f"weight {record.name} requires grad, and did not when the package was saved: call "
@@ -81,15 +85,6 @@ def _tensors_of(state: Mapping[str, Tensor | nn.Module] | nn.Module) -> dict[str
         else:
             found[name] = value
     return found
-
-
-def _check_weight(record: WeightRecord, tensor: Any) -> None:
-    """Raises `PackageError` unless a tensor can be a weight."""
-    try:
-        with torch.no_grad():
-            check_weight(record, tensor)
-    except SignatureError as error:
-        raise PackageError(str(error)) from error
 
 
 def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> Tensor:

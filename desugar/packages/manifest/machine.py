@@ -36,8 +36,12 @@ def _instructions() -> frozenset[str]:
     return frozenset(flag for flag in flags.partition(":")[2].split() if flag.startswith(_SETS))
 
 
-def check_machine(machine: Machine) -> None:
-    """Raises `PackageError` unless machine code of another machine runs on this one."""
+def check_machine(machine: Machine | None) -> None:
+    """Raises `PackageError` unless a package has machine code, and that of its machine runs on this one."""
+    if machine is None:
+        raise PackageError(
+            "this package holds no machine code: load it with native=False, which compiles its graphs"
+        )
     here = this_machine()
     missing = sorted(machine.instructions - here.instructions)
     problems = {
@@ -47,9 +51,9 @@ def check_machine(machine: Machine) -> None:
             machine.processor != here.processor
         ),
     }
-    for problem, is_there in problems.items():
-        if is_there:
-            raise PackageError(
-                f"the machine code of this package does not run here: {problem}. Load it with native=False, which "
-                "compiles its graphs on this machine, or save it again on a machine like this one"
-            )
+    if any(problems.values()):
+        problem = next(text for text, is_there in problems.items() if is_there)
+        raise PackageError(
+            f"the machine code of this package does not run here: {problem}. Load it with native=False, which compiles "
+            "its graphs on this machine, or save it again on a machine like this one"
+        )

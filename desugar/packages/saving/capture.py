@@ -228,9 +228,12 @@ def _call_of(module: Any, flattened: Flattened) -> Callable[..., Any]:
 
 def _without_side_effects() -> Any:
     """Makes Dynamo refuse a function that changes Python objects; floats and ints of arguments are constants."""
-    patches = {"side_effect_replay_policy": "error", "replay_side_effects": False, "specialize_float": True}
-    patches |= {"automatic_dynamic_shapes": False}
-    return private.dynamo_config.patch(**patches)
+    return private.dynamo_config.patch(
+        side_effect_replay_policy="error",
+        replay_side_effects=False,
+        specialize_float=True,
+        automatic_dynamic_shapes=False,
+    )
 
 
 def _note_fakes(captured: Captured) -> None:
