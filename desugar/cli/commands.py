@@ -21,8 +21,9 @@ from desugar.cli import comparing, packages
 from desugar.cli.checks import check_backend, check_outputs
 from desugar.cli.doctor import examine
 from desugar.cli.progress import progress
-from desugar.cli.script import run_script, show_error
+from desugar.cli.script import run_script
 from desugar.compare.import_names import TargetError, find_calls, find_factory, find_target, inputs_beside
+from desugar.compare.processes import format_error
 from desugar.compare.records import Request
 from desugar.compare.subject import make_module
 from desugar.errors import DesugarError
@@ -89,7 +90,7 @@ def users_errors() -> Iterator[None]:
         typer.echo(f"the code that was to be looked at called sys.exit({end.code!r})", err=True)
         raise typer.Exit(1) from end
     except Exception as error:
-        show_error(error, _is_users)
+        typer.echo(format_error(error, _is_users), err=True, nl=False)
         raise typer.Exit(1) from error
 
 

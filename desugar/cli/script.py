@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import runpy
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from desugar.cli.progress import progress
+from desugar.compare.processes import format_error
 from desugar.compare.replay import ScriptCalls
 from desugar.explain.collector import Collector
 from desugar.explain.records import Report
@@ -48,17 +48,6 @@ def _run(path: Path) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - whatever the script raises ends the script, not the report
-        show_error(error, lambda file: Path(file).resolve() == path.resolve())
+        sys.stderr.write(format_error(error, lambda file: Path(file).resolve() == path.resolve()))
         return 1
     return 0
-
-
-def show_error(error: BaseException, is_users: Callable[[str], bool]) -> None:
-    """Prints a traceback from the first line on that is the user's, by its file; all of it if none is."""
-    found = error.__traceback__
-    while found is not None and not is_users(found.tb_frame.f_code.co_filename):
-        found = found.tb_next
-    if found is None and isinstance(error, SyntaxError):  # says itself where it is
-        sys.stderr.writelines(traceback.format_exception_only(error))
-        return
-    traceback.print_exception(type(error), error, found or error.__traceback__)

@@ -70,18 +70,13 @@ def find_differences(want: Outcome, got: Outcome) -> Iterator[Difference]:
 
 
 def _differences_of_entries(want: Mapping[str, Entry], got: Mapping[str, Entry]) -> Iterator[Difference]:
-    for path, entry in want.items():
-        if path in got:
-            yield from _differences_of_leaves(path, entry, got[path])
+    for path in {**want, **got}:
+        if path in want and path in got:
+            yield from _differences_of_leaves(path, want[path], got[path])
         else:
-            yield Difference(f"{path}: {_not_recorded(path)} in eager mode alone")
-    for path in got:
-        if path not in want:
-            yield Difference(f"{path}: {_not_recorded(path)} in this way alone")
-
-
-def _not_recorded(path: str) -> str:
-    return "it was changed" if path.endswith(" after the call") else "it is there"
+            what = "it was changed" if path.endswith(" after the call") else "it is there"
+            where = "eager mode" if path in want else "this way"
+            yield Difference(f"{path}: {what} in {where} alone")
 
 
 def _differences_of_pairs(want: Mapping[str, str], got: Mapping[str, str], does: str) -> Iterator[Difference]:

@@ -82,6 +82,6 @@ def describe_machine() -> tuple[tuple[str, str], ...]:
 
 def _cpu_model() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    known = [line.split(":", 1) for line in (info.read_text().splitlines() if info.exists() else [])]
+    names = (value[0].strip() for key, *value in known if key.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -90,13 +90,17 @@ def record_outcome(
     given = {path: leaf for name, value in arguments.items() for path, leaf in leaves_of(value, name)}
     changed = {name: tensor for name, tensor in state.items() if not _is_equal(tensor, before.get(name, []))}
     others = {**given, **state}
-    trained = {path: leaf for path, leaf in others.items() if _is_trained(leaf)}
+    tensors = {path: leaf for path, leaf in others.items() if isinstance(leaf, Tensor)}
     return {
         "container": _containers(result),
         "entries": {
             **{path: describe(leaf) for path, leaf in results.items()},
             **{f"{path} after the call": describe(leaf) for path, leaf in (given | changed).items()},
-            **{f"the gradient of {path}": describe(leaf.grad) for path, leaf in trained.items()},
+            **{
+                f"the gradient of {path}": describe(leaf.grad)
+                for path, leaf in tensors.items()
+                if leaf.is_leaf and leaf.requires_grad
+            },
         },
         "memory": dict(shared_memory({**others, **results})),
         "same": dict(_same_objects(results, others)),
@@ -141,9 +145,8 @@ def _describe_tensor(tensor: Tensor) -> Entry:
         "parts": {path: _copy(part) for path, part in parts_of(tensor)},
     }
     if is_wrapper(tensor):
-        cls = type(tensor)
         entry["metadata"] = _ADDRESS.sub("", repr(take_apart(tensor)[1]))
-        entry["dynamic"] = {name: int(getattr(tensor, name)) for name in dynamic_names(cls)}
+        entry["dynamic"] = {name: int(getattr(tensor, name)) for name in dynamic_names(type(tensor))}
     return entry
 
 
@@ -166,10 +169,6 @@ def _containers(value: Any) -> str:
         return "."
     inside = map(_containers, value.values() if isinstance(value, Mapping) else value)
     return f"{type(value).__name__}({', '.join(inside)})"
-
-
-def _is_trained(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad
 
 
 # --------------------------------------------------------------------------------------------------- aliasing

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -136,14 +136,14 @@ class Observed:
     modules: tuple[str, ...]
 
 
+@dataclass
 class Worker:
-    """What one process holds: the function, one way to run it, the arguments of the first call."""
+    """What one process holds: the function, and a warm call of it in one way, which `look` profiles."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.subject: Subject | None = None
-        self.call: Callable[[], Any] = lambda: None
-        self.look: Callable[[], tuple[int, float | None]] = lambda: (0, None)
+    request: Request
+    subject: Subject = field(init=False)
+    call: Callable[[], Any] = field(init=False)
+    look: Callable[[], tuple[int, float | None]] = field(init=False)
 
     def observe(self, way: str, folder: str, *, again: bool = False) -> Observed:
         """Makes several calls and compares them with those of eager mode, which are written to a folder.
@@ -201,8 +201,7 @@ def serve(connection: Connection, request: Request, environment: dict[str, str],
     Each answer is what the method returned, or a :class:`WayFailed`. What the user's code prints goes to a log.
     """
     os.setsid()  # so that the compilers that this process starts can be ended with it
-    sys.stdout = log.open("w", buffering=1)
-    sys.stderr = sys.stdout
+    sys.stdout = sys.stderr = log.open("w", buffering=1)
     for descriptor in (1, 2):  # C++ prints to these
         os.dup2(sys.stdout.fileno(), descriptor)
     os.environ.update(environment)
@@ -232,10 +231,12 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {told}" if told else type(error).__name__
 
 
-def format_error(error: BaseException) -> str:
-    """Returns the traceback of an error from the first line of the user's code on; all of it if there is none."""
+def format_error(
+    error: BaseException, is_users: Callable[[str], bool] = lambda file: not is_library_file(file)
+) -> str:
+    """Returns the traceback of an error from the first line on that is the user's, by its file; all if none is."""
     found = error.__traceback__
-    while found is not None and is_library_file(found.tb_frame.f_code.co_filename):
+    while found is not None and not is_users(found.tb_frame.f_code.co_filename):
         found = found.tb_next
     if found is None and isinstance(error, SyntaxError):  # says itself where it is
         return "".join(traceback.format_exception_only(error))

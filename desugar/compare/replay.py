@@ -30,7 +30,7 @@ from desugar.compare.import_names import Call
 from desugar.compare.judge import judge
 from desugar.compare.meters import shuffled_rounds, time_turn
 from desugar.compare.outcome import Outcome, copy_parts, leaves_of, parts_of, shared_memory
-from desugar.compare.processes import describe_error
+from desugar.compare.processes import WayFailed, describe_error
 from desugar.compare.records import Verdict, Way, with_times
 from desugar.compare.subject import SEED, Subject, look, make_step, observe_calls, seed
 from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK, TUNED, compile_way, watch_programs
@@ -107,29 +107,24 @@ class Owner:
         return with_own_code(fn) if isinstance(fn, types.FunctionType) else fn
 
 
-@dataclass(slots=True)
-class Owners:
-    """The compiled functions that were met: one object for each."""
+def _owner_in_progress(known: dict[Any, tuple[Owner, Any]]) -> tuple[Owner | None, Call]:
+    """Returns the function that is being called in this thread, and its arguments; None if there is none.
 
-    _found: dict[Any, tuple[Owner, Any]] = field(
-        default_factory=dict
-    )  # with what must live on to keep its id
-
-    def in_progress(self) -> tuple[Owner | None, Call]:
-        """Returns the function that is being called in this thread, and its arguments; None if there is none."""
-        calls = caller()
-        call = calls.call() if isinstance(calls, Calls) else None
-        if isinstance(calls, Calls) and call is not None:
-            made = Owner(
-                calls.what, (EAGER, STOCK, TUNED, DIRECT), calls.backend, Calls._call_compiled.__code__
-            )
-            return self._found.setdefault(id(calls), (made, calls))[0], call
-        found = compiled_call()
-        if found is None or getattr(found.backend, "compiler_name", None) != "desugar":
-            return None, ((), {})
-        made = Owner(found.what, (EAGER, STOCK, TUNED, BACKEND), found.backend, found.code)
-        key = id(found.context), id(found.what)
-        return self._found.setdefault(key, (made, found.context))[0], (found.args, found.kwargs)
+    Args:
+        known: Those that were met, one object for each, with an object that must live on to keep its id.
+    """
+    calls = caller()
+    call = calls.call() if isinstance(calls, Calls) else None
+    if isinstance(calls, Calls) and call is not None:
+        ways = (EAGER, STOCK, TUNED, DIRECT)
+        made = Owner(calls.what, ways, calls.backend, Calls._call_compiled.__code__)
+        return known.setdefault(id(calls), (made, calls))[0], call
+    found = compiled_call()
+    if found is None or getattr(found.backend, "compiler_name", None) != "desugar":
+        return None, ((), {})
+    made = Owner(found.what, (EAGER, STOCK, TUNED, BACKEND), found.backend, found.code)
+    key = id(found.context), id(found.what)
+    return known.setdefault(key, (made, found.context))[0], (found.args, found.kwargs)
 
 
 # ----------------------------------------------------------------------------------------------------- copies
@@ -257,7 +252,7 @@ class ScriptCalls:
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
-        self._owners = Owners()
+        self._owners: dict[Any, tuple[Owner, Any]] = {}
         self._last = threading.local()
         self._number, self._bytes = 0, 0
 
@@ -266,7 +261,7 @@ class ScriptCalls:
         number, self._number = self._number, self._number + 1
         if recording.program is None:
             return
-        owner, call = self._owners.in_progress()
+        owner, call = _owner_in_progress(self._owners)
         if owner is None:
             self._kept.append(_Kept(None, [number], why_not=_NO_OWNER))
             return
@@ -311,7 +306,7 @@ class ScriptCalls:
                     programs[first] = replace(programs[first], worth=_compare(kept.owner, kept, train=train))
                 except KeyboardInterrupt:
                     kept.why_not = "interrupted"
-                except _EagerFailed as error:
+                except WayFailed as error:
                     kept.why_not = str(error)
             reason = (
                 kept.why_not or f"it belongs to the call of program {first + 1}, which is timed as a whole"
@@ -340,15 +335,11 @@ def _is_inside_a_broken_call(code: types.CodeType) -> bool:
 # ---------------------------------------------------------------------------------------------------- the ways
 
 
-class _EagerFailed(Exception):
-    """Eager mode raised, so there is nothing to compare with."""
-
-
 def _compare(owner: Owner, kept: _Kept, *, train: bool) -> Worth:
     """Makes one call in all ways: compares what it does, then times and profiles it.
 
     Raises:
-        _EagerFailed: There is nothing to compare with.
+        WayFailed: Eager mode raised, so there is nothing to compare with.
     """
     modules = {path: leaf for path, leaf in leaves_of(kept.call, "arguments") if isinstance(leaf, nn.Module)}
     subject = Subject(owner.what, lambda: [copy_call(kept.call)], train, modules=modules)
@@ -380,7 +371,9 @@ def _judge(subject: Subject, owner: Owner) -> dict[str, Way]:
     try:
         want, again = _observe(subject, owner.what), _observe(subject, owner.what)
     except Exception as error:
-        raise _EagerFailed(f"made again after the script's end, it raised {describe_error(error)}") from error
+        raise WayFailed(
+            "user", f"made again after the script's end, it raised {describe_error(error)}"
+        ) from error
     found = {EAGER: Way(EAGER, Verdict("judge"))}
     if not judge(list(zip(want, again, strict=True))).agrees:
         unknown = Verdict("unknown", "eager mode does not do the same twice")
@@ -447,8 +440,7 @@ def _measure(subject: Subject, compiled: dict[str, Any], found: dict[str, Way], 
 
 def _repeats(seconds: float, nbytes: int) -> int:
     """Returns how many calls a turn has: their arguments are there at the same time."""
-    fitting = _COPIED // max(nbytes, 1)
-    return max(1, min(round(_TURN / max(seconds, 1e-9)), _REPEATS, fitting))
+    return max(1, min(round(_TURN / max(seconds, 1e-9)), _REPEATS, _COPIED // max(nbytes, 1)))
 
 
 def _turn(subject: Subject, fn: Any, repeats: int) -> float:

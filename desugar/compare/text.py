@@ -15,8 +15,8 @@ _MOST = 5  # recompiles and graph breaks of a way that are listed
 
 def render(comparison: Comparison) -> str:
     """Everything, for a file or a pipe."""
-    parts = [align(table_of(comparison)), *details(comparison)]
-    return "\n".join([*parts, "", *conditions(comparison)]) + "\n"
+    table = align(table_of(comparison))
+    return "\n".join([table, *details(comparison), "", *conditions(comparison), ""])
 
 
 def align(table: Table) -> str:
@@ -76,9 +76,7 @@ def details(comparison: Comparison) -> Iterator[str]:
             losses = find_losses([*rivals, way], request.train, request.backend, {})
             lines += [f"loss: {text}" for text in losses]
         if lines:
-            yield ""
-            yield f"{way.name}:"
-            yield from (f"  {line}" for line in lines)
+            yield from ["", f"{way.name}:", *(f"  {line}" for line in lines)]
 
 
 def _details_of(way: Way) -> Iterator[str]:
@@ -96,18 +94,21 @@ def _first(what: str, found: Sequence[str]) -> Iterator[str]:
         yield f"{what}: {len(found) - _MOST} more, which --json has"
 
 
-def conditions(comparison: Comparison) -> Iterator[str]:
-    """How it was measured, and on what."""
+def conditions(comparison: Comparison) -> list[str]:
+    """Returns how it was measured, and on what."""
     request = comparison.request
     compared = count(comparison.calls, "training step" if request.train else "call")
     modes = " under no_grad" if request.no_grad else ""
-    yield f"result: of {compared}{modes} with new arguments, compared with eager mode:"
-    yield "    values, types, shared memory, arguments and state afterwards, gradients"
-    yield "1st call: in a new process with empty caches, imports not counted"
     step = "a step" if request.train else "a call"
-    yield f"{step}: the median of {count(comparison.rounds, 'round')} in turns; / eager: in the same round ± spread"
-    yield "memory: the peak of a warm call's allocations"
+    turns = count(comparison.rounds, "round")
     settings = ", ".join(f"{name}={value!r}" for name, value in tuned_settings(request.backend).items())
-    yield f"stock, tuned: torch.compile({settings})"
-    yield f"compiler: {stock_backend(request.backend)} in torch.compile, {request.backend} in ours"
-    yield ", ".join(f"{name} {value}" for name, value in comparison.machine)
+    return [
+        f"result: of {compared}{modes} with new arguments, compared with eager mode:",
+        "    values, types, shared memory, arguments and state afterwards, gradients",
+        "1st call: in a new process with empty caches, imports not counted",
+        f"{step}: the median of {turns} in turns; / eager: in the same round ± spread",
+        "memory: the peak of a warm call's allocations",
+        f"stock, tuned: torch.compile({settings})",
+        f"compiler: {stock_backend(request.backend)} in torch.compile, {request.backend} in ours",
+        ", ".join(f"{name} {value}" for name, value in comparison.machine),
+    ]

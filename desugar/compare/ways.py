@@ -56,10 +56,9 @@ def compile_way(way: str, fn: Any, backend: str, **more: Any) -> Any:
         case "stock, tuned":
             return torch.compile(fn, backend=stock_backend(backend), **tuned_settings(backend))
         case 'backend="desugar"':
-            options = more.pop("options", None) or {}
-            if backend != "inductor":  # torch.compile takes no options beside a mode
-                options = {**options, "backend": backend}
-            return torch.compile(fn, backend="desugar", options=options or None, **more)
+            compiler = {} if backend == "inductor" else {"backend": backend}
+            options = {**(more.pop("options", None) or {}), **compiler} or None  # none beside a mode
+            return torch.compile(fn, backend="desugar", options=options, **more)
         case _:
             return desugar_compile(fn, backend=backend, **more)
 

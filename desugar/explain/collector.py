@@ -20,7 +20,7 @@ from desugar.explain.collecting.cost import Meter, attach_meter
 from desugar.explain.collecting.guards import TakenGuards, take_guards
 from desugar.explain.collecting.labels import name_apart
 from desugar.explain.records import Materialized, Program, Report
-from desugar.recording.frames import Frames, Watch, watch_frames
+from desugar.recording.frames import Frames, Watch, unique, watch_frames
 from desugar.recording.listeners import Recording, current, listen
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line, find_line
@@ -70,7 +70,7 @@ class Collector:
         self._also = also
         self._seen: list[_Seen] = []
         self._eager: list[tuple[str, str, Line | None]] = []
-        self._slow: dict[str, None] = {}  # in order
+        self._slow: list[str] = []
         self._watch: Watch | None = None
         self._lock = threading.Lock()
         self._start = time.perf_counter()
@@ -79,14 +79,14 @@ class Collector:
     def collecting(self) -> Iterator[None]:
         """Inside, compilations, materializing fallbacks and slow paths of all threads are collected."""
         strict_mode.watchers.append(self._note_eager)
-        slow_paths.watchers.append(self._note_slow)
+        slow_paths.watchers.append(self._slow.append)
         try:
             with listen(self._note), watch_frames() as watch:
                 self._watch = watch
                 yield
         finally:
             strict_mode.watchers.remove(self._note_eager)
-            slow_paths.watchers.remove(self._note_slow)
+            slow_paths.watchers.remove(self._slow.append)
 
     def _note(self, recording: Recording) -> None:
         seen = _describe(recording)
@@ -101,9 +101,6 @@ class Collector:
             current() is None and private.CompileContext.try_get() is None
         ):  # Dynamo runs each op once, on fakes
             self._eager.append((cls.__name__, str(op), find_line()))
-
-    def _note_slow(self, text: str) -> None:
-        self._slow[text] = None
 
     def report(self, title: str) -> Report:
         """Everything so far."""
@@ -121,7 +118,7 @@ class Collector:
             time.perf_counter() - self._start,
             not_compiled=frames.eager,
             breaks=frames.breaks,
-            slow=tuple(self._slow),
+            slow=unique(self._slow),
         )
 
 

@@ -233,10 +233,9 @@ def _short(file: str) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds in the largest unit that gives at least 1."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * factor >= 1 or unit == "µs":
-            return f"{seconds * factor:.3g} {unit}"
-    raise AssertionError("the last unit takes everything")
+    larger = ((unit, factor) for unit, factor in (("s", 1.0), ("ms", 1e3)) if seconds * factor >= 1)
+    unit, factor = next(larger, ("µs", 1e6))
+    return f"{seconds * factor:.3g} {unit}"
 
 
 def percent(share: float) -> str:
