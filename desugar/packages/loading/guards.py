@@ -11,7 +11,7 @@ from torch import Tensor
 
 from desugar import _torch as private
 from desugar.ir.values import Plain, Wrapper, inner_names, is_wrapper
-from desugar.packages.manifest.records import Leaf, ProgramRecord, TensorFacts
+from desugar.packages.manifest.records import Leaf, ProgramRecord
 
 
 class Guards:
@@ -50,7 +50,15 @@ def guards_of(program: ProgramRecord) -> Guards:
     plain = list(plain_in(program.leaves))
     found: list[Any] = [program.leaf_facts[one.index] for one in plain]
     with torch.inference_mode(False), torch.no_grad():
-        examples = [_example(facts, one.requires_grad) for facts, one in zip(found, plain, strict=True)]
+        examples = [
+            torch.empty(
+                (0,) * len(facts.size),
+                dtype=facts.dtype,
+                device=facts.device,
+                requires_grad=one.requires_grad,
+            )
+            for facts, one in zip(found, plain, strict=True)
+        ]
         return Guards(examples, [_fixed(one.size) for one in found], [_fixed(one.stride) for one in found])
 
 
@@ -65,11 +73,6 @@ def plain_in(leaves: Sequence[Leaf]) -> Iterator[Plain]:
 
 def _fixed(extents: Sequence[Any]) -> list[int | None]:
     return [extent if isinstance(extent, int) else None for extent in extents]
-
-
-def _example(facts: TensorFacts, requires_grad: bool) -> Tensor:
-    made = torch.empty((0,) * len(facts.size), dtype=facts.dtype, device=facts.device)
-    return made.requires_grad_() if requires_grad else made
 
 
 class WeightGuards(Guards):

@@ -158,8 +158,10 @@ def check(value: Any, kind: Any) -> None:
         return
     if not _is_of(value, kind):
         raise PackageError(f"a package cannot hold {value!r:.80} in place of {kind}")
-    if type(value) is str and kind in _NAMES:
-        _NAMES[kind](value)
+    if kind in (str, Word) and (not value.isidentifier() or keyword.iskeyword(value)):
+        raise PackageError(f"{value!r} is no name that a package can hold")
+    if kind is str and value.startswith("__"):
+        raise PackageError(f"{value!r} is no name of an inner tensor")
     for part, of in _annotated(value, kind):
         check(part, of)
 
@@ -189,17 +191,3 @@ def _parts_of(kind: Any) -> tuple[Any, tuple[Any, ...], Any]:
     origin = types.UnionType if typing.get_origin(kind) is typing.Union else typing.get_origin(kind)
     classes = {None: types.NoneType, Word: str, Text: str, Mapping[int, int]: dict}
     return origin, typing.get_args(kind), classes.get(kind, origin or kind)
-
-
-def _check_word(text: str) -> None:
-    if not text.isidentifier() or keyword.iskeyword(text):
-        raise PackageError(f"{text!r} is no name that a package can hold")
-
-
-def _check_attribute(text: str) -> None:
-    if text.startswith("__"):
-        raise PackageError(f"{text!r} is no name of an inner tensor")
-    _check_word(text)
-
-
-_NAMES: Mapping[Any, Callable[[str], None]] = {str: _check_attribute, Word: _check_word}

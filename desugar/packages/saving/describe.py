@@ -101,14 +101,12 @@ class Symbols:
         made = map(self._expression, assumed)
         return tuple(dict.fromkeys(guard for guard in made if not isinstance(guard, int)))
 
-    def records(self) -> tuple[SymbolRecord, ...]:
-        """Returns the value and the range of each symbol."""
-        return tuple(map(self._record, self._numbers))
-
-    def _record(self, symbol: Any) -> SymbolRecord:
-        known = self.env.var_to_range.get(symbol)
-        low, high = (None, None) if known is None else (_finite(known.lower), _finite(known.upper))
-        return SymbolRecord(int(self._values[symbol]), low, high)
+    def records(self) -> Iterator[SymbolRecord]:
+        """Yields the value and the range of each symbol."""
+        for symbol in self._numbers:
+            known = self.env.var_to_range.get(symbol)
+            low, high = (None, None) if known is None else (_finite(known.lower), _finite(known.upper))
+            yield SymbolRecord(int(self._values[symbol]), low, high)
 
 
 def _finite(bound: Any) -> int | None:
@@ -295,7 +293,7 @@ class Description:
     def _finish(self, record: ProgramRecord) -> ProgramRecord:
         """Adds guards and symbols, which are known last; every symbol has to be read from an argument."""
         guards = self.symbols.guards()
-        symbols = self.symbols.records()
+        symbols = tuple(self.symbols.records())
         read = {extent.index for extent in _extents_in(record.leaf_facts) if isinstance(extent, Symbol)}
         missing = set(range(len(symbols))) - read
         if missing:

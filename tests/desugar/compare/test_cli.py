@@ -98,7 +98,7 @@ def test_a_way_whose_process_ends_is_an_error_and_the_others_stay(run):
 def test_where_eager_mode_fails_there_is_no_table(run, target, options, code, says):
     result = run("compare", f"{SUBJECTS}:{target}", *QUICK, *options)
     assert result.exit_code == code and says in words(result.output)
-    assert "desugar.compile" not in result.stdout and "worker.py" not in result.output
+    assert "desugar.compile" not in result.stdout and "processes.py" not in result.output
 
 
 @pytest.mark.slow
