@@ -20,7 +20,6 @@ _FLAGS = (  # how names of variables begin that change what is measured
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
     *("DESUGAR_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_"),
 )
-_OURS = ("TORCHINDUCTOR_CACHE_DIR",)  # what a comparison sets itself
 
 
 def profile_call(call: Callable[[], Any]) -> tuple[int, float | None]:
@@ -69,7 +68,10 @@ def clock() -> float:
 
 def describe_machine() -> tuple[tuple[str, str], ...]:
     """Returns facts about this machine and installation, by name, without the machine's own name."""
-    flags = [name for name in sorted(os.environ) if name.startswith(_FLAGS) and name not in _OURS]
+    # A comparison sets the folder of caches itself.
+    flags = [
+        name for name in sorted(os.environ) if name.startswith(_FLAGS) and name != "TORCHINDUCTOR_CACHE_DIR"
+    ]
     return (
         ("torch", torch.__version__),
         ("Python", platform.python_version()),

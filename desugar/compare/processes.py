@@ -138,11 +138,12 @@ class Observed:
 
 @dataclass
 class Worker:
-    """What one process holds: the function, and a warm call of it in one way, which `look` profiles."""
+    """What one process holds: the function, and a warm call of it in one way, to time and to profile."""
 
     request: Request
     subject: Subject = field(init=False)
     call: Callable[[], Any] = field(init=False)
+    turn: Callable[[int], float] = field(init=False)
     look: Callable[[], tuple[int, float | None]] = field(init=False)
 
     def observe(self, way: str, folder: str, *, again: bool = False) -> Observed:
@@ -185,14 +186,11 @@ class Worker:
         compiled = ways.compile_way(way, subject.fn, self.request.backend)
         subject.run(compiled, call)
         seconds = clock() - began
-        self.call, self.look = make_step(subject, compiled, call), partial(look, subject, compiled, call)
+        self.call = make_step(subject, compiled, call)
+        self.turn, self.look = partial(time_turn, self.call), partial(look, subject, compiled, call)
         for _ in range(WARM_UPS):
             self.call()
         return seconds
-
-    def turn(self, repeats: int) -> float:
-        """Returns the seconds of a warm call, over so many repeats."""
-        return time_turn(self.call, repeats)
 
 
 def serve(connection: Connection, request: Request, environment: dict[str, str], log: Path) -> None:

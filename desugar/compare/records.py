@@ -59,9 +59,7 @@ class Spread(Record):
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
-        """Summarizes samples; a single one has no spread."""
-        if len(samples) < 2:
-            return cls(samples[0], 0.0)
+        """Summarizes at least two samples."""
         low, _, high = statistics.quantiles(samples, n=4)
         return cls(statistics.median(samples), (high - low) / 2)
 

@@ -358,8 +358,14 @@ def _compare(owner: Owner, kept: _Kept, *, train: bool) -> Worth:
     more = ["each a step of a training: the call, the sum of its results, the backward"] if train else []
     more += [f"{len(kept.numbers)} programs together"] if len(kept.numbers) > 1 else []
     more += ["times include compiling: equal calls were compiled again and again"] if recompiled else []
-    ways = [found[way] for way in owner.ways]
-    worth = sum_up(_CALLS, ways, *more, train=train, backend=owner.backend(), options=owner.options())
+    worth = sum_up(
+        _CALLS,
+        [found[way] for way in owner.ways],
+        *more,
+        train=train,
+        backend=owner.backend(),
+        options=owner.options(),
+    )
     return replace(worth, answer=_EACH_COMPILES, losses=()) if recompiled else worth
 
 

@@ -15,8 +15,7 @@ _MOST = 5  # recompiles and graph breaks of a way that are listed
 
 def render(comparison: Comparison) -> str:
     """Everything, for a file or a pipe."""
-    table = align(table_of(comparison))
-    return "\n".join([table, *details(comparison), "", *conditions(comparison), ""])
+    return "\n".join([align(table_of(comparison)), *details(comparison), "", *conditions(comparison), ""])
 
 
 def align(table: Table) -> str:

@@ -91,12 +91,14 @@ def find_losses(ways: Sequence[Way], train: bool, backend: Any, options: Mapping
                 yield f"{_faster(way.name, ratio)}: {cause}"
             more = (ours.memory or 0) - (way.memory or 0)
             if more > _LITTLE and more > (way.memory or 0) * (_EQUAL - 1):
-                cause = _KEPT_FOR_BACKWARD if train else _KEPT_AT_ONCE
-                yield f"{bytes_text(more)} more memory than {way.name}: {cause}"
+                yield f"{bytes_text(more)} more memory than {way.name}: {_CAUSES_OF_MEMORY[train]}"
 
 
-_KEPT_FOR_BACKWARD = "more tensors are kept for the backward; wrap layers in torch.utils.checkpoint"
-_KEPT_AT_ONCE = "its graph holds more tensors at once; compile smaller parts of the function"
+# Whether a call is a training step -> the cause, and the remedy.
+_CAUSES_OF_MEMORY = {
+    True: "more tensors are kept for the backward; wrap layers in torch.utils.checkpoint",
+    False: "its graph holds more tensors at once; compile smaller parts of the function",
+}
 
 
 def _cause_of_time(way: Way, ours: Way, lost: float, backend: Any, options: Mapping[str, Any]) -> str:
