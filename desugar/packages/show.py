@@ -30,22 +30,28 @@ def show(path: str) -> str:
     return "\n".join(_lines(archive, Reader(classes).read(data, Manifest), list(classes)))
 
 
-def _lines(archive: Archive, manifest: Manifest, classes: list[str]) -> Iterator[str]:
-    yield f"{archive.path}: a package for {'training' if manifest.is_training else 'inference'}"
-    yield f"sha256    {file_digest(archive.path)}"
-    yield f"release   torch {manifest.release}"
-    machine = manifest.machine
+def _lines(archive: Archive, manifest: Manifest, classes: list[str]) -> list[str]:
+    machine, signature = manifest.machine, signature_of(manifest.parameters)
     code = "none: plain graphs alone" if machine is None else f"for {machine.system}, {machine.processor}"
-    yield f"code      {code}"
-    if classes:
-        yield f"classes   {', '.join(classes)}"
-    yield f"weights   {_weights(manifest.weights)}"
-    for weight in manifest.weights:
-        kind = "parameter" if weight.is_parameter else "buffer or constant"
-        yield f"  {weight.name}: {describe_leaf(weight.value, weight.facts)}, {kind}"
-    for number, program in enumerate(manifest.programs):
-        yield f"program {number}  {signature_of(manifest.parameters)}"
-        yield from _program_lines(program)
+    return [
+        f"{archive.path}: a package for {'training' if manifest.is_training else 'inference'}",
+        f"sha256    {file_digest(archive.path)}",
+        f"release   torch {manifest.release}",
+        f"code      {code}",
+        *([f"classes   {', '.join(classes)}"] if classes else []),
+        f"weights   {_weights(manifest.weights)}",
+        *map(_weight_line, manifest.weights),
+        *(
+            line
+            for number, program in enumerate(manifest.programs)
+            for line in (f"program {number}  {signature}", *_program_lines(program))
+        ),
+    ]
+
+
+def _weight_line(weight: WeightRecord) -> str:
+    kind = "parameter" if weight.is_parameter else "buffer or constant"
+    return f"  {weight.name}: {describe_leaf(weight.value, weight.facts)}, {kind}"
 
 
 def _weights(weights: Sequence[WeightRecord]) -> str:
