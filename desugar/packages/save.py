@@ -82,7 +82,7 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
             str(torch.__version__),
             this_machine() if native else None,
             training,
-            parameters_of(captured.flattened.signature),
+            tuple(parameters_of(captured.flattened.signature)),
             tuple(_describe_weights(known, data if weights else None)),
             tuple(programs),
         )

@@ -51,9 +51,9 @@ def recompiled(texts: Any, program: ProgramRecord) -> Callable[[GraphRecord], Co
 
     def load(record: GraphRecord) -> CompiledGraph:
         """Compiles a graph; one that assumes more of sizes than its program does runs op by op."""
-        is_forward, facts = record == program.forward, program.facts
-        if not is_forward:
-            facts = next(one.items for one in program.backwards if one.compiled == record)
+        is_forward = record == program.forward
+        items = (one.items for one in program.backwards if one.compiled == record)
+        facts = program.facts if is_forward else next(items)
         with mode, torch.no_grad(), env.ignore_fresh_unbacked_symbols(), private.oblivious_sizes():
             graph = graph_text.read(texts[record.name], list(map(fake, facts)))
         role = "backward" if not is_forward else "inference" if program.split is None else "forward"

@@ -149,14 +149,12 @@ def arrange(
     return inspect.BoundArguments(signature, bound)  # type: ignore[arg-type]
 
 
-def parameters_of(signature: inspect.Signature) -> tuple[Parameter, ...]:
-    """Returns the records of a signature's parameters."""
-    records = []
+def parameters_of(signature: inspect.Signature) -> Iterator[Parameter]:
+    """Yields the records of a signature's parameters."""
     for one in signature.parameters.values():
         default = None if one.default is one.empty else ()
         is_constant = default is not None and isinstance(one.default, _SCALARS)
-        records.append(Parameter(one.name, int(one.kind), (one.default,) if is_constant else default))
-    return tuple(records)
+        yield Parameter(one.name, int(one.kind), (one.default,) if is_constant else default)
 
 
 def signature_of(parameters: Sequence[Parameter]) -> inspect.Signature:
@@ -165,8 +163,14 @@ def signature_of(parameters: Sequence[Parameter]) -> inspect.Signature:
     Raises:
         ValueError: The parameters of a file are none that a function can have.
     """
-    made = []
-    for one in parameters:
-        default = inspect.Parameter.empty if one.default is None else (*one.default, LEFT)[0]
-        made.append(inspect.Parameter(one.name, one.kind, default=default))  # type: ignore[arg-type]
-    return inspect.Signature(made)
+    empty = inspect.Parameter.empty
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                one.name,
+                one.kind,  # type: ignore[arg-type]
+                default=empty if one.default is None else (*one.default, LEFT)[0],
+            )
+            for one in parameters
+        ]
+    )
