@@ -103,12 +103,16 @@ _CAUSES_OF_MEMORY = {
 
 def _cause_of_time(way: Way, ours: Way, lost: float, backend: Any, options: Mapping[str, Any]) -> str:
     """Returns the first cause that applies, with its remedy; `lost` are the seconds that ours takes more."""
-    told = [note for note in ours.programs.notes if note not in way.programs.notes]
+    slower = (
+        "its graph or its wrapper takes longer"
+        if ours.graph is None
+        else "the kernels of its graph are slower"
+    )
     broken = ours.programs.breaks if len(ours.programs.breaks) > len(way.programs.breaks) else ()
     settings = {name: value for name, value in tuned_settings(backend).items() if options.get(name) != value}
     outside = 0.0 if ours.graph is None or ours.call is None else ours.call.median - ours.graph
     causes = (
-        *((note, True) for note in told),
+        *((note, True) for note in ours.programs.notes if note not in way.programs.notes),
         *((f"a graph ends at {line}; keep that line out of the function", True) for line in broken),
         (
             "it compiles for constant sizes, with tuned kernels if there are any; pass "
@@ -121,7 +125,7 @@ def _cause_of_time(way: Way, ours: Way, lost: float, backend: Any, options: Mapp
             outside * 2 > lost,
         ),
         ('its graph runs op by op; pass backend="inductor"', backend == "eager"),
-        ("the kernels of its graph are slower; leave this function uncompiled", way.name == EAGER),
-        ("the kernels of its graph are slower; call it by torch.compile", True),
+        (f"{slower}; leave this function uncompiled", way.name == EAGER),
+        (f"{slower}; call it by torch.compile", True),
     )
     return next(text for text, applies in causes if applies)

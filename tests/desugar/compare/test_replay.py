@@ -426,6 +426,12 @@ test_each_loss_has_its_cause_and_the_remedy = giving(
             losses(way(STOCK, 1.0), way(DIRECT, 2.0, graph=1.9), backend="inductor"),
             [f"2 times slower than torch.compile: {KERNELS}call it by torch.compile"],
         ),
+        "a time that was not taken apart, as on a GPU": (
+            losses(way(EAGER, 1.0), way(DIRECT, 2.0), backend="inductor"),
+            [
+                "2 times slower than eager: its graph or its wrapper takes longer; leave this function uncompiled"
+            ],
+        ),
         "memory": (
             lambda: [
                 losses(way(STOCK, 1.0, 9 * MIB), way(DIRECT, 1.0, 12 * MIB), train=train)()[0].partition(";")[
