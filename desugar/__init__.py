@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from desugar._torch import announce_backend
 from desugar.errors import DesugarError, PackageError, SignatureError
 from desugar.explain import Explanation, explain  # the function shadows the subpackage of that name
-from desugar.store import files as _  # noqa: F401 - tells PyTorch of its files, for `load_cache_artifacts`
+from desugar.store import files as _  # noqa: F401 - registers its files with PyTorch, for `load_cache_artifacts`
 from subclasses import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ __all__ = [
     "trace",
 ]
 
-# The modules that are imported when a name of theirs is first used: a process that runs a package needs no compiler,
-# and one that compiles needs no packages.
+# Each of these modules is imported when one of its names is first used. A process that runs a package needs no
+# compiler, and a process that compiles needs no packages.
 _LAZY = {
     "compile": "api",
     "trace": "api",

@@ -31,7 +31,7 @@ _LAZY = {
     "FunctionalTensorMode": "torch._subclasses.functional_tensor",
     # The type of ops that take functions (cond, while_loop), which a trace calls differently.
     "HigherOrderOperator": "torch._ops",
-    # What runs in place of an op under functionalization: for a `torch.library.triton_op`, the kernels that it calls.
+    # The rule of an op for functionalization: a `torch.library.triton_op` runs its kernels in one.
     "find_torch_dispatch_rule": "torch._library.simple_registry",
     # The active functionalization mode.
     "detect_infra_mode": "torch.utils._python_dispatch:_detect_infra_mode",
@@ -128,7 +128,7 @@ _LAZY = {
     # Compiled autograd must not see the autograd nodes of a trace.
     "compiled_autograd": "torch._dynamo:compiled_autograd",
     # ---- the store of programs ----------------------------------------------------------------------------------
-    # What PyTorch's AOTAutograd cache takes, and how its keys represent a graph.
+    # The cache of AOTAutograd: its check of ops, its form of a graph in keys, and its errors.
     "check_node_safe": "torch._functorch._aot_autograd.autograd_cache",
     "sanitize_gm_for_cache": "torch._functorch._aot_autograd.autograd_cache",
     "AOTAutogradCachePickler": "torch._functorch._aot_autograd.autograd_cache",
@@ -144,7 +144,7 @@ _LAZY = {
     # Loads a pickled graph of Inductor.
     "FxGraphCache": "torch._inductor.codecache",
     "CompiledFxGraphConstants": "torch._inductor.output_code",
-    # The cache folder; whether caches are switched off; what `save_cache_artifacts` saves.
+    # The cache folder; the switches of the caches; the artifacts that `save_cache_artifacts` saves.
     "cache_dir": "torch._inductor.runtime.cache_dir_utils",
     "functorch_config": "torch._functorch:config",
     "compiler_config": "torch.compiler:config",
@@ -152,9 +152,9 @@ _LAZY = {
     "CacheArtifact": "torch.compiler._cache",
     "CacheArtifactFactory": "torch.compiler._cache",
     "CacheArtifactRecorder": "torch.compiler._cache",
-    # What the pickler of keys raises for a function that is not found by its name.
+    # The error of the pickler of keys for a function that is not found by its name.
     "ObjNotFoundError": "torch.package.importer",
-    # What `aot_compile` asks of the result of a backend.
+    # The base class of backend results that `aot_compile` can save.
     "SerializableCallable": "torch._dynamo.aot_compile_types",
     # The error of Dynamo for code that it cannot capture.
     "TorchDynamoException": "torch._dynamo.exc",
@@ -204,7 +204,7 @@ _LAZY = {
     "trace_log": "torch._logging._internal",
     # The compile id of Dynamo's compilation in progress, and its conditions on sizes, which become guards.
     "CompileContext": "torch._guards",
-    # What Dynamo compiled, frame by frame, with the guard that failed before; where graphs broke, with user lines.
+    # Dynamo's metrics of each compilation, with the guard that failed before it; its graph breaks, with user lines.
     "dynamo_utils": "torch._dynamo:utils",
     # Whether a profiler runs.
     "profiler": "torch.autograd:profiler",
@@ -213,7 +213,7 @@ _LAZY = {
     "TensorGuards": "torch._C._dynamo.guards",
     # C++ check of grad mode, autocast, deterministic algorithms and default dtype in one call.
     "GlobalStateGuard": "torch._C._dynamo.guards",
-    # Whether autocast is on, for a package: its casts are those of the saved call.
+    # Whether autocast is on. A package has the casts of the saved call.
     "is_any_autocast_enabled": "torch._C:_is_any_autocast_enabled",
     # The level of forward-mode differentiation.
     "forward_ad": "torch.autograd:forward_ad",
@@ -255,7 +255,7 @@ def load_lazily(table: Mapping[str, str], name: str, scope: dict[str, Any]) -> A
     return value
 
 
-# What the store of programs needs, and not every release has.
+# Names that the store of programs needs and some releases of PyTorch lack.
 _OF_STORE = (
     "check_node_safe", "sanitize_gm_for_cache", "AOTAutogradCachePickler", "BypassAOTAutogradCache",
     "BypassFxGraphCache", "custom_backend_passes", "GraphPickler", "GraphPicklerOptions", "CompiledFxGraphConstants",
@@ -265,7 +265,7 @@ _OF_STORE = (
 
 @functools.cache
 def can_store() -> bool:
-    """Whether this release of PyTorch has what the store of programs needs."""
+    """Returns whether this release of PyTorch has the names that the store of programs needs."""
     this = sys.modules[__name__]
     try:
         for name in _OF_STORE:
@@ -303,11 +303,11 @@ def cache_entries(code: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def oblivious_sizes() -> Iterator[None]:
-    """Captures a function whose sizes may be 1 in other calls, and of which no guard tells that they are not.
+    """Captures a function without guards that a size is not 1, since a size may be 1 in other calls.
 
-    PyTorch's option reasons as if no size were 0 or 1, whatever the sizes of the call are. Kernels for an empty tensor
-    then serve others, and a slice reads beyond the end of one. So a size that is 0 or 1 in the call is a constant here,
-    and any other is at least 1.
+    PyTorch's option assumes that no size is 0 or 1, whatever the sizes of the call are. Then a kernel compiled for an
+    empty tensor runs on other tensors, and a slice reads beyond the end of its tensor. So a size that is 0 or 1 in the
+    call is a constant here, and every other size is at least 1.
     """
     shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
     create = shapes.ShapeEnv.create_symbol
@@ -334,8 +334,8 @@ def oblivious_sizes() -> Iterator[None]:
 def build_powers() -> None:
     """Makes a trace accept sizes and strides in which a symbol occurs twice.
 
-    A trace builds an int that it has not met from the symbols that it has: sums and products, and no powers. Dynamo has
-    one symbol for equal sizes, so a stride of the argument may be `s0 ** 2`.
+    A trace computes a new int from its symbols, by sums and products but not by powers. Dynamo has one symbol for equal
+    sizes, so a stride of the argument may be `s0 ** 2`.
     """
     sympy, proxy_tensor = map(importlib.import_module, ("sympy", "torch.fx.experimental.proxy_tensor"))
     functions = importlib.import_module("torch.utils._sympy.functions")
@@ -344,12 +344,12 @@ def build_powers() -> None:
 
 
 def power(base: Any, exponent: int) -> Any:
-    """Returns the product of so many equal factors; a graph that is traced has it as a node."""
+    """Returns the product of `exponent` factors `base`; a traced graph calls this function in a node."""
     return functools.reduce(operator.mul, [base] * exponent)
 
 
 def symbol_between(env: Any, name: str, hint: int, low: int | None, high: int | None) -> Any:
-    """Returns a new symbol of a shape environment, with its value in an example and what is known of its range."""
+    """Returns a new symbol of a shape environment, with its value in an example and its known range."""
     this, shapes = sys.modules[__name__], importlib.import_module("torch.fx.experimental.symbolic_shapes")
     source, dynamic = this.LocalSource(name), this.DimDynamic.DYNAMIC
     positive = True if low is not None and low > 0 else None
@@ -487,7 +487,7 @@ def share_module_state(module: Any, other: Any) -> None:
 
 
 class _Watched:
-    """Dictionaries in groups; a guard manager refers to the whole weakly."""
+    """Dictionaries in groups. A guard manager holds a weak reference to this object."""
 
     def __init__(self, groups: tuple[tuple[Any, ...], ...]) -> None:
         self.groups = groups
@@ -545,5 +545,5 @@ def unchanged_guards(
 
 
 def _grouped(values: Sequence[Any], size: int = 64) -> tuple[tuple[Any, ...], ...]:
-    """Returns the values in groups, since a guard manager compares each new child with all that it has."""
+    """Returns the values in groups, since a guard manager compares each new child with all its children."""
     return tuple(tuple(values[n : n + size]) for n in range(0, len(values), size))

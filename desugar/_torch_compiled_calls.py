@@ -1,4 +1,4 @@
-"""Private names of PyTorch's callables that `torch.compile` returns: which of them is being called."""
+"""Private names of PyTorch for the callables that `torch.compile` returns: finds the call in progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class CompiledCall(NamedTuple):
-    """A call of what `torch.compile` returned, in progress.
+    """A call in progress of a callable that `torch.compile` returned.
 
     Attributes:
         what: The function or module that was compiled.
@@ -33,8 +33,8 @@ class CompiledCall(NamedTuple):
 def compiled_call() -> CompiledCall | None:
     """Returns the innermost call of a callable of `torch.compile` in this thread; None if there is none.
 
-    PyTorch does not say for which call a backend compiles, so its frames are searched for the function that calls the
-    compiled one.
+    PyTorch does not pass the call to a backend. So this function searches the stack for PyTorch's frame that calls the
+    compiled function.
     """
     of_torch: Any = importlib.import_module("torch._dynamo.eval_frame")
     frame: types.FrameType | None = sys._getframe(1)
@@ -52,7 +52,7 @@ def compiled_call() -> CompiledCall | None:
 
 
 def _module_or_function(fn: Any) -> Any:
-    """Returns the module whose call PyTorch compiles in its place, or the function itself."""
+    """Returns the module if PyTorch compiles the call of a module, else the function itself."""
     wrapped, owner = getattr(fn, "__wrapped__", None), getattr(fn, "__self__", None)
     if isinstance(wrapped, nn.Module):
         return wrapped

@@ -1,13 +1,14 @@
 """Private names of PyTorch's conversion to fake tensors: views of wrappers, and the symbols of dynamic ints.
 
-PyTorch makes the fake of a view of a wrapper by taking the view again, of a fake of its base, with a symbol for each
-int of the view. It expects the sizes of the argument to determine these symbols. The end of a slice occurs in no size,
-and an assumption about its start keeps that symbol. Then Dynamo raises "only expect to bind basic symbols".
+PyTorch makes the fake of a wrapper's view from a fake of its base: it takes the view of the fake base. Each int of the
+view becomes a symbol, and PyTorch expects the sizes of the argument to determine these symbols. The end of a slice
+occurs in no size, and an assumption about its start keeps that symbol. Then Dynamo raises "only expect to bind basic
+symbols".
 
 PyTorch makes a size of 1 a constant, and assumes that a symbol is at least 2. Most ops do not read a dynamic int of a
 declared class, such as the longest row. With several arguments, each combination of such constants would be a program.
-So this module makes the symbols of dynamic ints, of which nothing but at least 1 is assumed. PyTorch then records a
-guard where an op compares one with 1.
+So this module makes the symbols of dynamic ints, and assumes only that each is at least 1. PyTorch then records a guard
+where an op compares such a symbol with 1.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from subclasses.spec.values import carrier
 def convert_by_inner_tensors(backend: Callable[..., Any]) -> None:
     """Makes the fake of a subclass argument with symbolic sizes from its inner tensors, in the graphs for `backend`.
 
-    The pass takes each argument by its inner tensors, and finds overlaps among the real ones. A dynamic int that is 1
-    has a symbol, too.
+    The pass flattens each argument to its inner tensors, and finds overlaps among the real inner tensors. A dynamic int
+    that is 1 has a symbol, too.
     """
     after_import("torch._subclasses.meta_utils", functools.partial(_patch, backend))
 

@@ -86,7 +86,7 @@ def compile(  # noqa: PLR0913 - the options of `torch.compile`
 ) -> Any:
     """Compiles a function over tensor subclasses to programs over plain tensors, with the semantics of `torch.compile`.
 
-    Dynamo captures the function and guards what it read. A call whose guards hold runs its program directly.
+    Dynamo captures the function and guards the values that it read. A call whose guards hold runs its program directly.
 
     Args:
         fn: A function, a method or an `nn.Module`. Without it, the result is a decorator.
@@ -197,7 +197,7 @@ def with_own_code(fn: types.FunctionType) -> types.FunctionType:
 
 @dataclass(frozen=True, slots=True)
 class _Compile:
-    """`compile` with its options; `options` are those of the Dynamo backend, `choice` is what the user passed."""
+    """`compile` with its options: `options` go to the Dynamo backend, `choice` holds the user's arguments."""
 
     fullgraph: bool
     dynamic: bool | None
@@ -309,7 +309,7 @@ def compiled_module(module: nn.Module, compile_with: _Compile) -> nn.Module:
         "__module__": type(module).__module__,
         "__doc__": type(module).__doc__,
     }
-    # Libraries look at the name of a class: transformers writes it to `config.json`, and shifts labels by it.
+    # Libraries read the name of a class: transformers writes it to `config.json`, and decides by it to shift labels.
     cls = type(type(module).__name__, (type(module),), body)
     compiled = object.__new__(cls)
     object.__setattr__(compiled, "__dict__", module.__dict__)
@@ -326,7 +326,10 @@ _makers: weakref.WeakKeyDictionary[type, dict[str, Callable[..., Any]]] = weakre
 
 
 def call_of(module: nn.Module) -> types.FunctionType:
-    """Returns a function that calls the module; those of one class share a code object, and so Dynamo's code."""
+    """Returns a function that calls the module.
+
+    The functions for modules of one class share a code object, and so Dynamo's code.
+    """
     parameters = _simple_parameters(module)
     makers = _makers.setdefault(type(module), {})
     if parameters not in makers:

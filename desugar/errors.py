@@ -8,8 +8,8 @@ from desugar.user_code import find_line, find_line_of
 class DesugarError(RuntimeError):
     """Raised for a function that the pass does not support. The arguments of the call are unchanged.
 
-    The message says what the pass found, where in the user's code (`where`, by default the innermost line of the
-    user's code on the stack), and what to do instead.
+    The message names the problem (`what`), a line of the user's code (`where`) and a remedy (`instead`). By default,
+    the line is the innermost line of the user's code on the stack.
 
     Attributes:
         what, where, instead: The parts of the message.
@@ -37,15 +37,15 @@ class DesugarError(RuntimeError):
 
 
 class PackageError(RuntimeError):
-    """Raised where a package cannot be written, read, or used on this machine; the message says why and what to do."""
+    """Raised where a package cannot be written, read or used on this machine; the message names cause and remedy."""
 
 
 class SignatureError(TypeError):
-    """Raised for a call that a package has no program for. Nothing was changed.
+    """Raised for a call for which a package has no program. The arguments are unchanged.
 
     Attributes:
-        argument: The argument, or the part of it, that does not fit (`x.values`); None if it is the call as a whole.
-        expected, got: What the package takes, and what was passed.
+        argument: The argument that does not match, or its inner tensor (`x.values`); None for the call as a whole.
+        expected, got: The kind of argument that the package accepts, and the kind that was passed.
     """
 
     def __init__(self, argument: str | None, expected: str, got: str) -> None:

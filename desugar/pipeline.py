@@ -59,8 +59,9 @@ def build_program(
         function: The function, and how to compile its derivative.
         inputs: Its flattened arguments.
         backend: The compiler of the plain graphs.
-        otherwise: The function that runs a call where a mutated tensor shares memory with another one, or where a
-            storage offset that the program depends on, or the size of a whole DTensor, differs.
+        otherwise: The function that runs a call that does not match the program. In such a call, a mutated tensor
+            shares memory with another tensor. Or a storage offset that the program depends on, or the size of a whole
+            DTensor, differs.
         place: The program's place in the store; None if it is not stored.
 
     Raises:
@@ -85,7 +86,7 @@ def _run_stages(
     otherwise: Callable[..., Any],
     place: Place | None,
 ) -> Program:
-    """Runs all stages, or finds what they made in the store; then writes the wrapper."""
+    """Runs all stages, or loads their results from the store; then writes the wrapper."""
     with private.compiled_autograd._disable(), _without_inference_mode():
         private.shared_nested_tensor()
         stored = None if place is None else _load(place, function, inputs)
@@ -165,8 +166,8 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
 def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Traced:
     """Runs the function once where that is enough, else twice: to discover the structure of its results, then to trace.
 
-    A run may add assumptions about sizes by which a symbol is a number. The first run then records the symbol, and the
-    traced one the number: they seem to differ, and both are made again under the new assumptions.
+    A run may add assumptions about sizes that make a symbol a constant. Then the first run records the symbol, and the
+    second run records the constant: the structures differ. Both runs are repeated under the new assumptions.
     """
     if not torch.is_grad_enabled():
         with stage("trace"):
@@ -186,7 +187,7 @@ def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Trac
 
 
 def _load(place: Place, function: CapturedFunction, inputs: Inputs) -> Stored | None:
-    """Returns the program of the store, with the views that the function takes; None if there is none."""
+    """Returns the stored program, completed with the views that the function takes; None if the store has none."""
     with stage("load"):
         stored = place.load(inputs)
         if stored is None or not has_unknown_views(stored.interface.outputs):
@@ -230,7 +231,7 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple
 
 
 def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] = ()) -> None:
-    """Adds to a forward graph the end of effects, and stores into mutated inputs; the backward uses outputs `kept`."""
+    """Adds the sinks of effect tokens and the stores into mutated inputs to a forward; the backward reads `kept`."""
     stores = store_positions(outputs)
     sink_tokens(graph, token_positions(outputs))
     store_results(graph, stores, kept, held_positions(outputs))
@@ -238,10 +239,10 @@ def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] 
 
 
 def _compile_backward(variants: BackwardVariants, kernels: PendingKernels) -> None:
-    """Compiles the backward for the expected tangents early, if that is of use, and finishes the forward's kernels.
+    """Compiles the backward for the expected tangents early, where that is useful, and finishes the forward's kernels.
 
     With symbolic sizes, the backward's assumptions about sizes have to become guards. While a C++ compiler builds the
-    forward's kernels, the time would otherwise be lost.
+    forward's kernels, this process would otherwise wait.
     """
     has_symbols = variants.inputs.has_symbols
     if has_symbols or kernels.are_being_built():

@@ -30,7 +30,7 @@ class Program:
         is_dynamic: Whether a size or an int of the inputs is a symbol.
         is_whole: Whether the graph covers the whole function: no graph break ended it.
         names: The user's names for the arguments.
-        is_stored: Whether it was found in the store of programs, not compiled.
+        is_stored: Whether the program was loaded from the store of programs.
     """
 
     graphs: Graphs
@@ -47,7 +47,7 @@ class Program:
 
     @property
     def origin(self) -> str:
-        """What happened to it first: "compiled", or "loaded" from the store."""
+        """The origin of the program: "compiled", or "loaded" from the store."""
         return "loaded" if self.is_stored else "compiled"
 
     @property
@@ -62,7 +62,7 @@ class Program:
 
     @property
     def joint(self) -> fx.GraphModule:
-        """The graph before the partition (in inference, equal to `forward` but for the ends of effects)."""
+        """The graph before the partition (in inference, `forward` without effect sinks and stores into inputs)."""
         return self.graphs.all[0]
 
     def call_directly(self) -> None:

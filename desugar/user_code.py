@@ -1,4 +1,4 @@
-"""Finds lines of the user's code: tells the user's files from library files, and finds the line that runs."""
+"""Finds lines of the user's code: separates the user's files from library files, and finds the running line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def is_library_file(filename: str) -> bool:
 
 @functools.cache
 def _library_folders() -> tuple[tuple[str, ...], str]:
-    """Returns how file names of torch, optree and this project begin, and how those of the standard library do."""
+    """Returns the path prefixes of torch, optree and this project, and the path prefix of the standard library."""
     folders = [Path(__file__).resolve().parents[1] / name for name in ("desugar", "subclasses")]
     specs = [importlib.util.find_spec(name) for name in ("torch", "optree")]
     folders += [Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin]
