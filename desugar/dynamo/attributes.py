@@ -1,12 +1,12 @@
-"""What Dynamo does with attributes of tensor subclasses in a graph that is compiled with this backend.
+"""Changes how Dynamo handles attributes of tensor subclasses in the graphs for this backend.
 
-It traces the getters of properties, and an assignment to an inner tensor is a graph break. For other backends Dynamo's
-behaviour does not change, but for assignments to fields of declared classes, which end every graph.
+Dynamo traces the getters of properties, and breaks the graph at an assignment to an inner tensor. For other backends,
+Dynamo's behaviour does not change, except that an assignment to a field of a declared class breaks every graph.
 
 Dynamo evaluates a property of an argument before its graph runs, like an attribute, and makes the result a separate
-input of the graph. If the graph mutates what the property is computed from, that input has the old value. Dynamo also
-treats its sizes as unrelated to the argument's sizes, and recompiles for each new one. Therefore Dynamo traces the
-getter like any other function.
+input of the graph. If the graph mutates a tensor that the getter reads, that input keeps the old value. Dynamo also
+treats the input's sizes as unrelated to the argument's sizes, and recompiles for each new size. Therefore Dynamo traces
+the getter like any other function.
 
 Dynamo assigns an attribute after its graph has run, and no node of the graph represents the assignment. So later ops
 on the tensor subclass in the same graph would use the old inner tensor. Therefore an assignment to an inner tensor or
@@ -67,9 +67,9 @@ def _getter_of(value: Tensor | None, name: str) -> Callable[..., Any] | None:
 
 
 def break_at_assignments(backend: Callable[..., Any]) -> None:
-    """Makes Dynamo break the graphs for `backend` at an assignment to a part of a wrapper of any class.
+    """Makes Dynamo break the graphs for `backend` at an assignment to an attribute that a wrapper of any class has.
 
-    The pass sees what rules and methods assign, which are nodes of the graph.
+    Rules and methods assign in nodes of the graph, which the pass traces.
     """
     setattr(backend, capture.MAKES_ASSIGNMENTS, True)
     capture.break_at_assignments(
@@ -92,7 +92,7 @@ def wrapper_of(item: Any) -> Tensor | None:
 def _is_part(value: Tensor, name: str) -> bool:
     """Returns whether a wrapper already has an attribute in its `__dict__`, or among its inner tensors or fields.
 
-    The pass does not see other attributes.
+    The pass does not trace other attributes.
     """
     fields = value.__spec__.inner_names if isinstance(value, TensorSubclass) else ()
     return name in value.__dict__ or name in fields or name in value.__tensor_flatten__()[0]  # type: ignore[attr-defined]

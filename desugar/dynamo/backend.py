@@ -1,9 +1,9 @@
 """The Dynamo backend: compiles a Dynamo graph to a program over plain tensors.
 
-Dynamo passes a graph of outer ops and real arguments to the backend, and guards what the user's Python read. The pass
-makes fakes of the arguments in Dynamo's own fake mode, so that its assumptions about sizes become Dynamo's guards. The
-generated wrapper then needs no checks. A graph that the pass does not support goes to PyTorch's AOTAutograd, and the
-reason is logged.
+Dynamo passes a graph of outer ops and real arguments to the backend, and guards the values that the user's Python code
+read. The pass makes fakes of the arguments in Dynamo's own fake mode, so that its assumptions about sizes become
+Dynamo's guards. The generated wrapper then needs no checks. A graph that the pass does not support goes to PyTorch's
+AOTAutograd, and the reason is logged.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def compile_graph(
 
 
 def _recording(gm: fx.GraphModule, leaves: list[Any], owner: Caller | None, failed: str) -> Recording:
-    """Makes the recording of a compilation: what is compiled, and why."""
+    """Makes the recording of a compilation, with the compiled function and the reason."""
     fn, first = (gm, "a graph of torch.compile") if owner is None else (owner.what, owner.reason)
     return Recording(fn, "a guard failed" if failed else first, tuple(leaves), gm, failed)
 

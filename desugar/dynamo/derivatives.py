@@ -1,7 +1,7 @@
 """Compiles functions that differentiate a Dynamo graph, once for each kind of arguments.
 
-Dynamo has not seen such a function, so none of its guards tells whether a program fits a call. Calls are rare, so the
-facts that a program depends on are compared in Python. Sizes are constants of a program.
+Dynamo has not captured such a function, so it has no guards for its programs. Calls are rare, so this module compares
+the facts that a program depends on in Python. Sizes are constants of a program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from desugar.recording.listeners import Recording
 from desugar.recording.trace_artifacts import record_compilation
 from subclasses.slow_paths import say_once
 
-MAX_PROGRAMS = 8  # as Dynamo's limit; a call that would need one more program runs the function itself
+MAX_PROGRAMS = 8  # like Dynamo's limit; a call that needs one more program runs op by op
 
 # ---------------------------------------------------------------------------------------------------- facts
 

@@ -1,7 +1,7 @@
 """Entries: generated functions that check Dynamo's guards and call Dynamo's code without Dynamo's frame hook.
 
-`torch.compile` sets a hook that inspects each frame, finds the frame of the compiled function, checks guards and runs
-the code that Dynamo made of it. The hook takes most of the time of a small call. So `desugar.compile` generates an
+`torch.compile` sets a hook that inspects each frame. For the frame of the compiled function, the hook checks guards and
+runs the code that Dynamo made. The hook takes most of the time of a small call. So `desugar.compile` generates an
 *entry*: a function with the parameters of the user's function, which checks the same guards in C++ and calls the same
 code as a function. If no guards match, the entry calls the callable of `torch.compile`, which may compile. Then the
 entry is generated again, with the code in Dynamo's cache that covers a whole frame.
@@ -187,7 +187,7 @@ class Entry(Calls):
     def variables(self, compile_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the initial local variables of the call in progress, and the globals of its function.
 
-        Both are empty if the compile id is that of another frame, which this one calls.
+        Both are empty if the compile id belongs to another frame, which this frame calls.
         """
         if all(str(entry.compile_id) != compile_id for entry in private.cache_entries(self._code)):
             return {}, {}
@@ -373,7 +373,7 @@ class Entry(Calls):
 
 
 def call_uncompiled(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls the original module of a compiled module; Dynamo traces it, so it closes over nothing."""
+    """Calls the original module of a compiled module. Dynamo traces this function, so it closes over nothing."""
     return super(type(self), self).__call__(*args, **kwargs)  # type: ignore[misc]
 
 

@@ -1,7 +1,7 @@
 """The fallback: PyTorch's AOTAutograd compiles a graph that the pass does not support.
 
-AOTAutograd does not look at the memory of inner tensors. Where two of them share memory and the graph writes to one,
-its program reads what was there before the write. A call with such arguments runs op by op.
+AOTAutograd does not compare the memory of inner tensors. Where two inner tensors share memory and the graph writes to
+one, its program reads the old values from the other. A call with such arguments runs op by op.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ def compile_by_stock(
     options: Mapping[str, Any],
     reason: DesugarError,
 ) -> Callable[..., Any]:
-    """Compiles a graph with PyTorch's backend. A graph that a class refuses there runs op by op.
+    """Compiles a graph with PyTorch's backend. If a class raises a `DispatchError` there, the graph runs op by op.
 
     Args:
         gm: The graph, over outer tensors.
         example_inputs: Its arguments.
-        inner: What compiles plain graphs.
+        inner: The compiler of plain graphs.
         mode: As for `torch.compile`.
         options: Options of Inductor.
         reason: Why the pass does not support the graph.
 
     Raises:
-        DesugarError: The graph writes to arguments and is to be saved, without the check of each call.
+        DesugarError: The graph writes to arguments and is compiled to be saved; a saved graph checks no calls.
     """
     if inner == "eager" and any(map(_is_plain_subclass, example_inputs)):
-        # The mode in which AOTAutograd runs the first call of a graph without a compiler takes no such class.
+        # AOTAutograd runs the first call of a graph without a compiler in a mode that does not accept such a class.
         log.warning("this graph runs op by op instead: %s", reason)
         return gm.forward
     writes = _writes(gm) and any(map(is_wrapper, example_inputs))
@@ -84,7 +84,7 @@ def is_saving() -> bool:
 
 
 def _is_plain_subclass(x: Any) -> bool:
-    """Returns whether a tensor is of a class that is no wrapper, and has no `__torch_function__` of its own."""
+    """Returns whether a tensor's class is a subclass that is no wrapper and inherits `__torch_function__`."""
     if not isinstance(x, Tensor) or type(x) is Tensor or is_wrapper(x):
         return False
     function = getattr(type(x).__torch_function__, "__func__", None)
@@ -104,7 +104,7 @@ def _stock_backend(inner: Any, mode: str | None, options: Mapping[str, Any]) -> 
 
 
 def _op_by_op_where_shared(compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls the program, or runs op by op where inner tensors share memory."""
+    """Returns a function that calls the program, or runs the graph op by op where inner tensors share memory."""
     slow = run_op_by_op(eager, "a call whose arguments share the memory of inner tensors")
 
     @torch.compiler.disable

@@ -73,7 +73,7 @@ class FrameCode:
         manager: Dynamo's guard manager; its `cache_entry` is None after Dynamo has invalidated the code.
         check: Takes the frame's variables by name; returns whether the guards hold.
         call: The code as a function of all parameters by position.
-        program: The program that its graph was compiled to.
+        program: The program compiled from its graph.
         graph_name: The global name by which the code calls the program.
         code: Dynamo's own code object, which keeps the globals that the code uses alive.
         module: The guards of a large module; None where the entry checks all guards with `check`.

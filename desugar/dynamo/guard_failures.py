@@ -2,8 +2,8 @@
 
 Dynamo reports the text of the first guard that fails. Some of these texts hold both values. Others hold the guard
 alone; then this module reads the actual value from the call's frame. The text of a guard on the metadata of a tensor
-subclass names no tensor; then this module compares the layouts of the earlier program and of the call. Dynamo names
-the modes that changed without values: the present value is that of the call; that of a switch was the other one before.
+subclass names no tensor. Then this module compares the layouts of the earlier program and of the call. For a mode,
+Dynamo reports the name without values. This module reads the present value; a switch had the opposite value before.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ _PATTERNS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str], Failure], 
     (re.compile(r"(not )?___dict_contains\((?P<key>.+?), (?P<name>.+)\)$"), _contains),
     (re.compile(r"(not )?\w+\.__contains__\((?P<name>.+), (?P<key>.+)\)$"), _contains),
     (re.compile(r"list\(dict\.keys\((.+)\)\)(?:\[(\d+)\])? == (.+)$"), _keys),
-    # Dynamo reports either what it found (!=) or the guard (==); the number is the expected length in both.
+    # Dynamo reports either the mismatch (!=) or the guard (==); the number is the expected length in both.
     (re.compile(r"len\((.+)\) [!=]= (\d+)$"), _length),
     (re.compile(r"([^\s=]+) is ([^\s=]+)$"), _same),
     (re.compile(r"(?=.*(?:size\(\)|stride\(\)|[<>%]))(?:[^'\"]|\['[^']*'\])+$"), _sizes),
@@ -315,7 +315,7 @@ _READERS: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 def describe_modes(names: str) -> str:
-    """Returns what differs.
+    """Describes the modes that differ.
 
     Args:
         names: Dynamo's names of the modes, separated by spaces.

@@ -1,11 +1,11 @@
-"""Which of Dynamo's guards other guards imply, or the recorded state of a module.
+"""Finds the guards of Dynamo that other guards, or the recorded state of a module, imply.
 
-Dynamo's tree of guards follows every attribute that was read. A guard is implied if the object that it guards is the
-same as long as :class:`Unchanged` holds, and if what it compares is part of the recorded state or cannot change.
+Dynamo's tree of guards follows every attribute that was read. A guard is implied under two conditions. The guarded
+object is the same as long as :class:`Unchanged` holds, and the compared values are recorded in it or cannot change.
 
-Of the guards on a wrapper, those that call `__tensor_flatten__` in Python, twice per call, are left out where the type
-determines the names of the inner tensors, or the metadata, and another guard checks the type. Each removal has its
-reason in this module; all other guards stay.
+Some guards on a wrapper call `__tensor_flatten__` in Python, twice per call. They are left out where another guard
+checks the type, and the type determines the names of the inner tensors, or the metadata. Each removal has its reason in
+this module; all other guards stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from subclasses._torch_distributed import DistributedTypes, distributed_types
 from subclasses.adoption.contexts import guards_names
 from subclasses.adoption.flatten_purity import flattens_to_constants
 
-# --------------------------------------------------------------------------- what the state says of one type
+# ------------------------------------------------------------------------------ the recorded state of a type
 
 # Guards whose result depends only on the identity of the object, if the object is immutable.
 _OF_IDENTITY = {
@@ -49,7 +49,7 @@ _OF_DICTS = {
     "MAPPING_KEYS_GUARD",
 }
 _OF_LAYOUTS = {"LAMBDA_GUARD"}  # on the metadata of a declared class: its layout, which is in its `__dict__`
-# On what a spec or a mesh holds: immutable objects in its `__dict__`.
+# Guards on the values that a spec or a mesh holds: immutable objects in its `__dict__`.
 _OF_SPECS = {"LAMBDA_GUARD", "FAKE_SCRIPT_TYPE_MATCH"}
 _OF_TENSORS = {"TENSOR_MATCH", "DIMENSION_DYNAMIC_MARKING_GUARD", "NO_TENSOR_ALIASING", "NO_HASATTR"}
 _ALIASING = "OBJECT_ALIASING"  # that two sources are one object
@@ -71,7 +71,7 @@ _IMMUTABLE = (
 _ANYWHERE = re.compile("")
 _MODULE = re.compile(r"^[^.]*$|\._modules\['[^']*'\]$")  # the module itself, or a registered submodule
 _PART = re.compile(r"\._parameters\['[^']*'\](?:\.\w+)*$")  # a parameter, or an attribute of one
-_HOOK = re.compile(rf"\.(?:{'|'.join(HOOKS)})\[")  # a hook, or what one holds
+_HOOK = re.compile(rf"\.(?:{'|'.join(HOOKS)})\[")  # a hook, or a value that it holds
 _TABLE = re.compile(
     rf"\.(?:{'|'.join(('__dict__', '_modules', '_parameters', *HOOKS))})$|{_HOOK.pattern}.*\.keywords$"
 )
@@ -80,12 +80,13 @@ _MESH = re.compile(rf"{_PART.pattern}|{_HOOK.pattern}")
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """What :class:`Unchanged` implies of objects of one type.
+    """The guards on objects of one type that :class:`Unchanged` implies.
 
     Attributes:
-        where: The sources of the objects that it records, or that cannot change.
-        guards: The guards on such an object that it implies.
-        reads: The attributes that are the same objects as long as it holds; None for all that Dynamo reads.
+        where: The sources of the objects that :class:`Unchanged` records, or that cannot change.
+        guards: The implied guards on such an object.
+        reads: The attributes that are the same objects as long as :class:`Unchanged` holds; None for all that Dynamo
+            reads.
     """
 
     where: re.Pattern[str]
@@ -104,7 +105,7 @@ _OF_TYPES = {
 
 
 def _recorded(node: Any, source: str) -> _Recorded | None:
-    """Returns what :class:`Unchanged` implies of the object that a node guards; None if nothing."""
+    """Returns the guards that :class:`Unchanged` implies on the object of a node; None if it implies none."""
     kind = node.get_type_of_guarded_value()
     if kind is types.NoneType and source.endswith(".__dict__"):
         kind = (
@@ -147,7 +148,7 @@ def _fields(cls: Any) -> set[str]:
 
 # -------------------------------------------------------------------------------------- Dynamo's tree
 
-_MIN_COST = 48  # of the implied guards; to compare the state of so small a module takes as long as they do
+_MIN_COST = 48  # of the implied guards; comparing the state of a smaller module takes as long as its guards
 _COST_IN_PYTHON = 10  # of a guard in Python, in guards in C++
 _CLASS_READ = re.compile(
     r"^dict\(type\((?P<owner>.*)\)\.__mro__\[(?P<base>\d+)\]\.__dict__\)\['(?P<name>\w+)'\]$"
@@ -176,8 +177,8 @@ def split_guards(root: Any, name: str, module: nn.Module) -> SplitGuards | None:
         module: The module.
 
     Returns:
-        The other guards. None if a parameter is also read from elsewhere, or if :class:`Unchanged` implies so few of
-        the guards that it takes as long as they do.
+        The other guards. None if guards outside the module also read a parameter, or if :class:`Unchanged` implies so
+        few guards that its check takes as long.
     """
     source = f"L[{name!r}]"
     top = next((node for node in root.get_child_managers() if node.get_source() == source), None)
@@ -186,7 +187,7 @@ def split_guards(root: Any, name: str, module: nn.Module) -> SplitGuards | None:
     walk = _Walk(with_aliasing=True)
     walk.visit(top, source)
     implied = walk.implied()
-    # Half of a comparison always holds.
+    # An aliasing guard compares two sources. If only one of them is implied, the guard on the other would always hold.
     if any(_ALIASING in _guard_types(node) and node.get_source() not in implied for node in _all(root)):
         walk = _Walk(with_aliasing=False)
         walk.visit(top, source)
@@ -234,7 +235,7 @@ class _Walk:
     """A walk over the guards of one module.
 
     Attributes:
-        with_aliasing: Whether guards that two sources are one object count as implied; they are if both sources are.
+        with_aliasing: Whether a guard that two sources are one object counts as implied; it is if both sources are.
         found: Whether the guards are implied, for each source. If several nodes guard one source, all of them have to
             be implied.
         of_classes: The attributes of classes that implied guards read.
@@ -271,8 +272,8 @@ class _Walk:
         read, kind = child.get_source(), node.get_type_of_guarded_value()
         if recorded is not None and read.startswith("type(") and issubclass(kind, nn.Module):
             return self._visit_class(kind, child, read)
-        # A guard manager reads one attribute or item. Dynamo names a value of a dictionary by its key, and what is read
-        # from it by the position of the key.
+        # A guard manager reads one attribute or item. Dynamo names a value of a dictionary by its key, and an attribute
+        # of that value by the position of the key.
         is_same = recorded is not None and (
             recorded.reads is None or read.rpartition(".")[2] in recorded.reads
         )
@@ -310,7 +311,7 @@ __all__ = ["SplitGuards", "split_guards"]
 _DYNAMO_OPTIONS = {
     "record_runtime_overhead": False,  # otherwise Dynamo's code measures itself, which costs 1.5 µs a call
     "skip_nnmodule_hook_guards": False,  # guards notice hooks that are added to a module later
-    "use_lamba_guard_for_object_aliasing": False,  # that two arguments are one object is compared in C++
+    "use_lamba_guard_for_object_aliasing": False,  # C++ compares whether two arguments are one object
 }
 _NAMES = ".__tensor_flatten__()[0]"  # Dynamo's suffix for a wrapper's list of inner tensor names
 

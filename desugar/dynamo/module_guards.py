@@ -1,12 +1,12 @@
 """Replaces the guards of a large module by checks that its recorded state is unchanged.
 
 Dynamo guards a module with a tree of guards that follows every attribute that was read. For a module with hundreds of
-parameters, or with hooks and `DTensor` parameters, this tree takes most of the time of a call. Most of it follows from
-few facts, which C++ compares at once (`module_state`): no dictionary of the module has changed, and the objects that
-can change in themselves are as they were.
+parameters, or with hooks and `DTensor` parameters, this tree takes most of the time of a call. A few facts imply most
+of these guards, and C++ compares the facts at once (`module_state`): no dictionary of the module has changed, and no
+recorded object was mutated.
 
 So a call checks two things: the guards of Dynamo's tree that these facts do not imply (`implied_guards`), and the
-facts. If something has changed, Dynamo decides with all its guards, and the state is recorded again.
+facts. If a fact has changed, Dynamo checks all its guards, and the state is recorded again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from desugar.dynamo.implied_guards import SplitGuards, split_guards
 from desugar.dynamo.module_state import Unchanged
 from subclasses.slow_paths import say_once
 
-# A module that changes after fewer calls gets a strike; to record its state takes the time that 200 calls save.
+# A module that changes after fewer calls gets a strike; recording its state takes the time that 200 calls save.
 _MIN_USES = 20
 _MAX_STRIKES = 3
 

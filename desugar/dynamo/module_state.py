@@ -1,14 +1,14 @@
-"""The state of a module that Dynamo's guards read, recorded such that one C++ call tells whether it has changed.
+"""The state of a module that Dynamo's guards read, recorded so that one C++ call detects a change.
 
 Dynamo's guards read nearly everything of a module from dictionaries (`module.__dict__`, `_modules`, `_parameters`,
 hooks), and CPython counts or reports the changes of each dictionary. As long as no dictionary has changed, each of its
-values is the same object. What an object can change in itself is recorded too:
+values is the same object. The mutable state of these objects is recorded, too:
 
 - The type of a module.
 - The dtype, device, size, stride and `requires_grad` of a parameter, all of which one C++ call compares.
 - The local tensor and the spec of a `DTensor`, the dictionary of the spec, and the attributes of its mesh. Placements
   and sizes in it are immutable.
-- The code of a hook, what its closure holds, and the parts of a `functools.partial` in it.
+- The code of a hook, the contents of its closure, and the attributes of a `functools.partial` in it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Unchanged:
     """The state of a module at a time when Dynamo's guards held.
 
     Attributes:
-        same_owners: A C++ check that no dictionary has changed, that objects have the same type and the same
-            `__dict__`, and that attributes outside of a `__dict__` are the same objects.
+        same_owners: A C++ check of three facts: no dictionary has changed; objects have the same type and the same
+            `__dict__`; attributes outside of a `__dict__` are the same objects.
         held: The values of these attributes, and these types; their ids are in the check.
         tensors: The parameters and their inner tensors, except each `DTensor`.
         same_tensors: A C++ check of `tensors`.
@@ -128,7 +128,7 @@ def _with_inner(tensor: Tensor) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What determines the state of a module.
+    """The dictionaries, objects and attributes that determine the state of a module.
 
     Attributes:
         dicts: Dictionaries, by id.
@@ -168,8 +168,8 @@ class _Read:
     def _add_object(self, owner: Any) -> dict[str, Any]:
         """Adds an object with all entries of its `__dict__`, and returns these.
 
-        Since Python 3.13 an object and its `__dict__` share the storage of the values, and 3.13.0 counts no change that
-        is made through the object. Assigning the same dictionary again gives it a storage of its own.
+        Since Python 3.13 an object and its `__dict__` share the storage of the values. Python 3.13.0 counts no change
+        that is made through the object. Assigning the same dictionary again gives it a storage of its own.
         """
         own = vars(owner)
         object.__setattr__(owner, "__dict__", own)
@@ -183,7 +183,7 @@ class _Read:
         return values
 
     def _add_value(self, value: Any) -> None:
-        """Adds a hook, or what one holds, with all that it holds itself; does nothing for an object of another type."""
+        """Adds a hook or a value that a hook holds, with the values inside it; ignores an object of another type."""
         if id(value) in self.attributes or id(value) in self.dicts:
             return
         if isinstance(value, types.FunctionType):

@@ -73,7 +73,7 @@ def call_named(
 
 
 def name_graphs(program: Program, name: str) -> None:
-    """Names the compiled graphs of a program in the profiler's trace, those of its existing backwards included."""
+    """Names the compiled graphs of a program, including its existing backwards, in the profiler's trace."""
     backwards = () if program.variants is None else program.variants.table.values()
     functions = [("forward", inspect.unwrap(program.run)), *(("backward", made) for made in backwards)]
     for role, function in functions:
@@ -90,8 +90,8 @@ def _with_name(graph: Callable[..., Any], current: Callable[..., Any], name: str
 
     Args:
         graph: The compiled graph, which itself names its parts for a profiler. It runs under a profiler.
-        current: What the wrapper calls at present: the code inside the graph, or the callable that replaces itself by
-            that code after its first call. It runs without a profiler.
+        current: The wrapper's present callee: the code inside the graph, or a callable that replaces itself by that
+            code after its first call. It runs without a profiler.
         name: The name.
     """
     profiler = private.profiler

@@ -1,8 +1,8 @@
 """Programs that `torch.compile(..., backend="desugar").aot_compile(...)` saves and loads.
 
-PyTorch writes the guards and the code of the frame; what the backend returned has to write itself. A saved program
-holds what the store keeps of one, and its flattened arguments as fake tensors. From these the wrapper is written again.
-The file is a pickle, as all of PyTorch's own is: load files that you trust.
+PyTorch writes the guards and the code of the frame, and the backend's result serializes itself. A saved program holds
+the files that the store keeps for a program, and its flattened arguments as fake tensors. Loading generates the wrapper
+again from these. The file is a pickle, like PyTorch's own files: load only files that you trust.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class SavedProgram:
 
     @classmethod
     def serialize_compile_artifacts(cls, fn: SavedProgram) -> bytes:
-        """Returns the pickle, as PyTorch asks for it."""
+        """Returns the pickle; PyTorch calls this method to save the program."""
         return fn.content
 
     @classmethod
     def deserialize_compile_artifacts(cls, data: bytes) -> SavedProgram:
-        """Makes the program of a pickle, in any process that has the classes of its arguments and results."""
+        """Loads a program from its pickle, in any process that can import the classes of its arguments and results."""
         content = pickle.loads(data)
         fakes = _fakes_of(content["symbols"])
         inputs = _load_inputs(content["inputs"], fakes)
@@ -70,7 +70,7 @@ def save_program(
     """Returns a program that PyTorch can write to a file.
 
     Raises:
-        DesugarError: It has a part that another process could not read.
+        DesugarError: The program holds a value that another process could not load.
     """
     if program.variants is not None:
         arriving = (True,) * len(program.variants.traced.tangents)

@@ -1,4 +1,4 @@
-"""Evaluates Dynamo's expressions in a call, and compares the metadata of its wrappers with that of an earlier call."""
+"""Evaluates Dynamo's expressions in a call, and compares its wrappers' metadata with an earlier program's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEP = re.compile(r"\.(size|stride)\(\)\[(\d+)\]|\.(\w+)|\['([^']*)'\]|\[(\d+)\
 def find_value(path: str, frame: Mapping[str, Any], scope: Mapping[str, Any]) -> Any:
     """Evaluates a Dynamo expression with local variables `frame` and global variables `scope`.
 
-    Returns `UNKNOWN` if it is not a path of attributes, keys and indices, or a part of it does not exist or raises.
+    Returns `UNKNOWN` if it is not a path of attributes, keys and indices, or if a step does not exist or raises.
     """
     root = _ROOT.match(path)
     if root is None:
