@@ -33,7 +33,7 @@ class Capture(TorchFunctionMode):
         storages: The storages of `items`, by input slot.
         arguments: The input leaves of the function's arguments.
         captured_leaves: Id of a captured tensor -> its input leaf.
-        detached: Id of a result of `detach()` -> that result and what it was made of.
+        detached: Id of a result of `detach()` -> that result and the tensor that was detached.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def build_input_leaf(value: Value, inputs: Inputs, items: list[Any], arguments: 
 
 
 class NonLeaf(torch.autograd.Function):
-    """Makes a non-leaf of autograd over the same tensors, for an argument that is one.
+    """Makes a non-leaf tensor of autograd over the same inner tensors, for an argument that is a non-leaf.
 
     The function may then write to the argument in place, as eager mode allows.
     """

@@ -86,7 +86,7 @@ def _translate_torch_errors() -> Iterator[None]:
 
 _PRINT_OUTSIDE = "return it, and print it outside the compiled function"
 
-# A part of torch's message -> what the function does, and what to do instead.
+# A substring of torch's message -> a description of the unsupported operation, and the remedy.
 _TORCH_ERRORS = {
     "When use_reentrant=True": (
         "torch.utils.checkpoint with use_reentrant=True inside the function runs a backward of its own",

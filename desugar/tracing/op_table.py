@@ -1,7 +1,7 @@
-"""The torch functions of which the trace does something else than to call them, each with what it does.
+"""Torch functions that the trace intercepts, each with its handler.
 
-A handler gets a call and the inputs of the program. It returns the function to call and its arguments; it raises
-`DesugarError` for what a trace cannot follow, and notes in the inputs what the program depends on.
+A handler gets a call and the inputs of the program. It returns the function to call and its arguments. It raises
+`DesugarError` for a call that a trace cannot record, and notes in the inputs the facts that the program depends on.
 
 A trace uses PyTorch's decompositions. They differ from the eager kernels in three places:
 
@@ -40,7 +40,7 @@ def keep_undropped(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[A
 
 
 def ignore_later_targets(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Replaces `multilabel_margin_loss` by one that ignores what follows a -1."""
+    """Replaces `multilabel_margin_loss` by a function that ignores the targets after a -1."""
     return multilabel_margin_loss, args
 
 
@@ -92,7 +92,7 @@ def multilabel_margin_loss(
 
 
 def _require_grad(tensor: Tensor) -> Tensor:
-    """Returns the tensor with `requires_grad` set: PyTorch's decomposition of lstm looks at no other argument."""
+    """Returns the tensor with `requires_grad` set: PyTorch's decomposition of lstm reads it of no other argument."""
     must_set = torch.is_grad_enabled() and not tensor.requires_grad
     return tensor.detach().requires_grad_() if must_set else tensor
 
@@ -135,7 +135,7 @@ SQUEEZES = (
 
 
 def guard_squeezed(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Guards which of the dimensions that a call would remove are of size 1.
+    """Guards, for each dimension that a call may remove, whether its size is 1.
 
     The symbols of a package may be 1, and PyTorch keeps such a dimension without a guard.
     """
@@ -166,5 +166,5 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(RECURRENT, drop_between_layers),
 }
 
-# Those that compute in place of the function; a rule that a class has for the function is asked instead.
+# Handlers that compute in place of the function. Where a class has a rule for the function, the rule runs instead.
 REPLACING = frozenset({keep_undropped, ignore_later_targets, drop_between_layers})

@@ -148,7 +148,7 @@ class _ResultUnwrapper:
         return next((n for n in sharing if leaves[n] is base), sharing[0] if sharing else None)
 
     def _is_computed(self, leaf: Tensor) -> bool:
-        """Returns whether a result is no view of an input, and its gradient is that of its base."""
+        """Returns whether a result is no view of an input, and its base passes on its gradient."""
         if find_inner(self.run, leaf) is not None or _has_own_gradient(leaf):
             return False
         return self._input_sharing_memory(leaf) is None
@@ -196,7 +196,7 @@ class _ResultUnwrapper:
             raise DesugarError(
                 f"a result of size {tuple(leaf.shape)} shares memory with {of} {index} without being a view of it",
                 instead="return a clone()",
-                # Of a view of a wrapper AOTAutograd returns a view of the wrapper's inner tensor, without a gradient.
+                # For a view of a wrapper, AOTAutograd returns a view of its inner tensor, without a gradient.
                 stock_is_wrong=of == "input"
                 and leaf.requires_grad
                 and is_traceable_wrapper_subclass(own_base),
@@ -208,7 +208,7 @@ class _ResultUnwrapper:
         return View(of, index, ViewReplay(leaf, dtype), self._ints_of(leaf), detached, no_grad)
 
     def _detached_view(self, of: str, index: int, leaf: Tensor, base: Any) -> View:
-        """Records how to take a view again that the function detached, or a view of such a one."""
+        """Records how to take a detached view again, or a view of a detached tensor."""
         own_base = base_of(leaf)
         first = self._view(of, index, self.run.detached[id(own_base)].source, base)
         ints, following = (), None
@@ -232,7 +232,7 @@ class _ResultUnwrapper:
     # ............................................................................................ mutations
 
     def _find_writes(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-        """Returns `writes` and `stores` of `Outputs`; appends the new values of the former as hidden leaves."""
+        """Returns `writes` and `stores` of `Outputs`; appends the new values of `writes` as hidden leaves."""
         writes: list[tuple[int, int]] = []
         stores: dict[int, int] = {}
         recorded: set[int] = set()
@@ -318,8 +318,8 @@ def _extents(tensor: Tensor) -> tuple[Any, ...]:
 def _has_own_gradient(tensor: Tensor) -> bool:
     """Returns whether a tensor has a gradient that its base does not pass on.
 
-    `unwrap()` made it, or an autograd function that returned its input or a view of it, or it is a view of such a
-    tensor.
+    It is a result of `unwrap()`, or an autograd function returned it as its input or a view of its input. A view of
+    such a tensor has its own gradient, too.
     """
     if tensor.grad_fn is None or not tensor._is_view():
         return False

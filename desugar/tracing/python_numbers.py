@@ -2,9 +2,9 @@
 
 Dynamo passes a float that changes to its graph as a tensor without dimensions and reads it there with `item()`.
 Compiled kernels take tensors, not numbers from tensors, so arithmetic with the number becomes arithmetic with the
-tensor, by PyTorch's own pass. For an op that takes numbers alone, the pass makes the float a constant of the program,
-and Dynamo captures the function again. Indexing by an integer tensor reads its value in eager mode; a trace makes it a
-symbol of the graph.
+tensor, by PyTorch's own pass. For an op that accepts only numbers, the pass makes the float a constant of the program,
+and Dynamo captures the function again. Indexing by an integer tensor reads its value in eager mode; a trace makes the
+value a symbol of the graph.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def index_by_scalars(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple
     """Replaces the tensor `i` in `x[i]`, `x[1:i]` and `x[i] = y` by its value; returns other calls unchanged.
 
     `x[...]` accepts no symbol that depends on data as an index, so each such index becomes a `select`. A mask of dtype
-    uint8 becomes a bool mask when `x` is read: fake tensors do not accept the former.
+    uint8 becomes a bool mask when `x` is read: fake tensors do not accept a uint8 mask.
 
     Returns:
         The function to call and its arguments.

@@ -64,7 +64,7 @@ class Run:
         input_leaves: The argument and captured leaves, in order of `Inputs.values`.
         result: The function's result.
         tokens: The last token of each kind of effect of the function's ops.
-        detached: Id of a result of `detach()` -> that result and what it was made of.
+        detached: Id of a result of `detach()` -> that result and the tensor that was detached.
     """
 
     items: list[Any]

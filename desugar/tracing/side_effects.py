@@ -1,13 +1,13 @@
-"""Side effects in a graph: mutations that functionalization replays incorrectly are rejected; effect tokens.
+"""Rejects mutations that functionalization replays incorrectly, and orders other side effects by effect tokens.
 
-A write to an expanded tensor: functionalization sums the writes of all elements that share one memory location. A write
-to an unfolded tensor: functionalization fills the elements between the windows of `unfold` with zeros. RNG reseeding is
-rejected too.
+For a write to an expanded tensor, functionalization sums the writes of all elements that share one memory location. For
+a write to an unfolded tensor, it fills the elements between the windows of `unfold` with zeros. RNG reseeding is
+rejected, too.
 
-Ops with other side effects, linear algebra that raises for a singular matrix and custom ops, PyTorch wraps in
-`with_effects`, which takes a token and returns one; the tokens keep the ops in order. Here the graph makes the first
-token. The last token is a hidden result of the function, so that the partitioner keeps the ops in the forward. After
-the split, `_sink_tokens` takes the last token and returns nothing.
+Other ops with side effects are custom ops, and linear algebra that raises for a singular matrix. PyTorch wraps them in
+`with_effects`, which takes a token and returns a token; the tokens keep the ops in order. Here the graph makes the
+first token. The last token is a hidden result of the function, so that the partitioner keeps the ops in the forward.
+After the split, `_sink_tokens` takes the last token and returns nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _checking_mode_class() -> type:
         supports_higher_order_operators = True
 
         def __enter__(self) -> Any:
-            # Dynamo may have run the function's `manual_seed` already; with a new seed, a second call is noticed.
+            # Dynamo may have run the function's `manual_seed` already; a new seed makes a second call detectable.
             torch.default_generator.manual_seed(secrets.randbits(63))
             self.rng = _rng_state()
             return super().__enter__()
@@ -95,7 +95,7 @@ def _checking_mode_class() -> type:
 
 
 def _rule_for_mode(func: Any) -> Any:
-    """Returns what runs in place of a custom op in `FunctionalTensorMode`; PyTorch asks by the exact type of a mode."""
+    """Returns the rule of a custom op for `FunctionalTensorMode`; PyTorch finds rules by the exact type of a mode."""
     if func.namespace in ("aten", "prims"):
         return None
     return private.find_torch_dispatch_rule(func, private.FunctionalTensorMode)
@@ -114,7 +114,7 @@ def check_rng(before: tuple[int, Tensor]) -> None:
     """Raises if the function has reseeded the default generator.
 
     Ops on fake tensors draw no random numbers, so a trace does not advance the generator. Another thread may draw
-    numbers during the trace: the seed then stays the same, and the state differs from that of a new seed.
+    numbers during the trace: the seed then stays the same, and the state differs from the initial state of that seed.
 
     Args:
         before: Seed and state of the generator before the function ran.
@@ -153,7 +153,7 @@ def _counts_versions(func: Any) -> bool:
     """Whether autograd increments the version counters of the tensors that an op writes to.
 
     Otherwise the op's own kernel increments them in eager mode, as for `torch._foreach_mul_` and most custom ops.
-    Nothing increments those of the buffers that `batch_norm` writes to.
+    Nothing increments the counters of the buffers that `batch_norm` writes to.
     """
     is_counted = func.namespace == "aten" and not func.__name__.startswith(("_foreach_", "_fused_", "_amp_"))
     return is_counted or private.has_kernel(func.name(), "ADInplaceOrView")
@@ -181,7 +181,7 @@ def start_effects() -> Tokens:
 
 
 def end_effects() -> None:
-    """Forbids ops with side effects from now on: those of a backward have no place in the forward's order."""
+    """Forbids ops with side effects from now on: a backward's effects have no place in the forward's order."""
     private.detect_infra_mode(private.ModeKey.FUNCTIONAL)._tokens = {}
 
 

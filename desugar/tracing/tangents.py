@@ -1,10 +1,10 @@
-"""Gradients in a joint graph: of which kind that of each result is and how it is built; those of Parameters.
+"""Builds the gradients in a joint graph: the tangent of each result, and the gradients of Parameters.
 
 It also finds custom autograd functions whose backward may not be linear in the incoming gradients.
 
-An op that materializes a Parameter of a trainable class has a plain gradient. A hook of the Parameter converts it to
-one of the class, by its inner tensors, which may have been written to since the forward. In a program the conversion is
-a part of the backward graph, by the inner tensors that the forward saw.
+An op that materializes a Parameter of a trainable class returns a plain gradient. In eager mode, a hook of the
+Parameter converts it to a gradient of the class. The hook reads the Parameter's inner tensors, which may have been
+written to since the forward. In a program, the backward graph converts the gradient with the forward's inner tensors.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def make_tangents(
     """Returns values and fake tensors of the tangents of output leaves.
 
     The tangent of a declared subclass shares the output's non-differentiable inner tensors (offsets, int8 data). Only
-    the differentiable ones are inputs of the backward; the value refers to the others by output slot. A value that
-    represents a plain tensor and holds no differentiable one has a plain tangent, as in eager mode.
+    the differentiable inner tensors are inputs of the backward; the value refers to the others by output slot. If an
+    output represents a plain tensor and holds no differentiable inner tensor, its tangent is plain, as in eager mode.
 
     Args:
         results: (output leaf, value) of each result that requires grad.
@@ -62,7 +62,7 @@ def make_tangents(
         (output leaf, value) of each tangent, and the fake tensors by tangent slot.
 
     Raises:
-        DesugarError: The tangent would be a sparse tensor, or would hold something without a gradient.
+        DesugarError: The tangent would be a sparse tensor, or would hold a value without a gradient.
     """
     flat = Flat()
     tangents = [(number, _tangent_value(value, outputs, flat, all_inner=False)) for number, value in results]
@@ -70,9 +70,9 @@ def make_tangents(
 
 
 def _mark_tangent(value: Value) -> Value:
-    """Marks a tangent as a cotangent, as those that autograd makes are.
+    """Marks a tangent as a cotangent, like the gradients that autograd makes.
 
-    Eager mode adds and scales these one inner tensor at a time, whatever the class's rules say.
+    Eager mode adds and scales cotangents one inner tensor at a time, whatever rules the class has.
     """
     if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
         return value
@@ -123,7 +123,7 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
 def _has_plain_tangents(value: Wrapper, outputs: Outputs) -> bool:
     """Whether the gradient of a value that represents a plain tensor is plain.
 
-    It is where a rule for an op made the value, and where no inner tensor has a gradient.
+    It is plain if a rule for an op made the value, or if no inner tensor has a gradient.
     """
     return value.by_formula or (
         issubclass(value.cls, TensorSubclass)
@@ -171,10 +171,10 @@ def build_tangent(value: Value, items: Sequence[Any], output: Any, output_items:
 
 
 def meets_plain_gradients(value: Value | None) -> bool:
-    """Returns whether a gradient of this class is plain where another use of the same value makes it.
+    """Returns whether two uses of one value may return gradients of this class and plain gradients.
 
-    The gradient of a function that reads inner tensors has the value's class; that of an op which materializes the
-    value is plain, and converted by the inner tensors (`Primal`).
+    A function that reads inner tensors returns a gradient of the value's class. An op that materializes the value
+    returns a plain gradient, which is converted with the value's inner tensors (`Primal`).
     """
     if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
         return False
@@ -182,7 +182,7 @@ def meets_plain_gradients(value: Value | None) -> bool:
 
 
 def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:
-    """Returns the gradient of a Parameter as one of its class, if the class converts plain ones.
+    """Converts the plain gradient of a Parameter to its class, if the class supports it; else returns it unchanged.
 
     Args:
         leaf: The Parameter, in the trace.
@@ -226,7 +226,7 @@ def unwrap_gradient(gradient: Tensor, flat: Flat, in_use: set[int]) -> Value:
 # - An auxiliary loss is often implemented as a function whose `backward` returns a constant. The constant counts only
 #   where that `backward` runs.
 # - A function with several results may test which of their gradients arrive. A graph traced with all gradients does
-#   not contain what it computes for fewer.
+#   not contain its computation for fewer gradients.
 
 
 @contextlib.contextmanager
@@ -242,7 +242,7 @@ def record_backward_calls(results: Sequence[Tensor]) -> Iterator[list[GradientCa
     nodes = autograd_nodes(results) if len(results) > 1 else ()
     handles = []
     for node in nodes:
-        # The node of an argument that is no leaf hands on what it gets.
+        # The node of an argument that is no leaf returns the gradient that it receives.
         if isinstance(node, BackwardCFunction) and node._forward_cls is not NonLeaf:  # type: ignore[attr-defined]
             is_linear = node._forward_cls.__module__.startswith("subclasses.")  # type: ignore[attr-defined]
 
@@ -296,7 +296,7 @@ def resolve_calls(graph: fx.GraphModule, calls: Sequence[GradientCall]) -> tuple
 
 
 def may_differ_without(calls: Sequence[GradientCall], missing: frozenset[int]) -> bool:
-    """Whether a recorded backward may compute something else when the tangent slots `missing` do not arrive.
+    """Returns whether a recorded backward may compute other gradients when the tangent slots `missing` do not arrive.
 
     True if an output of a call depends on no tangent, or if only some of a call's incoming gradients are missing.
     """

@@ -10,7 +10,7 @@ function uses no tensor from outside, the recorded run is the only one (`trace_o
 4. If a result requires grad, `torch.autograd.grad` runs, with subclasses rebuilt around the tangents.
 
 The recorded graph holds plain tensors only. Functionalization is below the subclasses, so it finds mutation and
-aliasing among *inner* tensors. The stages are those of AOTAutograd, which analyses the wrappers instead.
+aliasing among *inner* tensors. AOTAutograd has the same stages, but analyses the wrappers.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
     return outputs
 
 
-# Some formulas of autograd return it for a zero gradient.
+# The op by which some formulas of autograd make a zero gradient.
 _ZEROS = torch.ops.aten._efficientzerotensor.default
 
 
@@ -129,8 +129,8 @@ def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, 
     """Traces the forward in one run, where gradients are off.
 
     Returns:
-        The traced function; None if it needs two runs. They tell a tensor or generator from outside from one that the
-        function makes, and keep the views that a program takes again apart from the trace.
+        The traced function; None if it needs two runs: it uses a tensor or generator from outside, returns a view, or
+        replaces a symbol. The first of two runs captures these tensors, and takes the views outside of the trace.
 
     Raises:
         DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
@@ -150,7 +150,7 @@ def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, 
 
 
 def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
-    """Returns what a recorder traced, after the passes over its graph."""
+    """Runs the passes over the graph of a recorder, and returns the traced function."""
     inputs = recorder.inputs
     if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise DesugarError(
@@ -178,7 +178,7 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
 
 
 class _TwoRunsNeeded(Exception):
-    """Raised in the only run where it is not enough."""
+    """Raised in the recorded run if the function needs another run before it."""
 
 
 class _Recorder:

@@ -1,7 +1,7 @@
-"""Rejects what the pass does not support, before anything is changed.
+"""Rejects operations that the pass does not support, before anything is changed.
 
 The first run and the traced graph are checked. Each check raises `DesugarError` with the user's line, where one is
-known, and with what to do instead.
+known, and with a remedy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _USE_EAGER = "run this part in eager mode, outside the compiled function"
 _IN_PLACE = frozenset(
     "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
 )
-# Their names end in an underscore, and they write no data.
+# Methods that write no data, although their names end in an underscore.
 _NO_WRITE = frozenset(
     "requires_grad_ detach_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ share_memory_".split()
 )
@@ -136,10 +136,10 @@ def _is_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
 
 
 def check_while_loop(func: Any, args: tuple[Any, ...]) -> None:
-    """Raises for a `while_loop` over wrappers that is differentiated, or whose class was written by hand.
+    """Raises for a `while_loop` that is differentiated over wrappers, or that carries wrappers of a handwritten class.
 
-    A gradient would need the number of iterations, which PyTorch reads from data. PyTorch has no rule for the op over
-    other wrappers than those of declared classes.
+    A gradient would need the number of iterations, which PyTorch reads from data. For wrappers of handwritten classes,
+    PyTorch has no rule for the op.
     """
     if func.name() != "while_loop":
         return
@@ -181,12 +181,12 @@ def restored_grad_mode() -> Iterator[None]:
 
 
 def check_run(run: Run, inputs: Inputs) -> None:
-    """Raises for what only a finished run shows.
+    """Raises for unsupported operations that only a finished run shows.
 
     Raises:
-        DesugarError: `.data` or the metadata of an input was changed, a class replaced an inner tensor that Dynamo has
-            read, the function called `backward()`, a `torch.autograd.Function` received a tensor from outside directly,
-            or a result is one that a program cannot return.
+        DesugarError: `.data` or the metadata of an input was changed, or the function called `backward()`. A class
+            replaced an inner tensor that Dynamo has read. A `torch.autograd.Function` received a tensor from outside
+            directly. A program cannot return one of the results.
     """
     _check_memory(run, inputs)
     _check_assigned(run, inputs)
@@ -197,7 +197,7 @@ def check_run(run: Run, inputs: Inputs) -> None:
 
 
 def _check_memory(run: Run, inputs: Inputs) -> None:
-    """Raises if a class assigned `.data` of an input below torch functions: functionalization does not see it."""
+    """Raises if a class assigned `.data` of an input below torch functions: functionalization does not record it."""
     for number, value in enumerate(inputs.values):
         for slot in slots_of(value):
             if storages_of(run.items[slot]).outer != run.storages[slot].outer:
@@ -235,7 +235,7 @@ def _check_metadata(run: Run, inputs: Inputs) -> None:
 
 
 def _is_assigned(value: Plain | Wrapper, leaf: Any, run: Run) -> bool:
-    """Whether a wrapper, or one inside of it, has another inner tensor, which AOTAutograd does not see."""
+    """Whether a wrapper, or a wrapper inside it, has another inner tensor, which AOTAutograd does not detect."""
     inners = [
         (run.items[slot], functools.reduce(getattr, path, leaf)) for slot, path in paths_of(value) if path
     ]

@@ -1,9 +1,9 @@
 """Results that are views of a caller's tensors, which are taken again at run time.
 
 One kind is a view of an inner tensor of an argument, such as `x.values[1:3]`. The graph could compute such a result,
-but what it returns is no view for PyTorch: a write to it would change the argument, and neither its version counter nor
-autograd would notice. So the wrapper takes the view again, on the inner tensor that `unwrap()` gives of the argument,
-or on the attribute that holds it.
+but PyTorch would not treat it as a view. A write to the result would change the argument, and neither its version
+counter nor autograd would record the write. So the wrapper takes the view again, on the inner tensor that `unwrap()`
+returns, or on the attribute that holds it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class InnerReplay:
     replay: Callable[[Any, Sequence[int]], Any]
 
     def __reduce__(self) -> Any:
-        return self.replay.__reduce__()  # is taken again by whoever reads it, as any other view
+        return self.replay.__reduce__()  # the process that loads it finds the view again, like any other view
 
     def __call__(self, base: Any, ints: Sequence[int]) -> Any:
         """Takes the view of an inner tensor of `base`, with these sizes, strides and indices."""
@@ -63,7 +63,7 @@ class InnerReplay:
 
 
 def find_inner(run: Run, tensor: Tensor) -> Inner | None:
-    """Returns the inner tensor of an input leaf that a result is a view of; None if it is none."""
+    """Returns the inner tensor of an input leaf that a result is a view of; None if there is none."""
     if is_wrapper(tensor) or not tensor._is_view():
         return None
     wanted, node = identity(base_of(tensor)), tensor.grad_fn
@@ -75,7 +75,7 @@ def find_inner(run: Run, tensor: Tensor) -> Inner | None:
 
 
 def _path_to(run: Run, source: InputLeaf, wanted: int) -> tuple[str, ...] | None:
-    """Returns the attributes that lead from a wrapper among the inputs to a tensor, unless the function set some."""
+    """Returns the attributes that lead from an input wrapper to a tensor; None if the function assigned attributes."""
     if not isinstance(source.value, Wrapper) or assigned_inners(source, run.items):
         return None
     paths = (path for slot, path in paths_of(source.value) if identity(run.items[slot]) == wanted)
@@ -85,7 +85,7 @@ def _path_to(run: Run, source: InputLeaf, wanted: int) -> tuple[str, ...] | None
 def _is_unwrapped(node: Any, source: InputLeaf, times: int) -> bool:
     """Returns whether a node of autograd leads back to an input leaf through views and `unwrap()` alone.
 
-    Any other function of Python may return a view too, with a gradient of its own.
+    Another Python autograd function may return a view, too, with a gradient of its own.
     """
     for _ in range(times):
         while node is not None and not hasattr(node, "_forward_cls"):
@@ -107,7 +107,7 @@ Replay = Callable[[Any, Sequence[int]], Any]
 
 
 def return_base(base: Any, ints: Sequence[int]) -> Any:
-    """Takes all of a base."""
+    """Returns the base itself as the view."""
     return base
 
 
@@ -130,11 +130,11 @@ class ViewReplay:
         self.traced, self.dtype = traced, dtype
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The traced view cannot be stored. Whoever reads this runs the function on fake tensors, and takes its views.
+        # The traced view cannot be stored. The process that loads it runs the function on fake tensors, for its views.
         return _get_unknown_view, ()
 
     def extents(self) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
-        """Returns the size, stride and offset of the view in its base; None if these do not make it."""
+        """Returns the size, stride and offset of the view in its base; None if these do not determine the view."""
         if self.dtype is not None or is_wrapper(self.traced):
             return None
         start = self.traced.storage_offset() - base_of(self.traced).storage_offset()
@@ -154,12 +154,12 @@ class ViewReplay:
 
 
 class DetachedReplay:
-    """Takes a view, detaches it, and takes a view of that: `x[1:].detach()`, and what is a view of it.
+    """Takes a view, detaches it, and takes a view of the detached tensor: `x[1:].detach()`, or a view of it.
 
     Attributes:
         replay: Takes the view that is detached.
-        num_ints: How many sizes, strides and indices are its own.
-        following: Takes the view of what is detached; None for all of it.
+        num_ints: The number of sizes, strides and indices of this view.
+        following: Takes the view of the detached tensor; None for the whole tensor.
     """
 
     __slots__ = ("following", "num_ints", "replay")
