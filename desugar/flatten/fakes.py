@@ -1,6 +1,6 @@
 """Fake tensors for the plain inner tensors of a call.
 
-The trace sees, for each plain tensor of a call, a fake tensor with the same dtype, device, size and stride. Dynamo
+The trace uses, for each plain tensor of a call, a fake tensor with the same dtype, device, size and stride. Dynamo
 makes the fakes of the arguments of its graphs, where a size that may change from call to call is a symbol. The fakes
 that this module makes have constant sizes.
 """
@@ -56,9 +56,9 @@ class Fakes:
         return fake
 
     def canonical(self, extent: SymInt) -> SymInt:
-        """Returns the symbol that the trace replaced this one with when it found the two equal; else `extent` itself.
+        """Returns the symbol by which the trace replaced the equal symbol `extent`; else `extent` itself.
 
-        Inductor names the input after it.
+        Inductor names the input after the returned symbol.
         """
         node = extent.node
         if node._expr == node.expr:
@@ -88,7 +88,7 @@ def check_nested(leaf: object) -> None:
 
 
 def check_plain(real: Tensor) -> None:
-    """Raises `DesugarError` for a plain tensor that is not an ordinary strided one."""
+    """Raises `DesugarError` for a plain tensor that is not an ordinary strided tensor."""
     check_nested(real)
     kinds = {
         f"a {real.layout} tensor": real.layout is not torch.strided,
@@ -107,7 +107,7 @@ def check_plain(real: Tensor) -> None:
 def check_class(real: Tensor) -> None:
     """Raises `DesugarError` for a tensor that a program cannot use because of its class.
 
-    Such a tensor belongs to a functorch transform that has ended, or its class has no `__tensor_flatten__` and has a
+    Such a tensor belongs to a functorch transform that has ended. Or its class has no `__tensor_flatten__` but a
     `__torch_function__`, which a program would not call.
     """
     if private.is_dead_tensor_wrapper(real):
@@ -127,7 +127,8 @@ def check_class(real: Tensor) -> None:
 def check_memory(leaves: Iterable[Any]) -> None:
     """Raises `DesugarError` for a tensor whose memory does not hold its values, inner tensors included.
 
-    That of a lazily negated one holds the negated values, and zeros that a derivative of `sgn` is have none.
+    The memory of a lazily negated tensor holds the negated values. The zeros that a derivative of `sgn` returns have
+    no memory.
     """
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
@@ -159,7 +160,7 @@ def fixed_extents(extents: Sequence[Any]) -> list[int | None]:
 
 
 def is_symbolic(fake: Any) -> bool:
-    """Returns whether an int is a symbol, or a fake tensor has one in its size, stride or storage offset."""
+    """Returns whether an int is a symbol, or a fake tensor has a symbol in its size, stride or storage offset."""
     if isinstance(fake, Tensor):
         extents: Sequence[Any] = (*fake.size(), *fake.stride(), fake.storage_offset())
         return any(map(is_unknown, extents))

@@ -1,7 +1,7 @@
 """The inputs of a program: arguments and captured tensors, flattened into plain tensors and symbolic ints.
 
 Flattening is the first step of the pass. The plain tensors inside a tensor subclass replace it; a plain tensor that
-occurs twice, in any wrappers, becomes one input. A tensor that the function gets from elsewhere than its arguments (a
+occurs twice, in any wrappers, becomes one input. A tensor that the function reads from elsewhere than its arguments (a
 parameter, a closure cell, a global) is *captured*: when the function first uses it, it becomes an input that the
 program holds by reference.
 """
@@ -51,8 +51,8 @@ class Inputs:
         flat: Real plain tensors and symbolic ints, by input slot.
         fake_items: Input slot -> fake tensor or symbolic int.
         origins: Input slot -> its source at run time.
-        num_arguments: How many of `values` are argument leaves.
-        is_sealed: The first run is over, so every captured tensor and every generator is known.
+        num_arguments: The number of argument leaves in `values`.
+        is_sealed: Whether the first run is over, so that every captured tensor and every generator is known.
         first_leaf: Id of each tensor among the arguments -> index of the first leaf that is this tensor.
         parameters: Indices of the argument leaves that are an `nn.Parameter`.
         inference: The places of the leaves and plain tensors that were made in inference mode.
@@ -263,7 +263,7 @@ class Inputs:
 
         Args:
             extent: A size, stride or other int.
-            origin: Where it is at run time.
+            origin: The source of the int at run time.
         """
         if isinstance(extent, SymInt) and not extent.node.expr.is_symbol:
             return extent  # type: ignore[return-value]
@@ -275,7 +275,7 @@ class Inputs:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Returns whether a tensor belongs to a trace: it or an inner tensor is fake, functional or functorch's."""
+    """Returns whether a tensor belongs to a trace: it or an inner tensor is fake, functional or a functorch wrapper."""
     if isinstance(tensor, (private.FunctionalTensor, private.FakeTensor)):
         return True
     if private.is_functional_tensor(tensor) or private.is_functorch_wrapped_tensor(tensor):

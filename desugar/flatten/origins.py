@@ -12,8 +12,8 @@ class Origin:
     Attributes:
         leaf: Index of the input leaf.
         path: Attribute path from the leaf to the plain tensor or int.
-        method: For a symbol, the method of the tensor there that returns it: "size" or "stride"; empty for an int that
-            is there itself. None for a tensor.
+        method: For a symbol, the tensor method that returns it: "size" or "stride"; empty if the path leads to the int
+            itself. None for a tensor.
         dim: The argument of the method; None if it has none.
     """
 

@@ -1,18 +1,18 @@
 """The Python state that rules of declared classes read besides their arguments: globals, closures, settings.
 
-Dynamo guards what the user's function reads. Rules and `materialize()` run below it, while the graph is traced, so that
-what they read there is a constant of the program. This module finds it in their code, and makes it one of Dynamo's
-guards:
+Dynamo guards the values that the user's function reads. Rules and `materialize()` run below the function, while the
+graph is traced, so the values that they read are constants of the program. This module finds these values in the code
+of the rules, and makes Dynamo guard them:
 
-- a global or a variable of a closure that holds a number, a string, a member of an enum or a dtype, or a small tuple,
-  list or dictionary of them,
-- an attribute with such a value of a module, class or object that is found by such a name, at any depth
-  (``CONFIG.scaling.factor``), and which objects these are,
-- which `Constant` a name of a class stands for,
-- which function a global name stands for.
+- a global or closure variable that holds a number, a string, an enum member, a dtype, or a small container of them,
+- an attribute with such a value, of a module, class or object that a global or closure variable refers to, at any depth
+  (``CONFIG.scaling.factor``),
+- the identity of these modules, classes and objects,
+- the `Constant` that an attribute of a class holds,
+- the function that a global name refers to.
 
-The functions that a rule calls by a global name or by a method of its class are looked into, too. What the trace itself
-changes is left out: a counter of calls counts traces.
+The search covers the functions that a rule calls by a global name or as a method of its class, too. It leaves out
+values that the trace itself changes: a counter of calls counts traces.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StateRead:
         """Returns whether the value is still the traced one; `1` is neither `True` nor `1.0`, nor is `0.0` `-0.0`."""
         now, value = self.now(), self.value
         if now is value:
-            return True  # what may change in place was copied
+            return True  # a container, which may change in place, was copied
         if type(now) is not type(value):
             return False
         if self.kinds:
@@ -121,16 +121,16 @@ class RuleState:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether all values are those of the trace; Dynamo's guard reads it at each call."""
+        """Whether all values equal the traced values; Dynamo's guard reads this property at each call."""
         return all(read.is_as_traced() for read in self.reads)
 
     def changed(self) -> list[StateRead]:
-        """Returns the values that are not those of the trace."""
+        """Returns the values that differ from the traced values."""
         return [read for read in self.reads if not read.is_as_traced()]
 
 
 def guard_state(reads: Iterable[StateRead]) -> None:
-    """Makes values that rules read a guard of Dynamo's compilation in progress, if there is one.
+    """Makes Dynamo's compilation in progress, if there is one, guard the values that rules read.
 
     Values that the trace changed are left out.
     """
@@ -152,12 +152,12 @@ def state_read_by_rules(graph: fx.GraphModule, leaves: Iterable[Any]) -> tuple[S
 
 
 class _Search:
-    """Looks through the code of classes and of the functions that they call.
+    """Searches the code of classes and of the functions that they call.
 
     Attributes:
         methods: Names of methods that the graph calls.
         found: The reads, by their holder and name.
-        seen: The functions and classes that were looked at, by id.
+        seen: The functions and classes that were searched, by id.
     """
 
     def __init__(self, methods: set[str]) -> None:
@@ -166,7 +166,7 @@ class _Search:
         self.seen: dict[int, Any] = {}
 
     def add_value(self, value: Any) -> None:
-        """Looks at the classes of an argument or of an example of a result."""
+        """Searches the classes of an argument or of an example of a result."""
         if isinstance(value, tuple | list):
             for part in value:
                 self.add_value(part)
@@ -180,7 +180,7 @@ class _Search:
             self._add_nested(nested)
 
     def add_class(self, cls: type) -> None:
-        """Looks at the rules of a declared class, and at its methods that run while a graph is traced."""
+        """Searches the rules of a declared class, and its methods that run while a graph is traced."""
         if id(cls) in self.seen or not issubclass(cls, TensorSubclass):
             return
         self.seen[id(cls)] = cls
@@ -190,23 +190,23 @@ class _Search:
             self._add_member(cls, name)
 
     def _add_member(self, cls: type, name: str, rest: tuple[str, ...] = ()) -> None:
-        """Looks at a method or property that the author wrote, or reads a class attribute or an attribute of it."""
+        """Searches a method or property of the author; records a class attribute or an attribute of its value."""
         member = inspect.getattr_static(cls, name, _MISSING)
         if member is _MISSING or member is inspect.getattr_static(Tensor, name, None):
             return
         if _is_method(member):
-            for base in cls.__mro__:  # `super()` may call those of bases
+            for base in cls.__mro__:  # `super()` may call the methods of bases
                 method = vars(base).get(name)
                 if _is_method(method):
                     function = method.fget if isinstance(method, property) else method
                     self.add_function(getattr(function, "__func__", function), cls)
         elif _is_plain(member) or isinstance(member, Constant):
             self._note(cls, name, member)
-        elif rest and not hasattr(type(member), "__get__"):  # a descriptor gives something else
+        elif rest and not hasattr(type(member), "__get__"):  # a descriptor returns another value
             self._add_attribute(cls, name, member, rest)
 
     def add_function(self, function: Any, cls: type | None) -> None:
-        """Looks at a function, at those that it wraps, and at those that it calls.
+        """Searches a function, the functions that it wraps, and the functions that it calls.
 
         Args:
             function: A function, a method, a partial, or an object with a `__call__`.
@@ -242,7 +242,7 @@ class _Search:
                 self._add_name(cells[name], name, attributes)
 
     def _add_name(self, holder: Any, name: str, attributes: tuple[str, ...]) -> None:
-        """Reads what a global or variable holds, or an attribute of it."""
+        """Records the value of a global or variable, or an attribute of the value."""
         value = StateRead(holder, name, None).now()
         if _is_plain(value):
             return self._note(holder, name, value)
@@ -258,7 +258,7 @@ class _Search:
         return None
 
     def _add_attribute(self, holder: Any, name: str, value: Any, attributes: tuple[str, ...]) -> bool:
-        """Reads an attribute of a value, or one of its attributes; returns whether it did."""
+        """Records an attribute of a value, or an attribute of that attribute; returns whether it recorded one."""
         attribute, *rest = attributes
         static = inspect.getattr_static(value, attribute, _MISSING)
         if isinstance(static, types.FunctionType | classmethod | staticmethod):
@@ -295,7 +295,7 @@ def _is_librarys(value: Any) -> bool:
 
 
 def is_authors(filename: str) -> bool:
-    """Returns whether a file is not a library's; `python -c` and `exec` have a name of their own for theirs."""
+    """Returns whether a file is not a library's. `python -c` and `exec` name the file of their code `<string>`."""
     return filename == "<string>" or is_users_file(filename)  # of `python -c` and of `exec`
 
 
@@ -305,8 +305,8 @@ Name = tuple[str | None, tuple[str, ...], bool]
 def _names_in(code: types.CodeType) -> list[Name]:
     """Returns the names that code reads and never assigns.
 
-    Each comes with the attributes that are read next, one of the other, and whether it is a variable of a closure
-    rather than a global. Attributes of anything else have the name None.
+    Each entry holds the name, the chain of attributes that is read from its value, and whether it is a closure variable
+    (else a global). For attributes of another expression, the name is None.
     """
     reads: dict[Name, None] = {}
     assigned: set[str] = set()
@@ -314,7 +314,7 @@ def _names_in(code: types.CodeType) -> list[Name]:
     while pending:
         code = pending.pop()
         pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        attributes: tuple[str, ...] = ()  # that are read of what the step puts on the stack
+        attributes: tuple[str, ...] = ()  # that are read from the value that the step pushes
         for step in reversed(steps_of(code)):
             if step.opname == "LOAD_ATTR":
                 attributes = (step.name, *attributes)

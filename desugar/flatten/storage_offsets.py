@@ -1,9 +1,9 @@
-"""Storage offsets: a program depends on those of its inputs only if the function uses an offset.
+"""Storage offsets: a program depends on its inputs' offsets only if the function uses an offset.
 
 Compiled code gets the address of a tensor's first element, so it does not depend on the offset of that element in its
 storage. But a result of `storage_offset()`, and the `storage_offset` argument of `as_strided`, are constants of the
-trace; and whether memory can be viewed as a dtype of larger elements depends on where a tensor begins. If the function
-does one of these, the offsets of its inputs are part of the signature.
+trace. Whether memory can be viewed as a dtype of larger elements depends on the offset, too. If the function does one
+of these, the offsets of its inputs are part of the signature.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def note_offset_read(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple
 def depends_on_offsets(graph: fx.GraphModule) -> bool:
     """Returns whether a graph uses an offset in the storage of an input.
 
-    A view of an input as a dtype of larger elements takes offsets that they divide.
+    A view of an input as a dtype of larger elements requires that its offset is a multiple of their size.
     """
     if input_storage_offsets(graph):
         return True
@@ -56,8 +56,8 @@ def _input_storages(graph: fx.GraphModule) -> dict[int, Any]:
 def input_storage_offsets(graph: fx.GraphModule) -> list[Any]:
     """Returns the storage offset of an input, for each op that uses an offset from the start of that input's storage.
 
-    Inductor's code counts from the first element of an input. Its lowering of `as_strided` converts the offset, but
-    the key of its graph cache has no offsets, so the cache may return code that was compiled for another offset.
+    Inductor's code counts from the first element of an input. Its lowering of `as_strided` converts the offset. But the
+    key of its graph cache has no offsets, so the cache may return code that was compiled for another offset.
     """
     starts = _input_storages(graph)
     nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_storage_offset.default)
