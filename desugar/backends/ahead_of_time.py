@@ -1,8 +1,8 @@
 """Compiles plain graphs to libraries that outlive the process, with AOTInductor.
 
-AOTInductor's libraries take and return tensors alone. So a symbol that is the size of a tensor is read there, another
-int arrives as the size of an empty tensor, and an int that the graph returns comes back as a tensor of one number. What
-a graph returns without computing it (an input, None) is no result of the library.
+AOTInductor's libraries take and return only tensors. So a library reads a symbol from a tensor that has it as a size.
+Another int is passed as the size of an empty tensor. For an int that the graph returns, the library returns a tensor of
+one number. An output that the graph does not compute (an input, None) is no result of the library.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Library:
 
     Attributes:
         graph: The plain graph.
-        calling: How it is called; the library takes all inputs of the graph in order where `is_direct`.
-        files: The files that AOTInductor made; empty if the graph computes nothing, or is kept as a graph alone.
+        calling: The form of its call; where `is_direct`, the library takes all inputs of the graph in order.
+        files: The files that AOTInductor made; empty if the graph computes nothing, or if only the graph is kept.
     """
 
     def __init__(self, graph: fx.GraphModule, calling: Calling, files: Sequence[Path] = ()) -> None:
@@ -67,7 +67,7 @@ def library_backend(folder: Path | None, options: Mapping[str, Any] | None = Non
     """Returns a backend that compiles each graph to a library.
 
     Args:
-        folder: Where the libraries are built; None to keep the graphs alone.
+        folder: The folder in which the libraries are built; None to keep only the graphs.
         options: Options of Inductor.
     """
 
@@ -96,7 +96,7 @@ def _compile(graph: fx.GraphModule, kind: GraphKind, folder: Path | None) -> Lib
     try:
         return Library(kept, calling, _build(copy_graph(graph), kind, folder))
     except private.InductorError as error:
-        # Some lowerings need to know more of a size than that it may be 0 or 1.
+        # Some lowerings need a guard on a size that may be 0 or 1.
         log.info("a library is compiled with guards on sizes 0 and 1: %s", str(error).partition("\n")[0])
         with private.symbols_config.patch(backed_size_oblivious=False):
             return Library(kept, calling, _build(graph, kind, folder))
@@ -106,7 +106,7 @@ def _compile(graph: fx.GraphModule, kind: GraphKind, folder: Path | None) -> Lib
 def _build(graph: fx.GraphModule, kind: GraphKind, folder: Path) -> list[Path]:
     """Compiles a graph over tensors; returns the files of its library."""
     (output,) = graph.graph.find_nodes(op="output")
-    # All strides are kept: the wrapper and the backward rely on those of the trace, and a library does not report its.
+    # All strides are kept: the wrapper and the backward rely on the traced strides, and a library reports none.
     output.meta["user_visible_output_idxs"] = list(range(len(output_nodes(graph))))
     place = tempfile.mkdtemp(dir=folder)
     patches = {
@@ -130,7 +130,7 @@ def _build(graph: fx.GraphModule, kind: GraphKind, folder: Path) -> list[Path]:
 
 
 def _strip(libraries: Sequence[Path]) -> None:
-    """Removes the symbols that only a debugger reads, three quarters of a library, where the tool for it is."""
+    """Removes the symbols that only a debugger reads (three quarters of a library), if `strip` is installed."""
     if (tool := shutil.which("strip")) is not None:
         subprocess.run([tool, "--strip-unneeded", *map(str, libraries)], check=False, capture_output=True)
 
@@ -143,7 +143,7 @@ def _computes(graph: fx.GraphModule) -> bool:
 
 
 def _take_tensors_only(graph: fx.GraphModule) -> Calling:
-    """Changes a graph, in place, to one that takes and returns tensors alone; returns how it is called."""
+    """Makes a graph take and return only tensors, in place; returns the form of its call."""
     placeholders = graph.graph.find_nodes(op="placeholder")
     arguments = [
         Argument(n) if isinstance(node.meta["val"], Tensor) else _replace_int(graph, node, n, placeholders)
@@ -163,7 +163,7 @@ def _take_tensors_only(graph: fx.GraphModule) -> Calling:
 def _replace_int(
     graph: fx.GraphModule, node: fx.Node, index: int, placeholders: Sequence[fx.Node]
 ) -> Argument | None:
-    """Replaces an int input by the size of a tensor; returns the argument that carries it, None if none has to."""
+    """Replaces an int input by a tensor's size; returns the argument that carries it, None if an input has the size."""
     value = node.meta["val"]
     found = find_extent(value, placeholders)
     argument = None

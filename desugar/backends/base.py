@@ -70,7 +70,7 @@ def run_eagerly(
     forward, below_view_tracking = graph.forward, private.BelowADInplaceOrView
 
     def run(items: list[Any]) -> Sequence[Any]:
-        # Compiled autograd traces the graph into its own. The first question costs a call less.
+        # Compiled autograd traces this graph into its own graph. The first check is the cheaper one.
         if torch.compiler.is_compiling() and is_compiling_here():
             return forward(*items)
         with below_view_tracking():

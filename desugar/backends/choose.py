@@ -39,7 +39,7 @@ def choose_backend(
 
 
 def check_options(fullgraph: Any, dynamic: Any, options: Any, strict: Any) -> None:
-    """Raises TypeError for an option of another type, which Dynamo would take for a true value, or end at."""
+    """Raises TypeError for an option of the wrong type, which Dynamo would accept as true, or fail at later."""
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"options: expected a mapping of Inductor's options or None, got {options!r}")
     given = {"fullgraph": fullgraph, "strict": strict, "dynamic": dynamic}

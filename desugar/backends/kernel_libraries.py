@@ -1,9 +1,9 @@
 """The C++ kernels of stored graphs, found by their source text.
 
-Inductor's code compiles its kernels when it is imported. The libraries are in Inductor's cache, but to name one,
-Inductor has to put the command line of the compiler together, for which it asks the compiler and the processor in
-processes of their own: most of the time of a warm start. So a stored graph comes with the place of each library by a
-digest of its source, and a library that is still there is loaded without a question. One that is not is compiled.
+Inductor's code compiles its kernels when it is imported. The libraries are in Inductor's cache, under names that
+depend on the compiler's command line. To build this command line, Inductor queries the compiler and the processor in
+separate processes, which takes most of the time of a warm start. So a stored graph has the path of each library, by a
+digest of the kernel's source. A library that still exists is loaded without these queries; other kernels are compiled.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ log = logging.getLogger("desugar")
 
 Libraries = dict[str, str]  # digest of the source -> path in the cache folder
 
-ATTRIBUTE = "_desugar_kernels"  # of Inductor's graph: the `Kernels` that its code asked for
+ATTRIBUTE = "_desugar_kernels"  # of Inductor's graph: the `Kernels` that its code requested
 
 _thread = threading.local()
 
 
 class Kernels:
-    """The kernels that one graph asked for.
+    """The kernels that one graph requested.
 
     Attributes:
         made: Digest of the source -> the kernel, or a future of it.
@@ -40,7 +40,7 @@ class Kernels:
         self.made: dict[str, Any] = {}
 
     def libraries(self) -> Libraries:
-        """Returns the place of each kernel's library, once it is built."""
+        """Waits for the kernels; returns the path of each library, in the cache folder."""
         root, places = Path(private.cache_dir()), {}
         for digest, kernel in self.made.items():
             kernel = kernel.result() if hasattr(kernel, "result") else kernel
@@ -52,7 +52,7 @@ class Kernels:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[Kernels]:
-    """Records the kernels that Inductor's code asks for inside the context, in this thread."""
+    """Records the kernels that Inductor's code requests inside the context, in this thread."""
     _patch_async_compile()
     outer, _thread.kernels = getattr(_thread, "kernels", None), Kernels()
     try:
@@ -63,7 +63,7 @@ def recorded() -> Iterator[Kernels]:
 
 @contextlib.contextmanager
 def found(libraries: Mapping[str, str]) -> Iterator[None]:
-    """Loads the kernels that Inductor's code asks for inside the context from libraries, where these still exist."""
+    """Loads the kernels that Inductor's code requests inside the context from libraries, where these still exist."""
     _patch_async_compile()
     outer, _thread.libraries = getattr(_thread, "libraries", None), libraries
     try:

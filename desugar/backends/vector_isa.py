@@ -1,8 +1,9 @@
-"""Finds the vector instruction set of kernels for a CPU without trying those that are not chosen.
+"""Finds the vector instruction set of CPU kernels without trying the sets after it.
 
 Inductor tries each instruction set that the processor has: the C++ compiler builds a library of ATen's vectors, which a
-new process loads. Then it takes the first that worked, the widest. With empty caches, the others take most of the time
-of a start. Inside :func:`tried_when_asked`, the first one that works is the only one, unless a setting names another.
+new process loads. Then Inductor chooses the first set that worked, the widest. With empty caches, the other sets take
+most of the time of a start. Inside :func:`tried_when_asked`, Inductor tries no set after the first that works, unless a
+setting names another set.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def tried_when_asked() -> Iterator[None]:
-    """Inside the context, in this thread, Inductor tries no instruction set after the one that it chooses."""
+    """Makes Inductor try no instruction set after its choice, inside the context and in this thread."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        yield  # there, Inductor knows one set, or tries none
+        yield  # on these platforms, Inductor has one set, or tries none
         return
     _patch_list_of_sets()
     outer, _thread.is_asked = getattr(_thread, "is_asked", False), True
