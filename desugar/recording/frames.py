@@ -1,4 +1,4 @@
-"""What Dynamo did with the functions it was given: compilations, graph breaks, and what was not compiled."""
+"""Records Dynamo's compilations, its graph breaks, and the functions that it did not compile."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from desugar.user_code import Line
 BRANCH = "a branch depends on the value of a tensor"
 READ = "Unsupported Tensor.item() call with capture_scalar_outputs=False"  # Dynamo's words
 
-_KEPT = 10_000  # compilations; of its own accord Dynamo keeps 64
+_KEPT = 10_000  # compilations; Dynamo's default is 64
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """What happened since :func:`watch_frames` began.
+    """Dynamo's compilations and graph breaks since :func:`watch_frames` began.
 
     Attributes:
         graphs: The number of graphs that compute something.
         recompiles: `function: the guard that failed`, for each compilation after the first one.
         breaks: `file:line: why`, for each graph break.
-        eager: `function was not compiled: why, file:line`, for each function that was to be. It ran in eager mode, or
-            raised where `fullgraph=True` asked for that. What such a function calls may still be compiled.
+        eager: `function was not compiled: why, file:line`, for each function that Dynamo failed to compile. It ran in
+            eager mode, or raised under `fullgraph=True`. The functions that it calls may still be compiled.
     """
 
     graphs: int = 0
@@ -35,7 +35,7 @@ class Frames:
 
 
 class Watch:
-    """The answer of :func:`watch_frames`, which may be asked at any time."""
+    """The record of :func:`watch_frames`, which may be read at any time."""
 
     def __init__(self) -> None:
         self._seen = {id(metric) for metric in private.dynamo_utils.get_compilation_metrics()}
@@ -43,11 +43,11 @@ class Watch:
         self._found: Frames | None = None
 
     def end(self) -> None:
-        """Nothing that happens from now on is in the answer."""
+        """Ends the record: it leaves out later compilations."""
         self._found = self.frames()
 
     def frames(self) -> Frames:
-        """What happened so far."""
+        """Returns the compilations and graph breaks so far."""
         if self._found is not None:
             return self._found
         metrics = private.dynamo_utils.get_compilation_metrics()
@@ -73,7 +73,7 @@ class Watch:
 
 @contextlib.contextmanager
 def watch_frames() -> Iterator[Watch]:
-    """Inside, Dynamo keeps what it says of each compilation."""
+    """Makes Dynamo keep its metrics of each compilation inside the context; yields the record."""
     private.dynamo_utils.set_compilation_metrics_limit(_KEPT)
     watch = Watch()
     try:
@@ -83,7 +83,7 @@ def watch_frames() -> Iterator[Watch]:
 
 
 def count_compilations() -> int:
-    """Returns how often Dynamo compiled a frame in this process, of the last so many that it keeps."""
+    """Returns the number of Dynamo's compilations in this process, up to the number that Dynamo keeps."""
     return len(private.dynamo_utils.get_compilation_metrics())
 
 

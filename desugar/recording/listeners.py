@@ -26,8 +26,8 @@ class Op:
     Attributes:
         number: Its index in the recording.
         name: `torch.nn.functional.linear`, `aten.mul.Tensor`.
-        how: What turned it into plain ops: a rule, "structure", "materialize", ...; "plain" where no argument is a
-            subclass; empty for a torch function without a rule.
+        how: The mechanism that turned it into plain ops: a rule, "structure", "materialize", ...; "plain" where no
+            argument is a subclass; empty for a torch function without a rule.
         operands: Types and sizes of its tensor arguments.
         line: The line of the user's code that ran it.
         parent: The number of the op that ran it; None at the top.
@@ -50,7 +50,7 @@ class Recording:
     Attributes:
         fn: The user's function or module, if `desugar.compile` started the compilation; else Dynamo's graph.
         reason: Why it is compiled.
-        failed: Which guard of an earlier program failed, in words; empty for a first program.
+        failed: The guard of an earlier program that failed, in words; empty for a first program.
         args: The argument leaves of the graph.
         graph: Dynamo's graph.
         guards: Dynamo's guards of the frame. Dynamo builds their checks later, after the compilation.
@@ -126,7 +126,7 @@ def has_listeners() -> bool:
 
 
 def current() -> Recording | None:
-    """Returns the recording of the compilation in progress in this thread; None if nobody listens to it."""
+    """Returns the recording of the compilation in progress in this thread; None if it has no listener."""
     return getattr(_thread, "recording", None)
 
 
@@ -156,7 +156,7 @@ def publish_recording(made: Recording, *, also: Listener | None = None) -> Itera
 
 @contextlib.contextmanager
 def resumed(made: Recording) -> Iterator[None]:
-    """Makes a recording that of the compilation in this thread inside the context, and adds the time to it."""
+    """Records the compilation in this thread into a recording inside the context, and adds the time to it."""
     outer, start = current(), time.perf_counter()
     _thread.recording = made
     try:
@@ -168,7 +168,7 @@ def resumed(made: Recording) -> Iterator[None]:
 
 @contextlib.contextmanager
 def called_by(caller: Caller) -> Iterator[None]:
-    """Makes `caller` the owner of what is compiled in this thread inside the context."""
+    """Makes `caller` the owner of the compilations in this thread inside the context."""
     outer, _thread.caller = getattr(_thread, "caller", None), caller
     try:
         yield

@@ -1,6 +1,6 @@
 """Records which ops a traced function runs, and which nodes of the graph each op became.
 
-Two modes see an op: the torch function mode of the trace (`Capture`), above autograd, and a dispatch mode, before a
+Two modes record an op: the torch function mode of the trace (`Capture`), above autograd, and a dispatch mode, before a
 tensor subclass handles the op. When an op ends, the nodes added to the graph since its start are marked with its
 number, unless an inner op has marked them. A node of the backward belongs to the op whose autograd node was running.
 Autograd numbers its nodes in the order of their creation, so each op has a range of numbers.
@@ -62,7 +62,7 @@ class OpRecorder:
             return func(*args, **kwargs)
 
     def add_materialization(self, cls: type, op: Any) -> None:
-        """Records a materializing fallback if this thread is the one that runs the recorded function."""
+        """Records a materializing fallback if this thread runs the recorded function."""
         if current_op_recorder() is self:
             parent = self._open[-1] if self._open else self._backward
             line = find_line() if parent is None else self.recording.ops[parent].line

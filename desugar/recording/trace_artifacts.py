@@ -1,8 +1,8 @@
 """Shows compilations in PyTorch's own tools: `TORCH_TRACE`, which `tlparse` displays, and the logger.
 
 With `TORCH_TRACE` set, each compilation writes its layouts, graphs, wrapper text, stages and reason as artifacts
-under Dynamo's compile id. The logger `desugar` logs at `INFO` what is compiled and why, and at `DEBUG` the texts of the
-artifacts. `TORCH_LOGS="desugar"` and `TORCH_LOGS="+desugar"` set these levels.
+under Dynamo's compile id. The logger `desugar` logs each compilation and its reason at `INFO`, and the texts of the
+artifacts at `DEBUG`. `TORCH_LOGS="desugar"` and `TORCH_LOGS="+desugar"` set these levels.
 """
 
 from __future__ import annotations

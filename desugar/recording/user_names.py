@@ -22,7 +22,7 @@ from subclasses.layout import RAW
 _LOCAL = re.compile(r"L\[(['\"])(\w+)\1\]")
 _CALL = re.compile(r"(?<![\w.'\"])(?:(module)(_\d+)?|args\[(\d+)\]|kwargs\['(\w+)'\])(?!\w)")
 _BUILTIN = re.compile(r"G\['__builtins_dict__\w*'\]\['(\w+)'\]")
-_STACK = re.compile(r"\b___stack(\d+)\b")  # what a resumed function finds on Python's stack
+_STACK = re.compile(r"\b___stack(\d+)\b")  # a value that a resumed function finds on Python's stack
 _MAIN = re.compile(r"G\['__import___main__'\]\.")
 _IMPORTED = re.compile(r"G\['__import_(\w+)'\]")
 _GLOBAL = re.compile(r"G\[(['\"])(\w+)\1\]")
@@ -94,7 +94,7 @@ def leaf_names(graph: fx.GraphModule, what: Any = None) -> tuple[str, ...]:
 
 
 def function_name(fn: Any, graph: fx.GraphModule | None = None) -> str:
-    """Returns a name for what was compiled.
+    """Returns a name for the compiled function or graph.
 
     It is the name of the user's function or module. For a graph, it is the function that the graph was captured from,
     or "a graph" if its nodes have no stack trace.
