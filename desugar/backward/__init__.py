@@ -1,1 +1,1 @@
-"""The backwards of a program: what its forward saves, one variant for each set of gradients that arrive."""
+"""The backwards of a program: the values that its forward saves, and a variant for each set of arriving gradients."""

@@ -64,7 +64,7 @@ class VariantEmitter:
     Attributes:
         out: Receives the text.
         traced: The traced function.
-        plan: What the forward saves.
+        plan: The values that the forward saves.
         fallback: The name of the function that takes gradients which do not match the traced ones.
         autocast: Whether autocast is on for some device.
         reads_memory: Whether the compiled graph reads memory directly, without support for lazy negation and for
@@ -179,7 +179,7 @@ class VariantEmitter:
                 layouts = [cotangent_layout(context), value_layout(context)]
             names = [out.bind(layout, "layout") for layout in dict.fromkeys(layouts)]
             yield " and ".join(f"{name}._layout is not {layout}" for layout in names)
-        elif isinstance(value.context, DTensorContext):  # `placed` has seen to the rest
+        elif isinstance(value.context, DTensorContext):  # `placed` has converted the placements
             mesh = out.bind(value.context.spec.mesh, "mesh")
             yield f"{name}.device_mesh is not {mesh} and {name}.device_mesh != {mesh}"
         elif isinstance(value.context, OpaqueContext):
@@ -272,7 +272,7 @@ class VariantEmitter:
             value = dict(self.traced.grads)[number]
             assert value is not None
             items_of_leaf = [variant.gradients[slot] for slot, _ in paths_of(value)]
-            # Offsets, for one, are part of any gradient of their class, and no derivative.
+            # A gradient of a class also holds non-differentiable inner tensors, such as offsets.
             if any(isinstance(item, Tensor) and is_differentiable(item) for item in items_of_leaf):
                 gradient = emit_value(out, value, lambda slot: gradients[slot], f"d{number}")
                 if number in self.plan.primal_reads:
@@ -284,7 +284,7 @@ class VariantEmitter:
 
 
 def value_class(value: Value) -> Any:
-    """Returns the class of the values of a structure, which arrive as gradients too, for a cotangent; else None."""
+    """Returns a structure's value class for its cotangent, since values may arrive as gradients, too; else None."""
     cls: Any = value.cls if isinstance(value, Wrapper) else Tensor
     is_one = issubclass(cls, TensorSubclass) and cls._is_cotangent and not cls._traits.is_representation
     return cls._value_cls if is_one else None

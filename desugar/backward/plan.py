@@ -1,4 +1,4 @@
-"""Plans what the forward of a program saves and records, and by which expression a backward reads it."""
+"""Plans the values that a program's forward saves and records, and the expressions by which a backward reads them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class BackwardPlan:
 
     Attributes:
         saved: Expressions in the forward of the objects passed to `save_for_backward`.
-        others: Expressions in the forward of the other objects that a backward reads: ints, sizes of results whose
-            gradients may not arrive, non-differentiable inner tensors that a gradient shares with its result, and
-            arguments whose gradients may be added to plain ones.
+        others: Expressions in the forward of the other objects that a backward reads: ints, and sizes of results whose
+            gradients may not arrive. Also non-differentiable inner tensors that a gradient shares with its result, and
+            arguments whose gradients may be added to plain gradients.
         leaves: Input leaf -> index in `saved`, for leaves that are saved themselves.
         inner: (input leaf, attribute path, index in `saved`) of each inner tensor of an input that is saved.
         reads: Backward input -> expression in the backward.
@@ -36,8 +36,9 @@ class BackwardPlan:
             for a backward that runs the function again (:mod:`desugar.backward.recompute`).
         held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
             history alive, too.
-        kept: Input leaves that are referenced strongly in any case: all, if a result may get plain gradients where
-            gradients of its class were traced; else tensors without dimensions, as Dynamo makes of floats at each call.
+        kept: Input leaves that are referenced strongly in any case. These are all, if a result may get plain gradients
+            where gradients of its class were traced. Else they are tensors without dimensions, which Dynamo makes of
+            floats at each call.
         versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
             are recorded.
         numbers: Input slot -> index in `others`, for the arguments that are symbolic numbers.
@@ -73,7 +74,7 @@ class BackwardPlan:
         return self.saved.index(obj)
 
     def keep_other(self, text: str) -> str:
-        """Keeps an object that autograd does not look after; returns its expression in the backward."""
+        """Keeps an object that autograd does not save; returns its expression in the backward."""
         if text not in self.others:
             self.others.append(text)
         return f"ctx.others[{self.others.index(text)}]"
@@ -84,9 +85,9 @@ def plan_backward(
 ) -> BackwardPlan:
     """Decides for each backward input which object the forward saves and how the backward reads it.
 
-    An inner tensor is saved itself, as eager mode does: autograd checks its version counter, and what the user assigns
-    to the outer tensor later changes nothing. The outer tensor of an input is saved too, for a backward that runs the
-    function again, unless the function mutates it: its version counter rises after the forward.
+    An inner tensor is saved itself, as eager mode does: autograd checks its version counter, and a later assignment to
+    the outer tensor has no effect. The outer tensor of an input is saved, too, for a backward that runs the function
+    again, unless the function mutates it: its version counter rises after the forward.
 
     Args:
         out: Binds names in the text of the forward.
@@ -129,7 +130,7 @@ def plan_backward(
 
 def _plan_primals(out: Emitter, plan: BackwardPlan, parts: Parts, inputs: Names) -> None:
     for number, value in parts.traced.grads:
-        # The gradient of a plain argument has a class too where an op on both passes on what it gets.
+        # A plain argument may have a gradient of a class, too, if an op on both arguments passes its gradient on.
         if isinstance(parts.inputs.values[number], Wrapper) and meets_plain_gradients(value):
             primal = f"{out.bind(Primal, 'Primal')}({inputs.leaves[number]})"
             plan.primal_reads[number] = plan.keep_other(primal)

@@ -1,11 +1,11 @@
 """Computes gradients of any type and order by running and differentiating the captured function again.
 
-`torch.autograd.grad` over the function is a function itself, and the pass compiles it. Its gradients are right to any
+`torch.autograd.grad` over the function is a function itself, and the pass compiles it. Its gradients are correct to any
 order, because autograd computes them.
 
 Eager mode does not keep all arguments of a call alive until its backward, so neither does the wrapper. An argument
-that the forward saves is read from there. A leaf of autograd is read from the autograd graph. The other arguments are
-weakly referenced, unless gradients of another type than the traced one are common.
+that the forward saves is read from the saved tensors. A leaf of autograd is read from the autograd graph. The other
+arguments are weakly referenced, unless gradients of another type than the traced type are common.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Recompute:
         return leaf
 
     def _describe(self, n: int) -> str:
-        """Returns what an argument is; its number among those that the program reads says nothing to a user."""
+        """Describes an argument by its type and size, since its number in the program has no meaning for a user."""
         match self.inputs.values[n]:
             case Wrapper(cls=cls, size=size):
                 return f"its argument, {one_of(cls)} of size {_shown(size)},"
@@ -237,7 +237,7 @@ class Recompute:
 
 
 def _is_same(part: Tensor, saved: Tensor) -> bool:
-    """Returns whether an inner tensor is the saved one; where hooks have packed it, a copy comes back."""
+    """Returns whether an inner tensor is the saved tensor, or equals it: saved-tensor hooks may return a copy."""
     return part is saved or (part.shape == saved.shape and torch.equal(part, saved))
 
 
@@ -247,7 +247,7 @@ def _has_no_dims(inputs: Inputs, leaf: int) -> bool:
 
 
 def _as_gradient(value: Value, tangent: Any) -> Any:
-    """Returns a tangent that holds its entries, or a value of a structure as a cotangent."""
+    """Returns a tangent without lazy bits; converts a value of a structure to a cotangent."""
     if type(tangent) is Tensor:  # formulas of complex numbers and steps leave lazy bits
         return without_lazy_bits(tangent)
     cls = value_class(value)
@@ -268,8 +268,8 @@ def sources_of_saved(inputs: Inputs, partitioned: Split) -> set[int]:
 def _check_first_order(results: Iterable[Any]) -> None:
     """Raises if second derivatives of results would pass a custom `autograd.Function`.
 
-    Dynamo records the function's backward with gradients off. So what the backward adds to a second derivative in
-    eager mode would be lost silently.
+    Dynamo records the function's backward with gradients off. So the terms that the backward adds to a second
+    derivative in eager mode would be lost silently.
     """
     for node in autograd_nodes(results):
         made_by = getattr(type(node), "_forward_cls", None)

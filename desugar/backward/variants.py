@@ -1,10 +1,9 @@
 """Builds the backwards of one program: one variant for each set of results whose gradients arrive.
 
 A variant is generated when its set of gradients first arrives. It is compiled then, or earlier
-(:mod:`desugar.backends.parallel_build`). For gradients of the traced types, a variant runs a compiled graph on what
-the forward saved: the backward graph for all gradients, or a pruned one if some do not arrive. Other backwards go to
-:mod:`desugar.backward.recompute`: those with a gradient of another type or metadata, and those that are themselves
-differentiated.
+(:mod:`desugar.backends.parallel_build`). For gradients of the traced types, a variant runs a compiled graph on the
+saved values: the backward graph for all gradients, or a pruned graph if some do not arrive. A backward with a gradient
+of another type or metadata, or one that is itself differentiated, goes to :mod:`desugar.backward.recompute`.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ class BackwardVariants:
         return functions[name]  # type: ignore[return-value]
 
     def is_compiled_for(self, present: tuple[bool, ...]) -> bool:
-        """Whether a compiled graph computes the gradients for those that arrive."""
+        """Returns whether a compiled graph handles this set of arriving gradients."""
         return any(present) and not self._needs_recompute(present)
 
     def describe(self, present: tuple[bool, ...], compiled: CompiledGraph | None) -> Variant:
@@ -166,7 +165,7 @@ class BackwardVariants:
         )
 
     def _load(self, present: tuple[bool, ...]) -> CompiledGraph | None:
-        """Returns a graph that is in the store."""
+        """Returns the stored graph of a variant; None if the store has none."""
         if self.place is None:
             return None
         return self.place.load_backward(present, lambda: self._graph(present))
@@ -213,9 +212,9 @@ class BackwardVariants:
         return graph
 
     def _gradient_dependencies(self) -> list[frozenset[int]]:
-        """Returns, for each output, the tangent slots that the gradients which hold it depend on in any part.
+        """Returns, for each output, the tangent slots on which any part of its gradients depends.
 
-        A gradient of a class arrives with all its inner tensors, zeros among them, or not at all.
+        A gradient of a class arrives with all its inner tensors, which may be zeros, or not at all.
         """
         depends = list(self.partitioned.depends)
         for _, value in self.traced.grads:
@@ -290,7 +289,8 @@ class BackwardVariants:
 def expected_tangents(traced: Interface) -> tuple[bool, ...]:
     """Predicts, per tangent, whether it will arrive.
 
-    The results without dimensions are taken for losses, whose gradients arrive. If there is none, all are expected.
+    Results without dimensions are assumed to be losses, whose gradients arrive. Without such a result, all gradients
+    are expected.
     """
     dims = [
         len(value.size) if isinstance(value, Wrapper) else traced.tangent_items[value.index].dim()  # type: ignore[union-attr]
