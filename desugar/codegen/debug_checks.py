@@ -1,8 +1,8 @@
 """Optional checks of everything that a generated wrapper assumes without a check.
 
-If ``DESUGAR_RECHECK=1`` is in the environment while a program is compiled, its wrapper flattens every argument, saved
-tensor, gradient and result, and compares it with what the guards prove. A check that fails shows that one of these
-proofs is wrong.
+``DESUGAR_RECHECK=1`` in the environment enables them for the programs that are compiled then. Their wrappers flatten
+every argument, saved tensor, gradient and result, and compare it with the structure that the guards prove. A check that
+fails shows that one of these proofs is wrong.
 """
 
 from __future__ import annotations

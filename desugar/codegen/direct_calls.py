@@ -54,8 +54,8 @@ def replace_backward(function: Any, variant: Callable[..., Any]) -> None:
     """Makes autograd call `variant(ctx, *tangents)` as the backward of an autograd function.
 
     Args:
-        function: The autograd function. By default its node chooses between `backward` and `vjp`, and the form of the
-            gradients, at each call; here the variant becomes the node's own method.
+        function: The autograd function. By default, its node chooses at each call between `backward` and `vjp`, and
+            the form of the gradients. Here the variant becomes the node's own method.
         variant: Computes the gradients.
     """
     function.backward = staticmethod(variant)
@@ -63,7 +63,7 @@ def replace_backward(function: Any, variant: Callable[..., Any]) -> None:
 
 
 def graph_behind(scope: dict[str, Any], name: str) -> tuple[Graph, Graph]:
-    """Returns the graph behind a global name of a wrapper, and what the wrapper calls by that name now."""
+    """Returns the graph behind a global name of a wrapper, and the callable that the name refers to now."""
     first = scope.get(_graph_name(name))
     return (first.graph if isinstance(first, FirstCall) else scope[name]), scope[name]
 

@@ -18,8 +18,8 @@ class Parts:
     Attributes:
         inputs, traced: The inputs and the traced function.
         forward: The compiled forward.
-        otherwise: Takes calls whose arguments share memory, begin at other storage offsets, or are DTensors of other
-            sizes, where that matters.
+        otherwise: Runs the calls whose arguments share memory, have other storage offsets, or are DTensors of other
+            sizes, where the program depends on these.
         partitioned: The forward and backward graphs; None in inference.
         autocast: Whether autocast is on for some device.
     """

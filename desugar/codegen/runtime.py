@@ -33,7 +33,7 @@ def restride(tensor: Tensor, order: Sequence[int]) -> Tensor:
 def are_batched(tensors: Iterable[Tensor | None]) -> bool:
     """Whether a tensor, or an inner tensor of one, is a batch of vmap.
 
-    Recognizes functorch's batches and those of the legacy vmap behind `is_grads_batched=True`.
+    Recognizes functorch's batches, and batches of the legacy vmap behind `is_grads_batched=True`.
     """
     parts = (part for tensor in tensors if tensor is not None for part in (tensor, *plain_parts(tensor)))
     return any(private.is_batchedtensor(part) or private.is_legacy_batchedtensor(part) for part in parts)
@@ -42,8 +42,8 @@ def are_batched(tensors: Iterable[Tensor | None]) -> bool:
 def placed(gradient: Any, context: DTensorContext) -> Any:
     """Returns a gradient laid out over the mesh as in the trace, with its collectives ended.
 
-    Gradients of one `DTensor` may arrive with any placements; summed partial sums, for one, are replicated. Anything
-    else than a `DTensor` on the same mesh is returned unchanged, as are gradients that are differentiated further.
+    Gradients of one `DTensor` may arrive with any placements; a sum of partial sums, for example, is replicated. An
+    object that is no `DTensor` on the same mesh is returned unchanged. So is a gradient that is differentiated further.
     """
     if not is_dtensor(gradient) or torch.is_grad_enabled():
         return gradient
