@@ -32,7 +32,7 @@ def store_results(
         graph: A functional graph; changed in place.
         stores: Input slot -> position of the output that is stored there.
         kept: Positions of stored outputs that the graph still returns; the other stored outputs become None.
-        held: Position of an output -> input slot of a store, of whose new value the output is a view.
+        held: Position of an output that is a view of a stored value -> input slot of that store.
 
     Raises:
         DesugarError: An output of `held` cannot be taken as a view of the input itself.

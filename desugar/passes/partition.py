@@ -84,5 +84,5 @@ def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
 def min_cut(
     graph: fx.GraphModule, joint_inputs: list[Any], **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Splits a joint graph with PyTorch's min-cut partitioner, for backends without one of their own."""
+    """Splits a joint graph with PyTorch's min-cut partitioner, for backends without a partitioner of their own."""
     return private.min_cut_rematerialization_partition(graph, joint_inputs, **options)

@@ -1,7 +1,7 @@
 """Replaces saved views by the tensors that they are views of.
 
 The partitioner may save a view (a transpose, a slice) of an input or a result. The wrapper holds the input or result
-anyway, and autograd notices a later write only through it. So the backward takes the input or result and computes
+anyway, and autograd detects a later write only through it. So the backward takes the input or result and computes
 the view itself.
 """
 
@@ -37,8 +37,8 @@ def replace_saved_views(
 def _view_chain(node: fx.Node, owners: Collection[fx.Node]) -> list[fx.Node]:
     """Returns the view ops from an owner to a node, in order.
 
-    Returns an empty list if the node is not a view of an owner, or if a view op has an argument that the forward
-    computes (a size, for instance).
+    Returns an empty list if the node is not a view of an owner. Returns an empty list, too, if the forward computes an
+    argument of a view op (a size, for instance).
     """
     owner, chain = follow_views(node, owners)
     others = (other for view in chain for other in view.all_input_nodes if other is not view.args[0])

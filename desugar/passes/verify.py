@@ -1,4 +1,4 @@
-"""Checks the invariants of each stage, so that a broken one raises instead of giving the user a wrong result.
+"""Checks the invariants of each stage, so that a broken invariant raises instead of returning a wrong result.
 
 Each error names the stage, the node and the invariant. The checks run in every compilation: they cost milliseconds,
 and tracing costs hundreds of milliseconds.
@@ -51,7 +51,7 @@ def check_plain_graph(graph: fx.GraphModule, stage: str) -> None:
 
 
 def _values(value: Any) -> Sequence[Any]:
-    if isinstance(value, dict):  # what a Triton kernel wrote to, by the name of its parameter
+    if isinstance(value, dict):  # the tensors that a Triton kernel wrote to, by parameter name
         return tuple(value.values())
     return value if isinstance(value, (tuple, list)) else (value,)
 
