@@ -2,7 +2,7 @@
 
 The forward of a generated `torch.autograd.Function` calls the compiled graph. Its arguments are the differentiable
 *outer* tensors, so autograd's edges, hooks and version checks are on the tensors that the user holds. The inner
-tensors are in a list, which autograd does not look into.
+tensors are in a list, which autograd does not inspect.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def _emit_reference(out: Emitter, plan: BackwardPlan, n: int, name: str) -> str:
 
 
 def _emit_recompute_record(out: Emitter, plan: BackwardPlan, names: Names) -> None:
-    """Emits the lines that record what a backward needs to run the function again.
+    """Emits the lines that record the objects by which a backward can run the function again.
 
-    Arguments are recorded by weak reference, except those in `plan.kept`, and the non-leaves of autograd in
+    Arguments are recorded by weak reference, except the leaves in `plan.kept`, and the non-leaves of autograd in
     `plan.held`.
     """
     if plan.referred:

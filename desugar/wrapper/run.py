@@ -77,9 +77,9 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
 
 
 def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
-    """Emits the call of `otherwise` where what Dynamo does not guard differs.
+    """Emits the call of `otherwise` where a property that Dynamo does not guard differs.
 
-    That is memory that a mutated tensor shares, storage offsets, and sizes of whole DTensors.
+    These properties are the memory that a mutated tensor shares, storage offsets, and sizes of whole DTensors.
     """
     differences = [*_overlaps(out, parts, names), *_other_offsets(parts, names)]
     differences += _other_whole_sizes(out, parts, names)
@@ -90,7 +90,7 @@ def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters:
 
 
 def _overlaps(out: Emitter, parts: Parts, names: Names) -> list[str]:
-    """Returns the condition that a mutated tensor shares memory with another tensor; none if none can."""
+    """Returns the condition that a mutated tensor shares memory with another tensor; an empty list if none can."""
     inputs = parts.inputs
     written = written_slots(inputs.values, parts.traced.outputs)
     tensors = [n for n, item in inputs.fake_items.items() if isinstance(item, Tensor)]
@@ -115,9 +115,9 @@ def _other_offsets(parts: Parts, names: Names) -> list[str]:
 
 
 def _other_whole_sizes(out: Emitter, parts: Parts, names: Names) -> list[str]:
-    """Returns the conditions that DTensors have other sizes than the traced ones; Dynamo guards those of local tensors.
+    """Returns the conditions that DTensors have other sizes than in the trace; Dynamo guards only local tensors.
 
-    Two sizes of an uneven tensor have the same part on some ranks.
+    An unevenly sharded tensor may have the same local tensor for two sizes, on some ranks.
     """
     leaves = enumerate(parts.inputs.values)
     found = [place for leaf, value in leaves for place in _dtensors_in(names.leaves[leaf], value)]
