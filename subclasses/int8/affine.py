@@ -1,6 +1,6 @@
 """Affine quantization: ``q = round(x / scale) + zero_point``, ``x ≈ (q - zero_point) * scale``.
 
-Scales are computed as torchao computes them, so that a model quantized here is as accurate as one quantized there. A
+Scales are computed as torchao computes them, so a model quantized here is as accurate as a model of torchao. A
 symmetric scale divides the largest magnitude by 127.5, an asymmetric scale divides the range of values, 0 included, by
 255. For dtypes narrower than float32 scales are stored in float32, because a scale rounded to the narrower dtype would
 add an error to each entry.
@@ -69,7 +69,7 @@ def sum_blocks(x: Tensor, counts: Size) -> Tensor:
 
 
 def _by_block(op: Callable[[Tensor, Tensor], Tensor], x: Tensor, of_blocks: Tensor) -> Tensor:
-    """Applies ``op`` to each entry and its block's number. A kernel reads each number; none is repeated in memory."""
+    """Applies ``op`` to each entry and its block's number, without repeating the numbers in memory."""
     if all(n in (1, s) for s, n in zip(x.shape, of_blocks.shape, strict=True)):
         return op(x, of_blocks)
     blocked, _ = split_blocks(x, of_blocks.shape)

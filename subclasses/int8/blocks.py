@@ -1,8 +1,8 @@
-"""Blocks: which entries of a quantized tensor share a scale.
+"""Blocks: the entries of a quantized tensor that share a scale.
 
 Along each dimension of size ``s`` there are ``n`` blocks of ``s / n`` entries, and the scale has the size ``[n, ...]``.
-The blocks therefore follow from the two sizes and are not stored. A single scale for the whole tensor has the size
-``[1, 1]``, a scale for each row of a matrix ``[rows, 1]``, a scale for each group ``[rows, groups]``.
+The blocks therefore follow from the two sizes and are not stored. A single scale for a whole matrix has the size
+``[1, 1]``, and a scale for each row ``[rows, 1]``. A scale for each group has the size ``[rows, groups]``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def expand_scale(scale: Tensor, size: Size) -> Tensor:
 
 
 def refine_scale(scale: Tensor, counts: Size) -> Tensor:
-    """Repeats a scale for smaller blocks, where each count is a multiple of the old one."""
+    """Repeats a scale for smaller blocks, where each count is a multiple of the old count."""
     for dim, (new, old) in enumerate(zip(counts, scale.shape, strict=True)):
         if new != old:
             scale = scale.repeat_interleave(new // old, dim) if old else scale

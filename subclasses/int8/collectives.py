@@ -65,7 +65,7 @@ def _per_inner(func: Any, filled: list[Any], *rest: Any) -> Any:
     """Broadcasts or scatters each inner tensor; returns one handle for all.
 
     Raises:
-        DispatchError: the tensors are not all Int8Tensors with scales of one size and equally with zero points.
+        DispatchError: the tensors are not all Int8Tensors with scales of one size, all or none with zero points.
     """
     first = filled[0]
     for t in _tensors_in((filled, rest)):

@@ -142,8 +142,8 @@ class FqnToConfig:
 
     Args:
         fqn_to_config: maps keys to a configuration, or to None to keep a layer unquantized. A key is the name of a
-            layer or of one of its parameters, a regular expression ``"re:..."`` that matches such a whole name, or
-            ``"_default"`` for all other linear layers. The name of a parameter precedes that of its layer. Names
+            layer or of one of its parameters. It may be a regular expression ``"re:..."`` that matches such a whole
+            name, or ``"_default"`` for all other linear layers. A parameter's name precedes its layer's name. Names
             precede expressions, which apply in order and match floating point parameters. A key without a match in the
             model is not an error: one configuration may serve parts of a model.
 
@@ -214,20 +214,20 @@ def quantize_(
     Weights that are declared subclasses already stay unchanged. A weight shared by two chosen layers stays shared, so
     choose both the embedding and the linear layer that a language model ties. All new weights are computed before the
     first one is replaced. A line in the log names the matrices that the default choice leaves in floats. For a compiled
-    module, names are those of the module that it compiles. A model of transformers is marked as quantized, so that its
+    module, names are relative to its original module. A model of transformers is marked as quantized, so that its
     ``save_pretrained`` writes int8 weights.
 
-    On the CPU a weight-only layer saves memory, and time for a few rows; of 4096 by 4096 it takes 1.0 to 1.2 of the
-    time of the layer of floats from 16 rows on, for want of a kernel. A dynamic layer took less at every batch that
-    was measured. That holds for a processor with VNNI. With AVX2 alone, a weight-only layer of up to 16 rows takes 0.4
-    to 1.2 of the time of the layer of floats, a dynamic one 1.0 to 3.5.
+    On the CPU, a weight-only layer saves memory, and it saves time for a few rows. From 16 rows on, a layer of 4096 by
+    4096 takes 1.0 to 1.2 of the float layer's time: PyTorch lacks a kernel. A dynamic layer took less at every measured
+    batch. These figures are for a processor with VNNI. With AVX2 alone, up to 16 rows take 0.4 to 1.2 of the float
+    layer's time in a weight-only layer. They take 1.0 to 3.5 of it in a dynamic layer.
 
     Args:
         module: the model, or a single layer.
         config: the configuration of all chosen layers, or a :class:`FqnToConfig` for each layer.
         filter_fn: takes each module and its name and returns whether its weight is quantized. None chooses linear
-            layers except the output layer of ``nn.MultiheadAttention``, as torchao does, and except the adapters that
-            peft adds beside frozen layers; ``Conv1D`` of transformers is a linear layer.
+            layers, and ``Conv1D`` of transformers. It leaves out the output layer of ``nn.MultiheadAttention``, as
+            torchao does, and the adapters that peft adds beside frozen layers.
 
     Raises:
         TypeError: ``config`` is not a configuration, or a chosen module has no floating point weight or computes it.
@@ -265,7 +265,7 @@ def quantize_(
 
 
 def _log_floats_in(module: nn.Module, adapters: set[nn.Module]) -> None:
-    """Logs which matrices of a model are floats still, as an embedding and the input weights of attention are."""
+    """Logs the names of a model's float matrices, such as an embedding and the input weights of attention."""
     names = [
         f"{name}.{parameter}".removeprefix(".")
         for name, layer in module.named_modules()
@@ -294,7 +294,7 @@ def _configs_of(
 
 
 def _quantize(weight: Any, config: Config, is_transposed: bool) -> Tensor:
-    """Quantizes a weight; one of size ``[inputs, outputs]`` gets the blocks of its transpose."""
+    """Quantizes a weight; a weight of size ``[inputs, outputs]`` gets the blocks of its transpose."""
     weight = weight.detach()
     return config.quantize(weight.t()).t().contiguous() if is_transposed else config.quantize(weight)
 

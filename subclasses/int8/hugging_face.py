@@ -1,7 +1,7 @@
 """``save_pretrained`` and ``from_pretrained`` of transformers for models with int8 weights.
 
-A quantizer, as transformers calls it, takes part in both. It writes the tensors of :func:`to_plain` and its metadata,
-which say how they make up weights, and ``config.json`` names the quantizer. ``subclasses.int8`` imports this module
+Both call a *quantizer*, as transformers names it. The quantizer writes the tensors of :func:`to_plain`, and metadata
+that describes the weights made of them. ``config.json`` names the quantizer. ``subclasses.int8`` imports this module
 after transformers.
 """
 
@@ -53,7 +53,7 @@ class Int8Quantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """Whether adapters, and what else is not quantized, may train."""
+        """Whether adapters and other unquantized parameters may train."""
         return True
 
     @property
@@ -62,7 +62,7 @@ class Int8Quantizer(HfQuantizer):
         return True
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Returns plain tensors for a file, under the model's own names, and what describes them."""
+        """Returns plain tensors for a file, under the model's own names, and the metadata that describes them."""
         model._weight_conversions = []  # those are for names and sizes of weights, not of their inner tensors
         tensors, metadata = to_plain(model.state_dict())
         if (
@@ -153,7 +153,7 @@ def _has_int8(model: nn.Module) -> bool:
 
 
 def _note_untied(model: Any) -> None:
-    """Changes the configuration where the embedding and the output layer have ceased to share their weight."""
+    """Changes the configuration where the embedding and the output layer no longer share their weight."""
     for name, first in model.all_tied_weights_keys.items():
         if model.get_parameter(name) is not model.get_parameter(first):
             for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():

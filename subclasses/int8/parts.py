@@ -1,4 +1,4 @@
-"""Int8Tensors with other inner tensors and the metadata of an existing one."""
+"""Makes Int8Tensors of other inner tensors, with the metadata of an existing Int8Tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from subclasses.int8 import blocks
 
 
 def with_parts(x: Any, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, **metadata: Any) -> Any:
-    """Returns a value with other inner tensors, and the metadata of ``x`` except for what ``metadata`` overrides."""
+    """Returns a value with other inner tensors, and the metadata of ``x`` updated by ``metadata``."""
     kept = dict(zip((f.name for f in type(x).__spec__.statics), x._layout.statics, strict=True))
     return type(x)(qdata, scale, zero_point, **(kept | metadata))
 

@@ -70,9 +70,9 @@ def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
     """Rebuilds the state dict that :func:`to_plain` flattened.
 
     Raises:
-        TypeError: the constructor refuses what is described.
-        ValueError: the metadata is not from :func:`to_plain`, an inner tensor is missing, or the constructor refuses
-            what is described.
+        TypeError: the constructor rejects the type of a described value.
+        ValueError: the metadata is not from :func:`to_plain`, an inner tensor is missing, or the constructor rejects a
+            described value.
     """
     if metadata is None or TENSORS_KEY not in metadata:
         raise ValueError(
@@ -126,7 +126,7 @@ def _described_metadata(name: str, description: Any) -> dict[str, Any]:
 
 
 def _in_order(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Returns the names in the order of the file, each inner tensor's name replaced by that of its Int8Tensor."""
+    """Returns the names in the order of the file, with an Int8Tensor's name in place of its inner tensors' names."""
     return list(dict.fromkeys(key if key in state else key.rpartition(".")[0] for key in names))
 
 
@@ -146,13 +146,13 @@ def read_metadata(files: Sequence[Any]) -> dict[str, str]:
 
 
 def tied_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Maps the name of each tensor that shares its memory with an earlier one to the name of that."""
+    """Maps the name of each tensor that shares its memory with an earlier tensor to the earlier tensor's name."""
     described = json.loads(metadata.get(TENSORS_KEY, "{}"))
     tied = json.loads(metadata.get(TIED_KEY, "{}"))
     return {_owner(name, described): _owner(first, described) for name, first in tied.items()}
 
 
 def _owner(name: str, described: Mapping[str, Any]) -> str:
-    """Returns the name of the ``Int8Tensor`` that an inner tensor belongs to, or that of a plain tensor."""
+    """Returns the name of the ``Int8Tensor`` that an inner tensor belongs to; a plain tensor's own name."""
     owner, _, part = name.rpartition(".")
     return owner if part in PARTS and owner in described else name

@@ -1,7 +1,7 @@
 """FSDP2 hooks of an int8 parameter: the int8 numbers and a scale for each row are gathered, whatever the blocks.
 
-Rows that do not divide evenly among the ranks are padded. FSDP2 then accepts only inputs of one size, that of the
-padded shard. The bytes of scales and zero points are packed into tensors of that size; a scale for each row needs one.
+Rows that do not divide evenly among the ranks are padded. FSDP2 then accepts only inputs of the padded shard's size.
+The bytes of scales and zero points are packed into tensors of this size; a scale for each row needs one such tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from subclasses.int8.parts import with_row_blocks
 
 
 class Packed(NamedTuple):
-    """Metadata for rebuilding a parameter: a shard of it, and the number of rows of the whole."""
+    """Metadata for rebuilding a parameter: a shard of it, and the number of rows of the whole parameter."""
 
     shard: Any
     rows: int

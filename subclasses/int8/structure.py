@@ -1,7 +1,7 @@
 """Ops that move entries and preserve their blocks: transposes, slices, views, splits, joins.
 
 Results share storage with their argument, scales included, wherever the results of a plain tensor would. A slice that
-would leave uneven blocks is refused. A slice within a single block keeps that block's scale and is marked ``partial``.
+would leave uneven blocks raises. A slice within a single block keeps that block's scale and is marked ``partial``.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
     if any(tuple(t.scale.shape) != tuple(c) for t, c in zip(tensors, counts, strict=True)):
         check_no_cotangents(
             Int8Tensor, func, quantized
-        )  # the gradient of a scale is not that of each of its parts
+        )  # the gradient of a scale is not the gradient of each part
     scales = func([blocks.refine_scale(t.scale, c) for t, c in zip(tensors, counts, strict=True)], dim)
     zero_point = None
     if any(t.zero_point is not None for t in tensors):
@@ -268,7 +268,7 @@ def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 @Int8Tensor.implements(aten.stack.default)
 def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
-    return aten.cat.default([t.unsqueeze(dim) for t in tensors], dim).contiguous()  # as a plain one always is
+    return aten.cat.default([t.unsqueeze(dim) for t in tensors], dim).contiguous()  # as for plain tensors
 
 
 def _can_join(tensors: Sequence[Any], dim: int) -> bool:

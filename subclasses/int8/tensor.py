@@ -29,16 +29,16 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
     Args:
         qdata: int8, of the outer size.
         scale: floats, one for each block. It has as many dimensions as ``qdata``, each of a size that divides the outer
-            one. A tensor of one number is the scale of the whole.
+            size. A tensor of one number is the scale of all entries.
         zero_point: int8, of the size of ``scale``; None means 0 everywhere.
         block_size: entries of a block along each dimension, which is checked against ``scale``; None derives it from
             the size of ``scale``.
-        float_dtype: the outer dtype; None means that of ``scale``.
-        activation: ``"row"`` or ``"tensor"`` makes a linear layer with this weight quantize its input dynamically, with
-            one scale for each row or for the whole, and multiply integers.
+        float_dtype: the outer dtype; None means the dtype of ``scale``.
+        activation: ``"row"`` or ``"tensor"`` makes a linear layer with this weight quantize its input dynamically, and
+            multiply integers. The input has one scale for each row, or one for all entries.
         activation_symmetric: whether inputs are quantized without a zero point.
-        partial: whether blocks are parts of larger ones whose scale other tensors share, as in a slice of a row.
-            Writes that would change such a scale are refused.
+        partial: whether blocks are parts of larger blocks whose scale other tensors share, as in a slice of a row.
+            Writes that would change such a scale raise a `DispatchError`.
 
     Raises:
         ValueError: sizes do not fit together, the outer dtype is not floating point, or ``activation`` is unknown.
@@ -113,8 +113,8 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
 
         Args:
             w: floats, of one dimension or more. A block with an infinite entry or NaN represents no finite values.
-            block_size: how many entries along each dimension share a scale; None means one scale for each row, the
-                whole last dimension.
+            block_size: the number of entries along each dimension that share a scale; None means one scale for each
+                row, the whole last dimension.
             symmetric: whether 0 is the middle of the range. Otherwise each block has a zero point, which represents
                 values of one sign more accurately.
             **metadata: ``activation`` and ``activation_symmetric`` of the class.

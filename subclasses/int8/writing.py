@@ -80,7 +80,7 @@ def _(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
     """Copies numbers and scales if the blocks of ``x`` can represent the source exactly.
 
     Raises:
-        DispatchError: they cannot.
+        DispatchError: the blocks of ``x`` cannot represent the source exactly.
     """
     if not isinstance(x, Int8Tensor):
         check_no_cotangents(Int8Tensor, func, [source])

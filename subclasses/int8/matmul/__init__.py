@@ -1,1 +1,1 @@
-"""Products with int8 matrices: which kernel runs, and the kernels, for the CPU and for CUDA."""
+"""Products with int8 matrices: the choice of a kernel, and the kernels, for the CPU and for CUDA."""

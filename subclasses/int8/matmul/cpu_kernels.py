@@ -1,8 +1,8 @@
 """Builds and calls the kernels of `cpu_kernels.cpp`: products with int8 matrices on x86 processors.
 
-PyTorch has no kernel that reads int8 numbers once and multiplies each by several rows of floats in registers. The
-library is built at the first product that asks for it, in about two seconds, and kept in the folder in which Inductor
-keeps kernels. It is for processors with AVX2 or AVX-512. Where it cannot be built, products take PyTorch's kernels.
+PyTorch has no kernel that reads int8 numbers once and multiplies each by several rows of floats in registers. The first
+product that needs the library builds it, in about two seconds. The library is kept in the folder in which Inductor
+keeps kernels. It is for processors with AVX2 or AVX-512. Where it cannot be built, products run on PyTorch's kernels.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from subclasses.slow_paths import say_once
 SOURCE = Path(__file__).with_suffix(".cpp")
 MULTIPLE = 32  # of both extents of a matrix that is multiplied by floats: the loops have no remainder
 INTEGERS_MULTIPLE = 64  # of the width of a matrix that is multiplied by integers
-WORK = 2**19  # products for each thread; waking one takes the time of so many
+WORK = 2**19  # products for each thread; waking a thread takes as long as this many
 WORK_OF_PASSES = 2**15  # the same for numbers that are read, converted and written
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-# By what PyTorch uses on this processor: what to tell the compiler beyond "this processor".
+# The instruction set that PyTorch uses on this processor -> compiler flags besides the flag for this processor.
 FLAGS = {"AVX512": ["-w", "-mavx512f"], "AVX2": ["-w", "-mno-avx512f", "-mavx2", "-mfma"]}
 
 # ---- the library -------------------------------------------------------------------------------------------
@@ -35,9 +35,9 @@ FLAGS = {"AVX512": ["-w", "-mavx512f"], "AVX2": ["-w", "-mno-avx512f", "-mavx2",
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Returns the library, built if it was not; None where that is impossible."""
+    """Returns the library, and builds it if necessary; None where it cannot be built."""
     flags = FLAGS.get(torch.backends.cpu.get_cpu_capability())
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older releases do not say
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older releases lack the function
     if flags is None or capabilities.get("architecture") != "x86_64":
         return None
     has = sorted(name for name, value in capabilities.items() if value is True)
@@ -57,7 +57,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _folder() -> Path:
-    """Returns Inductor's folder. Asking Inductor would import it, which takes seconds in eager mode."""
+    """Returns Inductor's cache folder, without importing Inductor, which takes seconds in eager mode."""
     if told := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return Path(told)
     try:
@@ -68,7 +68,7 @@ def _folder() -> Path:
 
 
 def _build(path: Path, flags: list[str]) -> None:
-    """Builds the library under a name of its own, then gives it its name: other processes see all of it or nothing."""
+    """Builds the library under a temporary name, then renames it: other processes find the whole library or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         _torch_tracing.build_library(str(SOURCE), folder, "kernels", flags)
@@ -78,7 +78,7 @@ def _build(path: Path, flags: list[str]) -> None:
 def _with_types(loaded: ctypes.CDLL) -> ctypes.CDLL:
     pointer, extent, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     for name in ("rows_float32", "columns_float32", "rows_bfloat16", "columns_bfloat16", "rows_int8"):
-        if hasattr(loaded, name):  # those for bfloat16 exist where the processor has instructions for it
+        if hasattr(loaded, name):  # kernels for bfloat16 exist where the processor has instructions for it
             getattr(loaded, name).argtypes = [pointer] * 3 + [extent] * 3 + [threads]
             getattr(loaded, name).restype = None
     for dtype in NAMES.values():
@@ -121,7 +121,7 @@ def has_bfloat16() -> bool:
 
 
 def _threads(work: int, of_each: int) -> int:
-    """Returns how many threads share so much work, where each needs ``of_each`` of it to be worth waking."""
+    """Returns the number of threads that share ``work``, with at least ``of_each`` of it for each thread."""
     return max(1, min(torch.get_num_threads(), work // of_each))
 
 
@@ -149,7 +149,7 @@ def times_rows(x: Tensor, qdata: Tensor) -> Tensor:
 
 
 def times_columns(x: Tensor, qdata: Tensor) -> Tensor:
-    """Returns ``x @ qdata``, as :func:`times_rows` does."""
+    """Returns ``x @ qdata`` in float32, for ``x`` in the dtypes of :func:`times_rows`."""
     y = x.new_empty(x.shape[0], qdata.shape[1], dtype=torch.float32)
     if x.dtype is torch.bfloat16:  # pairs of entries that are neighbours in a row
         pairs = x.reshape(-1).view(torch.int32).view(x.shape[0], -1)
@@ -158,22 +158,22 @@ def times_columns(x: Tensor, qdata: Tensor) -> Tensor:
 
 
 def integers_times_rows(x: Tensor, qdata: Tensor) -> Tensor:
-    """Returns the exact ``x @ qdata.T`` of contiguous int8 matrices as int32; their width is whole."""
+    """Returns the exact ``x @ qdata.T`` of contiguous int8 matrices as int32; `INTEGERS_MULTIPLE` divides the width."""
     return _call("rows_int8", x, qdata, x.new_empty(x.shape[0], qdata.shape[0], dtype=torch.int32))
 
 
 def takes_integers(qdata: Tensor) -> bool:
-    """Whether the library multiplies integers by a matrix: contiguous, of whole vectors."""
+    """Whether the library multiplies integers by a matrix: contiguous, with a width of whole vectors."""
     return qdata.is_contiguous() and qdata.shape[1] % INTEGERS_MULTIPLE == 0 and library() is not None
 
 
 def can_convert(qdata: Tensor) -> bool:
-    """Whether :func:`to_bfloat16` takes a matrix."""
+    """Whether :func:`to_bfloat16` accepts a matrix."""
     return qdata.stride(1) == 1 and qdata.shape[1] % MULTIPLE == 0 and library() is not None
 
 
 def to_bfloat16(qdata: Tensor, out: Tensor) -> Tensor:
-    """Writes an int8 matrix to a contiguous one of bfloat16, in a third of the time of ``copy_``."""
+    """Writes an int8 matrix to a contiguous bfloat16 matrix, in a third of the time of ``copy_``."""
     height, width = qdata.shape
     threads = _threads(height * width, WORK)
     convert = library().convert_bfloat16  # type: ignore[union-attr]
@@ -185,11 +185,11 @@ def to_bfloat16(qdata: Tensor, out: Tensor) -> Tensor:
 
 
 def dynamic_rows(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
-    """Quantizes each row of ``x``, multiplies by a contiguous int8 matrix and scales; its width is whole.
+    """Quantizes each row of ``x``, multiplies by an int8 matrix and scales.
 
     Args:
         x: float32 or bfloat16, ``[M, K]``, contiguous.
-        qdata: int8, ``[N, K]``.
+        qdata: int8, ``[N, K]``, contiguous; `INTEGERS_MULTIPLE` divides ``K``.
         scale: float32, ``[N, 1]`` or ``[1, 1]``, contiguous.
     """
     (rows, width), height = x.shape, qdata.shape[0]

@@ -1,9 +1,9 @@
 """Products of a few rows of floats with int8 matrices on CUDA: one kernel, which reads the matrix as int8, once.
 
-A compiler has no such kernel for 2 to 64 rows: a product needs its operands in one dtype, so the integers would be
-converted to floats in memory first, and the floats read again, six times the bytes. Here each program of the grid reads
-a few rows of the matrix, converts them in registers and multiplies on matrix units. Imported on the first use, since
-Triton comes with PyTorch's builds for GPUs only.
+A compiler has no such kernel for 2 to 64 rows: a product needs operands of one dtype. So it would write the integers to
+memory as floats and read the floats again: six times the bytes. Here each program of the grid reads a few rows of the
+matrix, converts them in registers and multiplies on matrix units. The module is imported on the first use, since Triton
+comes with PyTorch's builds for GPUs only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from subclasses.int8.blocks import block_size_of
 
-# Rows of the matrix for each program: with 16, a matrix of 4096 rows has 256 programs, two for each multiprocessor
-# of the largest devices. The matrix units take no fewer. The entries of a row that a program reads at a time are fewer
-# for many rows of the input, so that what is read ahead fits into the shared memory of small devices, 99 KiB.
+# `BLOCK_N` is the number of the matrix's rows for each program: with 16, a matrix of 4096 rows has 256 programs, two
+# for each multiprocessor of the largest devices. The matrix units accept no fewer rows. `BLOCK_K` is the number of
+# entries of a row that a program reads at a time. It is smaller for many rows of the input, so that prefetched data
+# fits into the shared memory of small devices, 99 KiB.
 BLOCK_N, BLOCK_K, BLOCK_K_OF_MANY = 16, 256, 128
 
 
@@ -42,8 +43,8 @@ def int8_rows_kernel(  # noqa: PLR0913
 ):
     """Computes `BLOCK_N` columns of ``x @ ((w - zero) * scale).T``, summed in float32; all matrices are contiguous.
 
-    With one scale for each row of the matrix the sum is scaled, else its entries are, which are rounded to the dtype of
-    `x`. The entries of a row are read in parts of `PART`, each of one group; a part has one scale and one zero point.
+    With one scale for each row of the matrix, the sum is scaled. Else the entries are scaled, and rounded to the dtype
+    of `x`. The entries of a row are read in parts of `PART`, each of one group, with one scale and one zero point.
     """
     m = tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -82,7 +83,7 @@ def int8_rows_kernel(  # noqa: PLR0913
 
 
 def takes_groups_of(width: int) -> bool:
-    """Whether the kernel takes groups of so many entries: of whole tiles, or equal parts of a tile."""
+    """Whether the kernel accepts groups of ``width`` entries: of whole tiles, or equal parts of a tile."""
     return width % BLOCK_K == 0 or (width < BLOCK_K and width.bit_count() == 1)
 
 

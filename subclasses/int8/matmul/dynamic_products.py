@@ -1,8 +1,8 @@
-"""Products of floats that are quantized by row with int8 matrices on the CPU: one op.
+"""Products of floats, quantized by row, with int8 matrices on the CPU: one op.
 
-For a row or a few, a kernel each for the scale of the row, its integers, the product and the scaling of the sums takes
-longer to start than to run beside the product. One call of our own library does all of it. A program for any batch size
-still runs the fastest kernel for each batch: more rows are multiplied by PyTorch's kernel (`integers.py`).
+For a few rows, separate kernels would compute the scales, the integers, the product and the scaled sums. Starting the
+kernels beside the product takes longer than running them. One call of our own library computes all of it. A program for
+any batch size still runs the fastest kernel for each batch: PyTorch's kernel multiplies more rows (`integers.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from subclasses.int8.matmul.ops import define_op, is_traced, register_product
 
 
 def takes(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
-    """Whether :func:`dynamic_product` is for a product on this machine: a contiguous matrix of whole vectors.
+    """Whether :func:`dynamic_product` computes a product on this machine: by a contiguous matrix of whole vectors.
 
     A compiler's own kernels take less time for a small matrix.
     """
@@ -25,7 +25,7 @@ def takes(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and scale.dtype is torch.float32
         and scale.shape[1] == 1
-        and isinstance(qdata.shape[1], int)  # what is asked of a symbol becomes a guard
+        and isinstance(qdata.shape[1], int)  # a comparison with a symbol becomes a guard
         and (qdata.numel() > integers.SMALL or not is_traced(x))
         and cpu_kernels.takes_integers(qdata)
     )

@@ -1,9 +1,9 @@
 """Exact products of int8 matrices on the CPU, in int32.
 
-PyTorch's `_int_mm` computes them with VNNI instructions. For up to 8 rows our own kernel (`cpu_kernels.py`) takes 0.3
-to 0.7 of its time. Without VNNI `_int_mm` multiplies number by number: there our own kernel multiplies any number of
-rows, in half of the time of what is left where it cannot: products of parts of the matrices as floats, in sums that
-float32 holds exactly. Measured by `python -m bench.int8_kernels`.
+PyTorch's `_int_mm` computes them with VNNI instructions. For up to 8 rows, our own kernel (`cpu_kernels.py`) takes 0.3
+to 0.7 of its time. Without VNNI, `_int_mm` multiplies number by number, so our own kernel multiplies any number of
+rows. Where it cannot, parts of the matrices are multiplied as floats, in sums that float32 holds exactly. Our own
+kernel takes half of that time. Measured by `python -m bench.int8_kernels`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from subclasses.int8.matmul import cpu_kernels
 from subclasses.int8.matmul.ops import define_op, register_product
 
 WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")  # sets of instructions, by the names of oneDNN
-# Up to so many products of two int8 numbers, each at most 2**14, a sum is an integer that float32 holds.
+# The number of products of two int8 numbers, each at most 2**14, whose sum float32 holds exactly.
 EXACT = 2**10
 PART_BYTES = 2**21  # of floats that are multiplied at a time
 SMALL = 2**17  # entries of a matrix; up to here calling the op costs more time than it saves
@@ -27,14 +27,14 @@ FEW_ROWS = 8  # up to here our own kernel takes less time than `_int_mm`; withou
 
 @functools.cache
 def is_without_vnni() -> bool:
-    """Whether this is an x86 processor without VNNI, or oneDNN is told not to use it.
+    """Whether this is an x86 processor without VNNI, or an environment variable stops oneDNN from using VNNI.
 
-    Where it is told so, the sums of `_int_mm` overflow.
+    With such a variable, the sums of `_int_mm` overflow.
     """
     told = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
     if told.upper() in WITHOUT_VNNI:
         return True
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older releases do not say
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older releases lack the function
     has_vnni = any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni"))
     return capabilities.get("architecture") == "x86_64" and not has_vnni
 
@@ -65,9 +65,9 @@ def _takes_own(a: Tensor, b: Tensor) -> bool:
 def _int_mm(a: Tensor, b: Tensor) -> Tensor:
     """Multiplies by PyTorch's kernel.
 
-    It first reorders its second matrix. That is the input rather than the weight: one fifth to one half of the time for
-    up to 64 rows. Some releases are silently wrong for a second matrix of one column, of an unusual stride there, which
-    Inductor gives it, and for an expanded or sliced matrix.
+    The kernel first reorders its second matrix. With the input there instead of the weight, it takes one fifth to one
+    half of the time for up to 64 rows. Some releases silently return wrong results for an expanded or sliced matrix.
+    They do so for a second matrix of one column with an unusual stride, too, which Inductor gives it.
     """
     if a.shape[0] == 1:
         a, b = (t.reshape(-1).view(t.shape) for t in (a, b))

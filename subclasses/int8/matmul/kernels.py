@@ -1,10 +1,10 @@
 """Matrix products with int8 weights: floats times integers, and integers times integers.
 
 Weight-only layers multiply floats with the integers and scale the sum. For one row, and for few rows of a small matrix
-on the CPU, that is a sum of products, which a compiler fuses, so that the weight is read as int8; but not for
-processors with AVX2 alone. On the CPU all else is one op (`products.py`), on CUDA a few rows are one kernel
-(`cuda_products.py`). Dynamic layers quantize their input, by row or as a whole, multiply integers into int32, and
-scale.
+on the CPU, the product is a sum of products. A compiler fuses this sum, so that the weight is read as int8. Processors
+with AVX2 alone do not use it. On the CPU, all other products are one op (`products.py`); on CUDA, a few rows are one
+kernel (`cuda_products.py`). Dynamic layers quantize their input, by row or as a whole, multiply integers into int32,
+and scale.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from subclasses.spec.values import holds_always
 
 # Requirements of the CUDA kernel: more than 16 rows, and extents that are multiples of 8.
 CUDA_ROWS, CUDA_MULTIPLE = 17, 8
-# Up to so many rows of half precision, the time of a product on CUDA is that of reading the weight.
+# Up to this many rows of half precision, a product on CUDA takes as long as reading the weight.
 CUDA_FEW_ROWS = 64
-# Up to so many products on the CPU, the call of a matrix product takes more time than a fused sum.
+# Up to this many products on the CPU, the call of a matrix product takes more time than a fused sum.
 FEW_PRODUCTS = 2**14
 
 
 class Rows(NamedTuple):
     """An int8 matrix with a scale, and optionally a zero point, for blocks of its entries.
 
-    Products with floats take any blocks. Integers are multiplied with a number for each row or one for all:
-    ``[rows, 1]`` or ``[1, 1]``.
+    Products with floats accept any blocks. Products of integers accept a scale for each row, ``[rows, 1]``, or for all
+    rows, ``[1, 1]``.
     """
 
     qdata: Tensor
@@ -77,7 +77,7 @@ def num_rows(x: Tensor) -> int:
 
 
 def _is_fused(x: Tensor, w: Rows) -> bool:
-    """Whether a compiler may fuse the product with what is around it, in less time than a matrix product takes."""
+    """Whether a compiler may fuse the product with the ops around it, in less time than a matrix product takes."""
     if torch.is_grad_enabled() and (x.requires_grad or w.scale.requires_grad):
         return False
     if x.dim() < 2 or not _has_few_rows(x, w):
@@ -89,7 +89,7 @@ def _is_fused(x: Tensor, w: Rows) -> bool:
 
 
 def _has_few_rows(x: Tensor, w: Rows) -> bool:
-    """Whether the input has one row, on which compilers specialize anyway, or few; a symbol gets no guard but that."""
+    """Whether the input has one row, or few. Compilers specialize on one row; a symbol gets no further guard."""
     if all(extent == 1 for extent in x.shape[:-1]):
         return True
     return x.device.type == "cpu" and holds_always(num_rows(x) * w.qdata.numel() <= FEW_PRODUCTS)
@@ -114,7 +114,7 @@ def _sum_products(x: Tensor, w: Rows) -> Tensor:
 
 
 def _is_few_rows_on_cuda(x: Tensor, w: Rows) -> bool:
-    """Whether the kernel for a few rows takes a product; it has no derivatives and no rule for vmap."""
+    """Whether the kernel for a few rows computes a product; it has no derivatives and no rule for vmap."""
     return (
         x.device.type == "cuda"
         and torch.version.cuda is not None
@@ -129,7 +129,7 @@ def _is_few_rows_on_cuda(x: Tensor, w: Rows) -> bool:
 
 
 def _are_groups_for_cuda(w: Rows) -> bool:
-    """Whether the kernel for a few rows takes the blocks along a matrix's rows."""
+    """Whether the kernel for a few rows accepts the blocks along a matrix's rows."""
     if w.scale.shape[1] == 1:
         return True
     from subclasses.int8.matmul.cuda_products import takes_groups_of  # needs Triton

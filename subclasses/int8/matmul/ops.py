@@ -17,8 +17,9 @@ Op = Callable[..., Tensor]
 def define_op(schema: str) -> Callable[[Op], Any]:
     """Makes a function an op without derivatives, for tensors on the CPU.
 
-    A call takes a third of the time of one of `torch.library.custom_op`, which looks for gradients and for results that
-    are arguments; these ops are called by functions that have derivatives, and allocate their results.
+    A call takes a third of the time of an op of `torch.library.custom_op`, which checks for gradients and for results
+    that are arguments. These ops need no such checks: functions with derivatives call them, and they allocate their
+    results.
 
     Args:
         schema: The op's name and schema.
@@ -35,13 +36,13 @@ def define_op(schema: str) -> Callable[[Op], Any]:
 
 
 def register_product(op: Any, result_dtype: Callable[[Tensor], torch.dtype]) -> None:
-    """Registers what compilers and vmap ask of ``op(x, matrix, ...)``, a product ``x @ matrix.T``.
+    """Registers the fake kernel and the vmap rule of ``op(x, matrix, ...)``, a product ``x @ matrix.T``.
 
-    A batch of inputs is one matrix of more rows; weights come one by one.
+    A batch of inputs is one matrix of more rows; the rule multiplies by batched weights one by one.
 
     Args:
         op: The op.
-        result_dtype: The dtype of the result by that of ``x``.
+        result_dtype: Returns the dtype of the result for ``x``.
     """
 
     def fake(x: Tensor, matrix: Tensor, *rest: Any) -> Tensor:
@@ -68,7 +69,7 @@ def is_traced(x: Tensor) -> bool:
 
 
 def apply(function: type[torch.autograd.Function], x: Tensor, *args: Any) -> Any:
-    """Calls an autograd function of floats and a matrix, or its forward where nothing may ask for a derivative."""
+    """Calls an autograd function of floats and a matrix, or its forward where no derivative can be computed."""
     if is_traced(x) or is_differentiated(x, *args):
         return apply_function(function, x, *args)
     return function.forward(x, *args)

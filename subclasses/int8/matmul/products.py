@@ -1,9 +1,9 @@
-"""Products of floats with int8 matrices on the CPU: one op, which chooses its kernel by the batch that it is given.
+"""Products of floats with int8 matrices on the CPU: one op, which chooses its kernel by the size of the batch.
 
-A compiler keeps the op as one node. A program compiled for any batch size therefore still runs the kernel that is the
-fastest one for each batch, without a guard on the size. :data:`KERNELS` says which kernel is for which products; what
-was measured is in docs/int8.md, by ``python -m bench.int8_sizes``. A small matrix is no op, but a conversion and a
-product that a compiler sees.
+A compiler keeps the op as one node. So a program compiled for any batch size still runs the fastest kernel for each
+batch, without a guard on the size. :data:`KERNELS` lists the kernels and their products; the times in docs/int8.md were
+measured by ``python -m bench.int8_sizes``. Products with a small matrix do not use the op: a compiler traces their
+conversion and their product.
 """
 
 from __future__ import annotations
@@ -150,11 +150,11 @@ class Kernel(NamedTuple):
 
     Attributes:
         multiply: computes ``int8_product``.
-        dtypes: of the floats.
-        rows: up to so many rows of floats.
-        takes: whether it multiplies by a matrix with this scale and zero point.
-        is_for: whether it is for this processor.
-        entries: of matrices of up to so many numbers.
+        dtypes: the dtypes of the floats.
+        rows: the greatest number of rows of floats.
+        takes: whether the kernel multiplies by a matrix with this scale and zero point.
+        is_for: whether the kernel is for this processor.
+        entries: the greatest number of entries of the matrix.
     """
 
     multiply: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -166,14 +166,14 @@ class Kernel(NamedTuple):
 
 
 def _takes_rows(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> bool:
-    """One scale and zero point for each row or column, a contiguous matrix of whole vectors, a library."""
+    """Whether there is a library, a scale for each row or column, and a contiguous matrix of whole vectors."""
     height, width = qdata.shape
     simple = all(t is None or t.shape in ((1, 1), (height, 1), (1, width)) for t in (scale, zero_point))
     return simple and cpu_kernels.is_whole(qdata) and cpu_kernels.library() is not None
 
 
 def _takes_columns(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> bool:
-    """The same for the transposed matrix."""
+    """Whether `_takes_rows` is true of the transposed matrix."""
     swapped = (None if t is None else t.t() for t in (scale, zero_point))
     return _takes_rows(qdata.t(), *swapped)
 
@@ -201,9 +201,9 @@ def _lacks_tiles() -> bool:
 ANY = float("inf")
 FLOAT, HALF = (torch.float32,), (torch.bfloat16,)
 WIDE = *FLOAT, torch.float16
-# The first one that takes a product multiplies. Limits are where the next one took less time for 4096 by 4096 numbers
-# (`python -m bench.int8_kernels`): more rows are limited by arithmetic, and a product of a converted part reads each
-# converted number more often.
+# The first kernel that accepts a product multiplies. Beyond a kernel's limits, the next kernel took less time for 4096
+# by 4096 numbers (`python -m bench.int8_kernels`): more rows are limited by arithmetic, and a product of a converted
+# part reads each converted number more often.
 KERNELS = (
     # Where processors multiply tiles, a small matrix is in the cache as floats too, and more rows pay for conversion.
     Kernel(_by_rows, WIDE, 24, _takes_rows),
