@@ -1,4 +1,4 @@
-"""Checks of the arguments of a keyed tensor; each error says what was expected, what came and what to do."""
+"""Checks of the arguments of a keyed tensor; each error names the expected value, the actual value and a remedy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _extremes(lengths: Tensor) -> list[int]:
 
 
 def check_given_bound(values: Tensor, max_length: Any) -> None:
-    """Raises unless the longest row that a caller gives is one that rows of these values can have."""
+    """Raises unless rows of these values can be as long as the longest row that a caller gives."""
     if type(max_length) is int and max_length > GREATEST_BOUND and not is_traced(values):
         check_bound(_NAME, max_length, 0, values.shape[0])
 
@@ -94,7 +94,7 @@ def check_given_bound(values: Tensor, max_length: Any) -> None:
 def check_loaded(values: Tensor, offsets: Tensor, weights: Tensor | None, keys: Any, max_length: Any) -> None:
     """Raises unless the fields of a keyed tensor describe rows of its values.
 
-    Wrong dtypes of offsets, and a longest row that is no int, are left to the constructor, which names the field.
+    The constructor checks the dtype of the offsets, and that the longest row is an int: its errors name the field.
     """
     if check_keys(keys) != keys:
         raise TypeError(f"{_NAME}.keys: expected a tuple, got {keys!r}")

@@ -1,6 +1,6 @@
 """Triton kernels of the lookups in `cuda_ops.py`.
 
-Each gets all entries, and a program of its grid reads where its row begins and ends.
+Each kernel gets all entries, and a program of its grid reads the start and the end of its row.
 Sums are in float32 for half precision. Gradients of a table are added up by atomic operations, in any order. An id
 outside of its table reads NaN, where PyTorch's kernels end the process.
 """
@@ -12,8 +12,8 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from subclasses.keyed.kernels import MAX, MEAN, SUM
 
-# An id is spread over the columns before it is compared: Triton's interpreter takes no mask made of a single truth.
-# A kernel sees no global numbers except constants of Triton.
+# An id is spread over the columns before it is compared: Triton's interpreter accepts no mask made of a single bool.
+# A kernel reads no global numbers except constants of Triton.
 IS_SUM, IS_MEAN, IS_MAX = tl.constexpr(SUM), tl.constexpr(MEAN), tl.constexpr(MAX)
 
 # ---- kernels ---------------------------------------------------------------------------------------------------
@@ -21,7 +21,7 @@ IS_SUM, IS_MEAN, IS_MAX = tl.constexpr(SUM), tl.constexpr(MEAN), tl.constexpr(MA
 
 @triton.jit
 def row_bounds(offsets_ptr, lengths_ptr, first_offset, first_length, HAS_LENGTHS: tl.constexpr):
-    """Returns where the entries of this program's row begin and end."""
+    """Returns the start and the end of this program's row among the entries."""
     row = tl.program_id(0)
     start = tl.load(offsets_ptr + first_offset + row).to(tl.int64)
     if HAS_LENGTHS:

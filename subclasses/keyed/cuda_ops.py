@@ -1,8 +1,8 @@
 """Lookups in the tables of several keys on CUDA, which read the offsets of the rows on the device.
 
 The ops in `kernels.py` slice out the entries of a key, whose number is data: on CUDA each lookup, and each backward,
-would wait for the device. Here one kernel for each key gets all entries (`cuda_kernels.py`). Imported on the first use,
-since Triton comes with PyTorch's builds for GPUs only.
+would wait for the device. Here one kernel for each key gets all entries (`cuda_kernels.py`). The module is imported on
+the first use, since Triton comes with PyTorch's builds for GPUs only.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def _sum_in(dtype: torch.dtype) -> Any:
 
 
 def _contiguous(entries: Entries) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns ids, offsets, lengths and weights; offsets stand for missing lengths, ids for missing weights."""
+    """Returns ids, offsets, lengths and weights; passes offsets for missing lengths, and ids for missing weights."""
     values, offsets, lengths, weights = (None if t is None else t.contiguous() for t in entries)
     assert values is not None and offsets is not None  # both are tensors
     return values, offsets, offsets if lengths is None else lengths, values if weights is None else weights
 
 
 def _triton_op(name: str, schema: str) -> Any:
-    """Returns a decorator that registers an op without mutated arguments, which a compiler looks into."""
+    """Returns a decorator that registers an op without mutated arguments, whose kernels a compiler traces."""
 
     def register(function: Any) -> Any:
         function.__signature__ = signature_of(schema)
@@ -69,7 +69,7 @@ def _triton_op(name: str, schema: str) -> Any:
     f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> (Tensor, Tensor, Tensor)",
 )
 def keyed_pool_cuda(tables: list[Tensor], *flat_args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Does what `keyed_pool` does."""
+    """Computes `keyed_pool` on CUDA."""
     entries, lookups = unflatten_arguments(flat_args)
     pooled, counts, picked = allocate_results(tables, entries, lookups)
     values, offsets, lengths, weights = _contiguous(entries)
@@ -155,7 +155,7 @@ def _table_gradients(
 def keyed_pool_backward_cuda(
     grad: Tensor, rows: list[int], widths: list[int], counts: Tensor, picked: Tensor, *flat_args: Any
 ) -> list[Tensor]:
-    """Does what `keyed_pool_backward` does."""
+    """Computes `keyed_pool_backward` on CUDA."""
     return _table_gradients(grad, rows, widths, counts, picked, flat_args)
 
 
@@ -164,7 +164,7 @@ def keyed_pool_backward_cuda(
     f"(Tensor grad, Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor",
 )
 def keyed_pool_weights_backward_cuda(grad: Tensor, tables: list[Tensor], *flat_args: Any) -> Tensor:
-    """Does what `keyed_pool_weights_backward` does."""
+    """Computes `keyed_pool_weights_backward` on CUDA."""
     entries, lookups = unflatten_arguments(flat_args)
     values, offsets, lengths, _ = _contiguous(entries)
     found, left, grad = grad.new_zeros(values.shape[0]), 0, grad.contiguous()
@@ -199,7 +199,7 @@ def keyed_pool_weights_backward_cuda(grad: Tensor, tables: list[Tensor], *flat_a
     f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor",
 )
 def keyed_lookup_cuda(tables: list[Tensor], *flat_args: Any) -> Tensor:
-    """Does what `keyed_lookup` does."""
+    """Computes `keyed_lookup` on CUDA."""
     entries, _ = unflatten_arguments(flat_args)
     values, offsets, lengths, _ = _contiguous(entries)
     width, batch = tables[0].shape[1], offsets.shape[1] - 1
@@ -227,8 +227,8 @@ def keyed_lookup_cuda(tables: list[Tensor], *flat_args: Any) -> Tensor:
     f"(Tensor grad, int[] rows, {ENTRIES}, {LOOKUPS}) -> Tensor[]",
 )
 def keyed_lookup_backward_cuda(grad: Tensor, rows: list[int], *flat_args: Any) -> list[Tensor]:
-    """Does what `keyed_lookup_backward` does."""
-    unused = unflatten_arguments(flat_args)[0].offsets  # of counts and picked ids, which pooling alone has
+    """Computes `keyed_lookup_backward` on CUDA."""
+    unused = unflatten_arguments(flat_args)[0].offsets  # for counts and picked ids, which only pooling has
     return _table_gradients(grad, rows, [grad.shape[1]] * len(rows), unused, unused, flat_args)
 
 

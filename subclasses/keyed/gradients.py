@@ -65,13 +65,13 @@ def _(grad, rows, widths, counts, *flat_args):
 
 
 def _pack_gradients(tables: list[Tensor | None], weights: Tensor | None = None) -> tuple[Any, ...]:
-    """Returns a gradient for each op argument: those of the tables and of the weights, None for the others."""
+    """Returns a gradient for each op argument: gradients for the tables and the weights, None for the others."""
     of_entries = [weights if name == "weights" else None for name in Entries._fields]
     return tables, *of_entries, *(None for _ in Lookups._fields)
 
 
 def _save(ctx: Any, tables: list[Tensor], flat_args: tuple[Any, ...], *more: Tensor) -> None:
-    """Saves what both backward functions need."""
+    """Saves the tensors and options that both backward functions need."""
     entries, ctx.lookups = unflatten_arguments(flat_args)
     ctx.rows, ctx.widths = [t.shape[0] for t in tables], [t.shape[1] for t in tables]
     ctx.save_for_backward(*entries, *more)
@@ -86,7 +86,7 @@ def _sparse_gradients(
 
 
 def save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Saves what the derivative of `keyed_pool` needs."""
+    """Saves the tensors and options that the derivative of `keyed_pool` needs."""
     tables, *flat_args = inputs
     _, counts, picked = output
     ctx.mark_non_differentiable(counts, picked)
@@ -118,7 +118,7 @@ keyed_pool.register_autograd(
 
 
 def save_lookup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Saves what the derivative of `keyed_lookup` needs."""
+    """Saves the tensors and options that the derivative of `keyed_lookup` needs."""
     _save(ctx, inputs[0], inputs[1:])
 
 

@@ -91,7 +91,7 @@ class Entries(NamedTuple):
 
 
 class Lookups(NamedTuple):
-    """How entries are looked up, for each key."""
+    """The lookup options of each key."""
 
     modes: list[int]
     """`SUM`, `MEAN`, `MAX` (of each column), or `NO_POOLING`."""

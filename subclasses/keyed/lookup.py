@@ -49,10 +49,10 @@ def _make_lookups(tables: Sequence[Table], sparse: bool) -> Lookups:
 
 
 def _is_for_cuda(values: Tensor, tables: Sequence[Table]) -> bool:
-    """Whether the kernels that read offsets on the device take a lookup; others of CUDA wait for the device.
+    """Whether the kernels that read offsets on the device compute a lookup; other CUDA kernels wait for the device.
 
-    A sparse gradient has as many rows as its key has entries, a frequency is a property of all of them, and these
-    kernels add up gradients in any order.
+    The number of rows of a sparse gradient, and the frequency of an id, depend on all entries of a key. And these
+    kernels add up gradients in any order, which is not deterministic.
     """
     if (
         values.device.type != "cuda"

@@ -51,7 +51,7 @@ class _Collection(nn.Module):
 
 
 def check_ids(name: str, ids: Any, tables: nn.ModuleDict) -> None:
-    """Raises unless a batch is of ids by key, and there is a table for each key."""
+    """Raises unless a batch holds ids by key, and there is a table for each key."""
     if not isinstance(ids, KeyedJaggedTensor):
         raise TypeError(f"{name}: expected a KeyedJaggedTensor, got {type(ids).__name__}")
     if ids.dim() != 3 or ids._raw_values.dtype not in (torch.int64, torch.int32):
@@ -73,8 +73,8 @@ def check_modes(name: str, ids: KeyedJaggedTensor, modes: Iterable[str]) -> None
 def _make_graph_input(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Returns the same batch as the result of an op if Dynamo is tracing.
 
-    Dynamo would otherwise make only the inner tensors inputs of its graph, with sizes in terms of the outer size, which
-    would not be an input. Inductor fails on such a graph.
+    Otherwise, Dynamo would make only the inner tensors inputs of its graph. Their sizes would be expressions of the
+    outer size, which would not be an input. Inductor fails on such a graph.
     """
     return ids.permute(ids.keys) if torch.compiler.is_dynamo_compiling() else ids
 

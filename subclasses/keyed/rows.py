@@ -77,7 +77,7 @@ def check_weights(x: JaggedTensor, weights: Any) -> JaggedTensor:
     """Returns the weights of a feature's entries after checking them.
 
     Raises:
-        ValueError: the rows of the weights are not where those of the feature are.
+        ValueError: the weights do not have their rows at the offsets of the feature's rows.
     """
     if not isinstance(weights, JaggedTensor) or weights.dim() != 2 or weights.ragged_dim != 1:
         shown = f"{one_of(type(weights))} of size {tuple(weights.shape)}"

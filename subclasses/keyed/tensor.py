@@ -3,7 +3,7 @@
 The rows of a key are contiguous in ``values``, which all keys share. ``offsets [K, B + 1]`` locates them: row b of key
 k is ``values[offsets[k, b]:offsets[k, b + 1]]``. Selecting a feature, or permuting or splitting the keys, only changes
 the offsets: no values are copied, no data is read, and no size in a graph depends on the lengths of a key. Some entries
-of ``values`` may therefore belong to no key. Such entries do not exist; ``compact()`` drops them.
+of ``values`` may therefore belong to no key. Such entries count as absent; ``compact()`` drops them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KeyedJaggedTensor(TensorSubclass):
 
     Args:
         keys: the distinct names of the features. They are static: other keys compile another program.
-        values: the entries of all features, ``[total, ...]``: the rows of the first key, then those of the next one.
+        values: the entries of all features, ``[total, ...]``: the rows of the first key, then of the next key.
         lengths: ``[K * B]`` integers, the number of entries of each row, key by key.
         weights: ``[total]``, one for each entry. They determine the outer dtype if present, and may require grad.
         max_length: ``T``, an upper bound of the lengths. None computes it, with one synchronization on CUDA, and then
@@ -87,7 +87,7 @@ class KeyedJaggedTensor(TensorSubclass):
 
     @staticmethod
     def outer(values: Tensor, offsets: Tensor, weights: Tensor | None, max_length: int) -> Outer:
-        """Returns the size of the equivalent padded tensor, and the dtype of the differentiable part."""
+        """Returns the size of the equivalent padded tensor, and the dtype of the weights, or else of the values."""
         size = (offsets.size(0), offsets.size(1) - 1, max_length, *values.shape[1:])
         return Outer(size, dtype=values.dtype if weights is None else weights.dtype)
 
@@ -226,7 +226,7 @@ class KeyedJaggedTensor(TensorSubclass):
         keys: tuple[str, ...] | None = None,
         max_length: int | None = None,
     ) -> Any:
-        """Returns a value with other parts, which are known to fit together; offsets and keys default to this one's."""
+        """Returns a value with other parts, which fit together; offsets, keys and `max_length` default to its own."""
         return TensorSubclass.__new__(
             type(self),
             values,
@@ -325,7 +325,7 @@ def _(func: Any, tensors: Any, dim: int = 0) -> Any:
 
 @KeyedJaggedTensor.implements(aten._to_copy.default)
 def _(op: Any, x: KeyedJaggedTensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-    """Converts the outer dtype, which is that of the weights: if there are any, only they change."""
+    """Converts the outer dtype: if there are weights, only their dtype changes."""
     if x._raw_weights is None:
         return x._with_parts(op(x._raw_values, dtype=dtype, **kwargs), None, op(x.offsets, **kwargs))
     weights = op(x._raw_weights, dtype=dtype, **kwargs)

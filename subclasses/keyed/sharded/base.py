@@ -1,4 +1,4 @@
-"""What both sharded collections do: check a batch, agree with the other ranks, and send ids to where their rows are."""
+"""The base of sharded collections: checks a batch, agrees with the other ranks, and sends ids to their rows' ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Group(NamedTuple):
     weights: Tensor | None
     """The weights of the entries that are looked up on this rank."""
     anchors: list[Tensor]
-    """What the last exchange depends on too, so that its backward runs on every rank and reaches every table."""
+    """Tensors that the last exchange depends on, too: its backward then runs on every rank and reaches every table."""
 
 
 class ShardedCollection(nn.Module):
@@ -66,7 +66,7 @@ class ShardedCollection(nn.Module):
     def full_state_dict(self) -> dict[str, Tensor]:
         """Returns the state dict of the unsharded collection, on every rank.
 
-        Each rank must call it, and needs memory for all tables; `torch.distributed.checkpoint` asks for neither.
+        Each rank must call it, and needs memory for all tables; `torch.distributed.checkpoint` requires neither.
         """
         ranks = ranks_of(type(self).__name__, self.mesh)
         return {
@@ -77,7 +77,7 @@ class ShardedCollection(nn.Module):
         return [*self.tables.items()]  # type: ignore[list-item]
 
     def check(self, ids: Any) -> Batch:
-        """Checks what one rank can check by itself; returns the entries of a batch."""
+        """Checks a batch without communication; returns the entries of the batch."""
         name = type(self).__name__
         check_ids(name, ids, self.tables)
         check_device(name, ids, ranks_of(name, self.mesh))
@@ -96,7 +96,7 @@ class ShardedCollection(nn.Module):
         return [self.tables[key] for key in keys]  # type: ignore[misc]
 
     def _agree(self, ids: Any) -> tuple[Batch, Agreement]:
-        """Returns the entries of this rank's batch, and what is known of all; raises on all ranks if one is bad."""
+        """Returns the entries of this rank's batch, and facts of all batches; raises on all ranks if a batch is bad."""
         name = type(self).__name__
         ranks = ranks_of(name, self.mesh)
         try:

@@ -1,4 +1,4 @@
-"""Checks of what is sharded, and of batches; none of them sends anything."""
+"""Checks of meshes, tables and batches; none of them communicates with other ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_tables(name: str, modules: Mapping[str, Any], ranks: Ranks) -> None:
 
 
 def check_device(name: str, ids: Any, ranks: Ranks) -> None:
-    """Raises ValueError unless a batch is where the group of processes sends tensors from."""
+    """Raises ValueError unless a batch is on the device from which the process group sends tensors."""
     device = ids._raw_values.device
     if device.type != ranks.device.type:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""What ranks say to each other: whether their batches fit together, and rows of different numbers for each rank.
+"""Communication between ranks: comparisons of their batches, and exchanges of a different number of rows for each rank.
 
-A collective that one rank does not call blocks the others. So nothing is sent before all ranks have found their own
-batches good, and the backward of an exchange runs on a rank whose own results need no gradient.
+A collective that one rank does not call blocks the others. So no rows are sent before all ranks have found their own
+batches good. The backward of an exchange also runs on a rank whose own results need no gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ranks(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What each rank tells the others of its batch before anything else is sent."""
+    """The facts of its batch that each rank sends to the others before anything else."""
 
     is_bad: int = 0
     tables: int = 0
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """What all ranks know of all batches."""
+    """The facts of all batches, equal on all ranks."""
 
     batch_sizes: list[int]
     has_weights: bool
@@ -63,7 +63,7 @@ _EQUAL = {
 
 
 def fingerprint(facts: Any) -> int:
-    """Returns a hash of what prints alike on ranks that agree."""
+    """Returns a hash of the text of facts, which is equal on ranks that agree."""
     return zlib.crc32(repr(facts).encode())
 
 
@@ -71,10 +71,10 @@ def describe(tables: int, ids: Any, weights: Tensor | None, parameters: Sequence
     """Returns the facts of a batch that this rank found good.
 
     Args:
-        tables: the fingerprint of all tables and of where their rows are.
+        tables: the fingerprint of all tables and of the placement of their rows.
         ids: the batch, a keyed tensor.
-        weights: its weights, as far as they play a part.
-        parameters: those of the tables that it looks up.
+        weights: its weights, if the collection uses them.
+        parameters: the parameters of the tables that the batch looks up.
     """
     records = torch.is_grad_enabled()
     return Facts(
@@ -90,7 +90,7 @@ def describe(tables: int, ids: Any, weights: Tensor | None, parameters: Sequence
 
 
 def report_bad_batch(ranks: Ranks) -> None:
-    """Tells the other ranks, which are in `agree` or will be, that this rank raises an error."""
+    """Sends to the other ranks, which receive it in `agree`, that this rank raises an error."""
     _share(Facts(is_bad=1), ranks)
 
 
@@ -127,7 +127,7 @@ def _share(facts: Facts, ranks: Ranks) -> list[Facts]:
 
 
 class _Exchange(torch.autograd.Function):
-    """An all-to-all of rows, whose backward is the reverse one."""
+    """An all-to-all of rows, whose backward is the reverse all-to-all."""
 
     @staticmethod
     def forward(
@@ -155,13 +155,13 @@ def exchange(
         sent: the number of rows for each rank.
         received: the number of rows from each rank.
         ranks: the process group.
-        anchors: get gradients of zeros. One that requires grad makes sure that the backward runs on this rank.
+        anchors: get gradients of zeros. If one requires grad, the backward runs on this rank.
     """
     return _Exchange.apply(t, sent, received, ranks.group, *anchors)  # type: ignore[return-value]
 
 
 class _Together(torch.autograd.Function):
-    """The same tensors; a gradient for one is a gradient for all, so that all their backwards run."""
+    """Returns the same tensors; a gradient for one is a gradient for all, so that all their backwards run."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -173,5 +173,5 @@ class _Together(torch.autograd.Function):
 
 
 def tie(tensors: list[Tensor]) -> list[Tensor]:
-    """Returns the same tensors, such that the backward of one is run with that of the others."""
+    """Returns the same tensors, such that the backwards of all run together."""
     return [*_Together.apply(*tensors)] if len(tensors) > 1 else tensors  # type: ignore[misc]

@@ -40,13 +40,13 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
     def forward(self, ids: KeyedJaggedTensor) -> dict[str, Tensor]:
         """Looks up and pools the rows of each key; returns ``[B, D]`` by key, 0 for an empty row.
 
-        Every rank calls it with a batch of its own, of any batch size, and gets what the unsharded collection returns
-        for that batch.
+        Every rank calls it with a batch of its own, of any batch size, and gets the unsharded collection's result for
+        that batch.
 
         Raises:
             KeyError: a key has no table.
-            ValueError: an id is outside of its table, weights do not fit, or another rank's batch does not fit to this
-                one. All ranks raise then, and nothing was sent.
+            ValueError: an id is outside of its table, weights do not fit, or another rank's batch does not match. All
+                ranks raise then, and no rows were sent.
         """
         groups = self.route_by_kind(ids, lambda table: table.weight.dtype)
         received = tie([_pool_group(group) for group in groups])
@@ -105,13 +105,13 @@ class ShardedEmbeddingCollection(ShardedCollection):
     def forward(self, ids: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Looks up the rows of each key; returns ``[B, T, D]`` by key.
 
-        Every rank calls it with a batch of its own, of any batch size, and gets what the unsharded collection returns
-        for that batch.
+        Every rank calls it with a batch of its own, of any batch size, and gets the unsharded collection's result for
+        that batch.
 
         Raises:
             KeyError: a key has no table.
-            ValueError: an id is outside of its table, or another rank's batch does not fit to this one. All ranks raise
-                then, and nothing was sent.
+            ValueError: an id is outside of its table, or another rank's batch does not match. All ranks raise then, and
+                no rows were sent.
         """
         groups = self.route_by_kind(ids, lambda table: (table.width, table.weight.dtype))
         entries = tie([_look_up_group(group) for group in groups])
@@ -142,26 +142,27 @@ def shard(
 ) -> Any:
     """Shards the tables of a collection over the ranks of a mesh; every rank calls it.
 
-    Each rank keeps a copy of its rows, so that every row has the value that its owner's copy had; the ranks need not
-    have started from the same seed. Tables on the meta device stay there: load or initialize them after ``to_empty``.
+    Each rank copies its rows from its own collection. So a row has the value that its rank's collection had, and the
+    ranks need not have started from the same seed. Tables on the meta device stay there: load or initialize them after
+    ``to_empty``.
 
-    A table's gradient is the sum of what the ranks' losses contribute, as if one process computed the sum of these
+    A table's gradient is the sum of the gradients of the ranks' losses, as if one process computed the sum of these
     losses. ``DistributedDataParallel`` and FSDP2 average instead; beside them, give ``average_gradients=True``.
 
     Args:
         collection: the unsharded collection, with plain tables. It is not changed.
         mesh: of one dim.
         plan: a placement for each table, the same on all ranks; None means `plan_by_bytes`.
-        average_gradients: divides the gradients of tables by the number of ranks. Those of weights stay as they are.
+        average_gradients: divides the gradients of tables by the number of ranks, but not the gradients of weights.
 
     Returns:
         A `ShardedEmbeddingBagCollection` or `ShardedEmbeddingCollection`. Each of its parameters is a
         `TableShard`, with the name that it has in the collection.
 
     Raises:
-        TypeError: this is not a collection of plain tables, or not a mesh.
-        ValueError: the mesh has more than one dim or is without this process, a table is on another device or has
-            ``max_norm``, or the plan does not fit the tables.
+        TypeError: an argument is not a collection of plain tables, or not a mesh.
+        ValueError: the mesh has more than one dim or is without this process, or the plan does not fit the tables. A
+            table is on another device or has ``max_norm``.
     """
     kinds = {kind.kind: kind for kind in (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)}
     found = next((kind for base, kind in kinds.items() if isinstance(collection, base)), None)

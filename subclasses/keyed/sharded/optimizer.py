@@ -14,8 +14,8 @@ class RowWiseAdagrad(torch.optim.Optimizer):
     """Adagrad with one number of state for each row of a table, instead of one for each of its entries.
 
     For a gradient ``g [D]`` of a row: ``sum += mean(g * g)``, ``row -= lr * g / (sqrt(sum) + eps)``. Rows without a
-    gradient do not change. Takes dense and sparse gradients, of tables ``[V, D]`` and of `TableShard`; the state of a
-    shard is a shard, which `torch.distributed.checkpoint` loads on another number of ranks.
+    gradient do not change. The optimizer accepts dense and sparse gradients, of tables ``[V, D]`` and of `TableShard`.
+    The state of a shard is a shard, which `torch.distributed.checkpoint` loads on another number of ranks.
 
     Args:
         params: parameters of two dimensions, or groups of them.

@@ -1,4 +1,4 @@
-"""Which rank holds which rows of each table, and a planner that looks at bytes alone."""
+"""The placement of each table's rows on ranks, and a planner that counts only bytes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class RowWise:
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """How the table of each key is sharded.
+    """The placement of the table of each key.
 
     Args:
-        placements: a `TableWise` or `RowWise` for each key of a collection. A table that serves several keys needs one
-            for one of them.
+        placements: a `TableWise` or `RowWise` for each key of a collection. A table that several keys use needs a
+            placement for one of them.
 
     Raises:
         TypeError: a placement is neither, or a key is not a string.
@@ -76,14 +76,14 @@ class ShardingPlan:
 
 
 class Rows(NamedTuple):
-    """Where the rows of a table are: ``per_rank`` on each rank, from rank ``first`` on."""
+    """The placement of a table's rows: ``per_rank`` rows on each rank, from rank ``first`` on."""
 
     total: int
     first: int
     per_rank: int
 
     def range_on(self, rank: int) -> tuple[int, int]:
-        """Returns the first row on a rank, and the row after its last one."""
+        """Returns the first row on a rank, and the row after its last row."""
         start = (rank - self.first) * self.per_rank
         return min(max(start, 0), self.total), min(max(start + self.per_rank, 0), self.total)
 
@@ -100,7 +100,7 @@ def _rows(placement: TableWise | RowWise, total: int, world_size: int) -> Rows:
 
 
 def rows_by_key(plan: ShardingPlan, modules: Mapping[str, nn.Module], world_size: int) -> dict[str, Rows]:
-    """Returns where the rows of each key's table are; raises ValueError if the plan does not fit the tables."""
+    """Returns the placement of the rows of each key's table; raises ValueError if the plan does not fit the tables."""
     unknown = [key for key in plan.placements if key not in modules]
     if unknown:
         raise ValueError(
@@ -165,10 +165,10 @@ def plan_by_bytes(tables: Any, world_size: int, *, row_wise_over: int | None = N
     """Plans shards of about as many bytes on each rank.
 
     Tables with more bytes than ``row_wise_over`` are cut by rows. The others stay whole: the largest first, each goes
-    to the rank with the fewest bytes so far. How often a table is looked up plays no part.
+    to the rank with the fewest bytes so far. The planner ignores how often a table is looked up.
 
     Args:
-        tables: a collection, or its tables by key. Tables on the meta device will do.
+        tables: a collection, or its tables by key. Tables may be on the meta device.
         world_size: the number of ranks.
         row_wise_over: in bytes; None means a rank's fair share of all tables.
 

@@ -1,8 +1,8 @@
-"""The way of entries to the ranks that hold their rows, and the way of what was found back.
+"""Sends entries to the ranks that hold their rows, and returns the results to the ranks of the batches.
 
 Each entry goes to one rank. There the entries of all ranks are sorted by key, so that one lookup for each key serves
-all of them. Three collectives send the lengths of the rows, the ids, and the weights if there are any; one returns what
-was found. Its backward is one collective as well, and that of the weights another.
+all ranks. Three collectives send the lengths of the rows, the ids, and the weights if there are any. One collective
+returns the results. Its backward is one collective as well, and the backward of the weights is another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     """The existing entries of a batch, in order of keys and rows."""
 
     positions: Tensor
-    """``[n]``, where each entry is in the values of the keyed tensor."""
+    """``[n]``, the index of each entry in the values of the keyed tensor."""
     ids: Tensor
     """``[n]``, int64."""
     cells: Tensor
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
         return self.cells.div(max(self.batch_size, 1), rounding_mode="floor")
 
     def select(self, kept: Tensor) -> Batch:
-        """Returns the entries of a mask."""
+        """Returns the entries that a mask selects."""
         return self._replace(positions=self.positions[kept], ids=self.ids[kept], cells=self.cells[kept])
 
 
@@ -71,16 +71,16 @@ def without_padding(batch: Batch, paddings: Sequence[int]) -> Batch:
 
 
 class Route(NamedTuple):
-    """How the entries of the keys of one exchange travel. Ranks are those of the mesh, in order."""
+    """The routes of the entries of one exchange. Ranks are in the order of the mesh."""
 
     ranks: Ranks
     batch_sizes: list[int]
     held: list[list[int]]
-    """For each rank, the indices of the keys of whose tables it has rows."""
+    """For each rank, the indices of the keys whose tables have rows on it."""
     positions: Tensor
     """``[n]``, the entries in the order in which they are sent, as positions in the values."""
     counts: Tensor
-    """``[ranks, K, B]``, how many entries of each row go to each rank."""
+    """``[ranks, K, B]``, the number of entries of each row that go to each rank."""
     sent: list[int]
     """The number of entries for each rank."""
     received: list[int]
@@ -102,7 +102,7 @@ class Route(NamedTuple):
         return sum(key in keys for keys in self.held)
 
     def send_weights(self, weights: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor]:
-        """Returns the weights of the sorted entries, and them as they came; they require grad if those of a rank do."""
+        """Returns the weights sorted as the entries, and as received; they require grad if a rank's weights do."""
         anchor = weights.new_empty(0).requires_grad_(needs_gradient)
         sent = weights.index_select(0, self.positions)
         came = exchange(sent, self.sent, self.received, self.ranks, [anchor])
@@ -114,10 +114,10 @@ class Route(NamedTuple):
         Args:
             found: ``[sum of all ranks' B, sum of D of the held keys]``.
             widths: ``D`` of each key.
-            anchors: what gets a gradient of zeros; one requires grad on every rank if one does on any rank.
+            anchors: tensors that get gradients of zeros; one requires grad on every rank if one does on any rank.
 
         Returns:
-            ``[ranks * held keys * B * D]``: for each rank the rows that `split_rows` takes apart.
+            ``[ranks * held keys * B * D]``: for each rank the rows that `split_rows` splits.
         """
         batch_size = self.batch_sizes[self.ranks.rank]
         sent = [size * found.shape[1] for size in self.batch_sizes]
@@ -125,7 +125,7 @@ class Route(NamedTuple):
         return exchange(found.flatten(), sent, received, self.ranks, anchors)
 
     def split_rows(self, received: Tensor, widths: Sequence[int]) -> dict[tuple[int, int], Tensor]:
-        """Returns what `return_rows` received, ``[B, D]`` by rank and key."""
+        """Splits the result of `return_rows` into ``[B, D]`` by rank and key."""
         sums = [sum(widths[k] for k in keys) for keys in self.held]
         batch_size = self.batch_sizes[self.ranks.rank]
         found = {}
@@ -136,7 +136,7 @@ class Route(NamedTuple):
         return found
 
     def return_entries(self, found: Tensor, total: int, anchors: Sequence[Tensor]) -> Tensor:
-        """Sends what was found for the sorted entries back, ``[m, D]``; returns ``[total, D]`` as the values lie."""
+        """Sends the rows of the sorted entries back, ``[m, D]``; returns ``[total, D]`` in the order of the values."""
         unsorted = found.index_select(0, self.sorting.argsort())
         came = exchange(unsorted, self.received, self.sent, self.ranks, anchors)
         return came.new_zeros(total, came.shape[1]).index_copy(0, self.positions, came)
@@ -147,8 +147,8 @@ def make_route(batch: Batch, rows: Sequence[Rows], agreement: Agreement, ranks: 
 
     Args:
         batch: the entries of this rank.
-        rows: where the rows of each key's table are.
-        agreement: what is known of all batches.
+        rows: the placement of the rows of each key's table.
+        agreement: the facts of all batches.
         ranks: the process group.
     """
     held = [[k for k, r in enumerate(rows) if r.count_on(rank)] for rank in range(ranks.count)]

@@ -46,11 +46,11 @@ class ShardedTable(nn.Module):
         return self.weight.shape[1]
 
     def local_table(self, local: Tensor, ranks: int) -> Table:
-        """Returns the rows of this rank and how they are looked up.
+        """Returns the rows of this rank with their lookup options.
 
         Args:
             local: ``[n, D]``, the rows.
-            ranks: the number of ranks with rows of the table. Only sums of several of them give a mean.
+            ranks: the number of ranks with rows of the table. If there are several, each pools sums for a mean.
         """
         mode = "sum" if ranks > 1 and self.mode == "mean" else self.mode
         here = self.start <= self.padding < self.stop
@@ -58,7 +58,7 @@ class ShardedTable(nn.Module):
         return Table(local, **self._options | {"mode": mode, "padding": padding})
 
     def look_up_nothing(self, local: Tensor) -> Tensor:
-        """Returns an empty tensor through which a table without rows here gets its gradient of no rows.
+        """Returns an empty tensor through which a table without rows on this rank gets an empty gradient.
 
         An optimizer then has a state for each table on each rank, as checkpoints expect.
         """
@@ -67,11 +67,11 @@ class ShardedTable(nn.Module):
         )
 
     def describe(self) -> tuple[Any, ...]:
-        """Returns what all ranks must agree on."""
+        """Returns the properties that must be equal on all ranks."""
         return self.rows, self.width, self.weight.dtype, self._options
 
     def extra_repr(self) -> str:
-        """Shows which rows are here."""
+        """Shows the rows of this rank."""
         return f"rows {self.start} to {self.stop} of {self.rows.total}, {self.width} columns"
 
 
@@ -95,7 +95,7 @@ def _take_rows(table: Any, state_dict: dict[str, Any], prefix: str, *more: Any) 
 def shard_tables(
     modules: Mapping[str, Any], placed: Mapping[str, Rows], rank: int
 ) -> dict[str, ShardedTable]:
-    """Returns this rank's part of each table by key; what keys share they share here too."""
+    """Returns this rank's part of each table by key; keys that share a module or weight share it here, too."""
     made: dict[int, ShardedTable] = {}
     for keys in keys_by_table(modules).values():
         weight: nn.Parameter | None = None

@@ -2,8 +2,8 @@
 
 A ``DTensor`` can hold rows of equal parts on all ranks, not all rows on one rank, and no sparse gradient. A
 `TableShard` is a range of rows, so one class serves tables cut by rows and tables on one rank (an empty range
-elsewhere). It computes as the tensor of its rows does. What optimizers make from it (``zeros_like``, ``clone``) knows
-its range too, so `torch.distributed.checkpoint` reads and writes the right rows of the whole table.
+elsewhere). Its ops run on the tensor of its rows. The tensors that optimizers make from it (``zeros_like``, ``clone``)
+have its range, too, so `torch.distributed.checkpoint` reads and writes the right rows of the whole table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 class TableShard(TensorSubclass, trainable=True):
     """A tensor ``[rows, ...]`` of which this rank holds the rows ``start`` to ``start + n``, ``local``.
 
-    What optimizers do runs on the rows that are here. Other ops are refused: they would need all ranks.
+    The ops of optimizers run on the rows of this rank. Other ops raise, since they would need all ranks.
 
     Args:
         local: ``[n, ...]``, the rows of this rank; n may be 0. A gradient may be sparse.
@@ -60,7 +60,7 @@ class TableShard(TensorSubclass, trainable=True):
 
     @property
     def _is_written(self) -> bool:
-        """Whether this rank has a part of the tensor; of a tensor without rows, every rank has."""
+        """Whether this rank writes a part of the tensor; every rank writes a tensor without rows."""
         return self._raw_local.shape[0] > 0 or self.rows == 0
 
     def _chunk(self) -> Any:
@@ -90,7 +90,7 @@ class TableShard(TensorSubclass, trainable=True):
 
 # ---- sparse gradients ------------------------------------------------------------------------------------------
 # A gradient may have a sparse tensor inside. Optimizers for sparse gradients coalesce it,
-# compute with plain sparse tensors of the whole size, which have entries in rows of this rank alone, and add these.
+# compute with plain sparse tensors of the whole size, which have entries only in rows of this rank, and add these.
 
 
 @TableShard.Cotangent.implements(torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ def _(func: Any, x: TableShard, other: Any, *, alpha: Any = 1) -> TableShard:
 
 
 def _moved(t: Tensor, by: int, size: Any) -> Tensor:
-    """Returns a sparse tensor with the rows of another one, some rows further down, in another size."""
+    """Returns a sparse tensor of another size, with the rows of ``t`` moved down by ``by``."""
     indices = sparse_indices(t).clone()
     indices[0] += by
     return torch.sparse_coo_tensor(
@@ -128,7 +128,7 @@ def _moved(t: Tensor, by: int, size: Any) -> Tensor:
 
 @TableShard.Cotangent.implements(aten.new_empty_strided.default)
 def _(func: Any, x: TableShard, size: Any, stride: Any, **options: Any) -> TableShard:
-    """Makes what autograd copies a gradient to that it cannot keep."""
+    """Returns the tensor to which autograd copies a gradient that it cannot keep."""
     if not x._raw_local.is_sparse:
         return x.like(x._raw_local.new_empty(x._raw_local.shape, **options))
     options |= {"dtype": x.dtype, "device": x.device, "check_invariants": False}
