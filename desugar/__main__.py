@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line; exits with a message that says what to install if typer is missing."""
+    """Runs the command line; if typer is missing, exits with a message that names the package to install."""
     if importlib.util.find_spec("typer") is None:
         sys.exit("python -m desugar needs typer, which is not installed: pip install 'torch-desugar[cli]'")
     from desugar.cli.commands import app

@@ -81,7 +81,7 @@ _LAZY = {
     # A nested tensor that PyTorch makes once and shares; made in a trace, it would keep fake tensors forever.
     "shared_nested_tensor": "torch.nested._internal.nested_tensor:_nt_view_dummy",
     # ---- symbols -------------------------------------------------------------------------------------------
-    # Makes symbols for sizes; says which dimensions are symbols.
+    # Makes symbols for sizes; marks dimensions as symbols or constants.
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes",
     "DimDynamic": "torch.fx.experimental.symbolic_shapes",
     # Errors of a trace that depends on data: a branch; an op with a non-tensor result; an op of unknown output size.
@@ -125,7 +125,7 @@ _LAZY = {
     "V": "torch._inductor.virtualized",
     # The trace has applied autocast; compiling and running must not apply it again.
     "DisableAutocast": "torch._C:_DisableAutocast",
-    # Compiled autograd must not see the autograd nodes of a trace.
+    # Compiled autograd must not capture the autograd nodes of a trace.
     "compiled_autograd": "torch._dynamo:compiled_autograd",
     # ---- the store of programs ----------------------------------------------------------------------------------
     # The cache of AOTAutograd: its check of ops, its form of a graph in keys, and its errors.
@@ -305,9 +305,9 @@ def cache_entries(code: Any) -> list[Any]:
 def oblivious_sizes() -> Iterator[None]:
     """Captures a function without guards that a size is not 1, since a size may be 1 in other calls.
 
-    PyTorch's option assumes that no size is 0 or 1, whatever the sizes of the call are. Then a kernel compiled for an
-    empty tensor runs on other tensors, and a slice reads beyond the end of its tensor. So a size that is 0 or 1 in the
-    call is a constant here, and every other size is at least 1.
+    PyTorch's option assumes that no size is 0 or 1, even if a size of the call is. Then a kernel compiled for an empty
+    tensor runs on other tensors, and a slice reads beyond the end of its tensor. So a size that is 0 or 1 in the call
+    is a constant here, and every other size is at least 1.
     """
     shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
     create = shapes.ShapeEnv.create_symbol
@@ -396,7 +396,7 @@ def source_names(graph: Any) -> list[str]:
 
 
 def input_sources(graph: Any) -> list[Any]:
-    """Returns Dynamo's source of each input of a graph; None for one that has none."""
+    """Returns Dynamo's source of each input of a graph; None for an input without a source."""
     return [_source_of(node) for node in graph.graph.find_nodes(op="placeholder")]
 
 
@@ -467,7 +467,7 @@ def ends_in_graph_break(graph: Any) -> bool:
 
 
 def guard_property(holder: Any, name: str, prefix: str) -> None:
-    """Guards that a property of an object is True, for Dynamo's compilation in progress; does nothing without one.
+    """Guards that a property of an object is True, in Dynamo's compilation in progress, if there is one.
 
     The guard finds the object by a global variable of the frame whose name begins with `prefix`.
     """

@@ -26,7 +26,7 @@ class GraphKind:
 
     Attributes:
         role: "inference", "forward" or "backward".
-        num_results: The number of leading outputs that the user sees.
+        num_results: The number of leading outputs that are results of the program, not saved tensors.
         static_slots: Positions of the inputs whose address does not change between calls.
     """
 

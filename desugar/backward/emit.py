@@ -1,9 +1,9 @@
 """Emits the backwards of one program.
 
 A program has one variant of its backward for each set of results whose gradients arrive. All variants share a
-`BackwardPlan`, which is made together with the forward: which objects the forward saves, and by which expression a
-backward reads each of its inputs. A variant checks that the gradients match the traced ones, reads its inputs, calls
-its compiled graph and builds the gradients of the arguments.
+`BackwardPlan`, which is made together with the forward: the objects that the forward saves, and the expressions by
+which a backward reads its inputs. A variant checks that the gradients match the traced gradients, reads its inputs,
+calls its compiled graph and builds the gradients of the arguments.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class VariantEmitter:
         out: Receives the text.
         traced: The traced function.
         plan: The values that the forward saves.
-        fallback: The name of the function that takes gradients which do not match the traced ones.
+        fallback: The name of the function that runs for gradients which do not match the traced gradients.
         autocast: Whether autocast is on for some device.
         reads_memory: Whether the compiled graph reads memory directly, without support for lazy negation and for
             vmap's batches.
@@ -103,7 +103,7 @@ class VariantEmitter:
             self._emit_gradients(variant, items)
 
     def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> dict[int, str]:
-        """Emits the check that gradients match the traced ones; others go to the fallback.
+        """Emits the check that gradients match the traced gradients; the fallback runs for others.
 
         A gradient that does not arrive fails the check too, since None has another type.
 

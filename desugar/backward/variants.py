@@ -2,8 +2,8 @@
 
 A variant is generated when its set of gradients first arrives. It is compiled then, or earlier
 (:mod:`desugar.backends.parallel_build`). For gradients of the traced types, a variant runs a compiled graph on the
-saved values: the backward graph for all gradients, or a pruned graph if some do not arrive. A backward with a gradient
-of another type or metadata, or one that is itself differentiated, goes to :mod:`desugar.backward.recompute`.
+saved values: the backward graph for all gradients, or a pruned graph if some do not arrive. For a gradient of another
+type or metadata, or if the backward is itself differentiated, :mod:`desugar.backward.recompute` runs.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def note_versions(tensors: Sequence[Tensor]) -> tuple[int | None, ...]:
 
 
 def raise_versions(tensors: Sequence[Tensor], before: Sequence[int | None], rises: Sequence[int]) -> None:
-    """Sets version counters to their values in eager mode, whatever the writes did to them.
+    """Sets version counters to their values in eager mode, independently of how often the writes raised them.
 
     Views and detached tensors share a counter. It rises by the sum over all tensors that share it.
 

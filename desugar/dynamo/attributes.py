@@ -10,7 +10,7 @@ the getter like any other function.
 
 Dynamo assigns an attribute after its graph has run, and no node of the graph represents the assignment. So later ops
 on the tensor subclass in the same graph would use the old inner tensor. Therefore an assignment to an inner tensor or
-to metadata ends the graph: the assignment runs between two graphs, and the second graph sees the new value.
+to metadata ends the graph: the assignment runs between two graphs, and the second graph reads the new value.
 """
 
 from __future__ import annotations

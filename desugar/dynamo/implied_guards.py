@@ -157,7 +157,7 @@ _CLASS_READ = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SplitGuards:
-    """Dynamo's guards without those that :class:`Unchanged` implies.
+    """Dynamo's guards without the guards that :class:`Unchanged` implies.
 
     Attributes:
         rest: A root guard manager.
@@ -310,7 +310,7 @@ __all__ = ["SplitGuards", "split_guards"]
 # Dynamo's options for the functions that `desugar.compile` compiles.
 _DYNAMO_OPTIONS = {
     "record_runtime_overhead": False,  # otherwise Dynamo's code measures itself, which costs 1.5 µs a call
-    "skip_nnmodule_hook_guards": False,  # guards notice hooks that are added to a module later
+    "skip_nnmodule_hook_guards": False,  # guards detect hooks that are added to a module later
     "use_lamba_guard_for_object_aliasing": False,  # C++ compares whether two arguments are one object
 }
 _NAMES = ".__tensor_flatten__()[0]"  # Dynamo's suffix for a wrapper's list of inner tensor names

@@ -34,7 +34,7 @@ class ModuleGuards:
     Attributes:
         name: The variable of the frame that holds the module.
         module: The module.
-        split: Dynamo's guards without those that `unchanged` implies.
+        split: Dynamo's guards without the guards that `unchanged` implies.
         unchanged: The state of the module when its guards held.
         strikes: How often the module has changed soon after its state was recorded.
     """

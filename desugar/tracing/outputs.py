@@ -1,4 +1,4 @@
-"""Unwraps the result of a run, and finds what the function mutated.
+"""Unwraps the result of a run, and finds the inputs that the function mutated.
 
 A result leaf is one of three things:
 
@@ -49,8 +49,8 @@ def unwrap_result(run: Run) -> tuple[Outputs, list[Any], list[Any]]:
     """Unwraps the result of a run.
 
     Returns:
-        Its structure, mutations and plain tensors; the result leaves, then the hidden ones; the functional tensors and
-        symbolic ints inside the leaves, by output slot.
+        Its structure, mutations and plain tensors; the result leaves, then the hidden leaves; the functional tensors
+        and symbolic ints inside the leaves, by output slot.
 
     Raises:
         DesugarError: A result shares memory with an input or another result in a way that views cannot repeat.
@@ -64,7 +64,7 @@ class _ResultUnwrapper:
 
     Attributes:
         run: The run.
-        leaves: The result leaves; hidden ones are appended.
+        leaves: The result leaves; hidden leaves are appended.
         flat: The flat list of output slots.
         values: The value of each leaf so far.
         new_slots: Output slots of the new values of mutated inputs.

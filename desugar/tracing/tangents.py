@@ -198,8 +198,8 @@ def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:
 def unwrap_gradient(gradient: Tensor, flat: Flat, in_use: set[int]) -> Value:
     """Unwraps a gradient; clones an inner tensor that another tensor in use shares.
 
-    The autograd engine notices when one tensor is the gradient of two inputs or belongs to the caller, and copies it
-    before it accumulates. The engine does not notice that two wrappers share an inner tensor.
+    The autograd engine detects that one tensor is the gradient of two inputs or belongs to the caller, and copies it
+    before it accumulates. The engine does not detect that two wrappers share an inner tensor.
 
     Args:
         gradient: The gradient of one input.

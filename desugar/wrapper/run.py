@@ -90,7 +90,7 @@ def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters:
 
 
 def _overlaps(out: Emitter, parts: Parts, names: Names) -> list[str]:
-    """Returns the condition that a mutated tensor shares memory with another tensor; an empty list if none can."""
+    """Returns the condition that a mutated tensor shares memory with another tensor; an empty list if no tensor can."""
     inputs = parts.inputs
     written = written_slots(inputs.values, parts.traced.outputs)
     tensors = [n for n, item in inputs.fake_items.items() if isinstance(item, Tensor)]
@@ -102,7 +102,7 @@ def _overlaps(out: Emitter, parts: Parts, names: Names) -> list[str]:
 
 
 def _other_offsets(parts: Parts, names: Names) -> list[str]:
-    """Returns the conditions that tensors have other storage offsets than the traced ones, if these matter."""
+    """Returns the conditions that tensors have other storage offsets than in the trace, if the program uses offsets."""
     inputs = parts.inputs
     if not inputs.fakes.offsets_matter:
         return []

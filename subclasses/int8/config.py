@@ -1,4 +1,4 @@
-"""``quantize_`` and its configurations, with the names and the meaning that torchao gives them."""
+"""``quantize_`` and its configurations, with the names and the semantics of torchao."""
 
 from __future__ import annotations
 
@@ -217,8 +217,8 @@ def quantize_(
     module, names are relative to its original module. A model of transformers is marked as quantized, so that its
     ``save_pretrained`` writes int8 weights.
 
-    On the CPU, a weight-only layer saves memory, and it saves time for a few rows. From 16 rows on, a layer of 4096 by
-    4096 takes 1.0 to 1.2 of the float layer's time: PyTorch lacks a kernel. A dynamic layer took less at every measured
+    On the CPU, a weight-only layer saves memory, and it saves time for a few rows. From 16 rows on, a 4096 by 4096
+    layer takes 1.0 to 1.2 of the float layer's time, for lack of a kernel. A dynamic layer took less at every measured
     batch. These figures are for a processor with VNNI. With AVX2 alone, up to 16 rows take 0.4 to 1.2 of the float
     layer's time in a weight-only layer. They take 1.0 to 3.5 of it in a dynamic layer.
 
@@ -350,7 +350,7 @@ def is_conv1d(layer: nn.Module) -> bool:
 
 
 def adapters_in(module: nn.Module) -> set[nn.Module]:
-    """Returns the modules that peft adds beside frozen layers: they are to train, so they stay floats.
+    """Returns the modules that peft adds beside frozen layers: they are trained, so they stay floats.
 
     A layer of peft names its adapters in ``adapter_layer_names``.
     """

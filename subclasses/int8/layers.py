@@ -85,7 +85,7 @@ def _(func: Any, input: Any, other: Any, **kwargs: Any) -> Any:
 
 @Int8Tensor.implements(torch.addmm)
 def _(func: Any, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, **kwargs: Any) -> Any:
-    """Runs ``Conv1D`` of transformers as a linear layer: the weight's metadata determines how it quantizes inputs."""
+    """Runs ``Conv1D`` of transformers like ``F.linear``: the weight's metadata determines how inputs are quantized."""
     is_layer = isinstance(mat2, Int8Tensor) and not isinstance(mat1, Int8Tensor) and not kwargs
     if not is_layer or (mat1.dim(), mat2.dim()) != (2, 2) or mat1.shape[1] != mat2.shape[0]:
         return Int8Tensor.unruled(func, input, mat1, mat2, beta=beta, alpha=alpha, **kwargs)

@@ -1,4 +1,4 @@
-"""FSDP2 hooks of an int8 parameter: the int8 numbers and a scale for each row are gathered, whatever the blocks.
+"""FSDP2 hooks of an int8 parameter: for any blocks, the int8 numbers and a scale for each row are gathered.
 
 Rows that do not divide evenly among the ranks are padded. FSDP2 then accepts only inputs of the padded shard's size.
 The bytes of scales and zero points are packed into tensors of this size; a scale for each row needs one such tensor.

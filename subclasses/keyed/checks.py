@@ -83,7 +83,7 @@ def _extremes(lengths: Tensor) -> list[int]:
 
 
 def check_given_bound(values: Tensor, max_length: Any) -> None:
-    """Raises unless rows of these values can be as long as the longest row that a caller gives."""
+    """Raises unless rows of these values can be as long as the longest row that a caller passes."""
     if type(max_length) is int and max_length > GREATEST_BOUND and not is_traced(values):
         check_bound(_NAME, max_length, 0, values.shape[0])
 

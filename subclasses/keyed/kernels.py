@@ -127,7 +127,7 @@ _TYPES: dict[str, Any] = {
 def signature_of(schema: str) -> inspect.Signature:
     """Returns the signature of a function with a schema, such as ``(Tensor x, int[] rows) -> Tensor``.
 
-    PyTorch 2.13 infers the schema of a Triton op from the signature, whatever schema it is given.
+    PyTorch 2.13 infers the schema of a Triton op from the signature, and ignores the schema that it is passed.
     """
     arguments, _, result = schema.partition(") -> ")
     kinds = [argument.split(" ") for argument in arguments.removeprefix("(").split(", ")]

@@ -33,7 +33,7 @@ def takes(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
 
 @define_op("subclasses::int8_dynamic_product(Tensor x, Tensor qdata, Tensor scale) -> Tensor")
 def dynamic_product(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
-    """Returns ``int8(x) @ (qdata * scale).T`` in the dtype of ``x``, each row of which has a scale of its own.
+    """Returns ``int8(x) @ (qdata * scale).T`` in the dtype of ``x``; each row of ``x`` has its own scale.
 
     Args:
         x: floats of 16 or 32 bits, ``[M, K]``.

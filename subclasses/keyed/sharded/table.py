@@ -120,7 +120,7 @@ def local_rows(tables: Iterable[ShardedTable], divisor: int) -> dict[int, Tensor
 
 
 def gather(shard: Any, rows: Rows, ranks: Ranks) -> Tensor:
-    """Returns the whole table on every rank, each of which must call this."""
+    """Returns the whole table on every rank; every rank must call this function."""
     parts = []
     for rank in range(ranks.count):
         count = rows.count_on(rank)
