@@ -1,15 +1,16 @@
-"""Rules of a structure above autograd: an op opens its operands, runs once, and closes what it makes.
+"""Rules of a structure above autograd: an op opens its operands, runs once, and closes its results.
 
 A value is *closed* where its user and autograd see it: it requires grad, and its inner tensors are raw. It is *open*
 inside of a rule: it does not require grad, and its inner tensors are differentiable functions of the closed value.
-Autograd derives what the rule computes with them::
+Autograd differentiates the computation of the rule on them::
 
     closed operands --Unwrap--> open operands --the rule--> open results --Construct--> closed results
 
 ``__torch_function__`` takes each call where gradients are recorded. Around a function of PyTorch's the autograd keys
-are excluded, so that its op arrives at the class whose plan opens. A function of several ops runs under a mode, which
-leaves ops on plain tensors to autograd. A view is PyTorch's: it runs on closed values, with autograd, and its formula
-acts on each inner tensor. A write is the op that makes a new value, and PyTorch's ``copy_`` of that into the old one.
+are excluded, so that its op is dispatched to the class, whose plan opens the operands. A function of several ops runs
+under a mode, which leaves ops on plain tensors to autograd. A view runs on closed values, with autograd, and PyTorch's
+formula for it acts on each inner tensor. A write runs the op that makes a new value, and then PyTorch's ``copy_`` of
+the new value into the old one.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class _Way(Enum):
 
 
 def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Calls a function without a rule, above autograd where rules of a structure are to be derived."""
+    """Calls a function without a rule, above autograd where rules of a structure are to be differentiated."""
     if is_dynamo_compiling():
         return call_unruled(func, types, args, kwargs)
     runs_above = not types or any(map(_runs_above, types))
@@ -112,7 +113,7 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _find_direct(func: Any, args: Any, kwargs: Any) -> OpOverload | None:
-    """Returns the op of a call on values of one class, where its dispatch by PyTorch would go to the class at once."""
+    """Returns the op of a call on values of one class, if PyTorch would dispatch the call to the class directly."""
     if kwargs or not any_requires_grad(*args) or not is_above(args[0]):
         return None
     cls = type(args[0])
@@ -126,7 +127,7 @@ def _find_direct(func: Any, args: Any, kwargs: Any) -> OpOverload | None:
 
 @functools.cache
 def _op_on_tensors(func: Any, count: int) -> OpOverload | None:
-    """Returns the op that a function runs on so many tensors, if that is one op, which makes a new tensor."""
+    """Returns the op that a function runs on ``count`` tensors, if it runs one op and the op returns a new tensor."""
     ops = [op for op in _ops_of(func) if _takes_tensors(op, count)] if _find_way(func) is _Way.ONE_OP else []
     return ops[0] if len(ops) == 1 else None
 
@@ -255,7 +256,7 @@ def close(x: Any) -> Any:
 
 
 class _recording:
-    """Context in which autograd records, and an op that arrives at a class is not to open anything."""
+    """Context in which autograd records, and an op that is dispatched to a class opens no operand."""
 
     __slots__ = ("before", "guard")
 
@@ -272,7 +273,7 @@ class _recording:
 
 
 def _run_rule(rule: Call, args: Any, kwargs: Any) -> Any:
-    """Runs a rule where autograd records: functions that it calls arrive here, and its values stay open."""
+    """Runs a rule where autograd records: functions that it calls are intercepted here, and its values stay open."""
     CALLING.rules += 1
     try:
         with EnableTorchFunction():
@@ -308,7 +309,7 @@ class _Operands:
         return new
 
     def close(self, t: Any) -> Any:
-        """Returns a result closed; an operand that a rule above autograd hands on is the operand."""
+        """Returns a result closed; an operand that a rule above autograd returns is the same object."""
         for x, new in self.open.values():
             if t is new:
                 return x
@@ -319,7 +320,7 @@ class _Operands:
 
 
 def run_native(op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of an op that PyTorch runs on closed values, with autograd: a view, a factory, a question."""
+    """Wraps the plan of an op that PyTorch runs on closed values, with autograd: a view, a factory, a predicate."""
     changes_metadata = op_facts(op).changes_metadata
 
     def plan(*args: Any, **kwargs: Any) -> Any:
@@ -371,7 +372,7 @@ def _check_no_view(op: OpOverload, x: Any) -> None:
 
 
 def run_each_op(run: Call) -> Call:
-    """Wraps a plan that decomposes an op: each of its ops arrives one by one."""
+    """Wraps a plan that decomposes an op: each op of the decomposition is dispatched by itself."""
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         if not CALLING.opens:
@@ -394,7 +395,7 @@ def run_open(run: Call, opens: Callable[[Any], bool] = is_above) -> Call:
 
 
 def run_copy(op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of a copy: of a result by formula, PyTorch's formula passes the gradient on."""
+    """Wraps the plan of a copy: if the operand is a result by formula, PyTorch's formula for the copy applies."""
     opened = run_open(run)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
@@ -427,11 +428,11 @@ def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = 
 
 
 def run_view_rule(op: OpOverload, run: Call) -> Call:
-    """Wraps an author's rule for a view: what it returns may be a plain tensor, and is then a function as any other.
+    """Wraps an author's rule for a view: it may return a plain tensor, whose derivative follows from the rule.
 
     Raises:
         DispatchError: from the plan, if it returns a value where gradients are recorded: PyTorch's formula for the
-            view, which takes a later write into account, is not the derivative of what the rule does.
+            view, which takes a later write into account, is not the derivative of the rule.
     """
     opened = run_open(run)
 
@@ -510,7 +511,7 @@ class _Write(NamedTuple):
 
 
 def _open_copy(x: Any) -> Any:
-    """Returns an open copy, since what a rule saves of the value is written to afterwards."""
+    """Returns an open copy, since a rule may save tensors of the value, which is written to afterwards."""
     names = type(x).__spec__.attributes
     if BY_FORMULA in x.__dict__:
         raise formula_error(type(x))
@@ -524,7 +525,7 @@ def copied(t: Any) -> Any:
 
 
 def _keep_unchanged(x: Any, copies: dict[str, Any], closed: Any) -> None:
-    """Puts an inner tensor back that a rule left alone: a write would count for what saved it."""
+    """Restores an inner tensor that a rule did not change: a write would be an error for a backward that saved it."""
     if type(closed) is not type(x):
         return
     for name in type(x).__spec__.attributes:
@@ -540,7 +541,7 @@ def _is_written(t: Any) -> bool:
 
 
 def _write(op: OpOverload, x: Any, new: Any) -> None:
-    """Writes a closed value into another by PyTorch's ``copy_``, whose derivative is that of what is written."""
+    """Writes a closed value into another by PyTorch's ``copy_``, which passes the gradient to the written value."""
     if type(new) is not type(x):
         write_into(op, x, new)  # raises
     CALLING.writing = op

@@ -1,7 +1,7 @@
 """Rules for ops of a representation: PyTorch's formula for the op is their derivative.
 
-The formula is about the tensors that values represent, and its gradients are plain. What inner tensors of a result are
-as functions of those of the operands, it does not tell: they are not read where gradients are recorded.
+The formula applies to the tensors that values represent, and its gradients are plain. It gives no derivative between
+the inner tensors of a result and the operands' inner tensors. They are not read where gradients are recorded.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from subclasses.spec.values import tensors_in
 
 
 def noting_results(run: Callable[..., Any], *, by_rule: bool) -> Callable[..., Any]:
-    """Wraps the plan of an op: a result that follows from a rule is noted, and any result of a noted operand.
+    """Wraps the plan of an op: marks a result that follows from a rule, and each result of a marked operand.
 
     Args:
         run: The plan.
-        by_rule: Whether it is by a rule of the author.
+        by_rule: Whether the plan is a rule of the author.
     """
 
     def plan(*args: Any, **kwargs: Any) -> Any:

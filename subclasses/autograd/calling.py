@@ -1,4 +1,4 @@
-"""What a thread calls above autograd, for plans and messages below it."""
+"""The calls that a thread makes above autograd, for plans and messages below it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from subclasses._torch import in_backward
 
 
 class _Calling(threading.local):
-    """What this thread calls.
+    """The calls that this thread makes.
 
     Attributes:
         func: The function without a rule that is called on a value; None for one that runs a backward.
         target: The value x of ``x[index] = value``, if that is called.
-        opens: Whether an op that arrives at a class opens its operands.
+        opens: Whether an op that is dispatched to a class opens its operands.
         rules: How many rules run on open values.
         writing: The op whose result ``copy_`` writes.
     """
@@ -36,7 +36,7 @@ def in_rule() -> bool:
 
 
 def is_called_by_engine() -> bool:
-    """Whether an op is part of a backward, and no call of Python code such as a hook, of a class with rules.
+    """Whether the engine calls an op in a backward of a class with rules, and no Python code such as a hook does.
 
     PyTorch's formulas, and the engine where it adds gradients, call no ``__torch_function__``.
     """

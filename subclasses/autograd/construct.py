@@ -5,9 +5,9 @@ tensors in the autograd graph::
 
     inner tensors --Construct--> wrapper --Unwrap--> inner tensors
 
-A cotangent that reaches a wrapper either has its class, with the same metadata and the same non-differentiable inner
-tensors, or is a plain tensor of the outer size, as C++ formulas may produce. The class converts a plain cotangent with
-:meth:`TensorSubclass.wrap_cotangent`.
+A cotangent that reaches a wrapper may have the wrapper's class, the same metadata and the same non-differentiable inner
+tensors. It may also be a plain tensor of the outer size, as C++ formulas produce. The class converts a plain cotangent
+with :meth:`TensorSubclass.wrap_cotangent`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None)
 
 
 def construct_recorded(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
-    """Constructs a wrapper of inner tensors of which one requires grad, where gradients are on."""
+    """Constructs a wrapper from inner tensors, at least one of which requires grad, in grad mode."""
     if (layout.cls._runs_above and in_rule()) or is_exporting():  # type: ignore[attr-defined]
         return layout.cls._wrap(layout, *inners, *dynamics)  # type: ignore[attr-defined]
     made = apply_function(Construct, layout, dynamics, *inners)
@@ -61,7 +61,7 @@ def wrap_detached(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | N
 
 
 def _kept(t: Tensor) -> Tensor:
-    """Returns a tensor detached; of a plain one a view, which records the grad mode of its making."""
+    """Returns a tensor detached; for a plain tensor a view, which records the grad mode in which it was made."""
     return t.detach()[...] if t.__class__ is Tensor or not hasattr(type(t), "__spec__") else t.detach()
 
 
@@ -74,9 +74,9 @@ class Construct(torch.autograd.Function):
     def forward(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
         """Wraps inner tensors. Those that require grad are detached, since stored tensors never require grad.
 
-        They are views made in no_grad mode, so that PyTorch refuses a write to one of a tensor that requires grad:
-        a value made of it afterwards would lose the gradients of this one. All others stay the same objects: two values
-        that share one offsets tensor provably have matching rows.
+        They are views made in no_grad mode, so that PyTorch refuses a write to a view of a tensor that requires grad.
+        A value constructed from the tensor after such a write would lose the gradients of this value. All other inner
+        tensors stay the same objects: two values that share one offsets tensor provably have matching rows.
         """
         kept = [_kept(t) if t is not None and t.requires_grad else t for t in inners]
         return layout.cls._wrap(layout, *kept, *dynamics)  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ class Construct(torch.autograd.Function):
 
 
 def _is_base(base: Any, cls: Any) -> bool:
-    """Whether a class is a declared base of another with the same inner tensors, whose method may return one of it."""
+    """Whether a class is a declared base of another, with the same inner tensors: its method may return the base."""
     spec = getattr(base, "__spec__", None)
     return issubclass(cls, base) and spec is not None and spec.attributes == cls.__spec__.attributes
 
@@ -135,10 +135,10 @@ def wrap_cotangent(primal: Any, cotangent: Any, used: Sequence[bool] = ()) -> An
     Args:
         primal: the value.
         cotangent: a plain one, of the outer size.
-        used: for each inner tensor, whether its derivative is asked for, and is to have its size.
+        used: for each inner tensor, whether its derivative is needed, and must have its size.
 
     Raises:
-        DispatchError: it returned something else than a value with the inner tensors of ``primal``.
+        DispatchError: it did not return a value with the inner tensors of ``primal``.
     """
     cls, found = type(primal), primal.wrap_cotangent(cotangent)
     attributes = cls.__spec__.attributes
@@ -184,13 +184,13 @@ def _without_lazy_bits(t: Tensor | None) -> Tensor | None:
 def make_leaf(t: Tensor, create_graph: bool) -> Tensor:
     """Returns a tensor to differentiate by: an autograd leaf, or in a double backward a view with the tensor's history.
 
-    By a view of its own, since one inner tensor may depend on another, or be the same tensor.
+    Each inner tensor has its own view, since one may depend on another, or be the same tensor.
     """
     return t.view_as(t) if create_graph and t.requires_grad else Tensor.requires_grad_(t.detach())
 
 
 def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
-    """Constructs a cotangent of a value from those of its inner tensors, with zeros for each that is None."""
+    """Constructs a cotangent of a value from its inner tensors' cotangents, with zeros for each that is None."""
     cls, held = type(x), inner_tensors(x)
     parts = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
     cotangent = _construct_cotangent(x._layout, dynamic_ints(x), parts)
@@ -200,7 +200,7 @@ def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
 
 
 def _construct_cotangent(layout: Layout, dynamics: tuple[Any, ...], inners: Sequence[Any]) -> Any:
-    """Constructs a cotangent of values with a layout; inside of it are cotangents of the values inside."""
+    """Constructs a cotangent of values with a layout; it contains cotangents of the values that they contain."""
     layout = cotangent_layout(layout)
     return construct(with_nested(layout, *inners) if layout.nested else layout, dynamics, *inners)
 
@@ -322,7 +322,7 @@ class Primal:
 
 
 def is_recorded(x: Any) -> bool:
-    """Whether autograd records what is done with a value; Dynamo traces what it knows of the answer."""
+    """Whether autograd records ops on a value; Dynamo traces the conditions that it can evaluate."""
     if torch.compiler.is_dynamo_compiling():
         return x.requires_grad and torch.is_grad_enabled()
     return is_recording(x)
@@ -336,7 +336,7 @@ def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
     return _unwrap_readable(x, names) if has_rules else unwrap_recorded(x, names)
 
 
-@leave_in_graph  # Dynamo does not know which op made a value
+@leave_in_graph  # Dynamo has no record of the op that made a value
 def _unwrap_readable(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
     if BY_FORMULA in x.__dict__:
         raise errors.formula_error(type(x))
@@ -349,7 +349,7 @@ def unwrap_recorded(x: Any, names: tuple[str, ...], *, written: bool = False) ->
     Args:
         x: The value.
         names: The attributes of the inner tensors.
-        written: Whether the value is written to next: what a backward needs of it is copied.
+        written: Whether the value is written to next: inner tensors that a backward needs are copied.
     """
     held = x.__dict__
     # As `is_differentiable`, which is called for each inner tensor that a rule reads.
@@ -374,7 +374,7 @@ def unwrap_one(x: Any, name: str) -> Tensor | None:
 def open_wrapper(x: Any) -> Any:
     """Returns a value whose inner tensors are differentiable functions of ``x``, for code that reads them raw.
 
-    The value itself does not require grad: only what is done with its inner tensors is recorded.
+    The value itself does not require grad: autograd records only ops on its inner tensors.
     """
     return with_inners(x, unwrap(x, type(x).__spec__.attributes))
 
@@ -399,13 +399,13 @@ def _inner_cotangent(t: Any) -> Any:
 
 
 def as_gradient(cls: Any, g: Any) -> Any:
-    """Returns a gradient that arrives at a value of a class as a cotangent or a plain tensor.
+    """Returns a gradient that reaches a value of a class as a cotangent or a plain tensor.
 
-    PyTorch's formulas compute values of a structure where they multiply a plain gradient by a value: the derivatives
-    by inner tensors.
+    A PyTorch formula that multiplies a plain gradient by a value of a structure computes a value, which holds the
+    derivatives by inner tensors.
 
     Raises:
-        DispatchError: it is a value of a representation, which an author's function made.
+        DispatchError: the gradient is a value of a representation, which an author's function made.
     """
     if not isinstance(g, cls) or type(g)._is_cotangent or not cls._traits.has_cotangents:  # type: ignore[attr-defined]
         return g
@@ -423,12 +423,12 @@ def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
 
 
 def with_layout(x: Any, layout: Layout) -> Any:
-    """Returns a value with the same inner tensors and another layout; a function of it, where autograd records."""
+    """Returns a value with the same inner tensors and another layout; where autograd records, a function of ``x``."""
     inners = unwrap(x, type(x).__spec__.attributes)
     return construct(layout, dynamic_ints(x), *inners)
 
 
-# The engine calls these, also where a compiled function calls `backward()` between two graphs: Dynamo would take each
-# for a frame of the user's.
+# The engine calls these, also where a compiled function calls `backward()` between two graphs: Dynamo would compile
+# each as a frame of the user.
 for _function in (Construct, Unwrap):
     skip_frames(_function.backward)

@@ -1,9 +1,9 @@
 """``Cls.Cotangent``: the class of the derivatives by the inner tensors of a value of ``Cls``.
 
 A cotangent has the fields and the metadata of its value. PyTorch dispatches an op to a subclass before its base, so
-an op on a cotangent reaches the table of ``subclasses.dispatch.cotangents``, also beside values: it adds, scales and
-steps one inner tensor at a time, whatever the rules of ``Cls`` say. Rules for cotangents are registered with
-``Cls.Cotangent.implements``.
+an op on a cotangent reaches the table of ``subclasses.dispatch.cotangents``. So does an op on a cotangent and values.
+The op adds, scales and steps one inner tensor at a time; the rules of ``Cls`` do not apply. Rules for cotangents are
+registered with ``Cls.Cotangent.implements``.
 
 A class whose rules add inner tensors, such as the ragged ones, is its own ``Cotangent``.
 """
@@ -32,7 +32,7 @@ from subclasses.spec.values import is_differentiable, is_point, known_to_differ,
 
 
 class CotangentClass:
-    """The attribute ``Cls.Cotangent``; the class that it is takes its place when it is first read."""
+    """The attribute ``Cls.Cotangent``; the first read makes the class and replaces this descriptor by it."""
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         cls = type(obj) if owner is None else owner
@@ -41,7 +41,7 @@ class CotangentClass:
 
 
 def made_cotangent_class(cls: type) -> Any:
-    """Returns the class of cotangents of a class if there is one of its own, and something has asked for it."""
+    """Returns the separate class of cotangents of a class, if it has one and that was made."""
     made = vars(cls).get("Cotangent")
     return made if isinstance(made, type) and made is not cls else None
 
@@ -69,13 +69,13 @@ def call_without_rules(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
     """The ``__torch_function__`` of cotangents: rules of the class of values do not apply.
 
     Raises:
-        DispatchError: a caller computes with a cotangent and a value, as PyTorch's formulas do, which do not come here.
+        DispatchError: a caller computes with a cotangent and a value. PyTorch's formulas do, but do not call this.
     """
     is_mixed = cls._value_cls in types and func not in _TAKING_BOTH and not isinstance(func, OpOverload)
     if is_mixed and not (torch.compiler.is_dynamo_compiling() or is_tracing() or is_below_autograd()):
         _check_points(cls, func, tensors_in(args, kwargs or {}))
     before = CALLING.func
-    if not is_below_autograd():  # else a plan calls an op on what a cotangent holds
+    if not is_below_autograd():  # else a plan calls an op on the inner tensors of a cotangent
         CALLING.func = None if func in TAKES_GRADIENTS else func
     try:
         with DisableTorchFunctionSubclass():
@@ -87,14 +87,14 @@ def call_without_rules(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
 skip_frames(call_without_rules)  # Dynamo inlines it, and compiles no call of it alone
 
 
-# What they do with a value and a cotangent is not to compute with both.
+# Functions that take a value and a cotangent, and do not compute with both.
 _TAKING_BOTH = frozenset(
     {Tensor.backward, Tensor.copy_, Tensor.grad.__set__, torch.autograd.backward, torch.autograd.grad}  # type: ignore[attr-defined]
 )
 
 
 def _check_points(cls: Any, func: Any, operands: Sequence[Any]) -> None:
-    """Raises DispatchError if an operand is a value that no optimizer moves: no Parameter, nor a copy of one."""
+    """Raises DispatchError if an operand is a value that no optimizer updates: not a Parameter or a copy of one."""
     for x in operands:
         if isinstance(x, cls._value_cls) and not (is_cotangent(x) or is_point(x)):
             raise DispatchError(

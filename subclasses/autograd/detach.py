@@ -1,7 +1,7 @@
-"""``detach``, which autograd calls for each gradient that it keeps, and optimizers for each Parameter: in one step.
+"""A fast plan of ``detach``, which autograd calls for each gradient that it keeps, and optimizers for each Parameter.
 
-The steps of :mod:`resolution <subclasses.dispatch.resolution>` serve any op and any call. For a class to which
-``detach`` means nothing but that of each inner tensor, this is what they come to.
+:mod:`Resolution <subclasses.dispatch.resolution>` handles any op and any call in several steps. For a class whose
+``detach`` detaches each inner tensor and does nothing else, this plan has the same result in one step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ aten = torch.ops.aten
 
 
 def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the plan of ``detach`` for most values of a class; ``run`` is asked for others.
+    """Returns the plan of ``detach`` for most values of a class; it calls ``run`` for others.
 
-    Others are values that carry marks, as a Parameter and its copies do, or hold values of other classes, and normal
-    values in inference mode.
+    Others are values with marks (a Parameter and its copies have one), values that hold values of other classes, and
+    normal values in inference mode.
     """
     spec = cls.__spec__
     attributes, dynamics = spec.attributes, [f.name for f in spec.dynamics]
@@ -56,24 +56,24 @@ def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_gradients(gradient: Any, kept: Any) -> Any:
-    """Returns what autograd keeps as `.grad`, by `detach()`, with memory of its own, as it does for plain tensors.
+    """Returns the gradient that autograd keeps as `.grad`, by `detach()`, with memory of its own, as for plain tensors.
 
-    The gradients of two inner tensors, or of two values, may hold one tensor, and what writes to one would write to the
-    other. What `detach()` in a hook returns shares the memory of its operand.
+    The gradients of two inner tensors, or of two values, may hold one tensor: a write to one gradient would write to
+    the other. In a hook, `detach()` returns an alias of its operand.
     """
     held, own = gradient.__dict__, {}
     for name in gradient._layout.present:
         t = held[name]
         if t.__class__ is not Tensor or not (t.is_floating_point() or t.is_complex()):
             continue
-        # Both values hold a tensor with that memory; the first one's is held by this variable, too.
+        # Both values hold a tensor with that memory; this variable refers to the first tensor, too.
         if 0 in t.stride() or not owns_memory(t, references=2, tensors=2):
             if not is_called_by_engine():
                 return kept
             own[name] = t.clone()
     if not own:
         return kept
-    # The outer stride is that of the copies.
+    # The value shows the strides of the copies.
     out = with_inners(kept, [own.get(name, kept.__dict__[name]) for name in type(kept).__spec__.attributes])
     set_storage_of(out, gradient)
     return out

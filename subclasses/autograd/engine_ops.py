@@ -1,6 +1,6 @@
-"""Gradients beside values: which sums the engine makes, what a formula's product means, and the errors.
+"""Ops of the engine and of formulas on gradients and values: sums, products, absent gradients, and their errors.
 
-How ops run on cotangents themselves is in :mod:`subclasses.dispatch.cotangents`.
+:mod:`subclasses.dispatch.cotangents` runs ops on cotangents.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ SCALING_OPS = frozenset(
 def with_engine_sums(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the plan of ``add`` of a structure: two values that the engine adds are gradients.
 
-    The backward of an author's autograd function may return a value, made by the constructor. Their sum adds inner
-    tensors, whatever the rule for ``add`` says.
+    The backward of an author's autograd function may return a value, made by the constructor. The sum of two such
+    values adds their inner tensors; the rule for ``add`` does not apply.
     """
 
     def plan(x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,10 +58,10 @@ def with_engine_sums(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_plain_gradients(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a rule of a representation: what a formula computes by it from a plain gradient is a plain gradient.
+    """Wraps a rule of a representation: a formula that calls it on a plain gradient gets a plain gradient.
 
-    The derivative of ``x * y`` is the product of the gradient and ``y``. A value that a rule returns for it is the
-    plain tensor that it represents.
+    The derivative of ``x * y`` is the product of the gradient and ``y``. If a rule returns a value for it, the plan
+    returns the plain tensor that the value represents.
     """
 
     def plan(*args: Any, **kwargs: Any) -> Any:
@@ -80,10 +80,10 @@ def _holds_plain(cls: Any, args: Any) -> bool:
 
 
 def with_absent_gradients(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of an op that computes gradients: of an absent gradient they are absent.
+    """Wraps the plan of an op that computes gradients: if the incoming gradient is absent, its results are absent.
 
-    Formulas of PyTorch's for ops with several operands, such as attention, leave it to a kernel to see that the
-    gradient is absent. No kernel runs in a trace, and the op would be part of the program.
+    PyTorch's formulas for ops with several operands, such as attention, leave the check for an absent gradient to a
+    kernel. No kernel runs in a trace, and the op would be part of the program.
     """
     facts = op_facts(op)
     gradients = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor" and a.name.startswith("grad")]
@@ -99,7 +99,7 @@ def with_absent_gradients(op: OpOverload, run: Callable[..., Any]) -> Callable[.
 
 
 def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
-    """Returns the error for operands that are no matching cotangents and numbers."""
+    """Returns the error for operands that are not matching cotangents and numbers."""
     shown = [one_of(type(v)) if hasattr(type(v), "__spec__") else "a plain tensor" for v in (x, other)]
     if in_backward():
         mend = (
@@ -174,7 +174,7 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
         )
 
 
-# The way out for a class without a rule for what an op's derivative calls.
+# The hint for a class without a rule for an op that a derivative calls.
 NO_DERIVATIVE = (
     "it is the derivative of another op, and is not asked for if the rule of that one is registered for the "
     "function, such as torch.relu, and reads inner tensors with x.unwrap()"

@@ -1,4 +1,4 @@
-"""Errors of gradients, and the checks of those that a caller of a backward gives or a hook returns."""
+"""Errors of gradients, and checks of gradients that a caller passes to a backward or a hook returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from subclasses.spec.values import known_to_differ
 
 
 def formula_error(cls: Any) -> DispatchError:
-    """Returns the error for reading inner tensors of what a rule for an op of a representation made."""
+    """Returns the error for reading inner tensors of a value that a rule for an op of a representation made."""
     return DispatchError(
         f"{one_of(cls)} that a rule for an op made: its inner tensors are read where gradients are recorded. PyTorch's "
         "formula for the op gives a gradient to the tensor which the value represents, and none to them",
@@ -39,7 +39,7 @@ def open_formula_error(cls: Any, op: Any) -> DispatchError:
 
 
 def transformed_error(cls: Any, func: Any) -> DispatchError:
-    """Returns the error for a transform of torch.func that differentiates by an operand beside a value."""
+    """Returns the error for a transform of torch.func that differentiates by a plain operand of an op on a value."""
     return DispatchError(
         f"{resolve_name(func) or func} on {one_of(cls)} and a tensor by which a transform of torch.func (grad, vjp, "
         "jvp, jacrev, ...) differentiates: the transform takes PyTorch's formula for the op, which is not the "
@@ -99,7 +99,7 @@ def check_plain(cls: Any, gradients: Iterable[tuple[str, Any]], likes: Mapping[s
 
 
 def class_gradient_error(kind: Any, what: str, tensor: str) -> DispatchError:
-    """Returns the error for a gradient of a class at a plain tensor, of which more depends on inner tensors."""
+    """Returns the error for a gradient of a class that reaches a plain tensor; two phrases describe both."""
     kind = kind._value_cls
     return DispatchError(
         f"{one_of(kind)}: {what} is {one_of(kind.Cotangent)}. A plain tensor that {tensor} is an operand of an op that "
@@ -111,7 +111,7 @@ def class_gradient_error(kind: Any, what: str, tensor: str) -> DispatchError:
 
 
 def cotangent_error(cls: Any, cotangent: Any) -> DispatchError:
-    """Returns the error for a cotangent of another type than the class, which has no way to convert it."""
+    """Returns the error for a cotangent of another type than the class, if the class cannot convert it."""
     kind = type(cotangent)
     if not hasattr(kind, "__spec__"):
         return DispatchError(
@@ -172,7 +172,7 @@ def assigned_error(cls: Any) -> DispatchError:
 
 
 def refuse_tangents(ctx: Any, *tangents: Any) -> Any:
-    """Raises DispatchError: the ``jvp`` of the functions that make values and read them."""
+    """Raises DispatchError: the ``jvp`` of the functions that construct and unwrap values."""
     raise DispatchError(
         "a dual tensor of torch.autograd.forward_ad that requires grad too became part of a value of a declared class, "
         "or such a value became one and was read: what connects a value with its inner tensors in the graph has no "
@@ -197,11 +197,11 @@ TAKES_GRADIENTS = frozenset({*_TAKING, Tensor.register_hook})
 def check_gradients(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of one of these functions; a hook checks what it returns from now on.
+    """Returns the arguments of one of these functions, with a hook wrapped so that its results are checked.
 
     Raises:
         DispatchError: a gradient is a value in place of a cotangent, or is plain and the value represents no plain
-            tensor: a formula that multiplies it by another value would compute a value, which is no gradient.
+            tensor. A formula that multiplies it by another value would compute a value, which is not a gradient.
     """
     if func is Tensor.register_hook:
         return (args[0], *map(_checking, args[1:])), {name: _checking(hook) for name, hook in kwargs.items()}

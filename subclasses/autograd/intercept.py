@@ -47,7 +47,7 @@ def check_interceptable(cls: type, op: OpOverload) -> None:
 
 
 def intercept_packet(packet: OpOverloadPacket, find: FindRule) -> Callable[..., Any]:
-    """Returns the rule for the functions of a packet: it calls the rule of the overload that a call resolves to.
+    """Returns the rule for the functions of a packet: it calls the rule of the overload to which a call resolves.
 
     Args:
         packet: the packet that the functions call.
@@ -56,7 +56,7 @@ def intercept_packet(packet: OpOverloadPacket, find: FindRule) -> Callable[..., 
 
     def intercepted(func: Any, *args: Any, **kwargs: Any) -> Any:
         found = _resolve_call(packet, args, kwargs)
-        # An overload that is not decomposed reaches the class below autograd, where a view is one.
+        # An overload that is not decomposed is dispatched to the class below autograd, where its views are views.
         rule = None if found is None or not is_composite(found[0]) else find(found[0])
         if found is None or rule is None:
             return call(func, (), args, kwargs)
@@ -73,10 +73,10 @@ def intercept_packet(packet: OpOverloadPacket, find: FindRule) -> Callable[..., 
 
 
 class SharesMemory(torch.autograd.Function):
-    """What a rule above autograd returned, which lies in the memory of an operand and is no view to autograd.
+    """Returns an alias of a rule's result that shares memory with an operand and is not a view to autograd.
 
-    To write to it would change the operand and not its gradient. PyTorch refuses a write to what an autograd function
-    returns a view of, and says to clone it.
+    A write to the result would change the operand and not its gradient. PyTorch refuses a write to a view that an
+    autograd function returns, and its error suggests to clone it.
     """
 
     @staticmethod
@@ -95,7 +95,7 @@ class SharesMemory(torch.autograd.Function):
 
 
 def _with_shared_memory(out: Any, operands: list[Any]) -> Any:
-    """Returns what a rule returned, so that PyTorch refuses a write to each tensor in the memory of an operand."""
+    """Returns a rule's results; PyTorch refuses a write to each of them that shares memory with an operand."""
     if isinstance(out, list | tuple):
         return type(out)(_with_shared_memory(x, operands) for x in out)
     if not (isinstance(out, Tensor) and torch.is_grad_enabled() and any_requires_grad(out)) or out._is_view():
@@ -109,7 +109,7 @@ def _with_shared_memory(out: Any, operands: list[Any]) -> Any:
 
 def _resolve_call(packet: OpOverloadPacket, args: Any, kwargs: Any) -> tuple[OpOverload, Any, Any] | None:
     """Returns the overload that a Python-level call resolves to, and the arguments as dispatch would pass them."""
-    # Python-level functions call their first parameter "input", whatever the schema calls it.
+    # The first parameter of Python-level functions is "input"; schemas have other names.
     if "input" in kwargs and not args:
         args, kwargs = (kwargs["input"],), {k: v for k, v in kwargs.items() if k != "input"}
     op = resolve_overload(packet, args, kwargs)
@@ -118,7 +118,7 @@ def _resolve_call(packet: OpOverloadPacket, args: Any, kwargs: Any) -> tuple[OpO
         args = (args[0], args[1:])
         op = resolve_overload(packet, args, kwargs)
     if op is not None and any(at := _ints_for_bools(op, args)):
-        # The dispatcher takes an int for a bool; PyTorch's parser does not: x.var(0) is about a dimension.
+        # The dispatcher accepts an int as a bool; PyTorch's parser does not: x.var(0) passes a dimension.
         listed = tuple([a] if is_int else a for a, is_int in zip(args, at, strict=True))
         if (other := resolve_overload(packet, listed, kwargs)) is not None:
             op, args = other, listed

@@ -36,7 +36,7 @@ def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any],
     def differentiable(self: Any) -> Tensor:
         if is_recorded(self):
             return run(self)
-        # Dynamo would take symbols for ints in the check, and guard on what it compares.
+        # Dynamo would make symbols of ints in the check, and guard on each comparison.
         if torch.compiler.is_dynamo_compiling():
             return materialize(self)
         _check_not_cotangent(self)
@@ -47,7 +47,7 @@ def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any],
 
 
 class _Represented(torch.autograd.Function):
-    """What a value represents; its gradient is plain, as that of an op by PyTorch's formula."""
+    """The tensor that a value represents; its gradient is plain, as for an op with PyTorch's formula."""
 
     jvp = staticmethod(refuse_tangents)
 
@@ -57,7 +57,7 @@ class _Represented(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps nothing: the gradient is that of the result."""
+        """Saves nothing: the gradient of the value is the gradient of the result."""
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -82,7 +82,7 @@ def _check_not_cotangent(x: Any) -> None:
 
 
 def _checked(x: Any, plain: Tensor) -> Tensor:
-    """Returns what ``materialize`` returned, after its checks."""
+    """Checks the result of ``materialize`` and returns it."""
     check_materialized(x, plain)
     return plain
 

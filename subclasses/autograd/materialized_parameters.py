@@ -1,7 +1,7 @@
 """Functions that materialize a Parameter: their backward needs the inner tensors that it had then.
 
-The plain gradient of such a function reaches the Parameter, and is led on through ``materialize`` there, with the inner
-tensors of that moment. PyTorch's formulas save what was materialized, and do not see a write to an inner tensor.
+The plain gradient of such a function reaches the Parameter, which passes it through ``materialize`` with the inner
+tensors that it has then. PyTorch's formulas save the materialized tensor, and do not detect a write to an inner tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from subclasses.spec.values import HOOKS
 
 
 def call_materializing(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Calls a function without a rule; its backward is refused once a Parameter that it materialized has changed."""
+    """Calls a function without a rule; its backward raises if a Parameter that it materialized has changed."""
     out = call(func, types, args, kwargs)
     if not torch.compiler.is_dynamo_compiling():
         nodes = {node for x in (out if isinstance(out, list | tuple) else (out,)) if (node := _node_of(x))}
@@ -36,7 +36,7 @@ def _node_of(x: Any) -> Any:
 
 
 def _parameters_in(values: Sequence[Any]) -> list[Any]:
-    """Returns the Parameters that convert their gradients and get one, also in lists."""
+    """Returns the Parameters that require grad and convert their gradients, also in lists."""
     found: list[Any] = []
     for x in values:
         if isinstance(x, list | tuple):
@@ -47,7 +47,7 @@ def _parameters_in(values: Sequence[Any]) -> list[Any]:
 
 
 def _check_of(x: Any) -> Callable[[Any], None]:
-    """Returns the hook of a node: it raises DispatchError if the Parameter is not what it was in the forward."""
+    """Returns the hook of a node: it raises DispatchError if the Parameter has changed since the forward."""
     primal = Primal(x)
 
     def check(_gradients: Any) -> None:

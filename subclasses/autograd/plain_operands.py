@@ -1,10 +1,10 @@
-"""Plain operands of mapped ops: the gradient is the sum of those by each inner tensor, a plain tensor.
+"""Plain operands of mapped ops: the gradient is plain, the sum of the gradients from each inner tensor's op.
 
 PyTorch's formula for a mapped op gives a plain operand a cotangent of the class, since the op ran once for each inner
-tensor. A hook of the operand makes it plain before it reaches a leaf, or what the operand was computed by.
+tensor. A hook of the operand makes the cotangent plain before a leaf or the operand's own node receives it.
 
 The engine adds such a cotangent to a plain gradient of the same operand. At a value the sum has the plain gradient in
-each inner tensor, and here it counts once: a sum notes its parts.
+each inner tensor, and here it counts once: a sum stores its two summands.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from subclasses._torch import autograd_enabled, current_transform, hooks_of
 from subclasses.autograd.construct import as_cotangent, unwrap
 from subclasses.spec.values import is_differentiable
 
-# The attribute of the sum of a cotangent and a plain gradient: the two.
+# The attribute of the sum of a cotangent and a plain gradient: both summands.
 _PARTS = "_parts_of_sum"
-# The attribute of a plain tensor that is no leaf: the node whose gradient its hook gets. A write makes another node.
+# The attribute of a plain non-leaf tensor: the node whose gradient its hook receives. A write makes another node.
 _NODE = "_summed_by"
 
 
 def sum_gradient(t: Any) -> None:
-    """Lets the gradient of a plain operand of a mapped op be plain, where autograd records the op."""
+    """Makes the gradient of a plain operand of a mapped op plain, where autograd records the op."""
     if not (isinstance(t, Tensor) and t.requires_grad and torch.is_grad_enabled()):
         return
     if hasattr(type(t), "__spec__") or current_transform() is not None:
         return
-    with autograd_enabled():  # the node of a view that was written to is made where it is asked for
+    with autograd_enabled():  # after a write to a view, the first read of `grad_fn` makes its node
         node, hooks = t.grad_fn, hooks_of(t) or {}
         if _summed in hooks.values() and (node is None or t.__dict__.get(_NODE) is node):
             return
@@ -54,7 +54,7 @@ def _summed(gradient: Any) -> Any:
 
 
 def _parts_of(gradient: Any) -> tuple[Any, Any]:
-    """Returns the cotangent and the plain gradient that a gradient is the sum of, None for the one that it has not."""
+    """Returns the two summands of a gradient, a cotangent and a plain gradient; None for an absent summand."""
     if not hasattr(type(gradient), "__spec__"):
         return None, gradient
     return gradient.__dict__.get(_PARTS, (gradient, None))

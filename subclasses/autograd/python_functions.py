@@ -1,10 +1,10 @@
 """Groups of Python-level functions that are the same operation.
 
 A rule for ``torch.sum`` covers ``x.sum()`` too, and a rule for ``torch.matmul`` covers ``x @ y``. Most operators need
-no table: PyTorch implements ``x @ y`` with ``Tensor.matmul`` and ``1 - x`` with ``torch.rsub``, and functions of
-``torch.nn.functional`` written in Python call ``torch`` functions, each of which is intercepted in turn. The groups
-therefore cover the two ways to call one function, ``torch.f(x)`` and ``x.f()``, synonyms, and the few operators that
-are functions of their own, such as ``x & y``.
+no table: PyTorch implements ``x @ y`` with ``Tensor.matmul`` and ``1 - x`` with ``torch.rsub``. Functions of
+``torch.nn.functional`` written in Python call ``torch`` functions, each of which is intercepted too. The groups
+therefore cover synonyms, and the two ways to call one function, ``torch.f(x)`` and ``x.f()``. They also cover the few
+operators that are functions of their own, such as ``x & y``.
 
 A rule for a function of ``torch.nn.functional`` covers that function only: ``F.softmax`` calls ``Tensor.softmax``, and
 not the other way round.
@@ -128,14 +128,14 @@ _WRITING_OPERATORS = frozenset(
     "__isub__ __itruediv__ __ixor__ __setitem__".split()
 )
 
-# Of these PyTorch has no derivative, though their results may be floating-point numbers of a declared class.
+# PyTorch has no derivative of these, though their results may be floating-point numbers of a declared class.
 WITHOUT_DERIVATIVE = frozenset(
     "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor".split()
 )
 
 
 def registering(cls: Any, op: OpOverload) -> str:
-    """Returns what to write where a class has no rule for an op, in words."""
+    """Returns a phrase that tells an author how to register a rule for an op."""
     name = op.overloadpacket.__name__
     if (function := name.strip("_")) not in WITHOUT_DERIVATIVE:
         return f"add one with @{cls.__name__}.implements(torch.ops.{op})"
@@ -146,10 +146,10 @@ def registering(cls: Any, op: OpOverload) -> str:
 
 
 def writes_of(function: Callable[..., Any]) -> Callable[[Any, Any], Sequence[Any]] | None:
-    """Returns what finds, by the arguments of a call, those that it writes to; None for a function that writes none.
+    """Returns a function of a call's arguments that returns the tensors it writes to; None if the function writes none.
 
-    These are ``x`` in ``x.mul_(y)``, ``x &= y``, ``F.relu_(x)`` and ``F.relu(x, inplace=True)``, and what is passed as
-    ``out=``.
+    These are ``x`` in ``x.mul_(y)``, ``x &= y``, ``F.relu_(x)`` and ``F.relu(x, inplace=True)``, and the tensors passed
+    as ``out=``.
     """
     name = getattr(function, "__name__", "")
     if name in _WRITING_OPERATORS or (name.endswith("_") and not name.endswith("__")):
