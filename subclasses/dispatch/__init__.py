@@ -1,1 +1,1 @@
-"""How a class runs an op: resolution, and what runs an op without a rule: mapping, fallbacks, sharding, training."""
+"""How a class runs an op: resolution, and for ops without a rule mapping, fallbacks, sharding and training."""

@@ -1,9 +1,9 @@
-"""How ops run on cotangents: one inner tensor at a time, whatever the class represents.
+"""How ops run on cotangents: one inner tensor at a time, for every class.
 
-The sum of two cotangents is the sum of their inner tensors, while ``x + y`` of two values adds what they represent.
-Here are the ops of a vector space, and those by which autograd, optimizers, gradient clipping and checkpoints handle
-gradients. PyTorch's derivative formulas ask for others: a mapped class runs them on inner tensors, and another class by
-its rules for values. Anything else raises, since a cotangent represents no plain tensor.
+The sum of two cotangents is the sum of their inner tensors, while ``x + y`` adds the tensors that two values represent.
+This module runs the ops of a vector space, and the ops that autograd, optimizers, gradient clipping and checkpoints
+call on gradients. PyTorch's derivative formulas call others: a mapped class runs them on inner tensors, and another
+class by its rules for values. Any other op raises, since a cotangent represents no plain tensor.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ aten = torch.ops.aten
 
 Call = Callable[..., Any]
 
-# By these, formulas reduce the gradient of an operand that was broadcast.
+# Formulas call these to reduce the gradient of an operand that was broadcast.
 _SUMS = frozenset({aten.sum.default, aten.sum.dim_IntList})
-# By these, they join the gradients of parts.
+# Formulas call these to join the gradients of parts.
 _JOINING = frozenset({aten.cat.default, aten.stack.default})
-# By these, a formula scales the gradient of a result. No formula is the derivative of an op of a class with rules.
+# Formulas call these to scale the gradient of a result. No formula is the derivative of an op of a class with rules.
 _PRODUCTS = SCALING_OPS - {aten.zero_.default, aten.zeros_like.default}
 _OF_ANOMALY_CHECK = frozenset({aten.isnan.default, aten._is_any_true.default})
 
@@ -74,7 +74,7 @@ def cotangent_run(
     Args:
         cot: The class of the cotangents.
         op: The op.
-        find_own: Returns the plan by a rule of a class alone, if there is one.
+        find_own: Returns the plan by a rule of a class, if it has one.
     """
     value = cot._value_cls
     other = functools.cache(functools.partial(_of_formula, cot, op, find_own))
@@ -102,7 +102,7 @@ def cotangent_run(
 
 
 def _is_arithmetic(value: Any, op: OpOverload) -> bool:
-    """Whether an op is one of a vector space, or for a trainable class one by which an optimizer may compute a step."""
+    """Whether an op is one of a vector space, or, for a trainable class, one that an optimizer may call in a step."""
     if not value._traits.trainable:
         return op in ADDITIVE_OPS or op in SCALING_OPS
     tags = (*op.tags, *(functional_counterpart(op) or op).tags)
@@ -128,7 +128,7 @@ def _of_gradients(value: Any, op: OpOverload, asked: Call) -> Call | None:
 
 
 def _on_rows(op: OpOverload, asked: Call) -> Call | None:
-    """Returns the plan of an op by which FSDP2, a checkpoint or a DTensor cuts and joins a cotangent by rows."""
+    """Returns the plan of an op that FSDP2, a checkpoint or a DTensor calls to cut or join a cotangent by rows."""
     if op is aten.view.default:
         return functools.partial(sharding.same_size, asked)
     if op is aten.slice.Tensor:
@@ -154,7 +154,7 @@ def _structural(cot: Any, op: OpOverload, run: Call, asked: Call) -> Call:
 
 
 def _copy(value: Any, run: Call, x: Any, source: Any, *args: Any) -> Any:
-    """Copies between a value and a cotangent, as an optimizer does whose state is like a Parameter."""
+    """Copies between a value and a cotangent, as an optimizer does if its state has the class of a Parameter."""
     both = isinstance(x, value) and isinstance(source, value)
     if not both or x._layout is source._layout or not are_alike(x._layout, source._layout):
         return run(x, source, *args)
@@ -204,7 +204,7 @@ def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
         target = argument(facts, args, kwargs, facts.written[0]) if facts.written else None
         if not all(_fits(x, v, value) for v in operands) or not (target is None or isinstance(target, value)):
             return asked(*args, **kwargs)
-        # Of a comparison with a mask, which is a cotangent of bools, the other operand has the inner tensors to run on.
+        # In a comparison with a mask, a cotangent of bools, the op runs on the inner tensors of the other operand.
         x = next((v for v in operands if isinstance(v, value) and differentiable_names(v)), x)
         results = run_per_inner(value, op, x, args, kwargs)
         if target is not None:
@@ -233,9 +233,9 @@ def _moving(value: Any, mapped: Call, of_points: Call) -> Call:
 
 
 def _fits(x: Any, v: Any, value: Any) -> bool:
-    """Whether an operand beside a cotangent is one of the same metadata, a matching Parameter, or a number.
+    """Whether the other operand of an op on a cotangent has the same metadata, is a matching Parameter, or a number.
 
-    A trace does not know Parameters, and takes any value for one, but in a backward, which has no step.
+    A trace has no record of Parameters, and accepts any value as one, except in a backward, which has no step.
     """
     if not isinstance(v, value):
         return v.dim() == 0
@@ -244,10 +244,10 @@ def _fits(x: Any, v: Any, value: Any) -> bool:
 
 
 def _wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
-    """Converts the plain one of two cotangents of the same value to a cotangent of the class.
+    """Converts two cotangents of the same value, of which one is plain, to cotangents of the class.
 
     The autograd engine adds such a pair if a function reads inner tensors with ``unwrap`` and also uses the value as a
-    whole. Both stay unchanged if the sum has to be differentiable, or if the value's inner tensors are not known.
+    whole. Both stay unchanged if the sum must be differentiable, or if the value's inner tensors were not stored.
     """
     if is_cotangent(x) and is_cotangent(y):
         return x, y
@@ -287,7 +287,7 @@ def _of_formula(cot: Any, op: OpOverload, find_own: Callable[[Any], Call | None]
 
 
 def _maps_formulas(value: Any, op: OpOverload) -> bool:
-    """Whether formulas compute inner tensor by inner tensor: of a class with rules, the sum of gradients alone."""
+    """Whether formulas run an op on each inner tensor; for a class with rules, only the sum of gradients does."""
     return value._traits.is_mapped and (not value._runs_above or op in ADDITIVE_OPS)
 
 
@@ -296,7 +296,7 @@ def _refuse_inside(value: Any, op: OpOverload, *args: Any, **kwargs: Any) -> Any
 
 
 def _with_values_as_cotangents(cot: Any, op: OpOverload) -> Call:
-    """Returns the plan that maps an op over cotangents, and over values of the class beside them."""
+    """Returns the plan that maps an op over cotangents and values of the class."""
     value, spec, run = cot._value_cls, cot.__spec__, fallback_run(cot, op)
     if can_emit(op):
         return run
@@ -321,7 +321,7 @@ def _with_values_as_cotangents(cot: Any, op: OpOverload) -> Call:
 
 
 def _copied_by_rule(cot: Any, run: Call) -> Call:
-    """Wraps an author's rule for a copy, which serves cotangents too: it computes nothing with inner tensors."""
+    """Wraps an author's rule for a copy, which applies to cotangents too: it computes nothing with inner tensors."""
     value = cot._value_cls
 
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The four fallbacks: what a class does with an op that no earlier resolution step covers.
+"""The four fallbacks, which run an op that no earlier resolution step covers.
 
-``"map"`` runs the op once for each inner tensor, as straight-line code if the schema allows it, and in a general form
-for ops with lists of tensors. ``"views"`` does the same for ops that compute nothing, and no other op.
+``"map"`` runs the op once for each inner tensor: as straight-line code if the schema allows it, else in a general form,
+for ops with lists of tensors. ``"views"`` does the same for ops that compute nothing, and for no other op.
 ``"materialize"`` runs the op on materialized values. ``"error"`` raises an error that says how to add a rule.
 """
 
@@ -86,9 +86,9 @@ def _strided_like(x: Any, plain: Tensor) -> Tensor:
     return torch.empty_strided(x.size(), x.stride(), dtype=plain.dtype, device=plain.device)
 
 
-# Views by a size, which a copy serves where the strides do not fit: `reshape` copies a value before it asks for one.
+# Views by a size. They may return a copy where the strides do not fit: `reshape` copies a value before it calls one.
 _BY_SIZE = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
-# Ops whose arguments follow from the strides that the outer tensor shows; `reshape` asks for `view` by them.
+# Ops whose arguments follow from the strides of the outer tensor; `reshape` calls `view` if these allow it.
 _BY_STRIDES = frozenset(
     {*_BY_SIZE, torch.ops.aten.view_copy.default, torch.ops.aten._reshape_alias.default, *STRIDED_OPS}
 )
@@ -137,12 +137,12 @@ def _instead_of_writing(cls: Any, op: OpOverload, x: Any) -> str:
     )
 
 
-# With these nn.init fills a Parameter.
+# nn.init fills a Parameter with these.
 _FILLS = frozenset("cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ eye_".split())
 
 
 def _in_shown_order(x: Any) -> Tensor:
-    """Returns what a value represents, with the strides and the offset that the value shows to who asks for a view."""
+    """Returns the tensor that a value represents, with the strides and the storage offset of the outer tensor."""
     plain = resolved(x)
     if plain.stride() == x.stride() and plain.storage_offset() == x.storage_offset():
         return plain
@@ -152,7 +152,7 @@ def _in_shown_order(x: Any) -> Tensor:
 
 
 def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
-    """Raises DispatchError with what differs, for a copy between values of the class."""
+    """Raises DispatchError if two values of the class that are copied have different metadata, and names both."""
     if op is torch.ops.aten.copy_.default and all(isinstance(x, cls) for x in args[:2]):
         x, source = args[:2]
         if x._layout is not source._layout and not (x._layout.cotangent or source._layout.cotangent):
@@ -169,7 +169,7 @@ def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
 
 
 class _NoRuleForPartError(DispatchError):
-    """There is no rule for a part (prim) to which PyTorch's decomposition of an op leads."""
+    """There is no rule for an op (a prim, for example) of PyTorch's decomposition of another op."""
 
 
 def _error(cls: Any, op: OpOverload) -> Call:
@@ -183,7 +183,7 @@ def _error(cls: Any, op: OpOverload) -> Call:
 
 
 def naming_whole(cls: Any, op: OpOverload, decomposed: Call) -> Call:
-    """Wraps the decomposition of an op: where a part has no rule, it is the op that has none."""
+    """Wraps the decomposition of an op: if one of its ops has no rule, the error names the decomposed op."""
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -2,8 +2,8 @@
 
 The lists of a model mix plain parameters with wrappers of several classes. Each *row*, the elements at one index of
 all lists, is treated by itself: a row of a trainable class becomes one row for each differentiable inner tensor, and
-rows of plain tensors stay. The op then runs once for all plain rows of one dtype and device, and once for the remaining
-rows of each class, which dispatches to that class.
+rows of plain tensors stay. The op then runs once for all plain rows of one dtype and device. It runs once more for the
+remaining rows of each class, and dispatches to that class.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from subclasses.spec.values import POINT, is_point
 
 
 class Row(NamedTuple):
-    """One row to run: the index of the element, the inner tensor that it is of (or ""), and its tensors."""
+    """One row to run: the index of the element, the name of its inner tensor (or ""), and its tensors."""
 
     index: int
     name: str
@@ -60,7 +60,7 @@ class Call(NamedTuple):
     count: int
 
 
-# The result is where the first operand was, moved by the others.
+# The result is the first operand, updated by the others.
 _MOVING = frozenset({"_foreach_add", "_foreach_sub", "_foreach_addcmul", "_foreach_addcdiv"})
 
 
@@ -145,7 +145,8 @@ def _split(call: Call, cls: Any, index: int, tensors: tuple[Tensor, ...]) -> lis
 def _with_strides_of_first(row: Row, copies: list[tuple[Tensor, Tensor]]) -> Row:
     """Returns a row for a fused kernel, which goes through the memory of its tensors; adds (tensor, copy) to `copies`.
 
-    Autograd gives the gradient of a plain Parameter the strides of the Parameter. Those of inner tensors have any.
+    Autograd gives the gradient of a plain Parameter the strides of the Parameter. Gradients of inner tensors may have
+    any strides.
     """
     first, *others = row.tensors
     tensors = [first]
@@ -158,7 +159,7 @@ def _with_strides_of_first(row: Row, copies: list[tuple[Tensor, Tensor]]) -> Row
 
 
 def _group(rows: list[Row]) -> Iterable[list[Row]]:
-    """Returns the rows that one call may take: all of one dtype, device and class."""
+    """Groups rows that one call may take: all of one dtype, device and class."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         first = row.tensors[0]
@@ -175,7 +176,7 @@ def _run(call: Call, group: list[Row], num_positional: int, names: Iterable[str]
 
 
 def _try_first(call: Call, rows: list[Row], num_positional: int, names: Iterable[str]) -> None:
-    """Raises what the op would raise for a row, before it has written to half of a wrapper."""
+    """Raises the op's error for a row before the op has written to half of a wrapper."""
     if not call.written or not call.op.overloadpacket.__name__.startswith("_foreach_"):
         return
     plain = [row for row in rows if not any(type(t) not in PLAIN for t in row.tensors)]
@@ -203,7 +204,7 @@ def _select(call: Call, i: int, group: list[Row]) -> Any:
 
 
 def _join(call: Call, cls: Any, tensors: tuple[Tensor, ...], results: dict[str, Any]) -> Any:
-    """Returns the result for an element from those of its rows."""
+    """Returns the result for an element from its rows' results."""
     if cls is None:
         return results[""]
     first: Any = tensors[0]

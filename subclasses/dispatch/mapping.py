@@ -1,11 +1,11 @@
-"""Ops that run once for each inner tensor: which do, their plans, and the checks of sizes.
+"""Ops that run once for each inner tensor: their choice, their plans, and the checks of sizes.
 
 ``fallback="map"`` maps every op without a rule. ``"views"``, and leading dims, map the ops that compute nothing: a
-view, a copy, a conversion or a factory selects, moves or allocates elements, as the schema of the op tells.
+view, a copy, a conversion or a factory selects, moves or allocates elements, according to the op's schema.
 
 A view names dims and indices of the outer tensor. They mean the same elements of an inner tensor only if that tensor
 has the outer size. A view of a value with another inner tensor, such as a scale of size ``[out, 1]``, needs a rule.
-:func:`with_outer_dims` says which dims of an inner tensor with further ones are named.
+:func:`with_outer_dims` maps named dims to an inner tensor with further dims.
 
 Where the schema allows it, a plan is straight-line text. It determines which arguments are wrappers, reads their inner
 tensors by name, calls the op once for each name, and wraps the results. ``aten.mul.Tensor`` on a pair of ``a`` and
@@ -100,7 +100,7 @@ _UNTAGGED_COPIES = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with
 # The offset of as_strided_ counts in the storage of the outer tensor, and it has no plan of its own.
 _UNMAPPED = frozenset({aten.as_strided_.default})
 
-# The arguments of a factory beside the size and the fill value.
+# The arguments of a factory besides the size and the fill value.
 _FACTORY_OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 # Factories that leave the elements undefined. Any other factory fills the elements.
 _NOT_FILLING = frozenset({"new_empty", "new_empty_strided"})
@@ -121,7 +121,7 @@ def maps_as_view(spec: SubclassSpec, op: OpOverload) -> bool:
     return is_view(op)
 
 
-# What selects and joins elements along dims, beside views.
+# Ops that select and join elements along dims, and are not views.
 _ALONG_DIMS = frozenset(
     {
         *(aten.cat.default, aten.stack.default, aten.index_select.default, aten.index.Tensor),
@@ -136,7 +136,7 @@ def maps_leading_dims(spec: SubclassSpec, op: OpOverload) -> bool:
 
 
 def joining_parts(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of an op that joins cotangents: a part without a gradient arrives as plain zeros."""
+    """Wraps the plan of an op that joins cotangents: PyTorch passes plain zeros for a part without a gradient."""
     if op not in (aten.cat.default, aten.stack.default) or not cls._is_cotangent:
         return run
 
@@ -184,7 +184,7 @@ def _keeps_elements(name: str, op: OpOverload) -> bool:
 
 
 def _is_derivative_of_view(name: str) -> bool:
-    """Whether a name is that of a derivative which puts a gradient at its place among zeros: ``slice_backward``."""
+    """Whether a name names the derivative of a view, which writes a gradient into zeros, as ``slice_backward`` does."""
     if not name.endswith("_backward"):
         return False
     packet = getattr(aten, name.removesuffix("_backward"), None)
@@ -257,7 +257,7 @@ def emit_map_plan(
         facts: The op.
         name: The name of the function.
         tried: Whether the op is tried before it writes.
-        beside_values: Whether the plan is for cotangents, beside which there may be values of the class.
+        beside_values: Whether the plan is for cotangents, and other operands may be values of the class.
     """
     tensors = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor"]
     params = facts.arguments[: tensors[-1] + 1]
@@ -426,7 +426,7 @@ def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
 
 
 def other_size_error(op: OpOverload, x: Any, name: str, why: str) -> DispatchError:
-    """Returns the error for an op that would mean other elements of an inner tensor than of the value."""
+    """Returns the error for an op that would select other elements of an inner tensor than of the value."""
     cls = type(x)
     return DispatchError(
         f"{op} on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors, of which {field_name(name)!r} "
@@ -437,7 +437,7 @@ def other_size_error(op: OpOverload, x: Any, name: str, why: str) -> DispatchErr
 
 
 def further_dims_error(op: OpOverload, x: Any, name: str) -> DispatchError:
-    """Returns the error for an op that would change the dims which an inner tensor has beside those of the value."""
+    """Returns the error for an op that would change an inner tensor's further dims, which the value does not have."""
     cls = type(x)
     return DispatchError(
         f"{op} on {one_of(cls)} of size {tuple(x.shape)} is mapped over its inner tensors, and it would change the "
@@ -499,7 +499,7 @@ def map_run(cls: Any, op: OpOverload) -> Call:
 
 
 def _check_source(cls: Any, op: OpOverload, run: Call) -> Call:
-    """Wraps ``set_``: of a plain tensor, all inner tensors would take over the one memory."""
+    """Wraps ``set_``: if the source is plain, all inner tensors would share its memory."""
 
     def plan(x: Any, source: Any) -> Any:
         if isinstance(source, cls):
@@ -523,7 +523,7 @@ def _may_set_lazy_bits(op: OpOverload) -> bool:
 
 
 def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
-    """Wraps a plan so that an error of torch says on which tensors the op ran; a caller knows the outer dtype alone."""
+    """Wraps a plan: an error of torch names the tensors on which the op ran, since a caller sees the outer dtype."""
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -576,8 +576,8 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
 def sends_message(op: OpOverload) -> bool:
     """Whether an op sends to or receives from one rank.
 
-    It is refused on both, before either waits: a value is several messages, and its receiver would have to know their
-    sizes; a handle for one of them says nothing of the others.
+    Both ranks refuse it before either waits. A value is several messages, and its receiver does not have their sizes; a
+    handle for one message does not cover the others.
     """
     return op.namespace == "c10d" and op.overloadpacket.__name__ in ("send", "recv_", "recv_any_source_")
 
@@ -662,8 +662,8 @@ def with_equal_sizes(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
     """Wraps the plan of a mapped op that names dims or sizes of the outer tensor.
 
     Raises:
-        DispatchError: from the plan, if an inner tensor has another size than the outer tensor, or the outer size of
-            the result is not that of its inner tensors.
+        DispatchError: from the plan, if an inner tensor of the argument or of the result has another size than the
+            outer tensor.
     """
     facts = op_facts(op)
     if is_factory(op) and not any(a.name == "size" for a in facts.arguments):
@@ -705,9 +705,9 @@ def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
 
 
 def or_whole(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Wraps the plan of a slice: of a whole dimension, it is the value itself.
+    """Wraps the plan of a slice: the slice of a whole dimension is an alias of the value.
 
-    PyTorch asks for no such slice where it knows the size, as in ``x[:, 1]``, and asks for it where that is a symbol.
+    PyTorch does not call such a slice if the size is an int, as in ``x[:, 1]``. It calls it if the size is a symbol.
 
     Raises:
         DispatchError: from the plan, if an inner tensor that is shorter than the value has fewer of the elements.
@@ -727,7 +727,7 @@ def or_whole(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any
 
 def _check_not_cut(x: Any, out: Any, dim: int) -> None:
     cls = type(x)
-    for field in cls.__spec__.inners if type(out) is cls else ():  # not what was materialized
+    for field in cls.__spec__.inners if type(out) is cls else ():  # not for a materialized result
         t, part = x.__dict__[field.attribute], out.__dict__[field.attribute]
         if t is None or part is None or t.dim() != x.dim() or type(out.shape[dim]) is not int:
             continue
@@ -744,9 +744,9 @@ def _check_not_cut(x: Any, out: Any, dim: int) -> None:
 
 
 def or_same(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Wraps the plan of ``view``: of its own size, a value is itself.
+    """Wraps the plan of ``view``: the view by a value's own size is an alias of the value.
 
-    So an autograd function returns an argument, such as the one that calls the backward hooks of a module.
+    An autograd function calls it to return an argument, as PyTorch's function for the backward hooks of a module does.
     """
     alias = functools.cache(make_alias)
 
@@ -757,7 +757,7 @@ def or_same(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any]
     return plan
 
 
-# Ops that may be asked for a value as it is.
+# Ops that may return an alias of a value.
 WHOLE = {aten.slice.Tensor: or_whole, aten.view.default: or_same}
 
 
@@ -774,21 +774,21 @@ _SIZES = frozenset({"size", "input_sizes", "repeats"})
 _ADDING_A_DIM = frozenset({aten.unsqueeze.default, aten.unsqueeze_.default, aten.stack.default})
 # The last two dims, which their arguments do not name.
 _OF_LAST_DIMS = frozenset({aten.tril.default, aten.triu.default, aten.tril_.default, aten.triu_.default})
-# Their result has a dim more, the last one.
+# Their result has one more dim, the last.
 _APPENDING = frozenset(
     {aten.diagonal.default, aten.diagonal_copy.default, aten.unfold.default, aten.unfold_copy.default}
 )
 
 
 def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of a mapped op: where an inner tensor has further dims, those of the outer tensor are its first.
+    """Wraps the plan of a mapped op: the first dims of an inner tensor with further dims are the outer dims.
 
-    A negative dim counts from the last one, which is another in such an inner tensor. Sizes, and repeats, are of the
-    first dims too.
+    A negative dim counts from the last outer dim, which is not the last dim of such an inner tensor. Sizes, and
+    repeats, apply to the first dims too.
 
     Raises:
-        DispatchError: from the plan, if the op changes the further dims, as a sum over all dims does, or means other
-            elements of an inner tensor of another size than of the value.
+        DispatchError: from the plan, if the op changes the further dims, as a sum over all dims does. Also if it
+            selects other elements of an inner tensor of another size than of the value.
     """
     facts, cls = op_facts(op), cls._value_cls
     is_sized = any(a.name in _SIZES for a in facts.arguments)
@@ -828,7 +828,7 @@ def _with_further_dims(op: OpOverload, x: Any, others: list[str], keeps_ones: bo
     """Returns which inner tensors of another size have the dims of a value, and further ones.
 
     Raises:
-        DispatchError: the op would mean other elements of one of them than of the value.
+        DispatchError: the op would select other elements of such an inner tensor than of the value.
     """
     held, size = x.__dict__, x.shape
     further = [n for n in others if not known_to_differ(held[n].shape[: len(size)], size)]
@@ -839,11 +839,11 @@ def _with_further_dims(op: OpOverload, x: Any, others: list[str], keeps_ones: bo
 
 
 def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of a pointwise op: the elements of a plain operand are those of the value.
+    """Wraps the plan of a pointwise op: the elements of a plain operand match the elements of the value.
 
     Raises:
-        DispatchError: from the plan, if an inner tensor has other elements than the value: of its size are those of
-            the value, and of a size that expands to it, as one row for all, those to which the operand adds none.
+        DispatchError: from the plan, if an inner tensor's elements do not match. An inner tensor of the value's size
+            matches. So does one that expands to it, as one row for all does, if the operand would not expand it.
     """
     if sum(a.kind != "other" for a in op_facts(op).arguments) < 2 or has_one_size(cls):
         return run
@@ -866,7 +866,7 @@ def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
 
 
 def _of_other_sizes(x: Any, attributes: tuple[str, ...]) -> list[str]:
-    """Returns which inner tensors have another size than the value; it is asked at each call of a mapped op."""
+    """Returns the names of inner tensors with another size than the value; each call of a mapped op calls this."""
     held, size, found = x.__dict__, x.shape, []
     for name in attributes:
         t = held[name]
@@ -895,7 +895,7 @@ def _run_from_front(
     named = [i for i, a in enumerate(arguments) if a.name in _DIMS and a.kind == "other"]
     while named and len(args) <= named[-1] and (default := arguments[len(args)].default):
         args += default
-    is_sized = op is not aten.unfold.default and not op_facts(op).written  # whose size is that of a window
+    is_sized = op is not aten.unfold.default and not op_facts(op).written  # the size of `unfold` is a window
     sized = next((i for i, a in enumerate(arguments) if a.name in _SIZES), None) if is_sized else None
     if op is aten.permute.default:
         sized = 1  # it names all dims
@@ -908,7 +908,7 @@ def _run_from_front(
 
 
 def _run_sized(op: OpOverload, x: Any, index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs an op on each inner tensor with the sizes that it names, and those of the further dims."""
+    """Runs an op on each inner tensor, with the sizes of the further dims after the sizes that the op names."""
     facts, results = op_facts(op), {}
     for name in x._layout.present:
         t = x.__dict__[name]
@@ -959,7 +959,7 @@ def leading_run(cls: Any, op: OpOverload) -> Call:
 
 
 def hint_for(cls: Any, op: OpOverload, first: Any = ()) -> str:
-    """Returns what to write where a class has no answer to an op, in words."""
+    """Returns a phrase that tells an author or a user how to continue if a class does not run an op."""
     if is_of_tangents(op):
         return IN_FORWARD_MODE
     if op in STRIDED_OPS:
@@ -968,7 +968,7 @@ def hint_for(cls: Any, op: OpOverload, first: Any = ()) -> str:
 
 
 def _of_author(cls: Any, op: OpOverload, first: Any) -> str:
-    """Returns what more an author is told of a missing rule."""
+    """Returns the further advice for an author about a missing rule."""
     name = op.overloadpacket.__name__
     advice = NO_DERIVATIVE if name.endswith("_backward") else _OF_A_DERIVATIVE if in_backward() else ""
     instead = advice and f"; {advice}"
@@ -982,7 +982,7 @@ def _of_author(cls: Any, op: OpOverload, first: Any) -> str:
 
 
 def _whole_of(op: OpOverload) -> str:
-    """Returns the name of the function of several ops that is called and asks for an op; empty if there is none."""
+    """Returns the name of the called function if it runs several ops, of which ``op`` is one; else an empty string."""
     func: Any = CALLING.func
     name = getattr(func, "__name__", "").strip("_")
     if name == "get" and not in_backward():  # of a property

@@ -23,9 +23,9 @@ def records(values: Any) -> bool:
 
 
 def check_not_traced(cls: Any, op: OpOverload) -> None:
-    """Raises DispatchError while a graph is traced, for an op that only its point makes one of an optimizer.
+    """Raises DispatchError in a trace, for an op that belongs to an optimizer only because an operand is a point.
 
-    Dynamo takes this for a reason to break the graph, and eager mode runs the op.
+    Dynamo breaks the graph at this error, and eager mode runs the op.
     """
     if is_tracing():
         raise DispatchError(
@@ -39,7 +39,7 @@ def check_not_traced(cls: Any, op: OpOverload) -> None:
 def check_operands(cls: Any, op: OpOverload, operands: Iterable[Any]) -> None:
     """Raises DispatchError unless all operands are matching points and cotangents of a class, or numbers.
 
-    A trace does not know points, and takes any value for one.
+    A trace has no record of points, and accepts any value as one.
     """
     x, is_traced = next(v for v in operands if isinstance(v, cls)), is_tracing()
     for v in operands:
@@ -79,7 +79,7 @@ def remade(x: Any, results: dict[str, Any], layout: Any, mark: str = "") -> Any:
     out = with_inners(x, inners, layout)
     if mark:
         out.__dict__[mark] = True
-    if RANKS in x.__dict__:  # what is computed from the gradient of a part is of a part
+    if RANKS in x.__dict__:  # a result computed from the gradient of a part belongs to a part
         out.__dict__[RANKS] = x.__dict__[RANKS]
     return out
 
@@ -87,8 +87,8 @@ def remade(x: Any, results: dict[str, Any], layout: Any, mark: str = "") -> Any:
 def joint_norm(x: Any, norms: dict[str, Tensor], ord: Any) -> Tensor:
     """Returns the norm of a gradient from the norm of each inner tensor.
 
-    On each of several ranks that have a part, the norm of an inner tensor that all of them have whole is divided, so
-    that it counts once in the norm that PyTorch makes of theirs.
+    If several ranks have a part each, PyTorch combines their norms. The norm of an inner tensor that every rank has
+    whole is divided, so that it counts once.
     """
     ranks, whole = x.__dict__.get(RANKS, (1, ()))
     if ord == 0:

@@ -1,8 +1,15 @@
 """Op resolution: decides once for each class and op how the op runs, and returns one callable.
 
-The steps in order: an exact rule; an op derived from the rule of its functional counterpart; a structure-preserving op;
-a rule for a tag; PyTorch's decomposition, where the class allows it; the class's fallback, whose last resort is a
-:class:`DispatchError`. The generated ``__torch_dispatch__`` caches the callable in a dict.
+The steps in order:
+
+- an exact rule,
+- an op derived from the rule of its functional counterpart,
+- a structure-preserving op,
+- a rule for a tag,
+- PyTorch's decomposition, where the class allows it,
+- the class's fallback, whose last resort is a :class:`DispatchError`.
+
+The generated ``__torch_dispatch__`` caches the callable in a dict.
 """
 
 from __future__ import annotations
@@ -83,9 +90,9 @@ Wrap = Callable[[Call], Call]
 
 
 _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})  # by which the engine adds two gradients
-# Python has an answer to x == y where nobody knows one, and it is no tensor.
+# If both operands return NotImplemented for x == y, Python compares identities and returns a bool, not a tensor.
 _EQUALITY = (aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar)
-# Their derivative is zero, of PyTorch's formula and of a rule.
+# Their derivative is zero, by PyTorch's formula and by a rule.
 _FILLING = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
 
 
@@ -112,8 +119,8 @@ class Plan:
     Attributes:
         step: The resolution step that applies.
         run: The callable.
-        source: For a derived op its functional counterpart, and the step that applies to that.
-        functional: For a derived op the plan of that.
+        source: For a derived op its functional counterpart, and the step that applies to the counterpart.
+        functional: For a derived op the plan of its functional counterpart.
         stages: The names of the stages around it, from the innermost.
         by_formula: Whether the rule that runs has PyTorch's formula as its derivative.
     """
@@ -162,7 +169,7 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
 
 
 def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[tuple[str, Wrap]]:
-    """Yields the stages of an op by name, from the innermost; a stage may return what it was given.
+    """Yields the stages of an op by name, from the innermost; a stage may return its argument.
 
     Args:
         cls: The class.
@@ -219,7 +226,7 @@ def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
         return run_write(op, run, plan.functional, by_rule=plan.by_rule)
     if facts.viewed and plan.by_rule:
         return run_view_rule(op, run)
-    # Zeros of its size do not depend on a value.
+    # Zeros of a value's size do not depend on the value.
     makes_like = op is not aten._to_copy.default and is_factory(op)
     computes = set(facts.returns) != {"other"} and not (facts.viewed or makes_like)
     if facts.written or not computes:
@@ -234,7 +241,7 @@ def _rule_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wr
     if cls._runs_above:
         yield "above autograd", partial(_run_above, cls, op, plan)
     if cls._has_formulas and op is not aten.detach.default:
-        # A copy is the value itself, whatever rule makes it.
+        # A copy keeps the mark of its operand, also if a rule makes it.
         yield "by formula", partial(noting_results, by_rule=plan.by_formula and op not in COPYING_OPS)
 
 
@@ -273,7 +280,7 @@ def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
 
 
 def _is_left_to_python(op: OpOverload) -> bool:
-    """Whether Python asks the other operand, or raises TypeError, where a class has no answer to an op."""
+    """Whether Python tries the other operand, or raises TypeError, if a class has no rule for an op."""
     return is_of_operator(op) and op not in _EQUALITY
 
 
@@ -368,11 +375,11 @@ def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
 
 
 def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
-    """Whether another subclass in the call handles the op first: no rule for it here, and not nested in this class.
+    """Whether another subclass in the call handles the op first: this class has no rule, and does not contain it.
 
     Raises:
-        DispatchError: the other is a base of this class, and the op would be mapped over inner tensors of one alone;
-            or all in the call are declared, and each leaves the op to the others.
+        DispatchError: the other class is a base of this class, and the op would be mapped over inner tensors of one
+            of them. Also if all classes in the call are declared, and each leaves the op to the others.
     """
     if not _leaves(cls, op, types, args):
         return False

@@ -1,10 +1,10 @@
-"""Cutting values into rows for FSDP2 and distributed checkpoints, which ask for ops on them and not for a hook.
+"""Cutting values into rows for FSDP2 and distributed checkpoints, which call ops on values and have no hook.
 
 ``fully_shard`` splits a Parameter along dim 0, and copies this rank's rows into a padded copy. A class that
-materializes would answer with plain tensors, and its own all-gather hooks would never be called. While FSDP2 asks,
-those ops cut the inner tensors with as many rows as the value; the others, such as the scale of all rows, stay whole.
-A class with rules for these ops of its own is asked as always. A checkpoint that other numbers of ranks load is read by
-narrowing what is saved and what is loaded into, which are to be views.
+materializes would return plain tensors, and FSDP2 would never call its all-gather hooks. If FSDP2 calls those ops, they
+cut the inner tensors with as many rows as the value. Other inner tensors, such as the scale of all rows, stay whole.
+If a class has rules for these ops, its rules run. If another number of ranks loads a checkpoint, PyTorch narrows the
+saved values and the values that it loads into, and needs views of both.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
     """Returns the rows of each rank.
 
     Raises:
-        DispatchError: the value requires grad and its class cannot be trained, or it is cut along another dim or
-            unevenly, or is not the same as its parts.
+        DispatchError: the value requires grad and its class is not trainable. Also if it is cut along another dim or
+            unevenly, or represents other elements than its parts.
     """
     cls, rows = type(x), x.size(0)
     if x.requires_grad and not cls._traits.trainable:
@@ -110,7 +110,7 @@ def _handwritten_inside(x: Any) -> str:
 
 
 def _check_cut(x: Any, size: int) -> None:
-    """Raises DispatchError if the hooks could not tell from its rows whether an inner tensor of a part was cut."""
+    """Raises DispatchError if the hooks cannot infer from its rows whether an inner tensor of a part was cut."""
     for name in x._layout.present:
         t = x.__dict__[name]
         if t.dim() and t.size(0) == size != x.size(0):
@@ -123,7 +123,7 @@ def _check_cut(x: Any, size: int) -> None:
 
 
 def _are_rows(x: Any, parts: list[Any]) -> bool:
-    """Whether the parts together stand for what the whole stands for, as far as the class says what that is."""
+    """Whether the parts together represent the same tensor as the whole; True if the class does not materialize."""
     if not any(is_cut(x, x.__dict__[name]) for name in x._layout.present):
         return False
     if not type(x).__spec__.has_materialize:
@@ -152,16 +152,16 @@ def _are_same(whole: Tensor, cut: Tensor) -> bool:
 
 
 def rows_of(x: Any, start: int, stop: int) -> Any:
-    """Returns these rows of a value; inner tensors that are not cut are those of ``x``."""
+    """Returns these rows of a value, with the same inner tensors as ``x`` where they are not cut."""
     return _map_cut(x, lambda t: t[start:stop], lambda t: t)
 
 
 def is_cut(x: Any, t: Tensor) -> bool:
-    """Whether an inner tensor is cut where its value is cut into rows: it has as many."""
+    """Whether an inner tensor is cut if its value is cut into rows: it has as many rows as the value."""
     return x.dim() > 0 and t.dim() > 0 and t.size(0) == x.size(0)
 
 
-# ---- what FSDP2 does with a part ---------------------------------------------------------------------------
+# ---- ops of FSDP2 on a part --------------------------------------------------------------------------------
 
 
 def _slice(x: Any, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
@@ -170,14 +170,14 @@ def _slice(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
 
 
 def new_zeros(x: Any, size: Any, **kwargs: Any) -> Any:
-    """Returns a value of so many rows, to be filled; inner tensors that are not cut are those of ``x``."""
+    """Returns a value of ``size[0]`` rows of zeros, with clones of the inner tensors of ``x`` that are not cut."""
     return _map_cut(x, lambda t: t.new_zeros((size[0], *t.shape[1:])), torch.clone)
 
 
 def _map_cut(x: Any, change: Callable[[Tensor], Tensor], keep: Callable[[Tensor], Tensor]) -> Any:
     """Returns a value with ``change(t)`` in place of inner tensors that are cut, and ``keep(t)`` of the others.
 
-    A part of a Parameter of a trainable class is one that optimizers may move, as the Parameter is.
+    If the class is trainable, optimizers may update a part of a Parameter as they update the Parameter.
     """
 
     def replace(_: Any, t: Any) -> Any:
@@ -193,12 +193,12 @@ def _map_cut(x: Any, change: Callable[[Tensor], Tensor], keep: Callable[[Tensor]
 
 
 def _view(x: Any, size: Any) -> Any:
-    """Returns the value itself: FSDP2 keeps a flat view of a part, which it reads of plain tensors alone."""
+    """Returns the value itself: FSDP2 keeps a flat view of a part, and reads it only for plain tensors."""
     return x.detach()
 
 
 def _as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """Returns the gathered value itself, which FSDP2 gives its first size."""
+    """Returns the gathered value itself; FSDP2 passes the size and stride that it had before sharding."""
     if tuple(size) != tuple(x.shape) or tuple(stride) != x.stride():
         raise DispatchError(
             f"fully_shard of {one_of(type(x))}: fsdp_post_all_gather returned one of size {tuple(x.shape)}, and the "
@@ -213,7 +213,7 @@ def narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
     """Returns the rows that a checkpoint saved or loads, as views.
 
     Raises:
-        DispatchError: the value is not cut into rows, or its rows are not those of its inner tensors.
+        DispatchError: the value is not cut into rows, or its rows do not match the rows of its inner tensors.
     """
     cls = type(x)
     refused = (
@@ -229,7 +229,7 @@ def narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
     part = _slice(x, dim, start, stop)
     inners = [x.__dict__[name] for name in x._layout.present]
     fits = any(is_cut(x, t) for t in inners)
-    # A gradient, or what an optimizer keeps of gradients, represents no plain tensor to compare.
+    # A gradient, or an optimizer's state made of gradients, represents no plain tensor to compare.
     if fits and not x._layout.cotangent and not x.is_meta:
         fits = _are_same(materialize_apart(x)[start:stop], materialize_apart(part))
     if not fits:
@@ -241,11 +241,11 @@ def narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
     return part
 
 
-# ---- what a DTensor does with a part -----------------------------------------------------------------------
+# ---- ops of a DTensor on a part ----------------------------------------------------------------------------
 
 
 def _gather(run: Call, x: Any, *group: Any) -> Any:
-    """Joins the rows of all ranks, of a part that FSDP2 made and of its gradients; a value of its own materializes."""
+    """Joins the rows of all ranks of a part that FSDP2 made, or of its gradients; other values run ``run``."""
     if PART not in x.__dict__ and not x._layout.cotangent:
         return run(x, *group)
     gather, wait = torch.ops._c10d_functional.all_gather_into_tensor, torch.ops._c10d_functional.wait_tensor
@@ -253,12 +253,12 @@ def _gather(run: Call, x: Any, *group: Any) -> Any:
 
 
 def _complete(run: Call, x: Any) -> Any:
-    """Returns what :func:`_gather` made, which is complete."""
+    """Returns the result of :func:`_gather`, for which no collective is pending."""
     return x.detach() if PART in x.__dict__ or x._layout.cotangent else run(x)
 
 
 def same_size(run: Call, x: Any, size: Any) -> Any:
-    """Returns the local tensor of a DTensor, which PyTorch takes a view of to return it."""
+    """Returns the local tensor of a DTensor, of which PyTorch takes a view to return it."""
     return x.detach() if tuple(size) == tuple(x.shape) else run(x, size)
 
 

@@ -1,7 +1,7 @@
 """``as_strided`` on a wrapper, with which ``torch.compile`` recreates views of its arguments.
 
-Size, stride and storage offset are those of the outer tensor. They select the same elements of an inner tensor with the
-outer size and stride, once the offset is taken relative to the storage offset of that inner tensor.
+Size, stride and storage offset describe the outer tensor. They select the same elements of an inner tensor with the
+outer size and stride. The offset is then relative to the inner tensor's storage offset.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
 
 
 def _further_dims(x: Any, t: Any) -> tuple[int, Sequence[Any], Sequence[Any]]:
-    """Returns how many entries of an inner tensor one of the value has, and the sizes and strides of these.
+    """Returns how many entries of an inner tensor belong to one entry of the value, and their sizes and strides.
 
-    The first is 0 where the strides of the value do not tell where they lie.
+    The first is 0 if the strides of the value do not determine their place in memory.
     """
     count = x.dim()
     sizes, strides = t.shape[count:], t.stride()[count:]
@@ -98,10 +98,10 @@ def check_strided_copy(cls: Any, op: OpOverload) -> None:
 
 
 def check_told_apart(x: Any) -> None:
-    """Raises DispatchError for a value in its own geometry if a view by a rule of its class may have the same.
+    """Raises DispatchError for a value in its own geometry if a view by a rule of its class may have the same geometry.
 
-    A transpose of a square value has its size, and without ``stride`` in ``outer`` its strides: of the value itself and
-    of the transpose the same is asked for.
+    A transpose of a square value has the value's size, and its strides if ``outer`` gives none. ``as_strided`` has the
+    same arguments for the value and for the transpose.
     """
     cls, pairs = type(x), _equal_dims(x)
     for op in _PERMUTING if pairs else ():
@@ -128,7 +128,7 @@ def _equal_dims(x: Tensor) -> list[tuple[int, int]]:
 
 
 def _swapped(op: OpOverload, x: Any, i: int, j: int) -> Any:
-    """Returns what a rule makes of two dims that change places."""
+    """Returns a rule's result for a swap of two dims."""
     if op is aten.t.default:
         return op(x) if x.dim() == 2 else None
     if op is aten.transpose.int:
@@ -141,12 +141,12 @@ def _geometry(x: Tensor) -> tuple[Any, ...]:
 
 
 def _parts(x: Any) -> tuple[Any, ...]:
-    """Returns what tells a value from another view of the same inner tensors."""
+    """Returns the layout, memory and geometry that differ between a value and another view of its inner tensors."""
     return x._layout, [(storage_key(t), _geometry(t)) for t in innermost(x)]
 
 
 def strided_advice(cls: Any, op: OpOverload) -> str:
-    """Returns what to do about a view that ``torch.compile`` remakes."""
+    """Returns a hint for a view that ``torch.compile`` recreates."""
     name = cls.__name__
     rule = (
         f"add a rule with @{name}.implements(torch.ops.{op}). The rule gets the size, stride and "
@@ -160,7 +160,7 @@ def strided_advice(cls: Any, op: OpOverload) -> str:
 
 
 def with_checked_views(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a view by a rule: it shares the memory of its operand where ``x[index] = value`` is to write to it.
+    """Wraps a view by a rule: it must share the memory of its operand if ``x[index] = value`` writes to it.
 
     Raises:
         DispatchError: from the plan, if it has memory of its own, to which the write would go and be lost.
@@ -186,10 +186,10 @@ def with_checked_views(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Cal
 
 
 def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a view by a rule of a class with a rule for ``as_strided``: traced, it has the stride and offset of a view.
+    """Wraps a view by a rule of a class with a rule for ``as_strided``: in a trace, its stride and offset are checked.
 
     Raises:
-        DispatchError: from the plan, if it has others, by which the other rule would make another view.
+        DispatchError: from the plan, if they are not a view's, so that the rule for ``as_strided`` would make another.
     """
     if find_op_rule(cls, aten.as_strided.default) is None or op is aten.as_strided.default:
         return run

@@ -1,4 +1,4 @@
-"""Structure-preserving ops: each inner tensor is copied, moved or aliased, whatever the class represents.
+"""Structure-preserving ops: each inner tensor is copied, moved or aliased, for every class.
 
 ``clone``, ``detach``, ``_to_copy`` and similar ops need no rule. A change of dtype converts the inner tensors that have
 the outer dtype and declare no dtype: a scale becomes ``bfloat16``, while quantized data and offsets stay unchanged. An
@@ -35,12 +35,12 @@ def _map_op(op: OpOverload) -> Structural:
 
 
 def _clone(x: Any, *, memory_format: Any = None) -> Any:
-    """Copies each inner tensor. The outer stride is that of the copies by `outer`, whatever the memory format."""
+    """Copies each inner tensor. `outer` computes the outer stride from the copies, for every memory format."""
     return map_inners(x, lambda _, t: aten.clone.default(t, **_fitting(t, {"memory_format": memory_format})))
 
 
 def resolved(x: Any) -> torch.Tensor:
-    """Returns what a value materializes to, without conjugate and negative bits."""
+    """Materializes a value and resolves the conjugate and negative bits of the result."""
     return x.materialize().resolve_conj().resolve_neg()
 
 
@@ -48,7 +48,7 @@ _RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
 def _fitting(t: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Leaves a memory format that tensors of another number of dims have out of the options of a copy."""
+    """Drops a memory format from the options of a copy if the tensor does not have its number of dims."""
     rank = _RANKS.get(options.get("memory_format"))  # type: ignore[arg-type]
     return options if rank is None or rank == t.dim() else options | {"memory_format": torch.preserve_format}
 
@@ -103,13 +103,13 @@ def _copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
 
 
 def _as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """The value in its own geometry, as AOTAutograd asks for a result that aliases an argument."""
+    """Returns the value in its own geometry; AOTAutograd calls this for a result that aliases an argument."""
     check_told_apart(x)
     return map_inners(x, lambda _, t: aten.alias.default(t))
 
 
 def _unsafe_view(x: Any, size: Any) -> Any:
-    """The value in its own size, as a program of AOTAutograd asks for a result that aliases what it made."""
+    """Returns the value in its own size; a program of AOTAutograd calls this for a result that aliases another."""
     return map_inners(x, lambda _, t: aten._unsafe_view.default(t, t.shape))
 
 
@@ -186,9 +186,9 @@ def find_structural(op: OpOverload) -> Structural | None:
 def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether these arguments allow an op to preserve the structure.
 
-    They do not if the class cannot change to the requested dtype, or if a plain tensor and a wrapper, or two wrappers
-    with different metadata, are copied onto each other. A class that computes its outer dtype is judged by the result:
-    see :func:`has_asked_dtype`.
+    They do not if the class cannot change to the requested dtype. Nor do they if a plain tensor and a wrapper, or two
+    wrappers with different metadata, are copied onto each other. For a class that computes its outer dtype,
+    :func:`has_asked_dtype` checks the result.
     """
     if op is aten.copy_.default:
         x, source = args[:2]
@@ -220,7 +220,7 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
 
 
 def has_asked_dtype(cls: type, out: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the result of a conversion has the dtype that was asked for, if it is a value of the class."""
+    """Whether the result of a conversion has the requested dtype, if it is a value of the class."""
     dtype = kwargs.get("dtype")
     return dtype is None or type(out) is not cls or out.dtype == dtype
 
@@ -251,7 +251,7 @@ COPYING_OPS = frozenset(
 
 
 def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
-    """Wraps a plan so that a copy of a point is a point; but not what autograd records as computed from it."""
+    """Wraps a plan so that a copy of a point is a point, unless autograd records the copy."""
     trainable = cls._traits.trainable
 
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,17 +1,17 @@
-"""Steps of optimizers on a trainable class: on the inner tensors, as if they were the parameters.
+"""Steps of optimizers on a trainable class, which update the inner tensors as if they were the parameters.
 
 An optimizer computes with *points* (Parameters, and detached aliases and copies of them) and *cotangents* (gradients,
-and the states that are made like them). How ops run on cotangents is in :mod:`subclasses.dispatch.cotangents`. Here are
+and the states that are made like them). :mod:`subclasses.dispatch.cotangents` runs ops on cotangents. This module has
 the ops on points alone, which run once for each differentiable inner tensor:
 
 - a pointwise op that writes to a point,
 - ``zeros_like`` and the like of a point, which make a state of the optimizer: a cotangent,
-- ops on lists of tensors, one element at a time, since a model has plain parameters and those of other classes too.
+- ops on lists of tensors, one element at a time, since a model has plain parameters and other classes' parameters too.
 
-Any other value keeps its meaning. With ``fallback="map"`` every op without a rule runs on the inner tensors anyway.
+Ops on any other value run as usual. With ``fallback="map"`` every op without a rule runs on the inner tensors anyway.
 
-A compiler's trace knows cotangents by their type, and not points. An op that only its point makes one of an optimizer
-is refused where Dynamo, which knows them, first runs it: it is left to eager mode.
+In a compiler's trace, cotangents have their own type, and points do not. Some ops belong to an optimizer only because
+an operand is a point. They raise where Dynamo, which has a record of points, first runs them; eager mode runs them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Call = Callable[..., Any]
 # Ops without the tag `pointwise` that treat elements separately.
 WRITING_OPS = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
 LIKE_OPS = frozenset({aten.zeros_like.default, aten.ones_like.default, aten.full_like.default})
-# A result is where the first operand was, moved by the others.
+# The result is the first operand, updated by the others.
 MOVING_OPS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.addcmul.default, aten.addcdiv.default})
 
 
@@ -98,7 +98,7 @@ def _with_steps(cls: Any, op: OpOverload, run: Call) -> Call:
 
 
 def _with_copies(cls: Any, run: Call) -> Call:
-    """Wraps ``copy_`` of a plain tensor to a Parameter, which is refused with a way out."""
+    """Wraps ``copy_`` of a plain tensor to a Parameter, which raises with a hint."""
     op = aten.copy_.default
     ruled, mapped = find_op_rule(cls, op) is not None, cls._traits.is_mapped
 

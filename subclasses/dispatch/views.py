@@ -1,8 +1,8 @@
 """View functions on classes with ``fallback="materialize"``: they return copies instead of views.
 
-The op runs on the materialized tensor, so its result shares no memory with the wrapper. But above dispatch, torch's own
-kernel of a view op marks any result as a view of the argument, and a write to the result would count as a write to the
-wrapper. This can be undone above autograd only: the functions that may return views are intercepted, and a plain result
+The op runs on the materialized tensor, so its result shares no memory with the wrapper. But above dispatch, PyTorch's
+kernel of a view op marks any result as a view of the argument. A write to the result would count as a write to the
+wrapper. Only code above autograd can undo this: the functions that may return views are intercepted, and a plain result
 that is marked as a view is cloned. Gradients flow through the clone.
 """
 
@@ -62,8 +62,7 @@ def clone_views(func: Any, *args: Any, **kwargs: Any) -> Any:
 def unflatten(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs ``Tensor.unflatten``, which is written in Python and calls torch's method of the same name.
 
-    Interception is off during the call. Otherwise the inner method would be intercepted under the same name, without
-    end.
+    Interception is off during the call, since the inner method would be intercepted under the same name without end.
     """
     with DisableTorchFunctionSubclass():
         return _clone_view(func(*args, **kwargs))
