@@ -1,4 +1,4 @@
-"""Checks of a registration against the class: that its own hooks ask for the rule, and the derivative of the rule."""
+"""Checks of a registration against the class: that its own hooks call the rule, and the derivative of the rule."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
     """Checks that torch can call a rule for each key, which a hook in the class body may prevent.
 
     Raises:
-        SpecError: compilers answer a key from the size; or the function of an op's name computes by another op, which
-            has no rule; or the class's own ``__torch_function__``, of a key whose rule is above autograd, or its own
-            ``__torch_dispatch__``, of another, does not lead to the generated one.
+        SpecError: compilers compute a key's result from the size. Or the function of an op's name calls another op,
+            which has no rule. Or the class's own hook does not call the generated one: ``__torch_function__`` for a key
+            whose rule runs above autograd, else ``__torch_dispatch__``.
     """
     for key in keys:
         called = _COMPUTES_BY.get(_packet(key))
@@ -58,8 +58,8 @@ def check_derivative(cls: Any, keys: Iterable[Any], derivative: str | None) -> N
     """Checks the ``derivative`` of a rule.
 
     Raises:
-        SpecError: it is no name of a derivative; or a formula has nothing to be about, since the class has no
-            ``materialize`` or the rule runs above autograd.
+        SpecError: it is not a name of a derivative. Or no formula applies, since the class has no ``materialize`` or
+            the rule runs above autograd.
     """
     name = f"{cls.__name__}.implements"
     check_keyword(
@@ -84,7 +84,7 @@ def check_derivative(cls: Any, keys: Iterable[Any], derivative: str | None) -> N
             )
 
 
-# By which op the function of an op's name computes, where that is written in Python.
+# The op that a function with an op's name calls instead, if the function is written in Python.
 _COMPUTES_BY: dict[Any, OpOverloadPacket] = {torch.ops.aten.norm: torch.ops.aten.linalg_vector_norm}
 
 
@@ -93,9 +93,9 @@ def _packet(key: Any) -> Any:
 
 
 def with_type_errors(cls: type, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a ``__torch_dispatch__`` of a class body: a TypeError of its code is none that says an op has no answer.
+    """Wraps a ``__torch_dispatch__`` of a class body: a TypeError of its code does not mean that an op has no rule.
 
-    Python takes it for that in an operator, and ``x == y`` would be False.
+    Python takes a TypeError in an operator to mean that, and ``x == y`` would be False.
     """
     name, code = cls.__name__, hook.__code__  # type: ignore[attr-defined]
 
@@ -112,7 +112,7 @@ def with_type_errors(cls: type, hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_above_autograd(key: Any) -> bool:
-    """Whether the rule for a key is asked for by ``__torch_function__``."""
+    """Whether ``__torch_function__`` calls the rule for a key."""
     if isinstance(key, OpOverload | OpOverloadPacket):
         return is_decomposed(key)
     return not isinstance(key, torch.Tag | HigherOrderOperator | Family)

@@ -9,7 +9,7 @@ import re
 import types
 from typing import Any, NamedTuple
 
-# Top-level packages whose functions are none of an author's.
+# Top-level packages whose functions no author wrote.
 OF_LIBRARIES = ("torch", "subclasses")
 
 
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     """One instruction of bytecode, which reads or writes at most one name.
 
     Attributes:
-        opname: its name in Python 3.11; LOAD_FAST and LOAD_ATTR stand for the variants of these two.
+        opname: its name in Python 3.11; variants of LOAD_FAST and LOAD_ATTR have these two names.
         name: the name or constant.
     """
 
@@ -47,7 +47,7 @@ _PAIR = re.compile(r"(?:LOAD|STORE)_FAST(?:_BORROW)?")
 
 
 def steps_of(code: types.CodeType) -> list[Step]:
-    """Returns the instructions of a code, the same ones for each release of Python where they name something."""
+    """Returns the instructions of a code; instructions with a name are the same for each release of Python."""
     steps: list[Step] = []
     for instruction in dis.get_instructions(code):
         opname, name = instruction.opname, instruction.argval
@@ -64,10 +64,10 @@ def steps_of(code: types.CodeType) -> list[Step]:
 
 
 def global_names(code: types.CodeType) -> list[str]:
-    """Returns the names of what a code reads from its module; ``co_names`` has those of attributes, too."""
+    """Returns the names of the globals that a code reads; ``co_names`` has names of attributes, too."""
     return [step.name for step in steps_of(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
 
 
 def package_of(function: Any) -> str:
-    """Returns the name of the top-level package that something was defined in."""
+    """Returns the name of the top-level package that defines a function or class."""
     return str(getattr(function, "__module__", "")).partition(".")[0]

@@ -1,6 +1,6 @@
 """Checks of a registration: that PyTorch can call the rule.
 
-A rule for a function that never calls ``__torch_function__`` would never run, and nobody would notice.
+A rule for a function that never calls ``__torch_function__`` would never run, and no error would show it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from subclasses.errors import SpecError
 from subclasses.ops.schema import ops_of_packet
 from subclasses.rules.families import Family
 
-# ---- what torch can ask for --------------------------------------------------------------------------------
+# ---- functions that dispatch -------------------------------------------------------------------------------
 
 _ACCEPTED = (
     "ops (torch.ops.aten.mul.Tensor), packets (torch.ops.aten.mul), families (subclasses.arithmetic), functions "
@@ -34,7 +34,7 @@ _C_CALLABLES = (
     types.MethodWrapperType,
     types.ClassMethodDescriptorType,
 )
-# Methods that wrap a method of another name, for which torch asks.
+# Methods that wrap a method of another name, which torch passes to `__torch_function__`.
 _OPERATOR_METHODS = {
     **{f"__{n}__": n for n in ("add", "sub", "mul", "matmul", "ne", "lt", "le", "gt", "ge")},
     **{f"__i{n}__": f"{n}_" for n in ("add", "sub", "mul")},
@@ -52,10 +52,10 @@ _GENERATED = frozenset("__repr__ __deepcopy__ __reduce_ex__ __setattr__ share_me
 
 
 def check_key(cls: type, key: Any) -> None:
-    """Checks what a rule is registered for.
+    """Checks a key of a rule.
 
     Raises:
-        SpecError: it is no op, packet, tag or function, or a callable that torch never dispatches.
+        SpecError: it is not an op, packet, tag or function, or it is a callable that torch never dispatches.
     """
     name = f"{cls.__name__}.implements"
     if isinstance(key, OpOverload) and not _takes_a_tensor(key):
@@ -99,15 +99,15 @@ def _takes_a_tensor(op: OpOverload) -> bool:
 
 
 def is_dispatchable(function: Any) -> bool:
-    """Whether a callable can ask its arguments' classes for a rule.
+    """Whether a callable can dispatch to its arguments' classes.
 
-    A function in Python asks by a name of ``torch.overrides`` in its code, or in the code that it wraps. Dynamo asks
-    for every method of ``Tensor``. What is written in C asks if it belongs to torch; a callable of another extension
-    may, and is accepted.
+    A function in Python dispatches by a name of ``torch.overrides`` in its code, or in the code that it wraps. Dynamo
+    dispatches every method of ``Tensor``. A callable in C dispatches if it belongs to torch; a callable of another
+    extension may dispatch, and is accepted.
     """
     owner = getattr(function, "__self__", None)
     if isinstance(function, types.MethodWrapperType) and isinstance(owner, property):
-        return is_dispatchable(owner.fget)  # a property is asked for as its getter's __get__
+        return is_dispatchable(owner.fget)  # torch dispatches a property as its getter's __get__
     if _is_function_class(owner):
         return False
     if isinstance(function, _C_CALLABLES):
@@ -122,7 +122,7 @@ def is_dispatchable(function: Any) -> bool:
 
 
 def _is_function_class(owner: Any) -> bool:
-    """Whether this is an ``autograd.Function``, whose ``apply`` asks no class; newer releases have it in C."""
+    """Whether this is an ``autograd.Function``, whose ``apply`` does not dispatch; newer releases have it in C."""
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
 
 
@@ -139,14 +139,14 @@ def _is_of_python(function: Any) -> bool:
     """Whether a callable in C belongs to Python's standard library, such as ``len`` or ``math.sqrt``."""
     owner = getattr(
         getattr(function, "__self__", None), "__objclass__", None
-    )  # that of a getter, for its __get__
+    )  # the getter's __objclass__, for its __get__
     owner = owner or getattr(function, "__objclass__", None) or function
     module = getattr(owner, "__module__", None) or ""
     return module.partition(".")[0] in sys.stdlib_module_names
 
 
 def _is_a_factory(function: Any) -> bool:
-    """Whether a function of torch makes a tensor from none, such as ``torch.ones``, and hence asks no class."""
+    """Whether a function of torch takes no tensor, such as ``torch.ones``, and hence does not dispatch."""
     name = getattr(function, "__name__", "")
     if getattr(torch, name, None) is not function or function not in get_ignored_functions():
         return False
@@ -157,9 +157,9 @@ def _is_a_factory(function: Any) -> bool:
 
 
 def _is_overridable(function: Any) -> bool:
-    """Whether a function of torch asks through another one, which it closes over as F.max_pool2d does, or calls.
+    """Whether a function of torch dispatches through a function that it closes over, as F.max_pool2d does, or calls.
 
-    PyTorch's list of the latter takes long to make.
+    PyTorch's list of functions that call another is slow to compute.
     """
     module = getattr(function, "__module__", None) or ""
     if module.partition(".")[0] != "torch":
@@ -202,10 +202,10 @@ def _advice(cls: type, key: Any) -> str:
 
 
 def _operator_method(key: Any) -> str | None:
-    """Returns the function that torch names where an operator runs a method in C such as ``Tensor.__add__``, or None.
+    """Returns the function that torch dispatches if an operator runs a method in C such as ``Tensor.__add__``, or None.
 
-    ``x + y`` asks for a rule of ``Tensor.add``. Of the other operators, such as ``-x`` and ``x & y``, torch names the
-    method itself.
+    ``x + y`` dispatches ``Tensor.add``. For other operators, such as ``-x`` and ``x & y``, torch dispatches the method
+    itself.
     """
     name = getattr(key, "__name__", "")
     if not isinstance(key, _C_CALLABLES) or getattr(Tensor, name, None) is not key:
@@ -217,10 +217,10 @@ def _operator_method(key: Any) -> str | None:
 
 
 def check_rule(cls: type, keys: Iterable[Any], rule: Callable[..., Any]) -> None:
-    """Checks that a rule is a function, and has not the parameters of a ``__torch_dispatch__``.
+    """Checks that a rule is a function without the parameters of a ``__torch_dispatch__``.
 
     Raises:
-        SpecError: it is another object, or has those.
+        SpecError: it is another object, or has these parameters.
     """
     expected = f"write `@{cls.__name__}.implements(...)` above `def rule(func, *args, **kwargs)`"
     if not callable(rule):

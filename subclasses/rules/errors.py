@@ -1,8 +1,8 @@
-"""Errors in an author's code that would not reach the user as they are.
+"""Errors in an author's code that Python or PyTorch would replace or hide.
 
 An operator in Python takes a ``TypeError`` from below to mean "not my operand", and goes on without it: ``x + y``
 raises "unsupported operand", and ``x == y`` is False. A rule or ``materialize`` that applies an op to the value itself
-runs without end, and the ``RecursionError`` names neither.
+recurses without end, and the ``RecursionError`` names neither.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from subclasses.rules.registry import collect_function_rules, family_of, find_op
 from subclasses.rules.results import describe
 from subclasses.spec.values import tensors_in
 
-# What the operators of Python call, without the underscores of in-place and special methods.
+# Functions that the operators of Python call, without the underscores of in-place and special methods.
 _OPERATORS = frozenset(
     """add and bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor bmm div dot eq floor_divide
     floordiv ge gt le lshift lt matmul mm mod mul mv ne or pow reciprocal remainder rfloordiv rmatmul rmod rpow rshift
     rsub rtruediv sub truediv xor""".split()
 )
-# What torch raises where no operand's class takes a call: the operator is to ask the other operand.
+# Messages of torch's errors for a call that no operand's class takes: the operator then tries the other operand.
 _NOT_TAKEN = ("no implementation found", "Multiple dispatch failed")
-# A wrapper may hold wrappers of its own class, so that a rule is inside of itself a few times.
+# A wrapper may hold wrappers of its own class, so that a rule may call itself a few times.
 _WITHOUT_END = 20
 
 
@@ -41,14 +41,14 @@ class EndlessRuleError(RecursionError):
 
 
 def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -> NoReturn:
-    """Raises the error of an op or function again, in words that name the code of the class that it comes from.
+    """Raises the error of an op or function again, with a message that names the code of the class that raised it.
 
     Raises:
         RuntimeError: a rule or ``materialize`` raised a TypeError below an operator, or computes, under a compiler,
             with a tensor that is neither argument nor constant.
         EndlessRuleError: a rule or ``materialize`` calls itself without end.
         RuntimeError, IndexError: an op was mapped over an inner tensor that has another size than the value.
-        Exception: the same error, which has another reason.
+        Exception: the same error, if none of these applies.
     """
     try:
         next(explain for kinds, explain in _EXPLAINED if isinstance(error, kinds))(cls, func, error, operands)
@@ -67,7 +67,7 @@ def _rule_for(cls: Any, func: Any) -> Any:
 
 
 def _code_for(cls: Any, func: Any) -> str:
-    """Returns words for what the author wrote for an op or function: a rule, else ``materialize``; "" for neither."""
+    """Names the author's code for an op or function: a rule, else ``materialize``; "" for neither."""
     rule = _rule_for(cls, func)
     if rule is not None:
         return f"the rule {describe(rule)}"
@@ -144,7 +144,7 @@ _OF_JOINED_GRADIENTS = (
 
 
 def _raise_for_redefined(cls: Any, name: str) -> None:
-    """Raises EndlessRuleError if the class statement has run again since the value was made: its rules know another."""
+    """Raises EndlessRuleError if the class statement has run again since the value was made: rules name a new class."""
     now: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
         now = getattr(now, part, None)
@@ -172,9 +172,9 @@ def _raise_for_constants(cls: Any, func: Any, error: AssertionError, operands: A
 def _raise_for_sizes(cls: Any, func: Any, error: Exception, operands: Any) -> None:
     """Raises the error of a mapped op again, with the inner tensors that have another size than the value."""
     if isinstance(error, DispatchError) or _rule_for(cls, func) is not None:
-        return  # an error of this library, or of a rule of the author's
+        return  # an error of this library, or of a rule of the author
     if "Please clone()" in str(error):
-        return  # of operands that share memory, which no size is the reason of
+        return  # an error about operands that share memory, which does not depend on a size
     for x in tensors_in(operands, None):
         if isinstance(x, cls):
             tensors = {f.name: x.__dict__[f.attribute] for f in cls.__spec__.inners}
@@ -199,14 +199,14 @@ _EXPLAINED: tuple[tuple[Any, Any], ...] = (
     ((RuntimeError, IndexError), _raise_for_sizes),
 )
 
-# What Python says of a call that a function cannot take.
+# Python's message for a call with arguments that a function does not accept.
 _ARGUMENTS = re.compile(
     r"([\w.<>]+)\(\) ((?:got an unexpected keyword|got multiple values|takes|missing) .*)"
 )
 
 
 def _signature_of(cls: Any, func: Any) -> str:
-    """Returns what a rule for a function is called with, in words."""
+    """Returns a phrase that describes the arguments of a rule for a function."""
     if isinstance(func, OpOverload) and (family := family_of(cls, func)) is not None:
         return f"a rule for subclasses.{family.name} is called as {family.call}"
     if not isinstance(func, OpOverload):

@@ -1,8 +1,8 @@
 """Families of ops: one rule for arithmetic, for comparisons, or for reductions.
 
 PyTorch has several ops for one operation: ``x - 2``, ``2 - x`` and ``x.sub(y, alpha=3)`` reach different ones, and
-``2 / x`` reaches two. A family names them all, and calls its rule with one function and the operands as they stand in
-the expression. In-place forms follow from the functional ones, as for every rule.
+``2 / x`` reaches two. A family contains all of them, and calls its rule with one function and the operands in the order
+of the expression. In-place forms follow from the functional ones, as for every rule.
 
 A rule for a single op or a packet takes precedence over one for a family, in any order of registration.
 """
@@ -99,12 +99,12 @@ comparisons = Family(
 def _dims(function: Any, x: Any, dim: Any) -> tuple[int, ...]:
     """Returns dims as non-negative ints, in order.
 
-    None means all of them, and an empty list does except for ``any`` and ``all``, which then reduce nothing. A value
+    None means all dims. So does an empty list, except for ``any`` and ``all``, which then reduce nothing. A value
     without dims has the dims 0 and -1, as a plain tensor does.
 
     Raises:
         IndexError: there is no such dim.
-        RuntimeError: one is named twice. Both are worded as PyTorch words them.
+        RuntimeError: one is named twice. Both errors have PyTorch's message.
     """
     n = x.dim()
     if dim is None or (not isinstance(dim, int) and not dim and function not in (torch.any, torch.all)):
@@ -117,7 +117,7 @@ def _dims(function: Any, x: Any, dim: Any) -> tuple[int, ...]:
 
 
 def _reduction(function: Any) -> Adapt:
-    # torch.std(x, dim, True) takes the True for `unbiased`: with `correction` such a call is an error.
+    # torch.std(x, dim, True) takes True as `unbiased`: with `correction` such a call is an error.
     given_always = {"correction": 1} if function in (torch.var, torch.std) else {}
 
     def run(rule: Rule, x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:

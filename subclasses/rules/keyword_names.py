@@ -1,8 +1,8 @@
 """Arguments by keyword, for rules whose parameters have names of the author's own.
 
 ``F.linear(x, weight=w)`` passes a keyword ``weight``, and the rule may call that parameter ``w``. Such arguments are
-passed by position, in the order of PyTorch's parameters. A rule that has all of their names is called with what the
-caller wrote; so is one that takes ``**kwargs``, except for the parameters that it requires.
+passed by position, in the order of PyTorch's parameters. A rule that has all of their names is called with the caller's
+arguments. So is a rule that takes ``**kwargs``, except for the parameters that it requires.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Parameters(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a rule takes after the function.
+    """The arguments that a rule takes after the function.
 
     Attributes:
         names: The names of its parameters.
-        count: How many arguments by position.
-        required: The names of those by position that it requires.
+        count: How many arguments it takes by position.
+        required: The names of required parameters that may be passed by position.
         is_open: Whether it takes any keyword.
     """
 
@@ -58,7 +58,7 @@ class Taken(NamedTuple):
 def with_keyword_names(key: Any, rule: Rule, taken: Taken | None) -> Rule:
     """Returns a rule for a Python-level function that takes the keywords of that function.
 
-    ``taken`` is what ``taken_by`` says of the rule.
+    ``taken`` is the result of ``taken_by`` for the rule.
     """
     forms = list(_forms(key))
     known = {name for names, _ in forms for name in names}
@@ -80,7 +80,7 @@ def with_keyword_names(key: Any, rule: Rule, taken: Taken | None) -> Rule:
 
 
 def taken_by(rule: Rule) -> Taken | None:
-    """Returns what a rule takes; None if it does not say."""
+    """Returns the arguments that a rule takes; None if it has no signature."""
     try:
         parameters = list(inspect.signature(rule).parameters.values())[1:]
     except (TypeError, ValueError):
@@ -119,8 +119,8 @@ def _forms(key: Any) -> Iterator[Parameters]:
 def _place(forms: list[Parameters], taken: Taken, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Passes the keywords that a rule does not have, or requires, by position, in the first form that has them.
 
-    Functions in Python pass defaults on as well, such as ``_stacklevel``; those are left out. What has no place stays,
-    and the call of the rule raises.
+    Functions in Python pass defaults on as well, such as ``_stacklevel``; these are left out. A keyword without a
+    position stays, and the call of the rule raises.
     """
     for names, defaults in forms:
         if not taken.is_open and not kwargs.keys() <= taken.names | {*names}:

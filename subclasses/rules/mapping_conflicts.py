@@ -1,9 +1,12 @@
-"""Ops of which a class maps the inner tensors, though a rule says something else of the function.
+"""Errors for ops that a class maps over inner tensors, though the op's function has a rule.
 
-A rule for a function is asked where the function is called with a value. Some callers get past it, with the op alone: a
-transform of ``torch.func``, to which belongs what an op returned, a class that maps the op over values inside of it,
-and another function that computes by the same op in C++, as ``torch.linalg.norm`` does by that of
-``torch.linalg.vector_norm``. Mapping the op there would give another result than the rule.
+A call of a function on a value runs the function's rule. Some callers call the op and bypass the rule:
+
+- a transform of ``torch.func``, to which the results of ops belong,
+- a class that maps the op over values inside of it,
+- another function that calls the same op in C++: ``torch.linalg.norm`` calls the op of ``torch.linalg.vector_norm``.
+
+Mapping the op there would give another result than the rule.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ def with_rules_above(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
     """Wraps the plan that maps an op, if a rule for the function of the op exists.
 
     Raises:
-        DispatchError: from the plan, where a transform calls it, or a function that has no rule.
+        DispatchError: from the plan, if a transform or a function without a rule calls it.
     """
     name = op.overloadpacket.__name__
     ruled = [f for f in collect_function_rules(cls) if _op_name(f) == name]
@@ -49,12 +52,12 @@ def with_rules_above(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
 
 
 def _op_name(function: Any) -> str:
-    """Returns the name of the op of a function; those of ``torch.linalg`` and the like have their prefix in it."""
-    return getattr(function, "__name__", "").partition(".")[0]  # that of an op has its overload behind a dot
+    """Returns the name of a function's op; names from ``torch.linalg`` and similar modules include a prefix."""
+    return getattr(function, "__name__", "").partition(".")[0]  # an op's name has its overload behind a dot
 
 
 def _shown(function: Any) -> str:
-    """Returns a function's name; of a method, that of the function of its name if there is one."""
+    """Returns a function's name; for a method, the name of torch's function with the same name if there is one."""
     name = function.__name__.strip("_")
     found = resolve_name(function) or name
     return f"torch.{name}" if found.startswith(("torch.Tensor.", name)) and hasattr(torch, name) else found

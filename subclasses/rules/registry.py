@@ -126,11 +126,11 @@ def register_rule(cls: type, keys: tuple[Any, ...], rule: Rule) -> None:
         _register_implied(cls, book, key, adapted)
 
 
-# Functions in Python whose body Dynamo traces, which asks no rule, and whose name is not that of what they call.
+# Functions in Python that call a function of another name. Dynamo traces their body, and would not call their rules.
 _INLINED = frozenset({F.pad, F.rms_norm, F.threshold})
 
 
-# Python has an answer to x == y where nobody knows one, and it is no tensor.
+# If both operands return NotImplemented for x == y, Python compares identities and returns a bool, not a tensor.
 _EQUALITY = frozenset({torch.eq, torch.ne, Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__})
 
 
@@ -148,7 +148,7 @@ def _for_function(cls: type, key: Any, rule: Rule, taken: Taken | None) -> Rule:
 
 
 def _register_implied(cls: Any, book: RuleBook, key: Any, rule: Rule) -> None:
-    """Registers the rule of a function for those that are the same operation and have no rule of their own."""
+    """Registers the rule of a function for equivalent functions without a rule of their own."""
     found = [twin for twin in twins(key) if twin not in book.functions]
     if found:
         # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
@@ -162,7 +162,7 @@ def _register_implied(cls: Any, book: RuleBook, key: Any, rule: Rule) -> None:
 
 
 def _keeping_writes(cls: type, rule: Rule, written: Callable[[Any, Any], Sequence[Any]]) -> Rule:
-    """Returns a rule for a function that writes to arguments, which is an error where that, or a gradient, is lost."""
+    """Returns a rule for a function that writes to arguments; it raises if the write, or a gradient, would be lost."""
 
     @functools.wraps(rule)
     def keeping(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +194,7 @@ def _instead_of_writing(cls: type, func: Any) -> str:
             f"Write rules for the ops that it runs, whose writes have derivatives: "
             f"@{cls.__name__}.implements(torch.ops.aten.copy_), and select, slice or index_put_"
         )
-    # Of an operator such as `x &= y`, the name of the method that is the same.
+    # For an operator such as `x &= y`, the name of the equivalent method.
     written = next(f.__name__ for f in (*twins(func), func) if not f.__name__.startswith("__") or f is func)
     name, is_out = written.strip("_"), not (written.endswith("_") or isinstance(func, types.FunctionType))
     if is_out or name in WITHOUT_DERIVATIVE or not hasattr(torch.ops.aten, f"{name}_"):
@@ -203,7 +203,7 @@ def _instead_of_writing(cls: type, func: Any) -> str:
 
 
 def _called_with(key: Any, rule: Rule) -> Rule:
-    """Returns a rule that is called with the function that the author named, whichever equivalent one was called.
+    """Returns a rule that receives the function that the author named, for calls of all equivalent functions.
 
     ``x + y`` calls ``Tensor.add``, and a rule for several functions compares with ``torch.add``.
     """
@@ -220,10 +220,10 @@ def _shown(key: Any) -> str:
 
 
 def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
-    """Returns the rule of ``x += y`` for a mapped class whose author wrote what ``x + y`` means, and not this.
+    """Returns the rule of ``x += y`` for a mapped class whose author wrote a rule for ``x + y``, and not for this.
 
-    Running it on each inner tensor, as the fallback does, would mean something else. Optimizers do that, without
-    gradients, and are let through.
+    The fallback would run the op on each inner tensor, with another result. Optimizers do that, without gradients, and
+    the rule permits it.
     """
     packets: list[Any] = [getattr(torch.ops.aten, n, None) for n in (in_place.__name__, key.__name__)]
     ops = [getattr(p, o) for p in packets if p is not None for o in p.overloads()]
@@ -244,7 +244,7 @@ def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
 
 
 def _op_or_method(in_place: Any) -> str:
-    """Returns for what a rule that writes is registered: the op, since its writes have derivatives, if there is one."""
+    """Returns the key for a rule that writes: the op if there is one, since its writes have derivatives."""
     home = "torch.ops.aten" if hasattr(torch.ops.aten, in_place.__name__) else "torch.Tensor"
     return f"{home}.{in_place.__name__}"
 
@@ -315,7 +315,7 @@ def find_rule(cls: type, tables: tuple[str, ...], key: Any) -> Rule | None:
 
 
 def _ruled(cls: Any) -> list[Any]:
-    """Returns the classes whose rules apply to values of a class: its bases; for cotangents, those of their values."""
+    """Returns the classes whose rules apply: a class's bases; for cotangents, the cotangent classes of these bases."""
     if not getattr(cls, "_is_cotangent", False):
         return [b for b in cls.__mro__ if BOOK in vars(b)]
     return [c for b in cls._value_cls.__mro__ if (c := made_cotangent_class(b)) is not None]
@@ -332,7 +332,7 @@ def _own_rule(base: type, tables: tuple[str, ...], key: Any) -> Rule | None:
 
 
 def find_op_rule(cls: type, op: OpOverload) -> Rule | None:
-    """Returns the rule for exactly this op; on one class the overload precedes the packet, and that the family."""
+    """Returns the rule for exactly this op; on one class an overload precedes a packet, and a packet a family."""
     return find_rule(cls, ("overloads", "packets", "families"), op)
 
 

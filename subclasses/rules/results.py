@@ -1,6 +1,6 @@
-"""What a rule returns: as many tensors as the op has results, of the size that it promises, none an operand itself.
+"""Checks of a rule's results: as many tensors as the op returns, of the size that it promises, none an operand itself.
 
-PyTorch takes what a rule returns as the op's results without a look.
+PyTorch accepts a rule's results as the op's results without a check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from subclasses.rules.author_code import unwrapped
 from subclasses.spec.values import inner_tensors, tensors_in, with_inners
 
 Rule = Callable[..., Any]
-Finish = Callable[[Any, tuple[Any, ...]], Any]  # (what a rule returned, its operands) -> the result
+Finish = Callable[[Any, tuple[Any, ...]], Any]  # (a rule's result, its operands) -> the op's result
 Refuse = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 
@@ -44,7 +44,7 @@ def with_result(cls: type, key: Any, rule: Rule) -> Rule:
 
 
 def with_refusal(rule: Rule, refuse: Refuse) -> Rule:
-    """Returns a rule that asks ``refuse`` before it returns NotImplemented."""
+    """Returns a rule that calls ``refuse`` before it returns NotImplemented."""
 
     @functools.wraps(rule)
     def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,9 +57,9 @@ def with_refusal(rule: Rule, refuse: Refuse) -> Rule:
 
 
 def check_refusal(cls: Any, op: Any, rule: Rule, args: Any, kwargs: Any) -> None:
-    """Raises DispatchError for a rule that returned NotImplemented, where no operand's class is left to ask.
+    """Raises DispatchError for a rule that returned NotImplemented, if no other operand's class can run the op.
 
-    PyTorch's own error names no rule. An operator in Python needs it, to ask the operand on the other side.
+    PyTorch's own error names no rule. An operator in Python needs that error, to try the other operand.
     """
     operands = tensors_in(args, kwargs)
     if not any(is_traceable_wrapper_subclass(t) and not isinstance(t, cls) for t in operands):
@@ -71,7 +71,7 @@ def check_refusal(cls: Any, op: Any, rule: Rule, args: Any, kwargs: Any) -> None
 
 
 def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) -> Rule:
-    """Returns a rule for an op with one tensor as its result, of which nothing else is taken but NotImplemented.
+    """Returns a rule for an op with one tensor as its result; the rule returns a tensor or NotImplemented.
 
     Raises:
         DispatchError: from the rule, if it returns something else.
@@ -114,7 +114,7 @@ def with_tensors(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse)
     """Returns a rule for an op with several tensors, or a list of them, as its results, whose number is checked.
 
     Raises:
-        DispatchError: from the rule, if it returns something else than so many in a tuple or list.
+        DispatchError: from the rule, if it does not return that number of tensors in a tuple or list.
     """
     kinds = op_facts(op).returns
     count = None if kinds == ("tensors",) else len(kinds)
@@ -141,7 +141,7 @@ def _are_tensors(out: Any, count: int | None) -> bool:
 
 
 def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args, kwargs: None) -> Rule:
-    """Returns a rule for an op whose results are checked as far as the op says what they are.
+    """Returns a rule for an op whose results are checked as far as the op's schema describes them.
 
     Args:
         cls: the class.
@@ -151,7 +151,7 @@ def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args,
     """
     facts = op_facts(op)
     kinds = facts.returns
-    # What an op writes to is its result, and a rule for a composite op runs above autograd.
+    # An op that writes returns its target, and a rule for a composite op runs above autograd.
     finish = _as_they_are if facts.written or is_composite(op) else new_result
     if kinds == ("tensor",):
         return with_tensor(cls, op, rule, finish, refuse)
@@ -165,7 +165,7 @@ def _as_they_are(out: Any, args: tuple[Any, ...]) -> Any:
 
 
 def with_note_on_copies(cls: type, rule: Rule, run: Rule) -> Rule:
-    """Returns a rule for ``copy_`` whose errors say who asks it for values of the class."""
+    """Returns a rule for ``copy_`` whose errors name the callers that copy values of the class with it."""
 
     def noted(x: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -183,10 +183,10 @@ def with_note_on_copies(cls: type, rule: Rule, run: Rule) -> Rule:
 
 
 def copying_by(cls: type, rule: Rule) -> Callable[[Any, Any, Any], None]:
-    """Returns what writes the result of an op into a value by the rule for ``copy_``.
+    """Returns a function that writes the result of an op into a value by the rule for ``copy_``.
 
     Raises:
-        DispatchError: from what it returns, if the rule refuses, or returned a new value in place of the target.
+        DispatchError: from the function, if the rule returned NotImplemented, or a new value in place of the target.
     """
     run = with_note_on_copies(cls, rule, functools.partial(rule, torch.ops.aten.copy_.default))
     words = f"the rule {describe(rule)} for copy_, by which it writes,"
@@ -203,13 +203,13 @@ def copying_by(cls: type, rule: Rule) -> Callable[[Any, Any, Any], None]:
     return write
 
 
-# ---- results that are no operands ------------------------------------------------------------------------------------
+# ---- results that are not operands -----------------------------------------------------------------------------------
 
 
 def new_result(out: Any, args: tuple[Any, ...]) -> Any:
-    """Returns what a rule returned, with a new tensor for each that is an operand itself.
+    """Returns a rule's results, with a new tensor in place of each operand among them.
 
-    PyTorch sets the derivative of the op on what a rule returns, and would replace that of the operand.
+    PyTorch sets the derivative of the op on a rule's results, and would replace the derivative of the operand.
     """
     if isinstance(out, list | tuple):
         return type(out)(new_result(x, args) for x in out)
@@ -234,7 +234,7 @@ _ENDS = (
 
 
 def _mend_of_one(cls: Any, out: Any) -> str:
-    """Returns what to return in place of a number or of several tensors, where an op has one tensor as its result."""
+    """Returns a hint for a rule that returns a number or several tensors for an op with one tensor as its result."""
     if isinstance(out, bool | int | float | complex):
         field = cls.__spec__.inners[0].name
         return (

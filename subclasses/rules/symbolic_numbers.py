@@ -1,11 +1,11 @@
 """Passes numbers to rules where a compiler has made symbols of them.
 
 A number that changes from call to call becomes a ``torch.SymFloat`` or ``torch.SymInt``. PyTorch makes a constant of
-such a symbol where the schema of an op has an ``int``, such as ``dim``, and keeps it where the schema has a ``SymInt``.
-Rules for torch functions get the same: their arguments have not met the schema yet.
+such a symbol if the schema of an op has an ``int``, such as ``dim``. It keeps the symbol if the schema has a
+``SymInt``. This module does the same for rules of torch functions, whose arguments no schema has converted.
 
-A symbol is no ``float`` and no ``int``: a rule that calls ``isinstance(y, float)`` would take another way than in eager
-mode. Rules get symbols that ``isinstance`` takes for the number.
+A symbol is not a ``float`` or an ``int``: a rule that calls ``isinstance(y, float)`` would take another branch than in
+eager mode. Rules get symbols that are instances of the number's type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SYMBOLS = frozenset({torch.SymFloat, torch.SymInt, torch.SymBool})
 
 
 def with_numbers(rule: Rule) -> Rule:
-    """Returns a rule whose ``isinstance(y, float)`` gives the answer of eager mode for a symbol among the arguments."""
+    """Returns a rule whose ``isinstance(y, float)`` has the result of eager mode for a symbol among the arguments."""
     if package_of(unwrapped(rule)) in OF_LIBRARIES:
         return rule
 
@@ -104,7 +104,7 @@ def _ints_of(func: Any) -> _Ints | None:
             by_name[argument.name] |= kinds
             by_position[n] |= kinds
     names = frozenset(name for name, kinds in by_name.items() if _are_ints(kinds))
-    if isinstance(func, types.FunctionType):  # its parameters are in an order of its own
+    if isinstance(func, types.FunctionType):  # its parameters may be in another order
         positions = {
             n: by_name[name] for n, name in enumerate(inspect.signature(func).parameters) if name in names
         }
@@ -115,7 +115,7 @@ def _ints_of(func: Any) -> _Ints | None:
 
 
 def _kinds(kind: Any) -> set[str]:
-    """Returns the kinds of a type in a schema: that of an element, too, for a list and an optional type."""
+    """Returns the kinds of a type in a schema; for a list and an optional type the element's kinds, too."""
     name = kind.kind()
     return {name, *_kinds(kind.getElementType())} if name in ("ListType", "OptionalType") else {name}
 
