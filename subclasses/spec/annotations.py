@@ -22,7 +22,7 @@ if sys.version_info >= (3, 14):
 
 
 def annotations_of(cls: type) -> dict[str, Any]:
-    """Returns the annotations in a class body; one is a string if it names what does not exist yet.
+    """Returns the annotations in a class body; an annotation is a string if it names an undefined object.
 
     Python 3.14 evaluates annotations when they are read. At that time the class has no name yet.
     """
@@ -77,13 +77,13 @@ def is_union(hint: object) -> bool:
 def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[str, Any]) -> tuple[type, ...]:
     """Checks that static metadata is annotated as no tensor, and that a default has the annotated type.
 
-    An annotation that names what only type checkers import is not looked at.
+    An annotation with a name that only type checkers import is not checked.
 
     Returns:
-        the types that a value may have, where the annotation names only numbers, text and the like; else nothing.
+        the types that a value may have, if the annotation names only numbers, text and similar types; else nothing.
 
     Raises:
-        SpecError: it is.
+        SpecError: it is annotated as a tensor, or the default has another type.
     """
     try:
         hint = resolve_annotation(cls, name, annotations_of(cls).get(name, Any), scope)
@@ -120,7 +120,7 @@ def _named(hint: Any) -> str:
 def static_choices(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns the values that an annotation lists, as an enum or a ``Literal`` does; empty if it lists none.
 
-    An annotation that names what only type checkers import lists none.
+    An annotation with a name that only type checkers import lists none.
     """
     try:
         hint = resolve_annotation(cls, name, annotations_of(cls).get(name, Any), scope)

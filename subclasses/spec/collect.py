@@ -1,7 +1,7 @@
 """Collects a class statement into a frozen :class:`SubclassSpec`.
 
-Every error of a declaration is raised here, with the name of the class and what to write instead. The emitters that
-follow take a spec as given and make no decisions.
+Every error of a declaration is raised here, with the name of the class and a hint. The emitters that follow accept a
+spec without checks and make no decisions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class InnerField:
         subclass: the class of tensors.
         differentiable: whether reading the attribute is differentiable.
         shape: the declared shape, or None.
-        attribute: the attribute that holds the inner tensor itself; PyTorch takes values apart by this name.
+        attribute: the attribute that holds the inner tensor itself; ``__tensor_flatten__`` returns this name.
     """
 
     name: str
@@ -73,7 +73,7 @@ class MetaField:
         name: the name of the field.
         default: the default, or ``MISSING`` if the argument is required.
         choices: the values that the annotation allows, if it names an enum or a ``Literal``; empty if any is allowed.
-        kinds: the types that the annotation allows, if it names only numbers, text and the like; empty otherwise.
+        kinds: the types that the annotation allows, if it names only numbers, text and similar types; empty otherwise.
     """
 
     name: str
@@ -98,7 +98,7 @@ class SubclassSpec:
     has_materialize: bool
     # Whether an optimizer may update the differentiable inner tensors of a Parameter as if they were the parameters.
     trainable: bool
-    # What a value is, one plain tensor or its inner tensors: "representation" or "structure".
+    # Whether a value is one plain tensor ("representation") or its inner tensors ("structure").
     kind: str
     # Whether the dims of a value are the leading ones of each inner tensor, which `shape="... 4"` declares.
     leads: bool
@@ -128,7 +128,7 @@ class SubclassSpec:
 
 # ---- collecting --------------------------------------------------------------------------------------------
 
-# Attributes with a class's own fields and keywords, unresolved. Subclasses merge those of all their bases.
+# Attributes with a class's own fields and keywords, unresolved. Subclasses merge the fields and keywords of all bases.
 OWN_FIELDS, OWN_KEYWORDS = "_own_fields", "_own_keywords"
 
 KEYWORDS = ("size_from", "dtype_from", "fallback", "decompose", "trainable", "kind")
@@ -177,7 +177,7 @@ def collect_spec(cls: type, keywords: Mapping[str, Any], scope: Mapping[str, Any
 
 
 def _check_stays_differentiable(cls: type, inherited: Mapping[str, Field], own: Mapping[str, Field]) -> None:
-    """Raises SpecError if a class declares a differentiable field of its base anew as one that is not."""
+    """Raises SpecError if a class redeclares a differentiable field of its base as a non-differentiable field."""
     for name, field in own.items():
         before = inherited.get(name)
         if getattr(before, "differentiable", False) and not getattr(field, "differentiable", False):
@@ -318,7 +318,7 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
 
 
 def _further_dims(field: InnerField) -> int:
-    """Returns how many dims of an inner tensor are not the value's; an optional one has none to go by."""
+    """Returns how many dims of an inner tensor are not the value's; 0 for an optional inner tensor."""
     return 0 if field.optional or field.shape is None else len(field.shape.dims)
 
 

@@ -20,7 +20,7 @@ class Constant:
     """A constant of a declared class; :func:`constant` returns one.
 
     Read from a value, as ``x.codebook``, it is a tensor on the device of the value. Read from the class, it is this
-    object, and ``Cls.codebook.on(device)`` is the tensor. It must not be written to: the next reading raises then.
+    object, and ``Cls.codebook.on(device)`` is the tensor. Code must not write to it: the next read would raise.
     """
 
     def __init__(self, values: Any, dtype: torch.dtype) -> None:
@@ -34,8 +34,8 @@ class Constant:
     def __get__(self, x: Any, owner: type | None = None) -> Any:
         if x is None:
             return self
-        # Dynamo reads an attribute of a fake value while no fake mode is active. It does not look into a value where
-        # it traces this code.
+        # Dynamo reads an attribute of a fake value while no fake mode is active. It does not inspect a value if it
+        # traces this code.
         mode = None if torch.compiler.is_dynamo_compiling() else _fake_mode_of(x)
         if mode is None:
             return self.on(x.device)
@@ -48,7 +48,7 @@ class Constant:
         )
 
     def __getattr__(self, attribute: str) -> Any:
-        """Says what was read, where a tensor was expected; called for what this object has not."""
+        """Raises an AttributeError that names the constant, for an attribute that tensors have and this has not."""
         words = f"{type(self).__name__!r} object has no attribute {attribute!r}"
         name = vars(self).get("_name")
         if name and hasattr(Tensor, attribute) and not attribute.startswith("__"):
@@ -62,7 +62,7 @@ class Constant:
         return f"constant({self.values!r}, dtype={self.dtype})"
 
     def on(self, device: torch.device | str) -> Tensor:
-        """Returns the tensor on a device; the same one at each call in eager mode."""
+        """Returns the tensor on a device; each call in eager mode returns the same tensor."""
         if is_transient_here():
             return self._make(device)
         device = torch.device(device)
@@ -97,10 +97,10 @@ def constant(values: Any, *, dtype: torch.dtype | None = None) -> Any:
     Args:
         values: numbers, nested lists of numbers, or a tensor. Compiled programs contain them; a large table is better
             an inner tensor.
-        dtype: the dtype; ``None`` means that of the tensor, or what ``torch.tensor`` infers.
+        dtype: the dtype; ``None`` means the dtype of the tensor, or the dtype that ``torch.tensor`` infers.
 
     Raises:
-        SpecError: the values are no numbers, or a tensor that requires grad.
+        SpecError: the values are not numbers, or are a tensor that requires grad.
     """
     if isinstance(values, Tensor) and values.requires_grad:
         raise SpecError(
@@ -123,5 +123,5 @@ def _frozen(values: Any) -> Any:
 
 
 def constants_of(cls: type) -> dict[str, Constant]:
-    """Returns the constants of a class by name, with what it inherits."""
+    """Returns the constants of a class by name, with inherited ones."""
     return {n: c for base in reversed(cls.__mro__) for n, c in vars(base).items() if isinstance(c, Constant)}

@@ -43,7 +43,7 @@ def raise_metadata_by_position(
 
 
 def raise_missing_metadata(cls: str, given: dict[str, object]) -> NoReturn:
-    """Raises TypeError: metadata without a default is missing. The parameters have one, so that its place is told."""
+    """Raises TypeError: metadata without a default is missing. The parameters have one, so that this runs."""
     names = [name for name, value in given.items() if value is MISSING]
     shown = " and ".join(map(repr, names))
     raise TypeError(
@@ -53,7 +53,7 @@ def raise_missing_metadata(cls: str, given: dict[str, object]) -> NoReturn:
 
 
 def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoReturn:
-    """Raises TypeError: a value is to become a plain tensor of another dtype, as ``Module.half()`` does."""
+    """Raises TypeError: a value would become a plain tensor of another dtype, as in ``Module.half()``."""
     if now.is_complex and not asked.is_complex:
         raise TypeError(
             f"{cls}.data: expected a {cls}, got a plain tensor of {asked}. If this is Module.to or Module.half: {cls} "
@@ -70,13 +70,13 @@ def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoRet
 
 
 def raise_not_an_outer(cls: str, got: object) -> NoReturn:
-    """Raises TypeError: ``outer`` returned something else than an Outer."""
+    """Raises TypeError: ``outer`` did not return an Outer."""
     shown = describe(got)
     raise TypeError(f"{cls}.outer: expected an Outer, as in `return Outer(size=(...))`, got {shown}")
 
 
 def raise_failed_outer(cls: str, error: RuntimeError) -> NoReturn:
-    """Raises what ``outer`` raised, or DispatchError where it read what is in a tensor while a compiler traced it."""
+    """Raises the error of ``outer``, or DispatchError if ``outer`` read the contents of a tensor in a trace."""
     try:
         if type(error).__name__ not in _DATA_DEPENDENT:
             raise error
@@ -96,7 +96,7 @@ _DATA_DEPENDENT = frozenset({"DataDependentOutputException", "GuardOnDataDepende
 
 
 def raise_bad_outer(cls: str, outer: object, error: Exception) -> NoReturn:
-    """Raises ValueError: ``outer`` returned an Outer that describes no tensor; an error of a trace stays as it is."""
+    """Raises ValueError: ``outer`` returned an Outer that describes no tensor; reraises an error of a trace."""
     try:
         if type(error) not in (TypeError, RuntimeError):
             raise error
@@ -111,11 +111,11 @@ def raise_bad_outer(cls: str, outer: object, error: Exception) -> NoReturn:
 
 
 def check_materialized(x: Any, plain: Any) -> None:
-    """Raises ValueError if what ``materialize`` returned is no other tensor, or one of other sizes or another dtype.
+    """Raises ValueError unless ``materialize`` returned another tensor, with the value's size and dtype.
 
-    Under autocast it may have another dtype, which the ops of ``materialize`` give.
+    Under autocast the ops of ``materialize`` may return another dtype.
     """
-    with DisableTorchFunctionSubclass():  # reading the size of a value would ask its class
+    with DisableTorchFunctionSubclass():  # reading the size of a value would dispatch to its class
         if (
             plain.__class__ is Tensor
             and plain.dtype is x.dtype
@@ -197,7 +197,7 @@ def check_not_transformed(cls: str, *inners: Tensor | None) -> None:
 
 
 def checked_new(author: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the ``__new__`` of a class body: what it returns is a value that the generated constructor made."""
+    """Wraps the ``__new__`` of a class body: it must return a value that the generated constructor made."""
 
     @functools.wraps(author)
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +222,7 @@ def check_class(cls: object) -> None:
 
 
 def serving_new(base: Any, made: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the generated ``__new__`` of a class, for an heir that calls it with ``super()`` and its own fields."""
+    """Wraps the generated ``__new__`` of a class, for a subclass that calls it with ``super()`` and its own fields."""
 
     @functools.wraps(made)
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,7 +234,7 @@ def serving_new(base: Any, made: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_made(cls: Any, made: Any) -> None:
     is_made = isinstance(made, cls)
-    if (is_made and "_layout" in made.__dict__) or in_function_mode():  # a mode may return what it likes
+    if (is_made and "_layout" in made.__dict__) or in_function_mode():  # a mode may return any object
         return
     fields = ", ".join(cls.__spec__.inner_names)
     mend = f"end it with `return super().__new__(cls, {fields})`"
@@ -247,7 +247,7 @@ def _check_made(cls: Any, made: Any) -> None:
 
 
 def checked_init(author: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the ``__init__`` of a class body, which may pass on arguments that only ``__new__`` takes."""
+    """Wraps the ``__init__`` of a class body, which may pass arguments that only ``__new__`` takes."""
 
     @functools.wraps(author)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

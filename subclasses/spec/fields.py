@@ -66,20 +66,20 @@ def inner(  # noqa: PLR0913 - each is a keyword of a declaration
         dtype: the only dtype that the inner tensor may have; ``None`` allows any.
         optional: whether the inner tensor may be ``None``; the annotation is then ``Tensor | None``.
         device: ``"any"`` allows the inner tensor to be on another device than the others.
-        differentiable: whether reading the attribute is differentiable. Where autograd records, of a value that
-            requires grad, the attribute is then what ``unwrap`` returns, a new tensor at each read; everywhere else,
-            and for all other fields, it is the stored inner tensor itself.
-        shape: the dims, separated by spaces, as in ``"out in"``: a name stands for one size in the whole class (the
-            name of a static or dynamic int for its value), an int is exact, ``_`` is any size, a leading ``...`` any
-            number of dims. Checked at construction and assignment, not for the results of mapped ops.
+        differentiable: whether reading the attribute is differentiable. If so, and autograd records for a value that
+            requires grad, each read calls ``unwrap`` and returns a new tensor. In all other cases, and for all other
+            fields, a read returns the stored inner tensor itself.
+        shape: the dims, separated by spaces, as in ``"out in"``. A name is one size in the whole class; the name of a
+            static or dynamic int is its value. An int is exact, ``_`` is any size, a leading ``...`` any number of
+            dims. Checked at construction and assignment, not for the results of mapped ops.
         ndim: the number of dims, in place of ``shape``.
         default: ``None`` is allowed together with ``optional=True``. It only tells type checkers that the argument may
             be omitted.
         derived: a function from the value to the tensor, which follows from the other fields. The constructor does not
-            take it. It is computed when it is read first, and again after an inner tensor was written to or assigned. A
-            write that PyTorch does not count, as by NumPy or through ``t.data``, is not seen.
+            take it. The first read computes it, and so does the first read after a write to an inner tensor or an
+            assignment. A write that PyTorch does not count, as by NumPy or through ``t.data``, is not detected.
             It is not a parameter, and not saved. A rule that autograd differentiates, and a compiled program, compute
-            it each time. No other keyword goes with it.
+            it each time. It cannot be combined with another keyword.
     """
     return InnerMarker(dtype, optional, device, differentiable, default, shape, ndim, derived)
 
@@ -103,8 +103,8 @@ class Outer(NamedTuple):
     Attributes:
         size: the outer size.
         stride: the outer stride; ``None`` means contiguous.
-        dtype: the outer dtype; ``None`` means that of the inner tensor named by ``dtype_from``.
-        device: the outer device; ``None`` means that of the inner tensor named by ``size_from``.
+        dtype: the outer dtype; ``None`` means the dtype of the inner tensor named by ``dtype_from``.
+        device: the outer device; ``None`` means the device of the inner tensor named by ``size_from``.
         storage_offset: the offset of the first element, in elements; ``None`` means 0. A class with views computes it
             from its inner tensors, because ``torch.compile`` recreates a view of an argument by ``as_strided`` with it.
     """

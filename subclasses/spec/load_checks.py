@@ -1,8 +1,8 @@
-"""Checks of what a file says of a value, before the value is made.
+"""Checks of a file's description of a value, before the value is made.
 
-``torch.load(weights_only=True)`` keeps a file from running code; it does not keep it from describing a value that
-cannot be. Each argument that :func:`subclasses.serialize.reduce` writes is checked here, and errors name the field. A
-file may hold other tensors and other metadata, as long as the class's own constructor accepts them.
+``torch.load(weights_only=True)`` prevents a file from running code; it does not reject the description of an invalid
+value. Each argument that :func:`subclasses.serialize.reduce` writes is checked here, and errors name the field. A file
+may hold other tensors and other metadata, if the class's own constructor accepts them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from subclasses.spec.fields import MISSING
 from subclasses.spec.names import OWN_NAMES
 from subclasses.spec.values import DERIVED, HOOKS, PART, POINT, PRIMAL, RANKS, carrier
 
-# Prefix of the attributes that Dynamo sets on tensors; files say which dims are dynamic among the flags.
+# Prefix of the attributes that Dynamo sets on tensors; files store dynamic dims among the flags.
 OF_DYNAMO = "_dynamo_"
 # Marks that torch and this package set on values, each of which is True or, for a Parameter, a bool.
 _MARKS = frozenset({"_is_param", POINT})
@@ -31,7 +31,7 @@ _FLAGS = ("requires_grad", "cotangent", "dynamic_dims")
 def check_arguments(cls: Any, inners: Any, metadata: Any, flags: Any, extras: Any) -> None:
     """Raises unless the arguments have the types and names that :func:`subclasses.serialize.reduce` writes.
 
-    What the fields hold is left to the constructor, and to ``check_loaded``.
+    The constructor and ``check_loaded`` check the contents of the fields.
     """
     spec = vars(cls).get("__spec__") if isinstance(cls, type) else None
     if not isinstance(spec, SubclassSpec):
@@ -74,7 +74,7 @@ def _check_flags(spec: SubclassSpec, flags: dict[str, Any]) -> None:
 
 
 def own_attributes(spec: SubclassSpec) -> set[str]:
-    """Returns the names under which a value keeps its fields, and what is derived from them."""
+    """Returns the names of the attributes in which a value keeps its fields, derived tensors and marks."""
     return {
         *spec.names,
         *spec.attributes,
@@ -93,7 +93,7 @@ def check_extras(cls: Any, extras: dict[str, Any]) -> None:
 
     Raises:
         ValueError: an attribute would replace a field, a method or another attribute of the class.
-        TypeError: a mark of torch's own is no bool.
+        TypeError: a mark of torch is not a bool.
     """
     own = own_attributes(cls.__spec__)
     for name, value in extras.items():
@@ -121,14 +121,14 @@ def _is_of_class(cls: Any, name: str) -> bool:
 
 
 def check_fields(cls: Any, inners: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Asks the class whether a value may have these fields, those that an older file lacks with their defaults."""
+    """Checks by the class whether a value may have these fields; fields missing in an older file have defaults."""
     spec: SubclassSpec = cls.__spec__
     defaults = {f.name: f.default for f in (*spec.statics, *spec.dynamics) if f.default is not MISSING}
     cls.check_loaded(**dict.fromkeys(spec.inner_names) | inners, **defaults | metadata)
 
 
 def check_dynamic_dims(x: Any, marked: Any) -> None:
-    """Raises ValueError unless the dims to be marked dynamic are some of the value's, or of its inner tensors'."""
+    """Raises ValueError unless the dims to be marked dynamic are dims of the value, or of its inner tensors."""
     spec: SubclassSpec = type(x).__spec__
     tensors = {f.name: x.__dict__[f.attribute] for f in spec.inners} | {"": x}
     if not isinstance(marked, dict) or not all(tensors.get(name) is not None for name in marked):
@@ -153,13 +153,13 @@ def _dispatch_of(cls: Any) -> Any:
 
 
 def check_unwrapped(owner: str, field: str, t: Tensor | None) -> None:
-    """Raises TypeError if an inner tensor whose numbers say where others lie is a wrapper, and cannot be checked."""
+    """Raises TypeError if an inner tensor that holds offsets into others is a wrapper, and cannot be checked."""
     if t is not None and is_traceable_wrapper_subclass(t):
         raise TypeError(f"{owner}.{field}: expected a plain tensor in a file, got {one_of(type(t))}")
 
 
 def check_by_constructor(cls: Any, fields: dict[str, Any]) -> None:
-    """Implements ``check_loaded``: asks the ``__new__`` of a class body, if it takes the fields by their names."""
+    """Implements ``check_loaded``: calls the ``__new__`` of a class body, if it takes the fields by their names."""
     if inspect.unwrap(cls.__new__) is cls._new or not _takes(cls.__new__, cls, fields):
         return
     inners = (fields[name] for name in cls.__spec__.inner_names)

@@ -18,19 +18,19 @@ CALLED_BY_TORCH = frozenset(
     new_empty_strided numel pin_memory register_hook requires_grad_ retain_grad share_memory_ size
     storage_offset stride to tolist type untyped_storage view view_as""".split()
 )
-# Methods of those that say what a tensor shows. Compilers know it without a call.
+# Methods of these that return properties of the outer tensor. Compilers evaluate them without a call.
 _SHOWING = frozenset(
     """dim element_size get_device is_complex is_contiguous is_floating_point ndimension nelement numel size
     storage_offset stride""".split()
 )
-# Methods for which compilers ask no rule.
+# Methods for which compilers call no rule.
 UNASKED = frozenset({*_SHOWING, "ndimension", "__len__", "__iter__"})
 # Other methods that this package and torch rely on; each is called on any value, or not at all in compiled code.
 _RELIED_ON = frozenset(
     """data_ptr detach detach_ is_conj is_neg register_hook requires_grad_ resolve_conj resolve_neg retain_grad storage
     untyped_storage _is_param _is_view _make_subclass _make_wrapper_subclass _typed_storage _view_func""".split()
 )
-# What this package sets on a class, or calls on it, besides the methods that a class body may replace.
+# Names that this package sets on a class, or calls on it, besides the methods that a class body may replace.
 _OF_CLASSES = frozenset(
     """Cotangent __source__ __spec__ cotangent implements unruled unwrap _dispatch _function _handwritten
     _has_function_rules _has_formulas _is_cotangent _layout _new _own_fields _own_keywords _recorded_attributes
@@ -69,7 +69,7 @@ def check_field_name(cls: type, name: str, *, is_inner: bool = False) -> None:
 
 
 def check_method_name(cls: type, name: str, value: object) -> None:
-    """Raises SpecError if a value in a class body hides what PyTorch, or a caller, finds on every tensor."""
+    """Raises SpecError if a value in a class body hides a method or attribute that every tensor has."""
     _check_relied_on(cls, name)
     found = None if name.startswith("_") else inspect.getattr_static(Tensor, name, None)
     if found is None or name in OWN_NAMES:
@@ -109,7 +109,7 @@ def _check_relied_on(cls: type, name: str) -> None:
     )
 
 
-# Special methods that compilers answer from the size, or take for those of Tensor.
+# Special methods that compilers evaluate from the size, or replace by the methods of Tensor.
 _OF_SIZES = {
     "__len__": "len(x) is the first size",
     "__iter__": "a loop over x is one over its rows",
@@ -117,8 +117,8 @@ _OF_SIZES = {
 }
 
 
-# Operators, and the functions and ops of torch that compute the same. Those, an operator with the value on its right,
-# and one in place, do not call a method of the class.
+# Operators, and the functions and ops of torch that compute the same. These functions and ops do not call a method of
+# the class. Nor does an operator with the value on its right, or an in-place operator.
 _OPERATORS = {
     name: f"ops.aten.{name}" for name in ("add", "sub", "mul", "pow", "neg", "abs", "lt", "le", "gt", "ge")
 } | {
@@ -126,7 +126,7 @@ _OPERATORS = {
     "floordiv": "ops.aten.floor_divide",
     "mod": "ops.aten.remainder",
     "matmul": "matmul",
-    # Of these the ops have no derivative.
+    # The ops of these have no derivative.
     "and": "bitwise_and",
     "or": "bitwise_or",
     "xor": "bitwise_xor",
@@ -142,7 +142,7 @@ _NO_BASES: dict[type, str] = {
 
 
 def check_special_methods(cls: type) -> None:
-    """Raises SpecError for methods of a class body that would break every value, in places that do not name them."""
+    """Raises SpecError for methods of a class body that would break every value, with errors that do not name them."""
     body = vars(cls)
     for base, instead in _NO_BASES.items():
         if issubclass(cls, base):
@@ -218,6 +218,6 @@ def _takes(function: types.FunctionType, *args: Any) -> bool:
 
 
 def is_data_attribute(name: str) -> bool:
-    """Whether a name is that of a data attribute of Tensor."""
+    """Whether Tensor has a data attribute of this name."""
     found = inspect.getattr_static(Tensor, name, None)
     return isinstance(found, types.GetSetDescriptorType | property) or name in FORMER_ATTRIBUTES

@@ -1,9 +1,8 @@
 """Shapes in a declaration: ``inner(shape="out in")``, in the notation of jaxtyping.
 
-A shape is a list of dims, separated by spaces. A name binds a size, and stands for the same size wherever it occurs in
-the class; the name of a static or dynamic int stands for its value. An int is exact, ``_`` is any size, and a leading
-``...`` is any number of dims. The constructor compares sizes inline; the functions here run if one of them differs, or
-is symbolic.
+A shape is a list of dims, separated by spaces. A name binds a size, and is the same size in the whole class; the name
+of a static or dynamic int is its value. An int is exact, ``_`` is any size, and a leading ``...`` is any number of
+dims. The constructor compares sizes inline. If a size differs or is symbolic, it calls the functions of this module.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ _LEADING = "_leading"
 
 
 def tells_strides(cls: Any) -> bool:
-    """Whether the strides that a value shows are those of its inner tensors, in entries of the value."""
+    """Whether the outer strides equal the strides of the inner tensors, in entries of the value."""
     return not cls.__spec__.has_outer or _LEADING in cls.outer.__dict__
 
 
@@ -150,16 +149,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A dim that has to equal an int, a metadata field, or a dim of another inner tensor that binds its name."""
+    """A dim that must equal an int, a metadata field, or a dim of another inner tensor that binds its name."""
 
     place: Place
     expected: int | str | Place
 
 
 def comparisons(spec: Any) -> Iterator[Comparison]:
-    """Yields what the constructor compares, for each dim the place that binds its name.
+    """Yields the comparisons of the constructor, for each dim with the place that binds its name.
 
-    Required inner tensors bind before optional ones. A name that only optional ones have is compared for each pair.
+    Required inner tensors bind before optional ones. A name of optional inner tensors alone is compared for each pair.
     """
     metadata = {f.name for f in (*spec.statics, *spec.dynamics)}
     bound: dict[str, list[tuple[Place, bool]]] = {}
@@ -187,11 +186,11 @@ def check_shapes(
         spec: The declaration.
         tensors: The inner tensors, in order of declaration.
         metadata: The static and dynamic fields.
-        assigned: The name of an inner tensor that is compared with the others, and not they with it.
+        assigned: The name of an inner tensor that is compared with the others, and binds no name before them.
 
     Raises:
-        ValueError: a tensor has another number of dims, or a size that differs from the int or from what its name is
-            bound to.
+        ValueError: a tensor has another number of dims, or a size that differs from the int or from the size that its
+            name is bound to.
     """
     bound: dict[str, tuple[Any, str]] = {name: (value, "metadata") for name, value in metadata.items()}
     fields = [

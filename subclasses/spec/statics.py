@@ -1,7 +1,7 @@
 """Static metadata: its checks at a construction and at a declaration.
 
-Compiled programs are found by the static metadata of their arguments. So it is hashable, equals itself, and holds
-nothing that changes in place: neither a tensor nor an object whose attributes can be set unnoticed.
+The static metadata of arguments is a key of compiled programs. So it is hashable, equals itself, and holds nothing that
+changes in place: neither a tensor nor an object whose attributes can be set without a change of its hash.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from subclasses.spec.fields import MISSING
 
 
 def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> None:
-    """Checks each value of static metadata; ``fields`` are those of the declaration.
+    """Checks each value of static metadata against the ``fields`` of the declaration.
 
     Raises:
-        TypeError: one is not hashable, could be changed in place, contains a tensor or a symbol without a value, or has
-            another type than the annotation of its field.
-        ValueError: one is none of those that the annotation of its field lists, or is not equal to itself.
+        TypeError: a value is not hashable, can change in place, or contains a tensor or a symbol without a value. Also
+            if it has another type than the annotation of its field.
+        ValueError: a value is not among the values that the annotation of its field lists, or does not equal itself.
     """
     for field, value in zip(fields, values, strict=True):
         name = field.name
@@ -109,7 +109,7 @@ def concrete(value: Any) -> Any:
     """Returns static metadata with Python's numbers in place of the symbols of a compiler, also in tuples.
 
     A compiler makes a symbol of a size, and of a number that an argument holds. Static metadata is a constant of a
-    program, so the program is for the symbol's value, and guards on it. A symbol without a value stays.
+    program, so the program is compiled for the symbol's value, and guards on it. A symbol without a value stays.
     """
     if type(value) is tuple:
         return tuple(map(concrete, value))
@@ -118,7 +118,7 @@ def concrete(value: Any) -> Any:
 
 
 def _is_unknown(symbol: Any) -> bool:
-    """Whether a symbol stands for a number that only the running program knows."""
+    """Whether a symbol is a number that a trace cannot evaluate, and only the running program has."""
     # Imported here because it imports sympy; a symbol exists in a trace only, which has imported it.
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -129,10 +129,10 @@ _SYMBOLS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.Sy
 
 
 def as_number(value: Any) -> Any:
-    """Returns a symbol as one that ``isinstance`` takes for an ``int`` or a ``float``; another value unchanged.
+    """Returns a symbol as an object that is an instance of ``int`` or ``float``; another value unchanged.
 
-    ``isinstance`` looks at ``__class__`` where the type of an object does not answer. Operators compute with the
-    symbol, and return another one. A symbol of a bool, which has two values, becomes the bool.
+    ``isinstance`` reads ``__class__`` if the type of an object is not a subclass. Operators compute with the symbol,
+    and return another symbol. A symbol of a bool, which has two values, becomes the bool.
     """
     if type(value) is torch.SymBool:
         return concrete(value)
@@ -159,11 +159,11 @@ def _find_symbol(value: Any) -> Any:
     return value if isinstance(value, tuple(_SYMBOLS)) else None
 
 
-# ---- what an annotation allows ---------------------------------------------------------------------------------
+# ---- values that an annotation allows --------------------------------------------------------------------------
 
 
 def is_unlike(value: object, kinds: tuple[type, ...]) -> bool:
-    """Whether a value has none of these types; a number of numpy may stand for one of Python."""
+    """Whether a value has none of these types; a number of numpy is accepted for any type."""
     return not isinstance(value, kinds) and not hasattr(value, "item")
 
 
@@ -173,7 +173,7 @@ def show_kinds(kinds: tuple[type, ...]) -> str:
 
 
 def is_no_choice(value: object, choices: tuple[Any, ...]) -> bool:
-    """Whether a value is none of those that an annotation lists, if it lists any.
+    """Whether an annotation lists values, and a value is not among them.
 
     ``True`` is not ``1``; a member of an ``IntEnum`` or ``StrEnum`` is its value.
     """
@@ -187,7 +187,7 @@ def show_choices(choices: tuple[Any, ...]) -> str:
     return ", ".join(f"{type(c).__name__}.{c.name}" if isinstance(c, enum.Enum) else repr(c) for c in choices)
 
 
-# ---- what it may not hold ------------------------------------------------------------------------------------
+# ---- objects that metadata may not hold ----------------------------------------------------------------------
 
 
 def find_tensor(value: object) -> Tensor | None:
@@ -217,16 +217,20 @@ def _find_unhashable(place: str, value: Any) -> tuple[str, Any]:
 
 
 def find_changeable(value: object, met: tuple[object, ...] = ()) -> object:
-    """Returns the first object in a value of static metadata that can be changed unnoticed, or None.
+    """Returns the first object in a value of static metadata that can change without a change of its hash, or None.
 
-    Such an object is an instance of a user's class that inherits identity as equality, or of a dataclass that hashes
-    fields which can be set; a module, optimizer or generator of PyTorch; and what a function closes over, or has as a
-    default, that is one of these, a list or a tensor. A class that defines ``__eq__`` and ``__hash__`` itself is
-    trusted to keep what they read.
+    Such objects are:
+
+    - an instance of a user's class that inherits identity as equality,
+    - an instance of a dataclass that hashes fields which can be set,
+    - a module, optimizer or generator of PyTorch,
+    - one of these, a list or a tensor that a function closes over or has as a default.
+
+    A class that defines ``__eq__`` and ``__hash__`` itself is expected not to change the attributes that they read.
 
     Args:
         value: the metadata, or a part of it.
-        met: the functions that were looked into on the way to this part.
+        met: the functions that contain this part.
     """
     if isinstance(value, _CHANGEABLE):
         return value
@@ -240,7 +244,7 @@ def find_changeable(value: object, met: tuple[object, ...] = ()) -> object:
 
 
 def _parts(value: Any) -> Iterable[object] | None:
-    """Returns what a container, a function or a frozen dataclass holds; None for another object."""
+    """Returns the objects that a container, a function or a frozen dataclass holds; None for another object."""
     if isinstance(value, tuple | frozenset):
         return value
     if isinstance(value, types.MethodType | types.BuiltinMethodType):
@@ -255,7 +259,7 @@ def _parts(value: Any) -> Iterable[object] | None:
 
 
 def _held_by(function: types.FunctionType) -> list[object]:
-    """Returns what an author's function has from its surroundings: variables around it, and defaults."""
+    """Returns the objects that an author's function closes over or has as defaults."""
     package = str(function.__globals__.get("__name__", "torch")).partition(".")[0]
     if package in _LIBRARIES or package in ("torch", "subclasses"):
         return []
@@ -267,7 +271,7 @@ def _held_by(function: types.FunctionType) -> list[object]:
 
 
 def _has_identity(value: Any) -> bool:
-    """Whether an object has attributes that can be set, and no equality that would tell of it."""
+    """Whether an object has attributes that can be set, and its equality does not compare them."""
     cls = type(value)
     if dataclasses.is_dataclass(cls) and cls.__dataclass_params__.unsafe_hash:  # type: ignore[attr-defined]
         return True
@@ -277,13 +281,13 @@ def _has_identity(value: Any) -> bool:
 
 
 _CHANGEABLE = (Tensor, list, dict, set, bytearray, torch.nn.Module, torch.Generator)
-# The objects of these that have an identity are constants of a program, and so are modules of Python and ops.
+# Objects of these libraries that are compared by identity are constants of a program. So are Python modules and ops.
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy"})
 _CONSTANTS = (types.ModuleType, OpOverload, OpOverloadPacket, HigherOrderOperator)
 
 
 def mend_changeable(value: object, found: object) -> str:
-    """Returns what was found in metadata that can change, and what to write instead."""
+    """Returns a phrase that describes a changeable object in metadata, with a hint."""
     kind = type(found)
     shown = (
         describe(found) if "\n" not in repr(found) else f"an object of {kind.__module__}.{kind.__qualname__}"
@@ -306,7 +310,7 @@ def mend_changeable(value: object, found: object) -> str:
 
 
 def describe(value: object) -> str:
-    """Returns a value for an error message: its repr and type, of a tensor its dtype and shape."""
+    """Returns a value for an error message: its repr and type, for a tensor its dtype and shape."""
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
     return f"{value!r} of type {type(value).__name__}" if value is not None else "None"

@@ -1,4 +1,4 @@
-"""The kind of a class, and what follows from it: how ops are derived, what a gradient is, what an optimizer steps."""
+"""The kind of a class, and traits that follow from it, which ops, autograd and optimizers read."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from subclasses.errors import SpecError, check_keyword
 
 
 class Kind(StrEnum):
-    """What a value is: one plain tensor that is stored in another way, its inner tensors, or rows."""
+    """The meaning of a value: one plain tensor that is stored in another way, its inner tensors, or rows."""
 
     REPRESENTATION = "representation"
     STRUCTURE = "structure"
     RAGGED = "ragged"  # of the classes that ship with the library: a value whose cotangent is a value
 
 
-KINDS = (Kind.REPRESENTATION.value, Kind.STRUCTURE.value)  # those that authors declare
+KINDS = (Kind.REPRESENTATION.value, Kind.STRUCTURE.value)  # the kinds that authors declare
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What ops, autograd and optimizers ask of a class.
+    """Traits of a class that ops, autograd and optimizers read.
 
     Attributes:
-        kind: What a value is.
+        kind: The kind of the class.
         is_mapped: Whether an op without a rule runs on each inner tensor.
         trainable: Whether an optimizer steps the inner tensors of a Parameter.
         pulls_back: Whether a plain gradient of the outer size is converted to a cotangent, by ``wrap_cotangent``, whose
-            default is the derivative of ``materialize``. A mapped class gives it to each inner tensor otherwise.
+            default is the derivative of ``materialize``. Otherwise a mapped class passes it to each inner tensor.
     """
 
     kind: Kind
@@ -68,12 +68,12 @@ def traits_of(cls: Any, *, wraps: bool) -> Traits:
 
 
 def default_kind(fallback: Any, has_materialize: bool) -> str:
-    """Returns the kind of a class that does not say it."""
+    """Returns the kind of a class that does not declare it."""
     return KINDS[0] if has_materialize and fallback != "map" else KINDS[1]
 
 
 def check_kind(spec: Any) -> None:
-    """Raises SpecError unless the kind of a declaration is one that its fallback and its methods allow."""
+    """Raises SpecError unless the fallback and the methods of a declaration allow its kind."""
     check_keyword(spec.kind in KINDS, f"{spec.name}: expected kind in {KINDS}", spec.kind)
     if spec.kind == Kind.STRUCTURE:
         return

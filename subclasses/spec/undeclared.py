@@ -1,7 +1,7 @@
-"""Checks for parts of a class body that look like fields and declare none.
+"""Checks for names in a class body that look like fields and declare none.
 
-A field without its marker would be a plain class attribute, or nothing at all: no value would have it, and no compiler
-would see it. Each check says which marker is missing, or how to write that a constant of the class is meant.
+A field without its marker would be a plain class attribute, or no attribute at all: no value would have it, and no
+compiler would read it. Each error names the missing marker, or shows how to declare a constant of the class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from subclasses.spec.names import check_field_name, check_method_name, check_spe
 
 # Final[int] is the annotation of an int that is assigned once.
 _FINAL = re.compile(r"^(\w+\.)*Final\[(.*)\]$")
-# An annotation that is a string may name what only type checkers import, so it is not evaluated to recognize these.
+# A string annotation may contain a name that only type checkers import, so it is not evaluated to recognize these.
 _NOT_A_FIELD = re.compile(r"(\w+\.)*(ClassVar|Final)\b")
 
 _MISSING = object()
@@ -40,8 +40,8 @@ def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
         scope: the local names at the class statement, to resolve annotations that are strings.
 
     Raises:
-        SpecError: a name is annotated and has no marker, a marker is not called, a plain value replaces an inherited
-            field, or a base that is not a declared class has a marker.
+        SpecError: a name is annotated and has no marker, or a marker is not called. Also if a plain value replaces an
+            inherited field, or a base that is not a declared class has a marker.
     """
     inherited = {name for base in cls.__mro__[1:] for name in vars(base).get(OWN_FIELDS, ())}
     for name, annotation in annotations_of(cls).items():
@@ -113,7 +113,7 @@ def _is_declared(value: object) -> bool:
 
 
 def _is_constant(annotation: Any, value: object) -> bool:
-    """Whether an annotation says that a name belongs to the class; ``Final`` without a value says the contrary."""
+    """Whether an annotation declares an attribute of the class; ``Final`` without a value does not."""
     if isinstance(annotation, str):
         found = _NOT_A_FIELD.match(annotation.strip())
         kind = None if found is None else {"ClassVar": ClassVar, "Final": Final}[found[2]]
@@ -123,7 +123,7 @@ def _is_constant(annotation: Any, value: object) -> bool:
 
 
 def _raise_undeclared(cls: type, name: str, annotation: Any, value: object, scope: Mapping[str, Any]) -> None:
-    if isinstance(value, dataclasses.Field):  # of a dataclass, whose MISSING is not that of a declaration
+    if isinstance(value, dataclasses.Field):  # dataclasses have another MISSING than declarations
         value = _MISSING if value.default is dataclasses.MISSING else value.default
     written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     written = _FINAL.sub(r"\2", written).replace("torch.Tensor", "Tensor")
@@ -144,7 +144,7 @@ def _are_tensors(kinds: set[Any]) -> bool:
 
 
 def _mend(name: str, written: str, kinds: set[Any], value: object) -> str:
-    """Returns how to declare the field that was meant, in words that the next check accepts."""
+    """Returns a hint that declares the intended field, and that the next check accepts."""
     plain = kinds - {types.NoneType}
     if _are_tensors(kinds):
         optional = types.NoneType in kinds

@@ -14,15 +14,14 @@ from subclasses.layout import with_nested
 if TYPE_CHECKING:
     from subclasses.spec.collect import InnerField
 
-# Attributes that values carry besides their fields: a detached copy of a Parameter of a trainable class, the gradient
-# of a Parameter of a class with fallback="map", a weak reference to the hooks of a Parameter, a part of a Parameter
-# that was cut for several ranks, and, of the gradient of one, the number of ranks and the inner tensors that each of
-# them has whole.
+# Attributes that values carry besides their fields. POINT marks a detached copy of a Parameter of a trainable class.
+# HOOKS is a weak reference to the hooks of a Parameter. PART marks a part of a Parameter that was cut for several
+# ranks. RANKS, on the gradient of a part, holds the number of ranks and the inner tensors that each rank has whole.
 POINT, HOOKS = "_of_parameter", "_gradient_hooks"
 PART, RANKS = "_part", "_ranks"
 # The attribute of a value that keeps its derived tensors.
 DERIVED = "_derived"
-# The attribute of a cotangent that holds what a plain gradient of the same value needs to become one.
+# The attribute of a cotangent that holds the tensors by which a plain gradient of the same value is converted to one.
 PRIMAL = "_primal"
 
 # The classes of tensors that hold their own memory.
@@ -46,19 +45,19 @@ def is_point(x: Any) -> bool:
 
 
 def known_to_differ(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two sizes differ as far as they are no symbols; comparing symbols would guard on them."""
+    """Whether two sizes differ in the number of dims or in ints; comparing symbols would guard on them."""
     return len(one) != len(other) or any(
         m != n for m, n in zip(one, other, strict=True) if type(m) is int and type(n) is int
     )
 
 
 def may_differ(one: Any, other: Any) -> bool:
-    """Whether two sizes are not known to be equal; of symbols, without a guard."""
+    """Whether two sizes may differ; symbols are compared without a guard."""
     return not holds_always(one == other)
 
 
 def holds_always(condition: Any) -> bool:
-    """Whether a condition on sizes holds; of symbols, for all their values, without a guard."""
+    """Whether a condition on sizes holds; for symbols, whether it holds for all values, without a guard."""
     if isinstance(condition, bool):
         return condition
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # as in `differ`
@@ -67,7 +66,7 @@ def holds_always(condition: Any) -> bool:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Whether two sizes or ints differ; of symbols, as far as it is known, with a guard."""
+    """Whether two sizes or ints differ; symbols are compared with a guard, and unknown ones count as equal."""
     found = one != other
     if isinstance(found, bool):
         return found
@@ -152,7 +151,7 @@ def mark_varying_dims(x: Any) -> Any:
 
 
 def tensors_in(args: Any, kwargs: Any) -> list[Any]:
-    """The tensors among arguments, also inside of lists."""
+    """Returns the tensors among arguments, also inside of lists."""
     found: list[Any] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
@@ -176,7 +175,7 @@ def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def fits_by_ones(size: Any, outer: Any) -> bool:
-    """Whether a size has the dims of another, each of the same extent or 1, as far as they are no symbols."""
+    """Whether a size has as many dims as another, each of the same extent or 1; symbols count as equal."""
     return len(size) == len(outer) and not any(
         n.__class__ is m.__class__ is int and n not in (m, 1) for n, m in zip(size, outer, strict=True)
     )
@@ -188,7 +187,7 @@ def has_one_size(cls: Any) -> bool:
 
 
 def expands(size: Any, to: Any) -> bool:
-    """Whether a tensor of a size expands to another size, as far as they are no symbols."""
+    """Whether a tensor of a size expands to another size; symbols count as equal."""
     if len(size) > len(to):
         return all(type(n) is int and n == 1 for n in size)  # as a number does
     return fits_by_ones(size, to[len(to) - len(size) :])
@@ -198,7 +197,7 @@ def expands(size: Any, to: Any) -> bool:
 
 
 def memory_of(x: Any) -> set[Any]:
-    """Returns what tells the memory of the plain tensors inside of a value from other memory."""
+    """Returns keys that identify the storages of the plain tensors inside of a value."""
     return {storage_key(t) for t in innermost(x)}
 
 
