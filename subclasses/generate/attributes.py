@@ -43,7 +43,7 @@ from subclasses.spec.values import DERIVED, PLAIN, carrier, dynamic_ints, innerm
 
 
 class DynamicDims:
-    """Tells Dynamo which outer dims follow a dynamic int, so that its first program serves every size.
+    """Marks for Dynamo the outer dims that follow a dynamic int, so that its first program supports every size.
 
     A non-data descriptor under the attribute name that Dynamo reads. Marks that torch stores on an instance take
     precedence.
@@ -61,7 +61,7 @@ class DynamicDims:
 
 
 class VaryingDims:
-    """Tells Dynamo and ``torch.export`` which outer dims vary, by the class's ``_varying_dims``.
+    """Marks for Dynamo and ``torch.export`` the outer dims that vary, by the class's ``_varying_dims``.
 
     A non-data descriptor under the name of the marks, so that all values of the class are marked alike. The first read
     stores them on the value, where ``torch._dynamo.maybe_mark_dynamic`` adds further ones and ``torch.export`` deletes.
@@ -76,7 +76,7 @@ class VaryingDims:
 # ---- assigning ---------------------------------------------------------------------------------------------
 
 
-# Attributes of torch's own whose assignment concerns the inner tensors or the gradient.
+# Attributes of torch whose assignment changes the inner tensors or the gradient.
 _SPECIAL = {
     "data": lambda x, value: _set_data(x, value),
     "_is_param": parameters.become_parameter,
@@ -101,7 +101,7 @@ def check_constant(cls: Any, name: str) -> None:
 
 
 def set_field(x: Any, name: str, value: Any) -> None:
-    """Assigns an inner tensor, with the checks of the constructor, or an attribute of torch's own.
+    """Assigns an inner tensor, with the checks of the constructor, or an attribute of torch.
 
     Raises:
         AttributeError: the field is metadata, which is constant.
@@ -155,7 +155,7 @@ def _assign(x: Any, store: Callable[[], None]) -> None:
     """Assigns an inner tensor, as an op that writes to the value.
 
     Raises:
-        DispatchError: autograd recorded how the value was made.
+        DispatchError: autograd recorded the construction of the value.
     """
     with DisableTorchFunctionSubclass():
         if is_recording(x) and x.grad_fn is not None:
@@ -173,7 +173,7 @@ def _check_kept(x: Any, name: str, value: Any) -> None:
 
 
 def _set_data(x: Any, value: Any) -> None:
-    """Implements ``x.data = value``: takes over the inner tensors, metadata and outer properties of ``value``."""
+    """Implements ``x.data = value``: ``x`` gets the inner tensors, metadata and outer properties of ``value``."""
     if type(value) is Tensor and value.dtype != x.dtype:
         raise_no_conversion(type(x).__name__, x.dtype, value.dtype)
     if type(value) is not type(x):
@@ -213,7 +213,7 @@ class DifferentiableField:
         )
 
 
-# It cannot be compiled as a frame of its own, which it is below a frame that Dynamo leaves to Python.
+# Dynamo cannot compile it as a separate frame, and would try below a frame that it does not compile.
 skip_frames(DifferentiableField.__get__)
 
 # The attribute of a class with the names of its differentiable fields and constants, and of views that are copies.
@@ -227,7 +227,7 @@ break_at_assignments(lambda x, name, graph: hasattr(type(x), "__spec__") and nam
 
 
 def install_fields(cls: Any) -> None:
-    """Sets the descriptors of static metadata and of differentiable fields, and of what a base declares as either."""
+    """Sets the descriptors of static metadata and of differentiable fields, also for inherited fields."""
     spec = cls.__spec__
     for i, static in enumerate(spec.statics):
         setattr(cls, static.name, StaticField(static.name, i))
@@ -235,7 +235,7 @@ def install_fields(cls: Any) -> None:
         setattr(cls, name, DerivedField(name, compute))
     for name in (*spec.inner_names, *(f.name for f in spec.dynamics)):
         if isinstance(inspect.getattr_static(cls, name, None), StaticField | DerivedField):
-            setattr(cls, name, MISSING)  # what a value holds precedes it, and not a descriptor
+            setattr(cls, name, MISSING)  # a value's attribute precedes this, and no data descriptor
     differentiable = [field for field in spec.inners if field.differentiable]
     for field in differentiable:
         setattr(cls, field.name, DifferentiableField(field))
@@ -250,7 +250,7 @@ def install_fields(cls: Any) -> None:
 
 
 class CarrierField:
-    """Makes the carrier of a dynamic int when it is read of a value that was never flattened.
+    """Makes the carrier of a dynamic int when it is read from a value that was never flattened.
 
     Guards of ``torch.export`` read attributes by the names that ``__tensor_flatten__`` returned when it traced. This is
     a non-data descriptor: the carrier that a value holds precedes it.
@@ -267,7 +267,7 @@ class CarrierField:
 
 
 class DerivedField:
-    """Reads a tensor that follows from the fields of a value, which is computed once for the inner tensors it has.
+    """Reads a tensor that follows from the fields of a value; it is computed once for the current inner tensors.
 
     In a graph of Dynamo, reading it is a node, which computes it from the inner tensors of the trace.
     """
@@ -284,7 +284,7 @@ class DerivedField:
             t.requires_grad or t.is_inference() or t.__class__ not in PLAIN for t in tensors
         ):
             return self.make(x)
-        # What it was computed from: the metadata, and the memory and the version of each tensor.
+        # The state that it was computed from: the metadata, and the memory and the version of each tensor.
         state = (x._layout, _all_ints(x), [(t, t.data_ptr(), t._version) for t in tensors])
         known = x.__dict__.get(DERIVED, {}).get(self.name)
         if known is not None and _is_same_state(known[0], state) and known[1]._version == known[2]:
@@ -296,7 +296,7 @@ class DerivedField:
         return found
 
     def make(self, x: Any) -> Tensor:
-        """Computes the tensor; as a function of inner tensors that require grad, where they do."""
+        """Computes the tensor; if inner tensors require grad, as a differentiable function of them."""
         found = self.compute(x)
         if not isinstance(found, Tensor):
             raise TypeError(

@@ -1,7 +1,7 @@
 """Emits the text of a class's methods from its spec.
 
-There is one function for each method, and each writes to the emitter that it is given. All methods of a class form one
-file and compile once. Fields appear under their own names. Every other name in the text starts with an underscore or
+There is one function for each method, and each writes to its emitter argument. All methods of a class form one file
+and compile once. Fields appear under their own names. Every other name in the text starts with an underscore or
 comes from the emitter, which avoids the names of fields. Global names with an underscore depend on the class itself and
 are supplied by :mod:`subclasses.generate.install`.
 """
@@ -232,7 +232,7 @@ def emit_flatten(e: Emitter, spec: SubclassSpec) -> None:
 def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
     """Emits ``__tensor_unflatten__``: no checks; the outer size follows from the inner tensors.
 
-    Where ``outer`` computes a size from several symbols of a compiler, the size that the compiler gives is taken.
+    Where ``outer`` computes a size from several symbols of a compiler, the value has the size that the compiler passes.
     """
     e.writeline("def __tensor_unflatten__(_inner_tensors, _layout, _outer_size, _outer_stride):")
     with e.indent():
@@ -274,7 +274,7 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_function(e: Emitter, spec: SubclassSpec) -> None:
-    """Emits ``__torch_function__``; it is installed once the class has a rule, or a class body calls it by super()."""
+    """Emits ``__torch_function__``; it is installed if the class has a rule, or a class body calls it by super()."""
     e.writeline("def __torch_function__(_cls, _func, _types, _args=(), _kwargs=None):")
     with e.indent():
         e.writeline(

@@ -1,9 +1,9 @@
 """The representation of a value in the key of AOTAutograd's cache.
 
-The cache outlives the process, so the key must be the same in every process (no ``hash()``, no ids, no order of a
-set), and it must change with everything that the compiled program depends on. That includes more than the metadata of
-the value: an edited rule compiles to another program for the same Dynamo graph. The key therefore covers the text of
-the class and the source files of its rules.
+The cache outlives the process, so the key must be the same in every process: no ``hash()``, no ids, no order of a set.
+The key must change with everything that the compiled program depends on. That includes more than the metadata of the
+value: an edited rule compiles to another program for the same Dynamo graph. The key therefore covers the text of the
+class and the source files of its rules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from subclasses.spec.constants import constants_of
 
 
 def stable_hash(x: Tensor) -> str:
-    """Returns a digest of what a compiled program depends on: the value's class, metadata and tensor properties."""
+    """Returns a digest of the value's class, metadata and tensor properties, on which a compiled program depends."""
     return _digest(repr((_describe_layout(layout_of(x)), _describe_tensor(x))))
 
 
@@ -96,7 +96,7 @@ _BUILT_IN += (torch.dtype, torch.device, torch.layout, torch.memory_format)  # t
 
 
 def describe_function(function: types.FunctionType) -> str:
-    """Returns text for what a function does: its code, the defaults of its parameters, the variables it closes over."""
+    """Returns text for a function: its code, the defaults of its parameters, and the variables it closes over."""
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     values = [*(function.__defaults__ or ()), *cells]
     defaults = sorted((function.__kwdefaults__ or {}).items())
@@ -129,7 +129,7 @@ def fingerprint(cls: type) -> str:
 
 
 def _name_of_key(key: Any) -> str:
-    """Returns text for what a rule is registered for, without addresses."""
+    """Returns text for the key of a rule, without addresses."""
     if isinstance(key, tuple | list | frozenset):
         return str(sorted(map(_name_of_key, key)))
     return getattr(key, "__qualname__", None) or (
@@ -137,12 +137,12 @@ def _name_of_key(key: Any) -> str:
     )
 
 
-# The methods in which a class written by hand looks up how an op runs.
+# The methods in which a class written by hand looks up the rule of an op.
 _DISPATCHING = ("__torch_dispatch__", "__torch_function__")
 
 
 def _tabled_functions(cls: type) -> list[tuple[Any, Any]]:
-    """Returns the functions in tables of a class written by hand, with their keys: its rules, from whatever file.
+    """Returns the functions in tables of a class written by hand, with their keys: its rules, from any file.
 
     A table is an attribute of the class or of a base, or a global that its ``__torch_dispatch__`` reads.
     """

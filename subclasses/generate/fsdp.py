@@ -1,7 +1,7 @@
 """The hooks with which FSDP2 all-gathers a sharded parameter of a declared class.
 
 Parameters are sharded along dim 0. An inner tensor with as many rows as the outer tensor is gathered. Any other, such
-as the scale of the whole tensor, is the same on every rank and is not gathered. Of an inner tensor that is a declared
+as the scale of the whole tensor, is the same on every rank and is not gathered. If an inner tensor is of a declared
 class itself, its own inner tensors are gathered.
 """
 
@@ -26,12 +26,12 @@ reduce_packed_gradients(pack, unpack)
 
 
 class Part(NamedTuple):
-    """What a Parameter is rebuilt from, besides the tensors that are gathered.
+    """The state from which a Parameter is rebuilt, besides the tensors that are gathered.
 
     Attributes:
         layout: the layout of the value.
         inners: the inner tensors by attribute, in order of declaration; a Part in place of a declared class.
-        gathered: which of them are replaced by what is gathered.
+        gathered: the attributes whose inner tensors are replaced by gathered tensors.
         dynamics: the values of the dynamic ints.
     """
 
@@ -51,7 +51,7 @@ def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[
 
 
 def _part(x: Any, dims: int, dtype: Any, tensors: list[Tensor], most: int | None) -> Part:
-    """Appends the inner tensors to gather, up to so many, and returns the metadata."""
+    """Appends at most ``most`` inner tensors to gather, and returns the metadata."""
     gathered: list[str] = []
     inners: dict[str, Any] = {}
     for field in type(x).__spec__.inners:
@@ -102,6 +102,6 @@ def _refill(target: Any, part: Part, left: Iterator[Tensor]) -> None:
             continue
         whole = next(left) if name in part.gathered else t
         if whole is not None and held.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
-            # The values are those of the first gather, which autograd saved, so the version stays.
+            # The numbers equal the first gather's, which autograd saved, so the version stays.
             with preserve_version_counter(held):
                 held.copy_(whole)

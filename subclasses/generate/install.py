@@ -83,7 +83,7 @@ def install(cls: Any, root: type) -> None:
         if not _is_overridden(cls, name, root):
             setattr(cls, name, _as_method(cls, name, function))
     if isinstance(cls.__repr__, types.FunctionType):
-        skip_frames(cls.__repr__)  # print(x) breaks the graph, and then reads what only eager mode knows
+        skip_frames(cls.__repr__)  # print(x) breaks the graph, and then needs values of eager mode
     allow_loading(cls)
     cls._traits = traits_of(cls, wraps=cls.wrap_cotangent is not root.wrap_cotangent)  # type: ignore[attr-defined]
     cls._refresh = functools.partial(_refresh, weakref.ref(cls), plan_table, function_table, made, root)
@@ -93,7 +93,7 @@ def install(cls: Any, root: type) -> None:
 
 
 def _check_methods(cls: Any) -> None:
-    """Wraps what a class body has in place of generated methods, so that its mistakes show at the call."""
+    """Wraps methods that a class body defines in place of generated ones, so that a wrong result raises at the call."""
     new, init, dispatch = (vars(cls).get(n) for n in ("__new__", "__init__", "__torch_dispatch__"))
     if isinstance(dispatch, classmethod) and isinstance(dispatch.__func__, types.FunctionType):
         cls.__torch_dispatch__ = classmethod(with_type_errors(cls, dispatch.__func__))
@@ -108,7 +108,7 @@ def _check_methods(cls: Any) -> None:
 
 
 def _show_required(new: Any) -> None:
-    """Gives a constructor the signature of its declaration, in which required metadata has no default."""
+    """Sets the signature of a constructor to its declaration, in which required metadata has no default."""
     shown = inspect.signature(new)
     parameters = [
         p.replace(default=p.empty) if p.default is MISSING else p for p in shown.parameters.values()
@@ -205,7 +205,7 @@ def _generated_globals(
 
 
 # Equal values of one of these types are interchangeable in a program. A tuple may contain 1 or True, which are equal
-# and not interchangeable, so layouts with values of other types are not kept in the class's own table.
+# and not interchangeable. Layouts with values of other types are therefore not kept in the class's own table.
 _ATOMS = (int, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 

@@ -1,9 +1,9 @@
 """Outer sizes that a class computes from several sizes, where a compiler makes symbols of them.
 
-Dynamo makes a symbol of each size of an argument, and binds it where it first meets it, which is in the outer size. It
-cannot bind two from one number such as ``a.shape[0] + b.shape[0]``. So a value that is made of the compiler's stand-ins
-for the inner tensors of an argument takes the outer size that the compiler gives, a symbol of its own, and each
-further value with this sum takes that symbol too.
+Dynamo makes a symbol of each size of an argument, and binds it at its first use, which is in the outer size. It cannot
+bind two symbols from one number such as ``a.shape[0] + b.shape[0]``. So a value that is made of an argument's fake
+inner tensors has the outer size that the compiler passes, a symbol of its own. Each further value with this sum has
+that symbol too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def with_given_sizes(outer: Outer, given: tuple[Sequence[Any], Sequence[Any]] | 
     """Returns an ``Outer`` with the symbol that a compiler has for each size and stride made of several symbols.
 
     Args:
-        outer: what the class computes.
-        given: the outer size and stride that ``__tensor_unflatten__`` was given, or ``None`` where it was not called.
+        outer: the outer properties that the class computes.
+        given: the outer size and stride that ``__tensor_unflatten__`` received, or ``None`` if it was not called.
     """
     size = _as_given(outer.size, None if given is None else given[0])
     stride = outer.stride and _as_given(outer.stride, None if given is None else given[1])
@@ -38,7 +38,7 @@ def _as_given(numbers: Sequence[Any], given: Sequence[Any] | None) -> list[Any]:
             continue
         node = number.node
         known = node.shape_env.__dict__.setdefault(_GIVEN, {})
-        # PyTorch gives the numbers of the example in place of symbols where the value is inside of another wrapper.
+        # PyTorch passes the numbers of the example in place of symbols if the value is inside of another wrapper.
         if given is not None and isinstance(given[i], torch.SymInt):
             known[node.expr] = given[i]
         result[i] = known.get(node.expr, number)

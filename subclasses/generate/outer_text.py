@@ -1,4 +1,4 @@
-"""Emits the making of a wrapper whose outer properties the class's own ``outer`` gives."""
+"""Emits the construction of a wrapper whose outer properties the class's own ``outer`` computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from subclasses.spec.fields import Outer
 
 
 def emit_make_outer(e: Emitter, spec: SubclassSpec, make: str, strided: str) -> None:
-    """Emits the call of ``outer``, and the making of the wrapper that it describes."""
+    """Emits the call of ``outer``, and the construction of the wrapper that it describes."""
     statics = {f.name: f"_layout.statics[{i}]" for i, f in enumerate(spec.statics)}
     args = ", ".join(f"{a}={statics.get(a, a)}" for a in spec.outer_args or ())
     e.writeline("try:")

@@ -1,10 +1,10 @@
 """Leaves of autograd and Parameters: the class of their gradient, and whether an optimizer can update them.
 
-``nn.Parameter(x)`` sets an attribute on a detached alias of ``x``; the generated ``__setattr__`` passes it on to here.
-Any value may become a Parameter. A step of an optimizer raises before it writes to a Parameter that it cannot update.
+``nn.Parameter(x)`` sets an attribute on a detached alias of ``x``; the generated ``__setattr__`` calls this module. Any
+value may become a Parameter. A step of an optimizer raises before it writes to a Parameter that it cannot update.
 
-An op that materializes a value has a plain gradient. A hook of the Parameter converts it to a cotangent of the class,
-so that all gradients that reach a leaf can be added, and an optimizer finds the gradient of each inner tensor. The hook
+An op that materializes a value has a plain gradient. A hook of the Parameter converts it to a cotangent of the class.
+All gradients that reach a leaf can then be added, and an optimizer finds the gradient of each inner tensor. The hook
 keeps the attributes of the Parameter alive, not the Parameter: a strong reference would be a cycle, and torch refuses
 to swap tensors with weak references, as ``module.to(dtype)`` does.
 """
@@ -62,7 +62,7 @@ def require_grad(x: Any, value: bool) -> None:
 
 
 def _is_real(x: Any) -> bool:
-    """Whether a value holds plain tensors, at any depth, and not those of a trace."""
+    """Whether a value holds plain tensors, at any depth, and not a trace's tensors."""
     while is_traceable_wrapper_subclass(x):
         names, _ = x.__tensor_flatten__()
         x = getattr(x, names[0])
@@ -70,7 +70,7 @@ def _is_real(x: Any) -> bool:
 
 
 def _mark_inner_points(x: Any) -> None:
-    """Marks the wrappers inside of a Parameter, which are aliases of its own: an optimizer moves them with it."""
+    """Marks the wrappers inside of a Parameter, which are its own aliases: an optimizer updates them with it."""
     for _, inner in _nested(x):
         if type(inner)._traits.trainable:
             inner.__dict__[POINT] = True
@@ -93,7 +93,7 @@ def _watch_optimizers() -> None:
 
 
 def _check_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Raises DispatchError before a step writes anything, if it would update a Parameter that cannot be updated."""
+    """Raises DispatchError before a step writes, if it would update a Parameter that no optimizer can update."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             if hasattr(type(p), "__spec__") and p.grad is not None:
@@ -115,7 +115,7 @@ def _check_can_train(x: Any, where: str, is_inside: bool = False) -> None:
 
 
 def _why_not(cls: Any) -> str:
-    """Returns why adding a gradient to a value in place is no step; empty if it is one."""
+    """Returns the reason why adding a gradient to a value in place is not an optimizer's step; empty if it is one."""
     step, spec = _find_step(cls, torch.ops.aten.add_.Tensor), cls.__spec__
     if step == "materialize":
         return "adding to what it materializes to would be lost"
@@ -130,7 +130,7 @@ _find_step: Any = find_step
 
 
 def _search_untraced(module: Any) -> None:
-    """Keeps Dynamo out of the search for a rule, where it warns of each cache: it calls ``_why_not`` in a trace."""
+    """Excludes the search for a rule from Dynamo, which would warn of each cache: it calls ``_why_not`` in a trace."""
     global _find_step
     torch.compiler.assume_constant_result(_why_not)
     _find_step = torch.compiler.disable(find_step)  # for a trace that begins with the frame of `_why_not`
@@ -140,7 +140,7 @@ after_import("torch._dynamo", _search_untraced)
 
 
 def _instead(cls: Any, is_inside: bool) -> str:
-    """Returns what to do in place of a step that no optimizer can make."""
+    """Returns a hint for a step that no optimizer can make."""
     spec = cls.__spec__
     metadata = [f"{f.name}=..." for f in (*spec.statics, *spec.dynamics)]
     call = f"{cls.__name__}({', '.join([*(f'self.{n}' for n in spec.inner_names), *metadata])})"
@@ -186,7 +186,7 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
     @unserializable_hook  # a copy of the Parameter has its own
     def convert(grad: Any) -> Any:
         is_one = type(grad) is cls.Cotangent and not held["_layout"].nested
-        if grad is None or is_one or is_legacy_batchedtensor(grad):  # a batch of gradients stays one
+        if grad is None or is_one or is_legacy_batchedtensor(grad):  # a batch of gradients stays a batch
             return None
         grad = as_gradient(cls, grad)
         if isinstance(grad, cls):
@@ -204,7 +204,7 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
 
 
 def mark_gradient(grad: Any, held: dict[str, Any]) -> Any:
-    """Returns a gradient of a point with these attributes as a cotangent, as are the gradients inside of it."""
+    """Returns a gradient of a point with these attributes as a cotangent; converts the gradients inside of it, too."""
     if not held["_layout"].nested:
         return as_cotangent(grad)
     names = type(grad).__spec__.attributes
@@ -215,7 +215,7 @@ def mark_gradient(grad: Any, held: dict[str, Any]) -> Any:
 
 
 def _convert_inner(grad: Any, x: Any) -> Any:
-    """Returns the gradient of a wrapper inside of a Parameter, which is plain where it was materialized."""
+    """Returns the gradient of a wrapper inside of a Parameter; it is plain if the wrapper was materialized."""
     if POINT not in x.__dict__ or (is_traceable_wrapper_subclass(grad) and not isinstance(grad, type(x))):
         return grad
     return mark_gradient(grad if isinstance(grad, type(x)) else wrap_cotangent(x, grad), x.__dict__)
@@ -225,7 +225,7 @@ def swap_attributes(x: Any, held: dict[str, Any]) -> None:
     """Implements ``x.__dict__ = held``, with which ``torch.utils.swap_tensors`` exchanges two values.
 
     It then exchanges the C++ tensors, which call the hooks, but not their lists of hooks in Python, to which the user
-    adds. Both are made one list, of the value whose attributes and C++ tensor ``x`` takes over.
+    adds. This makes both one list, of the value whose attributes and C++ tensor ``x`` receives.
     """
     former, hooks = x.__dict__, held.get(HOOKS, lambda: None)()
     object.__setattr__(x, "__dict__", held)

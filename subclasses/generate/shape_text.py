@@ -12,8 +12,8 @@ For ``qdata: Tensor = inner(shape="out in")`` and ``scale: Tensor = inner(shape=
     ):
         check_shapes(spec, (qdata, scale), {})
 
-Equal ints compare to ``False`` itself. A symbolic size does not, so that ``check_shapes`` decides, without a guard on
-what it need not know.
+The comparison of equal ints is ``False`` itself. For a symbolic size it is not, so that ``check_shapes`` compares it,
+without guards on other sizes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Gradients of Parameters of declared classes that FSDP2 cut into rows.
 
-FSDP2 sums the gradients of a group of Parameters in one flat buffer, of which each rank keeps its part. It knows one
-plain gradient of the size of each Parameter. That of a declared class has a tensor for each inner tensor: here they
-become one plain matrix with a row for each rank, and this rank's row becomes the gradient of its part again.
+FSDP2 sums the gradients of a group of Parameters in one flat buffer, of which each rank keeps its part. It expects one
+plain gradient of the size of each Parameter. A gradient of a declared class has a tensor for each inner tensor. This
+module packs them into one plain matrix with a row for each rank, and unpacks this rank's row to its part's gradient.
 
-An inner tensor that stays whole on each rank is in every row. Its gradient is then the same on all ranks, which update
-it alike; the norm of all gradients counts it once.
+An inner tensor that stays whole on each rank is in every row. Its gradient is then the same on all ranks, which make
+the same update; the norm of all gradients counts it once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from subclasses.spec.values import RANKS, is_differentiable, map_inners
 
 
 def pack(part: Any, gradient: Any, ranks: int) -> Tensor | None:
-    """Returns a gradient as a matrix with a row for each rank; None if FSDP2 itself knows what to do with it.
+    """Returns a gradient as a matrix with a row for each rank; None if FSDP2 itself handles it, as a plain one.
 
     Args:
         part: this rank's part of the Parameter.
@@ -57,7 +57,7 @@ def unpack(part: Any, row: Tensor, ranks: int) -> Any:
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:
-    """Yields the differentiable plain tensors in a value, those of wrappers inside of it too."""
+    """Yields the differentiable plain tensors in a value, also inside of wrappers that it holds."""
     for name in x._layout.present:
         t = x.__dict__[name]
         if hasattr(type(t), "__spec__"):
@@ -78,7 +78,7 @@ def _with_gradients(x: Any, parts: Iterator[Tensor]) -> Any:
 
 
 def _mark_whole(gradient: Any, ranks: int) -> None:
-    """Notes in a gradient which inner tensors every rank has whole."""
+    """Stores in a gradient the names of the inner tensors that every rank has whole."""
     inners = {name: gradient.__dict__[name] for name in gradient._layout.present}
     whole = frozenset(name for name, t in inners.items() if not is_cut(gradient, t))
     gradient.__dict__[RANKS] = (ranks, whole)
