@@ -1,1 +1,1 @@
-"""What the schema of an op says of its arguments and results: which are written, which share memory; cotangents."""
+"""Facts and checks from the schema of an op: arguments that it writes to, results that share memory, and tangents."""

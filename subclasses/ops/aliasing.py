@@ -1,7 +1,7 @@
 """View and in-place semantics, derived from an op's schema.
 
 Below autograd an op on a wrapper returns a new wrapper. If the schema declares a result to be a view, the result shares
-the storage of its argument, so that AOTAutograd and version counters see the alias. If the schema declares that an
+the storage of its argument. AOTAutograd and version counters then detect the alias. If the schema declares that an
 argument is written and returned, that argument itself is returned. Other ops have no overhead.
 """
 
@@ -54,7 +54,7 @@ def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]
 
 
 def holds_plain(x: Any) -> bool:
-    """Whether the innermost tensors of a value are plain ones, and not those of a trace."""
+    """Whether the innermost tensors of a value are plain, and not a trace's tensors."""
     while (layout := x.__dict__.get("_layout")) is not None:
         if not layout.present:
             return False
@@ -88,10 +88,10 @@ def return_written(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], 
 
 
 def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the rule of an op that writes, so that a result with memory of its own is an error: it would be lost.
+    """Wraps the rule of an op that writes: a result with memory of its own is an error, since it would be lost.
 
     Raises:
-        DispatchError: the rule, which ``words`` describe, returned a new value in place of the one to write to.
+        DispatchError: the rule, which ``words`` describe, returned a new value in place of its target.
     """
     facts = op_facts(op)
     if not any(i is not None for i in facts.returned):
@@ -107,7 +107,7 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
                 check_kept(cls, op, words, target, one)
                 if facts.changes_metadata:
                     _check_changed(cls, op, words, target, one)
-                if isinstance(target, cls):  # to which inner tensors it wrote is not seen below autograd
+                if isinstance(target, cls):  # below autograd, no version shows writes to inner tensors
                     parts = list(innermost(target))
                     bump_versions([t for t in parts if is_differentiable(t)] or parts)
         return out
@@ -116,7 +116,7 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
 
 
 def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
-    """Raises DispatchError if an op that writes to ``target`` returned a tensor with memory that ``target`` has not."""
+    """Raises DispatchError if an op that writes to ``target`` returned a tensor with other memory than ``target``."""
     if result is target or not isinstance(target, cls) or not isinstance(result, Tensor):
         return
     if not lies_within(result, target):
@@ -131,7 +131,7 @@ def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
 
 
 def _check_changed(cls: Any, op: OpOverload, words: str, target: Any, result: Any) -> None:
-    """Raises DispatchError if a rule for an op that changes sizes in place returned a value with other ones instead."""
+    """Raises DispatchError if a rule for an op that changes sizes in place returned a value of another size instead."""
     if result is target or not (isinstance(target, cls) and isinstance(result, cls)):
         return
     if [t.shape for t in innermost(target)] != [t.shape for t in innermost(result)]:
@@ -152,16 +152,16 @@ def argument(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], index:
 def with_versions_of_base(
     op: OpOverload, run: Callable[..., Any], *, is_copy: bool, by_rule: bool
 ) -> Callable[..., Any]:
-    """Wraps ``run`` so that a view shares the version counter of its base, and each inner tensor that of its own.
+    """Wraps ``run``: a view shares the version counter of its base, and each inner tensor its base's counter.
 
-    What autograd saved of a view's inner tensors is then known to be stale after a write to the base. In inference
-    mode, a view of a normal tensor is normal.
+    After a write to the base, autograd then detects that saved inner tensors of the view are stale. In inference mode,
+    a view of a normal tensor is normal.
 
     Args:
         op: the op.
         run: its plan.
         is_copy: whether the plan returns no views of inner tensors.
-        by_rule: whether it is a rule of the author, which may have called another op on the value.
+        by_rule: whether the plan is a rule of the author, which may have called another op on the value.
     """
     facts = op_facts(op)
     index, is_inference_mode = facts.viewed[0][0], torch.is_inference_mode_enabled
@@ -193,7 +193,7 @@ _STRIDES = "view size is not compatible with input tensor's size and stride"
 
 
 def _strides_error(op: OpOverload, base: Any) -> RuntimeError:
-    """Returns the error for a view that the strides of an inner tensor do not allow, as `reshape` may ask for."""
+    """Returns the error for a view, such as a call by `reshape`, that the strides of an inner tensor do not allow."""
     return RuntimeError(
         f"{op} on {one_of(type(base))}: {_STRIDES}, of one of its inner tensors. A reshape goes by the strides that "
         f"the value shows; call it on x.clone(memory_format=torch.contiguous_format)"
@@ -201,7 +201,7 @@ def _strides_error(op: OpOverload, base: Any) -> RuntimeError:
 
 
 def _untracked(out: Any, base: Any) -> Any:
-    """Returns a result, or another one like it if it is tracked as a view already, as PyTorch is about to do."""
+    """Returns a result, or an alias of it if it is tracked as a view already: PyTorch then tracks the result itself."""
     if not isinstance(out, Tensor):
         return out
     if out.__class__ is not base.__class__:
@@ -216,7 +216,7 @@ def _untracked(out: Any, base: Any) -> Any:
 
 
 def may_overlap(t: Tensor) -> bool:
-    """Whether elements of a plain tensor share memory, as those of an expanded one do; few ops write to it."""
+    """Whether elements of a plain tensor share memory, as in an expanded tensor; few ops write to such a tensor."""
     return t.__class__ in PLAIN and t.layout is torch.strided and 0 in t.stride() and t.numel() > 0
 
 
@@ -226,7 +226,7 @@ State = tuple[int, list[tuple[str, Tensor, int]]]
 
 
 def raw_state(x: Any) -> State | None:
-    """Returns the version of a declared value, and its inner tensors with theirs; None for any other argument."""
+    """Returns the version of a declared value, and its inner tensors with their versions; None for other arguments."""
     if not hasattr(type(x), "__spec__") or x.is_inference():
         return None
     held = [(n, t) for n in type(x).__spec__.attributes if is_differentiable(t := x.__dict__[n])]
@@ -235,9 +235,9 @@ def raw_state(x: Any) -> State | None:
 
 
 def is_written_unseen(before: State, x: Any) -> bool:
-    """Whether inner tensors were assigned since, or written to while autograd has seen no write to the value.
+    """Whether inner tensors were assigned since, or written to without a new version of the value.
 
-    What is assigned is detached.
+    An assigned inner tensor is detached.
     """
     version, inners = before
     _, now = raw_state(x) or before
@@ -252,7 +252,7 @@ def is_written_unseen(before: State, x: Any) -> bool:
 def bump_versions(tensors: Sequence[Tensor | None]) -> None:
     """Bumps the version counters of inner tensors, as eager mode does for the tensor that an op writes to.
 
-    Below autograd nothing else bumps them, and autograd would not notice that a tensor saved by :meth:`unwrap` changed.
+    Below autograd nothing else bumps them, and autograd would not detect that a tensor saved by :meth:`unwrap` changed.
     """
     if not is_excluded(VIEWS_KEY):
         return  # ops on inner tensors count
@@ -283,12 +283,12 @@ def resize_outer(written: Any, cls: Any) -> None:
         values = [written.__dict__[n] for n in (*spec.attributes, *(f.name for f in spec.dynamics))]
         new = cls._wrap(written._layout, *values)
         if new.shape != written.shape:
-            # torch's own setter, which takes over size and stride and leaves the inner tensors.
+            # torch's setter, which sets the size and stride and leaves the inner tensors.
             object.__setattr__(written, "data", new)
 
 
 def for_optimizers(cls: Any) -> str:
-    """Returns what to do where an optimizer writes to a value of a class."""
+    """Returns a hint for an optimizer that writes to a value of a class."""
     if cls._traits.trainable:
         return "; an optimizer, which writes so, is given torch.nn.Parameter(x), and not x"
     advice = (
@@ -301,8 +301,8 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     """Copies a result into a wrapper, one inner tensor at a time.
 
     Raises:
-        DispatchError: the result has another class, other metadata, or inner tensors of other sizes or, unless the op
-            is a copy, of dtypes that in-place ops do not cast.
+        DispatchError: the result has another class, other metadata, or inner tensors of other sizes. Also if the op
+            is not a copy, and inner tensors have dtypes that in-place ops do not cast.
     """
     cls = type(target)
     if type(value) is not cls or value._layout is not target._layout:
@@ -332,7 +332,7 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
                 )
     for a, _ in pairs[1:]:  # the first one raises before it is written to
         if may_overlap(a) and a.numel() > 1:
-            a.new_zeros(1).expand(2).copy_(a.new_zeros(2))  # raises what writing to it would
+            a.new_zeros(1).expand(2).copy_(a.new_zeros(2))  # raises the error of a write to it
     pairs = [(a, b) for a, b in pairs if not holds_already(a, b)]
     for a, b in pairs:
         a.copy_(b)
@@ -342,8 +342,8 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
 def holds_already(a: Tensor, b: Tensor) -> bool:
     """Whether writing one tensor to another of its size changes nothing.
 
-    They are the same elements of the same memory, where a rule passes one on, or equal integers. A write to those
-    would be an error in the backward of what saved them, as an index for example.
+    They are the same elements of the same memory, if a rule returned its operand's tensor, or equal integers. A write
+    to integers would be an error in a backward that saved them, as an index for example.
     """
     if a.device.type == "cpu" and not is_differentiable(a) and PLAIN.issuperset((a.__class__, b.__class__)):
         return a.dtype is b.dtype and torch.equal(a, b)
@@ -362,16 +362,16 @@ def is_same_memory(a: Tensor, b: Tensor) -> bool:
 def write_plain(op: OpOverload, target: Tensor, value: Tensor, *, is_out: bool) -> None:
     """Copies a plain result into a plain tensor, which keeps its own dtype, as in torch.
 
-    The tensor that is passed as ``out=`` takes over the size of the result; an operand that is written to has it.
+    A tensor that is passed as ``out=`` is resized to the result; an operand that is written to must have its size.
 
     Args:
         op: the op that writes.
         target: the tensor that it writes to.
-        value: what it writes.
+        value: the result.
         is_out: whether ``target`` is passed as ``out=``.
 
     Raises:
-        RuntimeError: the dtype of the result is not cast to that of the target, or the operand has another size.
+        RuntimeError: the dtype of the result is not cast to the dtype of the target, or the operand has another size.
     """
     of = "out=" if is_out else "the operand that it writes to"
     if not torch.can_cast(value.dtype, target.dtype):

@@ -15,8 +15,8 @@ _library = torch.library.Library("subclasses", "FRAGMENT")
 def custom_op(name: str, schema: str | None = None) -> Callable[[Callable[..., Any]], Any]:
     """Returns a decorator: ``torch.library.custom_op`` without mutated arguments, in this package's namespace.
 
-    PyTorch wraps each kernel of a custom op, and the first call of the wrapper imports Dynamo, which takes seconds in a
-    process that serves a package. Here the CPU's kernel is the function itself. It may return no argument.
+    PyTorch wraps each kernel of a custom op, and the first call of the wrapper imports Dynamo. In a process that serves
+    a package, that takes seconds. Here the CPU's kernel is the function itself. It must not return an argument.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:

@@ -116,7 +116,7 @@ def undeclared_writes(op: OpOverload) -> tuple[int, ...]:
 
 @functools.cache
 def functional_counterpart(op: OpOverload) -> OpOverload | None:
-    """Returns the op that computes what this op writes: ``add.Tensor`` for ``add_.Tensor`` and ``add.out``."""
+    """Returns the op whose result this op writes: ``add.Tensor`` for ``add_.Tensor`` and ``add.out``."""
     facts = op_facts(op)
     if not facts.written or facts.changes_metadata:
         return None
@@ -135,9 +135,10 @@ def functional_counterpart(op: OpOverload) -> OpOverload | None:
 
 
 def ops_of_packet(packet: OpOverloadPacket) -> list[OpOverload]:
-    """Returns the ops that a rule for a packet is for.
+    """Returns the ops to which a rule for a packet applies.
 
-    They are those that write nothing, from which other forms follow, or all of a packet that only writes, as add_ does.
+    They are the ops that write nothing, from which other forms follow. If all ops of a packet write, as of add_, they
+    are all ops.
     """
     ops = [op for name in packet.overloads() if is_dispatched(op := getattr(packet, name))]
     return [op for op in ops if not schema_of(op).is_mutable] or ops
@@ -145,7 +146,7 @@ def ops_of_packet(packet: OpOverloadPacket) -> list[OpOverload]:
 
 @functools.cache
 def functional_counterpart_of_view(op: OpOverload) -> OpOverload | None:
-    """Returns the view op that an in-place view op applies to its own argument: ``t`` for ``t_``; None if none is."""
+    """Returns the view op that an in-place view op applies to its own argument: ``t`` for ``t_``; else None."""
     packet = getattr(getattr(torch.ops, op.namespace), op.overloadpacket.__name__.removesuffix("_"), None)
     wanted = [(a.name, str(a.type)) for a in schema_of(op).arguments]
     for overload in packet.overloads() if packet is not None else ():

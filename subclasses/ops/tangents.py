@@ -1,6 +1,6 @@
-"""Forward-mode differentiation (``torch.autograd.forward_ad``), in which ops on wrappers take no part.
+"""Errors of forward-mode differentiation (``torch.autograd.forward_ad``), which ops on wrappers do not support.
 
-An op reaches a wrapper below autograd, where a tangent of an inner tensor would be dropped without a word.
+An op reaches a wrapper below autograd, where a tangent of an inner tensor would be dropped without an error.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ IN_FORWARD_MODE = (
     "plain tensors; compute with inner tensors there, as x.unwrap() gives them, or write a rule for the function of "
     "the op, such as torch.mul"
 )
-# What forward mode asks of a tangent, besides the parts (prims) of an op on a tangent that is zero.
+# Ops that forward mode calls on a tangent. It also decomposes an op on a zero tangent to prims.
 _OF_TANGENTS = frozenset({"is_same_size", "_has_same_storage_numel", "_efficientzerotensor"})
 # It drops tangents, of plain tensors too.
 _DROPPING = torch.ops.aten.detach.default
 
 
 def is_of_tangents(op: OpOverload) -> bool:
-    """Whether forward mode is what asks for an op on a wrapper."""
+    """Whether forward mode calls an op on a wrapper."""
     return op.namespace == "prims" or op.overloadpacket.__name__ in _OF_TANGENTS
 
 
 def check_no_tangents(cls: Any, func: Any, args: Any, kwargs: Any) -> None:
-    """Raises DispatchError if an inner tensor of an operand is a dual tensor; asked in a dual level only."""
+    """Raises DispatchError if an inner tensor of an operand is a dual tensor; called in a dual level only."""
     if func is _DROPPING:
         return
     for x in tensors_in(args, kwargs):
@@ -50,5 +50,5 @@ def check_no_tangents(cls: Any, func: Any, args: Any, kwargs: Any) -> None:
 
 
 def _has_tangent(t: Tensor) -> bool:
-    with autograd_enabled():  # where an op on a wrapper is dispatched, tensors tell nothing of it
+    with autograd_enabled():  # below autograd, `unpack_dual` returns no tangent
         return forward_ad.unpack_dual(t).tangent is not None

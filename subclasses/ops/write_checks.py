@@ -1,10 +1,10 @@
 """Errors of a mapped in-place op before it has written anything.
 
-A mapped op runs on one inner tensor after the other. Where all have one dtype and shape, what is wrong for one is wrong
-for the first, which then is not written. Where they differ, as a number and a count do under ``x.mul_(2.5)``, the op
-is tried for the others first. Of pointwise ops and copies, dtypes and sizes decide whether they raise; they are tried
-on tensors of one element. Other ops, such as ``index_add_``, are tried on a copy of what they write to. Ops that draw
-random numbers have a generator of their own then. Ops of others, such as collectives, are not tried.
+A mapped op runs on one inner tensor after the other. If all have one dtype and shape, an op that raises for one raises
+for the first, and has written nothing. If they differ, as a number and a count do under ``x.mul_(2.5)``, the op is
+tried for the others first. Dtypes and sizes decide whether pointwise ops and copies raise; they are tried on tensors of
+one element. Other ops, such as ``index_add_``, are tried on a copy of their targets. A tried op that draws random
+numbers gets a separate generator. Ops of other libraries, and collectives, are not tried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from subclasses.spec.values import PLAIN
 
 
 def is_tried_first(op: OpOverload) -> bool:
-    """Whether an op of PyTorch's own writes to tensors and may raise; a collective would send a message more."""
+    """Whether an op of PyTorch writes to tensors and may raise; a tried collective would send another message."""
     return (
         bool(op_facts(op).written)
         and op.namespace == "aten"
@@ -49,9 +49,9 @@ def _needs_one_element(op: OpOverload) -> bool:
 
 
 def differ(first: Any, other: Any) -> bool:
-    """Whether an inner tensor may be refused where the first one is not: it has another dtype, shape or overlap.
+    """Whether an op may raise for an inner tensor and not for the first: it has another dtype, shape or overlap.
 
-    Traced ones are not asked, which would be guarded.
+    Traced inner tensors are not compared, since the comparison would guard on them.
     """
     return (
         other.__class__ in PLAIN
@@ -61,12 +61,12 @@ def differ(first: Any, other: Any) -> bool:
 
 
 def try_first(cls: Any, op: OpOverload, names: tuple[str, ...], args: Any, kwargs: Any) -> None:
-    """Tries an op for the inner tensors of these names, and raises what the op would raise for them."""
+    """Tries an op for the inner tensors of these names, and raises the op's error for them."""
     if not _needs_one_element(op):
         for name in names:
             _try_on_copies(cls, op, name, args, kwargs)
         return
-    # What such an op reads must expand to the sizes of what it writes.
+    # The operands of such an op must expand to the sizes of its targets.
     facts = op_facts(op)
     for name in names:
         inners = [v.__dict__[name] if isinstance(v, cls) else v for v in (*args, *kwargs.values())]
@@ -83,7 +83,7 @@ def try_first(cls: Any, op: OpOverload, names: tuple[str, ...], args: Any, kwarg
 
 
 def _try_on_copies(cls: Any, op: OpOverload, name: str, args: Any, kwargs: Any) -> None:
-    """Runs an op on the inner tensors of a name, and copies of those that it writes to."""
+    """Runs an op on the inner tensors of a name, and on copies of its targets."""
     facts = op_facts(op)
 
     def select(value: Any) -> Any:
