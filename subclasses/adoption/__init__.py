@@ -1,1 +1,1 @@
-"""Hooks for classes that somebody else wrote: interned metadata, guards, keys of compiled programs, loading."""
+"""Hooks for classes of other libraries: interned metadata, guards, keys of compiled programs, loading."""

@@ -1,8 +1,8 @@
 """The metadata of classes written by hand, as constants: equal metadata is one object, which is hashable.
 
-What ``__tensor_flatten__`` returns as its context may be a dict or a list, which is made anew at each call and cannot
-be hashed. The context of an adopted class is a :class:`ConstantDict` or a :class:`ConstantList` instead: still a dict
-or a list to the code that reads it, interned with the names of the inner tensors.
+The context that ``__tensor_flatten__`` returns may be a dict or a list, which is made anew at each call and cannot be
+hashed. The context of an adopted class is a :class:`ConstantDict` or a :class:`ConstantList` instead. Code may read it
+as a dict or a list; it is interned with the names of the inner tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ATOMS = (
 
 
 class NotConstant(TypeError):
-    """Raised for metadata that cannot be compared by what it consists of."""
+    """Raised for metadata that cannot be compared by its contents."""
 
 
 def is_atom(value: Any) -> bool:
@@ -33,7 +33,7 @@ def is_atom(value: Any) -> bool:
 
 
 def freeze(value: Any) -> Hashable:
-    """Returns a hashable description of metadata: equal for values of equal types with equal parts, only for those.
+    """Returns a hashable description of metadata, which is equal exactly for values of equal types with equal parts.
 
     Raises:
         NotConstant: the metadata holds something other than plain values, containers and dataclasses of these.
@@ -64,7 +64,7 @@ def freeze(value: Any) -> Hashable:
 
 
 class _Constant:
-    """What makes a container constant; its hash is that of what it consists of."""
+    """The base of constant containers; the hash is the hash of the contents."""
 
     __slots__ = ()
     key: Any
@@ -143,7 +143,7 @@ def intern_context(cls: Any, names: tuple[str, ...], context: Any) -> Any:
 
 
 def thaw(context: Any) -> Any:
-    """Returns metadata as the class made it; what is changeable is a copy."""
+    """Returns metadata with the class's own containers; changeable objects are copied."""
     match context:
         case dict():
             return {k: thaw(v) for k, v in context.items()}

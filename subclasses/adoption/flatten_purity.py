@@ -1,10 +1,10 @@
-"""What ``__tensor_flatten__`` of a value reads: a proof that its result depends on nothing else.
+"""Proves that the result of a value's ``__tensor_flatten__`` depends only on recorded attributes.
 
-The method runs once on a stand-in for the value, which notes each attribute that is read and with what result. Inner
-tensors are stand-ins too, which only tell whether they are there. If the method gives the same answer as on the value
-itself, its answer follows from what was noted: reading the same again means the same answer. Code that looks at
-anything else (the sizes of an inner tensor, ``self.__dict__``, an object of a class of its own) proves nothing, and
-is called each time.
+The method runs once on a proxy for the value, which records each attribute that the method reads, and its value. Inner
+tensors are proxies too, which only show whether they are present. If the method returns the same result as for the
+value itself, the result depends on the recorded reads alone: equal reads imply an equal result. Code that reads
+anything else (the sizes of an inner tensor, ``self.__dict__``, an object of another class) proves nothing, and is
+called each time.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def flattens_to_constants(cls: type) -> bool:
 
 
 class NotProved(Exception):
-    """Raised where a method looks at something that is not noted."""
+    """Raised if a method reads an object that is not recorded."""
 
 
 class How(enum.IntEnum):
-    """What of an attribute determines the result."""
+    """The property of an attribute that determines the result."""
 
     NONE = 0  # that it is None
     TENSOR = 1  # that it is there
@@ -75,7 +75,7 @@ class Read:
     """An attribute that was read.
 
     Attributes:
-        how: what of it determines the result.
+        how: the property of it that determines the result.
         constant: the object itself, for a constant of the class.
     """
 
@@ -87,12 +87,12 @@ Reads = dict[str, Read]
 
 
 def find_reads(x: Tensor, method: Any) -> tuple[Any, Reads | None]:
-    """Returns the result of a method without arguments, and what it read; None if that is not proved."""
+    """Returns the result of a method without arguments, and the attributes that it read; None if not proved."""
     result = method(x)
     if reads_state(method):
         return result, None
     noted: Reads = {}
-    # The method is somebody's code, which may fail in any way on a stand-in. Then nothing is proved.
+    # The method is code of another library, which may raise any error on a proxy. Then nothing is proved.
     with contextlib.suppress(Exception):
         if freeze(list(method(_Value(x, noted)))) == freeze(list(result)):
             return result, noted
@@ -102,7 +102,7 @@ def find_reads(x: Tensor, method: Any) -> tuple[Any, Reads | None]:
 def reads_state(function: Any, known: frozenset[Any] = frozenset()) -> bool:
     """Returns whether a function reads global names or closure cells that hold data, or calls one that does.
 
-    Constants of torch, such as dtypes, are no data in this sense; attributes of other modules are.
+    Constants of torch, such as dtypes, do not count as data; attributes of other modules do.
     """
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
@@ -123,7 +123,7 @@ def _is_state(value: Any, known: frozenset[Any]) -> bool:
 
 
 class _Value:
-    """A stand-in for a value, which notes what is read."""
+    """A proxy for a value, which records the attributes that are read."""
 
     def __init__(self, x: Tensor, noted: Reads) -> None:
         object.__setattr__(self, "_of", (x, noted))
@@ -150,7 +150,7 @@ class _Value:
 
 
 def _of_class(stand_in: _Value, x: Tensor, name: str, found: Any, noted: Reads) -> Any:
-    """Returns an attribute of the class, bound to the stand-in."""
+    """Returns an attribute of the class, bound to the proxy."""
     match found:
         case types.FunctionType() | staticmethod() | classmethod() if reads_state(found):
             raise NotProved(name)
@@ -189,7 +189,7 @@ def _read_of(value: Any) -> Read:
 
 
 class _Inner:
-    """A stand-in for an inner tensor, which may be compared with None, and asked whether it is a tensor."""
+    """A proxy for an inner tensor, which supports the comparison with None, and the test for a tensor."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "__class__":
@@ -206,9 +206,9 @@ class _Inner:
 
 
 def join(known: Reads, new: Reads) -> Reads | None:
-    """Returns what two runs read together; of each attribute as much as either one needs.
+    """Returns the joint reads of two runs, for each attribute the property that covers both.
 
-    None if that is not proved: what was an attribute of one value is none of the other, or a tensor there and not here.
+    None if that is not proved: an attribute is missing on one of the values, or is a tensor on one of them only.
     """
     joined = dict(known)
     for name, read in new.items():

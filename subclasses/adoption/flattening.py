@@ -1,8 +1,8 @@
-"""The generated ``__tensor_flatten__`` of an adopted class: one table lookup by what the class's own method reads.
+"""The generated ``__tensor_flatten__`` of an adopted class: one table lookup by the attributes that its method reads.
 
 The class's own method runs once for each kind of value, and its result is kept in a table. The generated method reads
-what that method was proved to read, and looks the result up. What is not proved is computed by the class's own method
-each time, and its context is interned all the same.
+the attributes that the class's own method was proved to read, and looks the result up. Without a proof, the class's own
+method runs each time, and its context is interned too.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from subclasses.codegen.emitter import Emitter
 
 Flattened = tuple[list[str], Any]
 
-# A table that holds more kinds of values is emptied, and a class of which this many values prove nothing in a row is
-# asked each time.
+# A table that holds more kinds of values is emptied. If this many values in a row prove nothing, the class's own method
+# runs each time.
 MAX_ENTRIES, MAX_UNPROVED = 512, 8
 
 
 class Adoption:
-    """What an adopted class holds.
+    """The state of an adopted class.
 
     Attributes:
         cls: weakly, the class.
         flatten: the class's own `__tensor_flatten__`.
         contexts: the interned metadata.
         guards_identity: whether Dynamo's guard on the metadata compares interned metadata by identity.
-        reads: what `flatten` was proved to read; None once it is known to prove nothing.
+        reads: the attributes that `flatten` was proved to read; None once `unproved` has reached its limit.
         lock: held while the table or the method is replaced.
         unproved: how many values in a row proved nothing.
-        table: results of `flatten` by what it read.
-        key: what was read of a value.
+        table: results of `flatten` by the attributes that it read.
+        key: returns these attributes of a value.
     """
 
     def __init__(self, cls: Any, *, guards_identity: bool) -> None:
@@ -59,7 +59,7 @@ class Adoption:
         return [*names], intern_context(self.cls(), tuple(names), context)
 
     def learn(self, x: Tensor) -> Flattened:
-        """Flattens a value that the table does not know, and adds it if its result is proved."""
+        """Flattens a value that is not in the table, and adds it if its result is proved."""
         cls: Any = self.cls()
         if type(x) is not cls:
             return self.flatten(x)
@@ -72,7 +72,7 @@ class Adoption:
         return names, context
 
     def _add(self, x: Tensor, noted: Reads | None, flattened: tuple[tuple[str, ...], Any]) -> None:
-        """Adds a result to the table, and generates the method anew if it depends on more than was known."""
+        """Adds a result to the table, and generates the method anew if the result depends on further attributes."""
         reads = None if noted is None or self.reads is None else join(self.reads, noted)
         if reads is None:
             self.unproved += 1
@@ -97,7 +97,7 @@ class Adoption:
 
 
 def emit_flatten(adoption: Adoption) -> Emitter:
-    """Emits the method, and the function that it inlines, from what the class's own method reads."""
+    """Emits the method, and the function that it inlines, from the attributes that the class's own method reads."""
     e = Emitter()
     e.reserve("__tensor_flatten__", "key_of", "_self", "_dict", "_names", "_context")
     table, learn = e.bind(adoption.table, "table"), e.bind(adoption.learn, "learn")

@@ -1,4 +1,4 @@
-"""``adopt``: the hooks of ``torch.compile`` and of loading, for a class that somebody else wrote."""
+"""``adopt``: the hooks of ``torch.compile`` and of loading, for a class of another library."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ Class = TypeVar("Class", bound=type[Tensor])
 
 
 def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Class:
-    """Gives a class written by hand the hooks of PyTorch that it lacks; its own hooks stay.
+    """Adds to a class written by hand the hooks of PyTorch that it lacks; its own hooks stay.
 
-    The class is changed in place and returned, so that the values that its library makes have the hooks too, those
-    made before included. A class that was adopted is returned as it is, if ``to_plain`` is the same or left out.
+    The class is changed in place and returned, so that all values that its library makes have the hooks, also older
+    values. A class that was adopted is returned as it is, if ``to_plain`` is the same or omitted.
 
-    - ``__tensor_flatten__`` returns its names and metadata from a table, where the class's own method is proved to
-      depend on attributes of the value alone. A dict or a list of metadata becomes a constant one: hashable, and equal
+    - ``__tensor_flatten__`` returns its names and metadata from a table, if the class's own method is proved to depend
+      on attributes of the value alone. A dict or a list of metadata becomes a constant one: hashable, and equal
       metadata is one object. So guards compare identities, and the class may be an inner tensor of another.
-    - ``__tensor_unflatten__`` builds a value by one call, where it is proved on the first value of a kind (metadata,
-      dtypes, devices) that the class's own method makes a wrapper that holds the inner tensors and nothing else.
-    - ``__metadata_guard__`` compares constant metadata by identity, which tells ``1`` from ``True`` too.
-    - ``_stable_hash_for_caching`` is a key for compiled programs on disk that changes with the class: its files,
-      those of its bases, the version of its package, its metadata. PyTorch's own key holds none of the code.
-    - ``__coerce_same_metadata_as_tangent__`` makes a gradient of the class plain where a compiled function was traced
-      with a plain one, by ``to_plain``.
-    - ``torch.load(weights_only=True)`` may load the class. Types in its metadata that torch does not know are still
-      to be allowed with :func:`torch.serialization.add_safe_globals`.
+    - ``__tensor_unflatten__`` builds a value by one call, if the class's own method only makes a wrapper that holds
+      the inner tensors. The first value of a kind (metadata, dtypes, devices) is the proof.
+    - ``__metadata_guard__`` compares constant metadata by identity, which also distinguishes ``1`` and ``True``.
+    - ``_stable_hash_for_caching`` is a key for compiled programs on disk. It changes with the files of the class and
+      its bases, the version of its package, and its metadata. PyTorch's own key does not contain the code.
+    - ``__coerce_same_metadata_as_tangent__`` makes a gradient of the class plain, by ``to_plain``, if a compiled
+      function was traced with a plain gradient.
+    - ``torch.load(weights_only=True)`` may load the class. The user allows other types in its metadata with
+      :func:`torch.serialization.add_safe_globals`.
 
-    It takes two things for granted: a list or dict that is an attribute of the class is not modified in place, and
-    ``__tensor_unflatten__`` has no effect beside its result.
+    Two things are required of the class: a list or dict that is an attribute of the class is not modified in place, and
+    ``__tensor_unflatten__`` has no effect besides its result.
 
     Args:
         cls: a traceable wrapper subclass.
-        to_plain: the plain tensor that a gradient of the class stands for, such as ``Cls.dequantize``. Default: the
-            method ``dequantize`` or ``materialize`` that the class itself has, if any.
+        to_plain: returns the plain tensor that a gradient of the class represents, such as ``Cls.dequantize``.
+            Default: the method ``dequantize`` or ``materialize`` that the class itself has, if any.
 
     Raises:
-        SpecError: ``cls`` is no such class, or is declared with ``TensorSubclass``, which has all of this; or
-            ``to_plain`` is no function, or another one than the class was adopted with.
+        SpecError: ``cls`` is not such a class, or is declared with ``TensorSubclass``, which has all of this. Also if
+            ``to_plain`` is not a function, or differs from the ``to_plain`` of an earlier adoption.
     """
     _check(cls)
     check_keyword(
@@ -107,10 +107,10 @@ _CONVERSION = "_adopted_conversion"
 
 
 def _check_same_conversion(cls: Any, to_plain: Callable[[Any], Tensor] | None) -> None:
-    """Checks that a class that is adopted again is asked to convert gradients as before.
+    """Checks that a second adoption of a class has the same ``to_plain``.
 
     Raises:
-        SpecError: it is not, and programs that were compiled since convert them the other way.
+        SpecError: it has another, and programs that were compiled since use the first.
     """
     known = getattr(cls, _CONVERSION)
     if to_plain is not None and to_plain != known:
@@ -141,7 +141,7 @@ def _hooks(cls: Any, to_plain: Callable[[Any], Tensor] | None) -> dict[str, Any]
 
 
 def _own_conversion(cls: Any) -> Callable[[Any], Tensor] | None:
-    """Returns the method of a class that gives the plain tensor that a value stands for, if it has one."""
+    """Returns the method of a class that returns the plain tensor that a value represents, if it has one."""
     names = ("dequantize", "materialize")  # every Tensor has a `dequantize`
     return next(
         (f for n in names if (f := getattr(cls, n, None)) and f is not getattr(Tensor, n, None)), None

@@ -1,8 +1,7 @@
-"""The generated ``__tensor_unflatten__`` of an adopted class: one known call, where that is all that the class does.
+"""The generated ``__tensor_unflatten__`` of an adopted class: one known call, if the class's own method does no more.
 
-The class's own method runs once for each kind of inner tensors and metadata. If its result holds the inner tensors and
-nothing else, and is otherwise what a bare wrapper of the given size and stride is, then a bare wrapper that holds them
-is built from then on.
+The class's own method runs once for each kind of inner tensors and metadata. Its result may be a bare wrapper of the
+given size and stride that holds the inner tensors alone. Later calls then build such a wrapper directly.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _STRIDED = torch.strided
 
 
 def building_unflatten(cls: Any) -> Callable[..., Any]:
-    """Returns a class's own `__tensor_unflatten__`, or what builds the same at once where that is proved.
+    """Returns a method that calls a class's own `__tensor_unflatten__`, or builds the same value directly if proved.
 
-    Metadata reaches the class's own method as the class made it.
+    The class's own method receives metadata with the class's own containers.
     """
     own = inspect.getattr_static(cls, "__tensor_unflatten__")
     proved: dict[Any, tuple[torch.dtype, torch.device] | None] = {}
