@@ -1,7 +1,7 @@
 """The functions that are passed to a higher-order op, as functions over plain tensors.
 
-Running a function once on fake tensors, outside of every recording mode, shows what it returns. A result that is an
-operand is distinguished from a result that aliases one: PyTorch accepts neither from a function over plain tensors.
+A run of a function on fake tensors, outside of every recording mode, shows its results. A result that is an operand is
+distinguished from a result that aliases one: PyTorch accepts neither from a function over plain tensors.
 """
 
 from __future__ import annotations

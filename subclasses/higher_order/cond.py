@@ -129,7 +129,7 @@ class CondFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cond: PlainCond, *operands: Any) -> Any:
-        """Saves the operands, so that the backward notices a later write to one of them."""
+        """Saves the operands, so that the backward detects a later write to one of them."""
         ctx.cond = cond
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*(t for t in operands if isinstance(t, Tensor)))

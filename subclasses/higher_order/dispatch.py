@@ -1,8 +1,8 @@
 """``torch.cond`` and ``while_loop`` over tensors of declared classes.
 
 PyTorch's implementations of these ops support plain tensors only. The one for fake tensors cannot merge the wrappers
-that two branches return, and the derivative replaces wrappers by plain tensors of their size. Each op therefore looks
-at its operands before it dispatches. If one of them is of a declared class, the ``__torch_dispatch__`` of that class
+that two branches return, and the derivative replaces wrappers by plain tensors of their size. Each op therefore checks
+its operands before it dispatches. If one of them is of a declared class, the ``__torch_dispatch__`` of that class
 receives the op, above autograd. It then
 
 - runs the chosen branch, or the loop, as plain Python if nothing is traced;

@@ -1,7 +1,7 @@
 """The gradients of two branches, as two functions whose results have the same classes.
 
-One branch may lack a gradient that the other has, or have a plain gradient where the other has one of a class. In eager
-mode the predicate decides which of them results. A ``cond`` needs the same structure from both branches.
+One branch may lack a gradient that the other has, or have a plain gradient where the other has a gradient of a class.
+In eager mode the predicate selects one of them. A ``cond`` needs the same structure from both branches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def gradients_of(fn: Call, num_primals: int, wanted: Sequence[int], present: Seq
         present: indices of the results that have a cotangent.
 
     Returns:
-        A function from the operands and those cotangents to those gradients, None for a gradient that does not exist.
+        A function from the operands and these cotangents to the wanted gradients, None for an absent gradient.
     """
 
     def gradients(*values: Any) -> tuple[Any, ...]:
