@@ -1,7 +1,7 @@
 """Every private torch name that ``subclasses`` uses, each with the reason.
 
-No other module of ``subclasses`` imports a torch name that starts with an underscore, but for the ``_torch_*.py``
-beside this one. ``tests/subclasses/test_torch_names.py`` checks each of them on a new release of PyTorch.
+No other module of ``subclasses`` imports a torch name that starts with an underscore, except the ``_torch_*.py`` of
+this folder. ``tests/subclasses/test_torch_names.py`` checks each of them on a new release of PyTorch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch._guards import (
-    # What is being compiled, from Dynamo's first look at a frame on, and the state of a trace without Dynamo.
+    # The id of a compilation, which Dynamo sets before it inspects a frame, and the state of a trace without Dynamo.
     CompileContext as _CompileContext,
     TracingContext as _TracingContext,
 )
@@ -43,8 +43,8 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import (
     # The registry that torch.export looks up, and its keys of leaves; the public register_dataclass has no context.
     SequenceKey as SequenceKey,
-    # PyTorch's own implementations of higher-order ops flatten a branch's results with this module, so a branch may
-    # return any container that it knows; optree knows fewer.
+    # PyTorch's own implementations of higher-order ops flatten a branch's results with this module. So a branch may
+    # return any container that is registered with it; optree has fewer.
     TreeSpec as TreeSpec,
     register_pytree_node as register_pytree_node,
     tree_flatten as tree_flatten,
@@ -65,7 +65,7 @@ in_function_mode = torch._C._is_torch_function_mode_enabled
 
 
 def in_dispatch_mode() -> bool:
-    """Whether a dispatch mode is active, such as that of a trace: there is a private count of them."""
+    """Whether a dispatch mode is active, such as a trace's mode: there is a private count of them."""
     return torch._C._len_torch_dispatch_stack() > 0  # type: ignore[attr-defined]
 
 
@@ -100,8 +100,8 @@ _frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
 def skip_frames(function: Any) -> None:
     """Makes Dynamo skip the frames of a function and of everything it calls, at no cost per call.
 
-    Where a user's frame is not compiled (a graph break in a loop, an exception), its ops run in eager mode, and Dynamo
-    otherwise inspects every frame on the way, including those below `__torch_dispatch__`.
+    If a user's frame is not compiled (a graph break in a loop, an exception), its ops run in eager mode. Dynamo would
+    then inspect every frame below it, including the frames below `__torch_dispatch__`.
     """
     if hasattr(_frames, "set_code_exec_strategy"):
         skip = _frames._FrameAction.SKIP
@@ -122,7 +122,7 @@ disable_current_modes = torch.utils._python_dispatch._disable_current_modes  # t
 # ---- dynamic ints ------------------------------------------------------------------------------------------
 
 # The attribute with the dims that Dynamo makes symbolic at the first compilation. Dynamo reads it and does not guard
-# on it. A release that does not know the attribute compiles once more.
+# on it. A release without the attribute compiles once more.
 dynamic_dims_name = "_dynamo_propagated_dynamic_indices"
 
 # The attribute that torch._dynamo.maybe_mark_dynamic sets. Dynamo and torch.export read it. Dynamo guards on it: a
@@ -158,8 +158,8 @@ _skip_one_hop = getattr(torch._C, "_skip_one_hop_torch_function", None)
 
 def call_unruled(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Runs a function without a rule as if its arguments had no ``__torch_function__``."""
-    func = torch.unflatten if func is torch.Tensor.unflatten else func  # what it calls in C asks for it again
-    # Where that check is skipped, PyTorch takes a list of wrappers as a second argument for a number.
+    func = torch.unflatten if func is torch.Tensor.unflatten else func  # it dispatches again, from C
+    # Without that check, PyTorch would parse a list of wrappers in the second argument as a number.
     if _skip_one_hop is not None and not getattr(func, "__name__", "").startswith("_foreach_"):
         return _skip_one_hop(func, types, args, kwargs)
     with DisableTorchFunctionSubclass():
@@ -205,7 +205,7 @@ def with_lazy_bits(run: Callable[..., Any]) -> Callable[..., Any]:
 # The keys that are disabled below autograd: autograd itself, and the tracking of in-place ops and views, with which a
 # view shares the version counter of its base.
 VIEWS_KEY = torch._C.DispatchKey.ADInplaceOrView  # type: ignore[attr-defined]
-# An op with an absent tensor in a list, such as `x[:, index]`, has a key of its own.
+# An op with an absent tensor in a list, such as `x[:, index]`, has a separate key.
 _autograd_keys = torch._C.DispatchKeySet(VIEWS_KEY)  # type: ignore[attr-defined]
 for _name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
     _autograd_keys = _autograd_keys.add(getattr(torch._C.DispatchKey, _name))  # type: ignore[attr-defined]
@@ -221,18 +221,18 @@ def autograd_enabled() -> Any:
 
 
 def autograd_excluded() -> Any:
-    """Context above autograd in which ops are not recorded, and arrive at ``__torch_dispatch__`` at once."""
+    """Context above autograd in which ops are not recorded, and are dispatched to ``__torch_dispatch__`` directly."""
     return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() | _autograd_keys)
 
 
-# Whether a tensor requires grad, without a call of its class's __torch_function__, which costs four times as much, and
-# whether autograd records nothing of what this thread runs, as in ``__torch_dispatch__``.
+# Whether a tensor requires grad, without a call of its class's __torch_function__, which costs four times as much. The
+# other one returns whether autograd records no op of this thread, as in ``__torch_dispatch__``.
 any_requires_grad = torch._C._any_requires_grad  # type: ignore[attr-defined]
 is_below_autograd = partial(is_excluded, torch._C.DispatchKey.AutogradFunctionality)  # type: ignore[attr-defined]
 
 
 def _keys() -> tuple[int, int]:
-    """Returns the dispatch keys that this thread adds to those of tensors, and leaves out."""
+    """Returns the dispatch keys that this thread adds to the tensors' keys, and the keys that it excludes."""
     return _included_keys().raw_repr(), _excluded_keys().raw_repr()
 
 
@@ -261,7 +261,7 @@ def is_recording(
     is_grad_enabled: Any = torch.is_grad_enabled,
     any_requires_grad: Any = any_requires_grad,
 ) -> bool:
-    """Whether autograd records what is done with a tensor: it requires grad, gradients are on, autograd is not below.
+    """Whether autograd records ops on a tensor: it requires grad, in grad mode, and this thread is above autograd.
 
     Only the first parameter is for callers; the others are looked up faster than names of the module.
     """
@@ -275,9 +275,9 @@ _are_transforms_active = torch._C._are_functorch_transforms_active  # type: igno
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     """Calls an autograd function with all its arguments, by position.
 
-    PyTorch binds the defaults of a ``forward`` beside a ``setup_context`` with :mod:`inspect` at each call, in
-    ``Function.apply`` or, from 2.15 on, below it, which takes three times as long as the rest. Only a transform of
-    ``torch.func`` needs the two apart.
+    If a function has a ``setup_context``, each call binds the defaults of its ``forward`` with :mod:`inspect`. That
+    takes three times as long as the rest. PyTorch binds them in ``Function.apply``, and from 2.15 on below it. Only a
+    transform of ``torch.func`` needs two separate methods.
     """
     if torch.compiler.is_dynamo_compiling() or _are_transforms_active():
         return function.apply(*args)
@@ -297,7 +297,7 @@ def _apply_in_one(function: Any) -> Any:
     methods = {
         "__module__": function.__module__,
         "forward": staticmethod(forward),
-        "setup_context": staticmethod(torch.autograd.Function.setup_context),  # PyTorch takes it for none
+        "setup_context": staticmethod(torch.autograd.Function.setup_context),  # PyTorch ignores this one
     }
     in_one = type(function.__name__, (function,), methods)
     return super(torch.autograd.Function, in_one).apply  # type: ignore[misc]
@@ -305,8 +305,8 @@ def _apply_in_one(function: Any) -> Any:
 
 def is_tracing() -> bool:
     """Whether this thread is compiling something, with Dynamo or without."""
-    # Dynamo has the latter from its first look at a frame on; AOTAutograd makes the former where there is no Dynamo.
-    # No public function tells: `is_compiling` is about the code that is traced.
+    # Dynamo has the latter before it inspects a frame; AOTAutograd makes the former if there is no Dynamo. No public
+    # function has the answer: `is_compiling` is about the code that is traced.
     return _TracingContext.try_get() is not None or _CompileContext.current_compile_id() is not None
 
 
@@ -327,8 +327,8 @@ def hooks_of(t: torch.Tensor) -> Any:
 
 
 def set_hooks(t: torch.Tensor, hooks: Any) -> None:
-    """Replaces all hooks of a tensor by those of a dict, to which hooks that are registered later are added."""
-    # The setter hands the dict to the C++ tensor.
+    """Replaces all hooks of a tensor by a dict of hooks, to which ``register_hook`` later adds."""
+    # The setter passes the dict to the C++ tensor.
     t._backward_hooks = hooks
 
 
@@ -346,7 +346,7 @@ preserve_version_counter = torch.autograd._unsafe_preserve_version_counter  # ty
 nn_functions = torch._C._nn  # type: ignore[attr-defined]
 
 
-# The dispatcher's own table. Asking an overload for one key raises if it has no kernel at all.
+# The dispatcher's own table. The method of an overload for one key raises if the overload has no kernel at all.
 _has_kernel = torch._C._dispatch_has_kernel
 _all_op_names = torch._C._dispatch_get_all_op_names
 # The keys of ops whose kernel is composed of other ops: autograd differentiates through the first kind.
@@ -380,7 +380,7 @@ def resolve_overload(packet: Any, args: Any, kwargs: Any) -> Any:
 
 
 def cpp_callable(op: Any) -> Any:
-    """Returns the C++ function that ``OpOverload.__call__`` forwards its arguments to."""
+    """Returns the C++ function to which ``OpOverload.__call__`` forwards its arguments."""
     # Saves a Python frame for each inner tensor of each op.
     return getattr(op, "_op", op)
 
@@ -433,12 +433,12 @@ efficient_attention_rows = torch.ops.aten._efficient_attention_forward
 # Whether the second op traces with its backward: up to 2.13 the meta kernel lacks an argument (2.14: not tried).
 efficient_attention_traces = torch.__version__ >= "2.15"
 
-# Tells a trace what holds for a size that data determines; public in all but its name.
+# Asserts in a trace a condition on a size that data determines; documented despite its private name.
 check_in_graph = torch._check
 
 # ---- sparse tensors ----------------------------------------------------------------------------------------
 
-# How optimizers read a sparse gradient; the public methods want it coalesced, and autograd does not know that it is.
+# Optimizers read a sparse gradient with these; the public methods raise unless it is marked as coalesced.
 sparse_indices = torch.Tensor._indices
 sparse_values = torch.Tensor._values
 

@@ -1,12 +1,12 @@
-"""Answers that depend on the caller of an op, by frames and reference counts, each with the reason.
+"""Functions whose result depends on the caller of an op, by frames and reference counts, each with the reason.
 
-No other module of ``subclasses`` looks at frames or reference counts to choose how an op or a gradient runs.
+No other module of ``subclasses`` reads frames or reference counts to choose how an op or a gradient runs.
 
-*FSDP2, checkpoints and DTensors* cut and join the rows of a value by ``view``, ``slice`` and ``split``, and have no
+*FSDP2, checkpoints and DTensors* cut and join the rows of a value by ``view``, ``slice`` and ``split``. They have no
 hook that a class could define. A user's call of the same op has another meaning: it materializes the value, or raises.
 
-*The memory of a gradient.* Autograd keeps a plain gradient as ``.grad`` without a copy where nothing else holds it. It
-decides by reference counts, in C++, of the tensor alone; the inner tensors of a gradient are compared here.
+*The memory of a gradient.* Autograd keeps a plain gradient as ``.grad`` without a copy if no other object refers to it.
+It decides in C++, by reference counts of the tensor alone; this module compares the inner tensors of a gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 def sharding_caller() -> str:
     """Returns "fsdp", "checkpoint" or "dtensor" if it calls an op itself, to cut, pad or join a value; else ""."""
-    # Each view of any class comes here: the common case ends at once.
+    # Each view of any class calls this: the common case returns here.
     if sys.modules.keys().isdisjoint(_MODULES):
         return ""
     for frame in _frames():
@@ -35,7 +35,7 @@ def sharding_caller() -> str:
     return ""
 
 
-# Functions of a class, and the one that calls its `materialize`: ops inside of them have their usual meaning.
+# Functions of a class, and our function that calls its `materialize`: ops inside of them have their usual meaning.
 _OF_CLASSES = ("fsdp_pre_all_gather", "fsdp_post_all_gather", "materialize_apart")
 # These functions take the rows that another rank saved or needs, join the parts of a DTensor, and return its local
 # tensor.
@@ -49,15 +49,15 @@ _MODULES = (_FSDP, *(module for module, _ in _SHARDING.values()))
 
 
 def fsdp_ranks() -> int | None:
-    """Returns for how many ranks FSDP2 is cutting a Parameter; None if it is not."""
-    # The call of `split` does not tell the number if there are fewer parts than ranks.
+    """Returns the number of ranks for which FSDP2 is cutting a Parameter; None if it is not."""
+    # The arguments of `split` do not determine the number if there are fewer parts than ranks.
     cutting = (frame for frame in _frames() if frame.f_code.co_name == "_chunk_with_empty")
     frame = next(cutting, None)
     return None if frame is None else frame.f_locals.get("num_chunks")
 
 
 def _frames() -> Iterator[Any]:
-    """Yields the frames around an op, from the innermost; as many as are between FSDP2 and the plan for an op."""
+    """Yields the frames around an op, from the innermost, as many as lie between FSDP2 and the plan for an op."""
     frame = sys._getframe(2)
     for _ in range(16):
         if frame is None:
@@ -75,17 +75,17 @@ def _count_references(x: object) -> int:
 
 
 def owns_memory(t: torch.Tensor, references: int, tensors: int) -> bool:
-    """Whether nothing refers to a tensor and to its memory but what the caller knows of.
+    """Whether a tensor and its memory have no other references than the caller's.
 
     Args:
         t: A plain tensor.
-        references: The references to the Python object that the caller knows of.
-        tensors: The tensors with this memory that the caller knows of.
+        references: The number of references to the Python object that the caller has.
+        tensors: The number of tensors with this memory that the caller has.
     """
-    # Two more: the parameter, and the argument of getrefcount. While Dynamo looks at frames, a caller keeps its own.
+    # Two more: the parameter, and the argument of getrefcount. While Dynamo inspects frames, a caller keeps its own.
     probe = object()
     others = 2 + _count_references(probe) - 3
     if sys.getrefcount(t) > references + others or t._use_count() > 1:  # type: ignore[attr-defined]
         return False
-    # One more: the storage that is asked for.
+    # One more: the storage that `untyped_storage` returns.
     return _storage_references(t.untyped_storage()._cdata) <= tensors + 1

@@ -1,6 +1,6 @@
-"""Private torch names for what captures a graph of ops on wrappers: Dynamo, and the trace of ``torch.export``.
+"""Private torch names of the captures of a graph of ops on wrappers: Dynamo, and the trace of ``torch.export``.
 
-:mod:`subclasses._torch` says how this module and its tests are kept.
+:mod:`subclasses._torch` describes the rules for this module and its tests.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def record_readings(names: str) -> None:
     """Makes Dynamo record the reading of some attributes of wrappers as a node of its graph.
 
     Dynamo reads other attributes of an argument before its graph runs, and makes each an input of its own. It reads a
-    view that it returns, such as ``x.mT``, once more after the graph has run. That is another tensor where a class
-    materializes. So the views are recorded, and the attributes that a node has assigned.
+    view that it returns, such as ``x.mT``, once more after the graph has run. If a class materializes, that is another
+    tensor. So the views are recorded, and the attributes that a node has assigned.
 
     Args:
         names: the attribute of a class that holds the names of the attributes to record.
@@ -58,9 +58,9 @@ def record_readings(names: str) -> None:
             inner = getattr(value, name)
             if (
                 inner is None
-            ):  # the metadata of the value is guarded, and says which inner tensors are present
+            ):  # the metadata of the value is guarded, and determines the inner tensors that are present
                 return module.VariableTracker.build(tx, None)
-            # In the graph that is being traced now: that of a branch, if the value comes from outside of it.
+            # In the graph that is being traced now: a branch's graph, if the value comes from outside of the branch.
             proxy = tx.output.create_proxy("call_function", getattr, (self.as_proxy(), name), {})
             return wrap_fx_proxy(tx=tx, proxy=proxy, example_value=None if name in VIEWS else inner)
 
@@ -89,10 +89,10 @@ _METHODS = types.FunctionType, classmethod, staticmethod
 
 
 def find_methods(names: str) -> None:
-    """Makes ``hasattr`` under Dynamo find the methods of wrappers, and what else their classes hold as it is.
+    """Makes ``hasattr`` under Dynamo find the methods of wrappers, and plain attributes of their classes.
 
-    Dynamo answers by reading the attribute, and takes one that it cannot read before it is called, such as a method,
-    for missing. The class of a value is guarded, and so is the answer.
+    Dynamo evaluates ``hasattr`` by reading the attribute. It returns False for an attribute that it cannot read before
+    a call, such as a method. The class of a value is guarded, and so is the result.
 
     Args:
         names: an attribute that the classes have to which this applies.
@@ -105,7 +105,7 @@ def find_methods(names: str) -> None:
         def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
             cls = type(self.proxy.node.meta.get("example_value"))
             held = inspect.getattr_static(cls, name, property()) if hasattr(cls, names) else property()
-            # A property or another descriptor may raise AttributeError, so the class does not tell.
+            # A property or another descriptor may raise AttributeError, so the class does not decide.
             if isinstance(held, _METHODS) or not hasattr(type(held), "__get__"):
                 return module.VariableTracker.build(tx, True)
             return look(self, tx, name)
@@ -122,8 +122,8 @@ _FLAGS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 def guard_flags(names: str) -> None:
     """Makes Dynamo guard whether a tensor is a Parameter or a buffer, where a function calls ``isinstance`` for it.
 
-    The class of a wrapper, and of a buffer, is the same with and without the flag. So Dynamo's guard on the class lets
-    a call reuse the other program. Dynamo also answers that no wrapper is a buffer.
+    The class of a wrapper, and of a buffer, is the same with and without the flag. So Dynamo's guard on the class would
+    let a call reuse the other program. Dynamo also evaluates that no wrapper is a buffer.
 
     Args:
         names: an attribute that the classes have to which this applies.
@@ -192,10 +192,10 @@ def _is_ours(value: Any, names: str, graph: Any) -> bool:
 
 
 def choose_paths_as_eager(is_ours: Callable[[Any], bool]) -> None:
-    """Makes Dynamo answer ``has_torch_function`` as eager mode does, for values for which a predicate holds.
+    """Makes Dynamo evaluate ``has_torch_function`` as eager mode does, for values for which a predicate holds.
 
-    Dynamo answers no for a wrapper, and in evaluation ``torch.nn`` runs one op for a whole layer then. A function that
-    calls ``handle_torch_function`` is traced as before: the ops in its body ask the class.
+    Dynamo evaluates it to False for a wrapper, and in evaluation ``torch.nn`` then runs one op for a whole layer. A
+    function that calls ``handle_torch_function`` is traced as before: the ops in its body dispatch to the class.
     """
 
     def patch(module: Any) -> None:
@@ -263,8 +263,8 @@ _ASSIGNED = "_desugar_assigned"
 def check_assignable(x: Any, name: str) -> None:
     """Makes sure that an assignment by a rule or method, which is a node of a graph, is not lost.
 
-    A compiler that traces the node sees the assignment to a stand-in of an argument, and the argument keeps its inner
-    tensor. Dynamo calls the rule or method with the example of the argument before, and ends the graph there.
+    A compiler that traces the node traces the assignment to a fake argument, and the argument keeps its inner tensor.
+    Dynamo calls the rule or method with the example of the argument before, and ends the graph there.
 
     Raises:
         DispatchError: ``torch.export`` records ops on ``x`` as a whole; there is no later graph.
@@ -323,10 +323,10 @@ def _outer_storage(t: torch.Tensor) -> set[Any]:
 def patch_aliasing_checks(is_ours: Callable[[Any], bool], refuse: Callable[[Any], Any]) -> None:
     """Makes Dynamo compare wrappers for which a predicate holds by their own storage, as it does plain tensors.
 
-    Dynamo looks for aliases among the operands and results of a branch, and for operands that a loop mutates. For a
-    wrapper it compares the first inner tensor, fails if that is a wrapper too, and refuses every wrapper in a loop,
-    whatever the body does. Aliasing of inner tensors is handled where wrappers are flattened. For any other wrapper,
-    `refuse` raises the error.
+    Dynamo searches for aliases among the operands and results of a branch, and for operands that a loop mutates. For a
+    wrapper it compares the first inner tensor, and fails if that is a wrapper too. In a loop it refuses every wrapper,
+    for every body. The code that flattens wrappers handles aliasing of inner tensors. For any other wrapper, `refuse`
+    raises the error.
     """
     # The module of one of the two functions that Dynamo calls.
     import torch._higher_order_ops.utils as utils
@@ -348,7 +348,7 @@ def patch_aliasing_checks(is_ours: Callable[[Any], bool], refuse: Callable[[Any]
 # ---- torch.export ------------------------------------------------------------------------------------------
 
 
-# Begins the names by which its graphs read inner tensors: as differentiable functions of a Parameter.
+# The prefix of the names by which its graphs read inner tensors, as differentiable functions of a Parameter.
 LIVE = "_live_"
 
 
@@ -359,23 +359,23 @@ def is_exporting() -> bool:
     return _modes_above_autograd() > 0
 
 
-# The number of modes that see ops before autograd does, which no public function tells.
+# The number of modes that receive ops before autograd does, which no public function returns.
 _modes_above_autograd = torch._ops._len_torch_dispatch_stack_pre_dispatch
 
 
 def desugar_exported(is_ours: Callable[[Any], bool]) -> None:
-    """Makes ``torch.export`` record what values of some classes compute as ops on their inner tensors.
+    """Makes ``torch.export`` record ops on values of some classes as ops on their inner tensors.
 
-    Export traces above autograd. The mode that records there declines a wrapper that was made inside the function, and
-    unlike below autograd the dispatcher does not ask the wrapper next. The mode has no nodes for the inner tensors of
-    an argument, and takes a result that is a wrapper for a constant.
+    Export traces above autograd. The mode that records there declines a wrapper that was made inside the function.
+    Unlike below autograd, the dispatcher does not call the wrapper's class next. The mode has no nodes for the inner
+    tensors of an argument, and treats a result that is a wrapper as a constant.
 
     Args:
         is_ours: whether an object is a value of one of the classes.
     """
 
     def patch(trace: Any) -> None:
-        from torch.fx.experimental import proxy_tensor  # what records ops; torch.export has imported it
+        from torch.fx.experimental import proxy_tensor  # it records ops; torch.export has imported it
 
         hooks, exporting = _Hooks(proxy_tensor, trace, is_ours), trace._compiling_state_context
 
@@ -390,7 +390,7 @@ def desugar_exported(is_ours: Callable[[Any], bool]) -> None:
 
 
 class _Hooks:
-    """What replaces functions of the module that records ops, while an export is in progress in some thread."""
+    """Replacements for functions of the module that records ops, while an export is in progress in some thread."""
 
     def __init__(self, module: Any, trace: Any, is_ours: Callable[[Any], bool]) -> None:
         tracer = module.PythonKeyTracer
@@ -405,7 +405,7 @@ class _Hooks:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Installs the hooks for the time of a context; contexts may be nested, and overlap in threads."""
+        """Installs the hooks for the duration of a context; contexts may be nested, and overlap in threads."""
         self._count(1, self.replaced)
         try:
             yield
@@ -467,7 +467,7 @@ def _tracking_inners(module: Any, is_ours: Callable[[Any], bool]) -> Any:
 
 
 def _refusing_results(create_arg: Any, is_ours: Callable[[Any], bool]) -> Any:
-    """Wraps the method that takes a tensor without a node for a constant, to refuse wrappers of fake tensors."""
+    """Wraps the method that treats a tensor without a node as a constant, to refuse wrappers of fake tensors."""
 
     @functools.wraps(create_arg)
     def create(tracer: Any, a: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every private torch name of many machines that ``subclasses`` uses, with the reason: ``_torch.py`` has the others."""
+"""Every private torch name for several ranks that ``subclasses`` uses, with the reason; ``_torch.py`` has others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def joint_work(handles: Any) -> Any:
 
 
 def undo_refused_sharding(refusal: type[Exception]) -> None:
-    """Makes ``fully_shard`` leave the modules as they were if it raises a certain error while it cuts Parameters."""
+    """Makes ``fully_shard`` restore the modules if it raises a certain error while it cuts Parameters."""
 
     # FSDP2 sets hooks and a state before it cuts, and then replaces one Parameter after the other.
     def patch(module: Any) -> None:
@@ -66,7 +66,7 @@ def undo_refused_sharding(refusal: type[Exception]) -> None:
 
 
 def _forget_state(state: Any, modules: Any) -> None:
-    """Removes the hooks and the entries by which modules know that ``fully_shard`` was called on them."""
+    """Removes the hooks and the entries that ``fully_shard`` stored in modules."""
     # Otherwise another call of `fully_shard` on them is an error.
     contract = importlib.import_module("torch.distributed._composable.contract")
     states = importlib.import_module("torch.distributed._composable_state")._module_state_mapping
@@ -85,7 +85,7 @@ def _forget_state(state: Any, modules: Any) -> None:
 
 
 def reduce_packed_gradients(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
-    """Makes FSDP2 reduce what ``pack`` makes of a gradient, and hand on what ``unpack`` makes of this rank's share."""
+    """Makes FSDP2 reduce gradients as packed by ``pack``, and store this rank's row as unpacked by ``unpack``."""
 
     # FSDP2 copies gradients into a flat buffer, and has no hook that a class could define for it.
     def patch(module: Any) -> None:
@@ -116,10 +116,10 @@ def reduce_packed_gradients(pack: Callable[..., Any], unpack: Callable[..., Any]
 
 
 class _PackedParameter:
-    """Stands for a Parameter while FSDP2 reduces its gradient, which has one row for each rank.
+    """Replaces a Parameter while FSDP2 reduces its gradient, which has one row for each rank.
 
-    Only what differs is here. FSDP2 gives the share of this rank, a row, to ``to_sharded_dtensor``, and its result to
-    ``sharded_param.grad``.
+    It defines only the attributes that differ. FSDP2 passes this rank's row to ``to_sharded_dtensor``, and assigns the
+    result to ``sharded_param.grad``.
     """
 
     def __init__(self, param: Any, width: int, unpack: Callable[..., Any]) -> None:
@@ -145,7 +145,7 @@ class _PackedParameter:
 
 
 class _GradientOfPart:
-    """Stands for this rank's part of a Parameter: adds the gradient that it is given to the one that is there."""
+    """Replaces this rank's part of a Parameter: adds an assigned gradient to the current gradient."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
@@ -171,21 +171,21 @@ SPEC = "_spec"  # the attribute of a DTensor that holds what `dtensor_spec` retu
 
 
 def dtensor_spec(x: Any) -> Any:
-    """Returns where a DTensor lies (mesh, placements, their order) and its size, in one object."""
-    # The public properties do not tell the order in which two dimensions of a mesh cut one of the tensor.
+    """Returns the spec of a DTensor: its mesh, its placements with their order, and its size."""
+    # The public properties do not give the order in which two dimensions of a mesh cut one of the tensor.
     return x._spec
 
 
 def tensor_meta(size: Any, stride: Any, dtype: torch.dtype) -> Any:
-    """Returns the size that belongs to such an object."""
-    # A DTensor is made from its local tensor and such an object alone.
+    """Returns the size, stride and dtype of a spec, in one object."""
+    # A DTensor is made from its local tensor and a spec alone.
     from torch.distributed.tensor._dtensor_spec import TensorMeta
 
     return TensorMeta(torch.Size(size), tuple(stride), dtype)
 
 
 class DistributedTypes(NamedTuple):
-    """The types of a DTensor, of its spec, and of what a spec consists of."""
+    """The types of a DTensor, of its spec, and of the parts of a spec."""
 
     tensor: type
     spec: type
@@ -206,11 +206,11 @@ def distributed_types() -> DistributedTypes | None:
 
 
 def size_inner_dtensors(is_ours: Callable[[Any], bool]) -> None:
-    """Makes the size of a DTensor inside a wrapper of certain classes symbolic where the size of its local tensor is.
+    """Makes the size of a DTensor inside a wrapper of certain classes symbolic if the size of its local tensor is.
 
     PyTorch makes a fake of such a wrapper from the inside out, and gives each inner wrapper a constant size. Other
-    classes take theirs from their inner tensors; that of a DTensor does not follow from its local tensor. So each size
-    compiled a program.
+    classes compute their size from their inner tensors. The size of a DTensor does not follow from its local tensor, so
+    that each size would compile a program.
     """
 
     def patch(module: Any) -> None:
@@ -233,11 +233,11 @@ def size_inner_dtensors(is_ours: Callable[[Any], bool]) -> None:
 
 
 def _sized(part: Any, name: str, shape_env: Any, symbols: Any, source: Any) -> Any:
-    """Returns the description of an inner tensor, with symbols for sizes if it is that of a DTensor."""
+    """Returns the description of an inner tensor, with symbols for sizes if it describes a DTensor."""
     found, known = distributed_types(), symbols.inner_contexts.get(name)
     if found is None or part.type is not found.tensor or part.fake_mode is not None or known is None:
         return part
-    # Dynamo asks for the same symbols by the same source when the function reads the attribute.
+    # Dynamo creates the same symbols by the same source when the function reads the attribute.
     from torch._dynamo.source import AttrSource
 
     size, stride, _ = shape_env._create_symbolic_sizes_strides_storage_offset(

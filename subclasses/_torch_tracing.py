@@ -1,6 +1,6 @@
-"""Private torch names for tracing: higher-order ops, who calls an op, and who refers to a tensor.
+"""Private torch names for tracing: higher-order ops, and the state of traces, transforms and backwards.
 
-:mod:`subclasses._torch` says how this module and its tests are kept.
+:mod:`subclasses._torch` describes the rules for this module and its tests.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from subclasses.after_import import after_import
 
 def is_traced(op: Any, operands: Any) -> bool:
     """Whether a higher-order op is being traced or transformed, or its operands have no data."""
-    # Only modes for which the op has an implementation count; any other mode sees the ops of the branch. (A mode that
-    # counts FLOPs would otherwise choose the branch with more of them.) Pre-dispatch modes have a stack of their own.
+    # Only modes for which the op has an implementation count; any other mode receives the ops of the branch. (A mode
+    # that counts FLOPs would otherwise choose the branch with more FLOPs.) Pre-dispatch modes have a separate stack.
     return (
         any(type(mode) in op.python_key_table for mode in _dispatch_modes())
         or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
@@ -60,7 +60,7 @@ def eager_while_loop(op: Any, *args: Any) -> Any:
 
 
 def run_with_interpreter(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a graph to run node by node where node metadata (the user's lines) must be kept; others are unchanged."""
+    """Wraps a graph to run node by node if node metadata (the user's lines) must be kept; else returns it unchanged."""
     # PyTorch's own implementations of the ops do the same with each branch.
     from torch._higher_order_ops.utils import _maybe_run_with_interpreter
 
@@ -123,7 +123,7 @@ def functional_storage_key(t: torch.Tensor) -> int:
     return storage_key(t)
 
 
-# ---- what is done now ---------------------------------------------------------------------------------------
+# ---- the state of a thread -----------------------------------------------------------------------------------
 
 
 def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,7 +146,7 @@ def backend_of(graph: Any) -> Any:
 
 
 def is_compiling_here() -> bool:
-    """Whether this thread compiles, or runs code that is traced; torch's own answer is that of the whole process."""
+    """Whether this thread compiles, or runs code that is traced; torch's function answers for the whole process."""
     compiler = torch.compiler
     return compiler.is_compiling() and (compiler.is_dynamo_compiling() or in_dispatch_mode() or is_tracing())
 
@@ -157,56 +157,56 @@ def is_transient_here() -> bool:
 
 
 def in_dual_level(forward_ad: str) -> str:
-    """Returns an expression: whether ``dual_level()`` is active, in which tensors may have tangents.
+    """Returns an expression for whether ``dual_level()`` is active, in which tensors may have tangents.
 
     Args:
         forward_ad: the name of the module ``torch.autograd.forward_ad`` in generated code.
     """
-    # Every level sets it; there is no other way to ask.
+    # Every level sets it; there is no public function.
     return f"{forward_ad}._current_level >= 0"
 
 
 def is_differentiated(*arguments: Any) -> bool:
-    """Whether a derivative may be asked of what is done with tensors now: gradients, tangents, transforms."""
+    """Whether ops on tensors may be differentiated now: by gradients, tangents or transforms."""
     has_gradient = torch.is_grad_enabled() and any_requires_grad(*arguments)
-    # Every level of tangents sets the number; there is no other way to ask.
+    # Every level of tangents sets the number; there is no public function.
     return has_gradient or torch.autograd.forward_ad._current_level >= 0 or current_transform() is not None
 
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Context for ops that no mode sees, on tensors whose sizes may be the symbols of the trace that is running."""
+    """Context for ops that no mode receives, on tensors whose sizes may be symbols of the running trace."""
     mode = _detect_fake_mode()
-    # Function modes are disabled too, which the context DisableTorchFunctionSubclass leaves on.
+    # Function modes are disabled too; the context DisableTorchFunctionSubclass would not disable them.
     with disable_current_modes(), torch._C.DisableTorchFunction(), mode or contextlib.nullcontext():
         yield
 
 
 # ---- the backward ------------------------------------------------------------------------------------------
 
-# Sets version counters: a node that takes the place of another one changes no value.
+# Sets version counters: a node that replaces another one changes no value.
 set_version_counters = torch._C._autograd._unsafe_set_version_counter  # type: ignore[attr-defined]
 
 
 def has_no_memory(t: torch.Tensor) -> bool:
-    """Whether a tensor is a zero gradient of PyTorch's that is zeros by its dispatch key alone."""
+    """Whether a tensor is a zero gradient of PyTorch, which is zeros by its dispatch key alone."""
     return t._is_zerotensor()
 
 
 def is_bare(t: torch.Tensor) -> bool:
-    """Whether a value may be made of a tensor as it is: a plain one without lazy bits, outside of transforms."""
+    """Whether a tensor may be an inner tensor as it is: it is plain, without lazy bits, and no transform runs."""
     is_solid = t.__class__ is torch.Tensor and not (t.is_conj() or t.is_neg() or t._is_zerotensor())
     return is_solid and current_transform() is None
 
 
 def without_lazy_bits(t: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor whose memory holds its entries as they are, which ops on inner tensors read.
+    """Returns a tensor whose memory holds its entries, as ops on inner tensors read them.
 
-    It is not conjugated or negated, nor zeros without memory: these are PyTorch's derivatives of ``sgn`` and other
-    steps, and a kernel that meets them crashes.
+    It has no conjugate or negative bit, and is not zeros without memory. PyTorch's derivatives of ``sgn`` and other
+    step functions are such zeros, on which kernels crash.
     """
     if has_no_memory(t):
-        # PyTorch makes them past all modes; a trace has to see them, and that they fix a size.
+        # PyTorch makes them outside of all modes; a trace must record them, since they fix a size.
         if in_dispatch_mode():
             t = torch._efficientzerotensor(t.shape, dtype=t.dtype, device=t.device)  # type: ignore[attr-defined]
         return torch.zeros_like(t)
@@ -223,7 +223,7 @@ def backward_node() -> str:
 
 
 class _MadeInside:
-    """Stands for the node of a value that has none: the function made it of tensors that have nodes of their own."""
+    """Replaces the node of a value that has none: the function made it of tensors that have nodes."""
 
     @property
     def proxy(self) -> _MadeInside:
@@ -231,10 +231,10 @@ class _MadeInside:
 
 
 def reads_of_values_made_inside(trace: Any, module: Any, is_ours: Callable[[Any], bool]) -> dict[Any, Any]:
-    """Returns what replaces functions of ``torch.export`` and its tracer, as owner and name -> function.
+    """Returns replacements for functions of ``torch.export`` and its tracer, as owner and name -> function.
 
-    Export calls these in turn where a field is read of a value whose class an argument has, too; it expects a node for
-    the value. What the read gives has one.
+    Export calls these in order if code reads a field of a value that has the class of an argument. It expects a node
+    for the value; only the result of the read has one.
 
     Args:
         trace: the module ``torch.export._trace``.

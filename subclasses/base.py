@@ -51,14 +51,14 @@ class TensorSubclass(Tensor):
     Class keywords:
         size_from: name of the inner tensor whose size, stride and device are the outer ones. Default: the first.
         dtype_from: name of the inner tensor whose dtype is the outer one. Default: ``size_from``.
-        fallback: what an op without a rule does: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``.
+        fallback: how an op without a rule runs: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``.
         decompose: whether PyTorch's decompositions may be used, or the collection of ops that may be decomposed.
         trainable: whether an optimizer updates the inner tensors of an ``nn.Parameter``. Default: ``fallback="map"``.
         kind: a value is one plain tensor (``"representation"``) or its inner tensors (``"structure"``).
 
-    The gradient of a Parameter of a trainable class is a cotangent of the class, and weight decay, clipping and
-    averages act on each differentiable inner tensor. A step of an optimizer with a Parameter of any other class raises
-    before it writes, unless the class has a rule for ``add_``.
+    The gradient of a Parameter of a trainable class is a cotangent of the class. Weight decay, clipping and averages
+    act on each differentiable inner tensor. A step of an optimizer with a Parameter of any other class raises before it
+    writes, unless the class has a rule for ``add_``.
     """
 
     __spec__: SubclassSpec
@@ -86,8 +86,8 @@ class TensorSubclass(Tensor):
         __tensor_unflatten__: Any
         __torch_dispatch__: Any
 
-        # Tensor declares that ops return Tensor. What an operator on a declared class returns is up to its rules and
-        # its fallback; copies are values of the class, unless their dtype changes.
+        # Tensor declares that ops return Tensor. The rules and the fallback of a declared class determine the type that
+        # an operator returns. Copies are values of the class, unless their dtype changes.
         def __add__(self, other: Any) -> Any: ...
         def __radd__(self, other: Any) -> Any: ...
         def __sub__(self, other: Any) -> Any: ...
@@ -168,20 +168,19 @@ class TensorSubclass(Tensor):
         """Registers the decorated function as the rule for ops; it is called as ``rule(func, *args, **kwargs)``.
 
         Args:
-            *ops: each an ``OpOverload`` or a packet (the rule runs below autograd, on raw inner tensors), a
-                Python-level function (the rule runs above autograd), a ``torch.Tag``, or a family of ops
-                (``subclasses.arithmetic``, ``comparisons``, ``reductions``). A function of the author's own
-                is accepted if it asks for rules, as one decorated with ``torch.overrides.wrap_torch_function`` does.
+            *ops: each an ``OpOverload`` or a packet, a Python-level function, a ``torch.Tag``, or a family of ops
+                (``subclasses.arithmetic``, ``comparisons``, ``reductions``). The rule of a function runs above
+                autograd. The rule of an ``OpOverload`` or a packet runs below autograd, on raw inner tensors. A
+                function of the author is accepted if it dispatches by ``torch.overrides.wrap_torch_function``.
             derivative: ``"formula"`` for a rule of a structure with ``materialize`` that computes the op on the tensors
-                which values represent, as a rule of a representation does: PyTorch's formula is its derivative. It runs
+                which values represent. Its derivative is PyTorch's formula, as for a rule of a representation. It runs
                 below autograd. Reading inner tensors of its result raises where gradients are recorded.
 
-        Where values of the class exist, compiled programs of the process are dropped: they may have done without the
-        rule.
+        If values of the class exist, compiled programs of the process are dropped: they may not call the rule.
 
         Raises:
             SpecError: an op is of another kind, torch never calls a rule for it, or it already has a rule on this
-                class; or the rule is not callable. No op is registered then.
+                class. Also if the rule is not callable. No op is registered then.
         """
         if cls is TensorSubclass:
             raise SpecError(
@@ -212,13 +211,13 @@ class TensorSubclass(Tensor):
         """Calls a Python-level function as if it had no rule, for a rule that only normalizes its arguments.
 
         Args:
-            func: the function, or an op that PyTorch decomposes before it asks for a rule. A rule for any other op, for
-                a family or for a tag runs below this, and cannot be left out.
+            func: the function, or an op that PyTorch decomposes before dispatch. A rule for any other op, for a family
+                or for a tag runs below this, and cannot be skipped.
             *args: its arguments.
             **kwargs: its keyword arguments.
 
         Raises:
-            SpecError: ``func`` is another op, or no function.
+            SpecError: ``func`` is another op, or not a function.
         """
         if not callable(func):
             raise SpecError(
@@ -237,7 +236,7 @@ class TensorSubclass(Tensor):
         return call(func, (cls,), args, kwargs)
 
     def __get_tensor_shard__(self, index: Any) -> Self:
-        """Returns what a distributed checkpoint saves, or loads into: this value, also inside of a ``DTensor``."""
+        """Returns the value that a distributed checkpoint saves, or loads into: this one, also inside a ``DTensor``."""
         return self.detach()
 
     # ---- inner tensors -----------------------------------------------------------------------------------------
@@ -251,8 +250,8 @@ class TensorSubclass(Tensor):
     def unwrap(self, name: str | None = None) -> Any:
         """Returns one inner tensor, or all of them, as a differentiable function of this tensor.
 
-        Inner tensors of what a rule for an op made are functions of the operands of the rule, which PyTorch
-        differentiates. A tensor that is returned where autograd records may not be written to.
+        If a rule for an op made this value, its inner tensors are functions of the operands of the rule, which PyTorch
+        differentiates. Code must not write to a tensor that this returns where autograd records.
 
         Args:
             name: the inner tensor to return. Without a name, the result is a tuple of all inner tensors in order of
@@ -274,8 +273,8 @@ class TensorSubclass(Tensor):
         return construct.unwrap_one(self, spec.attributes[spec.inner_names.index(name)])
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Lets autograd record what is done with this tensor, in place, as for any tensor."""
-        if not (requires_grad and self.requires_grad):  # a tensor that is no leaf takes that
+        """Sets in place whether autograd records ops on this tensor, as for any tensor."""
+        if not (requires_grad and self.requires_grad):  # a non-leaf tensor accepts True
             self.requires_grad = requires_grad
         return self
 
@@ -297,8 +296,8 @@ class TensorSubclass(Tensor):
 
         The result has the same metadata and the same non-differentiable inner tensors as this value. The backward of a
         construction calls this method on the value that was constructed. The default pulls the cotangent back through
-        ``materialize``. A class without ``materialize`` overrides it if plain cotangents can reach it; the
-        differentiable inner tensors of this value then have the right size and dtype but undefined contents.
+        ``materialize``. A class without ``materialize`` overrides it if plain cotangents can reach it. The
+        differentiable inner tensors of this value then have the right size and dtype, but undefined contents.
 
         Raises:
             DispatchError: the class has no ``materialize`` and does not override this method.
@@ -328,9 +327,9 @@ class TensorSubclass(Tensor):
         """Raises unless the class's own constructor accepts fields; called before a value is made from a file.
 
         The default calls the ``__new__`` of the class body with every field by its name, and drops the result. A class
-        whose ``__new__`` takes other arguments, or makes other fields of them, overrides this method; so does one that
-        checks more of a file than of a caller. The default asks nothing where an inner tensor has no data, as on the
-        meta device. What the fields declare is checked afterwards in any case.
+        overrides this method if its ``__new__`` takes other arguments, or makes other fields of them. It also overrides
+        it to check more for a file than for a caller. The default checks nothing if an inner tensor has no data, as on
+        the meta device. The declared dtypes and shapes are checked afterwards in any case.
 
         Args:
             **fields: the inner tensors, None for absent ones, and the metadata.
@@ -342,7 +341,7 @@ class TensorSubclass(Tensor):
         check_by_constructor(cls, fields)
 
     def __setstate__(self, state: Any) -> None:
-        """Raises TypeError: what a file says of a value are the arguments of its making, which are checked."""
+        """Raises TypeError: a file has the arguments that construct a value, which are checked, and no other state."""
         raise TypeError(
             f"{type(self).__name__}.__setstate__: the state of a value is in the arguments that make it, and a file "
             f"may set no other, got {type(state).__name__}"
@@ -363,8 +362,8 @@ def _no_memory(x: TensorSubclass, call: str) -> DispatchError:
 def many_rules(cls: Any) -> Iterator[Callable[[tuple[Any, ...], Callable[..., Any]], None]]:
     """Yields a function that registers a rule under keys, for a class that has no values yet.
 
-    The rules become visible at the end of the block, at once. ``check_key`` and ``check_rule`` are not called: a test
-    calls them for the rules of the classes that ship, so that no import has to.
+    The rules become visible together, at the end of the block. ``check_key`` and ``check_rule`` are not called: a test
+    calls them for the rules of this package's classes, so that an import does not have to.
     """
     with registration(cls, lambda: _refresh(cls)) as register_rule:
         yield register_rule

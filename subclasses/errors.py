@@ -26,7 +26,7 @@ class SpecError(_CodedError, TypeError):
 
     Attributes:
         code: the kind of mistake, a short name that later releases keep; None where a raise statement gave none.
-        hint: how to correct it, which the message ends with; None if there is no hint.
+        hint: how to correct it, at the end of the message; None if there is no hint.
     """
 
 
@@ -35,7 +35,7 @@ class DispatchError(_CodedError, NotImplementedError):
 
     Attributes:
         code: the kind of mistake, a short name that later releases keep; None where a raise statement gave none.
-        hint: how to avoid it, which the message ends with; None if there is no hint.
+        hint: how to avoid it, at the end of the message; None if there is no hint.
     """
 
 
@@ -70,7 +70,7 @@ def one_of(cls: type) -> str:
 
 
 def way_out(cls: Any, of_author: str) -> str:
-    """Returns what to do where a class has no rule: advice for its author, or for users of a class of this package.
+    """Returns a hint for a class without a rule: advice for its author, or for users of a class of this package.
 
     Args:
         cls: the class. A class attribute ``_instead`` has the advice for users.

@@ -1,8 +1,8 @@
 """``torch.export`` of functions over declared classes: values as pytree nodes of their inner tensors.
 
-The graph of an ``ExportedProgram`` takes and returns plain tensors, and a pytree describes its arguments. PyTorch takes
-a wrapper for a leaf of that pytree. Here it is replaced by a node whose leaves are the inner tensors, so the layout is
-part of the pytree: a program refuses values of another layout, and ``torch.export.save`` writes it to the file.
+The graph of an ``ExportedProgram`` takes and returns plain tensors, and a pytree describes its arguments. In PyTorch a
+wrapper is a leaf of that pytree. Here a node replaces it, whose leaves are the inner tensors, so the layout is part of
+the pytree: a program refuses values of another layout, and ``torch.export.save`` writes the layout to the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from subclasses.spec.collect import SubclassSpec
 
 __all__ = ["Flattened", "InnerTensors", "dynamic_shapes", "flatten", "unflatten"]
 
-# What a node says of a value besides its tensors.
+# The data of a node besides its tensors.
 Kind = tuple[Any, tuple[str, ...], tuple[Any, ...]]
 
 # ---- the node ----------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ class InnerTensors:
 
     Attributes:
         tensors: the inner tensors that are present, in order of declaration; then a tensor ``[n, 0]`` for each dynamic
-            int ``n``. One that is a value of a declared class is a node in turn.
+            int ``n``. An inner tensor of a declared class is a node itself.
         kind: the class, the names of the fields of these inner tensors, and the static metadata.
     """
 
@@ -57,7 +57,7 @@ def flatten(tree: Any) -> Any:
     """Replaces each value of a declared class in a pytree by an :class:`InnerTensors` node.
 
     Args:
-        tree: a value, or lists, tuples, dicts and other pytrees of values. All else in it stays the same.
+        tree: a value, or lists, tuples, dicts and other pytrees of values. All other leaves stay the same.
     """
     return _map(_flatten, tree, TensorSubclass)
 
@@ -73,7 +73,7 @@ def _map(change: Callable[[Any], Any], tree: Any, cls: Any, other: Callable[[Any
     def change_leaf(x: Any) -> Any:
         return change(x) if isinstance(x, cls) else other(x)
 
-    # Dynamo traces this function, and not the one of optree.
+    # Dynamo traces this function, and not optree's.
     return tree_map(change_leaf, tree, is_leaf=lambda x: isinstance(x, cls))
 
 
@@ -102,7 +102,7 @@ def _unflatten(node: InnerTensors) -> Any:
 
 
 def _alias(t: Tensor, varying: Iterable[int]) -> Tensor:
-    """Returns an inner tensor as an object of its own, with its marks, and marks on the dims that vary.
+    """Returns an inner tensor as a new object, with its marks, and marks on the dims that vary.
 
     Export deletes the marks of its arguments. It also makes one argument of two inner tensors that are one object, and
     would record that rows match where two values share their offsets.
@@ -230,7 +230,7 @@ def _decode(value: Any) -> Any:
 
 
 def _leaves_with_keys(node: Any) -> tuple[list[Any], Any]:
-    """Numbers the leaves; from these keys come their names in errors, and those of arguments in a graph."""
+    """Numbers the leaves; these keys are the names of leaves in errors, and of arguments in a graph."""
     leaves, context = _leaves(node)
     return [(SequenceKey(i), leaf) for i, leaf in enumerate(leaves)], context
 

@@ -1,4 +1,4 @@
-"""How a value of a handwritten class is taken apart: the names of its inner tensors, and a constant to rebuild it with.
+"""How a value of a handwritten class is flattened: to the names of its inner tensors, and a constant that rebuilds it.
 
 The constant is the context that ``__tensor_flatten__`` returns, with two changes:
 
@@ -6,7 +6,7 @@ The constant is the context that ``__tensor_flatten__`` returns, with two change
 - The context of a ``DTensor`` has neither sizes nor ``requires_grad``, so that it is the same for other sizes, and for
   tangents.
 
-Often ``__tensor_unflatten__`` does very little, which ``is_bare`` finds from what it made.
+Often ``__tensor_unflatten__`` only makes a bare wrapper; ``is_bare`` detects that from its result.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def unflatten(cls: Any, inner: Mapping[str, Any], context: Any, size: Any, strid
 
 
 def is_bare(made: Any, cls: type, inner: Mapping[str, Any]) -> bool:
-    """Whether what a class's ``__tensor_unflatten__`` made is a bare wrapper that holds the inner tensors alone.
+    """Whether the result of a class's ``__tensor_unflatten__`` is a bare wrapper that holds the inner tensors alone.
 
-    The state of an instance is its ``__dict__`` and what C++ holds: size, stride, dtype, device, dispatch keys. If the
-    former holds the inner tensors alone, and the latter equals that of a bare wrapper, the method did nothing else to
-    the instance. False for a class with ``__slots__``, which hold state too, and for a value whose size, device or
-    layout is what its ``__torch_dispatch__`` answers.
+    The state of an instance is its ``__dict__`` and its C++ state: size, stride, dtype, device, dispatch keys. If the
+    former holds the inner tensors alone, and the latter equals a bare wrapper's, the method did nothing else to the
+    instance. False for a class with ``__slots__``, which hold state too. Also False if the class's
+    ``__torch_dispatch__`` computes the size, device or layout of the value.
     """
     held = made.__dict__
     if type(made) is not cls or held.keys() != inner.keys():
@@ -114,7 +114,7 @@ def _has_slots(cls: type) -> bool:
 
 
 class _Asked(TorchDispatchMode):
-    """Notes whether any op is dispatched."""
+    """Records whether any op is dispatched."""
 
     seen = False
 
@@ -131,7 +131,7 @@ def _asks_class(x: Any) -> bool:
 
 
 def is_dtensor(value: object) -> bool:
-    """Returns whether a value is a ``DTensor``; a class that inherits from it has methods of its own."""
+    """Returns whether a value is a ``DTensor`` itself; a class that inherits from it may have other methods."""
     module = sys.modules.get("torch.distributed.tensor")  # importing it takes longer than all of this library
     return module is not None and type(value) is getattr(module, "DTensor", None)
 

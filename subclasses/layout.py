@@ -1,7 +1,7 @@
 """Layouts: the constant part of a subclass value.
 
 A :class:`~subclasses.spec.collect.SubclassSpec` describes a class; a :class:`Layout` describes one value of it: the
-class, the static metadata, which inner tensors are present, and the layouts of inner tensors that are wrappers
+class, the static metadata, the names of present inner tensors, and the layouts of inner tensors that are wrappers
 themselves. Layouts are immutable and *interned*: two values have equal metadata exactly if their layouts are the same
 object, so comparing metadata is an identity test. A layout holds no tensors, dynamic ints, sizes, strides or dtypes
 (interned sizes would leak and would conflict with dynamic shapes).
@@ -46,8 +46,8 @@ class Layout:
             constant that rebuilds it.
         present: names of the attributes that hold the inner tensors that are present, in order of declaration.
         nested: name and layout of each inner tensor that is itself a traceable wrapper subclass.
-        values: of a cotangent, and of what holds one, the layout of the value; None for any other layout.
-        cotangents: weakly, the layout of its cotangents, once it was asked for.
+        values: for a cotangent, and a value that holds one, the layout of the value; None for any other layout.
+        cotangents: weakly, the layout of its cotangents, after the first call of :func:`cotangent_layout`.
     """
 
     __slots__ = ("__weakref__", "cls", "cotangents", "nested", "present", "statics", "values")
@@ -121,7 +121,7 @@ def intern_layout(
         statics: The values of the static metadata.
         present: The attributes of the inner tensors that are present.
         nested: The name and the layout of each inner tensor that is a wrapper.
-        cotangent: Whether it is the layout of a cotangent of the class, as files say.
+        cotangent: Whether it is the layout of a cotangent of the class, as a flag in files.
 
     Raises:
         TypeError: static metadata is not hashable.
@@ -163,14 +163,14 @@ def has_values(cls: type[Tensor]) -> bool:
 
 
 def _attributes(cls: Any, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the attributes that hold inner tensors, some of which a file may call by the name of their field."""
+    """Returns the attributes that hold inner tensors, for names of attributes or, as in files, of fields."""
     spec = getattr(cls, "__spec__", None)
     held = {} if spec is None else dict(zip(spec.inner_names, spec.attributes, strict=True))
     return tuple(held.get(name, name) for name in names)
 
 
 def _typed(value: Any) -> Any:
-    """Pairs a value with its type, also inside of tuples, frozensets and dataclasses, and tells -0.0 from 0.0."""
+    """Pairs a value with its type, also inside of tuples, frozensets and dataclasses; distinguishes -0.0 and 0.0."""
     if isinstance(value, tuple):
         return (type(value), *map(_typed, value))
     if isinstance(value, frozenset):
@@ -222,7 +222,7 @@ def with_nested(layout: Layout, *inners: Tensor | None) -> Layout:
 
 
 def describe_metadata(layout: Layout) -> str:
-    """Returns what a layout says of a value, as its author would write it: ``Pair(tag='a', scale=None)``."""
+    """Returns the metadata of a layout in the author's notation: ``Pair(tag='a', scale=None)``."""
     spec: Any = getattr(layout.cls, "__spec__", None)
     if spec is None:
         return repr(layout)

@@ -1,4 +1,4 @@
-"""``lacking()``: the error for a name of PyTorch's that this project uses and the installed release does not have."""
+"""``lacking()``: the error for a name of PyTorch that this project uses and the installed release does not have."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Serialization and copies: pickle, ``torch.save``, ``copy.deepcopy``, shared memory.
 
 A value is pickled as its class, its inner tensors and its metadata by name. A class may therefore gain a field with a
-default later, and old files still load. torch pickles the inner tensors itself, so shared storages stay shared. What a
-file says is checked by :mod:`subclasses.spec.load_checks`.
+default later, and old files still load. torch pickles the inner tensors itself, so shared storages stay shared.
+:mod:`subclasses.spec.load_checks` checks the contents of a file.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _mark_dynamic_dims(x: Any, marked: dict[str, list[int]]) -> None:
 
 
 def _restore_parameter(x: Any) -> None:
-    """Gives a copy of an ``nn.Parameter`` the hook of one, by the assignment that torch makes for a new one."""
+    """Registers the hook of an ``nn.Parameter`` on its copy, by the assignment that torch makes for a new one."""
     if x.__dict__.get("_is_param"):
         x._is_param = True
 
@@ -71,7 +71,7 @@ def reduce(x: Any) -> tuple[Any, ...]:
     """Implements ``__reduce_ex__``; :func:`rebuild` is the inverse.
 
     Raises:
-        ValueError: an attribute that was set on the value is one that no file may set.
+        ValueError: the user set an attribute on the value that no file may set.
     """
     warn_if_has_hooks(x)
     extras = _extra_attributes(x)
@@ -89,14 +89,13 @@ def rebuild(
     flags: dict[str, Any],
     extras: dict[str, Any],
 ) -> Any:
-    """Constructs a value from the arguments that :func:`reduce` returned, which a file may hold in any shape.
+    """Constructs a value from the arguments that :func:`reduce` returned, which a file may hold in any form.
 
-    Their types and names are checked; the class is asked by its ``check_loaded``; and the generated constructor checks
-    what is declared.
+    Their types and names are checked. Then the ``check_loaded`` of the class and the generated constructor check them.
 
     Raises:
         TypeError: an argument, a field or a flag is of another type than :func:`reduce` writes.
-        ValueError: a name is none of the class's, an attribute may not be set, or the parts do not fit together.
+        ValueError: the class has no field of a name, an attribute may not be set, or the fields do not match.
     """
     checked = not is_compiling_here()  # Dynamo traces copy.copy, of a value that exists
     if checked:
@@ -119,8 +118,8 @@ def rebuild(
 def allow_loading(cls: type) -> None:
     """Allows ``torch.load(weights_only=True)`` to load values of a class; declaring a class counts as consent.
 
-    The type of an ``Enum`` default of static metadata is allowed too. Other types of metadata that torch does not know
-    have to be allowed with :func:`torch.serialization.add_safe_globals`.
+    The type of an ``Enum`` default of static metadata is allowed too. The user allows other types of metadata with
+    :func:`torch.serialization.add_safe_globals`.
     """
     spec: SubclassSpec = cls.__spec__  # type: ignore[attr-defined]
     enums = {type(f.default) for f in spec.statics if isinstance(f.default, enum.Enum)}
@@ -128,7 +127,7 @@ def allow_loading(cls: type) -> None:
 
 
 def allow_class(cls: type, *others: Any) -> None:
-    """Adds a class, and what its files name beside it, to what ``torch.load(weights_only=True)`` may import."""
+    """Adds a class, and other objects that its files name, to the list of ``torch.load(weights_only=True)``."""
     if "<locals>" in cls.__qualname__:
         return  # a local class cannot be imported by name, and torch's list must not keep it alive
     _remove_same_named(cls)
@@ -136,7 +135,7 @@ def allow_class(cls: type, *others: Any) -> None:
 
 
 def _remove_same_named(cls: type) -> None:
-    """Removes older classes of the same name from torch's list, such as those of a notebook cell that runs again.
+    """Removes older classes of the same name from torch's list, as from a notebook cell that runs again.
 
     torch looks a class up by name and could return any of them.
     """

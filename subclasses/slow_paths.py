@@ -17,7 +17,7 @@ def say_once(reason: str, remedy: str, logger: str = "subclasses") -> None:
     """Logs that a faster path was not taken, unless this text was logged before, and notifies the watchers.
 
     Args:
-        reason: The computation, and why it takes more time than it has to.
+        reason: The computation, and why it takes more time than necessary.
         remedy: The change to the user's code that avoids it.
         logger: The name of the logger.
     """
@@ -34,5 +34,5 @@ after_import("torch._dynamo.decorators", lambda dynamo: dynamo.assume_constant_r
 
 
 def forget_said() -> None:
-    """Has each slow path logged again."""
+    """Forgets the logged texts, so that each slow path is logged again."""
     _said.clear()
