@@ -1,7 +1,7 @@
 """``python -m docs.prose``: reads the prose of README and docs with proselint, and with a short list of our own words.
 
 Fences, tables, headings and comments are left out, and a code span is one word. Prints ``page:line: what to write`` for
-each finding; the exit status is 1 if there is one.
+each finding; the exit status is 1 if there is one. Docstrings and comments are read by :mod:`docs.code_prose`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from docs import code_prose
 from docs.wrap import PAGES, ROOT, prose
 
 # What is written here by habit, and what a reader of English expects.
@@ -73,5 +74,6 @@ def find(texts: dict[str, str]) -> list[str]:
 
 if __name__ == "__main__":
     findings = find({page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES})
+    findings += code_prose.find()
     print(*findings, sep="\n", end="\n" if findings else "")
     sys.exit(bool(findings))

@@ -22,7 +22,7 @@ import subclasses
 from bench import starts
 from bench.report import save_rows
 from desugar.compare import judge
-from docs import gains, prose, wrap
+from docs import code_prose, gains, prose, wrap
 from docs.blocks import collect_blocks, compare_outputs, emit_program, refresh_page
 from subclasses.ragged import JaggedTensor
 from tests.tables import giving
@@ -202,11 +202,9 @@ def test_prose_names_no_time():
     """A time stands in a file that a command writes, which pages include."""
     pattern = re.compile(r"(?<![\w.])\d[\d,.]* ?(?:µs|ms|MiB/s|GB/s|tokens/s|times (?:faster|slower))(?!\w)")
     assert pattern.search("some 10 µs, 3.5 times faster")
-    found = []
-    for page in PAGES:
-        lines = page.read_text().splitlines()
-        found += [(page.name, n + 1, lines[n]) for n in wrap.prose(lines) if pattern.search(lines[n])]
-    assert found == []
+    pages = {page.name: page.read_text().splitlines() for page in PAGES}
+    kept = [(name, n + 1, lines[n]) for name, lines in pages.items() for n in wrap.prose(lines)]
+    assert [found for found in kept if pattern.search(found[2])] == []
 
 
 # ---- lines of prose ---------------------------------------------------------------------------------------------
@@ -254,6 +252,28 @@ is no
 ```
 """
 
+CODE = f'''"""What a rule reads, and `that
+of` it::
+
+    text that stands for code
+
+Not that of it.
+"""
+
+x = "the one that asks"
+# It knows :func:`that of`
+# of{" word" * 22}.
+
+
+class A:
+    """Reads.
+
+    Args:
+        x: the one
+            that stands for y. They are told apart.
+    """
+'''
+
 
 test_what_is_found_in_prose = giving(
     {
@@ -263,6 +283,18 @@ test_what_is_found_in_prose = giving(
             [
                 "page.md:3: 'is no ': is not a, has no",
                 "page.md:4: 'stand-ins': a placeholder, a fake tensor",
+            ],
+        ),
+        "each kind of finding in docstrings and comments": (
+            lambda: [*code_prose.by_rules("of.py", CODE)],
+            [
+                "of.py:1: 'What': name the subject",
+                "of.py:6: 'that of': repeat the noun, or write its genitive",
+                "of.py:18: 'the one that': repeat the noun",
+                "of.py:19: 'stands for': represents, is",
+                "of.py:19: 'told apart': distinguishes",
+                "of.py:10: 'It knows code of': 26 words in a sentence, at most 25",
+                "of.py:10: 'knows': calls, dispatches, reads, has",
             ],
         ),
     }
