@@ -89,8 +89,8 @@ class TableShard(TensorSubclass, trainable=True):
 
 
 # ---- sparse gradients ------------------------------------------------------------------------------------------
-# A gradient may have a sparse tensor inside. Optimizers for sparse gradients coalesce it,
-# compute with plain sparse tensors of the whole size, which have entries only in rows of this rank, and add these.
+# A gradient may have a sparse tensor inside. Optimizers for sparse gradients coalesce it, and compute with plain sparse
+# tensors of the whole size. These have entries only in rows of this rank. The optimizers add them.
 
 
 @TableShard.Cotangent.implements(torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
