@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
 from subclasses import Outer, TensorSubclass, arithmetic, dynamic, inner, static
+from tests.subclasses.subjects import Nested, Pair
 
 aten = torch.ops.aten
 
@@ -182,13 +183,6 @@ class Single(Tensor):
 # ------------------------------------------------------------------------------------------------- declared
 
 
-class Pair(TensorSubclass, fallback="map"):
-    """Two tensors, every op on both."""
-
-    a: Tensor = inner()
-    b: Tensor = inner()
-
-
 class Labeled(TensorSubclass, fallback="map"):
     """Static and dynamic metadata, and an optional inner tensor."""
 
@@ -244,13 +238,6 @@ def _linear(func, x, w, bias=None):
     data = w.qdata.to(x.dtype) if w.zero is None else w.qdata.to(x.dtype) - w.zero
     y = func(x, data) * scale.squeeze(-1)
     return y if bias is None else y + bias
-
-
-class Nested(TensorSubclass, fallback="map"):
-    """An inner tensor that is a pair itself, beside a plain one."""
-
-    pair: Pair = inner()
-    flat: Tensor = inner()
 
 
 class Tripled(TensorSubclass, fallback="materialize", kind="structure"):

@@ -221,8 +221,8 @@ def flexed_row(q, k, mask):
 
 
 def flexed_by_rows(layout, door, mask, dtype):
-    widths = ((8, [2, 3, 0, 140]), (4, [2, 3, 4, 130]))
-    queries, keys = ([torch.randn(n, width, dtype=dtype) for n in lengths] for width, lengths in widths)
+    queries = [torch.randn(n, 8, dtype=dtype) for n in (2, 3, 0, 140)]
+    keys = [torch.randn(n, 4, dtype=dtype) for n in (2, 3, 4, 130)]
     found = door(flexed)(hold(layout, queries), hold(layout, keys), mask)
     expected = [flexed_row(q, k, mask) for q, k in zip(queries, keys, strict=True)]
     return found, [row.to(torch.bfloat16 if dtype == torch.float32 else dtype) for row in expected]
@@ -245,15 +245,13 @@ test_flex_attention = pytest.mark.filterwarnings("ignore:flex_attention called w
 
 @pytest.mark.parametrize("mask", [None, past])
 def test_blocks_without_an_entry_leave_the_mask(mask):
-    x, lengths = JaggedTensor.from_tensors([torch.randn(n, 8) for n in (300, 0, 130)]), (300, 0, 130)
-    given = create_block_mask(mask or (lambda b, h, i, j: i == i), 3, None, 300, 300, device="cpu")
-    sizes = given.as_tuple() if mask else (1, 1, *given.as_tuple()[2:-3], flex._LARGEST, flex._LARGEST, None)
-    _, _, *found, _, _ = flex._blocks_of_rows(sizes, heads(x), heads(x))
-    ends = torch.tensor(lengths)
+    ends, size = torch.tensor([300, 0, 130]), 128 if mask else flex._LARGEST
+    x = heads(JaggedTensor.from_tensors([torch.randn(n, 8) for n in ends]))
+    given = create_block_mask(past, 3, None, 300, 300, device="cpu").as_tuple()[:-3]
+    _, _, *found, _, _ = flex._blocks_of_rows((*given, size, size, mask), x, x)
     exists = lambda b, h, i, j: (i >= j if mask else True) & (i < ends[b]) & (j < ends[b])  # noqa: E731
-    want = create_block_mask(exists, 3, None, 300, 300, device="cpu")
-    assert torch.equal(BlockMask((300, 300), *found[:8]).to_dense(), want.to_dense())
-    assert all(t is None for t in found[2:4])
+    want = create_block_mask(exists, 3, None, 300, 300, device="cpu").to_dense()
+    assert BlockMask((300, 300), *found[:8]).to_dense().equal(want) and found[2:4] == [None, None]
 
 
 # ---- dropout ---------------------------------------------------------------------------------------------------
