@@ -88,6 +88,14 @@ def check_has_rows(x: Any, method: str) -> None:
         )
 
 
+def check_reached(x: Any, least: int | Tensor, message: str) -> None:
+    """Raises where a row of the batch has fewer than ``least`` entries, or ``least [B]``; nothing waits for a GPU."""
+    reached, count = x.row_lengths() >= least, getattr(x, "row_count", None)
+    if count is not None:
+        reached = reached | (torch.arange(reached.shape[0], device=reached.device) >= count)
+    torch.ops.aten._assert_async.msg(reached.all(), message)
+
+
 # ---- autograd --------------------------------------------------------------------------------------------------
 
 

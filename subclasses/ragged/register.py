@@ -6,7 +6,7 @@ from subclasses.base import many_rules
 from subclasses.ragged.attention import flex, rule as attention
 from subclasses.ragged.indexing import indexing, joining, splitting, strided, views
 from subclasses.ragged.jagged import JaggedTensor, merging as jagged_merging
-from subclasses.ragged.modules import convolution, multi_head, recurrent, time_major
+from subclasses.ragged.modules import convolution, ctc, multi_head, recurrent, time_major
 from subclasses.ragged.padded import merging as padded_merging
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.rules import (
@@ -36,7 +36,7 @@ BOTH = (
     masked,
 )
 BOTH += (gradients, indexing, joining, splitting, strided, views, attention, flex)
-BOTH += (convolution, multi_head, recurrent, time_major)
+BOTH += (convolution, ctc, multi_head, recurrent, time_major)
 
 
 def register_rules() -> None:
@@ -46,5 +46,5 @@ def register_rules() -> None:
             for module in (*BOTH, merging):
                 module.RULES.register(register_rule)
     with many_rules(time_major.TimeMajor) as register_rule:
-        for module in (multi_head, recurrent):
+        for module in (ctc, multi_head, recurrent):
             module.RULES.register(register_rule)

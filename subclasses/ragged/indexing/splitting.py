@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import outer_dims, shown, unruled
+from subclasses.ragged.checks import check_reached
 from subclasses.ragged.registry import Rules
 
 RULES = Rules()
@@ -34,13 +36,21 @@ def _chunk(func: Any, input: Any, chunks: int, dim: int = 0) -> Any:
 @RULES.of(torch.split)
 def _split(func: Any, tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
     (dim,) = outer_dims(func, tensor, dim)
-    of_places = dim == tensor.ragged_dim and not tensor.rows_first
-    if of_places and not isinstance(split_size_or_sections, int):
-        raise DispatchError(
-            f"{func.__name__}: rows of {shown(tensor)} have other lengths than the sections {split_size_or_sections}",
-            code="argument-refused",
-        )
+    if dim == tensor.ragged_dim and not tensor.merged and not isinstance(split_size_or_sections, int):
+        return _sections_of_rows(tensor, list(split_size_or_sections))
     return _split_equally(func, tensor, split_size_or_sections, dim)
+
+
+def _sections_of_rows(x: Any, sections: list[Any]) -> tuple[Any, ...]:
+    """Sections that every row has, and the rest of each row as the last one."""
+    stops = list(accumulate(sections[:-1], initial=0))
+    if stops[-1] + sections[-1] != x.width:
+        raise RuntimeError(
+            f"split: expected sections of {x.width} places together for {shown(x)}, got {sections}"
+        )
+    message = f"split: a row has fewer entries than the sections {sections[:-1]} before its last one"
+    check_reached(x, stops[-1], message)
+    return tuple(x.slice_rows(slice(a, b)) for a, b in zip(stops, [*stops[1:], None], strict=True))
 
 
 def _split_equally(func: Any, x: Any, size: Any, dim: int) -> Any:

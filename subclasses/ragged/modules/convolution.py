@@ -1,8 +1,9 @@
 """Convolutions and pools along rows: each row by itself, as if it were alone.
 
-Channels come first, ``[B, C, T]`` with the rows along the last dimension. A table with 0 past each row's end is what
-padding with zeros makes of every row, so one call on the table gives each row its own results; those that start past
-the end of the padded row do not exist. A row that is shorter than the kernel has no result.
+Channels come first, ``[B, C, T]`` with the rows along the last dimension; a convolution of images takes rows
+``[B, C, T, F]`` or ``[B, C, F, T]``. A table with 0 past each row's end is what padding with zeros makes of every row,
+so one call on the table gives each row its own results; those that start past the end of the padded row do not exist.
+A row that is shorter than the kernel has no result.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ RULES = Rules()
 # ---- convolutions ----------------------------------------------------------------------------------------------
 
 
-@RULES.of(F.conv1d)
-def _conv1d(  # noqa: PLR0913
+@RULES.of(F.conv1d, F.conv2d)
+def _conv(  # noqa: PLR0913
     func: Any,
     input: Any,
     weight: Tensor,
@@ -36,10 +37,11 @@ def _conv1d(  # noqa: PLR0913
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    _check_rows_last(func, input, weight, bias)
+    _check_channels_first(func, input, weight.dim(), weight, bias)
     table = func(input.to_dense(), weight, bias, stride, padding, dilation, groups)
-    span = _span(weight.shape[-1], dilation)
-    return _of_windows(input, table, _total_padding(padding, span) - span, _one(stride))
+    place = input.ragged_dim - 2
+    span = _span(weight.shape[input.ragged_dim], _one(dilation, place))
+    return _of_windows(input, table, _total_padding(padding, span, place) - span, _one(stride, place))
 
 
 @RULES.of(F.conv_transpose1d)
@@ -54,7 +56,7 @@ def _conv_transpose1d(  # noqa: PLR0913
     groups: int = 1,
     dilation: Any = 1,
 ) -> Any:
-    _check_rows_last(func, input, weight, bias)
+    _check_channels_first(func, input, 3, weight, bias)
     table = func(input.to_dense(), weight, bias, stride, padding, output_padding, groups, dilation)
     span = _span(weight.shape[-1], dilation)
     more = span - 2 * _one(padding) + _one(output_padding) - _one(stride)
@@ -62,11 +64,11 @@ def _conv_transpose1d(  # noqa: PLR0913
     return input.of_lengths(table, torch.where(input.row_lengths() > 0, lengths, 0).clamp(min=0))
 
 
-def _total_padding(padding: Any, span: int) -> int:
+def _total_padding(padding: Any, span: int, place: int) -> int:
     """How many zeros are added to a row, before and behind it."""
     if isinstance(padding, str):  # "same", which goes with stride 1, or "valid"
         return span - 1 if padding == "same" else 0
-    return 2 * _one(padding)
+    return 2 * _one(padding, place)
 
 
 def _of_windows(x: Any, table: Tensor, more: int, stride: int) -> Any:
@@ -81,19 +83,25 @@ def _span(kernel: int, dilation: Any) -> int:
     return _one(dilation) * (kernel - 1) + 1
 
 
-def _one(value: int | Sequence[int]) -> int:
-    """A number that may be given as a sequence of one."""
-    return value if isinstance(value, int) else value[0]
+def _one(value: int | Sequence[int], place: int = 0) -> int:
+    """A number that may be given as a sequence of one, or of one for each dimension that a window moves along."""
+    return value if isinstance(value, int) else value[place if len(value) > 1 else 0]
 
 
-def _check_rows_last(func: Any, x: Any, *parameters: Any) -> None:
-    """Raises unless the rows are along the last of three dimensions, and the parameters are dense."""
+def _check_channels_first(func: Any, x: Any, dims: int, *parameters: Any) -> None:
+    """Raises unless the rows are behind the channels, of so many dimensions, and the parameters are dense."""
     check_dense(func, *parameters)
-    if not is_ragged(x) or x.dim() != 3 or x.row_dims != (0, 2):
+    if not is_ragged(x) or x.dim() != dims or x.batch_dim != 0 or x.ragged_dim < 2:
+        wanted = (
+            "[B, C, T] ragged along 2"
+            if dims == 3
+            else "[B, C, T, F] ragged along 2, or [B, C, F, T] along 3"
+        )
         raise DispatchError(
-            f"{name_of(func)}: expected channels before the rows, [B, C, T] ragged along 2, got {shown(x)}",
+            f"{name_of(func)}: expected channels before the rows, {wanted}, got {shown(x)}",
             code="row-dims",
-            hint="write x.transpose(1, 2) for rows [B, T, C]",
+            hint="write x.transpose(1, 2) for rows [B, T, C]"
+            + ("" if dims == 3 else ", x.unsqueeze(1) for [B, T, F]"),
         )
 
 
@@ -147,7 +155,7 @@ def _window(
     func: Any, x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool
 ) -> tuple[int, int, int]:
     """The extent, the stride and the padding of a window."""
-    _check_rows_last(func, x)
+    _check_channels_first(func, x, 3)
     if ceil_mode:
         raise DispatchError(
             f"{name_of(func)}: a window past the end of a row, as with ceil_mode=True, is not supported for {shown(x)}",
@@ -189,7 +197,7 @@ def _parts_of_rows(func: Any, x: Any, count: int) -> Tensor:
     Raises:
         IndexError: a row is empty (on CUDA, and in graphs, by an assertion that nothing waits for).
     """
-    _check_rows_last(func, x)
+    _check_channels_first(func, x, 3)
     x.check_has_entries(func, [2])
     lengths = x.row_lengths().unsqueeze(1)
     number = torch.arange(count, device=lengths.device)

@@ -16,6 +16,7 @@ from torch import Tensor
 from subclasses._torch import nn_functions
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import outer_dims, shown, without
+from subclasses.ragged.checks import check_reached
 from subclasses.ragged.data_sizes import size_of
 from subclasses.ragged.registry import Rules
 
@@ -157,10 +158,14 @@ def _is_batch(x: Any, dim: int) -> bool:
 
 @RULES.of(F.pad, nn_functions.pad)  # Dynamo may look into the first one
 def _pad(func: Any, input: Any, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
-    if mode != "constant" or len(pad) % 2 or len(pad) > 2 * input.dim():
+    of_tensors = any(isinstance(n, Tensor) for n in pad)
+    if mode != "constant" or of_tensors or len(pad) % 2 or len(pad) > 2 * input.dim():
         raise DispatchError(
-            f"pad: expected a constant in pairs for {shown(input)}, got {list(pad)} and mode={mode!r}",
+            f"pad: expected a constant in pairs of ints for {shown(input)}, got {list(pad)} and mode={mode!r}",
             code="argument-refused",
+            hint="pad each of x.to_tensors(), where a number depends on the length of a row"
+            if of_tensors
+            else None,
         )
     stored, of_rows = input.unwrap_stored(), (0, 0)
     wanted = [0, 0] * stored.dim()
@@ -179,22 +184,14 @@ def _pad_rows(x: Any, dim: Any, pair: tuple[int, int], value: float | int | bool
     """Every row with entries of a value before and behind its own; a negative number of them cuts some off."""
     whole, cut = [slice(None)] * dim, [max(-n, 0) for n in pair]
     if any(cut):
-        _check_left(x, sum(cut), pair)
+        message = f"pad: a row has fewer than the {sum(cut)} entries that are cut off by {tuple(pair)}"
+        check_reached(x, sum(cut), message)
         x = x[(*whole, slice(cut[0], -cut[1] or None))]
     before, behind = (
         [x.new_full([n if d == dim else size for d, size in enumerate(x.shape)], value)] if n > 0 else []
         for n in pair
     )
     return torch.cat([*before, x, *behind], dim) if before or behind else x
-
-
-def _check_left(x: Any, cut: int, pair: tuple[int, int]) -> None:
-    """Raises where a row of the batch has fewer entries than are cut off; nothing waits for a GPU."""
-    reached, count = x.row_lengths() >= cut, getattr(x, "row_count", None)
-    if count is not None:
-        reached = reached | (torch.arange(reached.shape[0], device=reached.device) >= count)
-    message = f"pad: a row has fewer than the {cut} entries that are cut off by {tuple(pair)}"
-    torch.ops.aten._assert_async.msg(reached.all(), message)
 
 
 def _is_ragged(x: Any, dim: int) -> bool:

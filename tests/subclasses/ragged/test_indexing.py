@@ -328,6 +328,19 @@ OTHER_NAMES = {
 }
 
 test_splits_of_rows = judged(SPLITS | OTHER_NAMES, sweep=10, lengths=[3, 0, 5, 1, 4])
+test_sections_of_rows = judged(
+    {
+        f"{sections}, {i}": (
+            lambda x, sections=sections, i=i: x.split([*sections, x.shape[1] - sum(sections)], 1)[i],
+            lambda row, _, sections=sections, i=i: row.split([*sections, len(row) - sum(sections)])[i],
+        )
+        for sections in ([2], [1, 1], [0, 1])
+        for i in range(len(sections) + 1)
+    },
+    [*pairs_of(LAYOUTS), *pairs_of(LAYOUTS, [desugared])],
+    sweep=12,
+    lengths=[3, 2, 5, 4],
+)
 test_compiled_splits_of_rows = judged(
     COMPILED_SPLITS, pairs_of(LAYOUTS, [desugared]), sweep=84, lengths=[3, 0, 5, 1, 4]
 )
@@ -463,6 +476,12 @@ test_what_is_refused = refused(
         "no chunk": (lambda x: x.chunk(0, 1), RuntimeError, "at least 1 chunk"),
         "no chunk of the batch": (lambda x: x.chunk(0), RuntimeError, "at least 1 chunk|greater than 0"),
         "a remainder": (lambda x: x.dsplit(3), RuntimeError, "no multiple of 3"),
+        "a section too long": (
+            lambda x: x.split([2, x.shape[1] - 2], 1),
+            RuntimeError,
+            "before its last one",
+        ),
+        "sections of another extent": (lambda x: x.split([1, 1], 1), RuntimeError, "places together"),
     }
 )
 
@@ -753,7 +772,6 @@ test_what_tables_refuse = refused(
             "a dimension too many": lambda x: x[:, :, :, 1],
             "a merged entry": lambda x: x.flatten(0, 1)[2],
             "backwards": lambda x: x[:, ::-1],
-            "splits of other sizes": lambda x: x.split([2, 3], 1),
             "a row of another length": lambda x: x.__setitem__(0, torch.zeros(4, 4)),
         }.items()
     },

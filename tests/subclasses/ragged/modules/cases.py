@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,16 +24,20 @@ class Case:
     takes_empty: bool = False
 
 
+square_mask = functools.partial(nn.Transformer.generate_square_subsequent_mask, dtype=torch.float64)
+
+
 def channels_first(module: Any, x: Any) -> Any:
     return module(x.transpose(1, 2)).transpose(1, 2)
 
 
-def on_channels(module: Any, x: Any) -> Any:
-    return module(x.transpose(1, 2))
-
-
-def first(module: Any, x: Any) -> Any:
-    return module(x)[0]
+def aligned(module: Any, x: Any) -> Any:
+    """A loss against two labels for each row."""
+    lengths, labels = (
+        torch.ones_like(x.detach()[..., 0]).sum(1).long(),
+        torch.tensor([[1, 2]]).expand(x.shape[0], -1),
+    )
+    return module(x.log_softmax(-1).transpose(0, 1), labels, lengths, torch.full_like(lengths, 2))
 
 
 def attend(module: Any, x: Any) -> Any:
@@ -40,8 +45,7 @@ def attend(module: Any, x: Any) -> Any:
 
 
 def attend_causally(module: Any, x: Any) -> Any:
-    mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
-    return module(x, x, x, need_weights=False, attn_mask=mask, is_causal=True)[0]
+    return module(x, x, x, need_weights=False, attn_mask=square_mask(x.shape[1]), is_causal=True)[0]
 
 
 def attend_to_dense(module: Any, x: Any) -> Any:
@@ -51,21 +55,8 @@ def attend_to_dense(module: Any, x: Any) -> Any:
     return module(x, dense, keys)[0]
 
 
-def places_first(module: Any, x: Any) -> Any:
-    return module(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1)
-
-
-def causal(module: Any, x: Any) -> Any:
-    mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
-    return module(x, mask=mask, is_causal=True)
-
-
 def encoder_layer(**options: Any) -> nn.Module:
     return nn.TransformerEncoderLayer(DIM, 2, 16, dropout=0.0, batch_first=True, **options)
-
-
-def decoder() -> nn.Module:
-    return nn.TransformerDecoder(nn.TransformerDecoderLayer(DIM, 2, 16, dropout=0.0, batch_first=True), 2)
 
 
 CASES = {
@@ -78,7 +69,9 @@ CASES = {
         lambda m, x: m(x, x * 2, x[..., :4], need_weights=False)[0],
         True,
     ),
-    "attention, places first": Case(lambda: nn.MultiheadAttention(DIM, 2), places_first, True),
+    "attention, places first": Case(
+        lambda: nn.MultiheadAttention(DIM, 2), lambda m, x: m(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1), True
+    ),
     "attention, dense operands": Case(
         lambda: nn.MultiheadAttention(DIM, 2, batch_first=True), attend_to_dense
     ),
@@ -94,21 +87,33 @@ CASES = {
     "encoder layer": Case(encoder_layer, takes_empty=True),
     "encoder layer, norm first": Case(lambda: encoder_layer(norm_first=True, activation="gelu"), takes_empty=True),
     "encoder": Case(lambda: nn.TransformerEncoder(encoder_layer(), 2), takes_empty=True),
-    "causal encoder": Case(lambda: nn.TransformerEncoder(encoder_layer(), 2), causal),
-    "decoder": Case(decoder, lambda m, x: m(x, x * 2), True),
-    "lstm": Case(lambda: nn.LSTM(DIM, 6, 2, batch_first=True), first),
-    "lstm, both ways": Case(lambda: nn.LSTM(DIM, 6, batch_first=True, bidirectional=True), first),
-    "lstm, projected": Case(lambda: nn.LSTM(DIM, 6, batch_first=True, proj_size=3), first),
+    "causal encoder": Case(
+        lambda: nn.TransformerEncoder(encoder_layer(), 2),
+        lambda m, x: m(x, mask=square_mask(x.shape[1]), is_causal=True),
+    ),
+    "decoder": Case(
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(DIM, 2, 16, dropout=0.0, batch_first=True), 2),
+        lambda m, x: m(x, x * 2),
+        True,
+    ),
+    **{
+        name: Case(make, lambda m, x: m(x)[0])
+        for name, make in {
+            "lstm": lambda: nn.LSTM(DIM, 6, 2, batch_first=True),
+            "lstm, both ways": lambda: nn.LSTM(DIM, 6, batch_first=True, bidirectional=True),
+            "lstm, projected": lambda: nn.LSTM(DIM, 6, batch_first=True, proj_size=3),
+            "gru": lambda: nn.GRU(DIM, 6, batch_first=True, bias=False),
+            "gru, both ways": lambda: nn.GRU(DIM, 6, 2, batch_first=True, bidirectional=True),
+            "rnn": lambda: nn.RNN(DIM, 6, batch_first=True),
+            "rnn, relu": lambda: nn.RNN(DIM, 6, batch_first=True, nonlinearity="relu"),
+        }.items()
+    },
     "lstm, cell states": Case(
         lambda: nn.LSTM(DIM, 6, 2, batch_first=True, bidirectional=True), lambda m, x: m(x)[1][1].transpose(0, 1)
     ),
-    "gru": Case(lambda: nn.GRU(DIM, 6, batch_first=True, bias=False), first),
-    "gru, both ways": Case(lambda: nn.GRU(DIM, 6, 2, batch_first=True, bidirectional=True), first),
     "gru, states": Case(
         lambda: nn.GRU(DIM, 6, 2, batch_first=True, bidirectional=True), lambda m, x: m(x)[1].transpose(0, 1)
     ),
-    "rnn": Case(lambda: nn.RNN(DIM, 6, batch_first=True), first),
-    "rnn, relu": Case(lambda: nn.RNN(DIM, 6, batch_first=True, nonlinearity="relu"), first),
     **{
         f"{kind.__name__.lower()}, places first": Case(
             lambda kind=kind: kind(DIM, 6, bidirectional=True),
@@ -124,6 +129,17 @@ CASES = {
     "conv, dilation": Case(lambda: nn.Conv1d(DIM, 6, 2, padding=1, stride=3, dilation=3), channels_first),
     "conv, groups": Case(lambda: nn.Conv1d(DIM, DIM, 3, padding=1, groups=DIM), channels_first),
     "conv, kernel 1": Case(lambda: nn.Conv1d(DIM, 6, 1), channels_first),
+    **{
+        f"conv of images{name}": Case(make, lambda m, x: m(x.unsqueeze(1)).transpose(1, 2))
+        for name, make in {
+            "": lambda: nn.Conv2d(1, 3, 3, padding=1),
+            ", same": lambda: nn.Conv2d(1, 3, 3, padding="same", dilation=(2, 1)),
+            ", stride": lambda: nn.Conv2d(1, 3, (3, 2), (2, 3), (1, 0), bias=False),
+        }.items()
+    },
+    "conv of images, rows last": Case(
+        lambda: nn.Conv2d(1, 3, (2, 3), (3, 2), (0, 1)), lambda m, x: m(x.mT.unsqueeze(1)).permute(0, 3, 1, 2)
+    ),
     "transposed conv": Case(lambda: nn.ConvTranspose1d(DIM, 6, 3, stride=2), channels_first),
     "transposed conv, cropped": Case(
         lambda: nn.ConvTranspose1d(DIM, 6, 3, stride=2, padding=1, output_padding=1, dilation=2), channels_first
@@ -134,9 +150,14 @@ CASES = {
     "mean pool": Case(lambda: nn.AvgPool1d(3, 2, 1), channels_first),
     "mean pool, what exists": Case(lambda: nn.AvgPool1d(3, 2, 1, count_include_pad=False), channels_first),
     "lp pool": Case(lambda: nn.LPPool1d(2, 3), channels_first),
-    "adaptive mean pool": Case(lambda: nn.AdaptiveAvgPool1d(3), on_channels),
-    "adaptive mean pool to 1": Case(lambda: nn.AdaptiveAvgPool1d(1), on_channels),
-    "adaptive max pool": Case(lambda: nn.AdaptiveMaxPool1d(4), on_channels),
+    **{
+        f"adaptive {name}": Case(make, lambda m, x: m(x.transpose(1, 2)))
+        for name, make in {
+            "mean pool": lambda: nn.AdaptiveAvgPool1d(3),
+            "mean pool to 1": lambda: nn.AdaptiveAvgPool1d(1),
+            "max pool": lambda: nn.AdaptiveMaxPool1d(4),
+        }.items()
+    },
     "bilinear": Case(lambda: nn.Bilinear(DIM, DIM, 3), lambda m, x: m(x, x + 1), True),
     "linear": Case(lambda: nn.Linear(DIM, 3), takes_empty=True),
     "layer norm": Case(lambda: nn.LayerNorm(DIM), takes_empty=True),
@@ -144,6 +165,7 @@ CASES = {
     "group norm": Case(lambda: nn.GroupNorm(2, DIM), channels_first),
     "batch norm": Case(lambda: nn.BatchNorm1d(DIM).eval(), channels_first, True),
     "glu": Case(nn.GLU, takes_empty=True),
+    "ctc": Case(lambda: nn.CTCLoss(reduction="none"), aligned),
 }  # fmt: skip
 
 

@@ -54,7 +54,6 @@ MORE = {
         lambda: nn.Transformer(DIM, 2, 1, 1, 16, dropout=0.0, batch_first=True), lambda m, x: m(x, x * 2)
     ),
     "FractionalMaxPool2d": Case(lambda: nn.FractionalMaxPool2d(2, output_size=2), channels_first),
-    "Conv2d": Case(lambda: nn.Conv2d(1, 2, 3, padding=1), lambda m, x: m(x.unsqueeze(1)).sum(1)),
 }
 
 

@@ -17,6 +17,7 @@ from tests.subclasses.ragged.modules import coverage
 from tests.subclasses.ragged.modules.cases import (
     CASES,
     DIM,
+    aligned,
     channels_first,
     encoder_layer,
     judge,
@@ -208,6 +209,16 @@ REFUSED = {
     "keys of zeros": (lambda x: attend_once(x, x, add_zero_attn=True), "pass need_weights=False"),
     "scores by hand": (lambda x: (x @ x.mT).softmax(-1) @ x, "scaled_dot_product_attention"),
     "channels last": (lambda x: nn.Conv1d(DIM, 6, 3).double()(x), r"x\.transpose\(1, 2\)"),
+    "images, channels last": (lambda x: nn.Conv2d(DIM, 6, 3).double()(x.unsqueeze(-1)), r"x\.unsqueeze\(1\)"),
+    "frames second": (
+        lambda x: aligned(lambda lp, *args: nn.CTCLoss()(lp.transpose(0, 1), *args), x),
+        r"x\.transpose\(0, 1\)",
+    ),
+    "a length beyond its row": (
+        lambda x: aligned(lambda lp, y, n, m: nn.CTCLoss()(lp, y, n + 1, m), x),
+        "fewer frames",
+    ),
+    "a pad of a tensor": (lambda x: nn.functional.pad(x, (0, 0, torch.tensor(1), 0)), "pairs of ints"),
     "max pool, ceil": (lambda x: nn.MaxPool1d(2, ceil_mode=True)(x.mT), "ceil_mode=False"),
     "mean pool, ceil": (lambda x: nn.AvgPool1d(2, ceil_mode=True)(x.mT), "ceil_mode=False"),
     "circular": (
