@@ -12,8 +12,17 @@ from subclasses.ragged import JaggedTensor
 pytest.importorskip("transformers", reason="needs the extra `models`")
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from tests.models.judge import gradients
-from tests.models.text_models import LAYOUTS, ROWS, build_text_model, check_rows, of_rows, running
+from tests.models.text_models import (
+    LAYOUTS,
+    ROWS,
+    TEXTS,
+    TITLES,
+    check_rows,
+    gradients_of,
+    model_of,
+    of_rows,
+    running,
+)
 from tests.models.zoo import NO_DROPOUT, TINY, ZOO, build, ids
 
 pytestmark = [
@@ -39,11 +48,8 @@ GENERATES = """llama mistral qwen2 qwen3 gemma gemma3 phi phi3 gpt2 gpt_neox gpt
     starcoder2 mixtral t5 bart""".split()
 COMPILED = [("llama", "inductor"), ("gpt2", "inductor")]
 TRACED = [(name, "eager") for name in ("bert", "qwen2", "mistral", "mixtral")]
+NOT_SPLIT = pytest.mark.xfail(reason="the split of the graph needs a size of a tangent", strict=True)
 GPT2_HAS_A_GRAPH_OF_ITS_LOSS = {"gpt2": 2}  # on dense tokens, too
-
-
-def rows_of(lengths):
-    return [ids(1, length, seed=length)[0] for length in lengths]
 
 
 @pytest.fixture(autouse=True)
@@ -53,23 +59,27 @@ def _reset():
 
 # ---- each row as that row alone --------------------------------------------------------------------------------
 
-models = pytest.mark.parametrize(("kind", "name"), running())
 
-
-@layouts
-@models
-def test_each_row_is_that_row_alone(kind, name, layout):
-    """Its logits, and the loss and each gradient of a batch, for all models that the page lists."""
-    model = build_text_model(kind, name)
-    check_rows(model, model, layout, of_rows(model, kind))
-
-
-@layouts
-@models
-def test_compiled(kind, name, layout):
-    model = build_text_model(kind, name)
-    want = of_rows(model, kind)
-    check_rows(model, desugar.compile(model, backend="eager"), layout, want)
+@pytest.mark.parametrize(
+    ("kind", "name", "way", "layout"),
+    [
+        pytest.param(
+            kind,
+            name,
+            way,
+            layout,
+            marks=[NOT_SPLIT] if (name, way, layout) == ("voxtral_realtime", "compiled", "jagged") else [],
+        )
+        for kind, name in running(*TITLES)
+        for way in ("eager", "compiled")
+        for layout in LAYOUTS
+    ],
+)
+def test_each_row_is_that_row_alone(kind, name, way, layout):
+    """Its results, and the loss and each gradient of a batch, for all models that the page lists."""
+    model, case = model_of(kind, name)
+    call = desugar.compile(model, backend="eager") if way == "compiled" else model
+    check_rows(model, call, layout, of_rows(model, case))
 
 
 @layouts
@@ -79,9 +89,9 @@ def test_int8_weights(name, layout):
     model = ZOO[name].build()
     quantize_(model, Int8WeightOnlyConfig())
     fast = desugar.compile(model, backend="eager")
-    found = fast(input_ids=LAYOUTS[layout](ROWS)).logits.to_tensors()
     want = [model(input_ids=row[None]).logits[0] for row in ROWS]
-    torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-4)
+    found = fast(input_ids=LAYOUTS[layout](ROWS)).logits
+    torch.testing.assert_close(found.to_tensors(), want, atol=1e-5, rtol=1e-4)
     assert len(fast.programs) == 1
 
 
@@ -126,9 +136,12 @@ def test_generate_compiled():
     model = ZOO["llama"].build()
     fast = desugar.compile(model, backend="eager", dynamic=True)
     for lengths in BATCHES:
-        rows = JaggedTensor.from_tensors(rows_of(lengths))
-        one, other = (each.generate(rows, max_new_tokens=5, do_sample=False) for each in (model, fast))
-        assert torch.equal(one.values, other.values)
+        prompts = {
+            "input_ids": JaggedTensor.from_tensors([ids(1, n, seed=n)[0] for n in lengths]),
+            "max_new_tokens": 5,
+            "do_sample": False,
+        }
+        assert torch.equal(model.generate(**prompts).values, fast.generate(**prompts).values)
     assert len(fast.programs) == 2  # for the prompts, and for one token more
 
 
@@ -142,7 +155,7 @@ def test_what_generate_refuses(refused):
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
 def test_implementations_of_experts(experts, layout):
     model = ZOO["mixtral"].build()
-    want = of_rows(model, "causal")
+    want = of_rows(model, TEXTS["causal"])
     model.set_experts_implementation(experts)
     check_rows(model, model, layout, want)
 
@@ -151,9 +164,12 @@ def test_implementations_of_experts(experts, layout):
 
 
 @layouts
-@pytest.mark.parametrize(("name", "backend"), [*COMPILED, *TRACED])
-def test_one_program_for_ever_new_batches(name, backend, layout, caplog):
-    """A training step in each batch; a padded batch has a size that `dynamic=True` makes a symbol at once.
+@pytest.mark.parametrize(
+    ("name", "backend", "training"),
+    [(*pair, True) for pair in [*COMPILED, *TRACED]] + [(*pair, False) for pair in COMPILED],
+)
+def test_one_program_for_ever_new_batches(name, backend, training, layout, caplog):
+    """A step in each batch; a padded batch has a size that `dynamic=True` makes a symbol at once.
 
     Attention has no mask but that of a sliding window.
     """
@@ -161,26 +177,12 @@ def test_one_program_for_ever_new_batches(name, backend, layout, caplog):
     other, counts = copy.deepcopy(model), []
     fast = desugar.compile(other, backend=backend, dynamic=True if layout == "padded" else None)
     for lengths in BATCHES:
-        tokens, losses = LAYOUTS[layout](rows_of(lengths)), []
+        tokens, found = LAYOUTS[layout]([ids(1, n, seed=n)[0] for n in lengths]), []
         for each, call in ((model, model), (other, fast)):
-            each.zero_grad()
-            losses.append(call(input_ids=tokens, labels=tokens).loss)
-            losses[-1].backward()
-        torch.testing.assert_close(*losses)
-        torch.testing.assert_close(gradients(other), gradients(model), atol=1e-4, rtol=1e-3)
+            with torch.set_grad_enabled(training):
+                out = call(input_ids=tokens, **({"labels": tokens} if training else {}))
+            found.append((out.logits.detach().to_dense(), gradients_of(each, out.loss) if training else None))
+        torch.testing.assert_close(*found, atol=1e-4, rtol=1e-3)
         counts.append(len(fast.programs))
-    assert {*counts} == {GPT2_HAS_A_GRAPH_OF_ITS_LOSS.get(name, 1)}
+    assert {*counts} == {GPT2_HAS_A_GRAPH_OF_ITS_LOSS.get(name, 1) if training else 1}
     assert name == "mistral" or "attn_mask" not in caplog.text
-
-
-@layouts
-@pytest.mark.parametrize(("name", "backend"), COMPILED)
-@torch.no_grad()
-def test_one_program_for_ever_new_batches_without_gradients(name, backend, layout):
-    model = MODELS[name]()
-    fast = desugar.compile(model, backend=backend, dynamic=True if layout == "padded" else None)
-    for lengths in BATCHES:
-        tokens = LAYOUTS[layout](rows_of(lengths))
-        got, want = (call(input_ids=tokens).logits.to_dense() for call in (fast, model))
-        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-3)
-    assert len(fast.programs) == 1

@@ -6,7 +6,7 @@ out of it, by name, so that a decoder's second call goes on with the cache of it
 
 from __future__ import annotations
 
-import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,8 +88,8 @@ class Architecture:
 
 
 def build(name: str, sizes: dict[str, Any]) -> nn.Module:
-    """The model class `name` with these sizes; no parameter is left at zero or at one."""
-    cls = getattr(transformers, name)
+    """The model class at the path `name` with these sizes; no parameter is left at zero or at one."""
+    cls = operator.attrgetter(name)(transformers)
     torch.manual_seed(0)
     model = cls._from_config(cls.config_class(**sizes)).eval()
     with torch.no_grad():
@@ -107,10 +107,10 @@ def floats(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def mask(batch: int, length: int, *, left: bool = False) -> Tensor:
-    """Ones, but for two tokens of padding in the first row."""
+def mask(batch: int, length: int, *, left: bool = False, count: int = 2) -> Tensor:
+    """Ones, but for some places of padding in the first row."""
     out = torch.ones(batch, length, dtype=torch.long)
-    out[0, slice(None, 2) if left else slice(-2, None)] = 0
+    out[0, slice(None, count) if left else slice(-count, None)] = 0
     return out
 
 
@@ -142,7 +142,6 @@ def decoder(
         own: Makes arguments that this model needs for a cache.
         sizes: Of the configuration.
     """
-    prompt = functools.partial(texts, left=True)
 
     def step(length: int) -> Call:
         return lambda known: (
@@ -156,8 +155,13 @@ def decoder(
 
     return Architecture(
         lambda: build(name, TINY | sizes),
-        (lambda _: prompt(2, 7) | own(), step(8), step(9), lambda _: prompt(3, 5) | own()),
-        lambda: prompt(2, 7) | {"labels": ids(2, 7), "use_cache": False},
+        (
+            lambda _: texts(2, 7, left=True) | own(),
+            step(8),
+            step(9),
+            lambda _: texts(3, 5, left=True) | own(),
+        ),
+        lambda: texts(2, 7, left=True) | {"labels": ids(2, 7), "use_cache": False},
     )
 
 
@@ -185,39 +189,36 @@ def encoder_decoder(name: str, **sizes: Any) -> Architecture:
 
 def vision(name: str, other: int = 16, **sizes: Any) -> Architecture:
     """An image classifier; `other` is the width and height of the second batch."""
-
-    def images(batch: int, size: int) -> dict[str, Any]:
-        return {"pixel_values": floats(batch, 3, size, size)}
-
     return Architecture(
         lambda: build(name, TINY_VISION | sizes),
-        (lambda _: images(2, 16), lambda _: images(3, other)),
-        lambda: images(2, 16) | {"labels": torch.tensor([1, 3])},
+        (
+            lambda _: {"pixel_values": floats(2, 3, 16, 16)},
+            lambda _: {"pixel_values": floats(3, 3, other, other)},
+        ),
+        lambda: {"pixel_values": floats(2, 3, 16, 16), "labels": torch.tensor([1, 3])},
     )
+
+
+def images_and_texts(size: int, length: int) -> dict[str, Any]:
+    return texts(size, length) | {"pixel_values": floats(size, 3, 16, 16)}
 
 
 def clip() -> Architecture:
     """Images and padded texts."""
-
-    def batch(size: int, length: int) -> dict[str, Any]:
-        return texts(size, length) | {"pixel_values": floats(size, 3, 16, 16)}
-
-    sizes = {"text_config": TINY, "vision_config": TINY_VISION, "projection_dim": 16}
     return Architecture(
-        lambda: build("CLIPModel", sizes),
-        (lambda _: batch(2, 7), lambda _: batch(3, 5)),
-        lambda: batch(2, 7) | {"return_loss": True},
+        lambda: build("CLIPModel", {"text_config": TINY, "vision_config": TINY_VISION, "projection_dim": 16}),
+        (lambda _: images_and_texts(2, 7), lambda _: images_and_texts(3, 5)),
+        lambda: images_and_texts(2, 7) | {"return_loss": True},
     )
+
+
+def waves(batch: int, length: int) -> dict[str, Any]:
+    """Waves, the first of them with 100 places of padding."""
+    return {"input_values": floats(batch, length), "attention_mask": mask(batch, length, count=100)}
 
 
 def speech(name: str, **sizes: Any) -> Architecture:
     """Padded waves."""
-
-    def waves(batch: int, length: int) -> dict[str, Any]:
-        padding = torch.ones(batch, length, dtype=torch.long)
-        padding[0, -100:] = 0
-        return {"input_values": floats(batch, length), "attention_mask": padding}
-
     return Architecture(
         lambda: build(name, TINY_SPEECH | sizes),
         (lambda _: waves(2, 400), lambda _: waves(3, 500)),
@@ -225,16 +226,18 @@ def speech(name: str, **sizes: Any) -> Architecture:
     )
 
 
+def spectrograms(size: int, length: int) -> dict[str, Any]:
+    return {"input_features": floats(size, 8, 24), "decoder_input_ids": ids(size, length)}
+
+
 def whisper() -> Architecture:
     """Spectrograms of a fixed length, and text."""
-
-    def batch(size: int, length: int) -> dict[str, Any]:
-        return {"input_features": floats(size, 8, 24), "decoder_input_ids": ids(size, length)}
-
-    sizes = {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 20}
     return Architecture(
-        lambda: build("WhisperForConditionalGeneration", TINY_PAIR | sizes),
-        (lambda _: batch(2, 4), further, lambda _: batch(3, 5)),
+        lambda: build(
+            "WhisperForConditionalGeneration",
+            TINY_PAIR | {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 20},
+        ),
+        (lambda _: spectrograms(2, 4), further, lambda _: spectrograms(3, 5)),
         lambda: {"input_features": floats(2, 8, 24), "labels": ids(2, 4)},
     )
 

@@ -200,13 +200,16 @@ def test_places_of_the_greatest_are_those_in_the_row(kind, pool):
     torch.testing.assert_close(list(found), [tuple(p[0] for p in pool(row.mT[None])) for row in rows])
 
 
-def attend_once(x, y, **options):
-    return nn.MultiheadAttention(DIM, 2, batch_first=True, **options).double()(x, y, y)
-
-
 REFUSED = {
-    "a bias of keys": (lambda x: attend_once(x, x, add_bias_kv=True), "pass need_weights=False"),
-    "keys of zeros": (lambda x: attend_once(x, x, add_zero_attn=True), "pass need_weights=False"),
+    **{
+        name: (
+            lambda x, option=option: nn.MultiheadAttention(
+                DIM, 2, batch_first=True, **{option: True}
+            ).double()(x, x, x),
+            "pass need_weights=False",
+        )
+        for name, option in {"a bias of keys": "add_bias_kv", "keys of zeros": "add_zero_attn"}.items()
+    },
     "scores by hand": (lambda x: (x @ x.mT).softmax(-1) @ x, "scaled_dot_product_attention"),
     "channels last": (lambda x: nn.Conv1d(DIM, 6, 3).double()(x), r"x\.transpose\(1, 2\)"),
     "images, channels last": (lambda x: nn.Conv2d(DIM, 6, 3).double()(x.unsqueeze(-1)), r"x\.unsqueeze\(1\)"),
