@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
 from subclasses import Outer, TensorSubclass, arithmetic, dynamic, inner, static
-from tests.subclasses.subjects import Nested, Pair
+from tests.subclasses.subjects import Int8Weight as Int8Like, Nested, Pair
 
 aten = torch.ops.aten
 
@@ -215,29 +214,6 @@ def _unary(func, x):
 def _binary(func, x, y, **kwargs):
     of = x if isinstance(x, Beside) else y
     return Beside(*(func(_half(of, n, x), _half(of, n, y), **kwargs) for n in ("left", "right")))
-
-
-class Int8Like(TensorSubclass, size_from="qdata", dtype_from="scale", fallback="materialize"):
-    """Quantized data and a scale, which stand for a plain tensor."""
-
-    qdata: Tensor = inner(dtype=torch.int8)
-    scale: Tensor = inner()
-    zero: Tensor | None = inner(optional=True)
-    axis: int = static(default=0)
-
-    def materialize(self):
-        data = self.qdata.to(self.scale.dtype)
-        return (data if self.zero is None else data - self.zero) * self.scale
-
-
-@Int8Like.implements(F.linear)
-def _linear(func, x, w, bias=None):
-    if not isinstance(w, Int8Like):
-        return func(x.materialize(), w, bias)
-    (scale,) = [t for name, t in zip(("qdata", "scale", "zero"), w.unwrap(), strict=True) if name == "scale"]
-    data = w.qdata.to(x.dtype) if w.zero is None else w.qdata.to(x.dtype) - w.zero
-    y = func(x, data) * scale.squeeze(-1)
-    return y if bias is None else y + bias
 
 
 class Tripled(TensorSubclass, fallback="materialize", kind="structure"):

@@ -40,8 +40,12 @@ class Int8Weight(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
 
 
 @Int8Weight.implements(F.linear)
-def _(func, x, w, bias=None):
-    y = func(x, w.qdata.to(x.dtype)) * w.scale.squeeze(-1)
+def _linear(func, x, w, bias=None):
+    if not isinstance(w, Int8Weight):
+        return func(x.materialize(), w, bias)
+    (scale,) = [t for name, t in zip(("qdata", "scale", "zero"), w.unwrap(), strict=True) if name == "scale"]
+    data = w.qdata.to(x.dtype) if w.zero is None else w.qdata.to(x.dtype) - w.zero
+    y = func(x, data) * scale.squeeze(-1)
     return y if bias is None else y + bias
 
 
