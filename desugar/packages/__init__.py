@@ -1,1 +1,1 @@
-"""Packages: compiled programs in a file, which runs where neither the model's source nor a compiler is."""
+"""Packages: files of compiled programs that run without the model's source and without a compiler."""

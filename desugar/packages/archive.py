@@ -1,12 +1,12 @@
 """The file of a package: a `.pt2` archive in AOTInductor's layout.
 
-    data/aotinductor/<library>/*     the libraries, which PyTorch's C++ loader finds by their names
-    data/desugar/weights/<n>         the bytes of each plain tensor of the weights
-    extra/desugar.json               the manifest
-    extra/desugar.graphs.json        the plain graphs
+- `data/aotinductor/<library>/*`: the libraries, which PyTorch's C++ loader finds by their names
+- `data/desugar/weights/<n>`: the bytes of each plain tensor of the weights
+- `extra/desugar.json`: the manifest
+- `extra/desugar.graphs.json`: the plain graphs
 
-An archive is written beside its place and renamed. It is a zip file, which has the CRC-32 of each entry. Reading takes
-only the entries that it knows, runs nothing, and checks the CRC-32 of each.
+`write_archive` writes a file beside the target and renames it. The archive is a zip file with a CRC-32 for each entry.
+:class:`Archive` reads only the entries listed above, checks the CRC-32 of each, and runs no code of the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write_archive(
     """Writes a package.
 
     Args:
-        path: Its place.
+        path: The path of the file.
         manifest: The manifest as JSON data.
         graphs: Name of a graph -> the graph as JSON data.
         libraries: Name of a library -> its files.
@@ -87,8 +87,8 @@ class Archive:
         """Opens a file.
 
         Raises:
-            FileNotFoundError: There is none.
-            PackageError: It is no package, or not the one with this digest.
+            FileNotFoundError: The file does not exist.
+            PackageError: The file is no package, or has another digest.
         """
         self.path = Path(path)
         if not self.path.is_file():
@@ -104,7 +104,7 @@ class Archive:
             self._file = zipfile.ZipFile(self.path)
         except zipfile.BadZipFile as error:
             raise PackageError(f"{self.path} is no package that can be read: {error}") from error
-        # Names begin with the archive's own, as `torch.save` writes them.
+        # The name of each entry begins with the archive's name, as in files of `torch.save`.
         self._entries = {entry.filename.partition("/")[2]: entry for entry in self._file.infolist()}
         if MANIFEST not in self._entries:
             raise PackageError(
@@ -127,7 +127,7 @@ class Archive:
             raise PackageError(f"{self.path}: {name} is damaged: {error}") from error
 
     def check_library(self, name: str) -> None:
-        """Raises `PackageError` unless the files of a library are those that were written, and still in their place."""
+        """Raises `PackageError` if the archive was replaced, or a file of the library is missing or damaged."""
         if _identity_of(self.path) != self._identity:
             raise PackageError(f"{self.path} was replaced since it was loaded: load it again")
         files = [entry for entry in self._entries if entry.startswith(f"{_LIBRARIES}{name}/")]
@@ -137,10 +137,10 @@ class Archive:
             self._read(entry)
 
     def weight(self, number: int, facts: TensorFacts) -> Tensor:
-        """Returns plain tensor `number` of the weights, as a tensor of its own.
+        """Returns plain tensor `number` of the weights, in a new storage.
 
         Raises:
-            PackageError: The file has other bytes than such a tensor.
+            PackageError: The entry is missing or damaged, or has another length than the tensor.
         """
         size, stride = [int(n) for n in facts.size], [int(n) for n in facts.stride]  # type: ignore[arg-type]
         memory = torch.empty(length_of(size, stride), dtype=facts.dtype)
@@ -169,7 +169,7 @@ def _identity_of(path: Path) -> tuple[int, ...]:
 
 
 def length_of(size: Iterable[int], stride: Iterable[int]) -> int:
-    """Returns how many numbers the memory of a tensor covers, from its first to its last."""
+    """Returns the number of elements that the memory of a tensor spans, from the first to the last."""
     extents = list(zip(size, stride, strict=True))
     return 0 if any(n == 0 for n, _ in extents) else 1 + sum((n - 1) * step for n, step in extents)
 

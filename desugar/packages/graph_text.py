@@ -1,8 +1,8 @@
-"""Plain graphs as data, from which they are compiled where the machine code of a package is not to be run.
+"""Writes plain graphs as JSON data and reads them; `load(..., native=False)` compiles them on this machine.
 
-A graph is a list of calls of PyTorch's own ops. Reading one looks each op up among them, by a name of a closed form; an
-op that reads files is none of them. PyTorch's own serializer (`torch.export.save`) is not used, since reading its files
-evaluates the text of sizes.
+A graph is a list of calls of PyTorch's own ops. :func:`read` looks up each op by its name in a closed set of
+namespaces, and refuses ops that read files. PyTorch's own serializer (`torch.export.save`) is not used, since loading
+its files evaluates the text of sizes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write(graph: fx.GraphModule) -> Any:
     """Returns a graph as JSON data: the name of each node's op, its arguments and its keywords.
 
     Raises:
-        PackageError: It has a node that is no call of a known op (`cond`, a constant tensor).
+        PackageError: A node is no call of an op that :func:`read` accepts, such as `cond` or a constant tensor.
     """
     writer, entries = _GraphWriter(), []
     for node in graph.graph.nodes:
@@ -50,7 +50,7 @@ def write(graph: fx.GraphModule) -> Any:
 
 
 class _GraphWriter(Writer):
-    """Writes the arguments of nodes, which may be nodes.
+    """Writes the arguments of nodes; an argument that is a node becomes its number.
 
     Attributes:
         numbers: The number of each node.
@@ -84,14 +84,14 @@ def _name_of(node: fx.Node) -> str:
 
 
 def read(data: Any, inputs: list[Any]) -> fx.GraphModule:
-    """Returns the graph of JSON data, each node with its value on fake inputs.
+    """Builds a graph from JSON data; the metadata of each node holds its value on the fake inputs.
 
     Args:
         data: The graph.
         inputs: Fake tensors and symbolic ints; a fake mode is active.
 
     Raises:
-        PackageError: The data is no graph over such inputs.
+        PackageError: The data does not describe a graph over these inputs.
     """
     if not isinstance(data, list):
         raise PackageError(

@@ -43,17 +43,18 @@ def load(
 
     Args:
         path: The file.
-        classes: The classes of arguments and results besides those that ship with this library. Nothing is imported by
+        classes: The classes of arguments and results besides those that ship with this library. No class is imported by
             a name in the file.
         state: The weights: a module that has them, or tensors by name, or modules by a prefix of the names
-            (`{"model": model}` for `model.layer.weight`). They are shared, not copied. None: those in the file.
-        sha256: The digest that the file has to have, in hexadecimal.
+            (`{"model": model}` for `model.layer.weight`). They are shared and not copied. None loads the weights in the
+            file.
+        sha256: The digest that the file must have, in hexadecimal.
         native: Whether the machine code of the file runs. Otherwise its plain graphs are compiled here.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        PackageError: It is damaged, or was written by another release, for another processor or other classes, or the
-            weights do not fit.
+        FileNotFoundError: The file does not exist.
+        PackageError: The file is damaged, or was written by another release, for another processor or other classes, or
+            the weights do not fit.
     """
     archive = Archive(path, sha256)
     fingerprints, data = archive.manifest()
@@ -85,7 +86,7 @@ Graphs = Callable[[ProgramRecord], LoadGraph]
 
 
 def _native_graphs(archive: Archive) -> Graphs:
-    """Returns the function that returns how the libraries of a program are loaded."""
+    """Returns a function from a program to the loader of its libraries."""
 
     def load(record: GraphRecord) -> Any:
         if not record.is_computed:
@@ -101,14 +102,14 @@ def _native_graphs(archive: Archive) -> Graphs:
 
 
 def library_call(calling: Calling, run: Callable[[list[Any]], list[Any]]) -> CompiledGraph:
-    """Returns the function of a graph's list of inputs.
+    """Returns a function that calls a graph's library with the graph's list of inputs.
 
-    One thread runs a library at a time. A second one would wait inside of PyTorch's loader, with Python's lock held,
-    for the first, which may need that lock to delete a tensor.
+    A lock lets one thread run a library at a time. Without it, a second thread would wait for the first inside
+    PyTorch's loader while it holds the GIL. The first thread may need the GIL to delete a tensor.
 
     Args:
         calling: How the graph is called through its library.
-        run: The library; it takes a list of tensors, and keeps none of them.
+        run: Runs the library on a list of tensors, and keeps no reference to them.
     """
     lock, empty = threading.Lock(), torch.empty
     places = [(argument.index, argument.is_int) for argument in calling.arguments]
@@ -140,7 +141,7 @@ def _output(output: Computed | Passed | Known, items: Sequence[Any], results: Se
 
 
 class Package:
-    """Programs that were loaded from a file; calling it runs the first program that fits the arguments."""
+    """Programs loaded from a file. A call runs the first program that fits the arguments."""
 
     def __init__(
         self, manifest: Manifest, state: dict[str, Tensor], graphs: Graphs, *, owns_weights: bool
@@ -168,7 +169,7 @@ class Package:
         """Calls the saved function.
 
         Raises:
-            SignatureError: No program takes such arguments. Nothing was changed.
+            SignatureError: No program fits the arguments. No tensor was changed.
         """
         return self._call(*args, **kwargs)
 
@@ -184,7 +185,7 @@ class Package:
 
     @property
     def state(self) -> Mapping[str, Tensor]:
-        """The weights by name. From when it was read, each call checks them."""
+        """The weights by name. After the first read of this property, each call checks them."""
         self._weights.handed_out[:] = [True]
         return MappingProxyType(self._state)
 
@@ -204,10 +205,10 @@ class Package:
         kind = "training" if self.is_training else "inference"
         return f"<desugar package for {kind}: {len(self.programs)} programs of {self.__signature__}>"
 
-    # ....................................................................................... calls that need a look
+    # ................................................................................... calls that fail the checks
 
     def _choose(self, *given: Any) -> Any:
-        """Runs the program that fits a call which did not pass the entry's checks; raises the error of a misfit."""
+        """Runs the first program that fits a call which failed the entry's checks, or raises `SignatureError`."""
         if private.is_any_autocast_enabled():
             raise SignatureError("autocast", "a call outside of torch.autocast", "one inside of it")
         errors = []
@@ -235,7 +236,7 @@ class Package:
 
 
 def _keeps_inputs(record: ProgramRecord) -> bool:
-    """Whether no result of a program, and nothing that it writes, is an input of it or shares its memory."""
+    """Whether a program changes none of its inputs, and no result is an input or a view."""
     outputs = record.interface.outputs
     return not (
         outputs.inputs

@@ -44,13 +44,14 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
     modules that the function reads.
 
     Args:
-        path: The file, a `.pt2`; one that exists is replaced.
+        path: The path of the `.pt2` file; an existing file is replaced.
         fn: A function, method or `nn.Module`, compiled or not.
-        *calls: The arguments of calls, as :func:`desugar.call` returns them. Each becomes a program.
-        weights: Whether the file holds the parameters and buffers of `fn`. Without them, `load` is given them.
-        training: Whether results have gradients: those of the arguments and weights that require grad now.
-        dynamic: Which sizes may differ in other calls: all (True), none (False), those that are marked (None), by
-            `torch._dynamo.mark_dynamic` or by a class, as the rows of a `JaggedTensor` are. The same for ints.
+        *calls: The arguments of calls, as :func:`desugar.call` returns them. Each call becomes a program.
+        weights: Whether the file holds the parameters and buffers of `fn`. Without them, `load` needs `state`.
+        training: Whether results are differentiable with respect to the arguments and weights that require grad now.
+        dynamic: Which sizes may differ in other calls: all (True), none (False), or the marked sizes (None).
+            `torch._dynamo.mark_dynamic` or a class marks a size, such as the rows of a `JaggedTensor`. The same holds
+            for ints.
         native: Whether the file holds machine code for this kind of processor. Without it, the file holds plain graphs
             alone, and `load(..., native=False)` compiles them.
         options: Options of Inductor, as for `torch.compile`.
@@ -59,7 +60,7 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
         The sha256 of the file, in hexadecimal, for `load(..., sha256=...)`.
 
     Raises:
-        PackageError: A call cannot be a program that knows nothing of this process. No file is written.
+        PackageError: A call depends on state of this process that a file cannot hold. No file is written.
         DesugarError: The pass does not support the function.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture a call as one graph.
         TypeError, ValueError: No call is given, or the path does not end in `.pt2`.
@@ -71,7 +72,7 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
         known, graphs = Weights(fn), _Graphs()
         programs = []
         for given in calls:
-            # A size may be 1 in other calls, and equal sizes are one only if the function needs it.
+            # A size may be 1 in other calls. Equal sizes share a symbol only if the function requires it.
             with torch.set_grad_enabled(training), private.oblivious_sizes():
                 captured = capture_call(fn, given, backend, dynamic)
                 _compile_backwards(captured)
@@ -106,7 +107,7 @@ def _check(path: Path, calls: tuple[Call, ...]) -> Path:
 
 
 def _compile_backwards(captured: Captured) -> None:
-    """Compiles a backward for each set of gradients that is saved."""
+    """Compiles a backward for each set of gradients that the package supports."""
     variants = captured.program.variants
     if variants is None:
         return
@@ -169,7 +170,7 @@ def _describe_weights(weights: Weights, data: list[Tensor] | None) -> Iterator[W
     """Yields the records of the weights, and adds their bytes to `data`.
 
     Raises:
-        PackageError: A weight shares memory with another one, which a file would tell apart.
+        PackageError: Two weights share memory; a file would hold two copies.
     """
     owners: dict[int, str] = {}
     for tensor, name, aliases in weights.found:
@@ -189,7 +190,7 @@ def _describe_weights(weights: Weights, data: list[Tensor] | None) -> Iterator[W
 
 
 def _memory_of(tensor: Tensor) -> Tensor:
-    """Returns the memory that a tensor covers, from its first to its last number, in a storage of its own."""
+    """Copies the memory that a tensor spans, from its first to its last element, to a new storage on the CPU."""
     with torch.no_grad():
         if tensor.is_meta:
             raise PackageError(

@@ -1,4 +1,4 @@
-"""Describes a package, without loading its code or knowing its classes."""
+"""Describes a package, without loading its code and without its classes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def show(path: str) -> str:
     """Returns the description of a package: its signatures, layouts, sizes, weights and digest.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        PackageError: It is no package.
+        FileNotFoundError: The file does not exist.
+        PackageError: The file is no package.
     """
     archive = Archive(path)
     names, data = archive.manifest()

@@ -1,1 +1,1 @@
-"""What loading a package asks: text is written from records, weights are read, arguments are checked."""
+"""Loads packages: generates wrappers from records, reads weights, and checks arguments."""

@@ -1,4 +1,4 @@
-"""Writes the wrapper of a program from its record, and builds it; no text comes from the file."""
+"""Generates and builds the wrapper of a program from its record; no text of the file becomes code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from desugar.wrapper.run import emit_program
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 
-FILE = "<desugar package>"  # of generated text, in tracebacks
+FILE = "<desugar package>"  # the file name of generated text in tracebacks
 LoadGraph = Callable[[GraphRecord], CompiledGraph]
 
 
@@ -48,7 +48,7 @@ def assemble(record: ProgramRecord, load: LoadGraph) -> Assembled:
 
     Args:
         record: The program.
-        load: Returns the compiled form of a graph.
+        load: Returns the compiled graph of a record.
     """
     inputs = _inputs_of(record)
     interface, split = _described((record.interface, record.split), record.hints)
@@ -78,7 +78,7 @@ def _refuse_sharing(*leaves: Any) -> NoReturn:
 
 
 class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
-    """Presence of each gradient -> the function of that backward; builds the function on first access.
+    """Maps the presence of each gradient to the function of that backward, which is built on first access.
 
     Attributes:
         assembled: The program.
@@ -128,7 +128,7 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
         )
 
     def _fill(self, present: tuple[bool, ...]) -> Variant:
-        """Returns the variant that runs the backward of all gradients, with zeros for those that do not arrive."""
+        """Returns a variant that runs the backward for all gradients, with zeros in place of missing gradients."""
         whole = self._load_variant(next(one for one in self._record.backwards if all(one.present)))
         assert self._record.split is not None
         pairs = zip(self._interface.tangents, present, strict=True)
@@ -161,7 +161,7 @@ def _refuse_gradients(ctx: Any, tangents: tuple[Any, ...]) -> NoReturn:
 
 
 def _described(record: Any, hints: Sequence[int]) -> Any:
-    """Returns a record with descriptions of tensors and numbers in place of facts."""
+    """Returns a record with :class:`Described` and :class:`Unknown` in place of facts and symbolic numbers."""
 
     def known(extent: Extent) -> int:
         return extent if isinstance(extent, int) else Unknown(value_of(extent, hints))
@@ -197,4 +197,4 @@ def _inputs_of(record: ProgramRecord) -> Inputs:
     )
 
 
-_NO_MODE = object()  # a described program is not traced
+_NO_MODE = object()  # a packaged program is not traced, and has no fake mode

@@ -1,10 +1,10 @@
-"""Writes the entry of a package: a function with the parameters of the saved one, which checks a call and runs it.
+"""Generates the entry of a package: a function with the saved function's parameters, which checks and runs a call.
 
-:class:`Conditions` has the one description of the calls that fit a program. Two functions are written from it. The
-entry tests the usual call: one C++ call for all plain tensors, an identity test for each layout, and the conditions
-that the sizes have to meet. All other calls go to the second function, which is written when it is first needed. It
-tests each condition by itself, and raises an error for the first that does not hold. Calls that differ in something
-that makes no difference, such as the stride of a dimension of size 1, pass it.
+:class:`Conditions` collects the conditions on the calls of a program. Two functions are generated from them. The entry
+tests the usual call: one C++ call for all plain tensors, an identity test for each layout, and the conditions on sizes.
+A call that fails runs the second function, which is generated when it is first needed. It tests each condition by
+itself, and raises `SignatureError` for the first that does not hold. It accepts calls that differ in a detail that the
+program does not read, such as the stride of a dimension of size 1.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition that a call has to meet.
+    """A condition on a call.
 
     Attributes:
-        text: Its expression.
+        text: The Python expression of the condition.
         error: The expressions of the arguments of the `SignatureError` for a call that does not meet it.
-        is_implied: Whether others imply it, so that it is needed for its error alone.
+        is_implied: Whether other conditions imply it, so that only its error is needed.
     """
 
     text: str
@@ -69,9 +69,9 @@ class Conditions:
 
     Attributes:
         out: Binds the objects in the texts.
-        found: The conditions so far, but for those on sizes that change.
+        found: The conditions so far, without the conditions on dynamic sizes.
         plain: The expressions of the plain tensors so far.
-        names: Symbol -> the name that holds it.
+        names: Symbol -> the variable that holds it.
     """
 
     def __init__(self, out: Emitter, facts: Sequence[Any]) -> None:
@@ -79,18 +79,18 @@ class Conditions:
         self.found: list[Condition] = []
         self.plain: list[str] = []
         self.names: dict[int, str] = {}
-        self._reads: dict[int, tuple[str, str]] = {}  # symbol -> its expression, and the user's
+        self._reads: dict[int, tuple[str, str]] = {}  # symbol -> its expression in the text, and in errors
         self._extents: list[tuple[Extent, str, str, str, bool]] = []
-        # A parameter may be called as a function of Python is.
+        # A parameter of the saved function may have the name of a builtin.
         self._type, self._len, self._str = (out.bind(one, one.__name__) for one in (type, len, str))
         self._describe = out.bind(_describe, "describe")
 
     def need(self, text: str, where: str, expected: str, got: str, *, is_implied: bool = False) -> None:
-        """Adds a condition; `got` is an expression, `where` and `expected` are words of its error."""
+        """Adds a condition; `got` is an expression, `where` and `expected` are text of its error."""
         self.found.append(Condition(text, f"{where!r}, {expected!r}, {got}", is_implied))
 
     def open(self, tree: Tree, code: str, where: str, *, in_order: bool = True) -> Iterator[tuple[str, str]]:
-        """Adds the conditions of a structure; yields the expression of each leaf, and the user's expression of it."""
+        """Adds the conditions of a structure; yields the expression of each leaf in the text, and in errors."""
         if tree is None:
             yield code, where
             return
@@ -113,7 +113,7 @@ class Conditions:
             yield from self.open(child, f"{code}[{name!r}]", f"{where}[{name!r}]")
 
     def equal(self, code: str, where: str, constant: object, expected: str) -> None:
-        """Adds the condition that an argument is a constant, of its type."""
+        """Adds the condition that an argument equals a constant and has its type."""
         kind, said = self.out.bind(type(constant), type(constant).__name__), f"{self._describe}({code})"
         if constant is None or isinstance(constant, bool):
             text = f"{code} is {constant!r}"
@@ -124,7 +124,7 @@ class Conditions:
         self.need(text, where, expected, said)
 
     def leaf(self, leaf: Leaf, number: int, names: Sequence[tuple[str, str]]) -> None:
-        """Adds the conditions of an argument leaf; `names` are the expressions of all leaves, and the user's."""
+        """Adds the conditions of an argument leaf; `names` has each leaf's expression in the text, and in errors."""
         (code, where), said = names[number], f"{self._describe}({names[number][0]})"
         match leaf:
             case Plain() | Wrapper():
@@ -144,7 +144,7 @@ class Conditions:
                 self.need(is_tensor, where, "a tensor", said)
 
     def distinct(self, names: Sequence[tuple[str, str]]) -> None:
-        """Adds the condition that no two of these arguments are one object."""
+        """Adds the condition that no two of these arguments are the same object."""
         if len(names) > 1:
             codes, wheres = zip(*names, strict=True)
             found = f"{self.out.bind(_find_repeated, 'find_repeated')}({wheres!r}, {', '.join(codes)})"
@@ -154,7 +154,7 @@ class Conditions:
     # ................................................................................................ tensors
 
     def tensor(self, value: Any, code: str, where: str, *, is_weight: bool = False) -> None:
-        """Adds the conditions of a tensor; whether a weight requires grad is its owner's choice."""
+        """Adds the conditions of a tensor; `requires_grad` of a weight is not checked."""
         is_plain = isinstance(value, Plain)
         if is_plain:
             self._plain(self._facts[value.index], code, where)
@@ -219,7 +219,7 @@ class Conditions:
     def _size(
         self, extent: Extent, code: str, where: str, unless: str = "", *, is_implied: bool = False
     ) -> None:
-        """Adds the condition on a size, stride or int, or reads a symbol there."""
+        """Adds the condition on a size, stride or int; its first occurrence reads a symbol instead."""
         if isinstance(extent, int):
             self.need(
                 f"{code} == {extent}", where, str(extent), f"{self._str}({code})", is_implied=is_implied
@@ -236,7 +236,7 @@ class Conditions:
             self.out.writeline(f"{self.names[index]} = {code}")
 
     def on_sizes(self, record: ProgramRecord) -> Iterator[Condition]:
-        """Yields the conditions on sizes that change, with the names that `emit_reads` gave them."""
+        """Yields the conditions on dynamic sizes, over the variables that `emit_reads` assigned."""
         names, wheres = self.names, {index: where for index, (_, where) in self._reads.items()}
         for index, symbol in enumerate(record.symbols):
             advice = " (save a call with a smaller size too)" if symbol.low else ""
@@ -261,7 +261,7 @@ class Conditions:
 
 
 def _take_apart(value: Any, tree: Any) -> list[Any] | None:
-    """Returns the parts of a container; None if they are not those of a structure."""
+    """Returns the parts of a container; None if their number or its context differs from the structure's."""
     parts, context = container(tree.cls).flatten_fn(value)
     return [*parts] if context == tree.context and len(parts) == len(tree.children) else None
 
@@ -275,7 +275,7 @@ def _find_repeated(names: Sequence[str], *tensors: object) -> tuple[str, str, st
 
 
 def find_misfit(value: Any, facts: TensorFacts, name: str) -> tuple[str, str, str] | None:
-    """Returns the arguments of the `SignatureError` for a tensor that is no plain one of these constant facts."""
+    """Returns None for a plain tensor with these constant facts, else the arguments of the `SignatureError`."""
     words = f"{facts.dtype} with {len(facts.size)} dimensions on {facts.device.type}"
     if type(value) not in _PLAIN or private.is_functorch_wrapped_tensor(value) or value.is_neg():
         return name, f"a plain tensor of {words}", _describe(value)
@@ -312,7 +312,7 @@ def _emit_errors(out: Emitter, conditions: Iterable[Condition]) -> None:
 
 
 def check_weight(record: WeightRecord, tensor: Any) -> None:
-    """Raises `SignatureError` unless a tensor can be a weight; whether it requires grad is its owner's choice."""
+    """Raises `SignatureError` if a tensor does not fit the record of a weight; `requires_grad` is not checked."""
     where = f"weight {record.name}"
     if isinstance(record.value, Plain):
         if (misfit := find_misfit(tensor, record.facts[record.value.index], where)) is not None:
@@ -336,10 +336,10 @@ class Callee:
 
     Attributes:
         record: The program.
-        signature: The parameters of the package.
-        assembled: Its function.
+        signature: The signature of the package.
+        assembled: The function of the program.
         guards: The check of its plain tensors.
-        weights: The weights of the package, and the check of them.
+        weights: The weights of the package, and their check.
         reads_grad_mode: Whether a weight requires grad that the program does not differentiate.
     """
 
@@ -352,9 +352,9 @@ class Callee:
 
     @functools.cached_property
     def explain(self) -> Callable[..., Callable[[], Any]]:
-        """Takes the arguments by name, and returns the function that runs the program on them.
+        """A function of the arguments, in the order of the parameters.
 
-        Raises `SignatureError` for arguments that do not fit.
+        It returns a function that runs the program on them, and raises `SignatureError` for arguments that do not fit.
         """
         out = Emitter()
         out.reserve("explain", "run_program", *self.signature.parameters)
@@ -372,7 +372,7 @@ def build_entry(
     Args:
         signature: The parameters of the saved function.
         callees: The programs.
-        otherwise: Takes all calls that do not pass the entry's check, with the arguments by name.
+        otherwise: Called with the arguments, in the order of the parameters, if they pass no program's check.
 
     Returns:
         The function, and its text.
@@ -389,7 +389,7 @@ def build_entry(
 
 
 def _with_bound_default(out: Emitter, parameter: inspect.Parameter) -> inspect.Parameter:
-    """Returns a parameter in whose text the default is the name of a constant."""
+    """Returns a parameter whose default prints as the name of a bound constant."""
     if parameter.default is parameter.empty:
         return parameter
     name = emit_constant(out, parameter.default)
@@ -442,7 +442,7 @@ class _Text:
                 self._emit_run()
 
     def _on_state(self) -> Iterator[str]:
-        """Yields the conditions on weights, autocast, and the mode of gradients."""
+        """Yields the conditions on weights, autocast and grad mode."""
         out, guards = self.out, self.callee.weights
         if guards.weights:
             inner = [

@@ -1,4 +1,4 @@
-"""The C++ checks of plain tensors: of those of a call, and of the weights."""
+"""C++ checks of plain tensors: the tensors in a call, and the weights."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class Guards:
     """A C++ check of plain tensors: their types, dtypes, devices, sizes, strides, and whether they require grad.
 
     Attributes:
-        check: The check of tensors like the examples.
-        others: Checks of tensors that fit though they differ, such as those of inference mode.
+        check: Returns whether tensors match the examples.
+        others: Checks of tensors that fit but fail `check`, such as inference tensors.
     """
 
-    _MOST = 8  # checks kept
+    _MOST = 8  # the largest number of checks in `others`
 
     def __init__(self, examples: Sequence[Tensor], sizes: list[Any], strides: list[Any]) -> None:
-        """Makes the check of tensors like `examples`; sizes and strides that may change are None."""
+        """Builds the check from `examples`; dynamic sizes and strides are None."""
         self._fixed = {"dynamic_dims_sizes": sizes, "dynamic_dims_strides": strides}
         self._require_grad = [tensor.requires_grad for tensor in examples]
         self.check = private.TensorGuards(*examples, **self._fixed).check
         self.others: list[Any] = []
 
     def check_others(self, *tensors: Tensor) -> bool:
-        """Whether tensors are such as were found to fit before."""
+        """Whether tensors match tensors that `accept` has received before."""
         return any(check(*tensors) for check in self.others)
 
     def accept(self, tensors: Sequence[Tensor]) -> None:
-        """Notes that tensors fit in the present mode; only if their strides are the usual."""
+        """Adds a check of tensors that fit in the current mode, unless their strides differ from the fixed strides."""
         if [tensor.requires_grad for tensor in tensors] != self._require_grad:
-            return  # they fit while gradients are off
+            return  # they fit only while gradients are off
         made = private.TensorGuards(*tensors, **self._fixed).check
         is_new = not (self.check(*tensors) or self.check_others(*tensors))
         if is_new and len(self.others) < self._MOST and made(*tensors):
@@ -76,16 +76,17 @@ def _fixed(extents: Sequence[Any]) -> list[int | None]:
 
 
 class WeightGuards(Guards):
-    """A C++ check that the weights of a package are still those that it was compiled for.
+    """A C++ check that the weights still match the weights that a package was compiled for.
 
-    Machine code reads their memory, whatever `module.half()` or an assignment to `.data` did to them since. The check
-    compares the type, dtype, device, sizes, strides and `requires_grad` of each weight and of the tensors inside of it.
-    Nothing can have changed weights that only the package has: calls check them from when it hands them out.
+    Machine code reads the memory of the weights without a check, even after `module.half()` or an assignment to
+    `.data`. The check compares the type, dtype, device, sizes, strides and `requires_grad` of each weight and of the
+    tensors inside it. Calls skip the check until the package hands the weights out, since nothing else can change them
+    before.
 
     Attributes:
         weights: The weights.
-        handed_out: Empty as long as only the package has the weights.
-        inner: The plain tensors inside of weights that are wrappers: the weight's number, and the attributes to it.
+        handed_out: Empty until the package hands the weights out.
+        inner: (weight number, attribute path) of each plain tensor inside a weight that is a wrapper.
     """
 
     def __init__(self, weights: Sequence[Tensor], *, handed_out: bool) -> None:
@@ -100,11 +101,11 @@ class WeightGuards(Guards):
         super().__init__(tensors, sizes, strides)
 
     def tensors(self) -> list[Tensor]:
-        """Returns the weights, and the plain tensors inside of them."""
+        """Returns the weights, and the plain tensors inside them."""
         return [*self.weights, *(attrgetter(path)(self.weights[number]) for number, path in self.inner)]
 
 
 def _paths_inside(tensor: Tensor) -> Iterator[str]:
-    """Yields the attributes that lead to the plain tensors inside of a wrapper, in flatten order."""
+    """Yields the attribute paths of the plain tensors inside a wrapper, in flatten order."""
     for name in inner_names(tensor) if is_wrapper(tensor) else ():
         yield from [f"{name}.{path}" for path in _paths_inside(getattr(tensor, name))] or [name]

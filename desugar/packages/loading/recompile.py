@@ -16,7 +16,7 @@ from desugar.packages import graph_text
 from desugar.packages.manifest.expressions import Extent, to_sympy
 from desugar.packages.manifest.records import Fact, GraphRecord, ProgramRecord, TensorFacts
 
-BACKEND = "inductor"  # it compiles them
+BACKEND = "inductor"  # compiles the plain graphs
 
 
 def recompiled(texts: Any, program: ProgramRecord) -> Callable[[GraphRecord], CompiledGraph]:
@@ -50,7 +50,7 @@ def recompiled(texts: Any, program: ProgramRecord) -> Callable[[GraphRecord], Co
         return torch.empty_strided(size, stride, dtype=fact.dtype, device=fact.device)
 
     def load(record: GraphRecord) -> CompiledGraph:
-        """Compiles a graph; one that assumes more of sizes than its program does runs op by op."""
+        """Compiles a graph; if the compilation adds guards on sizes, the graph runs op by op instead."""
         is_forward = record == program.forward
         items = (one.items for one in program.backwards if one.compiled == record)
         facts = program.facts if is_forward else next(items)

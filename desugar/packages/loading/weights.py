@@ -1,4 +1,4 @@
-"""The weights of a package: read from its file, or supplied."""
+"""The weights of a package: read from its file, or passed by the caller."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from subclasses.spec.load_checks import check_fields
 def find_weights(
     archive: Archive, manifest: Manifest, state: Mapping[str, Tensor | nn.Module] | nn.Module | None
 ) -> dict[str, Tensor]:
-    """Returns the weights by name: those of the file, or those that are given.
+    """Returns the weights by name, from the file or from `state`.
 
     Raises:
-        PackageError: The file has none or is damaged, or those that are given do not fit.
+        PackageError: The file holds no weights or is damaged, or the weights in `state` do not fit.
     """
     if state is None:
         with torch.no_grad():
@@ -54,7 +54,7 @@ def find_weights(
 
 
 def _check_tied(record: WeightRecord, given: dict[str, Tensor]) -> None:
-    """Raises `PackageError` if the names of a tied weight are of different tensors; adds one that is there."""
+    """Raises `PackageError` if the names of a tied weight have different tensors; adds a missing main name."""
     found = {name: given[name] for name in (record.name, *record.aliases) if name in given}
     if found:
         (first, weight), *others = found.items()
@@ -68,7 +68,7 @@ def _check_tied(record: WeightRecord, given: dict[str, Tensor]) -> None:
 
 
 def _are_equal(a: Any, b: Any) -> bool:
-    """Whether two weights hold the same numbers, as those of a `state_dict` do, which are tensors of their own."""
+    """Whether two weights have equal values, as the separate tensors of a tied weight in a `state_dict` do."""
     if type(a) is not type(b) or not isinstance(a, Tensor) or a.size() != b.size() or a.dtype != b.dtype:
         return False
     parts = zip(plain_parts(a), plain_parts(b), strict=False)
@@ -97,7 +97,8 @@ def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> 
     tensor: Tensor = wrap_value(record.value, plain)
     requires_grad = record.value.requires_grad and manifest.is_training
     if record.is_parameter and isinstance(record.value, Wrapper) and not requires_grad:
-        # As nn.Parameter makes a Parameter of a wrapper, without its detach(), for which PyTorch imports sympy.
+        # Makes a Parameter of a wrapper as nn.Parameter does, but without its detach(), for which PyTorch imports
+        # sympy.
         tensor._is_param = True  # type: ignore[attr-defined]
         return tensor
     if record.is_parameter:
@@ -106,7 +107,7 @@ def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> 
 
 
 def _ask_class(value: Any, plain: Sequence[Tensor], name: str) -> None:
-    """Raises `PackageError` if a class does not take such fields; its constructor would not, either."""
+    """Raises `PackageError` if a class refuses the fields of a weight, as its constructor would."""
     if not isinstance(value, Wrapper):
         return
     for _, part in value.inner:

@@ -1,1 +1,1 @@
-"""The manifest of a package: its records, how they are written and read, and what is checked of them."""
+"""The manifest of a package: its records, their JSON form, and their checks."""

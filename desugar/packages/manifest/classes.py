@@ -1,4 +1,4 @@
-"""The classes of a package: which have to be known where it is loaded, and whether they are still the same."""
+"""Finds the classes of a package when it is loaded, and checks that their fields have not changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from desugar.errors import PackageError
 from subclasses import TensorSubclass
 
-# The classes that ship with this library, which a package may name without being given them: name -> module.
+# Classes that ship with this library, which `load` finds without its argument `classes`: name -> module.
 _SHIPPED = {
     "PaddedTensor": "subclasses.ragged",
     "JaggedTensor": "subclasses.ragged",
@@ -27,9 +27,9 @@ def class_name(cls: type) -> str:
 
 
 def fingerprint(cls: type) -> str:
-    """Returns a digest of all that a package relies on in a class: its fields, and how it is taken apart.
+    """Returns a digest of the parts of a class that a package relies on: its fields, and their kinds.
 
-    Rules are not part of it. A package holds their results, and calls none of them.
+    Rules are not part of the digest, since a package holds their traced ops and calls no rule.
     """
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     said: Any = [*getattr(cls, "_fields", ()), *(field.name for field in fields)]
@@ -41,14 +41,14 @@ def fingerprint(cls: type) -> str:
 
 
 def find_classes(fingerprints: Mapping[str, str], given: Iterable[type]) -> dict[str, type]:
-    """Returns the class of each name in a manifest. Nothing is imported by a name of the file.
+    """Returns the class of each name in a manifest. No name of the file is imported.
 
     Args:
         fingerprints: Name in the manifest -> the class's fingerprint.
-        given: The classes that the caller knows.
+        given: The classes that the caller passes.
 
     Raises:
-        PackageError: A class is not known, or is another one now.
+        PackageError: A class is missing, or its declaration has changed.
         TypeError: A given object is no class.
     """
     known: dict[str, type] = {}

@@ -1,8 +1,8 @@
 """Writes records as JSON and reads them.
 
-The schema is closed: it is the annotations of the records (:mod:`desugar.packages.manifest.records`). By them
-:func:`check` looks at all that is written or read. None, bools, ints and text are themselves, and a tuple is a list.
-All else is an object with the name of its class, and its fields or its value.
+The annotations of the records (:mod:`desugar.packages.manifest.records`) are the schema, which is closed. :func:`check`
+compares each written or read value with its annotation. JSON holds None, bools, ints and strings unchanged, and a tuple
+as a list. Any other value is an object with the name of its class, and its fields or its value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from desugar.packages.manifest.classes import class_name
 from desugar.packages.manifest.records import RECORDS, Text, Word, fields_of
 from subclasses.layout import Layout, intern_layout
 
-KIND, VALUE = "is", "value"  # of an object: the name of its class; its value
+KIND, VALUE = "is", "value"  # keys of an object: the name of its class; its value
 _LAYOUT = tuple[type, tuple[Any, ...], tuple[str, ...], tuple[tuple[str, Any], ...]]
 _NAMED = (torch.dtype, torch.memory_format, torch.layout)
 _BUILTIN: Mapping[str, type] = {cls.__name__: cls for cls in (tuple, list, dict, torch.Size)}
@@ -44,7 +44,7 @@ class Writer:
         """Returns a value as JSON data.
 
         Raises:
-            PackageError: A part of it cannot be written.
+            PackageError: A part of the value cannot be written.
         """
         cls: Any = type(value)
         if value is None or cls in (bool, int, str):
@@ -85,7 +85,7 @@ class Reader:
 
     Args:
         classes: Name in the manifest -> class.
-        others: Kind of an object -> the function that returns it, for kinds besides the usual.
+        others: Kind of an object -> the function that reads its value, for additional kinds.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Reader:
         """Returns the value that JSON data describes.
 
         Raises:
-            PackageError: The value is not of the annotation `kind`.
+            PackageError: The value does not match the annotation `kind`.
         """
         try:
             value = self._read(data)
@@ -141,7 +141,7 @@ class Reader:
 
 @functools.cache
 def _named(cls: type) -> Callable[[str], Any]:
-    """Returns the function from the name of a dtype, memory format or layout of torch to it."""
+    """Returns a function that finds a dtype, memory format or layout of torch by its name."""
     found = (value for value in vars(torch).values() if isinstance(value, cls))
     return {str(value).removeprefix("torch."): value for value in found}.__getitem__
 
@@ -150,7 +150,7 @@ def _named(cls: type) -> Callable[[str], Any]:
 
 
 def check(value: Any, kind: Any) -> None:
-    """Raises `PackageError` unless a value is of an annotation, in all its parts."""
+    """Raises `PackageError` unless a value and all its parts match an annotation."""
     origin, choices, _ = _parts_of(kind)
     if origin is types.UnionType:
         kind = next((one for one in choices if _is_of(value, one)), kind)

@@ -1,6 +1,6 @@
-"""Sizes as expressions: of sympy while a package is written, data in its manifest, text in its generated code.
+"""Expressions of sizes: sympy expressions while a package is saved, data in its manifest, text in generated code.
 
-The ops are a closed set. An expression of another op can be neither written nor read.
+The ops are a closed set. An expression with another op raises `PackageError` when it is written or read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from desugar.errors import PackageError
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """Size or int number `index` among the symbols of a program."""
+    """A dynamic size or int: number `index` among the symbols of a program."""
 
     index: int
 
@@ -49,9 +49,9 @@ class _Op:
     """An op of sizes.
 
     Attributes:
-        compute: The function of its operands.
-        text: Its text, where `{0}` and `{1}` are operands; `{}` all of them, if it takes any number.
-        between: The text between operands, if it takes any number of them.
+        compute: Computes the op from its operands.
+        text: The template of its text: `{0}` and `{1}` are operands; `{}` is all operands, if the op takes any number.
+        between: The text between operands, if the op takes any number of them.
     """
 
     compute: Callable[..., Any]
@@ -59,7 +59,7 @@ class _Op:
     between: str = ""
 
 
-# Op -> its meaning. The names are those of sympy and of PyTorch's functions for sympy.
+# Op -> its meaning, by the names of sympy's classes and of PyTorch's functions for sympy.
 OPS: Mapping[str, _Op] = {
     "Add": _Op(lambda *terms: sum(terms), "({})", " + "),
     "Mul": _Op(lambda *factors: math.prod(factors), "({})", " * "),
@@ -92,7 +92,7 @@ def from_sympy(expression: Any, numbers: Mapping[Any, int]) -> Extent:
         numbers: sympy's symbol -> its number.
 
     Raises:
-        PackageError: The expression depends on data, or has an op that packages do not know.
+        PackageError: The expression depends on data, or has an op outside :data:`OPS`.
     """
     if isinstance(expression, int) or getattr(expression, "is_Integer", False):
         return int(expression)
@@ -106,7 +106,7 @@ def from_sympy(expression: Any, numbers: Mapping[Any, int]) -> Extent:
 
 
 def to_sympy(extent: Extent, symbols: Sequence[Any]) -> Any:
-    """Returns the sympy expression of data; `symbols` are sympy's, by number."""
+    """Returns an extent as a sympy expression; `symbols` are sympy's symbols, by number."""
     import sympy
 
     match extent:
@@ -119,7 +119,7 @@ def to_sympy(extent: Extent, symbols: Sequence[Any]) -> Any:
 
 
 def text_of(extent: Extent, names: Mapping[int, str]) -> str:
-    """Returns the Python text of an expression; `names` are the texts of symbols."""
+    """Returns the Python text of an expression; `names` are the texts of its symbols."""
     match extent:
         case Symbol(index):
             return names[index]
@@ -132,10 +132,10 @@ def text_of(extent: Extent, names: Mapping[int, str]) -> str:
 
 
 def value_of(extent: Extent, values: Sequence[int] | Mapping[int, int]) -> int:
-    """Returns the value of an expression; `values` are those of its symbols.
+    """Returns the value of an expression for the given values of its symbols.
 
     Raises:
-        ZeroDivisionError: It divides by a size that is 0.
+        ZeroDivisionError: The expression divides by a size that is 0.
     """
     match extent:
         case Symbol(index):

@@ -11,7 +11,7 @@ import torch
 from desugar.errors import PackageError
 from desugar.packages.manifest.records import Machine
 
-# How the names of instruction sets begin that a C++ compiler may use for the processor at hand.
+# Prefixes of the names of instruction sets that a C++ compiler may use on the processor of this machine.
 _SETS = (
     "abm", "adx", "aes", "amx", "asimd", "avx", "bmi", "clflush", "clwb", "cmov", "cx16", "f16c", "fma", "fp16", "gfni",
     "lzcnt", "mmx", "movbe", "pclmul", "popcnt", "rdrand", "rdseed", "sha", "sse", "ssse", "sve", "vaes", "vpcl",
@@ -21,13 +21,13 @@ _SETS = (
 
 @functools.cache
 def this_machine() -> Machine:
-    """Returns the machine of this process; machine code that was made here runs on machines with all that it has."""
+    """Returns this machine; its machine code needs the same system, the same kernels, and all its instruction sets."""
     system = f"{platform.system()} {platform.machine()}"
     return Machine(system, torch.backends.cpu.get_cpu_capability(), _instructions())
 
 
 def _instructions() -> frozenset[str]:
-    """Returns the names of instruction sets that the system reports; none where it reports no names."""
+    """Returns the names of instruction sets that the system reports; an empty set if it reports none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -37,7 +37,7 @@ def _instructions() -> frozenset[str]:
 
 
 def check_machine(machine: Machine | None) -> None:
-    """Raises `PackageError` unless a package has machine code, and that of its machine runs on this one."""
+    """Raises `PackageError` unless a package has machine code that runs on this machine."""
     if machine is None:
         raise PackageError(
             "this package holds no machine code: load it with native=False, which compiles its graphs"

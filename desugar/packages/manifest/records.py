@@ -1,7 +1,7 @@
 """The records of a package's manifest. Their annotations are its schema (:mod:`desugar.packages.manifest.codec`).
 
 The records of other stages (`Interface`, `Split`, `Variant` and the values in them) are written as they are. A fake
-tensor in them becomes :class:`TensorFacts`, a symbolic number an expression.
+tensor in them becomes a :class:`TensorFacts`, and a symbolic number becomes an expression.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from desugar.packages.manifest.expressions import Expression, Extent, Symbol, va
 from subclasses import TensorSubclass
 from subclasses.autograd.construct import unwrap_one
 
-FORMAT = 2  # of the manifest; a reader takes its own alone
+FORMAT = 2  # of the manifest; `load` accepts no other format
 
-Word = Annotated[str, "word"]  # any name of Python; a `str` is an attribute, and no special one
-Text = Annotated[str, "text"]  # any text, which stands in no generated code
+Word = Annotated[str, "word"]  # any identifier; a `str` is an identifier without a leading `__`
+Text = Annotated[str, "text"]  # any text, which is never part of generated code
 Method = Literal["", "size", "stride"]
 
 # ------------------------------------------------------------------------------------------------- tensors
@@ -47,7 +47,7 @@ class TensorFacts:
     device: torch.device
 
     def __post_init__(self) -> None:
-        """Raises PackageError for a stride too few, which a check in C++ would read past the end."""
+        """Raises `PackageError` if sizes and strides differ in number, since a C++ check would read past the end."""
         if len(self.size) != len(self.stride):
             raise PackageError(
                 f"a tensor of {len(self.size)} dimensions has {len(self.stride)} strides in the manifest"
@@ -61,7 +61,7 @@ Fact = TensorFacts | int | Symbol | Expression | None  # of a tensor or a number
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A container in a structure: its class, the constant that rebuilds it (as PyTorch's pytrees do), and its parts."""
+    """A container in a structure: its class, the constant that rebuilds it (the context of a pytree), and its parts."""
 
     cls: type
     context: Any
@@ -76,8 +76,8 @@ class Parameter:
     """A parameter of the function.
 
     Attributes:
-        name, kind: As of `inspect.Parameter`, the kind as an int.
-        default: None if a call has to pass it; the default if it is a constant; else empty.
+        name, kind: As in `inspect.Parameter`, the kind as an int.
+        default: None if a call has to pass it; (default,) if the default is a constant; else an empty tuple.
     """
 
     name: Word
@@ -87,7 +87,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """An argument leaf that is a tensor which the function does not use."""
+    """An argument leaf: a tensor that the function does not use."""
 
 
 Leaf = Plain | Wrapper | Constant | Same | Unused
@@ -97,7 +97,7 @@ Leaf = Plain | Wrapper | Constant | Same | Unused
 
 @dataclass(frozen=True, slots=True)
 class FromWeight:
-    """An input of a program that is a weight."""
+    """A program input: weight `index`."""
 
     index: int
 
@@ -107,20 +107,21 @@ Source = Origin | FromWeight | Constant | Symbol | Expression
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A leaf of the result that is result `index` of the program."""
+    """A leaf of the function's result: result `index` of the program."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Restrided:
-    """Takes a view of a tensor, or of one inside of it, by its size, stride and offset.
+    """Takes a view of a tensor, or of an inner tensor, by its size, stride and offset.
 
     Attributes:
-        path, is_unwrapped: The attributes that lead to the tensor inside; whether `unwrap()` reads them, so that it has
-            a gradient.
-        size, stride, start: Of the view; `start` is None for all of the tensor.
-        reads: (symbol, method, dim) of the symbols in them, which are sizes and strides of the tensor.
+        path, is_unwrapped: The attributes that lead to the inner tensor; whether `unwrap_one` reads them, which
+            autograd records.
+        size, stride, start: The size and stride of the view, and its offset from the tensor's; `start` is None for the
+            whole tensor.
+        reads: (symbol, method, dim) of each symbol in these extents; the symbols are sizes and strides of the tensor.
     """
 
     path: tuple[str, ...]
@@ -147,7 +148,7 @@ class Restrided:
 
 @dataclass(frozen=True, slots=True)
 class GraphRecord:
-    """A plain graph: its name, whether a library of that name computes it, and how that is called."""
+    """A plain graph: its name, whether a library of that name computes it, and how the library is called."""
 
     name: str
     is_computed: bool
@@ -156,7 +157,7 @@ class GraphRecord:
 
 @dataclass(frozen=True, slots=True)
 class SymbolRecord:
-    """A size or int that may change: its value in the saved call, its least and its greatest (None: any)."""
+    """A dynamic size or int: its value in the saved call, and its bounds (None: unbounded)."""
 
     hint: int
     low: int | None
@@ -170,15 +171,15 @@ class ProgramRecord:
     Attributes:
         arguments: (parameter, structure) of each argument that was passed.
         leaves, leaf_facts: The leaves of the arguments; the tensors and numbers that their slots refer to.
-        symbols, guards: Sizes and ints that may change; the conditions on them.
-        sources: Where each input of the program comes from.
-        values: Inputs, down to input slots.
+        symbols, guards: Dynamic sizes and ints; the conditions on them.
+        sources: The source of each input of the program.
+        values: The values of the inputs; their slots are input slots.
         facts: The tensor or number of each input slot.
         origins: (slot, origin) of the ints among the input slots.
         parameters_among: Inputs that are an `nn.Parameter`.
         inference: Input slots of tensors that were made in inference mode.
         offsets_matter: Whether the program depends on storage offsets.
-        interface: Its results, tangents and gradients.
+        interface: The results, tangents and gradients of the program.
         split: The forward and the backward; None in inference.
         fills_zeros: Whether a missing gradient counts as zeros.
         forward, backwards: The graphs.
@@ -222,7 +223,7 @@ class WeightRecord:
         name, aliases: Its name in the module, or in the function; its other names there, if it is tied.
         value, facts: Its structure, and the plain tensors in it.
         is_parameter: Whether it is an `nn.Parameter`.
-        data: The numbers of the plain tensors among the weights of the file; empty if it is supplied.
+        data: The numbers of its plain tensors among the weights of the file; empty if `load` receives it as `state`.
     """
 
     name: Text
@@ -247,9 +248,9 @@ class Manifest:
     """The contents of a package.
 
     Attributes:
-        release: The release of PyTorch that wrote it.
-        machine: The machine for which it has machine code; None if it has none.
-        is_training: Whether its results have gradients.
+        release: The release of PyTorch that wrote the package.
+        machine: The machine that the machine code was compiled for; None without machine code.
+        is_training: Whether the results have gradients.
         parameters: The parameters of the function.
         weights, programs: The weights and the programs.
     """
@@ -264,7 +265,7 @@ class Manifest:
 
 # --------------------------------------------------------------------------------------------------- schema
 
-# Fields of records of other stages that hold other things in a file than in a compilation.
+# Fields of other stages' records whose types in a file differ from their types in a compilation.
 _IN_FILES: dict[type, dict[str, Any]] = {
     Origin: {"method": Method | None},
     View: {"replay": Restrided},
@@ -278,7 +279,7 @@ _IN_FILES: dict[type, dict[str, Any]] = {
     Variant: {"items": tuple[Fact, ...], "gradients": tuple[Fact, ...], "compiled": GraphRecord},
 }
 
-# The records by their names, which a file names.
+# The classes of records, by the names that a file uses.
 RECORDS: dict[str, type] = {
     cls.__name__: cls
     for cls in (
@@ -300,11 +301,11 @@ def fields_of(cls: Any) -> dict[str, Any] | None:
 
 
 def rebuilt(part: Any, change: Callable[[Any], Any]) -> Any:
-    """Returns a record with parts of it replaced, at any depth; constants stay as they are.
+    """Returns a copy of a record with parts replaced, at any depth; constants are unchanged.
 
     Args:
         part: The record.
-        change: Returns the replacement of a part; `NotImplemented` to look at the parts of the part.
+        change: Returns the replacement of a part; `NotImplemented` to descend into the part.
     """
     if (changed := change(part)) is not NotImplemented:
         return changed

@@ -1,7 +1,7 @@
-"""Takes the arguments and the results of calls apart, into a structure and a list of leaves.
+"""Flattens the arguments and the results of calls into a structure and a list of leaves.
 
-A structure is made of the containers that PyTorch's pytrees know: tuples, lists, dicts, named tuples, the outputs and
-caches of transformers. Whoever loads the package passes the classes of those that are not Python's own.
+A structure consists of containers that PyTorch's pytrees register: tuples, lists, dicts, named tuples, the outputs and
+caches of transformers. The caller of `load` passes the container classes that are not built into Python.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _OF_SIZES = SimpleNamespace(
     flatten_fn=lambda size: (list(size), None), unflatten_fn=lambda parts, _: torch.Size(parts)
 )
 
-# The default of a parameter whose own is no constant: no argument.
+# Replaces a default that is no constant; it marks an argument that a call leaves out.
 LEFT = type("LeftOut", (), {"__repr__": lambda self: "..."})()
 
 # --------------------------------------------------------------------------------------------- one structure
 
 
 def container(cls: type) -> Any:
-    """Returns the functions of a class of containers, `flatten_fn` and `unflatten_fn`, as pytrees have them.
+    """Returns the `flatten_fn` and `unflatten_fn` of a container class, as PyTorch's pytrees define them.
 
     Raises:
-        PackageError: PyTorch's pytrees do not know the class.
+        PackageError: The class is not registered with PyTorch's pytrees.
     """
     if cls is torch.Size:
         return _OF_SIZES
@@ -55,7 +55,7 @@ def flatten(value: Any, leaves: list[Any], where: str, also: tuple[type, ...] = 
         value: The value.
         leaves: Receives the leaves.
         where: The expression of the value, for errors.
-        also: Classes of objects that are leaves besides.
+        also: Further classes whose objects are leaves.
 
     Raises:
         PackageError: A part is neither a known container nor a leaf that a package can hold.
@@ -78,12 +78,12 @@ def flatten(value: Any, leaves: list[Any], where: str, also: tuple[type, ...] = 
 
 
 def part_names(cls: type, context: Any, count: int) -> Sequence[Any]:
-    """Returns the keys of the parts of a dict, or the positions of those of another container."""
+    """Returns the keys of a dict, or the positions of the parts of another container."""
     return context if cls is dict else range(count)  # type: ignore[no-any-return]
 
 
 def build(tree: Tree, leaves: Iterator[Any]) -> Any:
-    """Returns the value of a structure with these leaves."""
+    """Rebuilds a value from its structure and its leaves."""
     if tree is None:
         return next(leaves)
     return container(tree.cls).unflatten_fn([build(child, leaves) for child in tree.children], tree.context)
@@ -124,11 +124,11 @@ def names_of(arguments: Sequence[tuple[str, Tree]]) -> list[str]:
 
 
 def flatten_call(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flattened:
-    """Takes the arguments of a call of a function with a signature apart; those of `**kwargs` are sorted by name.
+    """Flattens the arguments of a call, by the function's signature; sorts the arguments in `**kwargs` by name.
 
     Raises:
-        TypeError: The function cannot be called so.
-        PackageError: An argument is of a kind that packages cannot take.
+        TypeError: The arguments do not match the signature.
+        PackageError: A part of an argument is neither a known container nor a leaf that a package can hold.
     """
     given = signature.bind(*args, **kwargs).arguments
     leaves: list[Any] = []
@@ -161,7 +161,7 @@ def signature_of(parameters: Sequence[Parameter]) -> inspect.Signature:
     """Returns the signature of a package's calls.
 
     Raises:
-        ValueError: The parameters of a file are none that a function can have.
+        ValueError: The parameters in the file do not form a signature.
     """
     empty = inspect.Parameter.empty
     return inspect.Signature(

@@ -1,1 +1,1 @@
-"""What saving a package asks: a call is captured, and described as a record of the manifest."""
+"""Saves packages: captures a call, and describes it as a record of the manifest."""

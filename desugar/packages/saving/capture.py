@@ -1,10 +1,10 @@
-"""Captures one call of a function as one program, and finds out how its Python is tied to it.
+"""Captures one call of a function as one program, and maps its arguments and results to the program's.
 
-Dynamo makes a graph of the function, and code that takes the arguments apart, calls the graph and builds the result. A
-package has no use for that code, which is Python of this process. So it is run once, here, on fake tensors, with
-stand-ins for the results of the graph: their places in the result are its structure. Dynamo's names say where the
-inputs of the graph come from. A function that changes objects other than tensors is refused, since no graph has
-these changes.
+Dynamo produces a graph of the function, and bytecode that reads the arguments, calls the graph and builds the result. A
+package cannot hold that bytecode, which refers to objects of this process. So `capture_call` runs it once on fake
+tensors, with stand-ins for the results of the graph. The positions of the stand-ins in the result give its structure.
+Dynamo's sources give the origin of each graph input. A function that changes objects other than tensors raises
+`PackageError`, since a graph does not hold these changes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def call(*args: Any, **kwargs: Any) -> Call:
 
 
 class Placeholder(int):
-    """Stands for a number that the graph returns."""
+    """The stand-in of a number that the graph returns."""
 
 
 @dataclass(slots=True)
@@ -64,12 +64,12 @@ class Captured:
         place: The results of the stages.
         sources: Dynamo's source of each input of the graph.
         examples: The inputs of the graph in this call.
-        fakes: Argument leaf -> its fake in Dynamo's mode, for those that Dynamo looked at.
-        leaf_sources: Argument leaf -> Dynamo's expression of it.
+        fakes: Number of an argument leaf -> its fake tensor in Dynamo's fake mode, for leaves that Dynamo read.
+        leaf_sources: Number of an argument leaf -> Dynamo's expression of the leaf.
         facts: Dynamo's expressions of the objects whose values it guards.
-        duplicated: Expressions of parts of arguments that are also something else.
+        duplicated: Expressions of parts of arguments that are the same object as something outside the arguments.
         standins: The stand-ins of the program's results.
-        result: The result of the call, with stand-ins, and fakes of the arguments.
+        result: The result of the call, made of stand-ins and of fakes of the arguments.
     """
 
     flattened: Flattened
@@ -86,7 +86,7 @@ class Captured:
 
     @property
     def fake_leaves(self) -> list[Any]:
-        """The argument leaves, with the fakes of tensors and the symbols of ints that the graph takes."""
+        """The argument leaves, with the fakes of tensors and the symbols of ints that are graph inputs."""
         leaves = [self.fakes.get(n, leaf) for n, leaf in enumerate(self.flattened.leaves)]
         for source, example in zip(self.sources, self.examples, strict=True):
             number, path = self.locate(private.source_name(source)) or (0, ("",))
@@ -95,14 +95,14 @@ class Captured:
         return leaves
 
     def is_of_argument(self, source: Any) -> bool:
-        """Whether a source of Dynamo's begins with a parameter of the function that was passed."""
+        """Whether the root of a Dynamo source is a parameter for which the call passes an argument."""
         name = getattr(private.source_root(source), "local_name", None)
         return name in {parameter for parameter, _ in self.flattened.arguments}
 
     def locate(self, text: str) -> tuple[int, tuple[str, ...]] | None:
-        """Returns the argument leaf, and the attributes from it on, that an expression of Dynamo's names.
+        """Returns the number of the argument leaf that a Dynamo expression names, and the attribute path from it.
 
-        None for an expression that names something else.
+        Returns None for an expression that names another object.
         """
         for number, name in enumerate(names_of(self.flattened.arguments)):
             if name == as_expression(text):
@@ -118,7 +118,7 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
     """Captures a call of a function, without running it: no tensor and no object is changed.
 
     Raises:
-        PackageError: The function cannot be one program that knows nothing of this process.
+        PackageError: The function depends on or changes state of this process that a package cannot hold.
         DesugarError: The pass does not support the function.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
     """
@@ -172,13 +172,13 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
 
 
 def _run_on_fakes(function: Callable[..., Any], bound: tuple[Any, ...], captured: Captured) -> Any:
-    """Runs the code that Dynamo made of a function on fakes of the arguments, and returns the result.
+    """Runs Dynamo's bytecode of a function on fakes of the arguments, and returns the result.
 
-    A size in the result may be an output of the graph, a constant, or read from an argument by this code. The sizes of
-    the fakes are symbols. No guard is checked, and the graph is not run.
+    A size in the result may be an output of the graph, a constant, or read from an argument by the bytecode. The sizes
+    of the fakes are symbols. No guard is checked, and the graph is not run.
 
     Raises:
-        PackageError: There is no such code, or it does more than to build the result.
+        PackageError: Dynamo produced more or fewer than one graph, or the bytecode does more than build the result.
     """
     made = [entry.code for entry in private.cache_entries(function.__code__)]
     made = [code for code in made if any(name.startswith("__compiled_fn") for name in code.co_names)]
@@ -201,7 +201,7 @@ def _run_on_fakes(function: Callable[..., Any], bound: tuple[Any, ...], captured
 
 
 def _is_skipped(target: Any) -> bool:
-    """Whether Dynamo skips the frame of a function: one of torch, or one that a decorator wraps."""
+    """Whether Dynamo skips the frame of a function: a function of torch, or a wrapper of a decorator."""
     return hasattr(target, "__wrapped__") or str(target.__module__).partition(".")[0] == "torch"
 
 
@@ -227,7 +227,7 @@ def _call_of(module: Any, flattened: Flattened) -> Callable[..., Any]:
 
 
 def _without_side_effects() -> Any:
-    """Makes Dynamo refuse a function that changes Python objects; floats and ints of arguments are constants."""
+    """Makes Dynamo raise for a function that changes Python objects; floats and ints of arguments are constants."""
     return private.dynamo_config.patch(
         side_effect_replay_policy="error",
         replay_side_effects=False,
@@ -237,11 +237,11 @@ def _without_side_effects() -> Any:
 
 
 def _note_fakes(captured: Captured) -> None:
-    """Notes the fakes and the names of the argument leaves that Dynamo looked at."""
+    """Records the fakes and the sources of the argument leaves that Dynamo read."""
     context = private.TracingContext.try_get()
     for pair in private.duplicate_sources(context):
         own = [source for source in pair if captured.is_of_argument(source)]
-        if len(own) == 1:  # a tensor of an argument is one object with something that is no argument
+        if len(own) == 1:  # a tensor of an argument is the same object as something outside
             captured.duplicated.add(as_expression(private.source_name(own[0])))
     read = (source for source in private.facts_read(context) if source is not None)
     captured.facts += map(private.source_name, read)

@@ -52,7 +52,7 @@ from desugar.packages.saving.capture import Captured, Placeholder, as_expression
 from desugar.store.pickling import known_values
 from desugar.tracing.views import InnerReplay, ViewReplay, return_base
 
-# Words of Dynamo's names that say nothing to a user.
+# Words of Dynamo's names that a user's name leaves out.
 _OF_SOURCES = ("_modules", "_parameters", "_buffers")
 
 # ------------------------------------------------------------------------------------------------- symbols
@@ -62,7 +62,7 @@ class Symbols:
     """Numbers the symbols of a program.
 
     Attributes:
-        env: The shape environment; None to describe tensors that are no fakes, whose sizes are known.
+        env: The shape environment; None to describe real tensors, whose sizes are ints.
     """
 
     def __init__(self, env: Any = None) -> None:
@@ -71,7 +71,7 @@ class Symbols:
         self._numbers: dict[Any, int] = {}
 
     def hold(self, number: Any, value: int) -> None:
-        """Makes an int that the function holds, or reads in Python, a constant."""
+        """Makes a symbolic int a constant, since the function holds it or reads it in Python."""
         import sympy
 
         if not isinstance(number, SymInt):
@@ -244,7 +244,8 @@ class Description:
             case View():
                 return replace(part, replay=self._restrided(part.replay), ints=())
             case Wrapper() if any(isinstance(extent, SymInt) for extent in (*part.size, *part.stride)):
-                # A size or stride of an input that others determine, which nothing reads, is any slot.
+                # The inner tensors determine a symbolic size or stride of a wrapper, and nothing reads it: any slot
+                # will do.
                 size, stride = (tuple(map(_known_int, extents)) for extents in (part.size, part.stride))
                 return rebuilt(replace(part, size=size, stride=stride), self._as_data)
         return NotImplemented
@@ -253,7 +254,7 @@ class Description:
         """Makes the ints of wrappers that the function reads in Python constants of the program.
 
         Raises:
-            PackageError: The function reads an attribute of an argument that no call is checked for.
+            PackageError: The function reads an attribute of an argument that the package does not check in calls.
         """
         for text in self.captured.facts:
             number, path = self.captured.locate(text) or (0, ())
@@ -274,7 +275,7 @@ class Description:
         return is_wrapper(owner) and path[-1] in dynamic_names(type(owner))
 
     def _check_identities(self) -> None:
-        """Raises `PackageError` if an argument is the same object as something that no call is checked for."""
+        """Raises `PackageError` if a tensor of an argument is another part of the call, or held by the function."""
         names = names_of(self.captured.flattened.arguments)
         leaves = {id(leaf): leaf for leaf in self._leaves if isinstance(leaf, Tensor)}
         inner = Counter(id(part) for leaf in leaves.values() for _, part in _inner_tensors(leaf))
@@ -291,7 +292,7 @@ class Description:
             )
 
     def _finish(self, record: ProgramRecord) -> ProgramRecord:
-        """Adds guards and symbols, which are known last; every symbol has to be read from an argument."""
+        """Adds the guards and symbols; raises `PackageError` for a symbol that is no size or int of an argument."""
         guards = self.symbols.guards()
         symbols = tuple(self.symbols.records())
         read = {extent.index for extent in _extents_in(record.leaf_facts) if isinstance(extent, Symbol)}
@@ -344,7 +345,7 @@ class Description:
         return known if isinstance(known, Symbol | Expression) else Constant(known)
 
     def _refuse_attribute(self, source: Any) -> None:
-        """Raises `PackageError` for a source that is neither an argument nor held by the function."""
+        """Raises `PackageError` for an attribute of an argument, and for a random number that Python draws."""
         if type(private.source_root(source)).__name__ == "RandomValueSource":
             raise PackageError("the function draws random numbers in Python: draw them with torch")
         if self.captured.is_of_argument(source):
@@ -423,7 +424,7 @@ def _inner_tensors(leaf: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
 
 
 def _find_tensor(tensor: Tensor, leaves: list[Any]) -> Origin | None:
-    """Returns the first leaf that is a tensor, else the first inner tensor of a leaf that is; None if none is."""
+    """Returns the origin of a tensor: the first leaf that is this tensor, else the first inner tensor; else None."""
     whole = [Origin(number) for number, leaf in enumerate(leaves) if leaf is tensor]
     parts = ((number, *part) for number, leaf in enumerate(leaves) for part in _inner_tensors(leaf))
     inside = [Origin(number, path) for number, path, inner in parts if inner is tensor]
