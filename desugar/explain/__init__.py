@@ -1,4 +1,4 @@
-"""What a compilation did: collected as records, shown in a terminal, as a page, or as data for tools."""
+"""Explains compilations: collects records, and shows them in a terminal, as a page, or as data for tools."""
 
 from desugar.explain.api import Explanation, explain
 

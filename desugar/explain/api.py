@@ -1,4 +1,4 @@
-"""`desugar.explain`. The first explanation imports what collects and shows, so that `import desugar` need not."""
+"""`desugar.explain`. The collectors and renderers are imported on first use, not by `import desugar`."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 
 class Explanation:
-    """What one call of a function becomes: `print` it, take it apart with `to_dict`, or look at `to_html`.
+    """Explains the compilation of one call: `print` shows it, `to_dict` returns it as data, `to_html` writes a page.
 
     Attributes:
-        program: The record that everything is shown from (`desugar.explain.records.Program`).
+        program: The record of the compilation (`desugar.explain.records.Program`).
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as dictionaries, lists, strings and numbers; the keys are the attributes of the records."""
+        """Returns the record as dictionaries, lists, strings and numbers, by the attributes of the records."""
         return self.program.to_dict()
 
     def to_json(self) -> str:
-        """`to_dict` as text."""
+        """Returns the data of `to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=1)
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes one page that needs nothing else and no network; returns its path."""
+        """Writes one self-contained HTML page, which needs no network; returns its path."""
         target = Path(path)
         target.write_text(self._page(), encoding="utf-8")
         return target
 
     def text(self, *, folded: bool = True) -> str:
-        """What `print` shows, without colours; `folded=False` shows each repeated layer and whole lines."""
+        """Returns the text that `print` shows, without colours; `folded=False` shows every layer and whole lines."""
         from desugar.explain.render import render_text
 
         return render_text(self.program, folded=folded)
@@ -55,7 +55,7 @@ class Explanation:
         return render_page(Report(self.program.name, (self.program,)))
 
     def _repr_html_(self) -> str:
-        """The page as a frame of its own, for notebooks: its style and keys do not reach the notebook's page."""
+        """Returns the page in an iframe, for notebooks; its styles and keys do not affect the notebook's page."""
         from desugar.explain.render import render_frame
 
         return render_frame(self._page(), f"Explanation of {self.program.name}")
@@ -72,20 +72,21 @@ class Explanation:
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     """Explains one call: the traced ops, the plain ops of each line, the guards, the wrapper and the cost.
 
-    The function is captured as by `desugar.trace`, whole and anew each time, and not run. The result of
-    `desugar.compile` is explained with its own backend; any other function runs its plain graphs as they are. To
-    measure the cost of a call, the compiled program is run on the arguments of the graph, unless it writes to them.
+    Each call of `explain` captures the function anew as one graph, as `desugar.trace` does, and does not run it. The
+    result of `desugar.compile` is explained with its own backend, any other function with the backend "eager". To
+    measure the cost of a call, `explain` runs the compiled program on the arguments of the graph, unless it writes to
+    them.
 
     Args:
-        fn: A function or module, or what `desugar.compile` made of one.
+        fn: A function or module, or a result of `desugar.compile`.
         *args: The call's arguments; they are not changed.
-        **kwargs: Those by name.
+        **kwargs: The call's arguments by name.
 
     Returns:
         An explanation to print, to look through or to write as a page.
 
     Raises:
-        DesugarError: The pass does not take the function.
+        DesugarError: The pass does not support the function.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
     """
     from desugar.api import calls_of
@@ -98,7 +99,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
 
 
 def _backend_of(calls: Calls) -> Backend:
-    """The backend of a function that `desugar.compile` returned."""
+    """Returns the backend of a function that `desugar.compile` returned."""
     from desugar.backends.choose import choose_backend
 
     given = calls.backend.kwargs

@@ -1,4 +1,4 @@
-"""Collects every program that is compiled while other code runs, and the cost of its calls."""
+"""Collects the programs that are compiled while other code runs, and the costs of their calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from desugar.recording.user_names import function_name
 from desugar.user_code import Line, find_line
 from subclasses import slow_paths, strict_mode
 
-_SHORT = 1e-3  # seconds; a late stage that took less is not listed
+_SHORT = 1e-3  # seconds; a shorter late stage is not listed
 
 # ------------------------------------------------------------------------------------------------ collector
 
@@ -39,7 +39,7 @@ class _Seen:
     meter: Meter | None = None
 
     def finish(self) -> Program:
-        """The record, completed by guards, backwards, calls and costs, which come after the compilation."""
+        """Returns the record with its guards, backwards, calls and costs, which are known after the compilation."""
         if self.meter is None:
             return self.record
         cost, program = self.meter.cost, self.program()
@@ -49,7 +49,7 @@ class _Seen:
             "cost": cost,
             "no_cost": "" if cost else "it was not called",
         }
-        if program is not None:  # otherwise it was collected by now
+        if program is not None:  # None if the program was garbage-collected
             late = program.variants.late_seconds if program.variants is not None else 0.0
             if late > _SHORT:
                 found["stages"] = (*self.record.stages, ("compile backward, late", late))
@@ -63,7 +63,7 @@ class Collector:
     """Records compilations, materializing fallbacks and slow paths inside `collecting`; `report` returns them.
 
     Args:
-        also: Is called with each compilation, in the order of the report's programs.
+        also: Called with each compilation, in the order of the report's programs.
     """
 
     def __init__(self, also: Callable[[Recording], None] = lambda recording: None) -> None:
@@ -77,7 +77,7 @@ class Collector:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Inside, compilations, materializing fallbacks and slow paths of all threads are collected."""
+        """Collects compilations, materializing fallbacks and slow paths of all threads inside the context."""
         strict_mode.watchers.append(self._note_eager)
         slow_paths.watchers.append(self._slow.append)
         try:
@@ -103,7 +103,7 @@ class Collector:
             self._eager.append((cls.__name__, str(op), find_line()))
 
     def report(self, title: str) -> Report:
-        """Everything so far."""
+        """Returns the report of everything collected so far."""
         programs = name_apart([seen.finish() for seen in self._seen])
         frames = self._watch.frames() if self._watch else Frames()
         traced = Counter((found.cls, found.op, found.place) for p in programs for found in p.materialized)
@@ -123,7 +123,7 @@ class Collector:
 
 
 def _describe(recording: Recording) -> _Seen:
-    """The record of a compilation. An error here becomes the record's error: it must not end the user's script."""
+    """Describes a compilation. An error here becomes the record's error, since it must not end the user's script."""
     try:
         record = collect_program(recording)
         guards = None if record.error else take_guards(recording, record)
@@ -135,6 +135,6 @@ def _describe(recording: Recording) -> _Seen:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """The versions of Python and PyTorch, and the device."""
+    """Returns the versions of Python and PyTorch, and the device, by name."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return (("Python", sys.version.split()[0]), ("PyTorch", torch.__version__), ("device", device))

@@ -1,9 +1,8 @@
-"""Repeated layers of a program, folded: in its signature, ops, graphs, saved tensors, wrapper and guards.
+"""Folds the repeated layers of a program in its signature, ops, graphs, saved tensors, wrapper and guards.
 
-A layer is a block of items that occurs at least three times in a row. A run of 36 layers is found by its period: from
-its start on, each item equals the item one period later. Two items are equal for this purpose if they differ in indices
-of names alone, such as `layers[0]` and `layers[1]`, and in the names of nodes. Ops, sizes, dtypes and constants have to
-be the same.
+A layer is a block of items that occurs at least three times in a row. A run of layers is found by its period: each item
+equals the item one period later. Two items count as equal if they differ only in names of nodes and in indices of
+names, such as `layers[0]` and `layers[1]`. Ops, sizes, dtypes and constants have to be the same.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from desugar.explain.records import Graph, Guard, Leaf, OuterOp, Program
 from desugar.ir.record_base import Record
 
 _INDEX = re.compile(r"\[(\d+)\]")  # in a user's name
-_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # in code, of no attribute
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # an identifier in code, except attributes
 _NUMBERED = re.compile(
     r"(?<![\w.])([A-Za-z]+)\d+"
-)  # such a name of a wrapper's, up to its number: a0, x12, grad3
+)  # an identifier of a wrapper, up to its number: a0, x12, grad3
 _PARAMETER = re.compile(r"    (\w+),  # (.+)")  # the line of a parameter of a graph's function
 Item = TypeVar("Item")
 
-_LEAST_BLOCKS, _LEAST_ITEMS = 3, 8  # a shorter run is read faster than its summary
-_LEAST_NAMES = 3  # names of one kind that are folded
-_LONG = 240  # characters of a line; a call of hundreds of arguments is longer
+_LEAST_BLOCKS, _LEAST_ITEMS = 3, 8  # a shorter run is not folded
+_LEAST_NAMES = 3  # fewer names of one kind are not folded
+_LONG = 240  # characters of a line; a longer line is shortened
 _HEAD, _TAIL = 140, 60
 
 # --------------------------------------------------------------------------------------- runs of equal blocks
@@ -36,10 +35,10 @@ _HEAD, _TAIL = 140, 60
 
 @dataclass(frozen=True, slots=True)
 class Run(Record):
-    """`count` equal blocks of `length` items each, the first from item `start` on.
+    """`count` equal blocks of `length` items each; the first block starts at item `start`.
 
     Attributes:
-        label: What the blocks are, such as `layers[0] … layers[35]`; empty if unknown.
+        label: The names of the blocks, such as `layers[0] … layers[35]`; empty if unknown.
         inner: Runs inside the first block.
     """
 
@@ -56,13 +55,13 @@ class Run(Record):
 
 
 def find_runs(items: Sequence[Hashable]) -> tuple[Run, ...]:
-    """Returns the runs of equal blocks, in order; the longest is found first, then those around and inside of it."""
+    """Returns the runs of equal blocks, in order; the longest run is found first, then runs around and inside it."""
     numbers: dict[Hashable, int] = {}
     return tuple(_runs([numbers.setdefault(item, len(numbers)) for item in items], 0, len(items)))
 
 
 def _runs(items: Sequence[int], start: int, end: int) -> Iterator[Run]:
-    """The runs between two items."""
+    """Yields the runs between two items."""
     best = _longest(items, start, end)
     if best is None:
         return
@@ -72,20 +71,20 @@ def _runs(items: Sequence[int], start: int, end: int) -> Iterator[Run]:
 
 
 def _longest(items: Sequence[int], start: int, end: int) -> Run | None:
-    """The run that covers most items; of two that cover the same, the one of the shorter block."""
+    """Returns the run that covers most items; of two that cover as many, the run with the shorter block."""
     found = [run for period in _periods(items, start, end) for run in _of_period(items, start, end, period)]
     return max(found, key=lambda run: (run.length * run.count, -run.length), default=None)
 
 
 def _periods(items: Sequence[int], start: int, end: int) -> list[int]:
-    """Distances at which so many items equal that there may be a run."""
+    """Returns the distances at which enough items are equal for a run."""
     part, longest = torch.tensor(items[start:end], device="cpu"), (end - start) // _LEAST_BLOCKS
     equal = {period: int((part[period:] == part[:-period]).sum()) for period in range(1, longest + 1)}
     return [period for period, count in equal.items() if count >= (_LEAST_BLOCKS - 1) * period]
 
 
 def _of_period(items: Sequence[int], start: int, end: int, period: int) -> Iterator[Run]:
-    """The runs of one period."""
+    """Yields the runs of one period."""
     first = start
     for place in range(start, end - period + 1):
         if place < end - period and items[place] == items[place + period]:
@@ -104,11 +103,11 @@ class GuardGroup(Record):
     """The guards of one name, or of the names of repeated layers.
 
     Attributes:
-        name: What they are about, with the indices of all layers: `layers[0 … 35].weight`.
-        texts: What they say, with that name.
-        count: How many names there are.
-        checks: Dynamo's checks for all of them, counted.
-        guards: The guards themselves, name by name.
+        name: The guarded name, with the indices of all layers: `layers[0 … 35].weight`.
+        texts: The conditions, with that name.
+        count: The number of names.
+        checks: The number of Dynamo's checks for all names.
+        guards: The guards, name by name.
     """
 
     name: str
@@ -120,13 +119,13 @@ class GuardGroup(Record):
 
 @dataclass(frozen=True, slots=True)
 class Folds(Record):
-    """The repeated layers of one program. Runs count the items of the list of that name.
+    """The repeated layers of one program. Each attribute holds runs in the program's list of the same name.
 
     Attributes:
         inputs, captured, outputs, ops, saved: Runs of the records.
         wrapper: Runs of lines.
         graphs: Runs of lines of each graph.
-        guards: The guards by name, those of most checks first.
+        guards: The guards by name; names with the most checks come first.
     """
 
     inputs: tuple[Run, ...] = ()
@@ -185,7 +184,7 @@ def span(first: Sequence[str], last: Sequence[str]) -> str:
 
 
 def without_index(name: str) -> str:
-    """A name without its indices."""
+    """Returns a name with `#` in place of its indices."""
     return _INDEX.sub("[#]", name)
 
 
@@ -210,13 +209,13 @@ def _key_of_op(op: OuterOp) -> Hashable:
 
 
 def _without_node_number(name: str) -> str:
-    """PyTorch numbers the nodes of one op."""
+    """Returns the name of a node without the number that PyTorch adds to nodes of one op."""
     op, _, number = name.rpartition("_")
     return op if op and number.isdigit() else name
 
 
 def fold_graph(graph: Graph) -> tuple[Run, ...]:
-    """Finds repeated layers among the lines of a graph: the same ops of the same sizes, whatever their operands are."""
+    """Finds repeated layers among the lines of a graph: the same ops and sizes, with any operands."""
     parameters = _parameters(graph)
     names = {*parameters, *(node.name for node in graph.nodes)}
     return _fold(
@@ -227,23 +226,23 @@ def fold_graph(graph: Graph) -> tuple[Run, ...]:
 
 
 def _key_of_line(line: str, names: Collection[str]) -> str:
-    """A line without the names of its nodes, and a parameter's without the index of the user's name."""
+    """Returns a line without the names of its nodes, and without the indices in a parameter's user name."""
     shown = without_index(line) if _PARAMETER.match(line) else line
     return _NAME.sub(lambda found: "%" if found[0] in names else _without_node_number(found[0]), shown)
 
 
 def _parameters(graph: Graph) -> dict[str, str]:
-    """The user's name of each parameter of a graph's function."""
+    """Returns the user's name of each parameter of a graph's function."""
     return {found[1]: found[2] for found in map(_PARAMETER.match, graph.text.splitlines()) if found}
 
 
 def _names_in(line: str, parameters: dict[str, str]) -> Iterator[str]:
-    """The user's names of the parameters that a line reads."""
+    """Yields the user's names of the parameters that a line reads."""
     return (parameters[name] for name in _NAME.findall(line.partition("  # ")[0]) if name in parameters)
 
 
 def _names_of_ops(program: Program) -> dict[int, list[str]]:
-    """The user's names of the parameters that the graph reads for each outer op."""
+    """Returns, for each outer op, the user's names of the parameters that the graph reads."""
     found: dict[int, list[str]] = {}
     for graph in program.graphs[:1]:
         lines, parameters = graph.text.splitlines(), _parameters(graph)
@@ -257,7 +256,7 @@ def _names_of_ops(program: Program) -> dict[int, list[str]]:
 
 
 def group_guards(guards: Sequence[Guard]) -> tuple[GuardGroup, ...]:
-    """Puts the guards of one name together, and those of repeated layers; names with the most checks first."""
+    """Groups guards by name, and the names of repeated layers; names with the most checks come first."""
     by_name: dict[str, list[Guard]] = {}
     for guard in guards:
         by_name.setdefault(guard.name or guard.text, []).append(guard)
@@ -278,7 +277,7 @@ def group_guards(guards: Sequence[Guard]) -> tuple[GuardGroup, ...]:
 
 
 def _group(found: Sequence[list[Guard]]) -> GuardGroup:
-    """One group, of the guards of each of its names."""
+    """Returns one group of the guards of several names."""
     name = join_names([guards[0].name for guards in found])
     return GuardGroup(
         name,
@@ -314,17 +313,17 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def run_title(run: Run) -> str:
-    """`x 36, layers[0] … layers[35]`."""
+    """Returns the title of a run, such as `x 36, layers[0] … layers[35]`."""
     return f"x {run.count}" + (f", {run.label}" if run.label else "")
 
 
 def fold_lines(
     show: Callable[[int], Iterator[str]], end: int, runs: Sequence[Run], start: int = 0
 ) -> Iterator[str]:
-    """The lines of items, those of a run below its title: of the first block alone, behind a bar.
+    """Yields the lines of items; of a run, its title, and the lines of its first block behind a bar.
 
     Args:
-        show: The lines of an item.
+        show: Yields the lines of an item.
         end: The first item that is not shown.
         runs: The runs among the items, in order.
         start: The first item.
@@ -339,7 +338,7 @@ def fold_lines(
 
 
 def fold_code(lines: Sequence[str], end: int, runs: Sequence[Run], start: int = 0) -> Iterator[str]:
-    """Lines of code, those of a run between two comments: of the first block alone. Long lines lose their middle."""
+    """Yields lines of code; of a run, the lines of its first block between two comments. Shortens long lines."""
     for run in runs:
         yield from map(shorten, lines[start : run.start])
         indent = lines[run.start][: len(lines[run.start]) - len(lines[run.start].lstrip())]
@@ -351,7 +350,7 @@ def fold_code(lines: Sequence[str], end: int, runs: Sequence[Run], start: int = 
 
 
 def shorten(line: str) -> str:
-    """A line without its middle if it is long."""
+    """Returns a line, without its middle if it is long."""
     if len(line) <= _LONG:
         return line
     return f"{line[:_HEAD]} …{len(line) - _HEAD - _TAIL} more characters… {line[-_TAIL:]}"

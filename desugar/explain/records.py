@@ -1,7 +1,7 @@
-"""What an explanation is made of: frozen records of text and numbers, nothing live.
+"""Records of an explanation: frozen, with text and numbers, and without live objects.
 
-`collect` makes them from a compilation, `text`, `terminal` and `page` show them. `Program.to_dict()` is the same
-as dictionaries, lists, strings and numbers, for tools; its keys are the attributes below.
+`collecting` makes the records of a compilation; `text` and `render` show them. `Program.to_dict()` returns a record as
+dictionaries, lists, strings and numbers, for tools; its keys are the attributes below.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 
 from desugar.ir.record_base import Record
 
-# ---------------------------------------------------------------------------------------- what went in and out
+# --------------------------------------------------------------------------------------- arguments and results
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf(Record):
-    """A tensor, or something that is none, among the arguments or results.
+    """A tensor or another object among the arguments or results.
 
     Attributes:
-        name: As the user names it: a parameter, an attribute path, a field of the wrapper around it.
+        name: The user's name: a parameter, an attribute path, or a field of the wrapper around the leaf.
         kind: "Tensor", the name of a subclass, "constant", "int", "same", "view".
-        size: Extents; one that is symbolic as `s0 (3 here)`.
+        size: Extents as text; a symbolic extent as `s0 (3 here)`.
         dtype, device: Of the tensor.
         requires_grad: Of the tensor.
         metadata: Constant metadata as (name, value); a change recompiles.
         dynamics: Ints as (name, value); symbolic ones change without a recompile.
-        note: What else is to be said.
+        note: The value of an int or constant; the base of a view; the object that a leaf is the same as.
         inner: The inner tensors of a wrapper.
     """
 
@@ -43,14 +43,14 @@ class Leaf(Record):
 
 @dataclass(frozen=True, slots=True)
 class Symbol(Record):
-    """A size or int that may change: its name, where a call's value comes from, and what it was."""
+    """A dynamic size or int: its name, the expression that reads it, and its value in the compiled call."""
 
     name: str
     source: str
     value: int
 
 
-# ------------------------------------------------------------------------------------------------- what it ran
+# ---------------------------------------------------------------------------------------------- ops and graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,15 @@ class OuterOp(Record):
     """An op that the function ran, and the plain ops that it became.
 
     Attributes:
-        number: By which graph nodes refer to it.
+        number: The number by which graph nodes refer to the op.
         name: `torch.nn.functional.linear`, `aten.mul.Tensor`.
         kind: "plain", "rule", "structure", "derived", "tag", "decomposition", "map", "materialize", "inside" (see
             the ops inside), "class" (of a class written by hand).
-        how: The same with names: which rule, and where it is written.
+        how: The kind with names: the rule, and its position in the source.
         operands: Types and sizes of its tensors.
         place: The user's line.
         parent: The op in which it ran.
-        forward, backward: The plain ops that it became, those of ops inside it left out.
+        forward, backward: The plain ops that it became, without the plain ops of ops inside it.
     """
 
     number: int
@@ -101,7 +101,7 @@ class OuterOp(Record):
 
 @dataclass(frozen=True, slots=True)
 class Node(Record):
-    """A node of a graph: its name, what it calls, its line in the graph's text (from 0), the outer op it came from."""
+    """A node of a graph: its name, its target, its line in the graph's text (from 0), the number of its outer op."""
 
     name: str
     target: str
@@ -121,9 +121,9 @@ class Graph(Record):
 
 @dataclass(frozen=True, slots=True)
 class Saved(Record):
-    """What the backward reads: its name in the graph, where it comes from, and the bytes kept for it alone.
+    """A value that the backward reads: its name in the graph, its source, and the bytes saved for it alone.
 
-    Bytes are those of the call that was traced; symbolic sizes may give others.
+    The bytes are counted for the traced call; they depend on symbolic sizes.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Saved(Record):
 
 @dataclass(frozen=True, slots=True)
 class Materialized(Record):
-    """An op that ran on what a subclass materializes to: no rule was there for it."""
+    """An op without a rule, which ran on the materialized value of a subclass."""
 
     cls: str
     op: str
@@ -149,13 +149,13 @@ class Materialized(Record):
 
 @dataclass(frozen=True, slots=True)
 class Guard(Record):
-    """What a call has to meet to run this program.
+    """A condition on the calls that run this program.
 
     Attributes:
         text: The condition, in the user's names.
-        place: The user's line that made it one, if there is one.
-        name: What it is about: a parameter, an attribute path; empty for modes and the like.
-        checks: How many checks of Dynamo's it stands for.
+        place: The user's line that caused the guard, if there is one.
+        name: The guarded object: a parameter or an attribute path; empty for modes and conditions on sizes.
+        checks: The number of Dynamo's checks that the guard covers.
     """
 
     text: str
@@ -169,9 +169,9 @@ class FailedGuard(Record):
     """A guard of an earlier program that a call did not meet.
 
     Attributes:
-        text: The whole in words.
-        name: What it is about, as the user names it; empty for a condition on several sizes, or if Dynamo names none.
-        expected: What the earlier program was compiled for.
+        text: The whole message.
+        name: The user's name of the guarded object; empty for a condition on several sizes, or if Dynamo names none.
+        expected: The value that the earlier program was compiled for.
         got: The value of the call; empty if it is unknown.
     """
 
@@ -182,7 +182,7 @@ class FailedGuard(Record):
 
     @classmethod
     def of(cls, text: str) -> FailedGuard:
-        """Reads `x.size(0): expected 2, got 5`."""
+        """Parses a message such as `x.size(0): expected 2, got 5`."""
         name, found, values = f": {text}".rpartition(": expected ")
         if not found:
             return cls(text)
@@ -192,7 +192,7 @@ class FailedGuard(Record):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut(Record):
-    """A check that the wrapper does without: its line in the text (from 0), what it is, what proves it."""
+    """A check that the wrapper omits: its line in the text (from 0), the check, and its proof."""
 
     line: int
     check: str
@@ -201,12 +201,12 @@ class LeftOut(Record):
 
 @dataclass(frozen=True, slots=True)
 class Cost(Record):
-    """Seconds of one call, medians.
+    """Median seconds of one call.
 
     Attributes:
-        call: Of the wrapper, the compiled graph in it included; without Dynamo's guards.
-        graph: Of the compiled graph in it.
-        rounds: How many calls were measured.
+        call: Seconds of the wrapper, with the compiled graph in it, without Dynamo's guards.
+        graph: Seconds of the compiled graph.
+        rounds: The number of measured calls.
     """
 
     call: float
@@ -215,27 +215,27 @@ class Cost(Record):
 
     @property
     def wrapper(self) -> float:
-        """What is neither graph nor gained."""
+        """Seconds of a call outside the compiled graph."""
         return max(self.call - self.graph, 0.0)
 
     @property
     def share(self) -> float:
-        """The wrapper's part of a call."""
+        """The wrapper's fraction of a call."""
         return self.wrapper / self.call if self.call else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Worth(Record):
-    """The same call in several ways: whether compiling was worth it.
+    """Times of the same call in several ways, and whether compiling was worth it.
 
     `explain --compare` runs each way in a process of its own, `report --compare` all ways after the script's end.
 
     Attributes:
         ways: (way, seconds of a warm call), guards included; a way that failed has None.
-        verdict: What was compared, and in which ways it was right.
-        answer: Yes or no, with how much faster or slower the last way, which is ours, is than each of the others.
+        verdict: The number of compared calls, and the verdict on each way.
+        answer: Yes or no, with the factor by which the last way, ours, is faster or slower than each other way.
         memory: (way, bytes by which a warm call raises the peak of the allocated memory).
-        losses: For each way that is faster than ours or takes less memory: by how much, the cause, and the remedy.
+        losses: For each way that is faster than ours or takes less memory: the difference, the cause, and the remedy.
     """
 
     ways: tuple[tuple[str, float | None], ...]
@@ -251,25 +251,25 @@ class Program(Record):
 
     Attributes:
         name: The function.
-        label: The name, and what tells the program from others of that function; empty if there is no other.
-        reason: Why it was compiled; `failed` says which guard of the newest program before it failed, with both values,
-            and `failures` is the same as data.
-        backend: What compiled the graphs.
-        seconds: How long it took; `stages` are (name, seconds).
-        error: What ended the compilation instead.
-        inputs, captured, outputs: What goes into the graph, through parameters and through modules, closures and
-            globals, and what comes out of it. Python around the graph is Dynamo's, and has its say in the guards alone.
-        aliasing, mutation: What was found, as sentences.
-        symbols, guards: What a call has to meet; Dynamo checks it.
-        sources, ops, graphs: The user's lines, the outer ops and the plain graphs, tied by op numbers.
-        saved: What the backward reads; `saved_bytes` what is kept for it besides inputs and results.
+        label: The name, and facts that distinguish the program from others of the function; empty if there is no other.
+        reason: Why it was compiled. `failed` is the failed guard of the newest program before it, with both values;
+            `failures` holds it as records.
+        backend: The compiler of the graphs.
+        seconds: Seconds of the compilation; `stages` are (name, seconds).
+        error: The error that ended the compilation; empty if there was none.
+        inputs, captured, outputs: The graph's inputs from parameters; its inputs from modules, closures and globals;
+            its results. Python code around the graph appears in the guards alone.
+        aliasing, mutation: The aliasing and the mutations of tensors, as sentences.
+        symbols, guards: Dynamic sizes and ints; the conditions on a call, which Dynamo checks.
+        sources, ops, graphs: The user's lines, the outer ops and the plain graphs, linked by op numbers.
+        saved: The values that the backward reads; `saved_bytes` counts the saved values besides inputs and results.
         wrapper: The generated text.
-        left_out: The checks it does without.
+        left_out: The checks that the wrapper omits.
         materialized: Materializing fallbacks.
-        cost: Measured, or None with the reason in `no_cost`.
-        calls: How often it ran, where that was counted.
-        worth: The same call in eager mode and under `torch.compile`, where that was asked for; or None with the reason
-            in `no_worth`.
+        cost: The measured cost, or None with the reason in `no_cost`.
+        calls: The number of its calls; None if they were not counted.
+        worth: The comparison with eager mode and `torch.compile`; None without `--compare`, or for the reason in
+            `no_worth`.
     """
 
     name: str
@@ -304,24 +304,24 @@ class Program(Record):
 
     @property
     def title(self) -> str:
-        """What the program is called where others are shown beside it."""
+        """The label, or the name of a program without a label."""
         return self.label or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Report(Record):
-    """What was compiled while a script ran.
+    """The compilations during a run of a script.
 
     Attributes:
-        title: What the programs are of.
-        programs: In the order of compilation.
+        title: The name of the script or function.
+        programs: The programs, in the order of compilation.
         materialized: Materializing fallbacks, in programs and in eager mode.
-        versions: Names and versions of what ran it.
-        seconds: How long it ran.
-        not_compiled: Functions that were to be compiled and were not, each with the reason; stock's, too. They ran in
-            eager mode, or raised where `fullgraph=True` asked for that.
-        breaks: Where graphs broke, each line with the reason.
-        slow: Slow paths that were taken, each once with its reason and remedy.
+        versions: The versions of Python and PyTorch, and the device, by name.
+        seconds: Seconds of the run.
+        not_compiled: Functions whose compilation failed, each with the reason, also under other backends. They ran in
+            eager mode, or raised with `fullgraph=True`.
+        breaks: The user's lines with graph breaks, each with the reason.
+        slow: Slow paths that ran, each once with its reason and remedy.
     """
 
     title: str

@@ -19,15 +19,15 @@ from desugar.explain.text import render_text, sections
 
 
 def render(program: Program) -> str:
-    """The text to print: coloured if standard output is a terminal and rich is installed."""
+    """Returns the text to print, with colours if standard output is a terminal and rich is installed."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         return render_rich(program)
     return render_text(program)
 
 
 def render_rich(program: Program, width: int | None = None) -> str:
-    """The sections under rules, Python highlighted."""
-    # Optional, so imported by name: the package itself needs torch and optree only.
+    """Returns the sections as coloured text, with Python code highlighted."""
+    # rich is optional, so it is imported by name.
     console_module, rule, syntax, text = (
         importlib.import_module(f"rich.{name}") for name in ("console", "rule", "syntax", "text")
     )
@@ -51,7 +51,7 @@ def render_rich(program: Program, width: int | None = None) -> str:
 
 
 def render_page(report: Report) -> str:
-    """The page as text."""
+    """Returns the HTML text of a report's page."""
     template = Template(_asset("page.html"))
     folds = [fold_program(program).to_dict() for program in report.programs]
     return template.substitute(
@@ -64,7 +64,7 @@ def render_page(report: Report) -> str:
 
 
 def render_frame(page: str, title: str) -> str:
-    """A page inside of another: a frame that is not of the other's origin, and fetches nothing."""
+    """Returns a sandboxed iframe that holds a page; the frame has an origin of its own and fetches nothing."""
     return (
         f'<iframe title="{html.escape(title)}" sandbox="allow-scripts" loading="lazy" '
         f'style="width: 100%; height: 42rem; border: 0; resize: vertical; overflow: auto" '
@@ -73,7 +73,7 @@ def render_frame(page: str, title: str) -> str:
 
 
 def embed(data: object) -> str:
-    """JSON that may stand inside of a script element: nothing in it ends the element or opens a comment."""
+    """Returns data as JSON for a script element; no character in it can end the element or open a comment."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,4 +1,4 @@
-"""An explanation as text: titled sections, each lines of prose or Python."""
+"""Formats an explanation as text: titled sections of prose or Python."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from desugar.explain.records import (
     Saved,
 )
 
-_MOST = 20  # fallbacks that a terminal is shown
-_MOST_GUARDS = 100  # and guards; each module and parameter has some
+_MOST = 20  # the most fallbacks that a terminal shows
+_MOST_GUARDS = 100  # the most guards that a terminal shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Section:
 
 
 def render_text(program: Program, *, folded: bool = True) -> str:
-    """Everything about one program; `folded=False` prints each repeated layer."""
+    """Returns all sections about one program as text; `folded=False` shows each repeated layer."""
     found = sections(program, folded=folded)
     return "\n\n".join(f"== {section.title} ==\n{section.body}" for section in found) + "\n"
 
@@ -41,7 +41,7 @@ def render_text(program: Program, *, folded: bool = True) -> str:
 
 
 def sections(program: Program, *, folded: bool = True) -> Iterator[Section]:
-    """The sections about one program."""
+    """Yields the sections about one program."""
     yield Section(program.title, "\n".join(_overview(program)))
     if program.error:
         yield Section("Not compiled", program.error)
@@ -83,7 +83,7 @@ def _overview(program: Program) -> Iterator[str]:
 
 
 def _other_ways(program: Program) -> Iterator[str]:
-    """Whether compiling was worth it, where that was asked for."""
+    """Yields the lines about other ways to run the program, if they were timed."""
     worth = program.worth
     if worth is not None:
         ways = [f"{name} {'failed' if t is None else duration(t)}" for name, t in worth.ways]
@@ -109,7 +109,7 @@ def _leaves(leaves: Sequence[Leaf], runs: Sequence[Run], arrow: str = "") -> Ite
 
 
 def leaf_lines(leaf: Leaf, indent: str = "", arrow: str = "") -> Iterator[str]:
-    """A leaf and what is inside it, one line each."""
+    """Yields a line for a leaf, and one for each of its fields and inner tensors."""
     yield f"{indent}{arrow}{leaf.name}: {leaf_text(leaf)}"
     indent += "    "
     yield from (f"{indent}{name} = {value}  (constant)" for name, value in leaf.metadata)
@@ -119,7 +119,7 @@ def leaf_lines(leaf: Leaf, indent: str = "", arrow: str = "") -> Iterator[str]:
 
 
 def leaf_text(leaf: Leaf) -> str:
-    """A leaf in a few words."""
+    """Returns a leaf in a few words."""
     if not leaf.dtype:
         return f"{leaf.kind} {leaf.note}" if leaf.kind in ("int", "constant") else leaf.note
     size = f"[{', '.join(leaf.size)}]"
@@ -190,7 +190,7 @@ def _guard_text(text: str, guard: Guard) -> str:
 
 
 def render_report_text(report: Report) -> str:
-    """A report in a terminal's lines: a line per program, what was not compiled, and what was materialized."""
+    """Formats a report for a terminal: programs, failed compilations, graph breaks, slow paths and fallbacks."""
     lines = [f"{report.title}: {count(len(report.programs), 'program')} in {duration(report.seconds)}"]
     for number, program in enumerate(report.programs, 1):
         calls = "" if program.calls is None else f", {count(program.calls, 'call')}"
@@ -212,39 +212,39 @@ def render_report_text(report: Report) -> str:
 
 
 def materialized_text(found: Materialized) -> str:
-    """One materializing fallback."""
+    """Formats one materializing fallback."""
     times = f", {found.count} times" if found.count > 1 else ""
     when = "" if found.traced else " in eager mode"
     return f"{found.op} on {found.cls}{times}{when}, {place_text(found.place)}"
 
 
 def place_text(place: Place | None) -> str:
-    """A line of the user's code."""
+    """Formats a line of the user's code, with its file and number."""
     if place is None:
         return "where no line of yours is on the stack"
     return f"{_short(place.file)}:{place.line}: {place.text}"
 
 
 def _short(file: str) -> str:
-    """A path from the working directory, if it is below it."""
+    """Returns the path of a file, relative to the working directory if the file is below it."""
     path, here = Path(file), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the largest unit that gives at least 1."""
+    """Formats seconds in the largest unit that gives at least 1."""
     larger = ((unit, factor) for unit, factor in (("s", 1.0), ("ms", 1e3)) if seconds * factor >= 1)
     unit, factor = next(larger, ("µs", 1e6))
     return f"{seconds * factor:.3g} {unit}"
 
 
 def percent(share: float) -> str:
-    """A fraction as a percentage."""
+    """Formats a fraction as a percentage."""
     return "< 1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 
 def bytes_text(nbytes: int) -> str:
-    """Bytes with a unit."""
+    """Formats bytes with a unit."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= factor:
             return f"{nbytes / factor:.3g} {unit}"
@@ -252,5 +252,5 @@ def bytes_text(nbytes: int) -> str:
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """A number and its noun."""
+    """Formats a number and its noun."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

@@ -1,1 +1,1 @@
-"""Makes the records of an explanation from what a compilation left: arguments, graphs, guards, costs, labels."""
+"""Makes the records of an explanation from a compilation: arguments, graphs, guards, costs, labels."""

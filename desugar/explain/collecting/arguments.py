@@ -1,4 +1,4 @@
-"""Arguments and results as records: sizes, metadata, symbols."""
+"""Describes arguments and results as records: sizes, metadata, symbols."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from subclasses.layout import field_name
 
 
 def describe_inputs(names: Names, *, captured: bool) -> tuple[Leaf, ...]:
-    """The arguments from parameters, or those captured; see `Names.arguments`."""
+    """Returns the arguments from parameters, or the captured leaves; see `Names.arguments`."""
     items = names.inputs.fake_items
     values = names.arguments(captured=captured)
     return tuple(_leaf(name, value, items, names, is_input=True) for name, value in values.items())
 
 
 def describe_results(names: Names) -> tuple[Leaf, ...]:
-    """The results that the user sees."""
+    """Returns the results that the function returns to the user."""
     items = dict(enumerate(names.outputs.items))
     return tuple(_leaf(name, value, items, names) for name, value in names.results().items())
 
@@ -63,7 +63,7 @@ def _leaf(name: str, value: Value, items: Mapping[int, Any], names: Names, is_in
 
 
 def _outer_size(value: Wrapper, names: Names, is_input: bool) -> Sequence[Any]:
-    """The outer size; that of an argument in the symbols of its inner tensors, from which its class computes it."""
+    """Returns the outer size; for an argument, its class computes the size from its inner tensors and their symbols."""
     is_computed = issubclass(value.cls, TensorSubclass) and not any(isinstance(e, Slot) for e in value.size)
     if not is_input or not is_computed:
         return value.size
@@ -81,17 +81,17 @@ def _metadata(value: Wrapper) -> Iterator[tuple[str, str]]:
 
 
 def _extent(extent: Any, items: Mapping[int, Any]) -> str:
-    """A slot, an int or a symbol as text."""
+    """Formats a slot, an int or a symbol."""
     return extent_text(items[extent.index] if isinstance(extent, Slot) else extent)
 
 
 def extent_text(extent: Any) -> str:
-    """An int as it is, a symbol with its value in the call that was compiled."""
+    """Formats an int unchanged, and a symbol with its value in the compiled call."""
     return f"{extent} ({hint(extent)} here)" if isinstance(extent, SymInt) else str(extent)
 
 
 def dtype_text(tensor: Any) -> str:
-    """The dtype of a tensor, or of the record of one, without `torch.`."""
+    """Returns the dtype of a tensor, or of the record of one, without `torch.`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -101,7 +101,7 @@ def _short(value: Any) -> str:
 
 
 def describe_symbols(names: Names, sources: Sequence[str]) -> tuple[Symbol, ...]:
-    """The symbols of a program; `sources` are the user's names of the flat inputs."""
+    """Returns the symbols of a program; `sources` are the user's names of the flat inputs."""
     found: dict[str, Symbol] = {}
     for slot, source in enumerate(sources):
         item = names.inputs.fake_items[slot]

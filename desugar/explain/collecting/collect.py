@@ -19,10 +19,10 @@ _LEFT_OUT = re.compile(r" *# left out: (?P<check>.+?): (?P<proof>.+)")
 
 
 def collect_program(recording: Recording, backend: str = "") -> Program:
-    """The record of a compilation that has just ended, without guards, calls and costs, which come later.
+    """Returns the record of a compilation that has just ended, without guards, calls and costs, which come later.
 
     Args:
-        recording: The compilation, with its inputs still there.
+        recording: The compilation, whose inputs are still alive.
         backend: The name of the backend that compiled the graphs.
     """
     stages: Counter[str] = Counter()
@@ -71,7 +71,7 @@ def collect_program(recording: Recording, backend: str = "") -> Program:
 def merge_materialized(
     found: Iterable[tuple[str, str, Line | None]], *, traced: bool
 ) -> tuple[Materialized, ...]:
-    """Materializing fallbacks; those of one op on one line are counted together."""
+    """Returns materializing fallbacks; equal fallbacks of one op on one line are counted together."""
     counts = Counter(found)
     return tuple(
         Materialized(cls, op, describe_place(line), number, traced)
@@ -80,6 +80,6 @@ def merge_materialized(
 
 
 def describe_left_out(text: str) -> tuple[LeftOut, ...]:
-    """The skipped checks that the comments of a generated text name, by line."""
+    """Returns the omitted checks that the comments of a generated text name, by line."""
     lines = enumerate(map(_LEFT_OUT.match, text.splitlines()))
     return tuple(LeftOut(number, found["check"], found["proof"]) for number, found in lines if found)

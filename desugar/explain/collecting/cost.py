@@ -1,4 +1,4 @@
-"""The cost of calls of a program: of the user's calls, or of calls that are made to measure it."""
+"""Measures the cost of a program's calls: of the user's calls, or of calls made for the measurement."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _SAMPLES = 1000  # calls of one program whose times a meter stores
 
 
 def measure_cost(program: Program, outputs: Outputs, given: Sequence[Any]) -> Cost | str:
-    """The cost of a call of a program with the leaves that it was made for, or why it is not measured.
+    """Returns the cost of a call of a program with the leaves that it was compiled for, or why it is not measured.
 
-    The program is run many times, and measures its calls from then on. Random numbers go on as if it had not been run.
+    The program runs many times, and its later calls are measured, too. The state of random generators is restored.
     """
     if outputs.has_effects:
         return "it writes to its arguments, and a measurement calls it many times"
@@ -53,10 +53,10 @@ class Meter:
 
     @property
     def cost(self) -> Cost | None:
-        """Medians, without the first call where there are others.
+        """The median cost of the calls; the first call is left out if there are others.
 
-        The wrapper's part is the median of the differences, call by call: the difference of two medians would be that
-        of two calls, which differ by more than a wrapper where the machine is busy or sizes vary.
+        The wrapper's time is the median of the differences, call by call. The difference of two medians would compare
+        two calls. On a busy machine, or if sizes vary, two calls differ by more than a wrapper.
         """
         whole, graph = (times[1:] or times for times in (self.whole, self.graph))
         if not whole:
@@ -71,7 +71,7 @@ def attach_meter(program: Any, wait: Callable[[], None] = lambda: None) -> Meter
 
     Args:
         program: The program.
-        wait: Is called before a time is taken, such as `torch.cuda.synchronize`.
+        wait: Called before each reading of the clock, such as `torch.cuda.synchronize`.
     """
     meter, run, scope = Meter(), program.run, inspect.unwrap(program.run).__globals__
     compiled = scope.get(_GRAPH)

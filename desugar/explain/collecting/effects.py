@@ -1,4 +1,4 @@
-"""Aliasing and mutation as sentences, and the tensors that are saved for the backward."""
+"""Describes aliasing and mutation as sentences, and the tensors that are saved for the backward."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from subclasses.layout import field_name
 
 
 def with_inner(named: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Named live leaves, then the inner tensors of those that are wrappers, level by level."""
+    """Yields named live leaves, then the inner tensors of the wrappers among them, level by level."""
     waiting = list(named)
-    for name, leaf in waiting:  # which grows
+    for name, leaf in waiting:  # the list grows
         yield name, leaf
         if is_wrapper(leaf):
             waiting += [(f"{name}.{field_name(field)}", getattr(leaf, field)) for field in inner_names(leaf)]
 
 
 def describe_aliasing(names: Names, leaves: Sequence[Any]) -> Iterator[str]:
-    """Which tensors share memory: in the call that was compiled, among the inputs, between inputs and results."""
+    """Yields which tensors share memory: in the compiled call, among the inputs, between inputs and results."""
     places: dict[int, list[str]] = {}
     for name, leaf in with_inner([(names.of("input", n), leaf) for n, leaf in enumerate(leaves)]):
         if isinstance(leaf, Tensor) and not is_wrapper(leaf):
@@ -60,7 +60,7 @@ def _shared(places: dict[int, list[str]], how: str) -> Iterator[str]:
 
 
 def describe_mutation(names: Names) -> Iterator[str]:
-    """What the function changes, and how the program does it."""
+    """Yields the mutations of the function, and how the program applies them."""
     outputs = names.outputs
     for leaf, _ in outputs.writes:
         yield f"{names.of('input', leaf)} is written to; copy_ after the graph, so that autograd records it"
@@ -76,7 +76,7 @@ def describe_mutation(names: Names) -> Iterator[str]:
 
 
 def describe_saved(variants: Any, names: Names) -> Iterator[Saved]:
-    """What the backward reads, and from where."""
+    """Yields the values that the backward reads, and their sources."""
     if variants is None:
         return
     partitioned = variants.partitioned

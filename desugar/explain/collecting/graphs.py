@@ -1,4 +1,4 @@
-"""Graphs as Python functions that run by themselves, the outer ops, and the user's functions."""
+"""Describes graphs as self-contained Python functions, the outer ops, and the user's functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from subclasses._torch import OpOverload
 # ----------------------------------------------------------------------------------------------------- graphs
 
 _INSTALLED = (
-    f"{Path(__file__).resolve().parents[2]}{os.sep}"  # rules of this project's classes are named from here
+    f"{Path(__file__).resolve().parents[2]}{os.sep}"  # files of this project's rules are named relative to it
 )
 _HEADER = ["import torch", "from torch import device, inf, nan", "", ""]
 _FREED = re.compile(r";\s+\w+(?: = \w+)* = None$")
@@ -33,12 +33,12 @@ _TARGET = re.compile(r"^    (\w+)(?:\s*:\s*[^=]+)? = ")
 
 
 def describe_graph(name: str, module: fx.GraphModule, arguments: Sequence[str]) -> Graph:
-    """One graph: its text, and which line and which outer op each node belongs to.
+    """Describes a graph: its text, and the line and the outer op of each node.
 
     Args:
-        name: What to call it.
+        name: The name of the graph.
         module: The graph.
-        arguments: What the user calls each of its arguments.
+        arguments: The user's name of each argument.
     """
     lines = [*_HEADER, *_function(name, module, arguments)]
     at = {found[1]: n for n, line in enumerate(lines) if (found := _TARGET.match(line))}
@@ -61,9 +61,9 @@ def _attributes(module: fx.GraphModule) -> dict[str, Any]:
 
 
 def _function(name: str, module: fx.GraphModule, arguments: Sequence[str] = ()) -> Iterator[str]:
-    """A graph as a function; the graphs that higher-order ops call are functions inside of it.
+    """Yields the lines of a graph as a function; the graphs that higher-order ops call are nested functions.
 
-    With `arguments`, each parameter is on a line with its user's name.
+    With `arguments`, each parameter is on a line with the user's name of it.
     """
     inside = _attributes(module)
     takes_self = not all(isinstance(attribute, fx.GraphModule) for attribute in inside.values())
@@ -85,7 +85,7 @@ def _function(name: str, module: fx.GraphModule, arguments: Sequence[str] = ()) 
 
 
 def tensor_text(value: Tensor) -> str:
-    """A tensor's dtype and size, as `float32[2, 3]`."""
+    """Returns a tensor's dtype and size, as `float32[2, 3]`."""
     return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.size()))}]"
 
 
@@ -99,7 +99,7 @@ def _shown(node: fx.Node) -> str:
 
 
 def describe_ops(ops: Sequence[Op], joint: fx.GraphModule) -> tuple[OuterOp, ...]:
-    """The ops that the function ran, each with its plain ops; ops without any are dropped."""
+    """Returns the ops that the function ran, each with its plain ops; drops ops without plain ops or ops inside."""
     plain: dict[tuple[int, bool], list[str]] = {}
     for node in joint.graph.nodes:
         if OP in node.meta and node.op == "call_function":
@@ -123,13 +123,13 @@ def describe_ops(ops: Sequence[Op], joint: fx.GraphModule) -> tuple[OuterOp, ...
 
 
 def kind_of(how: str) -> str:
-    """The first word of how an op was run."""
+    """Returns the kind of an op from the description of how it ran."""
     word = how.split()[0]
     return "class" if word == "__torch_dispatch__" else "rule" if word == "two" else word
 
 
 def describe_place(line: Line | None) -> Place | None:
-    """A line with its text."""
+    """Returns a line with its text."""
     if line is None:
         return None
     return Place(line.filename, line.number, linecache.getline(line.filename, line.number).strip())
@@ -139,7 +139,7 @@ def describe_place(line: Line | None) -> Place | None:
 
 
 def describe_sources(lines: Iterable[Line | None]) -> tuple[Source, ...]:
-    """The user's functions that the lines are in."""
+    """Returns the user's functions that contain the lines."""
     spans: dict[tuple[str, str, int], int] = {}
     for line in lines:
         if line is not None:
@@ -151,7 +151,7 @@ def describe_sources(lines: Iterable[Line | None]) -> tuple[Source, ...]:
 
 
 def _source(filename: str, function: str, first: int, last: int) -> Source:
-    """A function's text; of a module, a lambda or a comprehension, the lines up to the last one that ran."""
+    """Returns a function's text; for a module, lambda or comprehension, the lines up to the last that ran."""
     every, end = linecache.getlines(filename), last
     if function.endswith(">"):
         first = max(first, last - 20)
@@ -161,6 +161,6 @@ def _source(filename: str, function: str, first: int, last: int) -> Source:
 
 
 def _definition(lines: list[str], function: str, last: int) -> int:
-    """The line up to `last` where a function of that name begins; `last` if none does, as for a lambda."""
+    """Returns the nearest line up to `last` that defines a function of that name; `last` for a lambda and the like."""
     head = re.compile(rf"\s*(?:async )?def {re.escape(function.rpartition('.')[2])}\b")
     return next((n for n in range(min(last, len(lines)), 0, -1) if head.match(lines[n - 1])), last)

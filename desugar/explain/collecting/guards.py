@@ -1,8 +1,9 @@
-"""Dynamo's guards in the user's names.
+"""Describes Dynamo's guards in the user's names.
 
-Dynamo builds the guards of a frame after the backend has returned. So they are collected when a compilation ends, and
-described later. Guards on the internals of Python and PyTorch (a builtin is the same one, a module's `_parameters` is a
-dict, an object has no method of its own) are counted together: they fail only if somebody patches those.
+Dynamo builds the guards of a frame after the backend has returned. So `take_guards` collects them when a compilation
+ends, and `TakenGuards.describe` formats them later. Guards on the internals of Python and PyTorch are counted together,
+since they fail only if somebody patches these. Examples: a builtin is the same object, a module's `_parameters` is a
+dict, an object has no method of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class TakenGuards:
     """The guards of one compilation; Dynamo fills them in after the compilation has ended.
 
     Attributes:
-        what: What the user compiled.
+        what: The function or module that the user compiled.
         guards: Dynamo's own records; empty for a program that Dynamo does not guard.
         sizes: Conditions on sizes as Dynamo writes them, each with the user's line; filled when guards are built.
         leaves: The records of arguments and inner tensors, by the user's names.
@@ -47,7 +48,7 @@ class TakenGuards:
     files: tuple[str, ...]
 
     def describe(self) -> tuple[Guard, ...]:
-        """The guards, each text once."""
+        """Returns the guards, each text once."""
         if not self.guards:
             alike = (
                 "types, metadata, dtypes and modes are what they were, and so is which arguments share memory"
@@ -70,7 +71,7 @@ class TakenGuards:
         return tuple(found.values())
 
     def _name(self, guard: Any) -> str:
-        """What a guard is about, in the user's names; empty for a mode."""
+        """Returns the user's name of the guarded object; empty for a mode."""
         name, kind = readable(guard.name, self.what), guard.create_fn_name()
         if kind == "EMPTY_NN_MODULE_HOOKS_DICT":
             return name.rpartition(".")[0]
@@ -79,7 +80,7 @@ class TakenGuards:
     def _texts(self, guard: Any) -> Iterator[str]:
         name, kind = readable(guard.name, self.what), guard.create_fn_name()
         if kind == "TENSOR_MATCH":
-            if not name.endswith("_carrier"):  # what holds a dynamic int is no tensor of the user's
+            if not name.endswith("_carrier"):  # the carrier of a dynamic int is no tensor of the user's
                 yield f"{name}: {leaf_text(self.leaves[name]) if name in self.leaves else 'a tensor as it was'}"
         elif kind == "TENSOR_SUBCLASS_METADATA_MATCH":
             yield from _metadata(name, self.leaves.get(name))
@@ -91,25 +92,25 @@ class TakenGuards:
             yield from (_in_words(code, self.what) for code in guard.code_list or ())
 
     def _of_size(self, text: str) -> Guard:
-        """A condition on sizes."""
+        """Returns the guard of a condition on sizes."""
         return Guard(readable(text.partition("  # ")[0].strip(), self.what), self._place_of_size(text))
 
     def _place_of_size(self, text: str) -> Place | None:
-        """The user's line that asked about a size; Dynamo shortens the file name from the left."""
+        """Returns the user's line that guarded a size; Dynamo shortens the file name from the left."""
         found = _SIZE_LINE.search(text)
-        if found is None or "0/1 specialization" in text:  # which is on the first line that uses the size
+        if found is None or "0/1 specialization" in text:  # its line is the first that uses the size
             return None
         whole = next((file for file in self.files if file.endswith(found["file"])), None)
         return None if whole is None else Place(whole, int(found["number"]), found["line"].strip())
 
 
 def _checks(guard: Any, texts: int = 1) -> int:
-    """How many of Dynamo's checks each of the texts of a guard stands for; Dynamo may list a check twice."""
+    """Returns how many of Dynamo's checks each text of a guard covers; Dynamo may list a check twice."""
     return max(len(set(guard.code_list or ())) // max(texts, 1), 1)
 
 
 def _add(found: dict[str, Guard], guard: Guard) -> None:
-    """Adds a guard; one that says the same as an earlier one adds its checks to that."""
+    """Adds a guard; if an earlier guard has the same text, the checks are added to the earlier guard."""
     known = found.get(guard.text)
     found[guard.text] = guard if known is None else replace(known, checks=known.checks + guard.checks)
 
@@ -136,7 +137,7 @@ def _is_about_inner_workings(guard: Any) -> bool:
 
 
 def _place(guard: Any) -> Place | None:
-    """The user's line that read a value; a tensor or a mode is read by any line."""
+    """Returns the user's line that read a value; None for a tensor or a mode, which any line reads."""
     if _ABOUT_VALUES.match(guard.create_fn_name()) is None:
         return None
     frames = [frame for frame in guard.user_stack or () if is_users_file(frame.filename)]
@@ -170,16 +171,16 @@ def _metadata(name: str, leaf: Leaf | None) -> Iterator[str]:
 
 
 def _in_words(code: str, what: Any) -> str:
-    """The meaning of a guard, in the user's names."""
+    """Returns the meaning of a guard, in the user's names."""
     found = ((pattern.match(code), meaning) for pattern, meaning in _CODES)
     return readable(next((match.expand(meaning) for match, meaning in found if match), code), what)
 
 
 def take_guards(recording: Recording, record: Program) -> TakenGuards:
-    """The guards of a compilation that has just ended, without those that `desugar.compile` filters out.
+    """Returns the guards of a compilation that has just ended, without the guards that `desugar.compile` filters out.
 
     Args:
-        recording: The compilation, with its arguments still there.
+        recording: The compilation, whose arguments are still alive.
         record: Its record.
     """
     context = private.CompileContext.try_get()
@@ -199,7 +200,7 @@ def take_guards(recording: Recording, record: Program) -> TakenGuards:
 
 
 def _wrappers(recording: Recording) -> dict[str, Any]:
-    """The wrappers among the arguments and inside of them, by Dynamo's names."""
+    """Returns the wrappers among the arguments and inside them, by Dynamo's names."""
     named = zip(private.source_names(recording.graph), recording.args, strict=True)
     return {name: leaf for name, leaf in with_inner(list(named)) if is_wrapper(leaf)}
 

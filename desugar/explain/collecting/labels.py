@@ -1,4 +1,4 @@
-"""Labels that tell the programs of one function apart: by the guard that failed, by size, dtype, metadata, or line."""
+"""Labels the programs of one function with the facts that differ: a failed guard, size, dtype, metadata, or line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def name_apart(programs: Sequence[Program]) -> tuple[Program, ...]:
 
 
 def _difference(program: Program, place: int, facts: Sequence[Facts]) -> str:
-    """Facts that no other program of the function has; with the program's number, if three facts do not suffice."""
+    """Returns facts that no other program of the function has; with the program's number, if three do not suffice."""
     own, others = facts[place], [found for n, found in enumerate(facts) if n != place]
     chosen = []
     for name in _candidates(program, own, facts):
@@ -41,7 +41,7 @@ def _difference(program: Program, place: int, facts: Sequence[Facts]) -> str:
 
 
 def _candidates(program: Program, own: Facts, facts: Sequence[Facts]) -> list[str]:
-    """Names of facts: the line first, then those of the failed guard of the program, then the rarest."""
+    """Returns names of facts: the line first, then the names in the program's failed guard, then the rarest."""
     failed = ["where", *(name for name, value in _failed(program) if value != "any")]
     sharing = {name: sum(other.get(name) == value for other in facts) for name, value in own.items()}
     return sorted(own, key=lambda name: (name != "line", name not in failed, sharing[name]))
@@ -55,7 +55,7 @@ def _say(name: str, value: str) -> str:
 
 
 def _facts(program: Program) -> Iterator[tuple[str, str]]:
-    """Names and values that may differ between two programs of a function; a value that a program has comes last."""
+    """Yields names and values that may differ between two programs of a function; of a name, the last value counts."""
     yield from _failed(program)
     if program.error:
         yield "error", program.error.partition("\n")[0]
@@ -75,20 +75,20 @@ def _facts(program: Program) -> Iterator[tuple[str, str]]:
 
 
 def _failed(program: Program) -> Iterator[tuple[str, str]]:
-    """What a guard of an earlier program was about, and the value that this program was compiled for."""
+    """Yields the name in a failed guard of an earlier program, and the value that this program was compiled for."""
     for failed in map(FailedGuard.of, program.failed):
         if failed.name and failed.got:
             yield failed.name, "any" if _is_in_a_range(program, failed.name) else failed.got
 
 
 def _is_in_a_range(program: Program, name: str) -> bool:
-    """Whether guards compare a value, and do not ask for one: `type(k) is int` and `k <= 2`."""
+    """Whether guards bound a value and do not require one value: `type(k) is int` and `k <= 2`."""
     about = [guard.text for guard in program.guards if name in re.split(r"[() ]", guard.text)]
     return bool(about) and not any(text.startswith(f"{name} == ") for text in about)
 
 
 def _facts_of_leaf(name: str, leaf: Leaf) -> Iterator[tuple[str, str]]:
-    """What is known of a leaf and of its inner tensors."""
+    """Yields the facts of a leaf and of its inner tensors."""
     if not leaf.dtype:
         if leaf.note:
             yield name, _value(leaf.note)
@@ -105,5 +105,5 @@ def _facts_of_leaf(name: str, leaf: Leaf) -> Iterator[tuple[str, str]]:
 
 
 def _value(text: str) -> str:
-    """An extent; a symbolic one takes any value."""
+    """Returns an extent; "any" for a symbolic extent."""
     return "any" if text.endswith(" here)") else text

@@ -15,11 +15,11 @@ _EXTENT = re.compile(r"\.(size|stride)\(\d+\)$")
 
 
 class Names:
-    """Names of what one compilation is about.
+    """The user's names for one compilation.
 
     Attributes:
         inputs, outputs: The compiler's records of arguments and results.
-        places: Slot of a plain tensor among the inputs -> where it is, with the user's names.
+        places: Input slot of a plain tensor -> the user's expressions of it.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -36,22 +36,22 @@ class Names:
                 self.places.setdefault(slot, []).append(self.of("input", number, *path))
 
     def of(self, kind: str, number: int, *path: str) -> str:
-        """The name of an input or result leaf, or of an attribute of it; hidden results have none."""
+        """Returns the name of an input or result leaf, or of its attribute; a hidden result has only its number."""
         names = self._names[kind]
         return ".".join(
             [names[number] if number < len(names) else f"{kind} {number}", *map(field_name, path)]
         )
 
     def of_source(self, value: Same | View) -> str:
-        """The name of the leaf that another leaf is, or is a view of."""
+        """Returns the name of the leaf that another leaf is the same object as, or a view of."""
         return self.of(value.of, value.index)
 
     def place(self, slot: int, default: str) -> str:
-        """Where a plain tensor among the inputs is, first of all."""
+        """Returns the user's first expression of the plain tensor in an input slot."""
         return self.places.get(slot, [default])[0]
 
     def slots(self) -> list[str]:
-        """The source of each flat input: the attribute path of a tensor, the expression that reads an int."""
+        """Returns the source of each flat input: the attribute path of a tensor, the expression that reads an int."""
         found = []
         for slot in range(len(self.inputs.flat.items)):
             origin = self.inputs.origins[slot]
@@ -59,9 +59,9 @@ class Names:
         return found
 
     def arguments(self, *, captured: bool) -> dict[str, Value]:
-        """Input leaves by name: those of parameters, or those captured by modules, closures, globals and rules.
+        """Returns input leaves by name: parameters, or the leaves captured by modules, closures, globals and rules.
 
-        Sizes, which Dynamo passes beside the tensors that have them, are in neither.
+        The sizes that Dynamo passes beside their tensors are in neither.
         """
         named = [(n, self.of("input", n), value) for n, value in enumerate(self.inputs.values)]
         return {
@@ -71,12 +71,12 @@ class Names:
         }
 
     def results(self) -> dict[str, Value]:
-        """Result leaves by name."""
+        """Returns result leaves by name."""
         return {self.of("output", n): value for n, value in enumerate(self.outputs.visible)}
 
 
 def _is_captured(graph: fx.GraphModule, number: int, name: str) -> bool:
-    """True for an argument of a graph that is no parameter's, and for a module's."""
+    """Whether a graph input is no argument of the function, or belongs to a module."""
     nodes = graph.graph.find_nodes(op="placeholder")
     if number >= len(nodes):
         return not name.startswith("gradient")
