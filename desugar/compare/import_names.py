@@ -1,4 +1,4 @@
-"""`MODULE:NAME` on a command line, to the object that it names."""
+"""Finds the object that `MODULE:NAME` on a command line names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class TargetError(ValueError):
-    """What stands on the command line names nothing that can be used; says what was expected."""
+    """The command line names no usable object; the message has the expected form."""
 
 
 def find_target(text: str, default_module: ModuleType | None = None) -> tuple[ModuleType, Any]:
-    """The module and the object of `MODULE:NAME`; a module may be dotted or a file, a name may be dotted.
+    """Returns the module and the object of `MODULE:NAME`; a module may be dotted or a file, a name may be dotted.
 
     Raises:
         TargetError: There is no such module or name, or the text has another form.
@@ -50,10 +50,10 @@ def find_target(text: str, default_module: ModuleType | None = None) -> tuple[Mo
 
 
 def load_module(name: str) -> ModuleType:
-    """A module by its dotted name from here, or by its file.
+    """Imports a module by its dotted name, relative to the working directory, or by its file.
 
     Raises:
-        TargetError: There is none. Errors of the module's own code pass through.
+        TargetError: There is no such module. Errors of the module's own code propagate.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -79,10 +79,10 @@ def load_module(name: str) -> ModuleType:
 
 
 def find_factory(text: str, default_module: ModuleType | None = None) -> Any:
-    """The function of `MODULE:NAME`, which is called with nothing and makes something.
+    """Returns the function of `MODULE:NAME`, which returns a value and has no required parameter.
 
     Raises:
-        TargetError: It names something else.
+        TargetError: `MODULE:NAME` is another kind of object.
     """
     factory = find_target(text, default_module)[1]
     if not callable(factory):
@@ -96,19 +96,19 @@ def find_factory(text: str, default_module: ModuleType | None = None) -> Any:
 
 
 def find_calls(module: ModuleType, fn: Any, inputs: str | None, name: str) -> list[Call]:
-    """The arguments to call a function with: those that a function of the user's makes, or none.
+    """Returns the arguments of calls of a function, from a factory of the user's; no arguments without a factory.
 
-    That function returns the arguments of one call: a tuple, a list, one value, or a dict of arguments by name. For
+    The factory returns the arguments of one call: a tuple, a list, one value, or a dict of arguments by name. For
     several calls it yields them, or returns a list of tuples (or of dicts).
 
     Args:
         module: Where the function is.
         fn: The function or module.
-        inputs: The name of the function that makes the arguments; by default `NAME_inputs`, if the module has it.
-        name: What the function is called there.
+        inputs: The name of the factory; by default `NAME_inputs`, if the module has it.
+        name: The name of the function in the module.
 
     Raises:
-        TargetError: The function needs arguments and nothing makes them.
+        TargetError: The function needs arguments and there is no factory, or the arguments do not fit.
     """
     if not callable(fn):
         raise TargetError(f"expected a function or module, got {type(fn).__name__}")
@@ -141,7 +141,7 @@ def _check_fits(fn: Any, name: str, inputs: str, args: tuple[Any, ...], kwargs: 
 
 
 def inputs_beside(module: ModuleType, name: str) -> str | None:
-    """The name of the function of a module that makes the arguments of another one; None if it has none."""
+    """Returns the name of the factory of a function's arguments in a module; None if there is none."""
     return f"{name}_inputs" if hasattr(module, f"{name}_inputs") else None
 
 
@@ -160,7 +160,7 @@ def _call(made: Any) -> Call:
 
 
 def needed_by(fn: Any) -> list[str]:
-    """The parameters of a function, or of a module's forward, that have no default."""
+    """Returns the parameters of a function, or of a module's forward, that have no default."""
     signature = signature_of(fn)
     parameters = () if signature is None else signature.parameters.values()
     return [
@@ -169,7 +169,7 @@ def needed_by(fn: Any) -> list[str]:
 
 
 def signature_of(fn: Any) -> inspect.Signature | None:
-    """The signature of a function, or of a module's forward; None for a builtin that has none."""
+    """Returns the signature of a function, or of a module's forward; None for a builtin that has none."""
     try:
         return inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
     except (TypeError, ValueError):

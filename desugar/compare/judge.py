@@ -1,4 +1,4 @@
-"""Eager mode as the judge: finds the first difference between two outcomes of one call."""
+"""Compares outcomes of the same call with eager mode's, and finds the first difference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float32: (1.3e-6, 1e-5),
     torch.float64: (1e-7, 1e-7),
 }
-# Beyond that, sums in another order explain a difference of so many rounding errors of the largest value.
+# Another order of summation explains a larger difference, up to `_ROUNDINGS` eps of the largest value, at most `_MOST`
+# of it.
 _ROUNDINGS, _MOST = 512, 0.05
 
 _FACTS = {
@@ -37,17 +38,17 @@ _FACTS = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs, and whether the order of sums explains it."""
+    """A difference as text, and whether another order of summation explains it."""
 
     text: str
     is_rounding: bool = False
 
 
 def judge(outcomes: list[tuple[Outcome, Outcome]]) -> Verdict:
-    """Compares the calls of a way with those of eager mode.
+    """Compares the outcomes of a way with the outcomes of eager mode.
 
     Args:
-        outcomes: For each call what eager mode did, and what the way did.
+        outcomes: (outcome in eager mode, outcome in the way) of each call.
     """
     rounded = ""
     for number, (want, got) in enumerate(outcomes, 1):

@@ -1,4 +1,4 @@
-"""What is read off the machine: the peak of the memory, the time, and facts to write beside the figures."""
+"""Measures peak memory and time, and describes the machine."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-LEAST = 5  # rounds of turns
-_FLAGS = (  # how names of variables begin that change what is measured
+LEAST = 5  # the least number of rounds
+_FLAGS = (  # prefixes of environment variables that affect a measurement
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
     *("DESUGAR_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_"),
 )
 
 
 def profile_call(call: Callable[[], Any]) -> tuple[int, float | None]:
-    """Runs a function.
+    """Runs a function, and profiles its memory and its graphs.
 
     Returns:
-        The bytes by which it raised the peak of PyTorch's allocated memory, the GPU's if there is one. The seconds that
-        it was in plain graphs of this library: None if it ran none, and on a GPU, which runs them later.
+        The bytes by which it raised the peak of PyTorch's allocated memory, on the GPU if there is one. The seconds in
+        plain graphs of this library: None if it ran none, and on a GPU, which runs kernels asynchronously.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         call()
         return torch.cuda.max_memory_allocated() - before, None
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would print lines of its own
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print lines of its own
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         call()
     events = sorted(found.profiler.kineto_results.events(), key=lambda event: event.start_ns())  # type: ignore[union-attr]
@@ -44,14 +44,14 @@ def profile_call(call: Callable[[], Any]) -> tuple[int, float | None]:
 
 
 def time_turn(call: Callable[[], Any], repeats: int) -> float:
-    """Returns the seconds of a warm call, over so many repeats after one that is not timed: the process has slept."""
+    """Returns the mean seconds of warm calls, after one untimed call, since the process has slept."""
     return timeit.Timer(call, setup=call, timer=clock).timeit(repeats) / repeats
 
 
 def shuffled_rounds(ways: Collection[str], most: int, budget: float) -> Iterator[list[str]]:
-    """Yields the ways in an order shuffled anew, for each round of turns.
+    """Yields the ways in a new random order for each round.
 
-    There are `most` rounds; fewer, but `LEAST`, where they take more than `budget` seconds.
+    There are `most` rounds; fewer, but at least `LEAST`, if they take more than `budget` seconds.
     """
     rng, end = random.Random(0), time.perf_counter() + budget
     for number in range(most):
@@ -60,7 +60,7 @@ def shuffled_rounds(ways: Collection[str], most: int, budget: float) -> Iterator
 
 
 def clock() -> float:
-    """Returns the time, after all work of the GPU, if there is one."""
+    """Returns the time in seconds, after synchronizing the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a call did, as plain data: results, arguments and state after it, gradients, and which share memory.
+"""Records a call as plain data: results, arguments and state after it, gradients, and shared memory.
 
 An outcome is a dictionary of strings, numbers, lists and plain tensors, which `torch.load(weights_only=True)` reads in
 another process. Subclasses are recorded by their class, their metadata and the plain tensors inside.
@@ -51,7 +51,7 @@ def parts_of(tensor: Tensor, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def tangent_of(tensor: Tensor) -> Tensor:
-    """Returns the gradient that the sum of a tensor has: ones, in a value of the same class."""
+    """Returns the gradient of a tensor's sum: ones, in a tensor of the same class."""
     with torch.no_grad():
         if not is_wrapper(tensor):
             return torch.ones_like(tensor)
@@ -65,7 +65,7 @@ def tangent_of(tensor: Tensor) -> Tensor:
 def argument_names(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a call by the names of the parameters."""
     signature = signature_of(fn)
-    with contextlib.suppress(TypeError):  # a decorator may pass further arguments to what it wraps
+    with contextlib.suppress(TypeError):  # a decorator may pass further arguments to its function
         if signature is not None:
             return dict(signature.bind(*args, **kwargs).arguments)
     return {f"argument {number}": value for number, value in enumerate(args)} | kwargs
@@ -80,11 +80,11 @@ def record_outcome(
     """Records a call that has ended.
 
     Args:
-        result: What it returned.
+        result: The result of the call.
         arguments: Its arguments, by name.
         state: Tensors that it may have changed, by name.
-        before: Copies of the plain tensors of the state, from before the first call; a tensor that is still equal is
-            left out, and one that has joined the state, such as a cache, is recorded.
+        before: Copies of the plain tensors of the state, from before the first call. A tensor that is still equal is
+            left out. A tensor that has joined the state since, such as a cache, is recorded.
     """
     results = dict(leaves_of(result, "result"))
     given = {path: leaf for name, value in arguments.items() for path, leaf in leaves_of(value, name)}

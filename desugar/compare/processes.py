@@ -1,8 +1,8 @@
-"""New processes for each way: forked from a server that has imported torch, and has compiled nothing.
+"""Runs each way in new processes, forked from a server that has imported torch and has compiled nothing.
 
-So a process starts at once and with empty caches, its imports are not part of what is timed, and it can be ended when
-it hangs, together with the compilers that it started. It answers requests of the one that started it, and turns errors
-into answers.
+A process starts at once and with empty caches, and its imports are not timed. A process that hangs can be killed,
+together with the compilers that it started. A process answers requests of its parent process, and returns errors as
+answers.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from desugar.user_code import is_library_file
 
 PRELOADED = ("desugar.compare.processes", *private.COMPILER_MODULES)
 WARM_UPS = 3
-_CLEAN_UP = 2.0  # seconds that a process has for it
-_LAST_WORDS = 300  # characters of what a process printed last
+_CLEAN_UP = 2.0  # seconds that a process has to exit
+_LAST_WORDS = 300  # characters of a process's last output
 
 
 class WayFailed(Exception):
     """A process raised, ended or hung.
 
     Attributes:
-        kind: Whose error it is: "target" (a wrong request), "user" (of the code that is compared) or "way".
+        kind: The origin of the error: "target" (a wrong request), "user" (the code that is compared) or "way".
         text: One line.
-        traceback: From the first line of the user's on.
+        traceback: The traceback, from the first frame of the user's code on.
     """
 
     def __init__(self, kind: str, text: str, traceback: str = "") -> None:
@@ -67,7 +67,7 @@ class WayFailed(Exception):
 
 
 class Process:
-    """A process that answers for one way, with caches and a log in a new folder below `folder`."""
+    """A process that runs one way, with caches and a log in a new folder below `folder`."""
 
     def __init__(self, request: Request, folder: Path, timeout: float) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -81,12 +81,12 @@ class Process:
         theirs.close()
 
     def ask(self, method: str, **arguments: Any) -> Any:
-        """Returns what a method of the worker returns.
+        """Calls a method of the worker in the process, and returns its result.
 
         Raises:
             WayFailed: The method raised, the process ended, or no answer came in time.
         """
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which is said below
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which raises below
             self.connection.send((method, arguments))
         if not wait([self.connection, self.process.sentinel], self.timeout):
             self.close()
@@ -107,13 +107,13 @@ class Process:
         return f"the process ended with {how}{self._last_words()}"
 
     def _last_words(self) -> str:
-        """Returns the last line that it printed; an indented one belongs to a warning or a traceback."""
+        """Returns the last printed line that is not indented; indented lines belong to a warning or a traceback."""
         printed = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         lines = [line for line in printed if line.strip() and not line.startswith(" ")]
         return f"; it last printed: {lines[-1][:_LAST_WORDS]}" if lines else ""
 
     def close(self) -> None:
-        """Ends the process, which may clean up, and those that it started."""
+        """Ends the process, after some time to clean up, and the processes that it started."""
         self.connection.close()
         self.process.join(_CLEAN_UP)
         if self.process.pid is not None:
@@ -128,7 +128,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a way did: its verdict, what was compiled, and the modules that it imported."""
+    """The observed calls of a way: their number, the verdict, the compilations, and the imported modules."""
 
     calls: int
     verdict: Verdict
@@ -138,7 +138,7 @@ class Observed:
 
 @dataclass
 class Worker:
-    """What one process holds: the function, and a warm call of it in one way, to time and to profile."""
+    """The state of one process: the function, and a warm call of it in one way, to time and to profile."""
 
     request: Request
     subject: Subject = field(init=False)
@@ -147,9 +147,9 @@ class Worker:
     look: Callable[[], tuple[int, float | None]] = field(init=False)
 
     def observe(self, way: str, folder: str, *, again: bool = False) -> Observed:
-        """Makes several calls and compares them with those of eager mode, which are written to a folder.
+        """Makes several calls and compares their outcomes with eager mode's outcomes, which are in files of a folder.
 
-        With `again`, eager mode is compared with what it did the first time.
+        With `again`, eager mode is compared with its own first outcomes.
         """
         subject = find_subject(self.request)
         before = set(sys.modules)
@@ -171,7 +171,7 @@ class Worker:
         return judge([(torch.load(folder / f"call-{n}.pt"), outcome) for n, outcome in enumerate(found)])
 
     def start(self, way: str, modules: tuple[str, ...]) -> float:
-        """Imports what the first call would import, makes it and some more; returns the seconds of the first."""
+        """Imports the modules of the first call, then makes it and further calls; returns the seconds of the first."""
         for name in modules:
             with contextlib.suppress(
                 ImportError, AttributeError
@@ -196,7 +196,7 @@ class Worker:
 def serve(connection: Connection, request: Request, environment: dict[str, str], log: Path) -> None:
     """Runs in a new process: answers requests (method, arguments) until the connection ends.
 
-    Each answer is what the method returned, or a :class:`WayFailed`. What the user's code prints goes to a log.
+    Each answer is the result of the method, or a :class:`WayFailed`. The output of the user's code goes to a log.
     """
     os.setsid()  # so that the compilers that this process starts can be ended with it
     sys.stdout = sys.stderr = log.open("w", buffering=1)
@@ -211,19 +211,19 @@ def serve(connection: Connection, request: Request, environment: dict[str, str],
 
 
 def answer(work: Callable[[], Any]) -> Any:
-    """Returns what work returns, or what went wrong in it."""
+    """Returns the result of `work`, or a :class:`WayFailed` for its error."""
     try:
         return work()
     except TargetError as error:
         return WayFailed("target", str(error))
     except SystemExit as end:
         return WayFailed("user", f"the code that was to be compared called sys.exit({end.code!r})")
-    except Exception as error:  # noqa: BLE001 - whatever a way raises is a result of the comparison
+    except Exception as error:  # noqa: BLE001 - any error of a way is a result of the comparison
         return WayFailed("way", describe_error(error), format_error(error))
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns the class of an error and the first line of its text; the second, too, where the first announces it."""
+    """Returns the class of an error and the first line of its text; the second, too, if the first ends with a colon."""
     lines = str(error).strip().splitlines()
     told = " ".join(lines[:2]) if lines and lines[0].endswith(":") else lines[0] if lines else ""
     return f"{type(error).__name__}: {told}" if told else type(error).__name__
@@ -232,10 +232,10 @@ def describe_error(error: BaseException) -> str:
 def format_error(
     error: BaseException, is_users: Callable[[str], bool] = lambda file: not is_library_file(file)
 ) -> str:
-    """Returns the traceback of an error from the first line on that is the user's, by its file; all if none is."""
+    """Returns the traceback of an error from the first frame in a user's file on; the whole traceback without one."""
     found = error.__traceback__
     while found is not None and not is_users(found.tb_frame.f_code.co_filename):
         found = found.tb_next
-    if found is None and isinstance(error, SyntaxError):  # says itself where it is
+    if found is None and isinstance(error, SyntaxError):  # its text has the position
         return "".join(traceback.format_exception_only(error))
     return "".join(traceback.format_exception(type(error), error, found or error.__traceback__))

@@ -1,4 +1,4 @@
-"""What a comparison is made of: frozen records of text and numbers, nothing live."""
+"""Records of a comparison: frozen, with text and numbers, and without live objects."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from desugar.ir.record_base import Record, find_named
 
 @dataclass(frozen=True, slots=True)
 class Request(Record):
-    """What is compared.
+    """The request for a comparison.
 
     Attributes:
         target: `MODULE:NAME`.
-        inputs: The name of the function that makes the arguments; None for the one that belongs to the target.
-        backend: What compiles graphs: "inductor" or "eager".
+        inputs: The name of the function that makes the arguments; None for the target's `NAME_inputs`.
+        backend: The compiler of graphs: "inductor" or "eager".
         train: Whether a call is a training step: the function, the sum of its float results, the backward.
         no_grad: Whether calls run under `torch.no_grad()`.
-        calls: How many calls are compared, at least.
+        calls: The least number of calls to compare.
     """
 
     target: str
@@ -32,12 +32,12 @@ class Request(Record):
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Record):
-    """Whether a way does what eager mode does.
+    """Whether a way agrees with eager mode.
 
     Attributes:
-        state: "judge" (eager mode itself), "right", "rounding" (floats differ by more than the tolerance, and by no
-            more than other orders of summation explain), "wrong", "unknown" (it differs, and eager mode in another
-            process differs from itself) or "error".
+        state: "judge" (eager mode itself), "right", "rounding", "wrong", "unknown" or "error". With "rounding", floats
+            differ by more than the tolerance, but another order of summation explains it. With "unknown", the way
+            differs, but eager mode in another process differs from itself, too.
         detail: The first difference, with the call, the leaf and the amount; or the error.
     """
 
@@ -66,10 +66,10 @@ class Spread(Record):
 
 @dataclass(frozen=True, slots=True)
 class Programs(Record):
-    """What Dynamo compiled during the compared calls.
+    """Dynamo's compilations during the compared calls.
 
     Attributes:
-        graphs: How many graphs were compiled.
+        graphs: The number of compiled graphs.
         recompiles: For each compilation of a frame that had been compiled before, the guard that failed.
         breaks: Why graphs ended early, each with the user's line; a reason that occurs again is listed once.
         notes: Frames that were not compiled, graphs that were handed to PyTorch's AOTAutograd, and slow paths, each
@@ -88,13 +88,13 @@ class Way(Record):
 
     Attributes:
         name: "eager", "torch.compile", 'backend="desugar"' or "desugar.compile".
-        verdict: Whether it does what eager mode does.
-        programs: What was compiled during the compared calls.
+        verdict: Whether it agrees with eager mode.
+        programs: Dynamo's compilations during the compared calls.
         first_call: Seconds of the first call in a new process with empty caches, compiling included.
         call: Seconds of a warm call.
-        ratio: The time of a warm call divided by that of eager mode in the same round.
+        ratio: The time of a warm call divided by eager mode's time in the same round.
         memory: Bytes by which a warm call raises the peak of the allocated memory: the GPU's if there is one.
-        graph: Seconds of a warm call in the plain graphs of ours; None for other ways, and on a GPU.
+        graph: Seconds of a warm call in plain graphs of this library; None for other ways, and on a GPU.
     """
 
     name: str
@@ -118,9 +118,9 @@ class Comparison(Record):
     """One function, run in several ways.
 
     Attributes:
-        request: What was asked for.
-        calls: How many calls were compared.
-        rounds: How many rounds of warm calls were timed.
+        request: The request.
+        calls: The number of compared calls.
+        rounds: The number of timed rounds of warm calls.
         ways: The ways, eager mode first.
         machine: Facts about the machine and the installation, by name.
     """

@@ -1,10 +1,10 @@
-"""Calls that a script compiled, made again after it has ended: in eager mode, with stock `torch.compile` and here.
+"""Repeats a script's compiled calls after its end: in eager mode, with stock `torch.compile` and with this library.
 
-While the script runs, the arguments of each call that compiles are copied, before the call can write to them. After it
-has ended, each call is made again with new copies, in all ways and in turns, so that the script itself runs as ever.
-Parameters, buffers and gradients have their values again afterwards. What cannot be repeated is left out, with the
-reason. Lines between the graphs of a call may write to files, unless every graph of the script that broke did so at a
-branch or a read.
+While the script runs, :class:`ScriptCalls` copies the arguments of each call that compiles, before the call can write
+to them. The script itself runs unchanged. After its end, each call is repeated with new copies, in all ways and in
+turns. Parameters, buffers and gradients are restored afterwards. A call that cannot be repeated is left out, with the
+reason. Calls with graph breaks are left out, too, since lines between their graphs may write to files. They are
+repeated if every graph break of the script is at a branch or a read.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from desugar.recording.frames import BRANCH, READ, count_compilations
 from desugar.recording.listeners import Recording, caller
 from desugar.user_code import is_library_file
 
-_CALLS = 2  # that are compared
-_KEPT = 2**30  # bytes of all arguments that are kept
+_CALLS = 2  # compared calls
+_KEPT = 2**30  # the most bytes of all copied arguments
 _BUDGET, _MOST = 2.0, 50  # seconds and rounds of the turns of one call
 _TURN, _REPEATS, _COPIED = 2e-3, 20, 2**26  # seconds, calls, and bytes of arguments of one turn
 
@@ -55,15 +55,15 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Owner:
-    """What `desugar.compile` or `torch.compile(backend="desugar")` has compiled in a script.
+    """A function or module that a script compiled by `desugar.compile` or `torch.compile(backend="desugar")`.
 
-    Calls in other ways keep the script's order, so that their sizes become symbolic as the script's do.
+    Calls in other ways keep the script's order, so that the same sizes become symbolic.
 
     Attributes:
         what: The function or module.
-        ways: The ways in which its calls are made again, the script's own one last.
-        given: What Dynamo was given as a backend, with the options.
-        code: The code of the frame that runs the function: what lies below it on the stack is between its graphs.
+        ways: The ways in which its calls are repeated; the script's own way comes last.
+        given: The backend that Dynamo received, with the options.
+        code: The code of the frame that runs the function; the user's frames that it calls run between its graphs.
     """
 
     what: Any
@@ -92,11 +92,11 @@ class Owner:
 
     @cached_property
     def compiled_to_draw(self) -> dict[str, Any]:
-        """The same once more, to draw random numbers as eager mode does."""
+        """The function compiled again in all ways, to draw random numbers as eager mode does."""
         return replace(self).compiled
 
     def _with_own_code(self, way: str) -> Any:
-        """Returns the function with code of its own: Dynamo would find what it has compiled of the same code."""
+        """Returns the function with a copy of its code, since Dynamo would reuse its compilations of the same code."""
         fn = self.what
         if way == EAGER:
             return fn
@@ -108,10 +108,10 @@ class Owner:
 
 
 def _owner_in_progress(known: dict[Any, tuple[Owner, Any]]) -> tuple[Owner | None, Call]:
-    """Returns the function that is being called in this thread, and its arguments; None if there is none.
+    """Returns the compiled function that this thread calls, and its arguments; None if there is none.
 
     Args:
-        known: Those that were met, one object for each, with an object that must live on to keep its id.
+        known: The functions so far, one owner for each, with the object that must stay alive to keep its id.
     """
     calls = caller()
     call = calls.call() if isinstance(calls, Calls) else None
@@ -135,10 +135,10 @@ class NoCopy(ValueError):
 
 
 def copy_call(call: Call) -> Call:
-    """Copies the arguments of a call; modules among them are state, and stay what they are.
+    """Copies the arguments of a call; modules among them are state, and are not copied.
 
     Raises:
-        NoCopy: Arguments share memory, or one has no copy.
+        NoCopy: Arguments share memory, or one cannot be copied.
     """
     leaves = {id(leaf): leaf for _, leaf in leaves_of(call, "")}
     tensors = {str(number): leaf for number, leaf in leaves.items() if isinstance(leaf, Tensor)}
@@ -155,13 +155,13 @@ def copy_call(call: Call) -> Call:
 
 
 def _copy_tensor(tensor: Tensor) -> Tensor:
-    """Copies a tensor with its strides; one that is no autograd leaf has a copy that is none."""
+    """Copies a tensor with its strides; the copy of a non-leaf tensor is no autograd leaf, either."""
     with torch.no_grad():
         copied = _copy_values(tensor.detach())
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(copied, tensor.requires_grad)
     if type(tensor) is Tensor:
-        vars(copied).update(vars(tensor))  # which sizes are to be symbolic
+        vars(copied).update(vars(tensor))  # marks of sizes that become symbolic
     if not tensor.requires_grad:
         return copied
     copied.requires_grad_()
@@ -192,11 +192,11 @@ def bytes_of(call: Call) -> int:
 
 @contextlib.contextmanager
 def restored(state: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, tensors have no gradients and may be written; afterwards their values and gradients are as before."""
+    """Sets the gradients of tensors to None inside the context; restores their values and gradients afterwards."""
     before = copy_parts(state)
     gradients = {name: tensor.grad for name, tensor in state.items() if tensor.is_leaf}
     try:
-        for name in gradients:  # a backward adds to a gradient that is there
+        for name in gradients:  # a backward accumulates into an existing gradient
             state[name].grad = None
         yield
     finally:
@@ -217,7 +217,7 @@ def _restore(tensor: Tensor, before: list[Tensor]) -> None:
 
 
 def _modes_now() -> list[Callable[[], contextlib.AbstractContextManager[Any]]]:
-    """Returns what makes contexts with the modes of PyTorch that are on now."""
+    """Returns functions that make contexts with PyTorch's current modes."""
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return [
         partial(torch.inference_mode, torch.is_inference_mode_enabled()),
@@ -234,9 +234,9 @@ class _Kept:
         owner: The compiled function; None if unknown.
         numbers: Its programs, by their numbers in the report.
         call: Copies of its arguments, from before it ran.
-        modes: Make contexts with the modes in which it was made.
-        is_broken: Whether it is more than one graph.
-        why_not: Why it cannot be made again.
+        modes: Functions that make contexts with the modes of the call.
+        is_broken: Whether it runs more than one graph.
+        why_not: Why it cannot be repeated; empty if it can.
     """
 
     owner: Owner | None
@@ -291,7 +291,7 @@ class ScriptCalls:
         return kept
 
     def compare(self, report: Report, tell: Tell = lambda text: None) -> Report:
-        """Makes the calls again; returns the report with the times, or the reasons why there are none."""
+        """Repeats the calls; returns the report with the times, or the reasons why there are none."""
         programs = list(report.programs)
         broken = (*report.breaks, *report.not_compiled)
         unsafe = next((text for text in broken if not text.endswith((BRANCH, READ))), "")
@@ -323,7 +323,7 @@ _NO_OWNER = (
 
 
 def _is_inside_a_broken_call(code: types.CodeType) -> bool:
-    """Returns whether lines of the user's lie between the frame that runs the function and this compilation."""
+    """Returns whether a frame of the user's code lies between the frame that runs the function and this compilation."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not code:
         if not is_library_file(frame.f_code.co_filename):
@@ -336,7 +336,7 @@ def _is_inside_a_broken_call(code: types.CodeType) -> bool:
 
 
 def _compare(owner: Owner, kept: _Kept, *, train: bool) -> Worth:
-    """Makes one call in all ways: compares what it does, then times and profiles it.
+    """Makes one call in all ways: compares its outcomes, then times and profiles it.
 
     Raises:
         WayFailed: Eager mode raised, so there is nothing to compare with.
@@ -401,7 +401,7 @@ def _judge(subject: Subject, owner: Owner) -> dict[str, Way]:
 
 @contextlib.contextmanager
 def _noting_errors(found: dict[str, Way], way: str) -> Iterator[None]:
-    """Inside, whatever a way raises becomes its verdict."""
+    """Turns an error of a way inside the context into its verdict."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - it is a result of the comparison
@@ -422,9 +422,9 @@ def _random_states() -> list[torch.Tensor]:
 
 
 def _measure(subject: Subject, compiled: dict[str, Any], found: dict[str, Way], nbytes: int) -> bool:
-    """Times warm calls in turns, each with copies of the arguments that are made before the turn; then profiles one.
+    """Times warm calls in turns, with copies of the arguments that are made before each turn; then profiles one call.
 
-    The figures of the ways that did not fail are added to `found`. Returns whether equal calls were compiled again.
+    Adds the figures of the ways that did not fail to `found`. Returns whether equal calls were compiled again.
     """
     repeats: dict[str, int] = {}
     for way, fn in compiled.items():
@@ -445,7 +445,7 @@ def _measure(subject: Subject, compiled: dict[str, Any], found: dict[str, Way], 
 
 
 def _repeats(seconds: float, nbytes: int) -> int:
-    """Returns how many calls a turn has: their arguments are there at the same time."""
+    """Returns the number of calls in a turn, whose arguments are in memory at the same time."""
     return max(1, min(round(_TURN / max(seconds, 1e-9)), _REPEATS, _COPIED // max(nbytes, 1)))
 
 

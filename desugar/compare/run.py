@@ -1,4 +1,4 @@
-"""The order of a comparison: what each way does, then how its first call starts, then warm calls in turns."""
+"""Runs the stages of a comparison: the results of each way, then its first call, then warm calls in turns."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def compare(
     """Runs a function in all ways.
 
     Args:
-        request: What to compare.
-        rounds: In each, every way takes a turn; fewer are run where calls are long.
+        request: The function to compare, and its options.
+        rounds: The number of rounds, in each of which every way takes a turn; long calls reduce it.
         timeout: Seconds to wait for one answer of a process.
-        tell: Is called with what is going on.
+        tell: Called with a text for each step.
 
     Raises:
         ValueError: There is no such backend.
@@ -54,7 +54,7 @@ class _Run:
     started: dict[str, tuple[Process, int]] = field(default_factory=dict)
 
     def compare(self) -> Comparison:
-        """Runs all stages. A way that fails is left out of the later ones."""
+        """Runs all stages. A way that fails is left out of later stages."""
         for way in WAYS:
             with self._attempt(way):
                 self._observe(way)
@@ -69,7 +69,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _attempt(self, way: str) -> Iterator[None]:
-        """Inside, a failure of a way becomes its verdict; that of eager mode ends the comparison."""
+        """Turns a failure of a way inside the context into its verdict; a failure of eager mode propagates."""
         try:
             yield
         except WayFailed as error:
@@ -94,7 +94,7 @@ class _Run:
         return Process(self.request, self.folder, self.timeout)
 
     def _check_judge(self) -> None:
-        """Runs eager mode in another process: where it differs from itself, no way can be called wrong."""
+        """Runs eager mode in another process; if it differs from itself, a wrong way becomes unknown."""
         self.tell(f"{EAGER}: results again")
         again = self._observed_anew(way=EAGER, again=True)
         unknown = Verdict("unknown", f"eager mode does not do the same twice: {again.verdict.detail}")
@@ -103,7 +103,7 @@ class _Run:
                 self.found[name] = replace(way, verdict=unknown)
 
     def _start(self, way: str) -> None:
-        """Times the first call, in a process that goes on to take turns."""
+        """Times the first call, in a process that takes turns afterwards."""
         self.tell(f"{way}: first call")
         process = self.stack.enter_context(contextlib.closing(self._process()))
         seconds = process.ask("start", way=way, modules=self.observed[way].modules)
@@ -111,7 +111,7 @@ class _Run:
         self.started[way] = process, max(1, round(TURN / process.ask("turn", repeats=3)))
 
     def _take_turns(self) -> int:
-        """Times warm calls: in each round every way takes a turn; then profiles one. Returns the number of rounds."""
+        """Times warm calls, a turn of every way in each round; then profiles one call. Returns the number of rounds."""
         samples: dict[str, list[float]] = {way: [] for way in self.started}
         for number, order in enumerate(shuffled_rounds(self.started, self.rounds, BUDGET), 1):
             self.tell(f"warm calls, round {number} of {self.rounds}")

@@ -28,14 +28,14 @@ _RUN_LATER = ("generator", "coroutine", "async_generator")  # types of results w
 
 @dataclass(frozen=True)
 class Subject:
-    """What is compared.
+    """A function to compare, with the arguments of its calls.
 
     Attributes:
         fn: The function or module.
-        make_calls: Makes the arguments of all calls, equal ones each time, with new tensors.
+        make_calls: Returns the arguments of all calls; each time, new tensors with the same values.
         train: Whether a call is a training step.
         no_grad: Whether calls run without gradients.
-        modules: Modules that each call is given as they are, by their names among the arguments.
+        modules: Modules that each call receives without a copy, by their names among the arguments.
     """
 
     fn: Any
@@ -57,17 +57,17 @@ class Subject:
         return result
 
     def clear_gradients(self, call: Call) -> None:
-        """Forgets the gradients of earlier calls, as an optimizer does between steps."""
+        """Sets the gradients of earlier calls to None, as an optimizer does between steps."""
         for tensor in (*self.state().values(), *tensors_in(call)):
             if tensor.is_leaf:
                 tensor.grad = None
 
 
 def find_subject(request: Request) -> Subject:
-    """Finds what a request names; a class of modules, or a function that makes one, makes the module.
+    """Finds the function or module that a request names; calls a module class, or a function that makes a module.
 
     Raises:
-        TargetError: It names nothing that can be compared.
+        TargetError: The request names nothing that can be compared.
     """
     seed()
     module, found = find_target(request.target)
@@ -83,7 +83,7 @@ def find_subject(request: Request) -> Subject:
 
 
 def _as_written(found: Any, name: str) -> Any:
-    """Returns the function or module that a compiled one was compiled from, which eager mode runs."""
+    """Returns the original of a compiled function or module, which eager mode runs."""
     found = uncompiled(found)
     if not isinstance(found, nn.Module):
         return private.undisabled(found)
@@ -96,7 +96,7 @@ def _as_written(found: Any, name: str) -> Any:
 
 
 def make_module(found: Any, *, has_inputs: bool) -> Any:
-    """Returns the module that a class or function makes; a function that takes arguments itself."""
+    """Returns the module that a class or factory makes; any other object unchanged."""
     is_class = isinstance(found, type) and issubclass(found, nn.Module)
     takes_nothing = inspect.isfunction(found) and not inspect.signature(found).parameters
     if not is_class and not (takes_nothing and has_inputs):
@@ -141,7 +141,7 @@ def backward(result: Any) -> None:
 
 
 def observe_calls(subject: Subject, compiled: Any, number: int) -> list[Outcome]:
-    """Makes calls with new arguments each, and records what each did; the state goes on from call to call."""
+    """Makes calls with new arguments, and records the outcome of each; the state carries over between calls."""
     state = subject.state()
     before = copy_parts(state)
     found = []
@@ -157,7 +157,7 @@ def observe_calls(subject: Subject, compiled: Any, number: int) -> list[Outcome]
 
 
 def check_has_run(outcomes: list[Outcome]) -> None:
-    """Raises for calls whose code has not run when they return: their results cannot be compared.
+    """Raises for calls whose code has not run when they return, since their results cannot be compared.
 
     Raises:
         TargetError: A result is a generator or a coroutine.
@@ -172,7 +172,7 @@ def check_has_run(outcomes: list[Outcome]) -> None:
 
 
 def make_step(subject: Subject, compiled: Any, call: Call) -> Callable[[], Any]:
-    """Returns a warm call; a step of a training also forgets the gradients of the one before."""
+    """Returns a function that makes a warm call; a training step first sets the gradients to None."""
     if not subject.train and not subject.no_grad:
         return partial(compiled, *call[0], **call[1])
 
@@ -196,7 +196,7 @@ def look(subject: Subject, compiled: Any, call: Call) -> tuple[int, float | None
 
 
 def _state_of(fn: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of a module, or those that a function closes over, names globally or is bound to."""
+    """Yields the tensors of a module, or of the closure, the globals and the bound object of a function."""
     if isinstance(fn, nn.Module):
         yield from _tensors_of({"self": fn})
         return
@@ -212,7 +212,7 @@ def _state_of(fn: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _tensors_of(named: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors among named objects, and those of modules among them."""
+    """Yields the tensors among named objects, and the parameters and buffers of modules among them."""
     for name, part in named.items():
         if isinstance(part, Tensor):
             yield name, part

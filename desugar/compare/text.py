@@ -1,4 +1,4 @@
-"""A comparison as text: a table of the ways, what is behind its cells, and how it was measured."""
+"""Formats a comparison as text: a table of the ways, details of its cells, and the conditions of the measurement."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MOST = 5  # recompiles and graph breaks of a way that are listed
 
 
 def render(comparison: Comparison) -> str:
-    """Everything, for a file or a pipe."""
+    """Returns the whole comparison as text, for a file or a pipe."""
     return "\n".join([align(table_of(comparison)), *details(comparison), "", *conditions(comparison), ""])
 
 
 def align(table: Table) -> str:
-    """Lines of columns two spaces apart: the first one to the left, figures to the right."""
+    """Aligns the columns of a table, two spaces apart: the first column to the left, figures to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = (
         "  ".join(
@@ -35,7 +35,7 @@ def align(table: Table) -> str:
 
 
 def table_of(comparison: Comparison) -> Table:
-    """The table of the ways."""
+    """Returns the table of the ways."""
     call = "a step" if comparison.request.train else "a call"
     header = ("", "result", "1st call", call, "/ eager", "memory", "graphs", "breaks")
     return [header, *map(_row, comparison.ways)]
@@ -56,7 +56,7 @@ def _row(way: Way) -> tuple[str, ...]:
 
 
 def _ratio(way: Way) -> str:
-    """The ratio to eager mode with its spread; eager mode's own is 1."""
+    """Returns the ratio to eager mode with its spread; 1 for eager mode."""
     if way.ratio is None or way.name == EAGER:
         return "" if way.ratio is None else "1"
     return f"{way.ratio.median:.2f} ± {way.ratio.spread:.2f}"
@@ -66,7 +66,7 @@ def _ratio(way: Way) -> str:
 
 
 def details(comparison: Comparison) -> Iterator[str]:
-    """What is behind the cells: differences, errors, recompiles and graph breaks, in paragraphs by way."""
+    """Yields the details of the cells, by way: differences, errors, recompiles and graph breaks."""
     request = comparison.request
     rivals = [way for way in comparison.ways if way.name not in OURS]
     for way in comparison.ways:
@@ -94,7 +94,7 @@ def _first(what: str, found: Sequence[str]) -> Iterator[str]:
 
 
 def conditions(comparison: Comparison) -> list[str]:
-    """Returns how it was measured, and on what."""
+    """Returns the conditions of the measurement, and the machine."""
     request = comparison.request
     compared = count(comparison.calls, "training step" if request.train else "call")
     modes = " under no_grad" if request.no_grad else ""

@@ -1,4 +1,4 @@
-"""The ways to run a function, and what Dynamo compiles for each."""
+"""The ways to run a function, and Dynamo's compilations for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = (BACKEND, DIRECT)
 
 
 def stock_backend(backend: str) -> str:
-    """Returns the backend of `torch.compile` that compiles with the same compiler, or with none."""
+    """Returns the backend of `torch.compile` with the same compiler; "aot_eager" for "eager"."""
     return "aot_eager" if backend == "eager" else backend
 
 
@@ -45,7 +45,7 @@ def compile_way(way: str, fn: Any, backend: str, **more: Any) -> Any:
     Args:
         way: One of `WAYS`.
         fn: The function or module.
-        backend: What compiles graphs: "inductor" or "eager".
+        backend: The compiler of graphs: "inductor" or "eager".
         **more: Options that `torch.compile` and `desugar.compile` share: `dynamic`, `mode`, `options`.
     """
     match way:
@@ -68,14 +68,14 @@ def compile_way(way: str, fn: Any, backend: str, **more: Any) -> Any:
 
 @contextlib.contextmanager
 def watch_programs(what: Any = None) -> Iterator[Callable[[], Programs]]:
-    """Yields a function that returns what was compiled inside; afterwards, it returns the same.
+    """Yields a function that returns the compilations inside the context, also after the context ends.
 
     Args:
-        what: The function or module that is compiled, by whose parameters arguments are named.
+        what: The compiled function or module, whose parameters name the arguments.
     """
     handler, slow = logging.handlers.BufferingHandler(sys.maxsize), list[str]()
     handler.setLevel(logging.WARNING)
-    log = logging.getLogger("desugar")  # of the fallback
+    log = logging.getLogger("desugar")  # with the warnings of the fallback
     log.addHandler(handler)
     slow_paths.watchers.append(slow.append)
     try:
@@ -96,10 +96,10 @@ def _describe(
 
 
 def _recompile_in_words(text: str, what: Any) -> str:
-    """The guard of `function: guard`, which is Dynamo's text, in the words of a report."""
+    """Returns Dynamo's text `function: guard` in the words of a report."""
     function, _, guard = text.partition(": ")
     if function == "call" and isinstance(
         what, nn.Module
-    ):  # the function that `desugar.compile` makes to call it
+    ):  # the function by which `desugar.compile` calls a module
         function = f"{type(what).__name__}.forward"
     return f"{function}: {in_words(guard, Failure(what))}"

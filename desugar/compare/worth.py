@@ -1,4 +1,4 @@
-"""Whether compiling was worth it: the answer, and the cause and the remedy of each loss."""
+"""Answers whether compiling was worth it, with the cause and the remedy of each loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from desugar.compare.ways import EAGER, TUNED, tuned_settings
 from desugar.explain.records import Worth
 from desugar.explain.text import bytes_text, count, duration
 
-_EQUAL = 1.05  # times, and bytes, that differ by less are equal
+_EQUAL = 1.05  # times and bytes that differ by a smaller factor are equal
 _LITTLE = 2**20  # bytes; a smaller difference is no loss
 
 
@@ -25,12 +25,12 @@ def sum_up(
     """Sums up a comparison.
 
     Args:
-        calls: How many calls were compared with eager mode.
+        calls: The number of calls that were compared with eager mode.
         ways: Eager mode first, ours last.
         *more: Further facts about the comparison.
         train: Whether a call is a training step.
         backend: The compiler of our graphs.
-        options: The options that ours was compiled with.
+        options: The options of our compilation.
     """
     compared = "results and gradients of {} compared" if train else "results of {} compared"
     told = compared.format(count(calls, "training step" if train else "call"))
@@ -78,9 +78,9 @@ def _faster(name: str, ratio: float) -> str:
 
 
 def find_losses(ways: Sequence[Way], train: bool, backend: Any, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yields by how much a way is faster than ours or takes less memory, the cause, and the remedy.
+    """Yields each loss to a way that is faster than ours or takes less memory, with the cause and the remedy.
 
-    A way that does not do what eager mode does wins nothing.
+    A way that does not agree with eager mode is skipped.
     """
     *others, ours = ways
     for way in others:
@@ -102,7 +102,7 @@ _CAUSES_OF_MEMORY = {
 
 
 def _cause_of_time(way: Way, ours: Way, lost: float, backend: Any, options: Mapping[str, Any]) -> str:
-    """Returns the first cause that applies, with its remedy; `lost` are the seconds that ours takes more."""
+    """Returns the first cause that applies, with its remedy; `lost` is the difference in seconds."""
     slower = (
         "its graph or its wrapper takes longer"
         if ours.graph is None
