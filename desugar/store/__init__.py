@@ -1,1 +1,1 @@
-"""The store of programs: what a second process that compiles the same function reads instead of tracing it again."""
+"""The store of programs: a second process that compiles the same function loads it instead of tracing it again."""

@@ -1,8 +1,9 @@
-"""What the Python code of users' classes does, as text: part of the key of a program that was traced through it.
+"""Describes the Python code of users' classes as text, for the key of a program that was traced through it.
 
-The rules of a class, its methods, and all that they call run while a program is traced. Their code is described as it
-is in memory, with the values of the globals and closures that it reads. What cannot be followed (an object with state,
-a function from elsewhere, the environment, an import inside of a function) makes the program one that is not stored.
+The rules of a class, its methods, and all functions that they call run while a program is traced. Their code is
+described as it is in memory, with the values of the globals and closures that it reads. If the code reads something
+that cannot be described, the program is not stored. Examples are an object with state, a function from elsewhere, the
+environment, and an import inside a function.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from subclasses.generate.compile_cache import describe_value
 from subclasses.rules.author_code import steps_of
 from subclasses.rules.registry import all_rules
 
-# Packages whose functions depend on their arguments, on releases, and on settings that the key has.
+# Packages whose functions depend only on their arguments, on releases, and on settings in the key.
 _KNOWN = (
     "torch", "subclasses", "desugar", "builtins", "math", "operator", "_operator", "typing", "dataclasses", "enum",
     "collections", "abc", "itertools", "numbers", "__future__",
@@ -42,7 +43,7 @@ def describe_code(classes: Iterable[type], values: Iterable[Any] = ()) -> list[s
         values: Static metadata, whose classes may have methods.
 
     Raises:
-        CannotStore: Something that the code reads cannot be described.
+        CannotStore: The code reads an object that cannot be described.
     """
     reader = _Reader()
     for cls in classes:
@@ -63,7 +64,7 @@ class _Reader:
         self._seen: dict[int, Any] = {}
 
     def _is_new(self, thing: Any) -> bool:
-        """Whether a class or function has not been read; it has from now on."""
+        """Marks a class or function as read; returns whether it was not read before."""
         if id(thing) in self._seen:
             return False
         self._seen[id(thing)] = thing
@@ -93,7 +94,7 @@ class _Reader:
             self.add_value(place, member)
 
     def add_function(self, function: Any) -> None:
-        """Reads a function, and what it calls."""
+        """Reads a function, and the functions that it calls."""
         while isinstance(function, functools.partial):
             for argument in (*function.args, *function.keywords.values()):
                 self.add_value("an argument of a partial", argument)
@@ -108,7 +109,7 @@ class _Reader:
         if not self._is_new(function):
             return
         if root_of(function.__globals__.get("__name__") or "") in _KNOWN:
-            # A wrapper around a function of the user's: its class, and what it is registered for, are in the key.
+            # A wrapper around a function of the user's; its class and its registration are in the key.
             self._add_wrapped(function)
             return
         if (inside := getattr(function, "__wrapped__", None)) is not None:
@@ -165,7 +166,7 @@ class _Reader:
         """Reads a value: a constant, a container, a function or a class.
 
         Raises:
-            CannotStore: It is an object whose state and code cannot be followed.
+            CannotStore: The value is an object whose state and code cannot be described.
         """
         if type(value) in _CONSTANTS:
             self.texts.append(f"{place}: {describe_value(value)}")
@@ -212,7 +213,7 @@ def _is_generated(function: types.FunctionType) -> bool:
 
 
 def _home_of(function: Any) -> str:
-    """Returns the module of a function in C; for a method of an object, that of the object's class."""
+    """Returns the module of a function in C; for a method of an object, the module of the object's class."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, types.ModuleType):
         return owner.__name__

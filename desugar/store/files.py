@@ -1,9 +1,9 @@
 """The files of the store, in PyTorch's cache folder.
 
-A key has a folder, and each program of that key a file in it: programs of one key differ in what they assume of sizes.
-A file is written beside its place and renamed, so that a reader in another process finds all of it or nothing. Its
-first line is a digest of the rest; a file that does not match is ignored. When the files take more than
-`DESUGAR_STORE_BYTES` (default 1 GiB), those that were not used for the longest time are deleted.
+Each key has a folder, with a file for each program of the key: programs of one key differ in their guards on sizes. A
+file is written beside its final path and renamed, so that a reader in another process finds the whole file or none. Its
+first line is a digest of the rest; a file that does not match is ignored. If the files take more than
+`DESUGAR_STORE_BYTES` (default 1 GiB), the least recently used files are deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KIND = "desugar_program"  # PyTorch's name for these files among its cache arti
 
 
 def is_switched_on() -> bool:
-    """Whether the environment and PyTorch's configuration let programs be stored."""
+    """Whether the environment and PyTorch's configuration allow programs to be stored."""
     return (
         os.environ.get(SWITCH, "1") not in ("", "0")
         and private.can_store()
@@ -45,7 +45,7 @@ def folder() -> Path:
 
 
 def write(key: str, name: str, content: bytes) -> None:
-    """Writes a file of a key, and records it for `torch.compiler.save_cache_artifacts`; logs an error of the system."""
+    """Writes a file of a key, and records it for `torch.compiler.save_cache_artifacts`; logs an `OSError`."""
     private.CacheArtifactRecorder(_KIND, f"{key}/{name}").record(content)
     try:
         _write(folder() / key[:2] / key / name, content)
@@ -78,7 +78,7 @@ def read(key: str, name: str) -> bytes | None:
         log.warning("ignored a damaged file of the store of programs: %s", path)
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # it was used
+        os.utime(path)  # marks the file as used
     private.CacheArtifactRecorder(_KIND, f"{key}/{name}").record(content)
     return content
 
@@ -131,7 +131,7 @@ def _files() -> Iterator[tuple[float, int, Path]]:
 
 @functools.cache
 def _register_artifact(factory: Any) -> None:
-    """Makes the files part of what `save_cache_artifacts` saves; `load_cache_artifacts` has to know their kind, too."""
+    """Registers the files with `save_cache_artifacts` and `load_cache_artifacts`, which look up their kind."""
 
     class ProgramArtifact(private.CacheArtifact):
         def populate_cache(self) -> None:

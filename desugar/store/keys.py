@@ -1,11 +1,11 @@
-"""The key of a program: everything that it depends on besides the assumptions about sizes, which its file holds.
+"""The key of a program: everything that it depends on besides the guards on sizes, which its file holds.
 
-PyTorch's AOTAutograd cache is keyed on Dynamo's graph, and so is this store; the graph, the settings of Inductor and
-what cannot be cached are judged by PyTorch's own code. On top come the code of the classes and of what their rules
-call, what the rules read, and the code of this project.
+Like PyTorch's AOTAutograd cache, the store is keyed on Dynamo's graph. PyTorch's own code describes the graph and the
+settings of Inductor, and refuses graphs that cannot be cached. The key also has the code of the classes and of the
+functions that their rules call. It also has the values that the rules read, and the code of this project.
 
-A source file of this project that changed after the process began may differ from the code that runs here. Nothing is
-stored then. The code of users' classes is described as it is in memory.
+A source file of this project that changed after the process began may differ from the code that runs here. Then no
+program is stored. The code of users' classes is described as it is in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from subclasses.handwritten import DTensorContext, OpaqueContext
 
 _STARTED = time.time()
 
-# Of the ops that come with PyTorch, and of this project's.
+# Namespaces of PyTorch's own ops and of this project's ops.
 _NAMESPACES = (
     "aten", "prims", "higher_order", "subclasses", "desugar", "mkldnn", "mkl", "onednn", "mkldnn_prepacked",
     "quantized", "_quantized", "quantized_decomposed", "inductor", "inductor_prims", "rngprims", "_c10d_functional",
@@ -61,11 +61,11 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
     Args:
         graph: Dynamo's graph.
         inputs: Its flattened arguments.
-        backend: What is to compile the plain graphs; its settings are in force.
-        read: What the rules of its classes read.
+        backend: The compiler of the plain graphs; its settings are in force.
+        read: The state that the rules of its classes read.
 
     Raises:
-        CannotStore: PyTorch does not cache such a graph, or something has no key that is the same in every process.
+        CannotStore: PyTorch does not cache such a graph, or a part of it has no key that is the same in every process.
     """
     try:
         _check_cacheable(graph)
@@ -103,7 +103,7 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
 
 
 def _check_cacheable(graph: fx.GraphModule) -> None:
-    """Raises where PyTorch would not cache a graph; functions of declared classes are part of the key."""
+    """Raises `CannotStore` for a graph that PyTorch would not cache; the key has the functions of declared classes."""
     if private.inductor_config.freezing or private.inductor_config.triton.cudagraphs:
         raise CannotStore("freezing or CUDA graphs are switched on")
     passes = [getattr(private.inductor_config, name, None) for name in _PASSES]
@@ -119,12 +119,12 @@ def _check_cacheable(graph: fx.GraphModule) -> None:
 
 
 def graph_modules(graph: fx.GraphModule) -> list[fx.GraphModule]:
-    """Returns a graph, and those that its higher-order ops run."""
+    """Returns a graph, and the graphs that its higher-order ops run."""
     return [module for module in graph.modules() if isinstance(module, fx.GraphModule)]
 
 
 def check_ops(graph: fx.GraphModule) -> None:
-    """Raises for a graph that calls a user's op or Triton kernel, whose Python code cannot be found."""
+    """Raises `CannotStore` for a graph that calls a user's op or Triton kernel, whose Python code cannot be found."""
     for module in graph_modules(graph):
         for node in module.graph.nodes:
             if "triton_kernel_wrapper" in getattr(node.target, "__name__", ""):
@@ -154,7 +154,7 @@ def _is_ours(target: Any) -> bool:
 
 
 def _made_in(graph: fx.GraphModule) -> set[type]:
-    """Returns the classes of the wrappers that a graph makes, and of those inside them."""
+    """Returns the classes of the wrappers that a graph makes, and of the wrappers inside them."""
     found: set[type] = set()
     for node in (node for module in graph_modules(graph) for node in module.graph.nodes):
         if isinstance(node.target, type) and issubclass(node.target, Tensor):
@@ -171,7 +171,7 @@ def _made_in(graph: fx.GraphModule) -> set[type]:
 
 
 def _wrappers_in(value: Value) -> Iterator[Wrapper]:
-    """Yields a wrapper and those inside it."""
+    """Yields a wrapper and the wrappers inside it."""
     if isinstance(value, Wrapper):
         yield value
         for _, part in value.inner:
@@ -179,7 +179,7 @@ def _wrappers_in(value: Value) -> Iterator[Wrapper]:
 
 
 def _flags(value: Value) -> Any:
-    """Returns what `describe` leaves out."""
+    """Returns the parts of a value that `describe` leaves out."""
     match value:
         case Wrapper():
             inner = [_flags(part) for _, part in value.inner]
@@ -195,7 +195,7 @@ def _name(cls: type) -> str:
 
 
 def _ranges(inputs: Inputs) -> list[str]:
-    """Returns what is known of each symbol before the trace."""
+    """Returns the range of each symbol before the trace."""
     env = inputs.fakes.env
     return sorted(f"{symbol}: {env.var_to_range.get(symbol)}" for symbol in env.backed_var_to_val)
 
@@ -213,7 +213,7 @@ def _check_unchanged(path: str) -> None:
 
 
 def _check_classes(classes: Iterable[type], wrappers: Iterable[Wrapper]) -> None:
-    """Raises where another process could not find a class, or might find another one, or lacks a process group."""
+    """Raises `CannotStore` if another process could not find the same class by its name, or lacks a process group."""
     for wrapper in wrappers:
         if isinstance(wrapper.context, DTensorContext | OpaqueContext):
             raise CannotStore(f"a {wrapper.cls.__name__} belongs to a process group")
@@ -230,7 +230,7 @@ def _check_classes(classes: Iterable[type], wrappers: Iterable[Wrapper]) -> None
 
 @functools.cache
 def _release() -> tuple[str, ...]:
-    """Returns the releases of what compiles: torch, Python, this project, and the processor."""
+    """Returns the releases of torch, Python and this project, the platform, and the processor."""
     torch_release = f"{torch.__version__} {torch.version.git_version}"
     if (Path(torch.__file__).parents[1] / ".git").exists():  # a checkout that somebody works on
         torch_release += private.torch_key().hex()
@@ -243,7 +243,7 @@ def _release() -> tuple[str, ...]:
 
 
 def _processor() -> str:
-    """Returns the instructions of the processor for which kernels are compiled, and those that oneDNN may use."""
+    """Returns the processor's instruction sets for compiled kernels, and the instruction sets that oneDNN may use."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")

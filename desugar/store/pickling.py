@@ -1,8 +1,8 @@
 """Pickles records and graphs that hold fake tensors and symbolic numbers.
 
-A fake tensor is written as its size, stride, dtype and device, a symbolic number as its expression. Reading makes them
-anew in the fake mode of the compilation in progress, whose symbols have the same names: the names are part of the
-store's key. The pickles lie in PyTorch's cache folder, beside those that PyTorch writes, and are trusted as those are.
+A fake tensor is written as its size, stride, dtype and device, a symbolic number as its expression. Loading makes them
+anew in the fake mode of the compilation in progress. Its symbols have the same names, which are part of the store's
+key. The pickles lie in PyTorch's cache folder, and are trusted like PyTorch's own pickles there.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 
 from desugar import _torch as private
 
-# What unpickling raises where a file is damaged, or where the code that it names has changed.
+# Errors of unpickling a damaged file, or a file that names code which has changed.
 DAMAGED = (
     pickle.PickleError, AttributeError, ImportError, LookupError, TypeError, ValueError, RuntimeError, EOFError,
 )  # fmt: skip
 
-# What explains a node to a reader; everything else of its metadata is needed only while the graph is compiled.
+# The metadata of a node that readers of the graph need; the rest is needed only while the graph is compiled.
 _KEPT_METADATA = ("val", "stack_trace", "seq_nr")
 
-# Entries of a tensor that the records may hold: a codebook of a byte for each of two numbers. More is data.
+# The most elements of a tensor in the records, such as a codebook over pairs of bytes. A larger tensor is data.
 _LARGEST_CONSTANT = 1 << 16
 
 
 class CannotStore(Exception):
-    """Raised where a program has a part that another process could not read."""
+    """Raised for a program with a part that another process could not read."""
 
 
 def dump(value: Any) -> bytes:
@@ -51,7 +51,7 @@ def dump(value: Any) -> bytes:
 
 
 def load(data: bytes, mode: Any) -> Any:
-    """Reads what `dump` wrote; its fake tensors belong to a fake mode, its symbolic numbers to the mode's symbols."""
+    """Loads the result of `dump`; fake tensors belong to a fake mode, symbolic numbers use the mode's symbols."""
     return private.GraphPickler.loads(data, mode)
 
 

@@ -1,9 +1,9 @@
-"""Stored programs: what the stages made of a graph, for a process that compiles the same graph again.
+"""Stored programs: the results of the stages for a graph, for a process that compiles the same graph again.
 
-A program's file holds three things. *Guards*: all that the compilation assumed of sizes. A file fits a call if they
-hold, and they become guards of the new compilation. *Records*: the descriptions from which the wrapper is written.
-*Graphs*: the compiled forward, and the plain graphs, which are read when somebody asks for them. Each backward that
-was compiled is a file of its own, since it is compiled when its gradients first arrive.
+A program's file holds three things. *Guards*: the conditions on sizes that the compilation assumed. A file fits a call
+if they hold, and they become guards of the new compilation. *Records*: the descriptions from which the wrapper is
+generated. *Graphs*: the compiled forward, and the plain graphs, which are loaded on first use. Each compiled backward
+is a file of its own, since it is compiled when its gradients first arrive.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _PROGRAM = ".program"  # how the name of a program's file ends
 
 
 def dump_graph(compiled: CompiledGraph) -> bytes:
-    """Pickles a compiled graph of Inductor, or notes that the graph runs op by op.
+    """Pickles a compiled graph of Inductor, or None for a graph that runs op by op.
 
     Raises:
-        CannotStore: It is another kind of graph, or holds something that cannot be pickled.
+        CannotStore: The graph is of another kind, or holds something that cannot be pickled.
     """
     if getattr(compiled, "runs_eagerly", False):
         return pickle.dumps(None)
@@ -60,7 +60,7 @@ def dump_graph(compiled: CompiledGraph) -> bytes:
 def load_graph(
     data: bytes, graph: Callable[[], fx.GraphModule], *, is_backward: bool
 ) -> CompiledGraph | None:
-    """Loads what `dump_graph` wrote.
+    """Loads the result of `dump_graph`.
 
     Args:
         data: The pickle.
@@ -104,7 +104,7 @@ class Stored:
 
 
 def pack(program: Stored, inputs: Inputs) -> dict[str, Any]:
-    """Returns what a file holds of a program.
+    """Returns the content of a program's file.
 
     Raises:
         CannotStore: Another process could not read a part of it, or would need more than its arguments.
@@ -130,9 +130,9 @@ def unpack(content: dict[str, Any], inputs: Inputs, *, is_guarded: bool = False)
     """Returns the program of a file; None if it does not fit, or a file that Inductor needs is gone.
 
     Args:
-        content: What `pack` returned.
-        inputs: The flattened arguments of the call. The program's guards become theirs.
-        is_guarded: Whether somebody else checks the guards.
+        content: The result of `pack`.
+        inputs: The flattened arguments of the call. The program's guards are added to their shape environment.
+        is_guarded: Whether the caller checks the guards.
     """
     env = inputs.fakes.env
     guards = [] if is_guarded else pickle.loads(content["guards"])
@@ -151,7 +151,7 @@ def unpack(content: dict[str, Any], inputs: Inputs, *, is_guarded: bool = False)
 
 @dataclass(eq=False)
 class Place:
-    """The place of a program: this process, or for a subclass files that another process reads.
+    """Keeps a program in this process; subclasses write it to files that another process reads.
 
     Attributes:
         stored: The program without its wrapper.
@@ -183,12 +183,12 @@ class Place:
 
 
 class PlaceInStore(Place):
-    """The place of one graph's program in the store.
+    """Loads and saves the program of one graph in the store.
 
     Attributes:
         key: The key of the graph.
-        digest: A digest of the program's file, None before it was read or written. The names of backwards begin with
-            it: if two processes compile one graph, they may save different values for the backward.
+        digest: A digest of the program's file; None before the file is read or written. The file names of backwards
+            begin with it, since two processes that compile one graph may save different values for the backward.
     """
 
     def __init__(self, key: str) -> None:
@@ -236,7 +236,7 @@ class PlaceInStore(Place):
     # .............................................................................................. writing
 
     def save(self, program: Stored, inputs: Inputs) -> None:
-        """Writes a program; logs why if it cannot be stored."""
+        """Writes a program; logs the reason if it cannot be stored."""
         try:
             content = pack(program, inputs)
         except CannotStore as reason:
@@ -247,7 +247,7 @@ class PlaceInStore(Place):
         files.write(self.key, files.digest(content["guards"]) + _PROGRAM, whole)
 
     def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
-        """Writes a compiled backward of a stored program; logs why if it cannot be stored."""
+        """Writes a compiled backward of a stored program; logs the reason if it cannot be stored."""
         if self.digest is None:
             return
         try:
@@ -256,18 +256,18 @@ class PlaceInStore(Place):
             log.info("a backward is not stored: %s", reason)
 
 
-# What describes flattened arguments, besides their fakes.
+# The fields that describe flattened arguments, besides their fakes.
 INPUT_FIELDS = ("values", "origins", "num_arguments", "parameters", "inference")
 
 
 class PackedPlace(Place):
-    """The place of a program that is going to be part of another file, or was part of one.
+    """Packs a program that becomes part of another file, or loads a program that was part of one.
 
     Attributes:
         files: The program and its backwards, by name.
         problem: Why it cannot be saved.
         packed_inputs: The flattened arguments as fake tensors (`INPUT_FIELDS`, then the fakes).
-        symbols: Symbol -> its value in the call that was compiled, and what is known of its range.
+        symbols: Symbol -> its value in the compiled call, and its range.
     """
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
@@ -293,7 +293,7 @@ class PackedPlace(Place):
         return None if content is None else load_graph(content, graph, is_backward=True)
 
     def save(self, program: Stored, inputs: Inputs) -> None:
-        """Packs a program; notes why if it cannot be saved."""
+        """Packs a program; if it cannot be saved, stores the reason in `problem`."""
         try:
             if any(isinstance(value, View) for value in program.interface.outputs.values):
                 raise CannotStore("a result is a view of an argument or of another result")
@@ -306,7 +306,7 @@ class PackedPlace(Place):
             self.problem = reason
 
     def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
-        """Packs a compiled backward; notes why if it cannot be saved."""
+        """Packs a compiled backward; if it cannot be saved, stores the reason in `problem`."""
         try:
             self.files[f".{presence_bits(present)}"] = dump_graph(compiled)
         except CannotStore as reason:
@@ -317,7 +317,7 @@ def place_of(
     graph: fx.GraphModule, inputs: Inputs, backend: Backend, read: Iterable[StateRead]
 ) -> Place | None:
     """Returns the place of a Dynamo graph's program; None, with the reason logged, if it is not to be stored."""
-    is_watched = has_listeners() or strict_mode.watchers  # who is told of each op, which only a trace runs
+    is_watched = has_listeners() or strict_mode.watchers  # they are notified of ops, which only a trace runs
     if backend.settings is None or is_watched or not files.is_switched_on():
         return None
     try:
