@@ -1,7 +1,8 @@
-"""Tensors and numbers of which only a description is known, for a wrapper that is written without symbols.
+"""Descriptions of tensors and numbers, from which a wrapper is generated without symbols.
 
-A program of a package is described by data. Its wrapper is written from descriptions that answer what fake tensors and
-symbolic numbers answer, without a shape environment, whose import alone takes longer than to load a package.
+The data of a package describes its programs. The wrapper of a program is generated from descriptions with the methods
+of fake tensors and symbolic numbers. They need no shape environment, whose import alone takes longer than loading a
+package.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from subclasses._torch import disabled_torch_function_impl, make_wrapper_subclas
 
 
 class Unknown(int):
-    """A number that may differ from call to call; its value is that of the call that was compiled."""
+    """A number that may differ from call to call; it has the value of the compiled call."""
 
 
 class Described(Tensor):
@@ -30,7 +31,7 @@ class Described(Tensor):
     def __new__(
         cls, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype, device: torch.device
     ) -> Described:
-        """Makes a description; an extent that may change is an :class:`Unknown`."""
+        """Makes a description; a dynamic extent is an :class:`Unknown`."""
         made = make_wrapper_subclass(
             cls, tuple(size), tuple(stride), None, None, dtype, torch.strided, device
         )
@@ -42,11 +43,11 @@ class Described(Tensor):
         raise NotImplementedError(f"{func} on the description of a tensor, which has no values")
 
     def size(self, dim: int | None = None) -> Any:
-        """Returns the size, or that of one dimension."""
+        """Returns the size, or the size of one dimension."""
         return self._extents[0] if dim is None else self._extents[0][dim]
 
     def stride(self, dim: int | None = None) -> Any:
-        """Returns the stride, or that of one dimension."""
+        """Returns the stride, or the stride of one dimension."""
         return self._extents[1] if dim is None else self._extents[1][dim]
 
     def storage_offset(self) -> int:

@@ -1,4 +1,4 @@
-"""How a plain graph is called through a library that was compiled ahead of time; read where no compiler is imported."""
+"""How a plain graph is called through a library that was compiled ahead of time; imports no compiler."""
 
 from __future__ import annotations
 

@@ -132,9 +132,9 @@ def clone_aliased_results(graph: fx.GraphModule, before: Results) -> None:
 def read_sizes_early(graph: fx.GraphModule) -> None:
     """Makes a joint graph read sizes from the forward's tensors instead of the tangents'; changes it in place.
 
-    The tangents are placeholders of a joint graph. So for an unbacked size, which only data determines, the trace finds
-    a tangent before the forward op that makes the size, and reads the size from the tangent. A size that no
-    forward tensor has keeps its read.
+    Only data determines an unbacked size. The tangents are placeholders, which come before the forward op that makes
+    such a size. So the trace reads the size from a tangent. A size that no forward tensor has is still read from the
+    tangent.
     """
     tangents = tangent_slots(graph)
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
@@ -153,9 +153,9 @@ def read_sizes_early(graph: fx.GraphModule) -> None:
 
 
 def multiply_in_pairs(graph: fx.GraphModule) -> None:
-    """Makes each product of sizes a product of two factors, as Inductor takes it; changes the graph in place.
+    """Splits each product of sizes into products of two factors, as Inductor requires; changes the graph in place.
 
-    A trace records an int that it has not met, such as a stride `s0 ** 2 * s1`, as one node for each sympy expression.
+    A trace records a new int, such as a stride `s0 ** 2 * s1`, as one node for each sympy expression.
     """
     for node in list(graph.graph.nodes):
         if node.target is private.power:

@@ -19,10 +19,10 @@ class Outputs:
             replaced inner tensors.
         items: Fake tensors and symbolic ints, by output slot.
         inputs: Output slot -> input slot, for each output that is an input itself.
-        writes: (input leaf, index in `values`) of each mutated input that autograd recorded the write of. The wrapper
-            copies the value into the input after the call.
+        writes: (input leaf, index in `values`) of each mutated input whose write autograd recorded. The wrapper copies
+            the value into the input after the call.
         stores: (input slot, output slot) of each other mutated input tensor. The graph stores the output in it.
-        held: (output slot, input slot) of each computed inner tensor whose memory is that of an input in `stores`.
+        held: (output slot, input slot) of each computed inner tensor in the memory of an input in `stores`.
         versions: (input leaf, attribute path, increase of the version counter) of each mutated tensor.
         assigns: (input leaf, name, index in `values`) of each inner tensor that the function replaced.
         tokens: Output slots of the last effect tokens.
@@ -67,7 +67,7 @@ def store_positions(outputs: Outputs) -> dict[int, int]:
 
 
 def held_positions(outputs: Outputs) -> dict[int, int]:
-    """Returns a map from the index of a graph output to the input slot that it is in the memory of."""
+    """Returns a map from the index of a graph output to the input slot whose memory holds it."""
     positions = {slot: n for n, slot in enumerate(outputs.returned)}
     return {positions[slot]: home for slot, home in outputs.held}
 
@@ -78,7 +78,7 @@ def token_positions(outputs: Outputs) -> list[int]:
 
 
 def unread_positions(outputs: Outputs) -> set[int]:
-    """Returns the indices of the graph outputs that the wrapper does not read: stored ones and effect tokens."""
+    """Returns the indices of the graph outputs that the wrapper does not read: stored outputs and effect tokens."""
     return {*store_positions(outputs).values(), *token_positions(outputs)}
 
 

@@ -1,4 +1,4 @@
-"""Flattens what a graph returns, with optree; None is a leaf.
+"""Flattens the results of a graph with optree; None is a leaf.
 
 Dynamo's graphs return flat tuples. Dynamo itself flattens and rebuilds every other structure that the user's function
 takes or returns.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 def result_leaves(result: Any) -> list[Any]:
     """Returns the leaves of a function's result."""
-    import optree  # the wrappers of loaded programs do without it
+    import optree  # the wrappers of loaded programs do not need it
 
     return optree.tree_leaves(result, none_is_leaf=True)
 

@@ -1,4 +1,4 @@
-"""The base of the records that reports are made of."""
+"""The base class of the records in reports."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Record:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The record and those in it as dictionaries and lists."""
+        """Returns the record and its inner records as dictionaries and lists."""
         return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[call-overload]
 
 
 def find_named(records: Iterable[Any], name: str) -> Any:
-    """Returns the record that has a name.
+    """Returns the record with a name.
 
     Raises:
-        KeyError: There is none.
+        KeyError: There is no such record.
     """
     found = {record.name: record for record in records}
     if name not in found:

@@ -1,7 +1,7 @@
 """Results of the stages: the traced joint graph, and the forward and backward graphs that it is split into.
 
 The passes work on the graphs. The wrapper is written from records that describe them (`Interface`, `Split`), so that a
-program from the store needs no graph: its graphs stay in the file until somebody asks for them (`Graphs`).
+program from the store needs no graph: its graphs are loaded from the file on first use (`Graphs`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Traced(Interface):
 
     @property
     def interface(self) -> Interface:
-        """The description alone."""
+        """The description, without the graph."""
         return Interface(*(getattr(self, one.name) for one in fields(Interface)))
 
 
@@ -130,7 +130,7 @@ class Partitioned:
 
 
 class Graphs:
-    """The plain graphs of a program; those of a stored program are read from the store when they are first needed."""
+    """The plain graphs of a program; a stored program loads its graphs from the store on first use."""
 
     def __init__(
         self, read: Callable[[], tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule | None]]
@@ -148,7 +148,7 @@ class Graphs:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The forward and backward graphs as a wrapper sees them.
+    """Describes the forward and backward graphs for the wrapper.
 
     Attributes:
         graphs: The graphs.

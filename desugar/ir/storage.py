@@ -1,4 +1,4 @@
-"""Finds out which tensors share memory."""
+"""Finds tensors that share memory."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Flat:
         return len(self.items) - 1
 
     def release(self) -> None:
-        """Drops the tensors; the slots of all items stay the same."""
+        """Drops the tensors; the slots of all items are unchanged."""
         self.items[:] = [None if isinstance(item, Tensor) else item for item in self.items]
         self._tensor_slots.clear()
 
@@ -196,7 +196,7 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
     if isinstance(leaf, SymBool) and leaf.node.has_hint():
         return Constant(
             bool(leaf)
-        )  # bool() adds a guard, so a call with the other answer gets another program
+        )  # bool() adds a guard, so a call with the other value gets another program
     if isinstance(leaf, SymInt | SymFloat | SymBool):
         place = flat.number(leaf)
         return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)
@@ -226,7 +226,7 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
 def _is_plainly_built(leaf: Any, names: tuple[str, ...], context: Any) -> bool:
     """Returns whether one `_make_wrapper_subclass` and one store per inner tensor replace `__tensor_unflatten__`.
 
-    The function rebuilds `leaf` with that method and looks at the result.
+    The function rebuilds `leaf` with that method and checks the result.
     """
     cls = type(leaf)
     if isinstance(context, DTensorContext | OpaqueContext):
