@@ -1,4 +1,4 @@
-"""What is checked before a command runs anything: files that it will write, and names of backends."""
+"""Checks that run before a command does its work: files that it will write, and names of backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from desugar.backends.choose import choose_backend
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Says before anything is run that a file cannot be written."""
+    """Raises `typer.BadParameter` if a file cannot be written."""
     for path in filter(None, paths):
         if not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"there is no folder {path.resolve().parent} to write {path.name} into")
@@ -22,10 +22,11 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def check_outputs(*outputs: tuple[str, Path | None, str]) -> None:
-    """Refuses files that cannot be written, one file twice, and a file that is there and is of another kind.
+    """Raises `typer.BadParameter` for a file that cannot be written, a file given twice, and a file of another kind.
 
     Args:
-        *outputs: Option, file, and the suffix of its kind. The user's script may be such a file.
+        *outputs: Option, file, and the suffix of its kind. An existing file with another suffix may be the user's
+            script.
     """
     given = [(option, path, suffix) for option, path, suffix in outputs if path is not None]
     check_writable(*[path for _, path, _ in given])
@@ -40,7 +41,7 @@ def check_outputs(*outputs: tuple[str, Path | None, str]) -> None:
 
 
 def check_backend(name: str) -> None:
-    """A name that is no backend's is a mistake on the command line."""
+    """Raises `typer.BadParameter` for a name that is no backend's."""
     try:
         choose_backend(name)
     except ValueError as error:

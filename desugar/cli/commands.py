@@ -68,13 +68,13 @@ Train = Annotated[
 Rounds = Annotated[int, typer.Option(min=2, help="In each, every way takes a turn.")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one step of a way.")]
 
-# What stands on the stack between the shell and the user's own code.
+# Folders of the libraries whose frames lie between the shell and the user's own code.
 _COMMAND_LINE = tuple(str(Path(inspect.getfile(cls)).parent) for cls in (typer.Typer, typer.BadParameter))
 
 
 @contextlib.contextmanager
 def users_errors() -> Iterator[None]:
-    """A wrong target is a mistake on the command line: exit code 2; an error of the user's own code has 1."""
+    """Exits with code 2 for a wrong target on the command line, and with code 1 for an error of the user's code."""
     try:
         yield
     except TargetError as error:
@@ -82,11 +82,11 @@ def users_errors() -> Iterator[None]:
     except DesugarError as error:
         typer.echo(f"cannot be desugared: {error}", err=True)
         raise typer.Exit(1) from error
-    except private.TorchDynamoException as error:  # says itself where in the user's code
+    except private.TorchDynamoException as error:  # its text has the position in the user's code
         text = str(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0]
         typer.echo(f"Dynamo cannot capture it as one graph: {text}", err=True)
         raise typer.Exit(1) from error
-    except SystemExit as end:  # which would end the command in silence
+    except SystemExit as end:  # it would end the command without output
         typer.echo(f"the code that was to be looked at called sys.exit({end.code!r})", err=True)
         raise typer.Exit(1) from end
     except Exception as error:
@@ -134,7 +134,7 @@ def explain(  # noqa: PLR0913 - one parameter for each option
         typer.echo(explanation.text(folded=False) if whole else str(explanation))
 
 
-# What stands after SCRIPT.py is the script's, as in `python SCRIPT.py`: options and `--` too.
+# Arguments after SCRIPT.py belong to the script, as in `python SCRIPT.py`, options and `--` included.
 @app.command(context_settings={"allow_interspersed_args": False})
 def report(
     script: Annotated[
@@ -155,7 +155,7 @@ def report(
 ) -> None:
     """Runs a script and writes a page about what was compiled in it."""
     check_outputs(("--report", out, ".html"), ("--json", json_out, ".json"))
-    page, data = out.resolve(), None if json_out is None else json_out.resolve()  # a script may go elsewhere
+    page, data = out.resolve(), None if json_out is None else json_out.resolve()  # a script may call chdir
     found, code = run_script(script, arguments or [], compare=compare)
     page.write_text(render_page(found), encoding="utf-8")
     if data is not None:
@@ -205,7 +205,7 @@ def check(target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY")]) -> N
 
 
 @app.command()
-def compare(  # noqa: PLR0913 - one option each for what a user chooses
+def compare(  # noqa: PLR0913 - one parameter for each option
     target: Annotated[
         str,
         typer.Argument(metavar="MODULE:NAME", help="A function, a module, or a function that makes one."),
@@ -247,7 +247,7 @@ app.add_typer(packages.app, name="package")
 
 
 def check_makes_subclass(target: str, made: object) -> None:
-    """Raises for a factory whose values the conformance kit cannot put to the test."""
+    """Raises `TargetError` for a factory whose values the conformance kit cannot test."""
     if not (isinstance(made, torch.Tensor) and is_wrapper(made)):
         raise TargetError(
             f"expected {target} to make a tensor subclass that holds other tensors, got {type(made).__name__}"

@@ -1,4 +1,4 @@
-"""The command `compare` around a comparison: checks before it, output and exit code after it."""
+"""The command `compare`: checks its options, runs a comparison, and writes the output and the exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from desugar.explain.records import Worth
 
 
 def run(request: Request, json_out: Path | None = None, **plan: Any) -> None:
-    """Compares, prints the table, writes the files; exits with 1 if one of ours fails or is wrong."""
+    """Compares, prints the table, writes the files; exits with code 1 if one of our ways fails or is wrong."""
     check_backend(request.backend)
     check_outputs(("--json", json_out, ".json"))
     if request.train and request.no_grad:
@@ -69,7 +69,7 @@ def _compare(request: Request, **plan: Any) -> Comparison:
 
 
 def _ended(error: WayFailed) -> Exception:
-    """Returns what ends the command after eager mode failed: exit code 2 for a wrong target, 1 for the user's error."""
+    """Returns the exception that ends the command if eager mode fails: code 2 for a wrong target, else code 1."""
     if error.kind == "target":
         return typer.BadParameter(error.text)
     typer.echo(

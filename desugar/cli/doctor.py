@@ -1,4 +1,4 @@
-"""What is installed, what works here and what does not."""
+"""Examines the installation: versions, compiler, GPU, caches, and a trial of a training step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST = (2, 13)  # as in pyproject.toml
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: `state` is "ok", "missing" (something does without) or "broken"."""
+    """One result of the examination: `state` is "ok", "missing" (a part is unavailable) or "broken"."""
 
     state: str
     what: str
@@ -31,7 +31,7 @@ class Finding:
 
 
 def examine(*, inductor: bool = False) -> Iterator[Finding]:
-    """Everything, in order; `inductor` compiles a small function for good, which takes a while."""
+    """Yields all findings, in order; `inductor` compiles a small function with Inductor, which takes a while."""
     yield from _versions()
     yield _private_names()
     yield _cxx()
@@ -66,7 +66,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _private_names() -> Finding:
-    """The names of torch that the pass imports when it needs them."""
+    """Examines the names of torch that the pass imports on first use."""
     absent = []
     for name in private.NAMES:
         try:
@@ -108,13 +108,13 @@ def _cache() -> Finding:
 
 
 def _default_cache() -> Path:
-    """Where Inductor keeps its cache by default: a folder of the user's in that of temporary files."""
+    """Returns Inductor's default cache folder: the user's folder in the folder of temporary files."""
     user = os.environ.get("USER") or os.environ.get("LOGNAME") or "root"
     return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
 
 
 def _trial(backend: str) -> Finding:
-    """A small training step, compared with eager mode."""
+    """Runs a small training step, and compares it with eager mode."""
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
     step: Callable[..., torch.Tensor] = desugar_compile(lambda x: model(x).relu().sum(), backend=backend)
     what = f'backend="{backend}"'
@@ -124,7 +124,7 @@ def _trial(backend: str) -> Finding:
         model.weight.grad = None
         model(x).relu().sum().backward()
         torch.testing.assert_close(weight, model.weight.grad)
-    except Exception as error:  # noqa: BLE001 - whatever goes wrong is what was asked for
+    except Exception as error:  # noqa: BLE001 - any error is a finding
         return Finding(
             "broken", what, f"a training step fails: {type(error).__name__}: {str(error).splitlines()[0]}"
         )

@@ -99,7 +99,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _arguments(package: Package, tensors: dict[str, Tensor], numbers: dict[str, str]) -> Any:
-    """Returns the arguments of a call, for the first program whose tensors are those of the file."""
+    """Returns the arguments of a call, for the first program whose tensor names match the file's."""
     missing = []
     for program in package.programs:
         names = names_of(program.arguments)

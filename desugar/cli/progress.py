@@ -1,4 +1,4 @@
-"""What long work says on a terminal."""
+"""Shows the progress of long work on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A function that says on a terminal what is going on, each time in the place of what it said before."""
+    """Yields a function that shows a text on a terminal, in the place of the text before."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -1,4 +1,4 @@
-"""Runs a user's script as `python SCRIPT.py` would, while everything that is compiled in it is collected."""
+"""Runs a user's script as `python SCRIPT.py` would, and collects its compilations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from desugar.explain.records import Report
 
 
 def run_script(path: Path, arguments: Sequence[str], *, compare: bool = False) -> tuple[Report, int]:
-    """Runs a script to its end, or to its error; returns what was compiled and its exit code.
+    """Runs a script to its end, or to its error; returns the report of its compilations and its exit code.
 
     Args:
         path: The script.
         arguments: Its own arguments.
-        compare: Whether each compiled call is made in other ways after the script has ended.
+        compare: Whether each compiled call is repeated in other ways after the script has ended.
     """
     kept = ScriptCalls() if compare else None
     collector = Collector() if kept is None else Collector(kept.keep)
@@ -47,7 +47,7 @@ def _run(path: Path) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # noqa: BLE001 - whatever the script raises ends the script, not the report
+    except Exception as error:  # noqa: BLE001 - an error of the script ends the script, not the report
         sys.stderr.write(format_error(error, lambda file: Path(file).resolve() == path.resolve()))
         return 1
     return 0
