@@ -131,7 +131,7 @@ def _owner_in_progress(known: dict[Any, tuple[Owner, Any]]) -> tuple[Owner | Non
 
 
 class NoCopy(ValueError):
-    """The arguments of a call cannot be copied; the message says why."""
+    """The arguments of a call cannot be copied; the message has the reason."""
 
 
 def copy_call(call: Call) -> Call:

@@ -35,7 +35,7 @@ class Assembled:
     """A program of a package.
 
     Attributes:
-        run: Takes the inputs of the program, and returns its results.
+        run: Runs the program on its inputs, and returns its results.
         source: The text of the functions generated so far.
     """
 

@@ -63,7 +63,7 @@ def guards_of(program: ProgramRecord) -> Guards:
 
 
 def plain_in(leaves: Sequence[Leaf]) -> Iterator[Plain]:
-    """Yields the plain tensors of leaves, inner ones included, in order."""
+    """Yields the plain tensors of leaves, with inner tensors, in order."""
     for leaf in leaves:
         if isinstance(leaf, Plain):
             yield leaf
