@@ -63,7 +63,7 @@ def compile_way(way: str, fn: Any, backend: str, **more: Any) -> Any:
             return desugar_compile(fn, backend=backend, **more)
 
 
-# -------------------------------------------------------------------------------------------- what is compiled
+# -------------------------------------------------------------------------------------------- compiled programs
 
 
 @contextlib.contextmanager
