@@ -119,20 +119,16 @@ def test_padding_is_left_out_of_the_loss(model):
 # ---- what fails ------------------------------------------------------------------------------------------------
 
 
-def shifted(x):
-    return [row + 1 for row in x.padded]
-
-
-def without_options(fn, compile_one=generate_ragged_lm.desugar.compile, **options):
-    return compile_one(fn, backend="eager")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "wrong"),
     [
-        (PaddedTensor, "to_tensors", shifted),
-        (generate_ragged_lm.desugar, "compile", without_options),
+        (PaddedTensor, "to_tensors", lambda x: [row + 1 for row in x.padded]),
+        (
+            generate_ragged_lm.desugar,
+            "compile",
+            lambda fn, compile_one=generate_ragged_lm.desugar.compile, **_: compile_one(fn, backend="eager"),
+        ),
     ],
     ids=["a row that is not its own", "too many programs"],
 )

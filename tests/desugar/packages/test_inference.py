@@ -99,10 +99,6 @@ def structures(batch=lambda x, *yz: {"x": x, "yz": yz}, flag=True, **more):
     return call(batch(x, y, z), [flag, 2], r, bias=b, **more)
 
 
-def views(x, y):
-    return x, x.detach(), y[1:], y.view(2, 3), (x * 2).view(-1)
-
-
 def two_views(r):
     y = r.values * 2
     return y, y[:, 1:]
@@ -197,7 +193,11 @@ CASES = {
         [of_two(2, 2)],
         {"y: expected another object than x": of_one_twice(2)},
     ),
-    "results that are no new tensors": lambda: Case(views, [of_two((2, 3), 6)], [of_two((2, 3), 6)]),
+    "results that are no new tensors": lambda: Case(
+        lambda x, y: (x, x.detach(), y[1:], y.view(2, 3), (x * 2).view(-1)),
+        [of_two((2, 3), 6)],
+        [of_two((2, 3), 6)],
+    ),
     "a view of another result": lambda: Case(two_views, [call(rows(3, 1))], [call(rows(2, 0, 5))]),
     "an argument that is not used": lambda: Case(
         lambda x, y: x + 1,

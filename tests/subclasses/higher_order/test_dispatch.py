@@ -118,14 +118,10 @@ def assert_same_gradient(found, expected):
 # ---- cond: every kind of class -----------------------------------------------------------------------------
 
 
-def changed(x):
-    """Of the class where it maps, else plain."""
-    return x.sin() * 2
-
-
-# Each is given the call with its predicate bound, a wrapper and a plain tensor.
+# Each is given the call with its predicate bound, a wrapper and a plain tensor. The first branch of the first case has a
+# result of the class where it maps, else a plain one.
 CASES = {
-    "one operand": lambda c, x, t: c(lambda x: changed(x), lambda x: x.cos() + 1, (x,)),
+    "one operand": lambda c, x, t: c(lambda x: x.sin() * 2, lambda x: x.cos() + 1, (x,)),
     "mixed": lambda c, x, t: c(
         lambda x, t: {"both": x * t, "plain": t + 1},
         lambda x, t: {"both": t * x.sin(), "plain": t * 3},

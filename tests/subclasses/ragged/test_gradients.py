@@ -110,15 +110,10 @@ def test_several_outputs_and_a_second_derivative(cls):
 # ---- given by a hook -------------------------------------------------------------------------------------------
 
 
-def scaled(g, n):
-    """A gradient made anew of its rows."""
-    return type(g).from_tensors([row * n for row in g.to_tensors()])
-
-
 # What a hook returns, and the gradient that comes of it; None where that is refused.
 HOOKS = {
     "another": (lambda g: g * 3, 6),
-    "a new one": (lambda g: scaled(g, 3), 6),
+    "a new one": (lambda g: type(g).from_tensors([row * 3 for row in g.to_tensors()]), 6),
     "none": (lambda g: None, 2),
     "other rows": (lambda g: type(g).from_tensors(TWOS), None),
     "a dense one": (lambda g: torch.ones(3), None),

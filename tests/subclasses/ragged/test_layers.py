@@ -292,10 +292,6 @@ FORMS = {
 OPTIONS = [{}, {"label_smoothing": 0.1}, {"ignore_index": 2}, {"weight": torch.rand(4).double()}]
 
 
-def nll_loss(logits, target, **options):
-    return F.nll_loss(logits.log_softmax(1), target, **options)
-
-
 @pytest.mark.sweep(240)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize(
@@ -307,7 +303,11 @@ def nll_loss(logits, target, **options):
             for p in (False, True)
             if not p or "ignore_index" not in o
         ),
-        *((nll_loss, o, False) for o in OPTIONS if "label_smoothing" not in o),
+        *(
+            (lambda logits, target, **options: F.nll_loss(logits.log_softmax(1), target, **options), o, False)
+            for o in OPTIONS
+            if "label_smoothing" not in o
+        ),
     ],
     ids=lambda v: v.__name__ if callable(v) else "+".join(v) or "plain" if isinstance(v, dict) else str(v),
 )
