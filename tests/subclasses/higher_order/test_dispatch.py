@@ -118,8 +118,8 @@ def assert_same_gradient(found, expected):
 # ---- cond: every kind of class -----------------------------------------------------------------------------
 
 
-# Each is given the call with its predicate bound, a wrapper and a plain tensor. The first branch of the first case has a
-# result of the class where it maps, else a plain one.
+# Each is given the call with its predicate bound, a wrapper and a plain tensor. In the first case, the first branch has
+# a result of the class where it maps, else a plain one.
 CASES = {
     "one operand": lambda c, x, t: c(lambda x: x.sin() * 2, lambda x: x.cos() + 1, (x,)),
     "mixed": lambda c, x, t: c(
