@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -32,6 +32,7 @@ from desugar.explain.render import render_page
 from desugar.explain.text import duration, render_report_text
 from desugar.ir.values import is_wrapper
 from desugar.user_code import is_library_file
+from subclasses.errors import one_of
 
 app = typer.Typer(
     add_completion=False,
@@ -186,21 +187,77 @@ def coverage(
 
 
 @app.command()
-def check(target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY")]) -> None:
+def check(  # noqa: PLR0913 - one parameter for each option
+    target: Annotated[
+        str,
+        typer.Argument(metavar="MODULE:FACTORY", help="Makes a value; or a class, with --factory."),
+    ],
+    factory: Annotated[
+        str | None,
+        typer.Option(metavar="[MODULE:]FUNCTION", help="Makes a value, where the target is a class."),
+    ] = None,
+    level: Annotated[
+        str, typer.Option(help='"smoke": eager mode; "gradients"; "full": Inductor, too.')
+    ] = "gradients",
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="PROMISE", help="Try it; may be repeated.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="PROMISE", help="Leave it out; may be repeated.")
+    ] = None,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[MODULE:]FACTORY", help="Makes a value of another size; at least two."),
+    ] = None,
+    variants: Annotated[
+        list[str] | None, typer.Option(metavar="[MODULE:]FACTORY", help="Makes a value with other metadata.")
+    ] = None,
+    wrap: Annotated[
+        str | None, typer.Option(metavar="[MODULE:]FUNCTION", help="A plain tensor to a value.")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="[MODULE:]FUNCTION", help="A value to its plain tensor."),
+    ] = None,
+    construct: Annotated[
+        str | None, typer.Option(metavar="[MODULE:]FUNCTION", help="Inner tensors to a value.")
+    ] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the outcomes, too.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write a test suite in JUnit's XML, too.")] = None,
+) -> None:
     """Puts a class to the conformance kit's test.
 
-    FACTORY takes nothing and gives a value of the class.
+    FACTORY takes nothing and gives a value of the class. The options are those of subclasses.testing.check.
     """
     from subclasses import testing
 
+    check_outputs(("--json", json_out, ".json"), ("--junit", junit, ".xml"))
     start = time.perf_counter()
     with users_errors(), progress() as tell:
-        factory = find_factory(target)
-        check_makes_subclass(target, factory())
-        found = testing.examine(factory, tell=tell)
-    typer.echo(str(found))
+        module, found = find_target(target)
+        make = find_factory(factory or target, module)
+        check_makes_subclass(factory or target, made := make())
+        if factory is not None and type(made) is not found:
+            raise TargetError(f"expected {factory} to make a value of {target}, got {one_of(type(made))}")
+        many = {"sizes": sizes, "variants": variants}
+        one = {"wrap": wrap, "reference": reference, "construct": construct}
+        options: dict[str, Any] = {"level": level, "only": only, "skip": skip}
+        options |= {
+            name: [find_factory(text, module) for text in texts] for name, texts in many.items() if texts
+        }
+        options |= {name: find_target(text, module)[1] for name, text in one.items() if text}
+        try:
+            report = testing.examine(
+                make, tell=tell, **{name: value for name, value in options.items() if value}
+            )
+        except TypeError as error:
+            raise TargetError(str(error)) from error
+    for path, text in ((json_out, report.to_json), (junit, report.to_junit)):
+        if path is not None:
+            path.write_text(text(), encoding="utf-8")
+    typer.echo(str(report))
     typer.echo(f"in {duration(time.perf_counter() - start)}", err=True)
-    if found.broken:
+    if report.broken:
         raise typer.Exit(1)
 
 

@@ -3,9 +3,9 @@
 ``check(factory)`` checks a class; ``TestMine = suite(factory)`` makes a test class for pytest.
 """
 
-from subclasses.testing.compilers import PATHS, named
+from subclasses.testing.compiled import PATHS, named
 from subclasses.testing.op_infos import Verdicts, sweep
-from subclasses.testing.property import Outcome, Promise
+from subclasses.testing.property import Failure, Outcome, Promise
 from subclasses.testing.report import Report
 from subclasses.testing.runner import ConformanceError, check, examine, suite
 from subclasses.testing.subject import Options
@@ -13,6 +13,7 @@ from subclasses.testing.subject import Options
 __all__ = [
     "PATHS",
     "ConformanceError",
+    "Failure",
     "Options",
     "Outcome",
     "Promise",

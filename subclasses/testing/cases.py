@@ -1,4 +1,4 @@
-"""The calls that the kit tries on any value: one of each kind, and those that the author adds.
+"""The calls that the kit tries on any value: tables of one of each kind, and those that the author adds.
 
 A case is a function of one argument, run on a value and on the tensors that the value stands for. It may read
 sizes and dtype. It makes its other arguments itself, the same ones at each call.
@@ -7,24 +7,24 @@ sizes and dtype. It makes its other arguments itself, the same ones at each call
 from __future__ import annotations
 
 import dataclasses
-import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from subclasses.testing.errors import Attempt, refusal, succeeds
-from subclasses.testing.property import Case
-from subclasses.testing.reach import author_cases, calls_of, missed_rules, vector_calls
-from subclasses.testing.subject import Subject
+from subclasses.spec.values import map_tensors
+from subclasses.testing.errors import Attempt, Skipped, refusal, succeeds
+from subclasses.testing.reach import Case, calls_of, missed_rules, name_of
+from subclasses.testing.subject import Subject, once
 
-Found = TypeVar("Found")
+Table = Mapping[str, Callable[[Any], Any]]
 
-# Lists that get the plain operands which cases make, where their gradients are asked for. Dynamo traces the reading.
-_COLLECTORS: list[list[Tensor]] = []
+# How cases make plain operands in a block; Dynamo traces the reading.
+_OPERANDS: list[Callable[[Tensor], Tensor]] = []
 
 
 def like(x: Tensor, *shape: int) -> Tensor:
@@ -35,36 +35,39 @@ def like(x: Tensor, *shape: int) -> Tensor:
         count = count * extent
     numbers = (torch.arange(count, device=x.device) % 7 - 3).reshape(size)
     plain = (numbers / 4 if x.dtype.is_floating_point else numbers).to(x.dtype)
-    if _COLLECTORS and plain.is_floating_point():
-        _COLLECTORS[-1].append(plain.requires_grad_())
-    return plain
+    return _OPERANDS[-1](plain) if _OPERANDS and plain.is_floating_point() else plain
 
 
 @contextmanager
 def operands_with_gradients() -> Iterator[list[Tensor]]:
     """Collects the plain operands that cases make in a block, which require grad."""
-    _COLLECTORS.append([])
+    made: list[Tensor] = []
+
+    def collect(plain: Tensor) -> Tensor:
+        made.append(plain.requires_grad_())
+        return plain
+
+    with _making(collect):
+        yield made
+
+
+def operands_as_parameters() -> Any:
+    """Lets the plain operands that cases make in a block be Parameters."""
+    return _making(lambda plain: nn.Parameter(plain, requires_grad=False))
+
+
+@contextmanager
+def _making(make: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    _OPERANDS.append(make)
     try:
-        yield _COLLECTORS[-1]
+        yield
     finally:
-        _COLLECTORS.pop()
+        _OPERANDS.pop()
 
 
 def _rows(x: Tensor) -> Tensor:
     """Indices of rows: of the last one and of the first one, each twice."""
     return torch.arange(x.shape[0], device=x.device).roll(1)[:2].repeat(2)
-
-
-def once(find: Callable[[Subject], Found]) -> Callable[[Subject], Found]:
-    """Finds something, such as cases, at the first call for a class, and caches it with the class."""
-
-    @functools.wraps(find)
-    def found(s: Subject) -> Found:
-        if find.__name__ not in s.cache:
-            s.cache[find.__name__] = find(s)
-        return s.cache[find.__name__]
-
-    return found
 
 
 # ---- results -------------------------------------------------------------------------------------------------
@@ -123,6 +126,10 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "torch.ones_like(x)": lambda x: torch.ones_like(x),
     "torch.full_like(x, 2)": lambda x: torch.full_like(x, 2),
     "x.new_zeros(2)": lambda x: x.new_zeros(2),
+    "x @ vector": lambda x: x @ like(x, x.shape[-1]),
+    "vector @ x": lambda x: like(x, x.shape[-2]) @ x,
+    "torch.mv(x, vector)": lambda x: torch.mv(x, like(x, x.shape[-1])),
+    "F.linear(vector, x)": lambda x: F.linear(like(x, x.shape[-1]), x),
 }
 
 
@@ -267,35 +274,112 @@ METADATA_MUTATIONS: dict[str, Callable[[Any], Any]] = {
     "x.squeeze_()": lambda x: x.squeeze_(),
 }
 
+# Writes to a result: each may reach other inner tensors than the others do.
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "y.mul_(2)": lambda y: y.mul_(2),
+    "y.add_(1)": lambda y: y.add_(1),
+    "y.zero_()": lambda y: y.zero_(),
+    "y.fill_(2)": lambda y: y.fill_(2),
+    "y.copy_(-y)": lambda y: y.copy_(-y),
+    "y.copy_(y.flip(0))": lambda y: y.copy_(y.flip(0)),
+}
+
+# ---- pairs, random numbers, lazy bits ------------------------------------------------------------------------
+
+# Calls of a pair of values, or of the two tensors that they stand for.
+PAIRS: dict[str, Callable[[Any], Any]] = {
+    "x + y": lambda pair: pair[0] + pair[1],
+    "x - y": lambda pair: pair[0] - pair[1],
+    "x * y": lambda pair: pair[0] * pair[1],
+    "x < y": lambda pair: pair[0] < pair[1],
+    "torch.maximum(x, y)": lambda pair: torch.maximum(*pair),
+    "torch.cat([x, y])": lambda pair: torch.cat(pair),
+    "torch.stack([x, y])": lambda pair: torch.stack(pair),
+    "torch.where(x > 0, x, y)": lambda pair: torch.where(pair[0] > 0, *pair),
+    "x.clone().copy_(y)": lambda pair: pair[0].clone().copy_(pair[1]),
+    "x.clone().add_(y)": lambda pair: pair[0].clone().add_(pair[1]),
+}
+
+# More of them, tried where the values differ in numbers alone.
+MORE_PAIRS: dict[str, Callable[[Any], Any]] = {
+    "x / y": lambda pair: pair[0] / pair[1],
+    "x == y": lambda pair: pair[0] == pair[1],
+    "torch.minimum(x, y)": lambda pair: torch.minimum(*pair),
+    "torch.where(mask, x, y)": lambda pair: torch.where(like(pair[0]).real > 0, *pair),
+    "torch.cat([x, y], -1)": lambda pair: torch.cat(pair, -1),
+    "torch.stack([x, y], -1)": lambda pair: torch.stack(pair, -1),
+    "torch.add(x, y, alpha=2)": lambda pair: torch.add(*pair, alpha=2),
+    "torch.sub(x, y, alpha=2)": lambda pair: torch.sub(*pair, alpha=2),
+    "torch.lerp(x, y, 0.25)": lambda pair: torch.lerp(pair[0], pair[1], 0.25),
+    "torch.addcmul(x, x, y)": lambda pair: torch.addcmul(pair[0], *pair),
+    "torch.addcmul(x, y, y)": lambda pair: torch.addcmul(pair[0], pair[1], pair[1]),
+    "x @ y": lambda pair: pair[0] @ pair[1],
+    "x @ y.mT": lambda pair: pair[0] @ pair[1].mT,
+    "F.linear(x, y)": lambda pair: F.linear(*pair),
+    "x.clone().mul_(y)": lambda pair: pair[0].clone().mul_(pair[1]),
+    "x[:1] - y": lambda pair: pair[0][:1] - pair[1],
+}
+
+RANDOM: dict[str, Callable[[Any], Any]] = {
+    "F.dropout(x)": lambda x: F.dropout(x, 0.5),
+    "torch.rand_like(x)": lambda x: torch.rand_like(x),
+    "torch.randn_like(x)": lambda x: torch.randn_like(x),
+    "x.clone().uniform_()": lambda x: x.clone().uniform_(),
+    "torch.bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.5)),
+}
+
+LAZY: dict[str, Callable[[Any], Any]] = {
+    "x.conj()": lambda x: x.conj(),
+    "x.conj().clone()": lambda x: x.conj().clone(),
+    "x.conj() * x": lambda x: x.conj() * x,
+    "x.conj().resolve_conj()": lambda x: x.conj().resolve_conj(),
+    "x.conj().conj() + 1": lambda x: x.conj().conj() + 1,
+    "x.conj().imag": lambda x: x.conj().imag,
+    "x.conj().real": lambda x: x.conj().real,
+    "x.mH": lambda x: x.mH,
+    "x.conj().sum()": lambda x: x.conj().sum(),
+}
+
+# Calls on each entry of one value: a label of a row, such as a time, is that of the row afterwards.
+POINTWISE = {
+    *(
+        "x * 2",
+        "x + x",
+        "x - plain",
+        "plain * x",
+        "1 - x",
+        "x / 2",
+        "-x",
+        "x.abs()",
+        "x.exp()",
+        "x.sigmoid()",
+    ),
+    *("F.relu(x)", "F.gelu(x)", "x.clamp(-1, 1)", "x * x", "x + 3"),
+}
+
 # ---- which apply -------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def run_on_reference(s: Subject, case: Case) -> list[Any]:
-    """The results on the tensors that a value stands for."""
-    return [case.run(plain.detach().clone()) for plain in s.reference(s.make())]
-
-
-def applicable(s: Subject, table: Mapping[str, Callable[[Any], Any]]) -> list[Case]:
+def applicable(s: Subject, table: Table) -> list[Case]:
     """The cases that make sense for the sizes and dtype of a value: those that a plain tensor takes."""
-    cases = [Case(name, run) for name, run in callable_on(s, table).items()]
-
-    @torch.no_grad()
-    def takes(case: Case) -> None:
-        for plain in stand_ins(s):
-            case.run(plain)
-
-    return [case for case in cases if succeeds(takes, case)]
+    plains = stand_ins(s)
+    return [
+        Case(name, run)
+        for name, run in callable_on(s, table).items()
+        if succeeds(lambda run=run: [run(plain.clone()) for plain in plains])
+    ]
 
 
-def callable_on(s: Subject, table: Mapping[str, Callable[[Any], Any]]) -> dict[str, Callable[[Any], Any]]:
+def callable_on(s: Subject, table: Table) -> dict[str, Callable[[Any], Any]]:
     """The cases that call no method which a field of the class hides, such as ``t``."""
-    fields = s.hiding_fields()
-    return {name: run for name, run in table.items() if not fields.intersection(_names_in(run))}
-
-
-def _names_in(function: Any) -> tuple[str, ...]:
-    return function.__code__.co_names if hasattr(function, "__code__") else ()
+    spec = s.cls.__spec__ if s.declared else None
+    hidden = {name for name in spec.names if hasattr(Tensor, name)} if spec else set()
+    return {
+        n: run
+        for n, run in table.items()
+        if not hidden.intersection(run.__code__.co_names if hasattr(run, "__code__") else ())
+    }
 
 
 def stand_ins(s: Subject) -> list[Tensor]:
@@ -307,7 +391,42 @@ def stand_ins(s: Subject) -> list[Tensor]:
 @once
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, those of the author, and one for each rule that neither reaches."""
-    return kit_cases(s) + author_cases(s) + _rule_cases(s)
+    calls = calls_of(unreached(s), like)
+    return kit_cases(s) + author_cases(s) + applicable(s, {case.name: case.run for case in calls})
+
+
+@once
+def kit_cases(s: Subject) -> list[Case]:
+    """The kit's own cases that apply, with the class's own versions of methods; none writes to its argument."""
+    views = {name: view for name, view in VIEWS.items() if name != "x.detach()"}
+    return applicable(s, FUNCTIONAL | views | own_methods(s))
+
+
+@once
+def own_methods(s: Subject) -> dict[str, Callable[[Any], Any]]:
+    """Calls of the methods that the author defines, and that give a tensor of a plain tensor, such as ``inverse``."""
+    written = {
+        n
+        for b in s.own_bases
+        for n, m in vars(b).items()
+        if inspect.isfunction(m) and not hasattr(m, "__source__")
+    }
+    plain, found = stand_ins(s)[0], {}
+    for name in [n for n in written if not n.startswith("_") and hasattr(Tensor, n) and n not in _NOT_CALLED]:
+        with Attempt():
+            if isinstance(getattr(plain.clone(), name)(), Tensor):
+                found[f"x.{name}()"] = lambda x, name=name: getattr(x, name)()
+    return found
+
+
+# Methods that do not compute, or that other promises are about.
+_NOT_CALLED = frozenset("detach requires_grad_ backward to_dense".split())
+
+
+@once
+def unreached(s: Subject) -> list[Any]:
+    """The ops and functions that have a rule which neither the kit's cases nor those of the author reach."""
+    return missed_rules(s, kit_cases(s) + author_cases(s)) if s.declared else []
 
 
 # Python's errors for a call that has more arguments than a rule has parameters.
@@ -334,30 +453,34 @@ def refuses(s: Subject, case: Case, make: Callable[[], Any] | None = None) -> bo
     return refusal(attempt.error, s.is_own) is not None or any(words in text for words in _TAKES_NOT)
 
 
-def kit_cases(s: Subject) -> list[Case]:
-    """The kit's own cases that apply; none writes to its argument."""
-    views = {name: view for name, view in VIEWS.items() if name != "x.detach()"}
-    return applicable(s, FUNCTIONAL | views)
-
-
-def _rule_cases(s: Subject) -> list[Case]:
-    """Calls of rules that no other cases reach, and products with a vector that reach a rule."""
-    calls = [*calls_of(unreached(s), like), *vector_calls(s, like)]
-    return applicable(s, {case.name: case.run for case in calls})
-
-
-@once
-def unreached(s: Subject) -> list[Any]:
-    """The ops and functions that have a rule which neither the kit's cases nor those of the author reach."""
-    return missed_rules(s, kit_cases(s) + author_cases(s)) if s.declared else []
-
-
 @once
 def accepted(s: Subject) -> list[Case]:
     """The cases that the class takes in eager mode."""
     with torch.no_grad():
         cases = [case for case in functional_cases(s) if succeeds(lambda c=case: c.run(s.make()))]
     return [dataclasses.replace(case, works=True) for case in cases]
+
+
+def compared(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
+    """Asks for a reference first."""
+
+    def found(s: Subject) -> list[Case]:
+        s.reference(s.make())
+        return find(s)
+
+    return found
+
+
+def right(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
+    """Leaves out cases that give wrong values or change their argument, of which other promises tell."""
+
+    def left(s: Subject) -> list[Case]:
+        cases = [case for case in find(s) if case.name not in s.wrong_values]
+        if not cases and find(s):
+            raise Skipped("all of its calls give wrong values: see the promise `values`")
+        return cases
+
+    return left
 
 
 @once
@@ -388,3 +511,39 @@ def _differentiate(result: Any, plain: Tensor) -> None:
     live = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
     if live:
         torch.autograd.grad(live, plain, [torch.ones_like(t) for t in live], allow_unused=True)
+
+
+def of_ops(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
+    """Leaves out the class's own methods, which no other class calls."""
+    return lambda s: [case for case in find(s) if case.name not in own_methods(s)]
+
+
+# ---- calls of the author -----------------------------------------------------------------------------------
+
+
+def author_cases(s: Subject) -> list[Case]:
+    """Ops with arguments that the author passed as ``ops={op: lambda x: (...)}``."""
+    ops = s.options.get("ops")
+    calls = ops.items() if isinstance(ops, Mapping) else ()  # else names of OpInfo entries
+    return [Case(name_of(op).removeprefix("aten."), _call_of(s, op, make)) for op, make in calls]
+
+
+def _call_of(s: Subject, op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], Any]:
+    dtype = s.make().dtype
+
+    def run(x: Any) -> Any:
+        given = arguments(x) if isinstance(x, s.cls) else _arguments_for(s, arguments, x)
+        if x.dtype != dtype:  # as in float64, whose differences tell a slope
+            given = map_tensors(tuple(given), lambda t: t.to(x.dtype) if t.dtype == dtype else t)
+        return op(*given)
+
+    return run
+
+
+def _arguments_for(s: Subject, arguments: Callable[[Any], tuple[Any, ...]], x: Any) -> tuple[Any, ...]:
+    """The author's arguments for a tensor; where they read fields, those for a value, with the tensor in its place."""
+    try:
+        return arguments(x)
+    except AttributeError:
+        value = s.make()
+        return map_tensors(tuple(arguments(value)), lambda t: x if t is value else t)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,11 @@ from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.layout import field_name
-from subclasses.testing.errors import Attempt, Broken, OfBase, first_line
+from subclasses.testing.errors import Attempt, Broken, first_line
 from subclasses.testing.subject import Subject
+
+# What differs, as (where, got, expected); None where nothing does.
+Found = tuple[str, str, str] | None
 
 
 def leaves(value: Any) -> list[Any]:
@@ -23,7 +26,9 @@ def leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def check_stands_for(s: Subject, what: str, got: Any, expected: Sequence[Any]) -> None:
+def check_stands_for(
+    s: Subject, what: str, got: Any, expected: Sequence[Any], *, rounded: bool = False
+) -> None:
     """Raises unless a result stands for the results on the reference.
 
     Args:
@@ -31,63 +36,118 @@ def check_stands_for(s: Subject, what: str, got: Any, expected: Sequence[Any]) -
         what: what was run, for the message.
         got: the result on a value, which may be plain, of the class, or several of them.
         expected: the results on the plain tensors that the value stands for, one for each.
+        rounded: compare in the dtype of the reference, as the class may keep more digits.
     """
-    got_leaves, wanted = leaves(got), [leaves(e) for e in expected]
-    if any(len(w) != len(got_leaves) for w in wanted):
-        raise Broken(f"{what} gave {len(got_leaves)} results, its reference {len(wanted[0])}")
-    for i, one in enumerate(got_leaves):
-        where = what if len(got_leaves) == 1 else f"result {i} of {what}"
-        _check_leaf(s, where, one, [w[i] for w in wanted])
+    each = [
+        _by_leaf(got, one, lambda g, e, i=i: _stands(s, g, e, i, len(expected), rounded))
+        for i, one in enumerate(expected)
+    ]
+    _raise_first(f"{what} is not what its reference gives", each)
+    for one in leaves(got):
+        check_class(s, what, one)
 
 
-def _check_leaf(s: Subject, what: str, got: Any, expected: Sequence[Any]) -> None:
-    if not isinstance(expected[0], Tensor):
-        if not all(_alike(s, got, e) for e in expected):
-            raise Broken(f"{what} gave {got!r}, its reference {', '.join(map(repr, expected))}")
-        return
-    if not isinstance(got, Tensor):
-        raise Broken(f"{what} gave {one_of(type(got))}, its reference a tensor")
-    check_class(s, what, got)
-    plain = s.references(got, len(expected))
-    if len(plain) != len(expected):
-        raise Broken(f"{what} stands for {len(plain)} tensors, its reference for {len(expected)}")
-    for p, e in zip(plain, expected, strict=True):
-        check_shape(what, got, e)
-        if got.dtype != e.dtype:
-            raise Broken(f"{what} has {got.dtype}, its reference {e.dtype}")
-        check_close(s, what, p, e)
+def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
+    """Raises unless two results are the same in type, metadata, size, dtype and content."""
+    _raise_first(what, [_by_leaf(got, expected, lambda g, e: _difference(s, g, e))])
+
+
+def check_close(s: Subject, what: str, got: Any, expected: Any) -> None:
+    """Raises unless two plain tensors are equal up to rounding."""
+    _raise_first(what, [_numbers(s, got, expected)])
+
+
+def value_difference(s: Subject, got: Any, expected: Any) -> str | None:
+    """How two results differ in type, metadata, size, dtype or content, or None."""
+    found = _by_leaf(got, expected, lambda g, e: _difference(s, g, e))
+    return found and _told(found)
+
+
+def difference(s: Subject, got: Any, expected: Any) -> str | None:
+    """How the numbers of two tensors differ, or None."""
+    found = _numbers(s, got, expected)
+    return found and _told(found)
 
 
 def check_class(s: Subject, what: str, got: Any) -> None:
     """Raises if a declared class has inherited a rule that makes values of the base."""
     made = type(got)
     if s.declared and made is not s.cls and issubclass(made, TensorSubclass) and issubclass(s.cls, made):
-        raise OfBase(
+        raise Broken(
             f"{what} gives {one_of(made)}, a base of {s.name}, and not {one_of(s.cls)}",
-            f"for classes that inherit the rule, write type(x)(...) in place of {made.__name__}(...), which makes "
+            mend=f"for classes that inherit the rule, write type(x)(...) in place of {made.__name__}(...), which makes "
             f"{one_of(made)} whatever class its operand is of",
         )
 
 
-def check_shape(what: str, got: Tensor, expected: Tensor) -> None:
-    """Raises unless a result has the shape of its reference."""
-    if got.shape != expected.shape:
-        raise Broken(f"{what} has shape {list(got.shape)}, its reference {list(expected.shape)}")
+def _told(found: tuple[str, str, str]) -> str:
+    where, got, expected = found
+    return f"{where}{': ' if where else ''}{got}{' instead of ' if expected else ''}{expected}"
 
 
-def check_close(s: Subject, what: str, got: Any, expected: Any) -> None:
-    """Raises unless two plain tensors are equal up to rounding."""
-    check_none(f"{what} is not what its reference gives", difference(s, got, expected))
+def _raise_first(what: str, found: Sequence[Found]) -> None:
+    for where, got, expected in filter(None, found):
+        raise Broken(": ".join(filter(None, (what, where))), got, expected or "equal numbers")
 
 
-def check_none(what: str, problem: str | None) -> None:
-    """Raises if there is a problem."""
-    if problem:
-        raise Broken(f"{what}: {problem}")
+def _by_leaf(got: Any, expected: Any, compare: Callable[[Any, Any], Found]) -> Found:
+    got_leaves, wanted = leaves(got), leaves(expected)
+    if len(got_leaves) != len(wanted):
+        return "", f"{len(got_leaves)} results", str(len(wanted))
+    for i, (g, w) in enumerate(zip(got_leaves, wanted, strict=True)):
+        if found := compare(g, w):
+            numbered = ": ".join(filter(None, (f"result {i}", found[0])))
+            return found if len(wanted) == 1 else (numbered, *found[1:])
+    return None
 
 
-def difference(s: Subject, got: Any, expected: Any) -> str | None:
-    """How two tensors differ, or None."""
+def _stands(s: Subject, got: Any, expected: Any, place: int, count: int, rounded: bool) -> Found:
+    """How a result differs from that on the plain tensor at a place among those that a value stands for."""
+    if not (isinstance(expected, Tensor) and isinstance(got, Tensor)):
+        return _difference(s, got, expected)
+    if found := _attributes(got, expected, ("shape",) if rounded else ("shape", "dtype")):
+        return found
+    plains = s.references(got, count)
+    if len(plains) != count:
+        return "", f"a value for {len(plains)} tensors", str(count)
+    plain = plains[place]
+    return _attributes(plain, expected, ("shape",)) or _numbers(
+        s, plain.to(expected.dtype) if rounded else plain, expected
+    )
+
+
+def _difference(s: Subject, got: Any, expected: Any) -> Found:
+    if not isinstance(expected, Tensor):
+        return None if _alike(s, got, expected) else ("", repr(got), repr(expected))
+    if plain_type(got) is not plain_type(expected):
+        return "", one_of(type(got)), one_of(type(expected))
+    if found := _attributes(got, expected, ("shape", "dtype", "device")):
+        return found
+    if not (is_traceable_wrapper_subclass(expected) or isinstance(expected, s.cls)):
+        return _numbers(s, got, expected)
+    (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (got, expected)]
+    if list(inners) != list(wanted):
+        names, others = ([*map(field_name, found)] for found in (inners, wanted))
+        return "", f"inner tensors {names}", str(others)
+    if not same_context(context, other):
+        return "", f"metadata {first_line(repr(context))}", first_line(repr(other))
+    for name, inner in inners.items():
+        if found := _difference(s, inner, wanted[name]):
+            return ": ".join(filter(None, (field_name(name), found[0]))), *found[1:]
+    return None
+
+
+def _attributes(got: Any, expected: Any, names: Sequence[str]) -> Found:
+    for name in names:
+        one, other = (
+            list(v) if name == "shape" else v for v in (getattr(got, name), getattr(expected, name))
+        )
+        if one != other:
+            return "", f"{name} {one}", str(other)
+    return None
+
+
+def _numbers(s: Subject, got: Any, expected: Any) -> Found:
     got, expected = plainest(got), plainest(expected)
     rtol, atol = _tolerance(s, expected)
     with Attempt() as attempt:
@@ -95,7 +155,7 @@ def difference(s: Subject, got: Any, expected: Any) -> str | None:
     if attempt.error is None:
         return None
     lines = [line for line in str(attempt.error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:300]
+    return "", " ".join(lines[:3])[:300], ""
 
 
 def _tolerance(s: Subject, expected: Any) -> tuple[float, float]:
@@ -127,46 +187,8 @@ def _alike(s: Subject, got: Any, expected: Any) -> bool:
     if type(got) is not type(expected):
         return False
     if isinstance(got, float | complex):
-        return difference(s, torch.tensor(got), torch.tensor(expected)) is None
+        return _numbers(s, torch.tensor(got), torch.tensor(expected)) is None
     return bool(got == expected)
-
-
-# ---- two values of the class -------------------------------------------------------------------------------
-
-
-def value_difference(s: Subject, got: Any, expected: Any) -> str | None:
-    """How two results differ in type, metadata, size, dtype or content, or None."""
-    got_leaves, wanted = leaves(got), leaves(expected)
-    if len(got_leaves) != len(wanted):
-        return f"{len(got_leaves)} results instead of {len(wanted)}"
-    for i, (g, w) in enumerate(zip(got_leaves, wanted, strict=True)):
-        problem = _leaf_difference(s, g, w)
-        if problem:
-            return problem if len(wanted) == 1 else f"result {i}: {problem}"
-    return None
-
-
-def _leaf_difference(s: Subject, got: Any, expected: Any) -> str | None:
-    if not isinstance(expected, Tensor):
-        return None if _alike(s, got, expected) else f"{got!r} instead of {expected!r}"
-    if plain_type(got) is not plain_type(expected):
-        return f"{one_of(type(got))} instead of {one_of(type(expected))}"
-    for what in ("shape", "dtype", "device"):
-        if getattr(got, what) != getattr(expected, what):
-            return f"{what} {getattr(got, what)} instead of {getattr(expected, what)}"
-    if not (is_traceable_wrapper_subclass(expected) or isinstance(expected, s.cls)):
-        return difference(s, got, expected)
-    (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (got, expected)]
-    if list(inners) != list(wanted):
-        names, others = ([*map(field_name, found)] for found in (inners, wanted))
-        return f"inner tensors {names} instead of {others}"
-    if not same_context(context, other):
-        return f"metadata {first_line(repr(context))} instead of {first_line(repr(other))}"
-    for name, inner in inners.items():
-        problem = _leaf_difference(s, inner, wanted[name])
-        if problem:
-            return f"{field_name(name)}: {problem}"
-    return None
 
 
 def plain_type(x: Any) -> type:
@@ -177,11 +199,6 @@ def plain_type(x: Any) -> type:
 def same_context(a: Any, b: Any) -> bool:
     """Whether two flatten contexts mean the same metadata."""
     return a is b or bool(a == b)
-
-
-def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
-    """Raises unless two results are the same in every respect."""
-    check_none(what, value_difference(s, got, expected))
 
 
 def snapshot(s: Subject, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Derives values that the author did not pass: of other sizes, with other metadata, from a plain tensor.
+"""Derives values that the author did not pass: of other sizes, with other metadata or numbers, from a plain tensor.
 
 A derived value must be right where the reference shows it, so that it cannot break a promise that the class keeps.
 What was derived is noted for the report; what cannot be is skipped, with the option to pass.
@@ -17,11 +17,32 @@ import torch
 from torch import Tensor
 
 from subclasses.layout import field_name
-from subclasses.testing.cases import accepted, once
+from subclasses.testing.cases import accepted
 from subclasses.testing.compare import check_stands_for, plainest, same_context
 from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
-from subclasses.testing.property import Case
-from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable, seed
+from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable, metadata, once, seed
+
+
+def _same(a: Any, b: Any) -> bool:
+    exactly = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True, check_stride=False)
+    return succeeds(exactly, a, b)
+
+
+@torch.no_grad()
+def _verdicts(s: Subject, make: Factory) -> tuple[set[str], list[Exception]]:
+    """The names of the accepted cases that are right on another value, and the errors of those that are not."""
+    right, errors = set(), []
+    for case in accepted(s):
+        with Attempt() as attempt:
+            got = case.run(s.make(make))
+        if attempt.error is not None:
+            continue
+        with Attempt() as attempt:
+            check_stands_for(s, case.name, got, [case.run(p.clone()) for p in s.reference(s.make(make))])
+        right |= set() if attempt.error else {case.name}
+        errors += [attempt.error] if attempt.error else []
+    return right, errors
+
 
 # ---- other sizes -------------------------------------------------------------------------------------------
 
@@ -62,9 +83,8 @@ def _grow(s: Subject, times: int) -> Any:
 
 def _grow_inners(s: Subject, times: int) -> Any:
     x = s.make().detach()
-    rows = x.shape[0]
-    inners = {n: torch.cat([t] * times) if t.shape[:1] == (rows,) else t for n, t in s.inners(x).items()}
-    return s.construct(x, inners)
+    rows = x.shape[:1]
+    return s.construct(x, s.changed(x, lambda _, t: torch.cat([t] * times) if t.shape[:1] == rows else t))
 
 
 @torch.no_grad()
@@ -72,12 +92,8 @@ def _check_grown(s: Subject, make: Factory, times: int) -> None:
     x, grown = s.make().detach(), s.make(make)
     assert type(grown) is s.cls and same_context(s.context(x), s.context(grown))
     assert grown.shape == (times * x.shape[0], *x.shape[1:])
-    for got, plain in zip(s.reference(grown), s.reference(x), strict=True):
-        _check_same(got, torch.cat([plain] * times))
-
-
-def _check_same(got: Any, expected: Tensor) -> None:
-    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True, check_stride=False)
+    pairs = zip(s.reference(grown), s.reference(x), strict=True)
+    assert all(_same(got, torch.cat([plain] * times)) for got, plain in pairs)
 
 
 # ---- other metadata ----------------------------------------------------------------------------------------
@@ -93,25 +109,20 @@ def variants(s: Subject) -> list[Factory]:
     if given := s.options.get("variants"):
         return list(given)
     s.needs_flatten()
-    if s.declared and not s.metadata(s.make()):
+    if s.declared and not metadata(s.make()):
         raise Skipped(f"{s.name} has no metadata")
     found: list[dict[str, Any]] = []
     wrong = ""
     for change in _changes(s) if s.declared else ():
         with Attempt() as attempt:
             _check_variant(s, change)
-        if attempt.error is None:
-            found.append(change)
-        elif isinstance(attempt.error, Broken):
+        found += [change] if attempt.error is None else []
+        if isinstance(attempt.error, Broken):
             wrong = wrong or f" ({_shown(change)} was not tried: {attempt.error})"
     if not found:
         raise Skipped(f"pass variants=[...], factories of values with other metadata{wrong}")
     s.derived["variants"] = ", ".join(map(_shown, found[:3])) + wrong
-    return [partial(_changed, s, change) for change in found[:3]]
-
-
-def _shown(fields: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    return [partial(_varied, s, change) for change in found[:3]]
 
 
 def named_variants(s: Subject) -> list[tuple[str, Factory]]:
@@ -120,17 +131,21 @@ def named_variants(s: Subject) -> list[tuple[str, Factory]]:
     Raises:
         Skipped: there are none, and none can be derived.
     """
-    names = []
-    for i, make in enumerate(variants(s)):
-        changed = changed_fields(s, s.make(make)) if s.declared else {}
-        names.append((f"with {_shown(changed)}" if changed else f"of variants[{i}]", make))
-    return names
+    changes = [changed_fields(s, s.make(make)) if s.declared else {} for make in variants(s)]
+    words = [
+        f"with {_shown(changed)}" if changed else f"of variants[{i}]" for i, changed in enumerate(changes)
+    ]
+    return list(zip(words, variants(s), strict=True))
+
+
+def _shown(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
 
 def changed_fields(s: Subject, variant: Any) -> dict[str, Any]:
     """The metadata of a variant that is not that of a value of the factory."""
-    usual = s.metadata(s.make())
-    return {name: value for name, value in s.metadata(variant).items() if usual[name] != value}
+    usual = metadata(s.make())
+    return {name: value for name, value in metadata(variant).items() if usual[name] != value}
 
 
 def _changes(s: Subject) -> Iterator[dict[str, Any]]:
@@ -156,31 +171,22 @@ def _others(hint: Any, value: Any) -> list[Any]:
     return [None] if is_optional and value is not None else []
 
 
-def _changed(s: Subject, change: dict[str, Any]) -> Any:
-    x = s.make().detach()
-    inners = {f.name: s.inners(x).get(f.attribute) for f in s.cls.__spec__.inners}
-    return s.cls(**inners, **(s.metadata(x) | change))
+def _varied(s: Subject, change: dict[str, Any]) -> Any:
+    return s.of_fields(s.make().detach(), **change)
 
 
-@torch.no_grad()
 def _check_variant(s: Subject, change: dict[str, Any]) -> None:
     """Raises unless most ops on a variant that run are right, and one does.
 
     A few that are wrong are faults of rules, which ``other_metadata`` tells; many, metadata that no value may have.
     """
-    make = partial(_changed, s, change)
-    plains = s.reference(s.make(make))
-    assert not same_context(s.context(s.make()), s.context(s.make(make)))
-    assert all(p.shape == s.make(make).shape and p.dtype == s.make(make).dtype for p in plains)
-    works = [c for c in accepted(s) if succeeds(lambda c=c: c.run(s.make(make)))]
-    assert works
-    errors = []
-    for case in works:
-        expected = [case.run(p.clone()) for p in s.reference(s.make(make))]
-        with Attempt() as attempt:
-            check_stands_for(s, case.name, case.run(s.make(make)), expected)
-        errors += [attempt.error] if attempt.error is not None else []
-    if 4 * len(errors) > len(works):
+    make = partial(_varied, s, change)
+    x, usual = s.make(make), s.make()
+    assert not same_context(s.context(usual), s.context(x))
+    assert all(p.shape == x.shape and p.dtype == x.dtype for p in s.reference(x))
+    right, errors = _verdicts(s, make)
+    assert right or errors
+    if 3 * len(errors) > len(right):
         raise errors[0]
 
 
@@ -188,10 +194,8 @@ def is_told_apart(s: Subject, x: Any, change: dict[str, Any]) -> bool:
     """Whether the reference of a value depends on some fields, so that ops compared with it show a wrong one."""
     if not s.has_reference:
         return False
-    inners = {f.name: s.inners(x).get(f.attribute) for f in s.cls.__spec__.inners}
     with Attempt():
-        other = s.cls(**(inners | s.metadata(x) | change))
-        pairs = zip(s.reference(x), s.reference(other), strict=True)
+        pairs = zip(s.reference(x), s.reference(s.of_fields(x, **change)), strict=True)
         return not all(torch.equal(plainest(a), plainest(b)) for a, b in pairs)
     return True
 
@@ -208,11 +212,8 @@ def second(s: Subject) -> Factory:
     """
     s.reference(s.make().detach())
     for make, needs_check in ((_redrawn, True), (again, False), (_flipped_rows, True)):
-        made = partial(make, s)
-        with Attempt() as attempt:
-            _check_second(s, made, needs_check)
-        if attempt.error is None:
-            return made
+        if succeeds(_check_second, s, partial(make, s), needs_check):
+            return partial(make, s)
     raise Skipped(
         "the factory gives equal values at each call; let it draw random numbers, as with torch.randn"
     )
@@ -225,25 +226,6 @@ def other_integers(s: Subject) -> Factory | None:
     return make if succeeds(_check_second, s, make, True) else None
 
 
-def _reordered(s: Subject) -> Any:
-    """The second value with its integers in reverse, of the first dim in which that makes a difference."""
-    x, y = s.make().detach(), second(s)().detach()
-    old, new = s.inners(x), s.inners(y)
-    changed = {
-        n: _reversed(t) for n, t in new.items() if isinstance(t, Tensor) and _is_equal_integer(t, old[n])
-    }
-    assert any(not _same(t, new[n]) for n, t in changed.items())
-    return _with_inners(s, y, new | changed)
-
-
-def _is_equal_integer(t: Tensor, old: Any) -> bool:
-    return not is_differentiable(t) and t.dtype != torch.bool and _same(t, old)
-
-
-def _reversed(t: Tensor) -> Tensor:
-    return next((r for dim in range(t.dim()) if not _same(t, r := t.flip(dim))), t)
-
-
 def again(s: Subject) -> Any:
     """The factory once more, with another seed."""
     seed(SEED + 1)
@@ -251,30 +233,33 @@ def again(s: Subject) -> Any:
 
 
 def _redrawn(s: Subject) -> Any:
-    """The same; inner tensors of floats that do not depend on the seed are flipped or, if that is the same, doubled."""
-    x, y = s.make().detach(), again(s)
-    old = s.inners(x)
-    return _with_inners(s, y, {n: _other(t) if _same(t, old[n]) else t for n, t in s.inners(y).items()})
+    """The same; floats that do not depend on the seed are flipped or, if that is the same, doubled."""
+    return _with_others(s, again(s), lambda t: _flipped(t, t * 2) if is_differentiable(t) else t)
 
 
-def _with_inners(s: Subject, x: Any, inners: dict[str, Any]) -> Any:
-    """A value of other inner tensors, put together as PyTorch does it where nobody knows how a user does."""
-    try:
-        return s.construct(x, inners)
-    except Skipped:
-        return s.unflatten(x, inners)
-
-
-def _other(t: Any) -> Any:
-    if not is_differentiable(t):
-        return t  # of integers, such as indices, other ones may have no meaning
-    return t.flip(0) if t.dim() and not _same(t, t.flip(0)) else t * 2
+def _reordered(s: Subject) -> Any:
+    """The second value with its integers in reverse, of the first dim in which that makes a difference."""
+    x = second(s)().detach()
+    is_number = lambda t: not is_differentiable(t) and t.dtype != torch.bool  # noqa: E731
+    y = _with_others(s, x, lambda t: _flipped(t, t) if is_number(t) else t)
+    assert any(not _same(t, s.inners(x)[name]) for name, t in s.inners(y).items())
+    return y
 
 
 def _flipped_rows(s: Subject) -> Any:
     x = s.make().detach()
     rows = x.shape[:1]
-    return _with_inners(s, x, {n: t.flip(0) if t.shape[:1] == rows else t for n, t in s.inners(x).items()})
+    return s.put_together(x, s.changed(x, lambda _, t: t.flip(0) if t.shape[:1] == rows else t))
+
+
+def _with_others(s: Subject, x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A value, with a function of the inner tensors that are the same in a value of the factory."""
+    old, new, other = s.inners(s.make().detach()), s.inners(x), s.changed(x, lambda _, t: change(t))
+    return s.put_together(x, {n: other[n] if _same(t, old[n]) else t for n, t in new.items()})
+
+
+def _flipped(t: Tensor, otherwise: Tensor) -> Tensor:
+    return next((r for dim in range(t.dim()) if not _same(t, r := t.flip(dim))), otherwise)
 
 
 @torch.no_grad()
@@ -286,21 +271,7 @@ def _check_second(s: Subject, make: Factory, needs_check: bool) -> None:
     pairs = list(zip(s.reference(x), s.reference(y), strict=True))
     assert all(a.shape == b.shape for a, b in pairs) and not all(_same(a, b) for a, b in pairs)
     if needs_check and s.traceable:
-        assert _right_on(s, s.factory) <= _right_on(s, make)
-
-
-def _right_on(s: Subject, make: Factory) -> set[str]:
-    """The accepted cases that give on a value what they give on the reference."""
-
-    def check(case: Case) -> None:
-        expected = [case.run(plain.clone()) for plain in s.reference(s.make(make))]
-        check_stands_for(s, case.name, case.run(s.make(make)), expected)
-
-    return {case.name for case in accepted(s) if succeeds(check, case)}
-
-
-def _same(a: Any, b: Any) -> bool:
-    return succeeds(_check_same, a, b)
+        assert _verdicts(s, s.factory)[0] <= _verdicts(s, make)[0]
 
 
 # ---- from a plain tensor -----------------------------------------------------------------------------------
@@ -334,9 +305,7 @@ def wrap(s: Subject) -> Callable[[Tensor], Any]:
 def _wrapped(s: Subject, make: Callable[[Tensor], Any], plain: Tensor) -> Any:
     """A value made from a plain tensor, which stands for it exactly."""
     value = make(plain.detach().clone())
-    assert type(value) is s.cls
-    for stands_for in _single(s.reference(value)):
-        _check_same(stands_for, plain)
+    assert type(value) is s.cls and all(_same(t, plain) for t in _single(s.reference(value)))
     return value
 
 

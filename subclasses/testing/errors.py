@@ -1,6 +1,6 @@
-"""What an error of a property function means.
+"""What an error of a check means.
 
-:class:`Broken`: the class under test lacks the property. :class:`Skipped`: the kit cannot tell. A clean refusal by the
+:class:`Broken`: the class under test breaks a promise. :class:`Skipped`: the kit cannot tell. A clean refusal by the
 class (:func:`refusal`) breaks nothing; every other error of the class does.
 """
 
@@ -11,36 +11,29 @@ import itertools
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
-# ---- errors of a property function -------------------------------------------------------------------------
+# ---- errors of a check ---------------------------------------------------------------------------------------
 
 
 class Broken(AssertionError):
     """A promise is broken.
 
     Attributes:
+        got: the result, if it was compared with another one.
+        expected: the result of the reference, of eager mode or of a difference.
         mend: replaces the promise's own advice where the cause is known.
-        again: runs once more what broke it.
     """
 
-    def __init__(self, what: str, mend: str | None = None, again: Callable[[], None] | None = None) -> None:
-        super().__init__(what)
-        self.mend, self.again = mend, again
-
-
-class OfBase(Broken):
-    """A result is of a base of the class, whose rule the class has inherited."""
+    def __init__(self, what: str, got: str = "", expected: str = "", *, mend: str | None = None) -> None:
+        super().__init__(f"{what}: {got} instead of {expected}" if expected else what)
+        self.got, self.expected, self.mend = got or what, expected, mend
 
 
 class Skipped(Exception):
     """A promise cannot be checked on this class."""
-
-
-class Refused(NotImplementedError):
-    """The class refuses a call cleanly; the message begins with the call."""
 
 
 class Attempt(AbstractContextManager["Attempt"]):
@@ -60,17 +53,6 @@ def succeeds(run: Callable[..., Any], *args: Any) -> bool:
     with Attempt() as attempt:
         run(*args)
     return attempt.error is None
-
-
-@contextmanager
-def must(what: str) -> Iterator[None]:
-    """Turns every error of a block into :class:`Broken`: no class should refuse what the block does."""
-    try:
-        yield
-    except (Broken, Skipped):
-        raise
-    except Exception as error:
-        raise Broken(problem(what, error)) from error
 
 
 # ---- refusals ----------------------------------------------------------------------------------------------
@@ -139,6 +121,9 @@ def _calls_rules(frame: FrameType) -> bool:
     return name.startswith("subclasses.") and not name.startswith("subclasses.testing.")
 
 
+# ---- reading errors ------------------------------------------------------------------------------------------
+
+
 def innermost(error: BaseException) -> Any:
     """The last entry of an error's traceback: where it was raised; None if it was not raised in Python."""
     trace = error.__traceback__
@@ -183,4 +168,4 @@ def shown(error: BaseException) -> str:
 
 def problem(what: str, error: BaseException) -> str:
     """What an error says about a call: the text of :class:`Broken`, the type and message of any other error."""
-    return str(error) if isinstance(error, Broken) else f"{what} raised {shown(error)}"
+    return str(error) if isinstance(error, Broken) else f"{what} raised {shown(error)}".strip()

@@ -16,7 +16,7 @@ from subclasses._torch import op_infos
 from subclasses.testing import derive
 from subclasses.testing.compare import check_stands_for, leaves
 from subclasses.testing.errors import Attempt, Broken, Skipped, first_three, problem, shown
-from subclasses.testing.property import promise
+from subclasses.testing.reach import Case
 from subclasses.testing.subject import Options, Subject, seed, undisturbed
 
 Verdict = Literal["right", "refused", "wrong"]
@@ -111,7 +111,7 @@ def _judge(s: Subject, samples: Iterable[Sample], name: str) -> tuple[Verdict, s
         if error is None:
             verdict = verdict or ("right", "")
         elif s.refuses(name, error):
-            verdict = ("refused", s.refused[-1])
+            verdict = ("refused", ": ".join(s.refused[-1]))
         else:
             return "wrong", problem(name, error)
     return verdict
@@ -152,12 +152,8 @@ def _call(entry: Any, sample: Any, inputs: Sequence[Any]) -> Any:
     return entry.op(first, *sample.args, **sample.kwargs)
 
 
-@promise("write a rule for the op that computes what its reference does, or refuse the op")
-def op_infos_agree(s: Subject) -> None:
-    """PyTorch's own sample inputs of each op give what they give on the reference, or are refused.
-
-    Where ``wrap`` is derived, the common ops are tried; ``ops="all"`` tries all of them.
-    """
+def op_infos_agree(s: Subject, case: Case) -> None:
+    """Compares PyTorch's own sample inputs of each op: of the common ops where ``wrap`` is derived, else of all."""
     ops = s.options.get("ops")
     if ops is None or isinstance(ops, Mapping):
         ops = "all" if s.options.get("wrap") else _COMMON

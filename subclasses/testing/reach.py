@@ -5,72 +5,86 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from subclasses._torch import OpOverload, OpOverloadPacket, TorchDispatchMode, is_composite, schema_of
 from subclasses.autograd.python_functions import python_functions, twins
-from subclasses.ops.schema import Argument, op_facts, ops_of_packet
+from subclasses.ops.schema import op_facts, ops_of_packet
 from subclasses.rules.families import Family
 from subclasses.rules.registry import BOOK, RuleBook, all_rules
 from subclasses.rules.results import describe
-from subclasses.spec.values import map_tensors
-from subclasses.testing.errors import Attempt, Broken
-from subclasses.testing.property import Case
+from subclasses.testing.errors import Attempt
 from subclasses.testing.subject import Subject
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call by the name that a report shows.
+
+    Attributes:
+        name: the call, as an author would write it.
+        run: the call, as a function of its operand.
+        works: whether the class is known to take it in eager mode.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    works: bool = False
+
+
+WHOLE = Case("", lambda x: x)
+"""The case of a promise about a class as a whole."""
+
 
 # ---- what calls reach ----------------------------------------------------------------------------------------
 
 
-class _Recorder:
-    """Records what is called with a value of a class."""
-
-    def __init__(self, cls: type) -> None:
-        super().__init__()
-        self.cls, self.seen = cls, set[Any]()
-
-    def record(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs a call, and records it if an argument is of the class."""
-        if self.cls in types:
-            self.seen.add(func)
-        return func(*args, **(kwargs or {}))
+def _record(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Runs a call, and records its function if an argument is of the class."""
+    if self.cls in types:
+        self.seen.add(func)
+    return func(*args, **(kwargs or {}))
 
 
-class _Functions(_Recorder, TorchFunctionMode):
+class _Functions(TorchFunctionMode):
     """Records Python-level functions."""
 
-    __torch_function__: Any = _Recorder.record
+    __torch_function__: Any = _record
 
 
-class _Ops(_Recorder, TorchDispatchMode):
+class _Ops(TorchDispatchMode):
     """Records dispatched ops."""
 
-    __torch_dispatch__: Any = _Recorder.record
+    __torch_dispatch__: Any = _record
 
 
 def missed_rules(s: Subject, cases: Iterable[Case]) -> list[Any]:
     """The ops and functions that have a rule and that none of the calls reaches."""
-    functions, ops = _Functions(s.cls), _Ops(s.cls)
+    functions, ops = _Functions(), _Ops()
+    for mode in (functions, ops):
+        mode.cls, mode.seen = s.cls, set()  # type: ignore[union-attr]
     for case in cases:
         with Attempt(), torch.no_grad(), functions, ops:
             case.run(s.make())
+    called, seen = functions.seen, ops.seen  # type: ignore[attr-defined]
     books: list[RuleBook] = [vars(b)[BOOK] for b in s.cls.__mro__ if BOOK in vars(b)]
-    packets = {op.overloadpacket for op in ops.seen}
-    missed = [op for book in books for op in book.overloads if op not in ops.seen]
+    packets = {op.overloadpacket for op in seen}
+    missed = [op for book in books for op in book.overloads if op not in seen]
     missed += [op.overloadpacket for book in books for op in book.packets if op.overloadpacket not in packets]
-    ops_missed = [op for op in missed if not functions.seen & _functions_of(op)]
-    return ops_missed + [f for book in books for f in book.functions if not functions.seen & {f, *twins(f)}]
+    ops_missed = [op for op in missed if not called & _functions_of(op)]
+    return ops_missed + [f for book in books for f in book.functions if not called & {f, *twins(f)}]
 
 
-def rules_reached(s: Subject, case: Case) -> list[Any]:
-    """The ops and functions with a rule, not one for a family or a tag, that a call reaches."""
-    missed = missed_rules(s, [case])
-    return [key for key in missed_rules(s, []) if key not in missed]
+def _functions_of(op: Any) -> set[Any]:
+    """What a mode for functions sees of a composite op: the Python-level functions of its rule, or the op itself."""
+    overloads = [getattr(op, n) for n in op.overloads()] if hasattr(op, "overloads") else [op]
+    return {f for o in overloads if is_composite(o) for f in (o, *python_functions(o))}
 
 
 def name_of(key: Any) -> str:
@@ -85,13 +99,16 @@ def _property_of(key: Any) -> str | None:
     return key.__self__.__name__ if getattr(key, "__name__", "") == "__get__" else None
 
 
-def _functions_of(op: Any) -> set[Any]:
-    """What a mode for functions sees of a composite op: the Python-level functions of its rule, or the op itself."""
-    overloads = [getattr(op, n) for n in op.overloads()] if hasattr(op, "overloads") else [op]
-    return {f for o in overloads if is_composite(o) for f in (o, *python_functions(o))}
-
-
 # ---- which rules a call runs ---------------------------------------------------------------------------------
+
+
+def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
+    """Yields the rules of a declared class, and its method ``materialize``, by what they are for."""
+    rules = all_rules(cls) if hasattr(cls, "__spec__") else ()
+    for key, rule in (*rules, ("materialize", getattr(cls, "materialize", None))):
+        function: Any = inspect.unwrap(rule) if callable(rule) else None
+        if isinstance(function, types.FunctionType):
+            yield key, function
 
 
 def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.FunctionType]]:
@@ -110,28 +127,15 @@ def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.Funct
 
 
 def names_of_rules(s: Subject, run: Callable[[], Any]) -> list[str]:
-    """The names and places of the rules of a declared class that a call runs."""
-    return list(dict.fromkeys(describe(rule) for key, rule in rules_run(s, run) if key != "materialize"))
-
-
-def name_rules(s: Subject, error: Broken) -> str:
-    """Begins the advice for a broken promise: the rules that ran where it broke, if they are few."""
-    named = names_of_rules(s, error.again) if error.again else []
-    return f"look at {' and '.join(named)}, which ran: " if 0 < len(named) <= 3 else ""
+    """The names and places of the rules of a declared class that a call runs; its ``materialize`` if there are none."""
+    run_rules = rules_run(s, run)
+    rules = [rule for key, rule in run_rules if key != "materialize"] or [rule for _, rule in run_rules]
+    return list(dict.fromkeys(map(describe, rules)))
 
 
 def is_for_op(key: Any) -> bool:
     """Whether a rule for a key is for ops: it runs below autograd, or on differentiable fields of a structure."""
     return isinstance(key, OpOverload | OpOverloadPacket | Family | torch.Tag)
-
-
-def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
-    """Yields the rules of a declared class, and its method ``materialize``, by what they are for."""
-    rules = all_rules(cls) if hasattr(cls, "__spec__") else ()
-    for key, rule in (*rules, ("materialize", getattr(cls, "materialize", None))):
-        function: Any = inspect.unwrap(rule) if callable(rule) else None
-        if isinstance(function, types.FunctionType):
-            yield key, function
 
 
 # ---- calls of the others -------------------------------------------------------------------------------------
@@ -140,6 +144,9 @@ def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
 _PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
 # What they give is no function of their arguments.
 _UNDEFINED = ("empty", "new_empty")
+# Modules whose functions call an op named after both, such as aten.linalg_inv for torch.linalg.inv.
+_NAMESPACES = ("linalg", "special", "fft")
+_KINDS = {"Tensor": "tensor", "number": "number", "float": "number"}
 
 
 def calls_of(missed: Iterable[Any], like: Callable[[Any], Tensor]) -> Iterator[Case]:
@@ -157,25 +164,6 @@ def calls_of(missed: Iterable[Any], like: Callable[[Any], Tensor]) -> Iterator[C
             yield _call(name, run, kinds, "x", lambda x: x)
 
 
-def vector_calls(s: Subject, like: Callable[..., Tensor]) -> Iterator[Case]:
-    """Makes products with a vector, for which a rule for those of matrices may be wrong, as far as they reach one.
-
-    Args:
-        s: the class under test; one written by hand gets the products alone that PyTorch makes of an operator.
-        like: makes a plain tensor of the dtype of a value, of a size.
-    """
-    right = Case("x @ vector", lambda x: x @ like(x, x.shape[-1]))
-    products = [right, Case("vector @ x", lambda x: like(x, x.shape[-2]) @ x)]
-    if not s.declared:
-        yield from products
-        return
-    products.append(Case("F.linear(vector, x)", lambda x: F.linear(like(x, x.shape[-1]), x)))
-    yield from (case for case in products if rules_reached(s, case))
-    same = Case("torch.mv(x, vector)", lambda x: torch.mv(x, like(x, x.shape[-1])))
-    if {*rules_reached(s, same)}.difference(rules_reached(s, right)):
-        yield same
-
-
 def pair_calls_of(missed: Iterable[Any]) -> Iterator[Case]:
     """Makes calls of a pair of values by the schemas of ops and functions that take several tensors."""
     for name, run, kinds in _callable(missed):
@@ -188,20 +176,16 @@ def _callable(missed: Iterable[Any]) -> Iterator[tuple[str, Any, list[str | None
     """Those that write to nothing and can be called by their schemas: name, function, what to pass after the value."""
     for key in missed:
         for op in _ops_of(key):
-            facts = op_facts(op)
-            called = op if isinstance(key, OpOverloadPacket) else key
+            facts, name = op_facts(op), op.overloadpacket.__name__
             needed = [a for a in facts.arguments if not a.default]
-            is_pure = (
-                not facts.written
-                and "other" not in facts.returns
-                and torch.Tag.nondeterministic_seeded not in op.tags
-            )
-            name = op.overloadpacket.__name__
-            is_internal = name.startswith("_") or name.endswith("_backward")
-            if not is_pure or is_internal or name.startswith(_UNDEFINED):
+            is_pure = not facts.written and "other" not in facts.returns
+            is_pure = is_pure and torch.Tag.nondeterministic_seeded not in op.tags
+            if not is_pure or name.startswith(("_", *_UNDEFINED)) or name.endswith("_backward"):
                 continue
-            kinds = [_kind(op, a) for a in needed]
+            types_of = {a.name: str(a.type) for a in schema_of(op).arguments}
+            kinds = [_KINDS.get(types_of[a.name]) for a in needed]
             if needed and kinds[0] == "tensor" and not any(a.keyword for a in needed) and None not in kinds:
+                called = op if isinstance(key, OpOverloadPacket) else key
                 yield str(op) if called is op else name_of(key), called, kinds[1:]
 
 
@@ -214,19 +198,8 @@ def _ops_of(key: Any) -> list[OpOverload]:
     name = getattr(key, "__name__", "")
     places = ((torch, name), *((getattr(torch, m), name.removeprefix(f"{m}_")) for m in _NAMESPACES))
     packet = getattr(torch.ops.aten, name, None)
-    if packet is None or all(getattr(place, short, None) is not key for place, short in places):
-        return []
-    return ops_of_packet(packet)
-
-
-# Modules whose functions call an op named after both, such as aten.linalg_inv for torch.linalg.inv.
-_NAMESPACES = ("linalg", "special", "fft")
-
-
-def _kind(op: OpOverload, argument: Argument) -> str | None:
-    """Whether an argument is a tensor or a number; None for another kind."""
-    kind = next(str(a.type) for a in schema_of(op).arguments if a.name == argument.name)
-    return {"Tensor": "tensor", "number": "number", "float": "number"}.get(kind)
+    is_of_torch = any(getattr(place, short, None) is key for place, short in places)
+    return ops_of_packet(packet) if packet is not None and is_of_torch else []
 
 
 def _call(name: str, run: Any, kinds: list[str | None], word: str, other: Callable[[Any], Any]) -> Case:
@@ -234,42 +207,7 @@ def _call(name: str, run: Any, kinds: list[str | None], word: str, other: Callab
 
     def call(x: Any, y: Any = None) -> Any:
         source = x if y is None else y
-        out = run(x, *(other(source) if kind == "tensor" else 2 for kind in kinds))
-        return list(out) if isinstance(out, tuple) else out
+        return run(x, *(other(source) if kind == "tensor" else 2 for kind in kinds))
 
     shown = [word if kind == "tensor" else "2" for kind in kinds]
     return Case(f"{name}({', '.join(['x', *shown])})", call)
-
-
-# ---- calls of the author -----------------------------------------------------------------------------------
-
-
-def author_cases(s: Subject) -> list[Case]:
-    """Ops with arguments that the author passed as ``ops={op: lambda x: (...)}``."""
-    ops = s.options.get("ops")
-    if not isinstance(ops, Mapping):
-        return []  # names of OpInfo entries
-    return [
-        Case(name_of(op).removeprefix("aten."), _call_of(s, op, arguments)) for op, arguments in ops.items()
-    ]
-
-
-def _call_of(s: Subject, op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], Any]:
-    dtype = s.make().dtype
-
-    def run(x: Any) -> Any:
-        given = arguments(x) if isinstance(x, s.cls) else _arguments_for(s, arguments, x)
-        if x.dtype != dtype:  # as in float64, whose differences tell a slope
-            given = map_tensors(tuple(given), lambda t: t.to(x.dtype) if t.dtype == dtype else t)
-        return op(*given)
-
-    return run
-
-
-def _arguments_for(s: Subject, arguments: Callable[[Any], tuple[Any, ...]], x: Any) -> tuple[Any, ...]:
-    """The author's arguments for a tensor; where they read fields, those for a value, with the tensor in its place."""
-    try:
-        return arguments(x)
-    except AttributeError:
-        value = s.make()
-        return map_tensors(tuple(arguments(value)), lambda t: x if t is value else t)

@@ -1,11 +1,13 @@
-"""What the kit found in one class: one screen, grouped by cause, and all of it in :meth:`Report.details`."""
+"""What the kit found in one class: one screen, all of it in :meth:`Report.details`, and records for other programs."""
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from xml.etree import ElementTree
 
 from subclasses.testing.errors import Broken, chain, shown
 from subclasses.testing.property import Outcome
@@ -41,6 +43,15 @@ class Report:
         """Names of the promises that are broken."""
         return [o.promise.name for o in self.of("broken")]
 
+    @property
+    def refused(self) -> dict[str, list[str]]:
+        """The calls that the class refused, each once with its message, and the promises in which it did."""
+        calls: dict[str, list[str]] = {}
+        for outcome in self.outcomes:
+            for line in outcome.refused:
+                calls.setdefault(line, []).append(outcome.promise.name)
+        return calls
+
     def __str__(self) -> str:
         head = [self._head(), *self.warnings]
         tail = [*self._not_tried(), *self._derived(), "all of it: report.details()"]
@@ -50,19 +61,52 @@ class Report:
     def details(self) -> str:
         """Returns all that was found: each broken promise in full, what was not tried, what was refused."""
         skipped = [f"not tried: {o.promise.name}: {o.detail}" for o in self.of("skipped")]
-        refused = [f"refused in {o.promise.name}: {line}" for o in self.outcomes for line in o.refused]
+        refused = [f"refused in {', '.join(names)}: {line}" for line, names in self.refused.items()]
         parts = [[str(o)] for o in self.of("broken")] + [skipped, list(self._derived()), refused]
         lines = [line for part in parts if part for line in ("", *part)]
         return "\n".join([self._head(), *self.warnings, *lines])
 
+    # ---- for other programs --------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """Returns the outcomes as JSON: of each promise its state, its detail and a record of each case that failed."""
+        outcomes = [
+            {
+                "promise": o.promise.name,
+                "state": o.state,
+                "detail": o.detail,
+                "mend": o.mend,
+                "refused": o.refused,
+                "failures": [{k: v for k, v in vars(f).items() if k != "error"} for f in o.failures],
+            }
+            for o in self.outcomes
+        ]
+        return json.dumps({"class": self.name, "outcomes": outcomes, "derived": dict(self.derived)}, indent=1)
+
+    def to_junit(self) -> str:
+        """Returns the outcomes as a test suite in JUnit's XML, one test for each promise."""
+        counts = {
+            "tests": len(self.outcomes),
+            "failures": len(self.broken),
+            "skipped": len(self.of("skipped")),
+        }
+        root = ElementTree.Element("testsuite", {"name": self.name} | {k: str(n) for k, n in counts.items()})
+        for outcome in self.outcomes:
+            test = ElementTree.SubElement(root, "testcase", classname=self.name, name=outcome.promise.name)
+            kind = {"broken": "failure", "skipped": "skipped"}.get(outcome.state)
+            if kind is not None:
+                ElementTree.SubElement(test, kind, message=outcome.detail).text = str(outcome)
+        return ElementTree.tostring(root, encoding="unicode")
+
     # ---- the parts of the screen ---------------------------------------------------------------------------
 
     def _head(self) -> str:
-        broken, skipped = self.of("broken"), self.of("skipped")
-        calls = sum(len(o.refused) for o in self.outcomes)
-        refused = f"; {calls} calls refused" if calls else ""
-        kept = len(self.of("kept"))
-        return f"{self.name} keeps {kept} promises, breaks {len(broken)}, {len(skipped)} not tried{refused}"
+        counts = {state: len(self.of(state)) for state in ("kept", "broken", "skipped")}
+        refused = f"; {len(self.refused)} calls refused" if self.refused else ""
+        return (
+            f"{self.name} keeps {counts['kept']} promises, breaks {counts['broken']}, {counts['skipped']} not tried"
+            f"{refused}"
+        )
 
     def _causes(self, room: int) -> list[str]:
         """The broken promises by cause, in as many lines as there is room for."""
@@ -78,14 +122,10 @@ class Report:
         options = {found[1]: group for group in groups if (found := _OPTION.match(group[0].detail))}
         if options:
             counts = [f"{option} for {_names(group, 3)}" for option, group in options.items()]
-            wrapped = textwrap.wrap(f"not tried: pass {'; '.join(counts)}", WIDTH, subsequent_indent="  ")
-            yield from wrapped
+            yield from textwrap.wrap(f"not tried: pass {'; '.join(counts)}", WIDTH, subsequent_indent="  ")
         others = [group for group in groups if not _OPTION.match(group[0].detail)]
         for group in others[:_REASONS]:
-            line = f"not tried: {_names(group)}: {_FOLDERS.sub('', group[0].detail)}"
-            yield from textwrap.wrap(
-                line, WIDTH, subsequent_indent="  ", max_lines=_LINES, placeholder=" ..."
-            )
+            yield from _wrapped(f"not tried: {_names(group)}: {group[0].detail}", _LINES)
         if len(others) > _REASONS:
             yield f"not tried: {', '.join(_names(group) for group in others[_REASONS:])}"
 
@@ -97,12 +137,8 @@ class Report:
 def _cause(outcome: Outcome) -> str:
     """What two promises have in common that one fault breaks: an error below the kit's own, or the advice."""
     error = next((e for e in chain(outcome.error) if not isinstance(e, Broken)), None)
-    promise = outcome.promise
-    return (
-        outcome.mend
-        if error is None or outcome.mend not in (promise.mend, promise.declared)
-        else shown(error)
-    )
+    is_own = outcome.mend.endswith((outcome.promise.mend, outcome.promise.declared or outcome.promise.mend))
+    return outcome.mend if error is None or not is_own else shown(error)
 
 
 def _grouped(pairs: Iterable[tuple[str, Outcome]]) -> list[list[Outcome]]:
@@ -113,16 +149,13 @@ def _grouped(pairs: Iterable[tuple[str, Outcome]]) -> list[list[Outcome]]:
 
 
 def _show_cause(group: list[Outcome], lines_of_mend: int) -> list[str]:
-    first = group[0]
-    mend = textwrap.wrap(
-        f"mend: {_FOLDERS.sub('', first.mend)}",
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        max_lines=lines_of_mend,
-        placeholder=" ...",
-    )
-    return [_cut(f"- {_names(group)}: {first.detail}"), *mend]
+    mend = _wrapped(f"  mend: {group[0].mend}", lines_of_mend, indent="    ")
+    return [_cut(f"- {_names(group)}: {group[0].detail}"), *mend]
+
+
+def _wrapped(text: str, lines: int, indent: str = "  ") -> list[str]:
+    short = _FOLDERS.sub("", text)
+    return textwrap.wrap(short, WIDTH, subsequent_indent=indent, max_lines=lines, placeholder=" ...")
 
 
 def _names(group: list[Outcome], most: int = 5) -> str:

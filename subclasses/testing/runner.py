@@ -1,4 +1,4 @@
-"""``check``, ``examine`` and ``suite``: all promises on one class."""
+"""``check``, ``examine`` and ``suite``: the promises of a level on one class."""
 
 from __future__ import annotations
 
@@ -8,52 +8,15 @@ import unittest
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
-import torch
-from torch import Tensor
-
 from subclasses.errors import one_of
-from subclasses.rules.results import describe
-from subclasses.spec.values import inner_tensors, with_inners
-from subclasses.testing import op_infos
-from subclasses.testing.cases import once
-from subclasses.testing.errors import Attempt, Broken, OfBase, Skipped, refusal, shown, succeeds
-from subclasses.testing.faults import mend_of
-from subclasses.testing.properties import (
-    compiled,
-    copies,
-    gradients,
-    memory,
-    nesting,
-    pairs,
-    rule_coverage,
-    slopes,
-    structure,
-    surroundings,
-    values,
-    views,
-)
-from subclasses.testing.property import Outcome, Promise
-from subclasses.testing.reach import name_rules
+from subclasses.testing.errors import succeeds
+from subclasses.testing.promises import PROMISES
+from subclasses.testing.property import Outcome, Promise, run_promise
 from subclasses.testing.report import Report
-from subclasses.testing.subject import Factory, Options, Subject, undisturbed
+from subclasses.testing.structure import unreadable
+from subclasses.testing.subject import Factory, Options, Subject, check_options, undisturbed
 
-_MODULES = (
-    structure,
-    values,
-    pairs,
-    surroundings,
-    views,
-    memory,
-    copies,
-    gradients,
-    slopes,
-    rule_coverage,
-    compiled,
-    nesting,
-    op_infos,
-)
-# The order of the report.
-PROMISES = [p for module in _MODULES for p in vars(module).values() if isinstance(p, Promise)]
+_LEVELS = ("smoke", "gradients", "full")
 
 
 class ConformanceError(AssertionError):
@@ -64,103 +27,50 @@ class ConformanceError(AssertionError):
         self.report = report
 
 
-# ---- running -----------------------------------------------------------------------------------------------
+def chosen(options: Options) -> list[Promise]:
+    """The promises of the level, or those of ``only=``.
+
+    Raises:
+        TypeError: ``skip=`` or ``only=`` has a name that no promise has.
+    """
+    names = [p.name for p in PROMISES]
+    for option in ("skip", "only"):
+        if unknown := set(options.get(option, ())).difference(names):
+            raise TypeError(
+                f"{option}= has unknown promises {', '.join(sorted(unknown))}; they are {', '.join(names)}"
+            )
+    if only := options.get("only"):
+        return [p for p in PROMISES if p.name in {*only, "readable"}]
+    levels = _LEVELS[: _LEVELS.index(options.get("level", "gradients")) + 1]
+    return [p for p in PROMISES if p.level in levels]
 
 
-def run_promise(s: Subject, promise: Promise) -> Outcome:
-    """Checks one promise."""
-    if promise.name in s.options.get("skip", ()):
+def outcome_of(s: Subject, promise: Promise) -> Outcome:
+    """The outcome of one promise, without a trace in the caller's random state."""
+    skips = s.options.get("skip", ())
+    if promise.name in skips:
         return Outcome(promise, "skipped", "left out by skip=")
-    least = structure.readable
     with undisturbed():
-        found = (
-            None if promise is least or least.name in s.options.get("skip", ()) else structure.unreadable(s)
-        )
-    if found is not None:
-        return Outcome(promise, "skipped", f"{found[0]} fails; see the promise `{least.name}`")
-    s.refused.clear()
-    with undisturbed(), Attempt() as attempt:
-        promise.run(s)
-    error, refused = attempt.error, tuple(dict.fromkeys(s.refused))
-    match error:
-        case None:
-            return Outcome(promise, "kept", refused=refused)
-        case Skipped():
-            return Outcome(promise, "skipped", str(error), refused=refused)
-        case Broken(mend=mend):
-            if mend and isinstance(error.__cause__, OfBase):
-                mend = name_rules(s, error) + mend
-            mend = _of_materialize(s) or mend_of(error, s.cls, s.is_own) or mend or _of_mapped(s, promise)
-            mend = mend or name_rules(s, error) + promise.mend_for(s)
-            return Outcome(promise, "broken", str(error), mend, refused, error)
-    message = refusal(error)
-    if message is not None:
-        return Outcome(promise, "kept", refused=(*refused, message))
-    mend = _of_materialize(s) or mend_of(error, s.cls, s.is_own) or promise.mend_for(s)
-    return Outcome(promise, "broken", shown(error), mend, refused, error)
-
-
-@once
-def _of_materialize(s: Subject) -> str:
-    """The mend of a ``materialize`` that writes to a field, which can break any promise; else empty."""
-    if not (s.declared and s.cls.__spec__.has_materialize):
-        return ""
-    x = s.make()
-    before = {name: t.clone() for name, t in s.inners(x).items() if type(t) is Tensor}
-    with undisturbed(), Attempt(), torch.no_grad():
-        x.materialize()
-    written = [name for name, t in before.items() if not torch.equal(s.inners(x)[name], t)]
-    if not written:
-        return ""
-    return (
-        f"{describe(s.cls.materialize)} writes to {' and '.join(written)}: let it compute into new tensors, not by "
-        f"`add_`, `out=` or an index"
-    )
-
-
-def _of_mapped(s: Subject, promise: Promise) -> str:
-    """The mend where ``reference=`` says something else of a mapped class than its plain cotangents mean."""
-    if promise.name not in ("inner_gradients", "cotangents") or not (s.declared and s.has_reference):
-        return ""
-    if not s.cls._traits.is_mapped or s.cls._traits.pulls_back or _has_slopes_of_one(s):
-        return ""
-    return (
-        'with fallback="map", a plain cotangent of a value goes to each of its inner tensors, whatever reference= '
-        "makes of them: define wrap_cotangent(self, cotangent), which gives a value of the derivatives of reference= "
-        "by the inner tensors, or leave reference= out"
-    )
-
-
-@torch.no_grad()
-def _has_slopes_of_one(s: Subject) -> bool:
-    """Whether ``reference=`` grows by one where any inner tensor does."""
-    x = s.make()
-    held = inner_tensors(x)
-    (before, *more) = s.reference(x)
-    for n, t in enumerate(held):
-        if t is not None and t.is_floating_point():
-            (after, *_) = s.reference(with_inners(x, [*held[:n], t + 1, *held[n + 1 :]]))
-            if (
-                more
-                or after.shape != before.shape
-                or not torch.allclose(after - before, torch.ones_like(before))
-            ):
-                return False
-    return True
+        if promise.name != "readable" and "readable" not in skips and (found := unreadable(s)):
+            return Outcome(promise, "skipped", f"{found[0]} fails; see the promise `readable`")
+        return run_promise(s, promise)
 
 
 def examine(
     factory: Factory, *, tell: Callable[[str], None] | None = None, **options: Unpack[Options]
 ) -> Report:
-    """Checks every promise and returns the outcomes; see :func:`check`.
+    """Checks each promise of the level and returns the outcomes; see :func:`check`.
 
     ``tell`` is called before each promise with a line that names it, to show progress.
     """
-    s, outcomes = _subject(factory, options), []
-    for number, promise in enumerate(PROMISES, 1):
+    check_options(factory, options)
+    promises, outcomes = chosen(options), []
+    with undisturbed():
+        s = Subject(factory, options)
+    for number, promise in enumerate(promises, 1):
         if tell is not None:
-            tell(f"promise {number} of {len(PROMISES)}: {promise.name}")
-        outcomes.append(run_promise(s, promise))
+            tell(f"promise {number} of {len(promises)}: {promise.name}")
+        outcomes.append(outcome_of(s, promise))
     return Report(s.name, tuple(outcomes), tuple(_warnings(s)), tuple(s.derived.items()))
 
 
@@ -170,19 +80,17 @@ _PLAIN = ("dequantize", "to_dense", "to_plain", "to_tensor", "get_data", "full_t
 
 def _warnings(s: Subject) -> Iterator[str]:
     if not s.has_reference:
-        named = next((name for name in _PLAIN if _is_getter(s, name)), None)
+        methods = {
+            n: m for base in reversed(s.own_bases) for n, m in vars(base).items() if inspect.isfunction(m)
+        }
+        named = (n for n in _PLAIN if n in methods and succeeds(inspect.signature(methods[n]).bind, None))
+        such = "".join(f", such as reference=lambda x: x.{name}()" for name in [*named][:1])
         yield (
             f"NO RESULT WAS COMPARED WITH PLAIN TENSORS: pass reference=, a function from {one_of(s.cls)} to the"
         )
-        yield f"  tensor that it stands for{f', such as reference=lambda x: x.{named}()' if named else ''}"
+        yield f"  tensor that it stands for{such}"
     if not s.traceable:
         yield f"NOTHING WAS COMPILED OR TAKEN APART: {s.name} is not a traceable wrapper subclass; see `flatten`"
-
-
-def _is_getter(s: Subject, name: str) -> bool:
-    """Whether the class defines a method that takes no argument."""
-    method = next((vars(b)[name] for b in s.own_bases if name in vars(b)), None)
-    return inspect.isfunction(method) and succeeds(inspect.signature(method).bind, None)
 
 
 def check(factory: Factory, **options: Unpack[Options]) -> Report:
@@ -211,32 +119,23 @@ def check(factory: Factory, **options: Unpack[Options]) -> Report:
     return report
 
 
-def _subject(factory: Factory, options: Options) -> Subject:
-    names = [p.name for p in PROMISES]
-    unknown = set(options.get("skip", ())).difference(names)
-    if unknown:
-        raise TypeError(
-            f"skip= has unknown promises {', '.join(sorted(unknown))}; they are {', '.join(names)}"
-        )
-    with undisturbed():
-        return Subject(factory, options)
-
-
-# ---- as a test class ---------------------------------------------------------------------------------------
-
-
 def suite(factory: Factory, **options: Unpack[Options]) -> type:
-    """A class with one test for each promise, which pytest collects; see :func:`check` for the arguments.
+    """A class with one test for each promise of the level, which pytest collects; see :func:`check` for the arguments.
 
     ::
 
         TestMine = suite(make_mine)
     """
-    subject = functools.cache(lambda: _subject(factory, options))
+    check_options(factory, options)
+
+    @functools.cache
+    def subject() -> Subject:
+        with undisturbed():
+            return Subject(factory, options)
 
     def test_of(promise: Promise) -> Any:
         def test(self: Any) -> None:
-            outcome = run_promise(subject(), promise)
+            outcome = outcome_of(subject(), promise)
             if outcome.state == "skipped":
                 raise unittest.SkipTest(outcome.detail)
             if outcome.state == "broken":
@@ -246,5 +145,5 @@ def suite(factory: Factory, **options: Unpack[Options]) -> type:
         test.__doc__ = promise.says
         return test
 
-    body = {f"test_{p.name}": test_of(p) for p in PROMISES}
+    body = {f"test_{p.name}": test_of(p) for p in chosen(options)}
     return type("ConformanceSuite", (), {"__doc__": "One test for each promise.", **body})

@@ -8,9 +8,8 @@ import random
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +18,12 @@ from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.rules.registry import all_rules
-from subclasses.testing.errors import Attempt, Refused, Skipped, refusal, shown, succeeds
+from subclasses.testing.errors import Attempt, Skipped, refusal, shown, succeeds
 
 Factory = Callable[[], Tensor]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+Level = Literal["smoke", "gradients", "full"]
+Result = TypeVar("Result")
 SEED = 20240229
 
 
@@ -40,9 +41,12 @@ class Options(TypedDict, total=False):
     """What :func:`subclasses.testing.check` takes beside the factory.
 
     Attributes:
-        ops: what to try beside the kit's own list. A mapping ``{op: lambda x: (arg, x, ...)}`` adds ops with
-            their arguments; ``"all"`` or a collection of names such as ``{"softmax", "addmm"}`` picks PyTorch's
-            OpInfo entries, which need ``wrap``.
+        level: ``"smoke"`` runs in eager mode alone, in seconds. ``"gradients"``, the default, compares gradients and
+            compiles without Inductor, the ops with the first compiler alone. ``"full"`` tries every compiler.
+        only: names of promises to try; by default all of the level.
+        ops: what to try beside the kit's own list. A mapping ``{op: lambda x: (arg, x, ...)}`` adds ops, functions
+            or methods with their arguments; ``"all"`` or a collection of names such as ``{"softmax", "addmm"}``
+            picks PyTorch's OpInfo entries, which need ``wrap``.
         wrap: a value of the class from a plain tensor, so that OpInfo's inputs can be tried. Default: the class
             itself or its ``from_float`` and the like, where that gives a value that stands for the tensor.
         reference: the plain tensor that a value stands for, or a tuple of them if an op on the value means
@@ -61,6 +65,8 @@ class Options(TypedDict, total=False):
         atol: absolute tolerance.
     """
 
+    level: Level
+    only: Collection[str]
     ops: Mapping[Any, Callable[[Any], tuple[Any, ...]]] | Collection[str] | None
     wrap: Callable[[Tensor], Tensor] | None
     reference: Callable[[Any], Tensor | tuple[Tensor, ...]] | None
@@ -73,20 +79,74 @@ class Options(TypedDict, total=False):
     atol: float | None
 
 
-@dataclass
+def _are_factories(given: Any) -> bool:
+    return isinstance(given, Sequence) and all(map(callable, given))
+
+
+# What options take: a test of a value, and the words for it.
+_LISTS = {
+    name: (_are_factories, f"takes a list of factories, as in {name}=[lambda: ...]")
+    for name in ("sizes", "variants")
+}
+_FUNCTIONS = dict.fromkeys(("wrap", "reference", "construct"), (callable, "takes a function"))
+_TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **_LISTS,
+    **_FUNCTIONS,
+    "level": (lambda level: level in ("smoke", "gradients", "full"), 'takes "smoke", "gradients" or "full"'),
+    "ops": (
+        lambda ops: not isinstance(ops, Mapping) or all(map(callable, ops.values())),
+        "takes a function from a value to the arguments of each op, as in ops={torch.add: lambda x: (x, 2)}",
+    ),
+}
+
+
+def check_options(factory: Any, options: Mapping[str, Any]) -> None:
+    """Checks that options are known, and functions where functions are expected.
+
+    Raises:
+        TypeError: one is not.
+    """
+    unknown = set(options) - set(Options.__annotations__)
+    if unknown:
+        known = ", ".join(sorted(Options.__annotations__))
+        raise TypeError(f"check() has no option {', '.join(sorted(unknown))}; they are {known}")
+    if not callable(factory) or (isinstance(factory, type) and issubclass(factory, Tensor)):
+        cls = factory if isinstance(factory, type) else type(factory)
+        raise TypeError(
+            f"check() takes a factory, a function without parameters that returns a value, as in check(lambda: "
+            f"{cls.__name__}(...)), got {one_of(cls)}"
+        )
+    for name, (fits, words) in _TAKES.items():
+        if options.get(name) is not None and not fits(options[name]):
+            raise TypeError(f"check(): {name}= {words}, got {options[name]!r}")
+
+
+def once(find: Callable[[Subject], Result]) -> Callable[[Subject], Result]:
+    """Finds something, such as cases, at the first call for a class, and caches it with the class."""
+
+    @functools.wraps(find)
+    def found(s: Subject) -> Result:
+        if find.__qualname__ not in s.cache:
+            s.cache[find.__qualname__] = find(s)
+        return s.cache[find.__qualname__]
+
+    return found
+
+
 class Subject:
-    """A class under test."""
+    """A class under test.
 
-    factory: Factory
-    options: Options
+    Attributes:
+        cls: the class.
+        declared: whether it is a ``TensorSubclass``.
+        derived: the options that were not passed, and how the kit replaced them.
+        refused: what the class refused in the check in progress, as calls and messages.
+        wrong_values: names of the calls that give other numbers than the reference.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, factory: Factory, options: Options) -> None:
         """Makes one value, to learn the class."""
-        unknown = set(self.options) - set(Options.__annotations__)
-        if unknown:
-            known = ", ".join(sorted(Options.__annotations__))
-            raise TypeError(f"check() has no option {', '.join(sorted(unknown))}; they are {known}")
-        self._check_options()
+        self.factory, self.options = factory, options
         x = self.make()
         if not isinstance(x, Tensor) or type(x) in (Tensor, torch.nn.Parameter):
             raise TypeError(
@@ -94,47 +154,13 @@ class Subject:
                 f"__tensor_flatten__ and __tensor_unflatten__), got {type(x).__name__}"
             )
         self.cls: Any = type(x)
-        self.traceable = is_traceable_wrapper_subclass(x)
-        self.derived: dict[str, str] = {}
         self.name = self.cls.__name__
+        self.traceable = is_traceable_wrapper_subclass(x)
         self.declared = issubclass(self.cls, TensorSubclass)
-        self.refused: list[str] = []
-        self.wrong_values: set[str] = (
-            set()
-        )  # names of the calls that do not give what they give on the reference
+        self.derived: dict[str, str] = {}
+        self.refused: list[tuple[str, str]] = []
+        self.wrong_values: set[str] = set()
         self.cache: dict[str, Any] = {}
-
-    def _check_options(self) -> None:
-        """Checks that functions are functions.
-
-        Raises:
-            TypeError: one is not.
-        """
-        if not callable(self.factory) or (
-            isinstance(self.factory, type) and issubclass(self.factory, Tensor)
-        ):
-            shown = self.factory.__name__ if isinstance(self.factory, type) else type(self.factory).__name__
-            raise TypeError(
-                f"check() takes a factory, a function without parameters that returns a value, as in check(lambda: "
-                f"{shown}(...)), got {one_of(self.factory if isinstance(self.factory, type) else type(self.factory))}"
-            )
-        for name in ("sizes", "variants"):
-            given = self.options.get(name)
-            if given is not None and not (isinstance(given, Sequence) and all(map(callable, given))):
-                raise TypeError(
-                    f"check(): {name}= takes a list of factories, as in {name}=[lambda: ...], got {given!r}"
-                )
-        for name in ("wrap", "reference", "construct"):
-            given = self.options.get(name)
-            if given is not None and not callable(given):
-                raise TypeError(f"check(): {name}= takes a function, got {given!r}")
-        ops = self.options.get("ops")
-        wrong = [op for op, make in ops.items() if not callable(make)] if isinstance(ops, Mapping) else []
-        if wrong:
-            raise TypeError(
-                f"check(): ops= takes a function from a value to the arguments of each op, as in "
-                f"ops={{torch.add: lambda x: (x, 2)}}, got {ops[wrong[0]]!r} for {wrong[0]}"  # type: ignore[index]
-            )
 
     # ---- values --------------------------------------------------------------------------------------------
 
@@ -143,13 +169,13 @@ class Subject:
         seed()
         return (factory or self.factory)()
 
-    def trainable(self) -> Any:
+    def trainable(self, factory: Factory | None = None) -> Any:
         """A fresh value that requires grad.
 
         Raises:
             Skipped: its dtype cannot.
         """
-        x = self.make().detach()
+        x = self.make(factory).detach()
         if not (x.is_floating_point() or x.is_complex()):
             raise Skipped(f"{x.dtype} cannot require grad")
         return x.requires_grad_()
@@ -169,14 +195,35 @@ class Subject:
             return {name: getattr(x, name) for name in x.__tensor_flatten__()[0]}
         return {name: t for name, t in vars(x).items() if isinstance(t, Tensor)}
 
+    def held(self, x: Any) -> list[tuple[Any, Tensor]]:
+        """The inner tensors of a value of a declared class, each with its field."""
+        pairs = [(f, self.inners(x).get(f.attribute)) for f in self.cls.__spec__.inners]
+        return [(f, t) for f, t in pairs if t is not None]
+
     def unflatten(self, x: Any, inners: Mapping[str, Any]) -> Any:
         """A value with other inner tensors, as PyTorch puts it together: no checks, nothing detached.
 
         Raises:
             Skipped: the class cannot be flattened.
         """
-        self.needs_flatten()
+        if not is_traceable_wrapper_subclass(x):
+            self.needs_flatten()
         return type(x).__tensor_unflatten__(dict(inners), self.context(x), x.size(), x.stride())
+
+    def changed(self, x: Any, change: Callable[[str, Tensor], Any], path: str = "") -> dict[str, Any]:
+        """The inner tensors of a value, each plain tensor in them replaced by a function of its path and it."""
+        return {name: self._replaced(f"{path}{name}", t, change) for name, t in self.inners(x).items()}
+
+    def _replaced(self, path: str, t: Any, change: Callable[[str, Tensor], Any]) -> Any:
+        if not is_traceable_wrapper_subclass(t):
+            return change(path, t)
+        parts = self.changed(t, change, f"{path}.")
+        if not isinstance(t, TensorSubclass):
+            return self.unflatten(t, parts)
+        spec: Any = type(t).__spec__
+        return type(t)(**{f.name: parts.get(f.attribute) for f in spec.inners}, **metadata(t))
+
+    # ---- construction --------------------------------------------------------------------------------------
 
     def construct(self, x: Any, inners: Mapping[str, Any]) -> Any:
         """A value with other inner tensors, as a user puts it together.
@@ -187,34 +234,36 @@ class Subject:
         build, names = self.builder(x)
         return build(*(inners.get(name) for name in names))
 
+    def put_together(self, x: Any, inners: Mapping[str, Any]) -> Any:
+        """The same; as PyTorch puts a value together where nobody knows how a user does."""
+        try:
+            return self.construct(x, inners)
+        except Skipped:
+            return self.unflatten(x, inners)
+
     def builder(self, x: Any) -> tuple[Callable[..., Any], list[str]]:
         """A function from inner tensors to a value with the metadata of ``x``, and their names.
 
         Raises:
             Skipped: the kit cannot know how.
         """
-        cls, names = self.cls, list(self.inners(x))
+        cls, names, build = self.cls, list(self.inners(x)), self.options.get("construct")
         if self.declared:  # carriers of dynamic ints are no part of a construction
             names = [n for n in names if n in cls.__spec__.attributes]
-        build = self.options.get("construct")
         if build is not None:
             return build, names
         if self.declared:
-            self._check_constructor()
-            fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], self.metadata(x)
+            if self._wrong_constructor:
+                raise Skipped(
+                    f"pass construct=, which makes {one_of(cls)} from {', '.join(cls.__spec__.inner_names)}: "
+                    f"{self._wrong_constructor}"
+                )
+            fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], metadata(x)
             return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
         takes_inners = succeeds(lambda: inspect.signature(cls.__new__).bind(cls, *names))
         if self.context(x) is not None or not takes_inners:
             raise Skipped(f"pass construct=, which makes {one_of(cls)} from {', '.join(names)}")
         return cls, names
-
-    def _check_constructor(self) -> None:
-        """Raises Skipped for a declared class whose own constructor makes no equal value of the fields of one."""
-        if self._wrong_constructor:
-            fields = ", ".join(self.cls.__spec__.inner_names)
-            raise Skipped(
-                f"pass construct=, which makes {one_of(self.cls)} from {fields}: {self._wrong_constructor}"
-            )
 
     @functools.cached_property
     def _wrong_constructor(self) -> str:
@@ -222,33 +271,20 @@ class Subject:
         cls = self.cls
         if inspect.unwrap(cls.__new__) is cls._new and cls.__init__ is Tensor.__init__:  # the generated one
             return ""
-        x = self.make().detach()
-        fields = {f.name: self.inners(x).get(f.attribute) for f in cls.__spec__.inners}
-        made = None
+        x, made = self.make().detach(), None
         with Attempt() as attempt:
-            made = cls(**fields, **self.metadata(x))
+            made = self.of_fields(x)
         if attempt.error is not None:
             return f"its constructor takes other arguments ({shown(attempt.error)})"
+        compare = functools.partial(torch.testing.assert_close, equal_nan=True)
         pairs = [(t, self.inners(made)[name]) for name, t in self.inners(x).items()]
-        if all(
-            a is b or succeeds(functools.partial(torch.testing.assert_close, equal_nan=True), a, b)
-            for a, b in pairs
-        ):
-            return ""
-        return "given the fields of a value, its constructor makes another value"
+        is_equal = all(a is b or succeeds(compare, a, b) for a, b in pairs)
+        return "" if is_equal else "given the fields of a value, its constructor makes another value"
 
-    def metadata(self, x: Any) -> dict[str, Any]:
-        """The static and dynamic fields of a value of a declared class."""
-        spec = self.cls.__spec__
-        return {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
-
-    def hiding_fields(self) -> set[str]:
-        """The fields of a declared class that hide a method of tensors."""
-        if not self.declared:
-            return set()
-        spec = self.cls.__spec__
-        names = {f.name for f in (*spec.inners, *spec.statics, *spec.dynamics)}
-        return {name for name in names if hasattr(Tensor, name)}
+    def of_fields(self, x: Any, **change: Any) -> Any:
+        """A value of a declared class with the fields of another one, some of them changed."""
+        fields = {f.name: self.inners(x).get(f.attribute) for f in self.cls.__spec__.inners}
+        return self.cls(**(fields | metadata(x) | change))
 
     # ---- what it stands for --------------------------------------------------------------------------------
 
@@ -286,18 +322,12 @@ class Subject:
         if not self.declared or not self.cls._traits.is_mapped or self.options.get("reference") is not None:
             return False
         x = self.make()
-        dtypes = {x.__dict__[name].dtype for name in x._layout.present}
-        return not all_rules(self.cls) and dtypes == {x.dtype}
+        return not all_rules(self.cls) and {t.dtype for _, t in self.held(x)} == {x.dtype}
 
     def odd_sizes(self) -> dict[str, list[int]]:
         """The sizes of the inner tensors that have another one than the value."""
         x = self.make()
         return {f.name: list(t.shape) for f, t in self.held(x) if t.shape != x.shape}
-
-    def held(self, x: Any) -> list[tuple[Any, Tensor]]:
-        """The inner tensors of a value of a declared class, each with its field."""
-        pairs = [(f, self.inners(x).get(f.attribute)) for f in self.cls.__spec__.inners]
-        return [(f, t) for f, t in pairs if t is not None]
 
     # ---- judging -------------------------------------------------------------------------------------------
 
@@ -322,11 +352,9 @@ class Subject:
 
     @functools.cached_property
     def _modules(self) -> set[str]:
-        """The modules of the functions of the class."""
+        """The modules of the functions of the class, and of a declared class, whose rules are beside it."""
         members = [getattr(m, "__func__", m) for b in self.own_bases for m in vars(b).values()]
-        declared = (
-            {b.__module__ for b in self.own_bases} if self.declared else set()
-        )  # its rules are beside it
+        declared = {b.__module__ for b in self.own_bases} if self.declared else set()
         return declared | {m.__globals__.get("__name__", "") for m in members if inspect.isfunction(m)} - {""}
 
     def refuses(self, what: str, error: BaseException | None, *, deliberate: bool = True) -> bool:
@@ -340,31 +368,23 @@ class Subject:
         """
         message = refusal(error, self.is_own if deliberate else None)
         if message is not None:
-            self.refused.append(message if isinstance(error, Refused) else f"{what}: {message}")
+            self.refused.append((what, message))
         return message is not None
-
-    def call(self, what: str, run: Callable[[], Any], *, any_error: bool = False) -> Any:
-        """The result of a call.
-
-        Raises:
-            Refused: the class refuses it, or raises any error under ``any_error``; begins with ``what``.
-        """
-        try:
-            return run()
-        except (Refused, Skipped):
-            raise
-        except Exception as error:
-            message = shown(error) if any_error else refusal(error, self.is_own)
-            if message is None:
-                raise
-            raise Refused(f"{what}: {message}") from error
 
     def works(self, what: str, run: Callable[[], Any]) -> tuple[bool, Any]:
         """Whether a call runs, and its result; a clean refusal is noted, other errors go through."""
         try:
-            return True, self.call(what, run)
-        except Refused as refused:
-            return not self.refuses(what, refused), None
+            return True, run()
+        except Exception as error:
+            if isinstance(error, Skipped) or not self.refuses(what, error):
+                raise
+            return False, None
+
+
+def metadata(x: Any) -> dict[str, Any]:
+    """The static and dynamic fields of a value of a declared class."""
+    spec = type(x).__spec__
+    return {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
 
 
 def is_differentiable(t: Any) -> bool:

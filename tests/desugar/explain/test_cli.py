@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from desugar import __main__ as command, _torch as private
 from desugar.cli.commands import app
 from desugar.cli.progress import progress
-from subclasses import testing
 
 HERE = Path(__file__).parent
 SUBJECTS = str(HERE / "subjects.py")
@@ -345,23 +344,17 @@ def test_a_script_that_goes_elsewhere_has_its_report_where_it_was_asked_for(scri
 # ------------------------------------------------------------------------------------------------ the others
 
 
-class Found:
-    """What the kit finds, without its work."""
-
-    broken: list[str]
-
-    def __init__(self, factory, tell):
-        self.shape = factory().shape
-
-    def __str__(self):
-        return f"what the kit says of {tuple(self.shape)}"
+OF_CHECK = "check SUBJECTS:make_weight --level smoke --json FOLDER/a.json --junit FOLDER/a.xml"
 
 
-@pytest.mark.parametrize(("broken", "code"), [([], 0), (["views"], 1)])
-def test_check_tells_by_its_exit_code(run, monkeypatch, broken, code):
-    monkeypatch.setattr(testing, "examine", type("Found", (Found,), {"broken": broken}))
-    result = run("check", "SUBJECTS:make_weight")
-    assert result.exit_code == code and "what the kit says of (4, 8)" in result.output
+@pytest.mark.parametrize(("options", "code"), [("--only views", 0), ("--only values --reference twice", 1)])
+def test_check_tells_by_its_exit_code_and_writes_files(run, tmp_path, options, code):
+    result = run(*f"{OF_CHECK} {options}".split())
+    assert result.exit_code == code, result.output
+    assert f"keeps {2 - code} promises" in result.output and "in " in result.output
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert [o["promise"] for o in found["outcomes"]] == ["readable", options.split()[1]]
+    assert f'failures="{code}"' in (tmp_path / "a.xml").read_text()
 
 
 def test_long_work_says_on_a_terminal_what_it_is_at(monkeypatch, capsys):

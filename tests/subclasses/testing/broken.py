@@ -397,8 +397,8 @@ WRONG = {
     computes("LosesWrites", {aten.add_.Tensor: lambda x, y, **_: x + y}): "mutation",
     # A refusal comes after the value has changed.
     computes("RefusesTooLate", {aten.fill_.Scalar: fill_and_refuse}): "mutation",
-    WritesThroughCopies: "mutation_of_views",
-    IgnoresMetadataMutation: "metadata_mutation",
+    WritesThroughCopies: "writes_to_views",
+    IgnoresMetadataMutation: "mutation",
     # `x * x` runs above autograd and keeps `x` unsaved.
     made(
         "Stale",

@@ -10,8 +10,8 @@ import torch
 
 from subclasses import TensorSubclass
 from subclasses.testing import examine
+from subclasses.testing.promises import PROMISES
 from subclasses.testing.property import Outcome
-from subclasses.testing.runner import PROMISES
 from tests.subclasses.subjects import declare
 
 Factory = Callable[[], Any]

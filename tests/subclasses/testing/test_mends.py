@@ -141,7 +141,7 @@ def values_of(cls):
     return of_tensors(cls, *[(4, 6)] * (2 if issubclass(cls, Shifted) else 1))
 
 
-CONSTANT = "neither an operand nor an inner tensor (TABLE, which Global.materialize ("
+CONSTANT = "uses a tensor that is neither an operand nor an inner tensor"
 # What is planted, what it is after the mend, the promises that it breaks, words of the mend.
 PLANTED = {
     "a global tensor": (
@@ -150,9 +150,14 @@ PLANTED = {
         ["compiled_values", "compiled_views"],
         [CONSTANT, "declare it as a constant of the class, with constant(), or as a field, with inner()"],
     ),
-    "detach in materialize": (Detached, Base, ["inner_gradients"], ["Detached.materialize (", "uses detach"]),
-    "data in materialize": (Data, Base, ["inner_gradients"], ["Data.materialize (", "uses data, behind"]),
-    "no_grad in materialize": (NoGrad, Base, ["inner_gradients"], ["uses no_grad, behind", "leave it out"]),
+    "detach in materialize": (
+        Detached,
+        Base,
+        ["materialize_gradients"],
+        ["Detached.materialize (", "not with .detach()"],
+    ),
+    "data in materialize": (Data, Base, ["materialize_gradients"], ["Data.materialize (", "or .data of it"]),
+    "no_grad in materialize": (NoGrad, Base, ["materialize_gradients"], ["nor under no_grad"]),
     "detach of one of two in materialize": (
         declare(Shifted, materialize=lambda self: self.held + self.shift.detach()),
         Shifted,
@@ -163,31 +168,31 @@ PLANTED = {
         ruled(torch.t, lambda func, x: type(x)(x.unwrap()[0].t())),
         ruled(aten.t, lambda func, x: type(x)(x.held.t())),
         ["views"],
-        ["give the rule to the op, as torch.ops.aten.t", "reads as x.held"],
+        ["give the rule to the op, as torch.ops.aten.t"],
     ),
     "an op on self": (
         declare(Base, materialize=lambda self: self * 2),
         Base,
-        ["round_trip", "deepcopy"],
-        ["compute with the fields (self.held)"],
+        ["readable"],
+        ["applies an op to a value of the class; let it compute with inner tensors"],
     ),
     "a rule that detaches": (
         ruled(F.linear, detached),
         ruled(F.linear, lambda func, x, w, bias=None: func(plain(x), plain(w), bias)),
         ["gradients", "inner_gradients"],
-        ["detached (", "uses detach"],
+        ["detached (", "sees none where the rule calls detach()"],
     ),
     "a rule that detaches what is no value of the class": (
         ruled(F.linear, detached_input),
         ruled(F.linear, of_fields),
         ["operand_gradients"],
-        ["detached_input (", "uses detach"],
+        ["detached_input (", "not with operand.detach()"],
     ),
     "a rule with raw inner tensors": (
         ruled(F.linear, raw),
         ruled(F.linear, of_fields),
         ["gradients", "inner_gradients"],
-        ["raw (", "reads the raw .held above autograd", 'x.unwrap("held") does'],
+        ["raw (", "reads fields in place of x.unwrap(name)"],
     ),
     "a rule made of parts": (
         Parts,
@@ -198,20 +203,20 @@ PLANTED = {
     "a rule that writes": (
         ruled(aten.abs.default, writing),
         ruled(aten.abs.default, lambda func, x: Base(func(x.held))),
-        ["arguments", "gradients"],
+        ["arguments"],
         ["writing (", "writes to its argument: compute into a new tensor"],
     ),
     "a rule for the left operand": (
         ruled(aten.mul.Tensor, left),
         ruled(aten.mul.Tensor, lambda func, x, y: func(plain(x), plain(y))),
         ["values"],
-        ["left (", "reads .held of an operand without a test", "the right one too"],
+        ["left (", "asks isinstance(operand, cls) before it reads a field", "the right one too"],
     ),
     "a rule without out": (
         ruled(torch.mul, without_out),
         ruled(torch.mul, with_out),
         ["mutation"],
-        ["without_out (", "takes no out=", "write with out.copy_(result)"],
+        ["unexpected keyword argument 'out'", "correct the parameters of that rule"],
     ),
     "a context without the tag": (
         broken.ForgetsTag,
@@ -226,10 +231,10 @@ PLANTED = {
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_mended_by_what_the_report_says(fault):
     wrong, right, promises, words = PLANTED[fault]
-    options = {"paths": PATHS, "skip": only(*promises) | {"readable"}}
+    options = {"paths": PATHS, "skip": (only(*promises) | {"readable"}) - {*promises}}
     for found in outcomes(values_of(wrong), *promises, **options).values():
         if found.promise.name in promises:
-            assert found.state == "broken" and all(word in found.mend for word in words), found
+            assert found.state == "broken" and all(word in str(found) for word in words), found
     check_kept(values_of(right), *promises, **options)
 
 
@@ -248,21 +253,12 @@ def test_a_profiler_goes_on_where_the_kit_looks_for_the_rules_at_fault():
     try:
         # The profiler; None since Python 3.12, where it is a tool of `sys.monitoring`.
         before = sys.getprofile()
-        check_found(values_of(Detached), "inner_gradients", ["Detached"])
+        check_found(values_of(Detached), "materialize_gradients", ["Detached"])
         assert sys.getprofile() is before
         functools.reduce(int.__add__, [1, 2])  # a call to see
     finally:
         profiler.disable()
     assert any("reduce" in name for _, _, name in pstats.Stats(profiler).stats)
-
-
-def test_a_rule_that_was_not_tried_is_named_if_it_loses_gradients():
-    report = examine(values_of(ruled(F.cosine_similarity, raw)), paths={}, skip=only("rules_tried"))
-    (found,) = (o for o in report.outcomes if o.promise.name == "rules_tried")
-    assert found.state == "skipped" and "raw (" in found.detail
-    screen = " ".join(str(report).split())
-    assert 'reads the raw .held above autograd, where it carries no gradient: x.unwrap("held") does' in screen
-    assert "not called: cosine_similarity" in screen
 
 
 # ---- advice for declared classes ---------------------------------------------------------------------------
@@ -279,13 +275,6 @@ OneHot = declare(
         )
     },
 )
-
-
-@pytest.mark.slow
-def test_an_inner_tensor_of_ints_is_not_said_to_carry_gradients():
-    report = examine(lambda: OneHot(torch.tensor([1, 0, 2])), paths={})
-    assert all('x.unwrap("index")' not in (outcome.mend or "") for outcome in report.of("broken"))
-    assert "the gradient of x @ x.mT is wrong" in str(report)
 
 
 class Left(Tagged):
@@ -321,13 +310,6 @@ Symmetric = declare(
     ),
 )
 Views = declare(keywords={"fallback": "views"})
-
-
-def test_a_declared_class_gets_no_advice_about_dispatch():
-    cls = ruled(aten.slice.Tensor, lambda func, x, *args, **kwargs: type(x)(x.held[:]), Views)
-    found = outcome(of_tensors(cls, (4, 8)), "views", reference=lambda x: x.held)
-    assert found.state == "broken"
-    assert "which ran" in found.mend and "__torch_dispatch__" not in found.mend
 
 
 def test_a_plain_view_is_no_copy():
@@ -375,9 +357,83 @@ def of_rule(key, rule, base=Base):
     return of_tensors(ruled(key, rule, base), (4, 6))
 
 
+# Another tensor that an optimizer steps apart from the first, and one that is computed from it.
+Cached = declare(
+    name="Cached",
+    keywords={"fallback": "materialize", "trainable": True},
+    held=inner(),
+    cached=inner(optional=True),
+    materialize=lambda self: (self.held.exp() if self.cached is None else self.cached) * 1,
+)
+Derived = declare(
+    Base, cached=inner(derived=lambda x: x.held.exp()), materialize=lambda self: self.cached * 1
+)
+
+
+def of_cached(cls, *more):
+    return lambda: cls(held := torch.randn(4, 6), *(make(held) for make in more))
+
+
+def inverting(transpose):
+    cls = declare(
+        Base, materialize=lambda self: self.held * 1, inverse=lambda self: type(self)(transpose(self))
+    )
+    return lambda: cls(torch.linalg.qr(torch.randn(4, 4)).Q)
+
+
+def scaling(is_plain):
+    def scale(func, x, y):
+        x, y = (x, y) if isinstance(x, Represented) else (y, x)
+        return type(x)(func(x.held, y)) if is_plain(y) else NotImplemented
+
+    return of_tensors(with_rules(Represented, {aten.mul.Tensor: scale}), (4, 6))
+
+
+Represented = declare(materialize=lambda self: self.held * 1)
+Around = declare(
+    name="Around",
+    keywords={"fallback": "materialize"},
+    inside=inner(),
+    rest=inner(),
+    annotations={"inside": Base},
+    materialize=lambda self: self.inside.materialize() + self.rest,
+)
+test_silent_until_a_second_look = finding(
+    {
+        "an inner tensor that repeats another": (
+            "cached_inners",
+            of_cached(Cached, torch.exp),
+            ["computes with cached, which repeats other inner tensors", "inner(derived=function)"],
+            of_cached(Derived),
+        ),
+        "a method that hands on its operand": (
+            "own_memory",
+            inverting(lambda self: self.held.mT),
+            ["y = x.inverse()", "changed x: held"],
+            inverting(lambda self: self.unwrap("held").mT.clone()),
+        ),
+        "a question for the exact type": (
+            "plain_operands",
+            scaling(lambda y: type(y) in (Tensor, int)),
+            ["plain * x with Parameters for plain operands", "not type(operand) is torch.Tensor"],
+            scaling(lambda y: not isinstance(y, Represented)),
+        ),
+        "a value of another class inside is right": (
+            *("inner_gradients", None, []),
+            lambda: Around(Base(torch.randn(4, 6)), torch.randn(4, 6)),
+        ),
+    }
+)
+
+
 # The promise, the values, words of the report.
 test_it_is_found = finding(
     {
+        "a product whose gradient is lost, of integers": (
+            "gradients",
+            lambda: OneHot(torch.tensor([1, 0, 2])),
+            ["the gradient of x @ x.mT is wrong"],
+        ),
         "a dim and a dtype dropped": (
             "keyword_arguments",
             of_tensors(
@@ -437,7 +493,7 @@ test_it_is_found = finding(
         "a rule written by hand that takes a plain operand for its own": (
             "values",
             of_tensors(Left, (4, 6)),
-            ["run (", "reads .tag of an operand without a test"],
+            ["object has no attribute 'tag'", "asks isinstance(operand, cls)"],
         ),
         "a copy that is lost where a module loads": (
             "parameter",
@@ -469,7 +525,11 @@ test_it_is_found_and_mended = pytest.mark.slow(
             "the gradient of one of two lost": (
                 "inner_gradients",
                 ends(aten.neg, lambda func, x: type(x)(-x.high.detach(), -x.low)),
-                ["the gradient of low, high through -x is wrong", "<lambda> (", "uses detach, behind which"],
+                [
+                    "the gradient of low, high through -x is wrong",
+                    "<lambda> (",
+                    "where the rule calls detach()",
+                ],
                 ends(aten.neg, lambda func, x: type(x)(-x.high, -x.low)),
             ),
             "its right rule above autograd": ("inner_gradients", None, [], ends(torch.neg, _turned_above)),
@@ -584,12 +644,12 @@ UNREADABLE = {
     "an attribute that is no field": (
         of_tensors(WithAttribute, (4, 6)),
         of_tensors(WithStatic, (4, 6)),
-        ["x.detach().materialize() raised AttributeError", "`temperature: float = static()`"],
+        ["x.detach().materialize() raised AttributeError", "no attribute 'temperature'", "declare what"],
     ),
     "sizes that materialize() does not fit": (
         of_tensors(PerColumn, (4, 6), (4,)),
         of_tensors(PerRow, (4, 6), (4,)),
-        ["correct PerColumn.materialize (", "inner tensors held of size [4, 6], scale of size [4]"],
+        ["x.materialize() raised RuntimeError: The size of tensor a (6) must match", "fit the sizes"],
     ),
 }
 
@@ -624,7 +684,7 @@ ONE_CAUSE = {
     ),
     "a materialize() that writes": (
         lambda: Adding(torch.randn(4, 6)),
-        *(6, "", ["Adding.materialize (", ") writes to raw: let it"]),
+        *(1, "x.materialize() changed x: raw", ["correct what is named"]),
     ),
     "a rule that lacks a parameter": (
         of_rule(

@@ -1,7 +1,5 @@
 """Faults of a rule that no error tells: each is found by one promise, and mended by what the report says."""
 
-import re
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,6 @@ from torch import Tensor
 
 import subclasses
 from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner
-from subclasses.testing.faults import mend_of
 from tests.subclasses.subjects import LowRank, Pair, declare
 from tests.subclasses.testing.faults import finding, of_tensors, outcome, outcomes, plain, ruled
 
@@ -116,21 +113,21 @@ FAULTS = {
         aten.select.int,
         lambda func, x, dim, *args: a_view(func, x, 0, *args),
         a_view,
-        ["x[:, 0] has shape [6], its reference [4]"],
+        ["x[:, 0] is not what its reference gives: shape [6] instead of [4]"],
     ),
     "a negative dim of one op": (
         "views",
         aten.unsqueeze.default,
         counting_from_the_front,
         a_view,
-        ["x.unsqueeze(-1) has shape [1, 4, 6], its reference [4, 6, 1]"],
+        ["x.unsqueeze(-1) is not what its reference gives: shape [1, 4, 6] instead of [4, 6, 1]"],
     ),
     "negative dims of a transposition": (
         "views",
         aten.transpose.int,
         counting_from_the_front,
         a_view,
-        ["x.transpose(-2, -1) has shape [4, 6], its reference [6, 4]"],
+        ["x.transpose(-2, -1) is not what its reference gives: shape [4, 6] instead of [6, 4]"],
     ),
     "alpha dropped": (
         "keyword_arguments",
@@ -186,21 +183,21 @@ FAULTS = {
         aten.sum.dim_IntList,
         lambda func, x, dim=None, keepdim=False, dtype=None: func(plain(x), dim, dtype=dtype),
         with_options,
-        ["x.sum(0, keepdim=True) has shape [6], its reference [1, 6]"],
+        ["x.sum(0, keepdim=True) is not what its reference gives: shape [6] instead of [1, 6]"],
     ),
     "dtype dropped": (
         "keyword_arguments",
         aten.sum.dim_IntList,
         lambda func, x, dim=None, keepdim=False, dtype=None: func(plain(x), dim, keepdim),
         with_options,
-        ["x.sum(-1, dtype=torch.float64) gave torch.float32, its reference torch.float64"],
+        ["x.sum(-1, dtype=torch.float64) is not what", "torch.float32 instead of torch.float64"],
     ),
     "keepdim of a family dropped": (
         "keyword_arguments",
         subclasses.reductions,
         lambda func, x, dim, keepdim, **kwargs: func(plain(x), dim, **kwargs),
         lambda func, x, dim, keepdim, **kwargs: func(plain(x), dim, keepdim=keepdim, **kwargs),
-        ["x.sum(0, keepdim=True) has shape [6], its reference [1, 6]"],
+        ["x.sum(0, keepdim=True) is not what its reference gives: shape [6] instead of [1, 6]"],
     ),
     "an op that the kit has no call for": (
         "values",
@@ -297,7 +294,7 @@ test_what_is_found_and_what_is_not_blamed = pytest.mark.sweep(2)(
                 lambda: Labelled(torch.randn(4, 6), torch.arange(24).view(4, 6)),
             ),
             "a result that rounds": (
-                "read_gradients",
+                "inner_gradients",
                 None,
                 [],
                 of_tensors(
@@ -309,7 +306,7 @@ test_what_is_found_and_what_is_not_blamed = pytest.mark.sweep(2)(
                 ),
             ),
             "a rule of a representation, which has PyTorch's formula, that computes without gradients": (
-                "read_gradients",
+                "inner_gradients",
                 None,
                 [],
                 with_rule(aten.neg.default, without_gradients),
@@ -318,24 +315,24 @@ test_what_is_found_and_what_is_not_blamed = pytest.mark.sweep(2)(
                 "inner_gradients",
                 with_rule(aten.neg.default, without_gradients, kind="structure"),
                 [
-                    "the result of -x does not require grad",
+                    "0 by autograd",
                     "without_gradients (",
-                    "uses no_grad, behind which",
+                    "or turns gradients off",
                 ],
             ),
             "a result whose plain tensor has no gradients": (
-                "read_gradients",
+                "inner_gradients",
                 None,
                 [],
                 with_rule(aten.floor.default, floor),
             ),
             "one of two detached, of complex numbers": (
-                "read_gradients",
+                "inner_gradients",
                 polar(lambda func, x: type(x)(-x.radius, x.phase.detach())),
                 [
                     "the gradient of radius, phase through -x is wrong",
                     "<lambda> (",
-                    "uses detach, behind which",
+                    "where the rule calls detach()",
                 ],
                 polar(lambda func, x: type(x)(-x.radius, x.phase.clone())),
             ),
@@ -346,7 +343,7 @@ test_gradients_of_another_function = pytest.mark.slow(
     finding(
         {
             "a straight-through estimator": (
-                "read_gradients",
+                "materialize_gradients",
                 of_tensors(
                     declare(
                         Halves,
@@ -356,13 +353,13 @@ test_gradients_of_another_function = pytest.mark.slow(
                     )
                 ),
                 [
-                    "what materialize() gives of x has another gradient",
-                    "straight-through estimator: skip={'read_gradients'}",
+                    "what materialize() gives has another gradient by coarse",
+                    "straight-through estimator: skip={'materialize_gradients'}",
                 ],
                 of_tensors(Smooth),
             ),
             "a rule of a representation that is another function": (
-                "read_gradients",
+                "inner_gradients",
                 of_tensors(ruled(Smooth, {}, kind="representation")),
                 ["the gradient of coarse, fine through x * 2 is wrong", "PyTorch's formula for the op"],
             ),
@@ -377,7 +374,11 @@ test_a_rule_that_is_right_for_some_calls_is_found = pytest.mark.slow(
                 rule.__name__: ("values", with_rule(key, rule), [call])
                 for key, rule, call in (
                     (aten.mul.Tensor, squaring_each, "x * x is not"),
-                    (aten.sum, without_keepdim, "has shape [4], its reference [4, 1]"),
+                    (
+                        aten.sum,
+                        without_keepdim,
+                        "is not what its reference gives: shape [4] instead of [4, 1]",
+                    ),
                     (F.linear, without_bias, "F.linear(plain, x, bias) is not"),
                 )
             }
@@ -499,7 +500,7 @@ test_a_rule_that_loses_the_gradient_of_the_right_operand_is_found = pytest.mark.
             key.__name__: (
                 "two_value_gradients",
                 square(key, reading_raw),
-                ["by y is lost", "reads the raw .coarse"],
+                ["by y is lost", "reading_raw (", "reads fields in place of x.unwrap(name)"],
                 square(key, comparing(lambda x, y: y)),
             )
             for key in (torch.mul, torch.matmul, torch.hypot)
@@ -689,7 +690,7 @@ test_an_option_that_a_rule_does_not_use_is_named = pytest.mark.sweep(4)(
             wrong.__name__: (
                 "inner_gradients",
                 scaled(wrong),
-                [f"{wrong.__name__} (", "does not use padding_idx="],
+                [f"{wrong.__name__} (", "padding_idx=0"],
                 scaled(right),
             )
             for wrong, right in ((drops, uses), (does_not_read, hands_on))
@@ -813,47 +814,9 @@ test_a_rule_that_knows_the_left_operand_only = finding(
             of_tensors(LeftOnly, (4, 6)),
             [
                 "only_left (",
-                "reads .held of an operand without a test",
-                "any operand is a LeftOnly, the right one too",
+                "object has no attribute 'held'",
             ],
         )
         for promise in ("values", "stale_gradients")
     }
 )
-
-
-def error_of(call):
-    with pytest.raises((AttributeError, TypeError)) as caught:
-        call()
-    return caught.value
-
-
-def caused_by(error):
-    caused = RuntimeError("a compiler failed")
-    caused.__cause__ = error
-    return caused
-
-
-ONES = torch.ones(2, 2)
-# An error, the class, and a pattern of the cause, which the last have not.
-ERRORS = {
-    "a parameter that callers pass": (
-        error_of(lambda: torch.mul(NoOut(ONES), 2, out=NoOut(ONES))),
-        NoOut,
-        r"without_out \(.*takes no out=, which callers may pass",
-    ),
-    "behind another error": (caused_by(error_of(lambda: ONES * LeftOnly(ONES))), LeftOnly, r"only_left \("),
-    "no error": (None, LeftOnly, None),
-    "another value": (ValueError("other"), LeftOnly, None),
-    "no object": (AttributeError("no object"), LeftOnly, None),
-    "no parameter": (TypeError("f() got"), LeftOnly, None),
-    "outside of the rules": (error_of(lambda: ONES.held), LeftOnly, None),
-    "another function": (error_of(lambda: F.relu(ONES, out=None)), LeftOnly, None),
-}
-
-
-@pytest.mark.parametrize("case", ERRORS)
-def test_the_cause_that_an_error_tells(case):
-    error, cls, words = ERRORS[case]
-    found = mend_of(error, cls)
-    assert found is words is None or re.match(words, found)

@@ -1,0 +1,394 @@
+"""Compiled calls: each gives the result of eager mode under every compiler, or is refused.
+
+A case here is a function of a compiler, itself a function from a function to a compiled one. Given the identity, the
+case runs in eager mode.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import one_of
+from subclasses.testing import derive
+from subclasses.testing.cases import CLONE, VIEWS, accepted, applicable
+from subclasses.testing.compare import check_equal
+from subclasses.testing.errors import Attempt, Broken, Skipped, problem, shown, succeeds
+from subclasses.testing.gradients import differentiable, live, ones_for
+from subclasses.testing.memory import is_view_of_plain
+from subclasses.testing.reach import Case
+from subclasses.testing.structure import Holder
+from subclasses.testing.subject import Compile, Subject, is_differentiable, once
+from subclasses.testing.values import Nest, with_nests
+
+# ---- which compilers ---------------------------------------------------------------------------------------
+
+
+def named(target: str, **options: Any) -> Compile:
+    """A compiler by its import path, looked up when it is used: one that is not installed is left out.
+
+    Args:
+        target: ``"package:function"``; the function takes the function to compile.
+        **options: passed on to it; a ``backend`` of ``torch.compile`` must be registered.
+    """
+
+    def compile(fn: Callable[..., Any]) -> Callable[..., Any]:
+        package = target.partition(":")[0]
+        if importlib.util.find_spec(package) is None:
+            raise Skipped(f"{package} is not installed")
+        backend = options.get("backend")
+        if package == "torch" and backend not in torch.compiler.list_backends(exclude_tags=()):
+            raise Skipped(f"torch.compile knows no backend {backend}")
+        return pkgutil.resolve_name(target)(fn, **options)
+
+    return compile
+
+
+PATHS: Mapping[str, Compile] = {
+    "torch.compile": named("torch:compile", backend="aot_eager", fullgraph=True),
+    "desugar.compile": named("desugar:compile", backend="eager"),
+    'torch.compile(backend="desugar")': named(
+        "torch:compile", backend="desugar", fullgraph=True, options={"backend": "eager"}
+    ),
+}
+"""The compilers that are tried by default, none with Inductor."""
+
+INDUCTOR: Mapping[str, Compile] = {
+    "torch.compile with Inductor": named("torch:compile", backend="inductor", fullgraph=True),
+    "desugar.compile with Inductor": named("desugar:compile", backend="inductor"),
+}
+
+
+def _export(module: Any) -> Callable[..., Any]:
+    return torch.export.export(module, (torch.ones(2),)).module()
+
+
+EXPORT: Mapping[str, Compile] = {"torch.export": _export}
+
+
+def compilers(s: Subject, paths: Mapping[str, Compile]) -> Iterator[tuple[str, Compile]]:
+    """The compilers to try, each starting afresh; those that are not installed are left out.
+
+    Raises:
+        Skipped: they cannot take the class apart.
+    """
+    s.needs_flatten()
+    for name, compile in paths.items():
+        with Attempt() as attempt:
+            if paths is not EXPORT:
+                compile(lambda: None)
+        if not isinstance(attempt.error, Skipped):
+            torch.compiler.reset()
+            yield name, compile
+    torch.compiler.reset()
+
+
+def under(paths: Mapping[str, Compile] | None) -> Callable[[Subject, Case], None]:
+    """The check of a case under each of some compilers; under None, those of the author or the default ones."""
+
+    def check(s: Subject, case: Case) -> None:
+        given = s.options.get("paths")
+        expected: Any = None
+        doors = (PATHS if given is None else given) if paths is None else paths if given is None else {}
+        is_short = given is None and isinstance(case, Group) and s.options.get("level") != "full"
+        for number, (path, compile) in enumerate(
+            compilers(s, dict([*doors.items()][:1]) if is_short else doors)
+        ):
+            if number == 0:
+                works, expected = s.works(case.name, lambda: case.run(lambda function: function))
+                if not works:
+                    return
+            parts = getattr(case, "parts", ())
+            if len(parts) > 1 and apart(s):
+                _by_group(s, path, compile, parts)
+            else:
+                _against_eager(s, path, compile, case, expected)
+
+    return check
+
+
+def _against_eager(s: Subject, path: str, compile: Compile, case: Any, expected: Any) -> None:
+    """Raises unless a compiled case gives the result of eager mode, or is refused; a group is bisected then."""
+    what = f"{case.name} under {path}"
+    with Attempt() as attempt:
+        check_equal(s, f"{what} is not what eager mode gives", case.run(compile), expected)
+    error, parts = attempt.error, getattr(case, "parts", ())
+    if error is None:
+        return
+    refused = len(s.refused)
+    for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]) if len(parts) > 1 else ():
+        _by_group(s, path, compile, half)
+    if len(s.refused) == refused and not s.refuses(what, error, deliberate=False):
+        raise Broken(problem(what, error)) from error
+    if len(parts) == 1:
+        apart(s).add(case.name)
+
+
+@once
+def apart(s: Subject) -> set[str]:
+    """The names of calls that a compiler refused, which compile on their own under the next ones."""
+    return set()
+
+
+def _by_group(s: Subject, path: str, compile: Compile, cases: Sequence[Case]) -> None:
+    """Compares some calls, together as far as no compiler refused them."""
+    together = [case for case in cases if case.name not in apart(s)]
+    for part in (together, *([case] for case in cases if case not in together)):
+        if part:
+            torch.compiler.reset()
+            whole = group(s, part)
+            _against_eager(s, path, compile, whole, whole.run(lambda function: function))
+
+
+# ---- values ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group(Case):
+    """Calls that compile together, as one function of one value."""
+
+    parts: tuple[Case, ...] = ()
+
+
+def group(s: Subject, cases: Sequence[Case]) -> Group:
+    """The group of some calls."""
+    runs = [case.run for case in cases]
+    name = cases[0].name if len(cases) == 1 else "all ops at once"
+
+    @torch.no_grad()
+    def run(compile: Compile) -> Any:
+        return compile(lambda x: [run(x) for run in runs])(s.make())
+
+    return Group(name, run, parts=tuple(cases))
+
+
+def groups(s: Subject, most: int | None = None) -> list[Case]:
+    """The calls that are no views, all together; an op that writes to the value gets one of its own."""
+    cases = [c for c in accepted(s) if c.name not in VIEWS and not is_view_of_plain(s, c)] or [CLONE]
+    writing = [c for c in cases if c.name.partition(".")[0].endswith("_")]
+    together = [c for c in cases if c not in writing]
+    return [group(s, cases) for cases in (together[:most], *([c] for c in writing)) if cases]
+
+
+# ---- mutation and views ------------------------------------------------------------------------------------
+
+
+def mutations(s: Subject) -> list[Case]:
+    """A function that writes to its argument."""
+
+    def double(x: Any) -> Any:
+        x.mul_(2)
+        return x + x
+
+    @torch.no_grad()
+    def run(compile: Compile) -> Any:
+        x = s.make()
+        return [x, compile(double)(x)]
+
+    return [Case("x.mul_(2); x + x", run)]
+
+
+def _views(s: Subject, *names: str) -> list[Case]:
+    return applicable(s, {name: VIEWS[name] for name in names})
+
+
+def written_views(s: Subject) -> list[Case]:
+    """Views that a compiled function returns, and that are written to afterwards."""
+
+    @torch.no_grad()
+    def run(view: Case, compile: Compile) -> Any:
+        x = s.make()
+        out = compile(view.run)(x)
+        if isinstance(out, s.cls):
+            s.works("a write to a view", lambda: out.mul_(2))
+        return [x, out]
+
+    views = _views(s, "x.view(x.shape)", "x[1:]", "x.transpose(0, -1)", "x.unsqueeze(0)")
+    return [Case(f"{view.name}.mul_(2)", partial(run, view)) for view in views]
+
+
+def offset_views(s: Subject) -> list[Case]:
+    """Views of a value whose inner tensors start at different places in their storages."""
+
+    @torch.no_grad()
+    def run(view: Case, compile: Compile) -> Any:
+        x = s.make().detach()
+        inners = {n: _moved(t, i) for i, (n, t) in enumerate(s.inners(x).items())}
+        s.builder(x)
+        if not succeeds(s.construct, x, inners):
+            raise NotImplementedError("inner tensors with offsets")
+        if not _remakes_views(compile, view):
+            raise NotImplementedError("views are remade at a wrong offset on this release of PyTorch")
+        return compile(view.run)(s.construct(x, inners))
+
+    views = _views(s, "x.view(x.shape)", "x[1:]")
+    return [Case(f"{view.name} with offsets", partial(run, view)) for view in views]
+
+
+def _remakes_views(compile: Compile, case: Case) -> bool:
+    """True if a compiler is right for a wrapper of one tensor; torch.compile of 2.15 counts an offset twice."""
+    held = torch.arange(40.0)[5:29].view(4, 6)
+    torch.compiler.reset()
+    with Attempt():
+        return torch.equal(compile(case.run)(Nest(held)).held, case.run(held))
+    return False
+
+
+def _moved(t: Any, index: int) -> Any:
+    """The same numbers, further back in a storage that has room behind them."""
+    if type(t) is not Tensor:
+        return t
+    room = t.new_zeros(3 * t.numel() + 2 * index + 2)
+    return room[2 * index + 1 :][: t.numel()].view(t.shape).copy_(t)
+
+
+# ---- gradients, construction, modules ----------------------------------------------------------------------
+
+
+def tangents(s: Subject) -> list[Case]:
+    """The gradient of some ops, for each kind of tangents.
+
+    Raises:
+        Skipped: there is none in eager mode.
+    """
+    runs = [case.run for case in differentiable(s)[:6]]
+    if not runs:
+        raise Skipped("no differentiable op is known to work in eager mode")
+
+    def run(kind: str, compile: Compile) -> Any:
+        x = s.trainable()
+        results = live(compile(lambda x: [run(x) for run in runs])(x))
+        used = results[:1] if kind == "missing" else results
+        given = [
+            torch.ones_like(t.detach()) if isinstance(t, s.cls) and kind != "plain" else plain
+            for t, plain in zip(used, ones_for(used), strict=True)
+        ]
+        grads = torch.autograd.grad(used, x, given, allow_unused=True)
+        # A plain gradient and the one of the class are the same, if the class can convert it.
+        has_inners = s.declared and any(map(is_differentiable, s.inners(x).values()))
+        if has_inners and s.cls._traits.is_representation and x.materialize().requires_grad:
+            grads = [x.detach().wrap_cotangent(g) if type(g) is Tensor else g for g in grads]
+        # The inner tensors alone: a class may mark a gradient as a cotangent in its metadata.
+        return [list(s.inners(g).values()) if isinstance(g, s.cls) else g for g in grads]
+
+    kinds = ("plain", "of the class", "missing")
+    return [Case(f"the gradient with tangents {kind}", partial(run, kind)) for kind in kinds]
+
+
+def construction(s: Subject) -> list[Case]:
+    """A value that is made, and taken apart, in a compiled function."""
+    s.needs_flatten()
+    x = s.make()
+    if not (s.declared or s.options.get("construct")):
+        raise Skipped(f"pass construct=, which makes {one_of(s.cls)} from {', '.join(s.inners(x))}")
+    if any(type(t) is not Tensor for t in s.inners(x).values()):
+        raise Skipped("the inner tensors are not plain")
+    build, names = s.builder(x)
+    parts = [t for n, t in s.inners(x).items() if n in names]
+
+    def make(*parts: Any) -> Any:
+        value = build(*parts)
+        return value.clone(), [getattr(value, name) * 2 for name in names]
+
+    return [Case("construction", lambda compile: compile(make)(*parts))]
+
+
+def modules(s: Subject) -> list[Case]:
+    """A module with a parameter of the class."""
+    return _module(s, next(iter(accepted(s)), None), "no op is known to work in eager mode")
+
+
+def exported(s: Subject) -> list[Case]:
+    """A module with a parameter of the class and an op on it that gives a plain tensor."""
+    s.needs_flatten()
+    case = next((c for c in accepted(s) if type(c.run(s.make())) is Tensor), None)
+    return _module(s, case, "no op gives a plain tensor, and torch.export takes no other results")
+
+
+def _module(s: Subject, case: Case | None, lacks: str) -> list[Case]:
+    if case is None:
+        raise Skipped(lacks)
+    module = Holder(s.make().detach(), run=case.run)
+    run = torch.no_grad()(lambda compile: compile(module)(torch.ones(2)))
+    return [Case(f"a module with {case.name}", run)]
+
+
+def nests(s: Subject) -> list[Case]:
+    """A copy of a wrapper around a value, and of a value around wrappers."""
+    values: list[Any] = [Nest(s.make())]
+    with Attempt():
+        values.append(with_nests(s))
+    return [
+        Case(f"x.clone() with {type(x).__name__} outside", lambda compile, x=x: compile(CLONE.run)(x))
+        for x in values
+    ]
+
+
+# ---- other values, other sizes -----------------------------------------------------------------------------
+
+
+def other_sizes(s: Subject) -> list[Case]:
+    """Values of several sizes in turn, where the third and later ones make no new program.
+
+    Raises:
+        Skipped: there are no values of other sizes.
+    """
+    factories = [s.factory, *derive.sizes(s)]
+    if len(factories) < 3:
+        raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
+    # A class may specialize on sizes: one program is asked for where the author says that sizes vary.
+    by_tensor = zip(*(_sizes(s, s.make(factory)) for factory in factories), strict=False)
+    asks = s.options.get("sizes") and all(
+        _vary_alike(first, second, other) for first, second, *others in by_tensor for other in others
+    )
+    return _in_turn(
+        s, "values of several sizes", [partial(s.make, factory) for factory in factories], 2 if asks else None
+    )
+
+
+def _sizes(s: Subject, x: Any) -> list[torch.Size]:
+    return [x.shape, *(t.shape for t in s.inners(x).values() if isinstance(t, Tensor))]
+
+
+def _vary_alike(first: torch.Size, second: torch.Size, other: torch.Size) -> bool:
+    """Whether a size differs from the first one in no other dims than the second, at which a program became dynamic."""
+    return len(first) == len(second) == len(other) and all(
+        m != n or m == k for m, n, k in zip(first, second, other, strict=True)
+    )
+
+
+def other_metadata(s: Subject) -> list[Case]:
+    """Values of several kinds of metadata in turn, and the first one again."""
+    makes = [partial(s.make, factory) for factory in (s.factory, *derive.variants(s), s.factory)]
+    return _in_turn(s, "values with other metadata", makes)
+
+
+def _in_turn(
+    s: Subject, name: str, makes: Sequence[Callable[[], Any]], compiles: int | None = None
+) -> list[Case]:
+    """Calls of one compiled function; with ``compiles``, only so many of them may compile a program."""
+    with torch.no_grad():
+        cases = [c for c in accepted(s) if succeeds(lambda c=c: [c.run(make()) for make in makes])][:8]
+
+    @torch.no_grad()
+    def run(compile: Compile) -> Any:
+        function, results = compile(lambda x: [case.run(x) for case in cases]), []
+        for number, make in enumerate(makes):
+            stance = "fail_on_recompile" if compiles is not None and number >= compiles else "default"
+            try:
+                with torch.compiler.set_stance(stance):
+                    results.append(function(make()))
+            except RuntimeError as error:
+                if stance == "default" or "recompile" not in str(error).lower():
+                    raise
+                raise Broken(f"a third size makes a new program: {shown(error)}") from error
+        return results
+
+    return [Case(name, run)]

@@ -1,0 +1,55 @@
+"""A plugin for pytest: ``pytest -p subclasses.testing.plugin --subclass MODULE:FACTORY`` tests each promise of a class.
+
+A line ``pytest_plugins = ["subclasses.testing.plugin"]`` in ``conftest.py`` stands for the option ``-p``.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import Any
+
+import pytest
+
+from subclasses.testing.property import Promise
+from subclasses.testing.report import Report
+from subclasses.testing.runner import ConformanceError, chosen, outcome_of
+from subclasses.testing.subject import Options, Subject
+
+
+def pytest_addoption(parser: Any) -> None:
+    """Adds ``--subclass``, once for each class, and ``--subclass-level``."""
+    options = parser.getgroup("subclasses")
+    takes = "a function that takes nothing and gives a value of the class to test"
+    options.addoption("--subclass", action="append", default=[], metavar="MODULE:FACTORY", help=takes)
+    options.addoption("--subclass-level", default="gradients", choices=["smoke", "gradients", "full"])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -> None:
+    """Adds a test for each promise of each class."""
+    options: Options = {"level": config.getoption("--subclass-level")}
+    for target in config.getoption("--subclass"):
+        subject = Subject(pkgutil.resolve_name(target), options)
+        for promise in chosen(options):
+            name = f"{target}::{promise.name}"
+            items.append(PromiseItem.from_parent(session, name=name, subject=subject, promise=promise))
+
+
+class PromiseItem(pytest.Item):
+    """The test of one promise of one class."""
+
+    def __init__(self, *, subject: Subject, promise: Promise, **of_pytest: Any) -> None:
+        super().__init__(**of_pytest)
+        self.subject, self.promise = subject, promise
+
+    def runtest(self) -> None:
+        """Fails where the promise is broken."""
+        outcome = outcome_of(self.subject, self.promise)
+        if outcome.state == "skipped":
+            pytest.skip(outcome.detail)
+        if outcome.state == "broken":
+            raise ConformanceError(Report(self.subject.name, (outcome,))) from outcome.error
+
+    def repr_failure(self, excinfo: Any, style: Any = None) -> str:
+        """The report alone."""
+        return str(excinfo.value)
