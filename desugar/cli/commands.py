@@ -227,7 +227,8 @@ def check(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Puts a class to the conformance kit's test.
 
-    FACTORY takes nothing and gives a value of the class. The options are those of subclasses.testing.check.
+    FACTORY takes nothing and gives a value of the class. The options have the names of arguments of
+    subclasses.testing.check.
     """
     from subclasses import testing
 
