@@ -419,8 +419,8 @@ def own_methods(s: Subject) -> dict[str, Callable[[Any], Any]]:
     return found
 
 
-# Methods that do not compute, or that other promises are about.
-_NOT_CALLED = frozenset("detach requires_grad_ backward to_dense".split())
+# Methods that do not compute, that other promises are about, or that mean something else of plain tensors.
+_NOT_CALLED = frozenset("detach requires_grad_ backward to_dense dequantize".split())
 
 
 @once
