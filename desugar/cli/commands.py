@@ -154,7 +154,7 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Runs a script, and writes a page about the functions that it compiled."""
+    """Runs a script, and writes a page about its programs."""
     check_outputs(("--report", out, ".html"), ("--json", json_out, ".json"))
     page, data = out.resolve(), None if json_out is None else json_out.resolve()  # a script may call chdir
     found, code = run_script(script, arguments or [], compare=compare)
