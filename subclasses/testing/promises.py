@@ -25,8 +25,8 @@ from subclasses.testing.reach import Case
 from subclasses.testing.values import CONTEXTS, by_eager, by_eager_always, by_reference, eager, within
 
 ALIASING = (
-    "end __torch_dispatch__ with `return torch.utils._python_dispatch.return_and_correct_aliasing(func, args, "
-    "kwargs, out)`"
+    "end __torch_dispatch__ with `return torch.utils._python_dispatch.return_and_correct_aliasing(func, "
+    "args, kwargs, out)`"
 )
 _OUTSIDE = (
     "say with size_from=, dtype_from= or `outer` what the value shows: the size, dtype and device of what "
@@ -34,23 +34,20 @@ _OUTSIDE = (
 )
 _REFUSE = "raise subclasses.DispatchError or NotImplementedError"
 _BOTH = (
-    "a rule for an op on several values computes each inner tensor of its result from those of all of them, in the "
-    "order of the operands: for x + y, from x.field and y.field, and not from x.field twice"
+    "a rule for an op on several values computes each inner tensor of its result from those of all of "
+    "them, in the order of the operands: for x + y, from x.field and y.field, and not from x.field twice"
 )
 _DERIVATIVE = (
-    "PyTorch's formula for the op is the derivative of a rule for an op of a representation: the rule must "
-    "compute the "
-    "op of the tensors that the values represent. PyTorch differentiates the ops of any other rule on inner "
-    "tensors: it "
-    "sees none where the rule calls detach(), reads .data, converts to numpy or turns gradients off, or where a rule "
-    "for a function reads fields in place of x.unwrap(name)"
+    "PyTorch's formula for the op is the derivative of a rule for an op of a representation: the rule "
+    "must compute the op of the tensors that the values represent. PyTorch differentiates the ops of any "
+    "other rule on inner tensors: it sees none where the rule calls detach(), reads .data, converts to "
+    "numpy or turns gradients off, or where a rule for a function reads fields in place of x.unwrap(name)"
 )
 _VIEWS = (
-    "give the rule to the op, as torch.ops.aten.t, or to aten.view, and let it make views of the inner tensors, as "
-    "x.values.select(...) does; what a rule for a function returns is no view to PyTorch. Where the result "
-    "has to be a "
-    "copy, keep a rule for the function and pass skip={'views', 'writes_to_views'}; what inner tensors cannot say, "
-    "refuse with NotImplementedError"
+    "give the rule to the op, as torch.ops.aten.t, or to aten.view, and let it make views of the inner "
+    "tensors, as x.values.select(...) does; what a rule for a function returns is no view to PyTorch. "
+    "Where the result has to be a copy, keep a rule for the function and pass skip={'views', "
+    "'writes_to_views'}; what inner tensors cannot say, refuse with NotImplementedError"
 )
 
 PROMISES = [
@@ -59,12 +56,11 @@ PROMISES = [
         "readable",
         "A value has a shape and a dtype, can be flattened, and says what it stands for, as its copy does.",
         structure.readable,
-        mend="correct what is named: each other promise needs it, and is tried when this one is kept. Ops, "
-        "copies and "
-        "compilers make values of fields alone: declare what materialize() and rules read, as `scale: float = "
-        "static()` "
-        "or `scale: Tensor = inner()`, let materialize() compute with the fields and not with the value itself, into "
-        "new tensors, and fit the sizes of the inner tensors that its error names",
+        mend="correct what is named: each other promise needs it, and is tried when this one is kept. "
+        "Ops, copies and compilers make values of fields alone: declare what materialize() and rules "
+        "read, as `scale: float = static()` or `scale: Tensor = inner()`, let materialize() compute with "
+        "the fields and not with the value itself, into new tensors, and fit the sizes of the inner "
+        "tensors that its error names",
         may_refuse=False,
     ),
     Promise(
@@ -78,29 +74,27 @@ PROMISES = [
         "round_trip",
         "A value put together from its own parts is the same value.",
         structure.round_trip,
-        mend="__tensor_unflatten__ must use every inner tensor, the context, and give back the outer size, "
-        "stride and "
-        "dtype; what is neither an inner tensor nor in the context is lost under torch.compile: return it in "
-        "the context "
-        "of __tensor_flatten__",
-        declared="a value is put together from its fields alone: let materialize(), `outer` and methods compute from "
-        "fields, and declare what else they read, as `scale: float = static()`",
+        mend="__tensor_unflatten__ must use every inner tensor, the context, and give back the outer "
+        "size, stride and dtype; what is neither an inner tensor nor in the context is lost under "
+        "torch.compile: return it in the context of __tensor_flatten__",
+        declared="a value is put together from its fields alone: let materialize(), `outer` and methods "
+        "compute from fields, and declare what else they read, as `scale: float = static()`",
     ),
     Promise(
         "metadata",
         "Metadata is a constant: hashable, equal for equal values, without tensors.",
         structure.check_metadata,
-        mend="make the context a tuple or a frozen dataclass of plain values; tensors belong among the inner "
-        "tensors, "
-        "and an object compared by identity makes torch.compile recompile at each call",
+        mend="make the context a tuple or a frozen dataclass of plain values; tensors belong among the "
+        "inner tensors, and an object compared by identity makes torch.compile recompile at each call",
         may_refuse=False,
     ),
     Promise(
         "sizes",
         "Sizes are no metadata: values that differ in sizes alone have one context.",
         structure.sizes,
-        mend="leave sizes out of the context: derive the outer size from the inner tensors or from outer_size, which "
-        "__tensor_unflatten__ is given; a size in the context is wrong as soon as it is dynamic",
+        mend="leave sizes out of the context: derive the outer size from the inner tensors or from "
+        "outer_size, which __tensor_unflatten__ is given; a size in the context is wrong as soon as it is "
+        "dynamic",
         declared=_OUTSIDE,
     ),
     Promise(
@@ -114,19 +108,20 @@ PROMISES = [
         "without_data",
         "Values are taken apart and put together without a look at their data.",
         structure.without_data,
-        mend="no .item(), .tolist() or comparison of contents in __new__, __tensor_flatten__, __tensor_unflatten__: "
-        "the compiler calls them on tensors without data; check contents in a factory function",
-        declared="no .item(), .tolist() or comparison of contents in `outer`, or in a __new__ or __init__ of "
-        "the class: "
-        "the compiler puts values together without data; check contents in a classmethod that makes values",
+        mend="no .item(), .tolist() or comparison of contents in __new__, __tensor_flatten__, "
+        "__tensor_unflatten__: the compiler calls them on tensors without data; check contents in a "
+        "factory function",
+        declared="no .item(), .tolist() or comparison of contents in `outer`, or in a __new__ or __init__ "
+        "of the class: the compiler puts values together without data; check contents in a classmethod "
+        "that makes values",
         may_refuse=False,
     ),
     Promise(
         "printing",
         "A value can be printed.",
         structure.printing,
-        mend="define __repr__(self, *, tensor_contents=None) and build the text from the inner tensors; Tensor's own "
-        "runs ops that the class may not have",
+        mend="define __repr__(self, *, tensor_contents=None) and build the text from the inner tensors; "
+        "Tensor's own runs ops that the class may not have",
         may_refuse=False,
     ),
     # ---- values
@@ -135,14 +130,13 @@ PROMISES = [
         "An op on a value gives what it gives on the tensor that the value stands for.",
         values.told(within(eager, by_reference)),
         functional_cases,
-        f"write a rule that computes this, or refuse the op: {_REFUSE} with a message, or return NotImplemented; an "
-        "assert is no refusal. Code that is called with any operand of the class, the right one too, asks "
-        "isinstance(operand, cls) before it reads what a plain tensor lacks",
-        declared="correct what the rule gives for such operands (a vector, a number, a value on either side), "
-        "or refuse "
-        f"them: {_REFUSE} with a message, or return NotImplemented. A rule is called when any operand is of "
-        f"the class, "
-        "the right one too: it asks isinstance(operand, cls) before it reads a field",
+        f"write a rule that computes this, or refuse the op: {_REFUSE} with a message, or return "
+        f"NotImplemented; an assert is no refusal. Code that is called with any operand of the class, the "
+        "right one too, asks isinstance(operand, cls) before it reads what a plain tensor lacks",
+        declared="correct what the rule gives for such operands (a vector, a number, a value on either "
+        f"side), or refuse them: {_REFUSE} with a message, or return NotImplemented. A rule is called "
+        f"when any operand is of the class, the right one too: it asks isinstance(operand, cls) before it "
+        "reads a field",
     ),
     Promise(
         "mapped_values",
@@ -159,9 +153,8 @@ PROMISES = [
         within(eager, by_reference),
         compared(argument_cases),
         "a rule takes every argument of its op, and refuses those that it has no answer to: an alpha=, "
-        "rounding_mode=, "
-        "keepdim= or dtype= that is dropped, a negative number, or operands in the other order, is a wrong result "
-        "without an error",
+        "rounding_mode=, keepdim= or dtype= that is dropped, a negative number, or operands in the other "
+        "order, is a wrong result without an error",
     ),
     Promise(
         "plain_operands",
@@ -169,8 +162,7 @@ PROMISES = [
         within(CONTEXTS["parameters"], by_eager_always),
         right(accepted),
         "ask isinstance(operand, cls) of an operand, not type(operand) is torch.Tensor: a Parameter is of "
-        "another type, "
-        "and so is each plain operand while a compiler traces",
+        "another type, and so is each plain operand while a compiler traces",
     ),
     Promise(
         "arguments",
@@ -178,18 +170,16 @@ PROMISES = [
         values.told(memory.arguments),
         kit_cases,
         "a rule for an op that is not in place writes to its argument: compute into a new tensor, not by "
-        "`add_`, `out=` "
-        "or an index",
+        "`add_`, `out=` or an index",
     ),
     Promise(
         "inference_mode",
         "An op gives in inference mode what it gives outside of it.",
         within(CONTEXTS["inference"], by_eager),
         accepted,
-        "there, composite ops (linear, matmul, reshape) reach __torch_dispatch__ whole: take those without a "
-        "rule apart "
-        "with func.decompose(), as outside of inference mode; views of a value from outside must be made under "
-        "torch.inference_mode(False), for they share its version counter",
+        "there, composite ops (linear, matmul, reshape) reach __torch_dispatch__ whole: take those "
+        "without a rule apart with func.decompose(), as outside of inference mode; views of a value from "
+        "outside must be made under torch.inference_mode(False), for they share its version counter",
     ),
     Promise(
         "grad_mode",
@@ -203,17 +193,16 @@ PROMISES = [
         "An op on a value with other metadata gives what it gives on the tensor that this value stands for.",
         within(values.variants, by_reference),
         lambda s: functional_cases(s) + argument_cases(s),
-        "a rule must compute with the static and dynamic fields of its operands, none of which it may take "
-        "for granted; "
-        f"what it has no answer to it refuses: {_REFUSE}",
+        "a rule must compute with the static and dynamic fields of its operands, none of which it may "
+        f"take for granted; what it has no answer to it refuses: {_REFUSE}",
     ),
     Promise(
         "kept_metadata",
         "A result has no default for metadata where the operand has another value.",
         values.kept_metadata,
         accepted,
-        "a result has the metadata that the rule passes to the constructor, and the default of any other: pass each "
-        "field on, as in type(x)(..., unit=x.unit)",
+        "a result has the metadata that the rule passes to the constructor, and the default of any other: "
+        "pass each field on, as in type(x)(..., unit=x.unit)",
     ),
     Promise(
         "kept_inners",
@@ -221,9 +210,8 @@ PROMISES = [
         values.kept_inners,
         values.pointwise,
         "the rule makes its result without that inner tensor, or with another: pass on what it does not "
-        "compute with, as "
-        "in type(x)(..., white=x.white). If the op is meant to leave one out, such as a cache, or to change it: "
-        "skip={'kept_inners'}",
+        "compute with, as in type(x)(..., white=x.white). If the op is meant to leave one out, such as a "
+        "cache, or to change it: skip={'kept_inners'}",
     ),
     Promise(
         "two_values",
@@ -245,43 +233,41 @@ PROMISES = [
         "fresh_values",
         "What a value stands for follows a write to its inner tensors.",
         values.fresh_values,
-        mend="let materialize() compute from the inner tensors at each call: what it keeps, on the value or by "
-        "functools.cached_property or lru_cache, is stale after a step of an optimizer, a load or any write",
+        mend="let materialize() compute from the inner tensors at each call: what it keeps, on the value "
+        "or by functools.cached_property or lru_cache, is stale after a step of an optimizer, a load or "
+        "any write",
     ),
     Promise(
         "fresh_results",
         "An op on a value follows a write to its inner tensors, though it was called with the value before.",
         values.fresh_results,
         values.computed,
-        "a rule computes anew at each call: what it keeps for an operand, with functools.lru_cache or in a "
-        "dict by id(), "
-        "is stale after a step of an optimizer, a load or any write. Leave the cache out",
+        "a rule computes anew at each call: what it keeps for an operand, with functools.lru_cache or in "
+        "a dict by id(), is stale after a step of an optimizer, a load or any write. Leave the cache out",
     ),
     Promise(
         "cached_inners",
         "No optional inner tensor repeats the others, which an optimizer steps apart from them.",
         values.cached_inners,
         accepted,
-        "declare the field that repeats others as inner(derived=function): it is computed when it is read, "
-        "and neither "
-        "trained nor saved",
+        "declare the field that repeats others as inner(derived=function): it is computed when it is "
+        "read, and neither trained nor saved",
     ),
     Promise(
         "randomness",
         "Random ops follow the seed: the same after the same seed, something new at the next call.",
         values.randomness,
         lambda s: [Case(name, run) for name, run in RANDOM.items()],
-        "draw from torch's generator at each call, once, by running the op itself on the inner tensors; keep no "
-        "generator and no mask",
+        "draw from torch's generator at each call, once, by running the op itself on the inner tensors; "
+        "keep no generator and no mask",
     ),
     Promise(
         "random_backward",
         "Forward and backward of dropout agree on what was dropped.",
         values.random_backward,
         mend="the backward of a random op must use the mask of its forward: save it, do not draw anew",
-        declared="PyTorch differentiates F.dropout by the ops that it is made of: correct the rules for those "
-        "that ran, "
-        "or let a rule for the function draw one mask and compute with x.unwrap(name)",
+        declared="PyTorch differentiates F.dropout by the ops that it is made of: correct the rules for "
+        "those that ran, or let a rule for the function draw one mask and compute with x.unwrap(name)",
         level="gradients",
     ),
     Promise(
@@ -290,19 +276,17 @@ PROMISES = [
         values.lazy_bits,
         values.lazy_cases,
         "within __torch_dispatch__ PyTorch does not look at the lazy bits of inner tensors (its issue "
-        "130646): resolve "
-        "them (t.resolve_conj().resolve_neg()) at construction and after _conj and _neg_view, or hand them on to the "
-        "outer tensor",
-        declared="correct the rules that ran: their results for conjugated or negated operands are not those for the "
-        "same numbers without the lazy bits, or they drop a sign",
+        "130646): resolve them (t.resolve_conj().resolve_neg()) at construction and after _conj and "
+        "_neg_view, or hand them on to the outer tensor",
+        declared="correct the rules that ran: their results for conjugated or negated operands are not "
+        "those for the same numbers without the lazy bits, or they drop a sign",
     ),
     Promise(
         "threads",
         "Calls from several threads at once give what each gives alone.",
         values.threads(memory.harmless),
         mend="keep what belongs to one call in local variables: no scratch on the class or the module, no "
-        "flag that is "
-        "set and put back; a table that is filled on the way must not be seen half filled",
+        "flag that is set and put back; a table that is filled on the way must not be seen half filled",
         level="gradients",
         may_refuse=False,
     ),
@@ -311,9 +295,8 @@ PROMISES = [
         "What an op gives under autocast is, up to rounding, what it gives there on the tensor stood for.",
         within(values.autocast, partial(by_reference, rounded=True)),
         right(accepted),
-        "under autocast torch casts the arguments of matrix products before dispatch, by `to`: a rule must "
-        "take inputs "
-        "of a lower dtype than its inner tensors have, and bring both to one",
+        "under autocast torch casts the arguments of matrix products before dispatch, by `to`: a rule "
+        "must take inputs of a lower dtype than its inner tensors have, and bring both to one",
     ),
     Promise(
         "strangers",
@@ -321,8 +304,7 @@ PROMISES = [
         values.strangers,
         lambda s: [Case(name, run) for name, run in values.STRANGERS.items()],
         "in __torch_dispatch__, `return NotImplemented` if types holds a class that you do not know: not "
-        "every tensor "
-        "that is not of your class is a plain one",
+        "every tensor that is not of your class is a plain one",
     ),
     # ---- memory
     Promise(
@@ -338,8 +320,8 @@ PROMISES = [
         "A write to the result of an op that is no view leaves the value that it was computed from alone.",
         memory.written,
         memory.writes_to_results,
-        "the result of an op that is no view has memory of its own: a rule hands on a copy of an inner tensor, as in "
-        "x.values.clone(), and not x.values itself",
+        "the result of an op that is no view has memory of its own: a rule hands on a copy of an inner "
+        "tensor, as in x.values.clone(), and not x.values itself",
     ),
     Promise(
         "mutation",
@@ -347,28 +329,28 @@ PROMISES = [
         memory.written,
         memory.mutations,
         "write into the inner tensors (copy_) and return the very argument that was written, with its new "
-        "sizes, through "
-        "return_and_correct_aliasing; where a class cannot, raise before anything is written",
-        declared="correct the rule: it writes the new numbers to the inner tensors of what is to be written (copy_), "
-        "x or out=, and returns that very argument; where it cannot, it raises before anything is written",
+        "sizes, through return_and_correct_aliasing; where a class cannot, raise before anything is "
+        "written",
+        declared="correct the rule: it writes the new numbers to the inner tensors of what is to be "
+        "written (copy_), x or out=, and returns that very argument; where it cannot, it raises before "
+        "anything is written",
     ),
     Promise(
         "writes_to_views",
         "What is written to a view is in the value, in every inner tensor: the same view, taken again, has it.",
         memory.written,
         memory.writes_to_views,
-        "a view holds views of all inner tensors, none of them a copy: what is written to the view is lost "
-        "otherwise. "
-        "Let the rule make each by a view op, such as x.values.select(...), or refuse the op",
+        "a view holds views of all inner tensors, none of them a copy: what is written to the view is "
+        "lost otherwise. Let the rule make each by a view op, such as x.values.select(...), or refuse the "
+        "op",
     ),
     Promise(
         "stale_gradients",
         "A gradient that needs a value which has been overwritten is an error.",
         memory.stale_gradients,
         mend="save tensors with ctx.save_for_backward, and raise version counters of what a rule writes to",
-        declared="register the rule that writes for the op, as torch.ops.aten.mul_, whose writes are counted, "
-        "and write "
-        "to the tensors that its operands hold",
+        declared="register the rule that writes for the op, as torch.ops.aten.mul_, whose writes are "
+        "counted, and write to the tensors that its operands hold",
         level="gradients",
     ),
     # ---- copies
@@ -377,8 +359,8 @@ PROMISES = [
         "clone() gives an equal value with memory of its own, detach() one that shares it.",
         structure.copied,
         structure.copies_of("x.clone()", "x.detach()"),
-        "clone and detach must give values of the class, with every inner tensor cloned or detached and the same "
-        "metadata; torch calls them everywhere",
+        "clone and detach must give values of the class, with every inner tensor cloned or detached and "
+        "the same metadata; torch calls them everywhere",
         may_refuse=False,
     ),
     Promise(
@@ -387,8 +369,7 @@ PROMISES = [
         structure.copied,
         structure.copies_of("copy.deepcopy(x)"),
         "copy every inner tensor and the metadata; without a __deepcopy__ of your own, clone() and "
-        "__reduce_ex__ must "
-        "carry both",
+        "__reduce_ex__ must carry both",
         may_refuse=False,
     ),
     Promise(
@@ -397,8 +378,7 @@ PROMISES = [
         structure.copied,
         structure.copies_of("a pickled value", "torch.load(weights_only=True)"),
         "pickling must carry every inner tensor and the metadata; for torch.load(weights_only=True) build "
-        "values by a "
-        "function or class that is registered with torch.serialization.add_safe_globals",
+        "values by a function or class that is registered with torch.serialization.add_safe_globals",
         may_refuse=False,
     ),
     Promise(
@@ -412,17 +392,15 @@ PROMISES = [
         "A step of SGD moves a parameter as it would move what the parameter stands for, or is refused.",
         structure.optimizer,
         mend="an optimizer calls zeros_like, mul_, add_, addcdiv_ and the like on a parameter and its "
-        "gradient; write "
-        "rules for them, or refuse those that write",
+        "gradient; write rules for them, or refuse those that write",
         level="gradients",
     ),
     Promise(
         "conversion",
         'x.to(dtype) has that dtype, and stands for the converted tensor; x.to("meta") moves.',
         structure.conversion,
-        mend="_to_copy must honour dtype=: convert the inner tensors that have the outer dtype, or give back "
-        "the plain "
-        "tensor in that dtype, or refuse",
+        mend="_to_copy must honour dtype=: convert the inner tensors that have the outer dtype, or give "
+        "back the plain tensor in that dtype, or refuse",
     ),
     # ---- gradients
     Promise(
@@ -430,8 +408,8 @@ PROMISES = [
         "The gradient by a value means the gradient by the tensor that it stands for.",
         gradients.value_gradients,
         right(recorded),
-        "a rule above autograd must be made of differentiable parts (unwrap, not raw inner tensors); a rule below it "
-        "must compute what PyTorch's formula for the op assumes",
+        "a rule above autograd must be made of differentiable parts (unwrap, not raw inner tensors); a "
+        "rule below it must compute what PyTorch's formula for the op assumes",
         declared=_DERIVATIVE,
         level="gradients",
     ),
@@ -448,27 +426,26 @@ PROMISES = [
         "A plain operand of an op, such as the input of a layer, gets the gradient that the reference gives it.",
         gradients.operand_gradients,
         right(recorded),
-        "a rule above autograd computes with a plain operand as it comes, not with operand.detach(), .data or under "
-        "no_grad; a rule below it must compute what PyTorch's formula for the op assumes",
+        "a rule above autograd computes with a plain operand as it comes, not with operand.detach(), "
+        ".data or under no_grad; a rule below it must compute what PyTorch's formula for the op assumes",
         level="gradients",
     ),
     Promise(
         "inner_requires_grad",
         "An inner tensor that requires grad gets its gradient, or is refused.",
         gradients.inner_requires_grad,
-        mend="in __new__, raise for an inner tensor that requires grad, or detach it and connect it to the "
-        "value by an "
-        "autograd.Function (subclasses.TensorSubclass does): autograd sees the outer tensor alone",
+        mend="in __new__, raise for an inner tensor that requires grad, or detach it and connect it to "
+        "the value by an autograd.Function (subclasses.TensorSubclass does): autograd sees the outer "
+        "tensor alone",
         level="gradients",
     ),
     Promise(
         "materialize_gradients",
         "An inner tensor that materialize() depends on gets from it the gradient of what it gives.",
         gradients.materialize_gradients,
-        mend="let materialize() compute with the tensor itself, not with .detach() or .data of it, nor under "
-        "no_grad. If "
-        "its gradient is meant to be another one, as that of a straight-through estimator: "
-        "skip={'materialize_gradients'}",
+        mend="let materialize() compute with the tensor itself, not with .detach() or .data of it, nor "
+        "under no_grad. If its gradient is meant to be another one, as that of a straight-through "
+        "estimator: skip={'materialize_gradients'}",
         level="gradients",
     ),
     Promise(
@@ -505,9 +482,8 @@ PROMISES = [
         "A compiled op gives what it gives in eager mode.",
         compiled.under(None),
         compiled.groups,
-        "flatten, unflatten and rules must be traceable: no data-dependent Python, no state outside the inner "
-        "tensors "
-        "and the context, the same metadata for a fake as for a real value",
+        "flatten, unflatten and rules must be traceable: no data-dependent Python, no state outside the "
+        "inner tensors and the context, the same metadata for a fake as for a real value",
         level="gradients",
     ),
     Promise(
@@ -523,11 +499,10 @@ PROMISES = [
         "A view that a compiled function gives back is one of its argument, as in eager mode.",
         compiled.under(None),
         compiled.written_views,
-        "a view must share its storage with its base (see the promise `views`), and a class with rules for "
-        "views needs "
-        "one for as_strided, with which PyTorch remakes a view of an argument by its sizes and strides; the outer "
-        "storage offset must fit, and so must the strides: a rule for a view that changes metadata alone needs an "
-        "`outer` that gives them",
+        "a view must share its storage with its base (see the promise `views`), and a class with rules "
+        "for views needs one for as_strided, with which PyTorch remakes a view of an argument by its "
+        "sizes and strides; the outer storage offset must fit, and so must the strides: a rule for a view "
+        "that changes metadata alone needs an `outer` that gives them",
         level="gradients",
     ),
     Promise(
@@ -535,8 +510,8 @@ PROMISES = [
         "Inner tensors that start at different places in their storages give right views when compiled.",
         compiled.under(None),
         compiled.offset_views,
-        "as_strided counts from the start of the storage: shift its offset for each inner tensor by where that one "
-        "starts, and refuse strides that are not its own",
+        "as_strided counts from the start of the storage: shift its offset for each inner tensor by where "
+        "that one starts, and refuse strides that are not its own",
         level="gradients",
     ),
     Promise(
@@ -544,8 +519,8 @@ PROMISES = [
         "A compiled function's gradient is that of eager mode, for every kind of tangent.",
         compiled.under(None),
         compiled.tangents,
-        "the tangent that arrives may be plain, of the class, or missing: see __coerce_tangent_metadata__ and "
-        "__coerce_same_metadata_as_tangent__, and the promise `cotangents`",
+        "the tangent that arrives may be plain, of the class, or missing: see __coerce_tangent_metadata__ "
+        "and __coerce_same_metadata_as_tangent__, and the promise `cotangents`",
         level="gradients",
     ),
     Promise(
@@ -561,8 +536,8 @@ PROMISES = [
         "Values of several sizes run through one dynamic program.",
         compiled.under(None),
         compiled.other_sizes,
-        "derive sizes from the inner tensors or from outer_size, never from the context, and compute with them as "
-        "symbols; a size that may be anything belongs among the dynamic ints",
+        "derive sizes from the inner tensors or from outer_size, never from the context, and compute with "
+        "them as symbols; a size that may be anything belongs among the dynamic ints",
         level="gradients",
     ),
     Promise(
@@ -571,8 +546,7 @@ PROMISES = [
         compiled.under(None),
         compiled.other_metadata,
         "compare the whole metadata in the context's == and in __metadata_guard__: a program that was "
-        "compiled for one "
-        "value must not run on another",
+        "compiled for one value must not run on another",
         level="gradients",
     ),
     Promise(
@@ -588,9 +562,8 @@ PROMISES = [
         "torch.export takes a module with a parameter of the class, where an op on it gives a plain tensor.",
         compiled.under(compiled.EXPORT),
         compiled.exported,
-        "torch.export takes a parameter apart by __tensor_flatten__: ops on it must give plain tensors in the "
-        "end, and a "
-        "class that is constructed inside needs a constructor that Dynamo traces",
+        "torch.export takes a parameter apart by __tensor_flatten__: ops on it must give plain tensors in "
+        "the end, and a class that is constructed inside needs a constructor that Dynamo traces",
         level="gradients",
     ),
     # ---- nesting
@@ -600,17 +573,16 @@ PROMISES = [
         within(CONTEXTS["nested inside"], by_eager),
         right(accepted),
         "treat inner tensors as tensors: ask for no storage, no data_ptr, no exact type torch.Tensor, and "
-        "build results "
-        "by ops on them",
+        "build results by ops on them",
     ),
     Promise(
         "nested_outside",
         "A value may be the inner tensor of another wrapper.",
         within(CONTEXTS["nested outside"], by_eager),
         of_ops(right(accepted)),
-        "run ops by calling the op itself (func) on the inner tensors, so that a wrapper around this one sees "
-        "them. A "
-        "rule for a Python-level function is not asked inside of another wrapper, which asks for ops alone",
+        "run ops by calling the op itself (func) on the inner tensors, so that a wrapper around this one "
+        "sees them. A rule for a Python-level function is not asked inside of another wrapper, which asks "
+        "for ops alone",
     ),
     Promise(
         "compiled_nesting",
