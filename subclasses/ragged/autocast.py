@@ -1,9 +1,9 @@
 """Autocast for rules above autograd.
 
 A rule for a Python-level function runs above autograd, where PyTorch has not cast the operands yet. A rule that passes
-its operands to that function needs nothing: PyTorch casts them in the call, and caches the casts of parameters. The
-functions below have rules made of other ops. Their operands are cast before the rule, as the autocast kernel of the
-function casts them, and the rule runs without autocast, as PyTorch's kernel does.
+its operands to that function needs no cast: PyTorch casts them in the call, and caches the casts of parameters. The
+rules of the functions below call other ops. `following_autocast` casts their operands as the autocast kernel of the
+function does. Then the rule runs with autocast disabled, as PyTorch's kernel does.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ WIDE = frozenset({"cosine_embedding_loss", "margin_ranking_loss", "triplet_margi
 WIDE_ON_CPU = frozenset({"nanquantile", "quantile"})
 WIDE_ELSEWHERE = frozenset({"cosine_similarity", "group_norm", "sum"})
 
-# Functions whose operands autocast leaves as they are, with rules made of functions whose operands it casts.
+# Functions whose operands autocast does not cast, and whose rules call functions whose operands it casts.
 UNCHANGED = frozenset({"adaptive_avg_pool1d", "embedding_bag"})
 
 NAMES = LOWER | WIDE | WIDE_ON_CPU | WIDE_ELSEWHERE | UNCHANGED
 
 
 def following_autocast(functions: tuple[Any, ...], rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a rule that follows autocast as its functions do on dense tensors."""
+    """Returns a rule that casts its operands as autocast casts dense operands of the functions."""
     if not any(getattr(f, "__name__", "") in NAMES for f in functions):
         return rule
 
@@ -51,7 +51,7 @@ def following_autocast(functions: tuple[Any, ...], rule: Callable[..., Any]) -> 
 
 
 def _target_dtype(name: str, device: str, options: dict[str, Any]) -> torch.dtype | None:
-    """Returns the dtype to which autocast casts the operands of a function; None if it leaves them as they are."""
+    """Returns the dtype to which autocast casts the operands of a function; None if it does not cast them."""
     if name in LOWER:
         return torch.get_autocast_dtype(device)
     wide = name in WIDE or name in (WIDE_ON_CPU if device == "cpu" else WIDE_ELSEWHERE)

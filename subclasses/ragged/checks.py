@@ -1,4 +1,4 @@
-"""Checks of both layouts; an error says what was expected, what came, and what to do."""
+"""Checks of both layouts; each error has the expected value, the given value and a remedy."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from subclasses._torch import in_backward
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError, one_of
 
-# How a batch without rows is made.
+# How to construct a batch without rows.
 _EMPTY = {
     "JaggedTensor": "JaggedTensor(values, torch.zeros(1, dtype=torch.int64)) with values of shape [0, ...]",
     "PaddedTensor": "PaddedTensor(padded, torch.zeros(0, dtype=torch.int64)) with a table of shape [0, T, ...]",
 }
 
-# The greatest bound of row lengths that may be greater than the number of entries: no batch of rows is padded to more.
+# The greatest bound of row lengths that may exceed the number of entries; no batch of rows is padded further.
 GREATEST_BOUND = 1 << 20
 
 # ---- parts -----------------------------------------------------------------------------------------------------
 
 
 def is_traced(t: Tensor) -> bool:
-    """Whether a graph is made, so that nobody knows what a tensor holds."""
+    """Returns whether a graph is traced, where the data of a tensor is unknown."""
     return is_compiling_here() or type(t) is not Tensor
 
 
 def check_rows(rows: Sequence[Any], name: str = "JaggedTensor") -> None:
-    """Raises unless these are tensors that differ in their first extent alone."""
+    """Raises unless ``rows`` are tensors that differ in their first extent alone."""
     if isinstance(rows, Tensor) or not all(isinstance(row, Tensor) for row in rows):
         kinds = type(rows).__name__ if isinstance(rows, Tensor) else [type(row).__name__ for row in rows]
         raise TypeError(f"{name}.from_tensors: expected a list of tensors, one for each row, got {kinds}")
@@ -59,7 +59,7 @@ def check_rows(rows: Sequence[Any], name: str = "JaggedTensor") -> None:
 
 
 def check_mask(padded: Any, mask: Any, name: str = "JaggedTensor") -> None:
-    """Raises unless ``mask [B, T]`` says which entries of ``padded [B, T, ...]`` exist."""
+    """Raises unless ``mask [B, T]`` is a bool mask of the entries of ``padded [B, T, ...]``."""
     fits = isinstance(padded, Tensor) and isinstance(mask, Tensor) and mask.dim() == 2
     if not fits or mask.dtype != torch.bool or padded.shape[:2] != mask.shape:
         found = [f"{t.dtype} {tuple(t.shape)}" if isinstance(t, Tensor) else t for t in (padded, mask)]
@@ -70,7 +70,7 @@ def check_mask(padded: Any, mask: Any, name: str = "JaggedTensor") -> None:
 
 
 def check_bound(name: str, bound: Any, longest: int, total: int) -> None:
-    """Raises unless ``bound`` is an upper bound of the lengths of rows, such as rows of ``total`` entries can have."""
+    """Raises unless ``bound`` is an upper bound of the lengths of rows, and possible for rows of ``total`` entries."""
     most = max(total, GREATEST_BOUND)
     if not longest <= bound <= most:
         raise ValueError(
@@ -79,7 +79,7 @@ def check_bound(name: str, bound: Any, longest: int, total: int) -> None:
 
 
 def check_has_rows(x: Any, method: str) -> None:
-    """Raises for merged dimensions, where rows are no dimension of their own."""
+    """Raises if the batch and the ragged dimension are merged."""
     if x.ragged_dim == 0:
         raise DispatchError(
             f"JaggedTensor.{method} needs rows, and this one has its batch and ragged dimensions merged",
@@ -89,7 +89,7 @@ def check_has_rows(x: Any, method: str) -> None:
 
 
 def check_reached(x: Any, least: int | Tensor, message: str) -> None:
-    """Raises where a row of the batch has fewer than ``least`` entries, or ``least [B]``; nothing waits for a GPU."""
+    """Asserts that each row of the batch has at least ``least`` entries, an int or ``[B]``; asynchronous on a GPU."""
     reached, count = x.row_lengths() >= least, getattr(x, "row_count", None)
     if count is not None:
         reached = reached | (torch.arange(reached.shape[0], device=reached.device) >= count)
@@ -100,15 +100,15 @@ def check_reached(x: Any, least: int | Tensor, message: str) -> None:
 
 
 def is_recorded(*tensors: Any) -> bool:
-    """Whether autograd records what is done to these."""
+    """Returns whether autograd records ops on these tensors."""
     wanted = any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
     return wanted and torch.is_grad_enabled() and not in_backward()
 
 
 def check_not_recorded(op: Any, x: Any) -> None:
-    """Raises where an op below autograd has a derivative that would count what does not exist.
+    """Raises if the derivative of an op below autograd would count entries that do not exist.
 
-    Rules above autograd never come here with a value that requires grad, and derivatives may.
+    Rules above autograd never reach this check with a value that requires grad; derivatives may.
     """
     if is_recorded(x):
         raise DispatchError(

@@ -1,8 +1,9 @@
-"""Sizes that only data determines: how many entries rows have together, or how many a mask picks.
+"""Sizes that only data determines: the total number of entries, or the number of entries that a mask selects.
 
-Eager mode reads such a size on the host. A trace has no data. There an op returns as many numbers as a tensor says, and
-their count is a new symbolic size of the graph: the graph goes on, and a GPU is waited for where the graph runs, as in
-eager mode. ``Tensor.item`` and ``torch.nonzero`` do so only under options of Dynamo that are off by default.
+Eager mode reads such a size on the host. A trace has no data. There the op ``numbers_below`` returns as many numbers as
+a tensor specifies, and their count is a new symbolic size of the graph. So the graph does not break. The host waits for
+a GPU when the graph runs, as in eager mode. ``Tensor.item`` and ``torch.nonzero`` trace in this way only with options
+of Dynamo that are off by default.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ torch.library.define(
 
 @torch.library.impl(_NAME, "default")
 def _numbers_below(count: Tensor) -> Tensor:
-    """The numbers from 0 up to ``count``, a tensor of one int; int64."""
+    """Returns the numbers from 0 up to ``count``, a tensor of one int; int64."""
     return torch.arange(int(count), device=count.device)
 
 
@@ -42,19 +43,19 @@ def _fake_numbers(count: Any) -> Tensor:
 
 
 def size_of(count: Tensor) -> int:
-    """A tensor of one int as a size; in a trace a symbolic one."""
+    """Returns a tensor of one int as a size, which is symbolic in a trace."""
     return torch.ops.subclasses.numbers_below(count).shape[0] if is_traced(count) else int(count)
 
 
 def longest_of(lengths: Tensor, bound: int) -> int:
-    """The length of the longest row; in a trace, which does not read lengths, an upper bound."""
+    """Returns the length of the longest row; in a trace, which does not read lengths, an upper bound."""
     if is_traced(lengths):
         return bound
     return int(lengths.max()) if lengths.numel() else 0
 
 
 def true_places(mask: Tensor) -> Tensor:
-    """``[n]``: the places where a mask of one dimension is True, in ascending order."""
+    """Returns the indices ``[n]`` at which a mask of one dimension is True, in ascending order."""
     if not is_traced(mask):
         return mask.nonzero().squeeze(1)
     upto = mask.cumsum(0)

@@ -13,15 +13,15 @@ from torch.nn.utils.rnn import pad_sequence
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor
 
-# The rows give the mask and the positions. Earlier keys, and embeddings in place of tokens, are dense.
+# The rows determine the mask and the positions. Earlier keys, and embeddings instead of tokens, are dense.
 _REFUSED = ("attention_mask", "position_ids", "past_key_values", "inputs_embeds")
 
 
 def patch_generate(utils: Any) -> None:
-    """``GenerationMixin.generate`` takes ragged prompts, and returns ragged sequences.
+    """Patches ``GenerationMixin.generate`` to accept ragged prompts, and to return ragged sequences.
 
-    transformers generates from a table whose rows end in the same column, with a mask. The prompts become such a table,
-    and each row of the result is a prompt with its new tokens.
+    transformers generates from a table whose rows end in the same column, with a mask. The patch converts the prompts
+    to such a table. Each row of the result is a prompt with its new tokens.
     """
     original = utils.GenerationMixin.generate
 
@@ -96,7 +96,7 @@ def _check(model: Any, rows: list[Tensor], kwargs: Mapping[str, Any]) -> None:
 
 
 def _ends(sequences: Tensor, width: int, kwargs: Mapping[str, Any], configs: list[Any]) -> list[int]:
-    """Where each sequence ends: behind its first end of text, or before padding where something else may end it."""
+    """Returns the end of each sequence: after its end-of-text token, or before padding if other criteria may end it."""
 
     def option(name: str) -> Any:
         values = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]

@@ -1,7 +1,7 @@
-"""Ragged batches for transformers and accelerate: a collator, and patches of the calls that would be wrong.
+"""Ragged batches for transformers and accelerate: a collator, and patches of calls that would return wrong results.
 
-`RaggedCollator` takes the place of a padding collator in ``Trainer``, in accelerate and in a plain ``DataLoader``. The
-model stays as it is. This module imports neither transformers nor accelerate; the patches wait for their import.
+`RaggedCollator` replaces a padding collator in ``Trainer``, in accelerate and in a plain ``DataLoader``. The model is
+unchanged. This module imports neither transformers nor accelerate; each patch runs once its library is imported.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ class RaggedCollator:
 
     Args:
         layout: ``"jagged"`` for ``JaggedTensor``; ``"padded"`` for ``PaddedTensor``, whose table has few shapes.
-        labels: ``"input_ids"``: an example without labels has its ``input_ids`` as labels, for causal language
-            models, which shift labels themselves. ``"given"``: labels are those of the examples.
+        labels: ``"input_ids"``: an example without labels has its ``input_ids`` as labels, for causal language models,
+            which shift labels themselves. ``"given"``: the batch has the labels of the examples.
         multiple: the table of a ``PaddedTensor`` is as wide as the next multiple of this.
-        buckets: the table is as wide as the least of these that holds the longest row; ``"powers"``: of two.
+        buckets: the table is as wide as the least of these widths that fits the longest row; ``"powers"``: powers of
+            two.
         decoder_start: for models with an encoder and a decoder, the ``decoder_start_token_id`` of the configuration.
             ``labels`` have lengths of their own then. The batch has ``decoder_input_ids``, too: this token and all
             labels of a row but the last.
 
     Raises:
-        ValueError: an option is not one of the above; an example lacks a column that others have, or has an unknown
-            one, a column of another length than its ``input_ids``, a mask with a 0 between ones, or positions that do
-            not count from 0; or the batch has no token.
+        ValueError: an option is not one of the above, or the batch has no token. An example lacks a column that others
+            have, or has an unknown column. A column has another length than the ``input_ids``. A mask has a 0 between
+            ones, or positions do not count from 0.
         TypeError: an example is not a mapping, or a column has other values than integers.
     """
 
@@ -76,7 +77,7 @@ class RaggedCollator:
             )
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The batch of these examples, one row each."""
+        """Returns the batch of the examples, one row each."""
         if not len(examples):
             raise ValueError("RaggedCollator: expected at least one example, got an empty batch")
         rows = [self._row(f"RaggedCollator: example {i}", example) for i, example in enumerate(examples)]
@@ -95,7 +96,7 @@ class RaggedCollator:
             )
         columns = {name: self._batch([row[name] for row in rows]) for name in names}
         tokens = columns["input_ids"]
-        # All values share the offsets or lengths of the first, which proves that their rows match.
+        # All values share the offsets or lengths of the first value, so their rows match without a comparison.
         if self.decoder_start is None or "labels" not in columns:
             return {name: tokens.with_stored(x.stored) for name, x in columns.items()}
         labels = columns.pop("labels")
@@ -104,7 +105,7 @@ class RaggedCollator:
         return {name: tokens.with_stored(x.stored) for name, x in columns.items()} | targets
 
     def _row(self, where: str, example: Any) -> dict[str, Tensor]:
-        """The columns of an example, without the tokens that its mask leaves out."""
+        """Returns the columns of an example, without the tokens that its mask removes."""
         if not isinstance(example, Mapping):
             raise TypeError(
                 f"{where}: expected a mapping with 'input_ids', got {type(example).__name__}; tokenize the data set "
@@ -151,7 +152,7 @@ def _check_option(name: str, got: object, expected: tuple[str, ...]) -> None:
 
 
 def _as_row(where: str, name: str, values: Any) -> Tensor:
-    """A column of an example as ``[length]`` int64."""
+    """Returns a column of an example as ``[length]`` int64."""
     try:
         row = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -167,7 +168,7 @@ def _as_row(where: str, name: str, values: Any) -> Tensor:
 
 
 def _kept(where: str, mask: Tensor) -> slice:
-    """The tokens that a mask keeps, which have to be one run."""
+    """Returns the slice of tokens that a mask keeps; raises unless they are contiguous."""
     places = mask.nonzero().flatten().tolist()
     first, end = (places[0], places[-1] + 1) if places else (0, 0)
     if len(places) < end - first or not ((mask == 0) | (mask == 1)).all():
@@ -179,7 +180,7 @@ def _kept(where: str, mask: Tensor) -> slice:
 
 
 def _as_target(where: str, labels: Tensor) -> Tensor:
-    """The labels of a decoder, which are its tokens, too."""
+    """Returns the labels, which a decoder also reads as tokens; raises if there are none, or for a negative label."""
     if not len(labels) or (labels < 0).any():
         raise ValueError(
             f"{where}: expected labels that are tokens, since a decoder reads them, got {labels.tolist()}; leave out "
@@ -189,7 +190,7 @@ def _as_target(where: str, labels: Tensor) -> Tensor:
 
 
 def _shifted(labels: Tensor, start: int) -> Tensor:
-    """The tokens before each label."""
+    """Returns the token before each label."""
     return torch.cat([labels.new_tensor([start]), labels[:-1]])
 
 
@@ -216,10 +217,10 @@ def patch_libraries() -> None:
 
 
 def _refuse_next_steps(cache_utils: Any) -> None:
-    """``Cache.get_seq_length`` raises where the keys are ragged.
+    """Patches ``Cache.get_seq_length`` to raise for ragged keys.
 
-    A model asks for it to number the positions of further tokens. The width of ragged keys is the length of the longest
-    row, so tokens behind shorter rows would silently get wrong positions.
+    A model calls it to number the positions of further tokens. The width of ragged keys is the length of the longest
+    row. So tokens after shorter rows would silently get wrong positions.
     """
     original = cache_utils.Cache.get_seq_length
 
@@ -250,10 +251,10 @@ _PACKED = (
 
 
 def _leave_out_masks(masking_utils: Any) -> None:
-    """A compiled model makes no mask for the rows of ragged tensors, as an eager one makes none.
+    """Patches transformers to create no mask for ragged rows in a compiled model, as in an eager model.
 
-    transformers finds several documents in a row by its ``position_ids``. It cannot read them in a trace, and makes a
-    mask for documents in any case. Here the program checks the positions when it runs.
+    transformers detects several documents in a row by its ``position_ids``. It cannot read them in a trace, and always
+    creates a mask for documents there. With the patch, the program asserts the positions when it runs.
     """
     original = getattr(masking_utils, "_preprocess_mask_arguments", None)
     if original is None:
@@ -273,10 +274,10 @@ def _leave_out_masks(masking_utils: Any) -> None:
 
 
 def _attend_by_tables(modeling_utils: Any) -> None:
-    """The attention that a model computes by hand runs on padded tables, whose mask includes the padding.
+    """Patches models to run their own attention functions on padded tables, with a mask of the padding.
 
-    Such a function multiplies queries by all keys, and so has scores of two ragged dimensions. A model has one for what
-    `scaled_dot_product_attention` cannot compute, such as soft-capped scores or attention sinks.
+    Such a function multiplies queries by all keys, so its scores have two ragged dimensions. Models define one for
+    features that `scaled_dot_product_attention` lacks, such as soft-capped scores or attention sinks.
     """
     interface = getattr(modeling_utils, "AttentionInterface", None)
     if interface is None:
@@ -310,10 +311,10 @@ def _attend_by_tables(modeling_utils: Any) -> None:
 
 
 def _run_experts_on_entries(moe: Any) -> None:
-    """The experts of a model compute the entries of merged rows as plain tensors.
+    """Patches the experts of a model to compute the entries of merged rows as plain tensors.
 
     Experts compute each token alone. But they sort the tokens of a whole batch by expert, or loop over the experts, and
-    no rows have such an order. The result has the rows again.
+    ragged rows cannot have such an order. The result has the rows again.
     """
     interface = getattr(moe, "ExpertsInterface", None)
     if interface is None:
@@ -329,7 +330,7 @@ def _run_experts_on_entries(moe: Any) -> None:
             if not tensors or not all(isinstance(t, RaggedTensor) and t.merged for t in tensors):
                 return forward(module, *args, **kwargs)
             rows = tensors[0]
-            # What does not exist is a token of zeros, which goes to the first expert with a weight of zero.
+            # A missing entry is a token of zeros, which is routed to the first expert with a weight of zero.
             of_args = [_entries(rows, a) for a in args]
             of_kwargs = {name: _entries(rows, a) for name, a in kwargs.items()}
             return rows.with_kept(forward(module, *of_args, **of_kwargs))
@@ -340,12 +341,12 @@ def _run_experts_on_entries(moe: Any) -> None:
 
 
 def _entries(rows: Any, x: Any) -> Any:
-    """The entries of a ragged tensor where those of ``rows`` are; 0 for what does not exist."""
+    """Returns the entries of a ragged tensor at the stored positions of ``rows``; 0 in gaps."""
     return rows.alongside("experts", x).clean() if isinstance(x, Tensor) else x
 
 
 def _count_labels(trainer_pt_utils: Any) -> None:
-    """``LabelSmoother`` divides by the number of labels that exist.
+    """Patches ``LabelSmoother`` to divide by the number of existing labels.
 
     Without ``num_items_in_batch`` it derives that number from ``numel()``, which counts padding.
     """
@@ -365,7 +366,7 @@ def _count_labels(trainer_pt_utils: Any) -> None:
 
 
 def _pad_ragged_results(accelerator: Any) -> None:
-    """``Accelerator.pad_across_processes`` pads the rows of ragged tensors; Trainer calls it before it gathers."""
+    """Patches ``Accelerator.pad_across_processes`` to pad ragged rows; Trainer calls it before it gathers."""
     original = accelerator.Accelerator.pad_across_processes
 
     @functools.wraps(original)
@@ -378,7 +379,7 @@ def _pad_ragged_results(accelerator: Any) -> None:
 
 
 def _as_dense(x: Any, fill: int, pad_first: bool) -> Any:
-    """Plain tensors in place of the ragged ones in tuples, lists and mappings."""
+    """Replaces ragged tensors in tuples, lists and mappings by plain tensors."""
     if isinstance(x, RaggedTensor):
         if pad_first:
             raise DispatchError(

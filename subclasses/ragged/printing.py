@@ -1,7 +1,7 @@
-"""How ragged tensors print: their rows, and no more of them than PyTorch would print of a dense tensor.
+"""Prints ragged tensors row by row, with no more elements than PyTorch prints of a dense tensor.
 
-Few short rows are shown whole. Of more elements than ``torch.set_printoptions(threshold=...)`` only the first and last
-rows are shown, and the beginning and end of each; ``edgeitems`` says how many.
+Few short rows are printed in full. Beyond ``torch.set_printoptions(threshold=...)`` elements, only the first and last
+``edgeitems`` rows are printed, and the beginning and end of each.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 from subclasses._torch import disable_current_modes, print_options, printing_with
 from subclasses.spec.construction import repr_tail
 
-_MANY = 20  # rows: beyond them only the first and last are shown, however few elements they have
+_MANY = 20  # rows; of more rows only the first and last are printed, for any number of elements
 
 
 def emit_rows(x: Any, inner: Tensor, rows: Callable[[], Sequence[Tensor]]) -> str:
-    """The text of a ragged tensor.
+    """Returns the text of a ragged tensor.
 
     Args:
         x: the tensor.
-        inner: its inner tensor with the data. While a graph is traced, where nothing is known of that, the parts are
-            shown instead of the rows.
-        rows: gives the rows.
+        inner: its inner tensor with the data. In a trace, where the data is unknown, the inner tensors are printed
+            instead of the rows.
+        rows: returns the rows.
     """
     spec = type(x).__spec__
     if type(inner) is not Tensor or inner.is_meta:
@@ -34,7 +34,7 @@ def emit_rows(x: Any, inner: Tensor, rows: Callable[[], Sequence[Tensor]]) -> st
     with (
         disable_current_modes(),
         torch.no_grad(),
-    ):  # as PyTorch does, whose modes are not to see what is printed
+    ):  # as PyTorch does, so that no mode intercepts the ops of printing
         body = _body(rows())
     words = [f"size={tuple(x.shape)}"]
     words += [f"{f.name}={getattr(x, f.name)}" for f in spec.statics if getattr(x, f.name) != f.default]
@@ -44,7 +44,7 @@ def emit_rows(x: Any, inner: Tensor, rows: Callable[[], Sequence[Tensor]]) -> st
 
 
 def _body(rows: Sequence[Tensor]) -> str:
-    """The rows between brackets, a line or more for each."""
+    """Returns the rows between brackets, a line or more for each."""
     edge = print_options.edgeitems
     long = sum(row.numel() for row in rows) > print_options.threshold
     hidden = len(rows) - 2 * edge if long or len(rows) > _MANY else 0

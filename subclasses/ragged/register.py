@@ -1,4 +1,4 @@
-"""Gives every rule to its classes: one explicit list for each layout."""
+"""Registers every rule with its classes, from one explicit list for each layout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BOTH += (convolution, ctc, multi_head, recurrent, time_major)
 
 
 def register_rules() -> None:
-    """Registers all rules; the order has no meaning."""
+    """Registers all rules; their order does not matter."""
     for cls, merging in ((JaggedTensor, jagged_merging), (PaddedTensor, padded_merging)):
         with many_rules(cls) as register_rule:
             for module in (*BOTH, merging):

@@ -1,6 +1,6 @@
-"""``Rules``: an explicit table of rules, which a module fills and ``register.py`` gives to classes.
+"""``Rules``: an explicit table of rules, which a module fills and ``register.py`` registers with classes.
 
-Importing a module of rules changes no class, so the order of imports has no meaning.
+Importing a module of rules changes no class, so the order of imports does not matter.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 class Rules:
-    """Rules and the ops, functions and tags that each of them is for."""
+    """Rules, and the ops, functions and tags of each rule."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[tuple[Any, ...], Callable[..., Any]]] = []
 
     def of(self, *ops: Any) -> Callable[[Rule], Rule]:
-        """Enters the decorated function as the rule for ops; the same ops as ``TensorSubclass.implements`` takes."""
+        """Adds the decorated function as the rule for ops, which are arguments of ``TensorSubclass.implements``."""
 
         def enter(rule: Rule) -> Rule:
             self.entries.append((ops, rule))

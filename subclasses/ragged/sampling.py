@@ -1,9 +1,9 @@
 """Batches of about equally many tokens for the ranks of a data-parallel job.
 
-A *step* is what all ranks take in between two updates of the weights. Steps are filled row by row in the order of
-the epoch, so that they do not depend on the number of ranks; the rows of each step are then dealt to the ranks,
-longest first, each to the rank with the fewest tokens so far (Graham, "Bounds on Multiprocessing Timing Anomalies",
-1969). Every rank computes the same plan from the lengths and the seed, and nothing is sent.
+A *step* is the rows of all ranks between two updates of the weights. Steps are filled row by row in the order of the
+epoch, so that they do not depend on the number of ranks. The rows of each step are then assigned to ranks, longest
+first. Each row goes to the rank with the fewest tokens so far (Graham, "Bounds on Multiprocessing Timing Anomalies",
+1969). Every rank computes the same plan from the lengths and the seed, without communication.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Step = list[int]
 
 
 class TokenBatchSampler(Sampler[list[int]]):
-    """Batches of row numbers for one rank, such that in each step all ranks get about equally many tokens.
+    """Batches of row numbers for one rank; in each step all ranks get about equally many tokens.
 
-    In an epoch every row is in one batch of one rank, and all ranks have the same number of batches. No batch is
-    empty. The tokens of two ranks in a step differ by no more than the shortest row of the rank that has most.
-    Which rows a step has does not depend on the number of ranks (but see ``drop_last``), so that a job may go on
-    with another number of them. Call `set_epoch` before each epoch, or every epoch has the order of the first.
+    In an epoch every row is in one batch of one rank, and all ranks have the same number of batches. No batch is empty.
+    The tokens of two ranks in a step differ by no more than the shortest row of the rank with more tokens. The rows of
+    a step do not depend on the number of ranks (but see ``drop_last``). So a job may resume with another number of
+    ranks. Call `set_epoch` before each epoch, or every epoch has the order of the first.
 
     It is a ``batch_sampler``::
 
@@ -37,24 +37,24 @@ class TokenBatchSampler(Sampler[list[int]]):
     Args:
         lengths: ``[rows]``, the number of tokens of each row: a list of ints, or a tensor of an integer dtype.
         tokens_per_step: the budget of a step, in tokens of all ranks together. A step ends where the next row would
-            exceed it. No row may be longer than a rank's share, ``tokens_per_step // num_replicas``; so no rank gets
+            exceed it. No row may be longer than a rank's share, ``tokens_per_step // num_replicas``. So no rank gets
             more than two shares, and every full step has a row for each rank.
-        rows_per_step: the rows of a step, of all ranks together; given in place of ``tokens_per_step``.
-        num_replicas: the number of ranks; that of the default process group if None, 1 if there is no group.
-        rank: which of them this is, from 0; given together with ``num_replicas``.
-        shuffle: in each epoch another order, by ``seed + epoch``. False: the order of ``lengths``.
+        rows_per_step: the rows of a step, of all ranks together; given instead of ``tokens_per_step``.
+        num_replicas: the number of ranks. None: the size of the default process group, or 1 without a group.
+        rank: the index of this rank, from 0; given together with ``num_replicas``.
+        shuffle: whether each epoch has another order, by ``seed + epoch``. False: the order of ``lengths``.
         seed: the same on all ranks.
-        drop_last: leaves out the last step if it is not full. Otherwise a last step with fewer rows than ranks takes
-            the last rows of the step before; if that cannot spare them, the two become one, which may exceed the
+        drop_last: drops the last step if it is not full. Otherwise a last step with fewer rows than ranks takes the
+            last rows of the step before. If that step has too few rows, the two become one, which may exceed the
             budget.
 
     Raises:
         TypeError: ``lengths`` are not integers.
-        ValueError: a length is negative or more than a rank's share; both or none of the budgets are given; there
-            are more ranks than rows; or ``rank`` is none of the ranks.
+        ValueError: a length is negative or more than a rank's share, or there are more ranks than rows. Both or none of
+            the budgets are given, or ``rank`` is none of the ranks.
     """
 
-    def __init__(  # noqa: PLR0913 - those of `torch.utils.data.DistributedSampler`, and two budgets
+    def __init__(  # noqa: PLR0913 - the arguments of `torch.utils.data.DistributedSampler`, and two budgets
         self,
         lengths: Sequence[int] | Tensor,
         *,
@@ -75,14 +75,14 @@ class TokenBatchSampler(Sampler[list[int]]):
         _check_budget(self)
 
     def set_epoch(self, epoch: int, *, start: int = 0) -> None:
-        """Says which epoch comes next, and with which of its steps it begins.
+        """Sets the next epoch, and the step that it begins with.
 
         Args:
             epoch: from 0; the order of the rows depends on it.
-            start: how many steps are skipped, for a job that goes on within an epoch. No row of them is loaded.
+            start: how many steps are skipped, for a job that resumes within an epoch. Their rows are not loaded.
 
         Raises:
-            ValueError: one is negative, or the epoch has fewer steps than ``start``.
+            ValueError: an argument is negative, or the epoch has fewer steps than ``start``.
         """
         if epoch < 0:
             raise ValueError(f"set_epoch: expected an epoch of at least 0, got {epoch}")
@@ -94,16 +94,16 @@ class TokenBatchSampler(Sampler[list[int]]):
         self.start = start
 
     def __len__(self) -> int:
-        """The number of steps of the epoch, from ``start``; with ``tokens_per_step`` epochs differ a little in it."""
+        """Returns the number of steps of the epoch from ``start``; it varies by epoch with ``tokens_per_step``."""
         return len(self._all_steps()) - self.start
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's rows in each step of the epoch, from ``start``."""
+        """Yields this rank's rows in each step of the epoch, from ``start``."""
         for step in self._all_steps()[self.start :]:
             yield self._dealt(step)[self.rank]
 
     def tokens_per_rank(self) -> Tensor:
-        """``[steps, num_replicas]`` int64: the tokens of each rank in each step of the epoch, from ``start``."""
+        """Returns ``[steps, num_replicas]`` int64: each rank's tokens in each step of the epoch, from ``start``."""
         shares = [self._dealt(step) for step in self._all_steps()[self.start :]]
         tokens = [[sum(self.lengths[row] for row in rows) for rows in ranks] for ranks in shares]
         return torch.tensor(tokens, dtype=torch.int64).view(-1, self.num_replicas)
@@ -135,7 +135,7 @@ class TokenBatchSampler(Sampler[list[int]]):
 
 
 def _filled(order: Iterable[int], costs: Sequence[int], budget: int) -> Iterator[Step]:
-    """Steps of consecutive rows that cost no more than the budget."""
+    """Yields steps of consecutive rows that cost no more than the budget."""
     step, room = [], budget
     for row in order:
         if costs[row] > room:
@@ -148,7 +148,7 @@ def _filled(order: Iterable[int], costs: Sequence[int], budget: int) -> Iterator
 
 
 def _with_rows_for_all(steps: list[Step], ranks: int) -> list[Step]:
-    """The same rows in steps of at least one row for each rank; only the last step may have had fewer."""
+    """Returns the rows in steps of at least one row for each rank; only the last given step may have fewer."""
     if len(steps) < 2 or len(steps[-1]) >= ranks:
         return steps
     *rest, before, last = steps
@@ -158,7 +158,7 @@ def _with_rows_for_all(steps: list[Step], ranks: int) -> list[Step]:
 
 
 def _deal(step: Step, lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """The rows of each rank: longest first, each to the rank with the fewest tokens, then with the fewest rows."""
+    """Returns each rank's rows: longest first, each to the rank with the fewest tokens, then with the fewest rows."""
     dealt: list[list[int]] = [[] for _ in range(ranks)]
     heap = [(0, 0, rank) for rank in range(ranks)]
     for row in sorted(step, key=lambda row: -lengths[row]):
@@ -185,7 +185,7 @@ def _as_ints(lengths: Sequence[int] | Tensor) -> list[int]:
 
 
 def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """The number of ranks and this rank."""
+    """Returns the number of ranks, and the index of this rank."""
     if num_replicas is None and rank is None:
         grouped = dist.is_available() and dist.is_initialized()
         return (dist.get_world_size(), dist.get_rank()) if grouped else (1, 0)
@@ -203,7 +203,7 @@ def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
 
 
 def _check_budget(sampler: TokenBatchSampler) -> None:
-    """Raises unless one budget is given that has room for each row, and a row for each rank."""
+    """Raises unless one budget is given that each row fits, and there is a row for each rank."""
     tokens, rows, ranks = sampler.tokens_per_step, sampler.rows_per_step, sampler.num_replicas
     count, longest = len(sampler.lengths), max(sampler.lengths, default=0)
     if (tokens is None) == (rows is None):

@@ -1,11 +1,11 @@
-"""Rows that lie back to back: where each begins, and how to move between them and a padded table.
+"""Rows back to back: their offsets, and copies between them and a padded table.
 
-``values`` has the shape ``[total, ...]`` here: the *entries* of all rows, first dimension first. A padded table has
-the shape ``[B, T, ...]``. Everything is plain PyTorch on the device of the offsets, with no look at the data, so
-that it traces with symbolic sizes and never waits for a GPU; and everything is differentiable in ``values``.
+``values`` has the shape ``[total, ...]`` here: the *entries* of all rows, with the ragged dimension first. A padded
+table has the shape ``[B, T, ...]``. All functions are plain PyTorch on the device of the offsets, and differentiable in
+``values``. They read no data, so they trace with symbolic sizes and never wait for a GPU.
 
-Moving is done by a scatter or gather with precomputed slots whose derivatives are again a gather or scatter:
-no table of ``B * T`` indices is made, and rows cost what they hold.
+Entries are moved by a scatter or gather with precomputed slots, whose derivatives are again a gather or scatter. There
+is no table of ``B * T`` indices, so the cost depends on the number of entries.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class once:
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Where ``total`` entries lie in ``B`` rows of at most ``width`` entries.
+    """``B`` rows of at most ``width`` entries each, within ``total`` entries.
 
     Attributes:
         offsets: ``[B + 1]``, where each row begins.
-        lengths: ``[B]``, how many entries of each row exist; None: all up to the next row's beginning. Entries
-            that no row covers ("holes") do not exist, whatever they hold.
+        lengths: ``[B]``, how many entries of each row exist; None: all up to the start of the next row. Entries in no
+            row ("holes") do not exist, and may have any values.
         total: number of entries, holes included.
         width: an upper bound of the lengths, ``T``.
     """
@@ -75,12 +75,12 @@ class Segments:
 
     @once
     def positions(self) -> Tensor:
-        """``[total]``: the place of each entry in its row, from 0."""
+        """``[total]``: the position of each entry in its row, from 0."""
         return self._index - self.offsets.index_select(0, self._owner.clamp(min=0))
 
     @once
     def exists(self) -> Tensor | None:
-        """``[total]``: which entries belong to a row; None: all do."""
+        """``[total]``: True for entries that belong to a row; None if all do."""
         if self.lengths is None:
             return None
         owner = self._owner
@@ -90,18 +90,18 @@ class Segments:
 
     @once
     def rows(self) -> Tensor:
-        """``[total]``: the row of each entry; ``B`` for an entry that does not exist."""
+        """``[total]``: the row of each entry; ``B`` for a hole."""
         return self._owner if self.exists is None else torch.where(self.exists, self._owner, self.count)
 
     @once
     def _slots(self) -> Tensor:
-        """``[total]``: the place of each entry in a flattened table; ``B * T`` for one that does not exist."""
+        """``[total]``: the index of each entry in a flattened table; ``B * T`` for a hole."""
         slots = self._owner * self.width + self.positions
         return slots if self.exists is None else torch.where(self.exists, slots, self.count * self.width)
 
     @property
     def _spare(self) -> int:
-        """One place more, where entries that do not exist go."""
+        """The number of additional positions, to which holes are written."""
         return 0 if self.lengths is None else 1
 
     # ---- a table and back --------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class Segments:
         return columns < self.row_lengths.unsqueeze(1)
 
     def pad(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
-        """``[total, ...]`` to ``[B, T, ...]``, with ``fill`` where there is no entry."""
+        """Scatters ``[total, ...]`` into ``[B, T, ...]``, with ``fill`` where there is no entry."""
         size = self.count * self.width
         table = values.new_full((size + self._spare, *values.shape[1:]), fill)
         table = table.index_copy(0, self._slots, values)
@@ -120,46 +120,46 @@ class Segments:
         return table.view(self.count, self.width, *values.shape[1:])
 
     def unpad(self, table: Tensor) -> Tensor:
-        """``[B, T, ...]`` to ``[total, ...]``; 0 for entries that do not exist."""
+        """Gathers ``[B, T, ...]`` into ``[total, ...]``; 0 in holes."""
         flat = table.flatten(0, 1)
         return self._take(flat, self._slots, flat.shape[0])
 
     # ---- along the rows ----------------------------------------------------------------------------------------
 
     def spread_rows(self, per_row: Tensor) -> Tensor:
-        """``[B, ...]`` to ``[total, ...]``: to each entry its row's value."""
+        """Expands ``[B, ...]`` to ``[total, ...]``: each entry gets the value of its row."""
         return self._take(per_row, self.rows, self.count)
 
     def spread_positions(self, per_position: Tensor) -> Tensor:
-        """``[T, ...]`` to ``[total, ...]``: to each entry its position's value."""
+        """Expands ``[T, ...]`` to ``[total, ...]``: each entry gets the value of its position."""
         return self._take(per_position, self.positions, self.width)
 
     def sum_rows(self, values: Tensor) -> Tensor:
-        """``[total, ...]`` to ``[B, ...]``: the sum of each row, 0 for an empty one."""
+        """Reduces ``[total, ...]`` to ``[B, ...]``: the sum of each row, 0 for an empty one."""
         return self._add(values, self.rows, self.count)
 
     def sum_positions(self, values: Tensor) -> Tensor:
-        """``[total, ...]`` to ``[T, ...]``: the sum over the rows that reach each position."""
+        """Reduces ``[total, ...]`` to ``[T, ...]``: the sum over the rows that reach each position."""
         if self.exists is None:
             return self._add(values, self.positions, self.width)
         return self._add(values, torch.where(self.exists, self.positions, self.width), self.width)
 
     def keep(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
-        """``values`` with ``fill`` in place of what does not exist; the same tensor when all exists."""
+        """Returns ``values`` with ``fill`` in holes; the same tensor if there are none."""
         if self.exists is None:
             return values
         return torch.where(_trailing(self.exists, values), values, values.new_full((), fill))
 
     def number(self) -> Tensor | int:
-        """How many entries exist: a plain size without holes, else a tensor (never a synchronisation)."""
+        """Returns how many entries exist: a plain size without holes, else a tensor (never a synchronisation)."""
         return self.total if self.lengths is None else self.lengths.sum()
 
     def _take(self, source: Tensor, index: Tensor, size: int) -> Tensor:
         if self.exists is None:
             return source.index_select(0, index)
-        if size == 0:  # then nothing exists
+        if size == 0:  # then no entry exists
             return source.new_zeros(self.total, *source.shape[1:])
-        # A clamped index reads something for entries that do not exist; `keep` drops it and its cotangent.
+        # A clamped index reads any value for a hole; `keep` drops the value and its cotangent.
         return self.keep(source.index_select(0, index.clamp(min=0, max=size - 1)))
 
     def _add(self, values: Tensor, index: Tensor, size: int) -> Tensor:
@@ -177,7 +177,7 @@ def _trailing(mask: Tensor, values: Tensor) -> Tensor:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What values of a dtype are summed in."""
+    """Returns the dtype in which values of a dtype are summed."""
     if dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64

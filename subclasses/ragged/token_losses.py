@@ -1,7 +1,7 @@
-"""Mean losses over the tokens of all ranks, where each rank has another number of them.
+"""Mean losses over the tokens of all ranks, which have different numbers of tokens.
 
-The mean of the ranks' means weighs a token by how few its rank has. Here every token of the joint batch counts the
-same, as it does in one process.
+The mean of the ranks' means gives a token more weight if its rank has fewer tokens. Here every token of the joint batch
+has the same weight, as in one process.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor
 def weighted_loss(
     loss_sum: Tensor, tokens: int | Tensor, *, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """What a rank calls ``backward`` on, so that the gradient is that of the mean loss over all ranks' tokens.
+    """Returns the loss to call ``backward`` on, for the gradient of the mean loss over the tokens of all ranks.
 
-    ``DistributedDataParallel`` and FSDP2 (``fully_shard``) *average* gradients over ``world_size`` ranks. So that
-    the average is ``sum of all losses / total_tokens``, each rank takes::
+    ``DistributedDataParallel`` and FSDP2 (``fully_shard``) *average* gradients over ``world_size`` ranks. For
+    the average to be ``sum of all losses / total_tokens``, each rank returns::
 
         loss_sum * world_size / total_tokens
 
-    where ``total_tokens`` is the sum of ``tokens`` over the ranks, by one ``all_reduce``. All ranks have to call this
+    where ``total_tokens`` is the sum of ``tokens`` over the ranks, by one ``all_reduce``. All ranks must call this
     in each step. The mean of the results over the ranks is the loss of the joint batch.
 
     Args:
         loss_sum: ``[]``, the sum of the losses of this rank's tokens, of a floating-point dtype. Half precision is
             scaled in float32.
-        tokens: how many there are: an int, or ``[]`` of an integer dtype. Where a step accumulates the gradients of
+        tokens: the number of tokens: an int, or ``[]`` of an integer dtype. If a step accumulates the gradients of
             several batches, the number in all of this rank's batches of the step.
         group: the ranks that gradients are averaged over; None: the default group, or one process without any.
 
@@ -50,13 +50,13 @@ def weighted_loss(
 def mean_over_ranks(
     loss_sum: Tensor, tokens: int | Tensor, *, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """The mean loss over the tokens of all ranks, for evaluation: one process with all rows has the same.
+    """Returns the mean loss over the tokens of all ranks, for evaluation; one process with all rows returns the same.
 
     Add up the losses and the tokens of all batches first; then one ``all_reduce`` of both is enough.
 
     Args:
-        loss_sum: ``[]``, the sum of the losses of all tokens that this rank has seen, of a floating-point dtype.
-        tokens: how many those are: an int, or ``[]`` of an integer dtype.
+        loss_sum: ``[]``, the sum of the losses of all tokens of this rank, of a floating-point dtype.
+        tokens: the number of tokens: an int, or ``[]`` of an integer dtype.
         group: the ranks; None: the default group, or one process without any.
 
     Returns:
@@ -78,7 +78,7 @@ def _is_distributed() -> bool:
 
 
 def _as_count(loss_sum: Tensor, tokens: int | Tensor, name: str) -> Tensor:
-    """``tokens`` as a new int64 tensor beside the loss; raises before any rank waits for another."""
+    """Returns ``tokens`` as a new int64 tensor on the loss's device; raises before any rank waits for another."""
     if not isinstance(loss_sum, Tensor) or loss_sum.dim() or not loss_sum.is_floating_point():
         raise TypeError(
             f"{name}: expected the sum of the losses as a floating-point tensor [], got {_described(loss_sum)}; use "

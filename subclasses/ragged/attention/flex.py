@@ -1,7 +1,7 @@
 """``flex_attention`` of ragged tensors: positions count from the beginning of each row.
 
-PyTorch's op computes padded tables. The mask function of a call gets one term more, for the keys that exist. Blocks
-without an entry leave the block mask, so a kernel skips them.
+The rule runs PyTorch's op on padded tables. It adds a term for existing keys to the mask function of the call. It also
+removes blocks without an entry from the block mask, so that a kernel skips them.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ def _attend(  # noqa: PLR0913
 
 
 def _blocks_of_rows(block_mask: tuple[Any, ...], query: Any, key: Any) -> list[Any]:
-    """Returns a block mask without its mask function: the blocks of a given one that have entries of a row.
+    """Returns a block mask without its mask function, with the blocks of ``block_mask`` that have entries of a row.
 
-    A block is never marked as full, since the last one of a row has padding.
+    No block is marked as full, since the last block of a row has padding.
 
     Args:
-        block_mask: sizes of queries and keys, the number and indices of blocks by block of queries, those of full
-            blocks, then the same by block of keys; the block sizes and the mask function end it. A call without
-            one has a block that is larger than any table.
+        block_mask: the sizes of queries and keys; the number and the indices of partial blocks for each block of
+            queries. The number and the indices of full blocks follow, then the same four for each block of keys. The
+            block sizes and the mask function are last. A call without a block mask has one block that is larger than
+            any table.
         query: rows of queries.
         key: rows of keys.
     """
@@ -84,7 +85,7 @@ def _blocks_of_rows(block_mask: tuple[Any, ...], query: Any, key: Any) -> list[A
 
 
 def _as_dense(given: tuple[Any, ...], counts: list[int]) -> Tensor:
-    """Returns which blocks of keys ``[B, H, blocks of queries, blocks of keys]`` a mask has, in part or in full."""
+    """Returns a mask ``[B, H, blocks of queries, blocks of keys]`` of partial and full blocks."""
     found: Any = False
     for number, indices in (given[:2], given[2:]):
         if number is not None:
@@ -96,6 +97,6 @@ def _as_dense(given: tuple[Any, ...], counts: list[int]) -> Tensor:
 
 
 def _as_indices(dense: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the number of used blocks, and their indices, before those of the others."""
+    """Returns the number of used blocks, and the indices of all blocks, used blocks first."""
     order = dense.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return dense.sum(-1, dtype=torch.int32), order.to(torch.int32)

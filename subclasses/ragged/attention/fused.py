@@ -1,11 +1,13 @@
-"""Attention over ragged rows on CUDA, by PyTorch's kernels for rows of any lengths: no padded table is made.
+"""Attention over ragged rows on CUDA, by PyTorch's kernels for rows of any lengths, without a padded table.
 
-Two kernels take rows back to back, with the offsets that a jagged tensor has anyway. Flash attention
-(https://arxiv.org/abs/2205.14135) wants half precision and, under a causal mask, rows of queries that are as long as
-those of keys, since it lets the last query see the last key. The memory-efficient one
-(https://arxiv.org/abs/2112.05682) takes single precision too and lets the first query see the first key, as PyTorch
-defines a causal mask; its backward works in two tables as large as padded queries there.
-``torch.nn.attention.sdpa_kernel`` rules each out as it does for dense tensors.
+Both kernels take rows back to back, and their offsets. ``torch.nn.attention.sdpa_kernel`` disables each kernel as it
+does for dense tensors.
+
+* Flash attention (https://arxiv.org/abs/2205.14135) requires half precision. Under a causal mask its last query attends
+  to the last key, so rows of queries and keys must have equal lengths.
+
+* Memory-efficient attention (https://arxiv.org/abs/2112.05682) also accepts single precision. Its first query attends
+  to the first key, as PyTorch defines a causal mask. Its backward allocates two tables as large as the padded queries.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.jagged.operands import same_rows
 
 _HALF = (torch.float16, torch.bfloat16)
-_WIDEST_FLASH = 192  # features of a head; beyond them its backward is for some devices only
-_ALIGNED = 8  # both kernels want a multiple of this many features
+_WIDEST_FLASH = 192  # features of a head; the backward of wider heads supports some devices only
+_ALIGNED = 8  # both kernels require a multiple of this many features
 
 # ---- which kernel ----------------------------------------------------------------------------------------------
 
@@ -37,7 +39,7 @@ class Kernel(Enum):
 
 
 def kernel_for(query: JaggedTensor, key: JaggedTensor, value: JaggedTensor, causal: bool) -> Kernel | None:
-    """The kernel that computes an attention without a mask of its own; None if none does."""
+    """Returns the kernel for an attention without ``attn_mask``; None if no kernel supports it."""
     rows = (query, key, value)
     if query.device.type != "cuda" or any(x.lengths is not None for x in rows):
         return None
@@ -59,7 +61,7 @@ def kernel_for(query: JaggedTensor, key: JaggedTensor, value: JaggedTensor, caus
 
 @functools.cache
 def _devices() -> tuple[bool, bool]:
-    """Whether every device has flash attention, and whether it has the other kernel: both are for NVIDIA's."""
+    """Returns whether all devices support flash attention, and whether all support the other kernel; for NVIDIA's."""
     if torch.version.cuda is None or not torch.cuda.is_available():
         return False, False
     least = min(torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
@@ -78,14 +80,14 @@ def attend_fused(  # noqa: PLR0913
     dropout_p: float,
     scale: float,
 ) -> Tensor:
-    """Attention of the entries of each row of ``query`` to those of the row of the same number of ``key``.
+    """Computes the attention of each row of ``query`` to the row of ``key`` with the same number.
 
     Args:
-        kernel: which one.
-        query: its rows say where each query is.
-        key: its rows say where each key and value is.
+        kernel: the kernel to call.
+        query: the tensor whose offsets locate the queries.
+        key: the tensor whose offsets locate the keys and values.
         values: queries, keys and values, all ``[H, total, D]``.
-        causal: query i of a row sees the row's keys up to i.
+        causal: query i of a row attends to the row's keys up to i.
         dropout_p: the share of probabilities that become 0.
         scale: factor of the scores.
 
@@ -97,7 +99,7 @@ def attend_fused(  # noqa: PLR0913
         None if same_rows(query, key) else query.segments.spread_rows(key.row_lengths() > 0).view(-1, 1, 1)
     )
     if found is not None:
-        # What the kernels make of a row without keys, and of its gradient, is their own affair.
+        # The kernels define neither the result of a row without keys nor its gradient.
         q = torch.where(found, q, 0)
     starts = [x.offsets.to(torch.int32) for x in (query, key)]
     longest = query.max_length, key.max_length
@@ -114,7 +116,7 @@ def attend_fused(  # noqa: PLR0913
 
 
 def _entry_major(values: Tensor) -> Tensor:
-    """``[H, total, D]`` to ``[total, H, D]`` with as many features as a kernel takes."""
+    """Permutes ``[H, total, D]`` to ``[total, H, D]``, and pads the features to a multiple of 8 for the kernels."""
     entries = values.transpose(0, 1)
     missing = -entries.shape[-1] % _ALIGNED
     entries = F.pad(entries, [0, missing]) if missing else entries

@@ -1,7 +1,7 @@
-"""Which rows attend together: rows of about one length form a group, with the entries that each group reads.
+"""Groups rows of similar length for attention, and computes the indices of the entries of each group.
 
-A plan reads the offsets, so it is made inside the attention op, where data is there. It is kept for as long
-as the offsets tensor lives and nobody writes to it.
+`make_plan` reads the offsets, so it runs inside the attention op, where tensors have data. A plan is cached as long as
+the offsets tensor lives unchanged.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-_WASTE = 0.8  # a row joins a group when it has at least this share of the group's width ...
-_SLACK = 2  # ... or lacks no more entries than this besides
-_FULL = 0.85  # from this share of a padded table on, its padding takes less time than to move rows to groups
-_MANY = 1024  # entries from which that is said
-_SCORES = 1 << 19  # scores of a group and head at most: what is computed at a time stays small
+_WASTE = 0.8  # a row joins a group of width w if it has at least this times w entries ...
+_SLACK = 2  # ... minus this many
+_FULL = 0.85  # share of a padded table from which computing the padding takes less time than grouping rows
+_MANY = 1024  # queries from which a plan may be full
+_SCORES = 1 << 19  # maximum number of scores of a group and head, which bounds memory
 
 # ---- the parts of a plan ---------------------------------------------------------------------------------------
 
 
 class Rows(NamedTuple):
-    """Where the rows of an operand lie: offsets ``[B + 1]``, and ``[B]`` lengths or None if there are no gaps."""
+    """The rows of an operand: offsets ``[B + 1]``, and lengths ``[B]``, or None if there are no gaps."""
 
     offsets: Tensor
     lengths: Tensor | None
 
     def read(self) -> tuple[list[int], list[int]]:
-        """Beginnings and lengths of the rows, on the host."""
+        """Returns the starts and the lengths of the rows, on the host."""
         starts = self.offsets.tolist()
         if self.lengths is not None:
             return starts[:-1], self.lengths.tolist()
@@ -42,10 +42,11 @@ class Side:
     """The ``count`` rows of a group in one operand, each padded to ``width`` entries.
 
     Attributes:
-        source: ``[H, count, width]``, flattened: the item to read of a table whose items are the heads of entry 0,
-            those of entry 1, ... A padded place reads its row's last entry: nothing of one row reaches another.
-        target: the same for writing; a padded place writes to the entry past the end.
-        padded: ``[count, width]``, which places are padded; None: none, and then source and target are one.
+        source: ``[H, count, width]``, flattened: the item to read. The items of a table are all heads of entry 0, then
+            all heads of entry 1, and so on. A padded position reads the last entry of its row, so no row reads another.
+        target: the same for writing; a padded position writes to the entry past the end.
+        padded: ``[count, width]``, True at padded positions. None if there are none; source and target are then the
+            same tensor.
     """
 
     count: int
@@ -55,21 +56,21 @@ class Side:
     padded: Tensor | None
 
     def take(self, table: Tensor) -> Tensor:
-        """``[total, H, D]``, contiguous, to ``[H, count, width, D]``, contiguous."""
+        """Gathers a contiguous ``[total, H, D]`` into a contiguous ``[H, count, width, D]``."""
         items = table.view(-1, table.shape[2]).index_select(0, self.source)
         return items.view(table.shape[1], self.count, self.width, table.shape[2])
 
     def put(self, table: Tensor, part: Tensor) -> None:
-        """Write a ``part`` as `take` gives it to a table ``[total + 1, H, D]``."""
+        """Writes a ``part`` with the shape of a result of `take` to a table ``[total + 1, H, D]``."""
         table.view(-1, table.shape[2]).index_copy_(0, self.target, part.reshape(-1, table.shape[2]))
 
     def clear(self, part: Tensor) -> Tensor:
-        """Set the padded places of a ``part`` as `take` gives it to 0, in place."""
+        """Sets the padded positions of a ``part`` with the shape of a result of `take` to 0, in place."""
         return part if self.padded is None else part.masked_fill_(self.padded.unsqueeze(-1), 0)
 
 
 class Group(NamedTuple):
-    """Rows that attend together; ``key_mask`` (``[count, keys]``, True for real ones) where padding would show."""
+    """Rows that attend together; ``key_mask [count, keys]`` is False at padding; None if no query reaches it."""
 
     queries: Side
     keys: Side
@@ -81,7 +82,7 @@ class Plan(NamedTuple):
 
     Attributes:
         groups: the groups.
-        complete: whether every entry of both operands is in one.
+        complete: whether every entry of both operands is in a group.
         is_full: whether the queries are many, and both operands nearly fill a padded table.
     """
 
@@ -90,11 +91,11 @@ class Plan(NamedTuple):
     is_full: bool
 
 
-# ---- making it -------------------------------------------------------------------------------------------------
+# ---- making a plan ---------------------------------------------------------------------------------------------
 
 
 class Sizes(NamedTuple):
-    """What a plan depends on besides the rows: the number of entries of each operand, and of heads."""
+    """The numbers of entries of both operands, and of heads; a plan depends on them and on the rows."""
 
     queries: int
     keys: int
@@ -102,7 +103,7 @@ class Sizes(NamedTuple):
 
 
 def make_plan(queries: Rows, keys: Rows, sizes: Sizes, causal: bool) -> Plan:
-    """Group rows by length."""
+    """Groups rows by length."""
     starts, counts = zip(queries.read(), keys.read(), strict=True)
     lengths = list(zip(*counts, strict=True))
     order = sorted(
@@ -119,14 +120,14 @@ def _group(rows: list[int], starts, lengths, sizes: Sizes, causal: bool) -> Grou
     found = [[lengths[row][side] for row in rows] for side in (0, 1)]
     first = [[starts[side][row] for row in rows] for side in (0, 1)]
     queries, keys = (_side(first[side], found[side], sizes[side], sizes.heads) for side in (0, 1))
-    # Under the mask a query sees no later key, so padding shows only to rows with more queries than keys.
+    # Under a causal mask no query attends to a later key. So only rows with more queries than keys reach padding.
     shows = any(k < keys.width and not (causal and q <= k) for q, k in zip(*found, strict=True))
     mask = torch.arange(keys.width) < torch.tensor(found[1]).unsqueeze(1) if shows else None
     return Group(queries, keys, mask)
 
 
 def _similar(order: list[int], lengths: list[tuple[int, int]]) -> list[list[int]]:
-    """Split rows, which come from long to short, where padding or the table of scores would grow too large."""
+    """Splits rows, sorted from long to short, where padding or the table of scores would grow too large."""
     groups: list[list[int]] = []
     for row in order:
         if groups and _fits(lengths[row], lengths[groups[-1][0]], len(groups[-1])):
@@ -142,7 +143,7 @@ def _fits(pair: tuple[int, int], widest: tuple[int, int], count: int) -> bool:
 
 
 def _side(starts: list[int], lengths: list[int], total: int, heads: int) -> Side:
-    """The entries of rows that begin at ``starts``, padded to the longest."""
+    """Returns the entries of rows that begin at ``starts``, padded to the longest row."""
     width, head = max(lengths), torch.arange(heads).unsqueeze(1)
     first, last = torch.tensor(starts).unsqueeze(1), torch.tensor(lengths).unsqueeze(1) - 1
     steps = torch.arange(width)
@@ -155,20 +156,20 @@ def _side(starts: list[int], lengths: list[int], total: int, heads: int) -> Side
     return Side(len(starts), width, items, (target * heads + head).flatten(), padded)
 
 
-# ---- keeping it ------------------------------------------------------------------------------------------------
+# ---- caching plans ---------------------------------------------------------------------------------------------
 
 _plans: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def plan_for(queries: Rows, keys: Rows, sizes: Sizes, causal: bool) -> Plan:
-    """The plan of these rows, made once for as long as the query offsets live unchanged."""
+    """Returns the plan of rows, which is cached as long as the query offsets live unchanged."""
     tensors = [t for t in (*queries, *keys) if t is not None]
-    if any(t.is_inference() for t in tensors):  # such a tensor does not tell when it was written to
+    if any(t.is_inference() for t in tensors):  # inference tensors have no version counter
         return make_plan(queries, keys, sizes, causal)
     key = sizes, causal, [None if t is None else (id(t), t._version) for t in (*queries, *keys)]
     known = _plans.get(queries.offsets)
     if known is None or known[0] != key:
-        # Holding the other tensors keeps their ids from being given to new ones; the key itself must stay weak.
+        # The cache holds the other tensors, so that no new tensor reuses their ids; its key must stay weak.
         held = [t for t in tensors if t is not queries.offsets]
         known = _plans[queries.offsets] = key, held, make_plan(queries, keys, sizes, causal)
     return known[2]

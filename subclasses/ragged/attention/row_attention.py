@@ -1,15 +1,15 @@
 """Attention over ragged rows on the CPU, as one op.
 
-Every row attends to itself alone. Row by row that is right but slow, and over one padded table it costs
-``B * T * T`` scores of which few exist. Here rows of about the same length form a *group*, each group is
-one small batched attention, and the op as a whole is a single node in a graph: no loop reaches a compiler.
+Every row attends to itself alone. A loop over the rows is slow, and one padded table costs ``B * T * T`` scores, of
+which few exist. Here rows of about the same length form a *group*, and each group is one small batched attention. The
+op is a single node in a graph, so no loop reaches a compiler.
 
-* Under a causal mask the padding at a row's end lies in the future of every entry that exists, so a group needs
-  no mask for it: rows within a fifth of each other's length share a group at the cost of the padding alone.
+* Under a causal mask no entry attends to the padding at the end of its row, so a group needs no mask for it. Rows
+  within a fifth of each other's length share a group, at the cost of the padding alone.
 * The backward recomputes the probabilities from the saved log-sum-exp, as in FlashAttention
-  (https://arxiv.org/abs/2205.14135). For short rows it does so by batched matrix products, which take two thirds of
-  the time of PyTorch's fused CPU kernel; from ``_LONG`` on the fused kernel wins and needs no table of scores.
-* Groups depend on the offsets only (see grouping.py): the layers of a model, and their backwards, pay for them once.
+  (https://arxiv.org/abs/2205.14135). For short rows it uses batched matrix products, which take two thirds of the time
+  of PyTorch's fused CPU kernel. From ``_LONG`` entries on the fused kernel is faster, and needs no table of scores.
+* Groups depend on the offsets only (see grouping.py), so the layers of a model and their backwards share them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from subclasses.ops.custom import custom_op
 from subclasses.ragged.attention.grouping import Group, Rows, Sizes, plan_for
 from subclasses.slow_paths import say_once
 
-_LONG = 160  # entries per row from which PyTorch's fused backward is the faster one
+_LONG = 160  # entries per row from which PyTorch's fused backward is faster
 
 # ---- the op ----------------------------------------------------------------------------------------------------
 
@@ -42,17 +42,17 @@ def ragged_attention(  # noqa: PLR0913
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Scaled dot product attention of each row of ``q`` to the row of the same number of ``k`` and ``v``.
+    """Computes the attention of each row of ``q`` to the row of ``k`` and ``v`` with the same number.
 
     Args:
         q: ``[H, total, D]``.
         k: ``[H, total_k, D]``.
         v: ``[H, total_k, D]``.
         q_offsets: ``[B + 1]``, where each row of ``q`` begins.
-        k_offsets: the same of ``k`` and ``v``.
+        k_offsets: the same for ``k`` and ``v``.
         q_lengths: ``[B]``, for rows with gaps between them.
-        k_lengths: the same of ``k`` and ``v``.
-        causal: query i of a row sees the row's keys up to i.
+        k_lengths: the same for ``k`` and ``v``.
+        causal: query i of a row attends to the row's keys up to i.
         scale: factor of the scores.
 
     Returns:
@@ -91,7 +91,7 @@ def ragged_attention_backward(  # noqa: PLR0913
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of ``q``, ``k`` and ``v`` of `ragged_attention`, from its arguments and results."""
+    """Returns the gradients of ``q``, ``k`` and ``v`` of `ragged_attention`, from its arguments and results."""
     sizes = Sizes(q.shape[1], k.shape[1], q.shape[0])
     plan = plan_for(Rows(q_offsets, q_lengths), Rows(k_offsets, k_lengths), sizes, causal)
     grads = tuple(blank(x, x.shape[2], plan.complete) for x in (q, k, v))
@@ -116,18 +116,18 @@ def ragged_attention_backward(  # noqa: PLR0913
 
 
 def entry_major(values: Tensor) -> Tensor:
-    """``[H, total, D]`` to a contiguous ``[total, H, D]``; free for results of `linear` with the heads split."""
+    """Permutes ``[H, total, D]`` to a contiguous ``[total, H, D]``; copies nothing for `linear` with split heads."""
     return values.transpose(0, 1).contiguous()
 
 
 def blank(like: Tensor, width: int, complete: bool, dtype: torch.dtype | None = None) -> Tensor:
-    """A table ``[total + 1, H, width]`` for results; the last entry takes what padded places give."""
+    """Returns a table ``[total + 1, H, width]`` for results; padded positions write to its last entry."""
     make = like.new_empty if complete else like.new_zeros
     return make(like.shape[1] + 1, like.shape[0], width, dtype=dtype)
 
 
 def head_major(table: Tensor) -> Tensor:
-    """``[total + 1, H, D]`` to ``[H, total, D]``, a view."""
+    """Permutes ``[total + 1, H, D]`` to ``[H, total, D]``, a view."""
     return table.narrow(0, 0, table.shape[0] - 1).transpose(0, 1)
 
 
@@ -139,7 +139,7 @@ def _lse_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _mask(group: Group, causal: bool, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-    """What is added to the scores of a group, and whether the kernel is to mask the future itself."""
+    """Returns the mask that is added to the scores of a group, and whether the kernel applies the causal mask."""
     if group.key_mask is None:
         return None, causal
     mask = torch.zeros(group.key_mask.shape, dtype=dtype).masked_fill_(~group.key_mask, -math.inf)
@@ -151,24 +151,24 @@ def _mask(group: Group, causal: bool, dtype: torch.dtype) -> tuple[Tensor | None
 
 @lru_cache(maxsize=512)
 def _future(queries: int, keys: int, dtype: torch.dtype) -> Tensor:
-    """``[queries, keys]``: minus infinity where a key comes after the query."""
+    """Returns ``[queries, keys]`` with minus infinity where a key comes after the query."""
     return torch.full((queries, keys), -math.inf, dtype=dtype).triu_(1)
 
 
 def _short(group: Group, mask: Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether the backward by matrix products is the faster one."""
+    """Returns whether the backward by matrix products is faster."""
     wide = dtype in (torch.float32, torch.float64)
     return wide and mask is None and max(group.queries.width, group.keys.width) < _LONG
 
 
 def _differentiate_short(g, q, k, v, lse, shift, causal: bool, scale: float):  # noqa: PLR0913
-    """The gradients of ``q``, ``k``, ``v``, all ``[H, n, L, D]``, with two tables of scores changed in place.
+    """Returns the gradients of ``q``, ``k``, ``v``, all ``[H, n, L, D]``; changes two tables of scores in place.
 
     ``shift`` is the sum of cotangent times output over D, which the softmax's derivative subtracts.
 
-    The exponential's argument is kept in [-60, 0]: probabilities are at most 1, and where a result is denormal
-    or infinite a vectorized ``exp``, and products after it, fall to a path forty times slower. A probability below
-    1e-26 counts as that.
+    The argument of ``exp`` is clamped to [-60, 0], since probabilities are at most 1. If a result is denormal or
+    infinite, a vectorized ``exp`` and the products after it are forty times slower. So a probability below 1e-26
+    becomes 1e-26.
     """
     q = q.mul_(scale)  # a copy made for this group
     weights = torch.matmul(q, k.mT.contiguous())  # products of contiguous operands take half the time
@@ -181,7 +181,7 @@ def _differentiate_short(g, q, k, v, lse, shift, causal: bool, scale: float):  #
     return torch.matmul(scores, k).mul_(scale), torch.matmul(scores.mT, q), grad_v
 
 
-# ---- what PyTorch asks of an op --------------------------------------------------------------------------------
+# ---- fake kernels and autograd ---------------------------------------------------------------------------------
 
 
 def _fake_result(x: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """Attention over ragged rows on the CPU with dropout of its probabilities, as one op.
 
-PyTorch's fused kernel for the CPU takes no dropout, so each group of rows (see grouping.py) is computed by matrix
+PyTorch's fused kernel for the CPU has no dropout. So the op computes each group of rows (see grouping.py) by matrix
 products, a block of queries at a time. The random numbers come from a seed, a tensor that the rule draws from PyTorch's
-generator. The op is a function of its arguments: the backward draws the same numbers again instead of saving them, and
-a compiler or a checkpoint that keeps the seed keeps the dropout.
+generator. The op is a function of its arguments: the backward draws the same numbers again instead of saving them. A
+compiler or a checkpoint that saves the seed reproduces the dropout.
 
-A probability is kept where a random number of 16 bits reaches a threshold. The scale of the kept probabilities is the
-exact inverse of the share that passes, so the expected value is that of the attention without dropout for every p.
+A probability is kept if a random number of 16 bits reaches a threshold. Kept probabilities are scaled by the exact
+inverse of the share that passes. So the expected value equals the attention without dropout for every p.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from subclasses.ops.custom import custom_op
 from subclasses.ragged.attention.grouping import Group, Rows, Side, Sizes, plan_for
 from subclasses.ragged.attention.row_attention import blank, entry_major, head_major
 
-_BLOCK = 1 << 19  # scores that are computed at a time, of all heads and rows of a group
-_QUERIES = 64  # queries of a row at least in a block
+_BLOCK = 1 << 19  # scores of a block, of all heads and rows of a group
+_QUERIES = 64  # minimum number of queries of a row in a block
 _LEVELS = 1 << 16  # values of a random number
 
 # ---- the op ----------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def ragged_attention_dropout(  # noqa: PLR0913
     scale: float,
     dropout_p: float,
 ) -> Tensor:
-    """Computes what `ragged_attention` computes, with dropout of the probabilities.
+    """Computes `ragged_attention` with dropout of the probabilities.
 
     Args:
         q: ``[H, total, D]``.
@@ -52,10 +52,10 @@ def ragged_attention_dropout(  # noqa: PLR0913
         v: ``[H, total_k, D]``.
         seed: an int64 number that determines which probabilities become 0.
         q_offsets: ``[B + 1]``, where each row of ``q`` begins.
-        k_offsets: the same of ``k`` and ``v``.
+        k_offsets: the same for ``k`` and ``v``.
         q_lengths: ``[B]``, for rows with gaps between them.
-        k_lengths: the same of ``k`` and ``v``.
-        causal: query i of a row sees the row's keys up to i.
+        k_lengths: the same for ``k`` and ``v``.
+        causal: query i of a row attends to the row's keys up to i.
         scale: factor of the scores.
         dropout_p: the share of probabilities that become 0.
 
@@ -96,7 +96,7 @@ def ragged_attention_dropout_backward(  # noqa: PLR0913
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of ``q``, ``k`` and ``v`` of `ragged_attention_dropout`, from its arguments and result."""
+    """Returns the gradients of ``q``, ``k`` and ``v`` of `ragged_attention_dropout`, from its arguments and result."""
     sizes = Sizes(q.shape[1], k.shape[1], q.shape[0])
     plan = plan_for(Rows(q_offsets, q_lengths), Rows(k_offsets, k_lengths), sizes, causal)
     grads = tuple(blank(x, x.shape[2], plan.complete) for x in (q, k, v))
@@ -132,7 +132,7 @@ def ragged_attention_dropout_backward(  # noqa: PLR0913
 
 
 class Draw(NamedTuple):
-    """Where the random numbers come from, the least number that is kept, and the factor of what is kept."""
+    """A generator, the least random number that keeps a probability, and the factor of kept probabilities."""
 
     generator: torch.Generator
     threshold: int
@@ -157,7 +157,7 @@ class Draw(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Queries ``first`` to ``last`` of each row of a group, and the number of keys that they see."""
+    """Queries ``first`` to ``last`` of each row of a group, and the number of keys that they attend to."""
 
     first: int
     last: int
@@ -165,7 +165,7 @@ class Block(NamedTuple):
 
 
 def _blocks(group: Group, causal: bool, items: int) -> Iterator[Block]:
-    """Yields the blocks of a group with so many items, which are its rows times the heads."""
+    """Yields the blocks of a group; ``items`` is its number of rows times the number of heads."""
     queries, keys = group.queries.width, group.keys.width
     step = max(_QUERIES, _BLOCK // (items * keys))
     for first in range(0, queries, step):
@@ -174,14 +174,14 @@ def _blocks(group: Group, causal: bool, items: int) -> Iterator[Block]:
 
 
 def _block_size(group: Group, causal: bool, items: int) -> int:
-    """The number of scores of the largest block."""
+    """Returns the number of scores of the largest block."""
     return items * max((b.last - b.first) * b.keys for b in _blocks(group, causal, items))
 
 
 def _weights(  # noqa: PLR0913
     group: Group, block: Block, queries: Tensor, keys_t: Tensor, scale: float, causal: bool, space: Tensor
 ) -> Tensor:
-    """The probabilities ``[items, queries, keys]`` of a block, in the memory of ``space``."""
+    """Returns the probabilities ``[items, queries, keys]`` of a block, in the memory of ``space``."""
     first, last, seen = block
     asked = queries[:, first:last]
     weights = _view(space, asked.shape[0], last - first, seen)
@@ -198,12 +198,12 @@ def _weights(  # noqa: PLR0913
 
 @lru_cache(maxsize=64)
 def _future(count: int, dtype: torch.dtype) -> Tensor:
-    """``[queries, keys]``: minus infinity where a key comes after the query."""
+    """Returns ``[queries, keys]`` with minus infinity where a key comes after the query."""
     return torch.full((count, count), -math.inf, dtype=dtype).triu_(1)
 
 
 def _view(space: Tensor, *size: int) -> Tensor:
-    """The beginning of a space as a tensor of a size."""
+    """Returns a view of a given size of the first elements of ``space``."""
     return space[: math.prod(size)].view(size)
 
 
@@ -212,7 +212,7 @@ def _sides(group: Group) -> tuple[Side, Side, Side]:
 
 
 def _take(side: Side, table: Tensor) -> Tensor:
-    """``[total, H, D]`` to a new ``[H * rows, width, D]``, in single precision at least."""
+    """Gathers ``[total, H, D]`` into a new ``[H * rows, width, D]``, in single precision at least."""
     part = side.take(table).flatten(0, 1)
     return part if part.dtype in (torch.float32, torch.float64) else part.float()
 
@@ -221,7 +221,7 @@ def _put(side: Side, table: Tensor, part: Tensor) -> None:
     side.put(table, part.to(table.dtype))
 
 
-# ---- what PyTorch asks of an op --------------------------------------------------------------------------------
+# ---- fake kernels and autograd ---------------------------------------------------------------------------------
 
 
 def _fake(x: Tensor, width: int) -> Tensor:

@@ -84,11 +84,11 @@ def as_rows(jagged: bool, x: Any) -> Any:
 
 
 def attention_rows(func: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-    """Returns the operands of an attention as rows that fit together; dense ones that are one tensor stay one.
+    """Returns the operands of an attention as matching rows; operands that are the same tensor stay the same.
 
     Raises:
         DispatchError: the ragged dimension of an operand is not the last but one.
-        ValueError: the operands have other dtypes or numbers of rows.
+        ValueError: the operands have different dtypes or numbers of rows.
     """
     jagged = first_ragged((query, key, value)).rows_first
     found = {id(x): as_rows(jagged, x) for x in (query, key, value)}
@@ -98,15 +98,15 @@ def attention_rows(func: Any, query: Any, key: Any, value: Any) -> tuple[Any, An
 
 
 def _with_heads(query: Any, out: Tensor) -> Any:
-    """Returns results ``[H, entries, D]`` as a value like the query, which has no dim of heads, one or several."""
+    """Returns results ``[H, entries, D]`` with the dimensions of heads of the query: none, one or several."""
     heads = query._raw_values.shape[:-2]
-    if len(heads) != 1:  # a reshape to the size that it has would compare the number of entries with 1
+    if len(heads) != 1:  # a reshape to the same size would compare the number of entries with 1
         out = out.unflatten(0, heads) if heads else out[0]
     return query.with_values(out)
 
 
 def _check_rows(func: Any, query: Any, key: Any, value: Any) -> None:
-    """Raises where operands do not fit together."""
+    """Raises if operands do not match."""
     jagged = query.rows_first
     for x in (query, key, value):
         _check_operand(JaggedTensor if jagged else PaddedTensor, x, func.__name__)
@@ -139,7 +139,7 @@ def _check_operand(kind: Any, x: Any, name: str = "scaled_dot_product_attention"
 def _attend_rows(  # noqa: PLR0913
     q: Tensor, k: Tensor, v: Tensor, rows: Any, is_causal: bool, scale: float, dropout_p: float
 ) -> Tensor:
-    """Attention of ``[H, total, D]`` on the CPU."""
+    """Computes the attention of ``[H, total, D]`` on the CPU."""
     if dropout_p:
         seed = torch.randint(_SEEDS, ())
         return ragged_attention_dropout(q, k, v, seed, *rows, is_causal, scale, dropout_p)
@@ -155,12 +155,12 @@ def _attend_rows(  # noqa: PLR0913
 
 
 def _share_rows(query: Any, key: Any) -> bool:
-    """Whether the rows of query and key have the same lengths, without a comparison of them."""
+    """Returns whether query and key share the lengths of their rows, without a comparison of the lengths."""
     return query is key or (query.lengths is key.lengths and not torch.compiler.is_dynamo_compiling())
 
 
 def _say_padded(query: Any, jagged: bool, attn_mask: Any, is_causal: bool, dropout_p: float) -> None:
-    """Says that attention computes padded tables. A compiler fuses the mask of padding, if there is nothing else."""
+    """Reports that attention computes padded tables, unless a compiler fuses a mask of padding alone."""
     is_fused = not (jagged or dropout_p or is_causal) and is_traced(query.lengths)
     if is_fused and attn_mask is not None:
         say_once(
@@ -198,27 +198,27 @@ def _remedy_for(attn_mask: Any) -> str:
 
 
 def attend_tables(attend: Callable[..., Tensor], query: Any, key: Any, value: Any) -> Any:
-    """Returns the rows of an attention of padded tables, which has a mask of the keys that exist."""
+    """Runs an attention with a mask of existing keys on padded tables, and returns its result as rows."""
     out = attend(*(x.to_dense() for x in (query, key, value)))
-    # A row without keys attended to padding, so that nothing is NaN on the way back; its result is 0.
+    # A row without keys attended to padding, so that no gradient is NaN; its result is 0.
     found = (key.row_lengths() > 0).view(-1, *[1] * (out.dim() - 1))
     return query.from_table(torch.where(found, out, 0))
 
 
 def attend_by_hand(attend: Callable[..., Tensor], query: Any, key: Any, value: Any, attn_mask: Any) -> Any:
-    """Returns the rows of an attention that somebody else computes over padded tables.
+    """Runs the attention function of a model on padded tables, and returns its result as rows.
 
     Args:
-        attend: takes tables ``[B, H, T, D]``, ``[B, H, S, D]``, ``[B, H, S, Dv]`` and ``[B, 1, 1 or T, S]``, which is
-            to be added to the scores. It returns ``[B, H, T, Dv]``.
-        query: ``[B, H, T, D]``, ragged or dense, as the next two.
+        attend: takes tables ``[B, H, T, D]``, ``[B, H, S, D]``, ``[B, H, S, Dv]`` and a mask ``[B, 1, 1 or T, S]``,
+            which it adds to the scores. It returns ``[B, H, T, Dv]``.
+        query: ``[B, H, T, D]``, ragged or dense, as are the next two.
         key: ``[B, H, S, D]``.
         value: ``[B, H, S, Dv]``.
-        attn_mask: a dense mask that broadcasts against ``[B, H, T, S]``, as ``scaled_dot_product_attention`` takes it.
+        attn_mask: a dense mask that broadcasts against ``[B, H, T, S]``, as for ``scaled_dot_product_attention``.
 
     Raises:
         DispatchError: the ragged dimension is not the last but one.
-        ValueError: the operands have other dtypes or numbers of rows.
+        ValueError: the operands have different dtypes or numbers of rows.
     """
     rows, key, value = attention_rows(F.scaled_dot_product_attention, query, key, value)
     say_once(
@@ -234,9 +234,9 @@ def attend_by_hand(attend: Callable[..., Tensor], query: Any, key: Any, value: A
 
 
 def score_mask(query: Any, key: Any, attn_mask: Any, is_causal: bool) -> Tensor:
-    """Which scores count, or what is added to them: ``[B, 1..., T, S]``, the caller's mask included.
+    """Returns a bool mask, or a mask that is added to the scores: ``[B, 1..., T, S]``, with the caller's mask.
 
-    A query that does not exist attends to everything: a softmax without scores would be NaN, and so its derivative.
+    A query that does not exist attends to all keys: a softmax without scores, and its derivative, would be NaN.
     """
     if attn_mask is not None and (not isinstance(attn_mask, Tensor) or hasattr(type(attn_mask), "__spec__")):
         raise DispatchError(
@@ -259,6 +259,6 @@ def score_mask(query: Any, key: Any, attn_mask: Any, is_causal: bool) -> Tensor:
 
 
 def _heads_first(x: JaggedTensor) -> Tensor:
-    """``[..., total, D]`` to ``[H, total, D]``."""
+    """Reshapes ``[..., total, D]`` to ``[H, total, D]``."""
     values = x.clean_values()
     return values if values.dim() == 3 else values.reshape(-1, *values.shape[-2:])

@@ -1,4 +1,4 @@
-"""An index written out: an entry for each dimension, and what kind of index it is."""
+"""Expands an index to one entry for each dimension, and classifies the entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL = slice(None)
 
 
 def expanded(x: Any, index: Any) -> tuple[Any, ...]:
-    """The index with an entry for each dimension, its ellipsis written out."""
+    """Returns the index with an entry for each dimension, without an ellipsis."""
     index, rank = as_tuple(index), x.rank
     if not _SIMPLE.issuperset(map(type, index)):
         _check_entries(x, index)
@@ -46,53 +46,53 @@ def _check_entries(x: Any, index: tuple[Any, ...]) -> None:
 
 
 def as_tuple(index: Any) -> tuple[Any, ...]:
-    """An index of one dimension or several."""
+    """Returns an index of one dimension or several as a tuple."""
     return index if isinstance(index, tuple) else (index,)
 
 
 def outer_places(index: tuple[Any, ...]) -> list[int]:
-    """For each dimension the place of its entry in an expanded index."""
+    """Returns the position of each dimension's entry in an expanded index."""
     return [p for p, i in enumerate(index) if i is not None]
 
 
 def replaced(index: tuple[Any, ...], place: int, i: Any) -> tuple[Any, ...]:
-    """An index with another entry at one place."""
+    """Returns an index with another entry at one position."""
     return (*index[:place], i, *index[place + 1 :])
 
 
 def without_place(index: tuple[Any, ...], place: int) -> tuple[Any, ...]:
-    """An index for a tensor without one dimension."""
+    """Returns an index for a tensor without one dimension."""
     return (*index[:place], *index[place + 1 :])
 
 
 def is_all(i: Any) -> bool:
-    """Whether all of a dimension is meant."""
+    """Returns whether an entry selects a whole dimension."""
     return isinstance(i, slice) and i == ALL
 
 
 def is_int(i: Any) -> bool:
-    """Whether the dimension goes."""
+    """Returns whether an entry removes its dimension."""
     return isinstance(i, int | torch.SymInt) or (
         isinstance(i, Tensor) and i.dim() == 0 and i.dtype != torch.bool
     )
 
 
 def is_index(i: Any) -> bool:
-    """Whether several are picked, by number or mask."""
+    """Returns whether an entry selects several elements, by number or mask."""
     return isinstance(i, list | tuple | range) or (isinstance(i, Tensor) and i.dim() > 0)
 
 
-# ---- the words of an error -------------------------------------------------------------------------------------
+# ---- texts of errors -------------------------------------------------------------------------------------------
 
 
 def doing(func: Any) -> str:
-    """What a function does to the tensor that is named next."""
+    """Returns the action of a function in an error; the name of a tensor follows it."""
     name = name_of(func)
     return {"__getitem__": "indexing", "__setitem__": "writing into"}.get(name, f"{name} of")
 
 
 def shown_index(index: Any) -> str:
-    """An index as it is written, with the sizes of its tensors in place of what they hold."""
+    """Returns the text of an index, with the sizes of its tensors instead of their data."""
     return f"[{', '.join(map(_shown_entry, as_tuple(index)))}]"
 
 
@@ -108,7 +108,7 @@ def _shown_entry(i: Any) -> str:
 
 
 def mask_of_rows(x: Any, dims: int = 2) -> str:
-    """How a dense mask of so many dimensions becomes one of the entries of ``x``."""
+    """Returns a hint for errors: a dense mask of ``dims`` dimensions as a mask of the entries of ``x``."""
     mask = f"a mask of entries is a {x.ragged_class.__name__} with the same rows"
     if not max(x.row_dims) < dims <= x.dim():
         return mask
@@ -117,7 +117,7 @@ def mask_of_rows(x: Any, dims: int = 2) -> str:
 
 
 def check_numbers(x: Any, rows: Tensor, entries: Tensor) -> None:
-    """Raises unless rows and places are both numbers."""
+    """Raises if the index of rows or of positions is a mask."""
     if torch.bool in (rows.dtype, entries.dtype):
         raise DispatchError(
             f"indexing {shown(x)}: index by one ragged mask, or by two index tensors of ints",
@@ -130,7 +130,7 @@ def check_numbers(x: Any, rows: Tensor, entries: Tensor) -> None:
 
 
 def row_index(x: Any, which: Any) -> Tensor:
-    """The numbers of rows ``[n]``, or the mask ``[B]``, that an index means."""
+    """Returns an index of rows as numbers ``[n]``, or as a mask ``[B]``."""
     which = torch.as_tensor(which, device=x.counts.device)
     if which.dim() != 1 or which.is_floating_point():
         raise DispatchError(
@@ -146,13 +146,13 @@ def row_index(x: Any, which: Any) -> Tensor:
 
 
 def row_numbers(x: Any, which: Any) -> Tensor:
-    """The numbers of rows that an index tensor ``[n]``, a list or a mask ``[B]`` picks."""
+    """Returns the numbers of the rows that an index tensor ``[n]``, a list or a mask ``[B]`` selects."""
     which = row_index(x, which)
     return true_places(which) if which.dtype == torch.bool else which
 
 
 def common_places(x: Any, places: Any) -> Tensor:
-    """Places ``[n]`` that are meant for every row."""
+    """Returns an index of positions ``[n]`` that applies to every row."""
     places = torch.as_tensor(places, device=x.counts.device)
     if places.dim() != 1 or places.dtype == torch.bool or places.is_floating_point():
         raise DispatchError(
@@ -164,7 +164,7 @@ def common_places(x: Any, places: Any) -> Tensor:
 
 
 def existing_places(x: Any, rows: Tensor, places: Tensor) -> Tensor:
-    """Places of rows, which must have them, counted from the front; nothing waits for a GPU."""
+    """Returns positions counted from the front; asserts that the rows have them, asynchronously on a GPU."""
     lengths = x.counts[rows]
     reached = ((places < lengths) & (places >= -lengths)).all()
     torch.ops.aten._assert_async.msg(reached, f"indexing {shown(x)}: a row is too short")

@@ -1,7 +1,7 @@
-"""Indexing and writing by ints, slices, index tensors and masks: the result is what a loop over the rows would give.
+"""Indexing and writing by ints, slices, index tensors and masks; a loop over the rows returns the same results.
 
-An index is applied in three steps: rows, then entries of every row, then features of the entries. A layout says how the
-first two select (see ``selection.py`` of each); features are views of the stored tensor.
+An index is applied in three steps: rows, then entries of every row, then features of the entries. Each layout
+implements the first two steps in its ``selection.py``; features are views of the stored tensor.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _getitem(func: Any, x: Any, index: Any) -> Any:
 
 
 def _check_whole(x: Any, i: Any) -> None:
-    """Raises where merged dimensions are cut; those that come first refuse it as a dimension of the entries."""
+    """Raises if an index cuts merged dimensions; `feature_dim` raises later for a layout with rows first."""
     whole = isinstance(i, slice) and i.start in (None, 0) and i.stop is None and i.step in (None, 1)
     if not (x.rows_first or whole):
         raise DispatchError(
@@ -82,7 +82,7 @@ def _check_whole(x: Any, i: Any) -> None:
 
 
 def _take_features(x: Any, index: tuple[Any, ...]) -> Any:
-    """Slices, ints, None and index tensors at dimensions of the entries, one after the other."""
+    """Applies slices, ints, None and index tensors to dimensions of the entries, one after the other."""
     if sum(map(is_index, index)) > 1:
         if not x.rows_first:
             raise DispatchError(
@@ -124,7 +124,7 @@ def _pick_features(x: Any, dim: int, which: Any) -> Any:
 
 
 def take_along(x: Any, dim: int, i: Any) -> Any:
-    """``x`` indexed at one dimension."""
+    """Indexes ``x`` at one dimension."""
     return _getitem(torch.Tensor.__getitem__, x, (*[ALL] * dim, i))
 
 
@@ -218,7 +218,7 @@ def _gather(func: Any, input: Any, dim: int, index: Any, **kwargs: Any) -> Any:
 
 @RULES.of(torch.scatter, torch.scatter_add, torch.scatter_reduce)
 def _scatter(func: Any, input: Any, dim: int, index: Any, *args: Any, **kwargs: Any) -> Any:
-    """Along a dimension of the entries; the index and the values have the same rows."""
+    """Scatters along a dimension of the entries; the index and the values have the same rows."""
     kwargs = without_out(func, input, kwargs)
     tensors = [a for a in (input, index, *args, *kwargs.values()) if isinstance(a, Tensor)]
     x = first_ragged(tensors)
@@ -236,7 +236,7 @@ def _scatter(func: Any, input: Any, dim: int, index: Any, *args: Any, **kwargs: 
 
 
 def _clean_beside(func: Any, x: Any, a: Any) -> Any:
-    """An operand with its entries where those of ``x`` are stored, and 0 in gaps."""
+    """Returns the stored tensor of an operand, with its entries at the positions of ``x``'s entries and 0 in gaps."""
     return x.alongside(func, a).clean() if isinstance(a, Tensor) else a
 
 
@@ -248,7 +248,7 @@ def _scatter_(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
 
 @RULES.of(torch.topk)
 def _topk(func: Any, input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Along the rows a row shorter than ``k`` gives all of its entries: a ragged result."""
+    """Along the rows the result is ragged: a row shorter than ``k`` returns all of its entries."""
     (dim,) = outer_dims(func, input, dim)
     if rows_stay(input, [dim]):
         found = func(input.unwrap_stored(), k, input.stored_dim(dim), largest, sorted)

@@ -1,4 +1,4 @@
-"""``cat`` and ``stack``: along a feature of the entries, along the rows, or of the rows one after the other."""
+"""``cat`` and ``stack``: along features of the entries, along the ragged dimension, or along the batch dimension."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _stack(func: Any, tensors: Sequence[Any], dim: int = 0, *, out: None = None)
 
 
 def _is_nothing(t: Any) -> bool:
-    """Whether `torch.cat` skips an operand: `torch.tensor([])` joins tensors of any number of dimensions."""
+    """Returns whether `torch.cat` skips an operand: `torch.tensor([])` joins tensors of any number of dimensions."""
     return not hasattr(type(t), "__spec__") and t.dim() == 1 and t.shape[0] == 0
 
 
@@ -56,7 +56,7 @@ def _check_no_out(func: Any, x: Any, out: Any) -> None:
 
 
 def _check_joins(func: Any, x: Any, y: Any, dim: int) -> None:
-    """Raises unless entries or rows of ``y`` may follow those of ``x``."""
+    """Raises unless ``x`` and ``y`` join along ``dim``, the batch or the ragged dimension."""
     free = (x.ragged_dim,) if dim == x.ragged_dim else x.row_dims
     alike = (y.dim(), y.row_dims) == (x.dim(), x.row_dims) and not x.merged
     if not alike or any(
@@ -76,7 +76,7 @@ def _dstack(func: Any, tensors: Sequence[Any], *, out: None = None) -> Any:
 
 
 def _joinable(func: Any, x: Any, t: Any) -> Any:
-    """An operand along a feature; a dense one is made ragged where its cotangent would come back ragged."""
+    """Returns an operand to join along a feature; a dense operand becomes ragged if its cotangent would be ragged."""
     if isinstance(t, x.ragged_class) or (x.rows_first and not t.requires_grad):
         return t
     _check_joined(func.__name__, x, t)
@@ -104,7 +104,7 @@ def _stack_features(op: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 def _joined(op: Any, x: Any, t: Any, place: int | None) -> Tensor:
-    """What is stored of one operand, which may differ along ``place``; a dense one is a derivative that is zero."""
+    """Returns the stored tensor of an operand, which may differ along ``place``; a dense one is a zero derivative."""
     if isinstance(t, x.ragged_class):
         return x.beside(op, t) if x.rows_first else _check_joined(op, x, t)
     stored = _check_joined(op, x, t)
@@ -112,7 +112,7 @@ def _joined(op: Any, x: Any, t: Any, place: int | None) -> Tensor:
 
 
 def _check_joined(func: Any, x: Any, t: Any) -> Tensor:
-    """An operand beside `stored`; raises unless it has as many dimensions, and tables are equally wide."""
+    """Returns an operand that broadcasts against `stored`; raises for other dimensions, or tables of other widths."""
     if x.rows_first and t.dim() != x.dim():
         raise DispatchError(
             f"{func}: expected ragged tensors or dense ones of as many dimensions as {shown(x)}, got {shown(t)}",

@@ -1,4 +1,4 @@
-"""``split``, ``chunk`` and ``tensor_split``: groups of rows, or each row cut as it would be in a loop."""
+"""``split``, ``chunk`` and ``tensor_split``: groups of rows, or parts of each row as in a loop over the rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _split(func: Any, tensor: Any, split_size_or_sections: Any, dim: int = 0) ->
 
 
 def _sections_of_rows(x: Any, sections: list[Any]) -> tuple[Any, ...]:
-    """Sections that every row has, and the rest of each row as the last one."""
+    """Returns sections that every row has; the last section is the rest of each row."""
     stops = list(accumulate(sections[:-1], initial=0))
     if stops[-1] + sections[-1] != x.width:
         raise RuntimeError(
@@ -54,7 +54,7 @@ def _sections_of_rows(x: Any, sections: list[Any]) -> tuple[Any, ...]:
 
 
 def _split_equally(func: Any, x: Any, size: Any, dim: int) -> Any:
-    """Groups of rows, or parts of equal extent of each row; along another dimension the op itself."""
+    """Returns groups of rows, or equal parts of each row; runs the op itself along another dimension."""
     if x.merged or dim not in ((x.batch_dim,) if x.rows_first else x.row_dims):
         return unruled(func, x, size, dim)
     parts, stop = [], 0
@@ -106,24 +106,24 @@ def _split_along(func: Any, x: Any, where: Any) -> Any:
 
 
 def _in_sections(x: Any, sections: int) -> tuple[Any, ...]:
-    """Every row in as many parts, the first ones longer by one where they do not come out even."""
+    """Splits every row into ``sections`` parts; the first parts are longer by one if the length is not divisible."""
     size, more, width = x.counts // sections, x.counts % sections, -(-x.width // sections)
     return tuple(x.cut(size * i + more.clamp(max=i), size + (more > i), width) for i in range(sections))
 
 
 def _section_stops(count: int, sections: int) -> Sequence[int]:
-    """Where sections of a batch end, but for the last."""
+    """Returns the ends of the sections of a batch, without the last."""
     size, more = divmod(count, sections)
     return [size * i + min(i, more) for i in range(1, sections)]
 
 
 def bound_in_rows(bound: int, lengths: Tensor) -> Tensor:
-    """``[B]``: where the bound of a slice lies in each row."""
+    """Returns the position ``[B]`` in each row of the bound of a slice."""
     return (lengths + bound if bound < 0 else torch.full_like(lengths, bound)).clamp(min=0).minimum(lengths)
 
 
 def extent_of_slice(extent: Any, part: slice) -> Any:
-    """How many places a slice with step 1 takes of an extent, which a compiler may see as a symbol."""
+    """Returns the length of a slice with step 1 of an extent, which may be symbolic in a compiler."""
     first, last = (
         extent if bound > extent else bound if bound >= 0 else 0 if -bound > extent else extent + bound
         for bound in (part.start or 0, extent if part.stop is None else part.stop)

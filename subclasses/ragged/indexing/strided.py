@@ -1,7 +1,7 @@
-"""``as_strided``, by which ``torch.compile`` makes views of its arguments again.
+"""``as_strided``, which ``torch.compile`` calls to recreate views of its arguments.
 
-Size and stride are those of the outer tensor. They tell where batch and ragged dimension are, and the stored tensor is
-strided alike. A size and stride that leave a doubt (extents of 1, rows that were cut) are refused.
+Size and stride describe the outer tensor. They determine its batch and ragged dimension, and the stored tensor is
+strided alike. The rule raises if a size and stride are ambiguous (extents of 1, rows that were cut).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _strided(func: Any, x: Any, stored: Tensor, size: Any, stride: Any, offset: 
 
 
 def find_rows(x: Any, size: list[int], stride: list[int]) -> tuple[int, int] | None:
-    """Where batch and ragged dimension are in a view of ``x``; None where that is not certain."""
+    """Returns the batch and the ragged dimension of a view of ``x``; None if they are ambiguous."""
     batch, ragged = x.row_dims
     outer = x.stride()
     rows, places = (_matches(size, stride, x.shape[d], outer[d]) for d in (batch, ragged))
@@ -84,17 +84,16 @@ def find_rows(x: Any, size: list[int], stride: list[int]) -> tuple[int, int] | N
 
 
 def _skipped(stored: Tensor, kept: Sequence[int], offset: int, begin: int) -> int | None:
-    """How many elements of features a view leaves out at its beginning; None where that is not certain.
+    """Returns how many elements of features a view skips at its beginning; None if that is ambiguous.
 
-    Releases differ: newer ones add the beginning of the argument once more, since a wrapper made anew has a storage of
-    its own.
+    Newer releases of PyTorch add the storage offset of the argument once more, since a new wrapper has its own storage.
     """
     found = {n for n in (offset - begin, offset - 2 * begin) if _is_feature(stored, kept, n)}
     return found.pop() if len(found) == 1 else None
 
 
 def _is_feature(stored: Tensor, kept: Sequence[int], skipped: int) -> bool:
-    """Whether an element lies so far behind the first one, at the same row and place."""
+    """Returns whether the element ``skipped`` after the first one has the same row and position."""
     dims = sorted(range(stored.dim()), key=stored.stride, reverse=True)
     for d in dims:
         if stored.stride(d) > 0 and stored.size(d) > 1:

@@ -1,7 +1,7 @@
 """Views of the dimensions of entries: the same view of the stored tensor, with the rows at their new dimensions.
 
-They run below autograd, so that a view is one to autograd too. ``view``, ``flatten`` and ``unflatten`` are in
-``merging.py`` of each layout: there batch and ragged dimension may become one.
+They run below autograd, so that autograd records a view. ``view``, ``flatten`` and ``unflatten`` are in ``merging.py``
+of each layout, since they may merge the batch and the ragged dimension.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _unsqueeze(op: Any, x: Any, dim: int) -> Any:
 
 @RULES.of(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _squeeze(op: Any, x: Any, dims: int | Sequence[int] | None = None) -> Any:
-    """Rows keep their dimensions, whatever the extent; a layout whose batch comes first refuses to squeeze them."""
+    """Keeps the dimensions of rows for any extent; raises for them in a layout whose batch comes first."""
     found = outer_dims(op, x, dims)
     if x.rows_first and dims is not None:
         found = [x.feature_dim(op, d) for d in found]
@@ -103,12 +103,12 @@ def _unbind(op: Any, x: Any, dim: int = 0) -> Any:
     return [without(x, part, [dim]) for part in op(x.stored, x.stored_dim(dim))]
 
 
-# ---- and their derivatives -------------------------------------------------------------------------------------
+# ---- derivatives of cutting ------------------------------------------------------------------------------------
 
 
 @RULES.of(aten.slice_backward.default)
 def _slice_backward(op: Any, grad: Any, size: Sequence[int], dim: int, *cut: Any) -> Any:
-    """Of a slice of rows, a plain cotangent, 0 where there is no entry: other rows may have been longer."""
+    """For a slice of rows returns a plain cotangent, 0 where there is no entry, since other rows may be longer."""
     if not grad.rows_first and dim % grad.dim() in grad.row_dims:
         return op(grad.kept(grad.stored), size, dim, *cut)
     place = grad.stored_dim(grad.feature_dim(op, dim))
@@ -125,11 +125,11 @@ def _select_backward(op: Any, grad: Any, size: Sequence[int], dim: int, index: i
     return grad.with_stored(op(grad.stored, wanted, place, index), *dims_after_new(grad, dim))
 
 
-# ---- a dimension more ------------------------------------------------------------------------------------------
+# ---- added dimensions ------------------------------------------------------------------------------------------
 
 
 def new_dim(op: Any, x: Any, dim: int) -> int:
-    """Where a dimension is added, counted from the front; the op raises where there is no such place."""
+    """Returns the index of an added dimension, counted from the front; the op raises if it is out of range."""
     n = x.rank + 1
     dim = dim % n if -n <= dim < n else dim
     if dim == 0:
@@ -138,6 +138,6 @@ def new_dim(op: Any, x: Any, dim: int) -> int:
 
 
 def dims_after_new(x: Any, dim: int) -> tuple[int, int]:
-    """The ragged and the batch dimension once another one is added."""
+    """Returns the ragged and the batch dimension after another dimension is added."""
     ragged, batch = (d + (d >= dim) for d in (x.ragged_dim, x.batch_dim))
     return ragged, batch
