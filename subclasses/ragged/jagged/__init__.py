@@ -1,14 +1,15 @@
 """``JaggedTensor``: rows of uneven length, back to back.
 
-An entry past a row's length does not exist: every result is what a loop over the rows would give. The outer
-size is that of the padded tensor it stands for, ``[B, T, ...]``, so that shapes read and broadcast as they do
-for a dense tensor, but only ``total`` entries are stored and computed on.
+An entry past a row's length does not exist: a loop over the rows returns the same results. The outer size is the size
+of the padded tensor, ``[B, T, ...]``, so that shapes broadcast as for a dense tensor. But only ``total`` entries are
+stored and computed.
 
-An outer dimension ``d >= 1`` is dimension ``d - 1`` of ``values``; the ragged one is any of them. A value whose
-batch and ragged dimensions were merged (``x.flatten(0, 1)``) has ``ragged_dim=0``, and then both count alike.
+An outer dimension ``d >= 1`` is dimension ``d - 1`` of ``values``; any of them may be the ragged dimension.
+``x.flatten(0, 1)`` merges the batch and the ragged dimension. Its result has ``ragged_dim=0``, and its dimensions are
+the dimensions of ``values``.
 
-The rules for ops stand beside this file, grouped by family; this one has what the class is, how one is made, and
-how it converts.
+This module has the class, its constructors and its conversions. The other modules of this folder have the rules for ops
+by family.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from subclasses.spec.values import dynamic_ints, mark_varying_dims, with_inners
 
 @functools.lru_cache(maxsize=64)
 def _layout_of(cls: Any, present: tuple[str, ...], ragged_dim: int) -> Layout:
-    """The layout of rows along a dimension, kept: one of a value that lives for one op would be made at each."""
+    """Returns the layout of rows along a dimension; cached, since each op would make one for its temporary results."""
     return intern_layout(cls, (ragged_dim,), present)
 
 
@@ -46,17 +47,18 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     """Rows of uneven length back to back; made from ``(values, offsets)`` or by one of the ``from_`` methods.
 
     Args:
-        values: the entries of all rows, ``[total, ...]``; with another ragged dim the entries are not its first one.
-        offsets: ``[B + 1]`` int64, where in ``values`` each row begins, and where the last one ends.
-        lengths: ``[B]`` int64, how many entries of each row exist; None: all up to the next row's beginning. Entries
-            of ``values`` that belong to no row do not exist, whatever they hold.
+        values: the entries of all rows, ``[total, ...]``; a greater ``ragged_dim`` has them along ``ragged_dim - 1``.
+        offsets: ``[B + 1]`` int64, the start of each row in ``values``, and the end of the last row.
+        lengths: ``[B]`` int64, how many entries of each row exist; None: all up to the start of the next row. Entries
+            of ``values`` that belong to no row do not exist, and may have any values.
         ragged_dim: the outer dimension along which rows differ; 0 for merged batch and ragged dimensions.
         max_length: the outer extent of the ragged dimension, ``T``: an upper bound of the lengths. None computes it
-            (one synchronisation on CUDA) and checks the offsets on the way. A given one is believed, up to the number
-            of entries or 1,048,576. Loading a file checks offsets, lengths and bound in any case.
+            (one synchronisation on CUDA) and checks the offsets. The constructor does not compare a given bound with
+            the rows. It may be up to the greater of the number of entries and 1,048,576. Loading a file always checks
+            offsets, lengths and bound.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not fit together, or the offsets do not describe rows.
+        ValueError: shapes, dtypes or devices do not match, or the offsets do not describe rows.
     """
 
     _instead = "use x.to_dense(fill) with x.mask(), x.to_tensors() or x.unwrap('values')"
@@ -76,7 +78,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         ragged_dim: int = 1,
         max_length: int | None = None,
     ) -> Any:
-        """Checks that the parts fit together; see the class."""
+        """Checks that the arguments match; see the class."""
         validation.check_parts(values, offsets, lengths, ragged_dim)
         if max_length is None:
             max_length = validation.longest_row(values, offsets, lengths, ragged_dim)
@@ -88,7 +90,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     if (
         TYPE_CHECKING
-    ):  # what type checkers would otherwise derive from the fields, and where values are stored
+    ):  # for type checkers: the stored values, and a signature that the fields do not determine
         _raw_values: Tensor
 
         def __init__(
@@ -102,11 +104,11 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         ) -> None: ...
 
         def to_padded(self, *, multiple: int | None = None, buckets: Sequence[int] | None = None) -> Any:
-            """The same rows as a ``PaddedTensor``; stands in ``padded/tensor.py``."""
+            """Returns the same rows as a ``PaddedTensor``; defined in ``padded/tensor.py``."""
 
     @staticmethod
     def outer(values: Tensor, offsets: Tensor, ragged_dim: int, max_length: int) -> Outer:
-        """The size of the padded tensor, and the strides that it would have with the rows of ``values``."""
+        """Returns the size of the padded tensor, and its strides if it had the rows of ``values``."""
         size, stride = values.size(), values.stride()
         start = values.storage_offset()
         if ragged_dim == 0:
@@ -118,11 +120,11 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
             storage_offset=start,
         )
 
-    # ---- making one --------------------------------------------------------------------------------------------
+    # ---- constructors ------------------------------------------------------------------------------------------
 
     @classmethod
     def from_tensors(cls, rows: Sequence[Tensor]) -> JaggedTensor:
-        """One row per tensor ``[length, ...]``; differentiable in them.
+        """Makes one row per tensor ``[length, ...]``; differentiable in the tensors.
 
         Raises:
             ValueError: there is no row, or rows differ in more than their length.
@@ -134,7 +136,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     @classmethod
     def of_dense(cls, dense: Tensor) -> JaggedTensor:
-        """Rows of one length, all of ``dense [B, T, ...]``; for rules."""
+        """Makes rows of equal length from ``dense [B, T, ...]``; for rules."""
         batch, length = dense.shape[:2]
         offsets = torch.arange(batch + 1, device=dense.device) * length
         return cls(dense.flatten(0, 1), offsets, max_length=length)
@@ -143,7 +145,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     def from_lengths(
         cls, values: Tensor, lengths: Tensor | Sequence[int], *, max_length: int | None = None
     ) -> JaggedTensor:
-        """Rows of these lengths, one after the other in ``values``, which are shared.
+        """Makes rows of these lengths, back to back in ``values``, which it shares.
 
         Args:
             values: the entries of all rows, ``[total, ...]``.
@@ -164,9 +166,9 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     @classmethod
     def from_padded(cls, padded: Tensor, lengths: Tensor | Sequence[int]) -> JaggedTensor:
-        """The first ``lengths[b]`` entries of each row of ``padded [B, T, ...]``; differentiable in it.
+        """Makes rows of the first ``lengths[b]`` entries of each row of ``padded [B, T, ...]``; differentiable in it.
 
-        In a compiled function, which does not read the lengths, the outer extent is that of ``padded``.
+        In a compiled function, which does not read the lengths, the outer extent is the extent of ``padded``.
         """
         sizes = torch.as_tensor(lengths, dtype=torch.int64, device=padded.device)
         validation.check_padded(padded, sizes)
@@ -177,9 +179,10 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     @classmethod
     def from_mask(cls, padded: Tensor, mask: Tensor) -> JaggedTensor:
-        """The entries of ``padded [B, T, ...]`` where ``mask [B, T]`` is True, wherever in their rows; differentiable.
+        """Makes rows of the entries of ``padded [B, T, ...]`` where ``mask [B, T]`` is True; differentiable.
 
-        In a compiled function, which does not read the mask, the outer extent is that of ``padded``.
+        The entries may be anywhere in their rows. In a compiled function, which does not read the mask, the outer
+        extent is the extent of ``padded``.
 
         Raises:
             ValueError: ``mask`` is no bool tensor of that shape.
@@ -190,7 +193,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     @classmethod
     def from_nested(cls, nested: Tensor) -> JaggedTensor:
-        """The rows of a ``torch.nested`` tensor of jagged layout, whose values it shares; differentiable in it.
+        """Makes the rows of a ``torch.nested`` tensor of jagged layout, whose values it shares; differentiable in it.
 
         Raises:
             TypeError: ``nested`` is no nested tensor of jagged layout.
@@ -203,7 +206,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         return cls(nested.values(), offsets, lengths=lengths, ragged_dim=ragged)
 
     def _varying_dims(self) -> dict[str, set[int]]:
-        """The number of entries and of rows, and the longest row, differ from value to value."""
+        """Returns the dimensions that vary: the number of entries and of rows, and the longest row."""
         entries = max(self.ragged_dim - 1, 0)
         return {"": {0, self.ragged_dim}, "values": {entries}, "offsets": {0}, "lengths": {0}}
 
@@ -219,11 +222,11 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         """Raises unless offsets and lengths describe rows, none of which is longer than ``max_length``."""
         validation.check_loaded(values, offsets, lengths, ragged_dim, max_length)
 
-    # ---- looking at it -----------------------------------------------------------------------------------------
+    # ---- rows --------------------------------------------------------------------------------------------------
 
     @property
     def segments(self) -> Segments:
-        """Where the rows lie, with what moves entries between them and a padded table."""
+        """The `Segments` of the rows, which copy entries between rows and a padded table."""
         place = max(self.ragged_dim - 1, 0)
         return Segments(self.offsets, self.lengths, self._raw_values.size(place), self.max_length)
 
@@ -241,38 +244,38 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """The rows; while a graph is traced, where nothing is known of them, the parts."""
+        """Returns the rows as text; in a trace, where the data is unknown, the inner tensors."""
         return emit_rows(self, self._raw_values, self.to_tensors)
 
-    # ---- taking it apart ---------------------------------------------------------------------------------------
+    # ---- values and conversions --------------------------------------------------------------------------------
 
     def kept(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
-        """A tensor shaped as ``values``, with ``fill`` for what does not exist; without holes the same tensor."""
+        """Returns a tensor with the shape of ``values`` and ``fill`` in holes; without holes the same tensor."""
         return (
             values if self.lengths is None else self.trailing(self.segments.keep(self.leading(values), fill))
         )
 
     def clean_values(self) -> Tensor:
-        """The values as a differentiable function of this tensor, with 0 for what does not exist.
+        """Returns the values as a differentiable function of this tensor, with 0 in holes.
 
-        For ops that mix entries: what a hole holds reaches no result, and no gradient comes out of one.
+        For ops that mix entries: no result depends on a hole, and no hole receives a gradient.
         """
         return self.kept(self.unwrap("values"))
 
     def entries(self) -> Tensor:
-        """The entries of all rows, the ragged dimension first: ``[total, ...]``; 0 for what does not exist."""
+        """Returns the entries of all rows, the ragged dimension first: ``[total, ...]``; 0 in holes."""
         return self.leading(self.clean_values())
 
     def leading(self, values: Tensor) -> Tensor:
-        """A tensor shaped as ``values``, with the ragged dimension in front."""
+        """Moves the ragged dimension of a tensor with the shape of ``values`` to the front."""
         return values.movedim(self.ragged_dim - 1, 0) if self.ragged_dim > 1 else values
 
     def trailing(self, entries: Tensor) -> Tensor:
-        """What has the ragged dimension in front, back to the shape of the values."""
+        """Moves the ragged dimension of ``entries`` from the front to its dimension in ``values``."""
         return entries.movedim(0, self.ragged_dim - 1) if self.ragged_dim > 1 else entries
 
     def with_values(self, values: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
-        """Other values for the same rows; ``ragged_dim`` says where their entries are, if elsewhere."""
+        """Returns other values for the same rows; ``ragged_dim`` is their ragged dimension, if it differs."""
         layout = self._layout
         place: int = layout.statics[0] if ragged_dim is None else ragged_dim
         held = (
@@ -280,7 +283,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
             self.offsets,
             self.lengths,
         )
-        # The parts fit together as those of this tensor do.
+        # No check: the rows are unchanged.
         if not is_bare(values) or layout.nested:
             return TensorSubclass.__new__(type(self), *held, ragged_dim=place, max_length=self.max_length)
         if place != layout.statics[0]:
@@ -290,12 +293,12 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         return with_inners(self, held, layout)
 
     def with_entries(self, entries: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
-        """Other entries ``[total, ...]`` for the same rows."""
+        """Returns other entries ``[total, ...]`` for the same rows."""
         ragged_dim = self.ragged_dim if ragged_dim is None else ragged_dim
         return self.with_values(entries.movedim(0, max(ragged_dim - 1, 0)), ragged_dim)
 
     def like_dense(self, dense: Tensor) -> JaggedTensor:
-        """The entries that a dense tensor of the outer size has where this one has its own; differentiable in it.
+        """Returns the entries of a dense tensor of the outer size, with the rows of this tensor; differentiable in it.
 
         Raises:
             ValueError: ``dense`` has another size.
@@ -304,14 +307,14 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         return self.from_table(dense)
 
     def to_dense(self, fill: float | int | bool = 0) -> Tensor:  # type: ignore[override]
-        """The padded tensor of the outer size, with ``fill`` where there is no entry."""
+        """Returns the padded tensor of the outer size, with ``fill`` where there is no entry."""
         if self.ragged_dim == 0:
             return self.segments.keep(self.unwrap("values"), fill)
         table = self.segments.pad(self.leading(self.unwrap("values")), fill)
         return table.movedim(1, self.ragged_dim)
 
     def to_nested(self) -> Tensor:
-        """The same rows as a ``torch.nested`` tensor of jagged layout, which shares the values."""
+        """Returns the same rows as a ``torch.nested`` tensor of jagged layout, which shares the values."""
         check_has_rows(self, "to_nested")
         return torch.nested.nested_tensor_from_jagged(
             self.unwrap("values"), self.offsets, self.lengths, jagged_dim=self.ragged_dim

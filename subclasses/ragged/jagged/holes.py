@@ -1,7 +1,7 @@
-"""No gradient comes out of a hole: an entry of ``values`` that belongs to no row does not exist.
+"""Gradients at holes are 0: an entry of ``values`` that belongs to no row does not exist.
 
-Backward formulas multiply what a hole holds by a zero cotangent, and ``0 * inf`` is NaN. What leaves for the values is
-therefore cut to the existing entries here, in one place, for every op.
+Backward formulas multiply the value in a hole by a zero cotangent, and ``0 * inf`` is NaN. Therefore this module sets
+the gradient of ``values`` to 0 at holes, once for every op.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from subclasses.ragged.segments import Segments
 def without_gradient_at_holes(
     values: Tensor, offsets: Tensor, lengths: Tensor | None, ragged_dim: int
 ) -> Tensor:
-    """The same values, whose gradient is 0 where no row has an entry."""
+    """Returns the same values, whose gradient is 0 where no row has an entry."""
     if lengths is None or not (torch.is_grad_enabled() and values.requires_grad):
         return values
     place = max(ragged_dim - 1, 0)
-    # A mask needs no width. It is made here, above autograd, where a trace sees the offsets.
+    # A mask needs no width. It is computed here, above autograd, where a trace has the offsets.
     exists = Segments(offsets, lengths, values.size(place), 0).exists
     return apply_function(ExistingEntries, values, exists, place)
 
@@ -32,18 +32,18 @@ class ExistingEntries(torch.autograd.Function):
 
     @staticmethod
     def forward(values: Tensor, exists: Tensor, place: int) -> Tensor:
-        """An alias that shares the version counter, as those of ``Construct`` do."""
+        """Returns an alias that shares the version counter, as ``Construct`` does."""
         return values.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps which entries exist."""
+        """Saves the mask of existing entries."""
         values, exists, place = inputs
         ctx.save_for_backward(exists.view(-1, *(1 for _ in range(values.dim() - place - 1))))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        """The cotangent of existing entries, and 0."""
+        """Returns the cotangent of existing entries, and 0 at holes."""
         (cotangent,) = cotangents
         (exists,) = ctx.saved_tensors
         return torch.where(exists, cotangent, 0), None, None

@@ -16,7 +16,7 @@ from subclasses.ragged.jagged import joining, operands, selection, sharing, writ
 
 
 class JaggedInterface(RaggedTensor):
-    """The part of ``JaggedTensor`` that rules of both layouts call; see base.py for what each name means."""
+    """The part of ``JaggedTensor`` that rules of both layouts call; see base.py for the meaning of each name."""
 
     kind = "jagged"
     rows_first = True
@@ -25,7 +25,7 @@ class JaggedInterface(RaggedTensor):
 
     @property
     def batch_dim(self: Any) -> int:
-        """The outer dimension that numbers the rows; the ragged one where both are merged."""
+        """The outer dimension that numbers the rows; the ragged dimension if both are merged."""
         return 0
 
     @property
@@ -58,11 +58,11 @@ class JaggedInterface(RaggedTensor):
         return self.kept(self.unwrap("values") if differentiable else self._raw_values, fill)
 
     def with_stored(self: Any, stored: Tensor, *rows: int) -> Any:
-        """Other values for the same rows; the batch dimension stays first."""
+        """Returns other values for the same rows; the batch dimension stays first."""
         return self.with_values(stored, rows[0] if rows else None)
 
     def with_kept(self: Any, stored: Tensor, *rows: int) -> Any:
-        """Other values for the same rows, with 0 in holes."""
+        """Returns other values for the same rows, with 0 in holes."""
         ragged_dim = rows[0] if rows else self.ragged_dim
         if self.lengths is not None:
             place = max(ragged_dim - 1, 0)
@@ -70,23 +70,23 @@ class JaggedInterface(RaggedTensor):
         return self.with_values(stored, ragged_dim)
 
     def stored_dim(self: Any, dim: int) -> int:
-        """The dimension of the values that an outer one is; -1 for the batch dimension."""
+        """Returns the dimension of the values for an outer dimension; -1 for the batch dimension."""
         return dim if self.ragged_dim == 0 else dim - 1
 
     def from_table(self: Any, table: Tensor, *rows: int) -> Any:
-        """The entries of a plain tensor that has the rows of this one; differentiable in it."""
+        """Returns the entries of a plain tensor that has the rows of this one; differentiable in it."""
         ragged_dim = rows[0] if rows else self.ragged_dim
         if ragged_dim == 0:
             return self.with_values(self.segments.keep(table), 0)
         return self.with_entries(self.segments.unpad(table.movedim(ragged_dim, 1)), ragged_dim)
 
     def of_lengths(self: Any, table: Tensor, lengths: Tensor) -> Any:
-        """The first entries of each row of a table, ``lengths [B]`` of them."""
+        """Returns the first ``lengths [B]`` entries of each row of a table."""
         rows = type(self).from_padded(table.movedim(self.ragged_dim, 1), lengths)
         return rows if self.ragged_dim == 1 else rows.with_entries(rows.unwrap("values"), self.ragged_dim)
 
     def to_table(self: Any, width: int) -> Tensor:
-        """The padded tensor with so many places for each row, 0 where there is no entry."""
+        """Returns the padded tensor with ``width`` positions for each row, 0 where there is no entry."""
         missing = width - self.max_length
         return F.pad(self.to_dense(), [0, 0] * (self.dim() - 1 - self.ragged_dim) + [0, missing])
 
@@ -95,17 +95,17 @@ class JaggedInterface(RaggedTensor):
         return self.offsets.shape[0] - 1 if self.ragged_dim else self.segments.number()
 
     def samples(self: Any, fill: float) -> Tensor:
-        """The entries, ragged dimension first, with ``fill`` in holes."""
+        """Returns the entries, ragged dimension first, with ``fill`` in holes."""
         return self.leading(self.kept(self.unwrap("values"), fill))
 
     def from_samples(self: Any, table: Tensor, *rows: int) -> Any:
-        """What a loss made of each entry."""
+        """Returns the losses of the entries as a ragged tensor."""
         return self.with_entries(table, rows[0])
 
     # ---- reductions --------------------------------------------------------------------------------------------
 
     def sum_rows(self: Any, stored: Tensor, dims: Sequence[int], keepdim: bool, dtype: Any) -> Tensor:
-        """The sum over existing entries of a tensor shaped as the values, along the batch or the ragged dimension."""
+        """Sums the existing entries of a tensor with the shape of the values, along batch or ragged dimension."""
         rest = [d for d in range(self.dim()) if d not in self.row_dims]
         entries, rows = self.leading(stored), self.segments
         features = [1 + place for place, d in enumerate(rest) if d in dims]
@@ -126,12 +126,12 @@ class JaggedInterface(RaggedTensor):
         return result
 
     def count_entries(self: Any, dims: Sequence[int], keepdim: bool) -> Any:
-        """How many entries each result of such a sum has: an int, or a tensor that broadcasts."""
+        """Returns how many entries each result of `sum_rows` has: an int, or a tensor that broadcasts."""
         rows = self.segments
         if 0 in dims and self.ragged_dim in dims:
             return rows.number()
         numbers = rows.row_lengths if self.ragged_dim in dims else rows.mask().sum(0)
-        # Beside the dimension of the counts, ones.
+        # All dimensions but the dimension of the counts have extent 1.
         stays = 0 if self.ragged_dim in dims else self.ragged_dim
         gone = () if keepdim else dims
         return numbers.view(
@@ -139,7 +139,7 @@ class JaggedInterface(RaggedTensor):
         )
 
     def check_has_entries(self: Any, func: Any, dims: Sequence[int]) -> None:
-        """Raises where a row or a position has no entry to take a result from."""
+        """Raises if a row or a position has no entry to reduce."""
         by_row = self.ragged_dim in dims
         if by_row and 0 in dims:
             return
@@ -157,7 +157,7 @@ class JaggedInterface(RaggedTensor):
     # ---- dimensions --------------------------------------------------------------------------------------------
 
     def feature_dim(self: Any, func: Any, dim: int) -> int:
-        """A dimension of the entries, counted from the front."""
+        """Returns a dimension of the entries, counted from the front; raises for a dimension of the rows."""
         (outer,) = outer_dims(func, self, dim)
         if outer == self.ragged_dim:
             raise DispatchError(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def as_rows(x: JaggedTensor, func: Any, dense: Tensor) -> JaggedTensor:
-    """A dense tensor as rows that all have its extent, beside those of ``x``."""
+    """Returns a dense tensor as rows of equal length, ragged along the dimension of ``x``."""
     if hasattr(type(dense), "__spec__") or dense.dim() != x.dim():
         raise DispatchError(
             f"{func.__name__}: {shown(x)} and {shown(dense)} do not join",
@@ -32,7 +32,7 @@ def as_rows(x: JaggedTensor, func: Any, dense: Tensor) -> JaggedTensor:
 
 
 def join_rows(x: JaggedTensor, func: Any, parts: Sequence[JaggedTensor]) -> JaggedTensor:
-    """The rows of all, one after the other."""
+    """Joins the rows of all ``parts``, one after the other."""
     place = x.ragged_dim - 1
     ends = list(accumulate((t._raw_values.shape[place] for t in parts), initial=0))
     offsets = [t.offsets[:-1] + end for t, end in zip(parts, ends, strict=False)]
@@ -48,7 +48,7 @@ def join_rows(x: JaggedTensor, func: Any, parts: Sequence[JaggedTensor]) -> Jagg
 
 
 def join_entries(x: JaggedTensor, parts: Sequence[JaggedTensor]) -> JaggedTensor:
-    """Each row with the entries of all, in their order."""
+    """Joins the entries of each row of all ``parts``, in their order."""
     rows = [t.segments for t in parts]
     lengths = reduce(torch.add, (r.row_lengths for r in rows))
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -57,7 +57,7 @@ def join_entries(x: JaggedTensor, parts: Sequence[JaggedTensor]) -> JaggedTensor
     table = like.new_zeros(total + 1, *like.shape[1:])
     for t, r in zip(parts, rows, strict=True):
         entries = t.leading(t.unwrap("values"))
-        # What belongs to no row is put behind all, and cut off.
+        # Holes are written past the last entry, which is cut off.
         where = first.index_select(0, r.rows.clamp(max=max(r.count - 1, 0))) + r.positions
         where = where if r.exists is None else torch.where(r.exists, where, total)
         table, first = table.index_copy(0, where, entries), first + r.row_lengths

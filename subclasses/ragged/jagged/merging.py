@@ -1,7 +1,7 @@
 """Merging and unmerging the batch and the ragged dimension of a ``JaggedTensor``, and views with another size.
 
-``view`` runs below autograd where it keeps the rows. Above autograd the batch and the ragged dimension are merged or
-unmerged, which changes the outer size.
+Below autograd ``view`` keeps the rows. Above autograd it merges or unmerges the batch and the ragged dimension, which
+changes the outer size.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def _view_below(op: Any, x: JaggedTensor, size: Sequence[int], stride: Any = Non
         raise _cannot_view(op, x, size)
     total = x._raw_values.size(max(x.ragged_dim - 1, 0))
     wanted = [*size[min(x.ragged_dim, 1) : place], total, *size[place + 1 :]]
-    # A view for `view`; elsewhere PyTorch has made sure that one is possible, or that none is expected.
+    # `view` returns a view. For the other ops PyTorch has checked that a view is possible, or expects none.
     return x.with_values(
         x._raw_values.view(wanted) if op is aten.view.default else x._raw_values.reshape(wanted), place
     )
 
 
 def _ragged_place(x: JaggedTensor, size: Sequence[int]) -> int | None:
-    """Where the ragged dimension is when a row is viewed with another size; None: nowhere."""
+    """Returns the ragged dimension of a view of ``x`` with another size; None if there is none."""
     if x.ragged_dim == 0:
         return 0 if len(size) and size[0] == x.size(0) else None
     if not size or size[0] != x.size(0):
         return None
     before = math.prod(x.shape[1 : x.ragged_dim]) if x.ragged_dim > 1 else 1
     for place in range(1, len(size)):
-        # The extents before it are compared first: comparing other extents with T would become a guard on T.
+        # The extents before it are compared first: comparing other extents with T would add a guard on T.
         if math.prod(size[1:place]) == before and size[place] == x.max_length:
             return place
     return None
@@ -102,7 +102,7 @@ def _view_as(func: Any, x: Any, other: Tensor) -> Any:
 
 
 def merge(x: JaggedTensor) -> JaggedTensor:
-    """Batch and ragged dimension as one, which holds the existing entries."""
+    """Merges the batch and the ragged dimension into one, which has the existing entries."""
     return sharing(x.with_values(x.unwrap("values"), 0), x)
 
 
@@ -122,14 +122,15 @@ def _view(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
         unknown = size.index(-1)
         if type(size[0]) is int and type(x.shape[0]) is int and size[0] != x.shape[0]:
             raise _cannot_view(func, x, size)
-        # No comparison with an extent here: one that holds `T` would become a guard on it.
+        # No comparison with an extent here: an extent that contains `T` would add a guard on `T`.
         size[unknown] = rest * x.max_length // _product(size[1:unknown] + size[unknown + 1 :])
     return unruled(func, x, size)
 
 
 def _view_merged(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
     rest, rows = _entry_size(x), x.offsets.shape[0] - 1
-    # Rows of one entry look like entries with a dimension more: a size that names the rows means them.
+    # Rows of one entry have the size of entries with one more dimension. A size that begins with the extents of the
+    # rows returns rows.
     means_rows = _product(size[2:]) == rest and size[:2] == [rows, x.max_length]
     if size and _product(size[1:]) == rest and not means_rows:
         return _resize(x, size)
@@ -145,20 +146,20 @@ def _view_merged(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
 
 
 def _resize(x: JaggedTensor, size: list[Any]) -> JaggedTensor:
-    """Merged entries of another size."""
+    """Returns merged entries of another size."""
     values = x.unwrap("values")
     return sharing(x.with_values(values.reshape(values.shape[0], *size[1:]), 0), x)
 
 
 def _split_entries(x: JaggedTensor, size: list[Any], parts: Any) -> JaggedTensor:
-    """Each merged entry as several that follow each other; without holes, so that their number is an extent."""
+    """Splits each merged entry into several; only without holes, so that the number of entries is an extent."""
     values = x.unwrap("values").reshape(size)
     split = type(x)(values, x.offsets * parts, ragged_dim=0, max_length=x.max_length * parts)
     return sharing(split, x)
 
 
 def _entry_size(x: JaggedTensor) -> Any:
-    """The number of elements in one entry."""
+    """Returns the number of elements in one entry."""
     size, place = x._raw_values.shape, max(x.ragged_dim - 1, 0)
     return math.prod(size[:place]) * math.prod(size[place + 1 :])
 
@@ -170,5 +171,5 @@ def _keeps_rows(x: JaggedTensor, size: list[Any]) -> bool:
 
 
 def _product(extents: list[Any]) -> Any:
-    """The product of extents; -1 for one that holds an unknown extent."""
+    """Returns the product of extents; -1 if an extent is unknown."""
     return -1 if -1 in extents else math.prod(extents)

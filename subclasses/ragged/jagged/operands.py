@@ -1,7 +1,8 @@
-"""Operands beside a ``JaggedTensor``: another one with the same rows, or a dense tensor that broadcasts.
+"""Operands of ops on a ``JaggedTensor``: another one with the same rows, or a dense tensor that broadcasts.
 
-Rows match when their lengths are equal, never by the padded extent ``T``. The same offsets prove it at once, in a graph
-too. Other lengths are compared, on the CPU at once and elsewhere by an assertion that nothing waits for.
+Rows match if their lengths are equal; the padded extent ``T`` is not compared. The same offsets tensor proves it
+without a comparison, in a graph too. Other lengths are compared: on the CPU at once, elsewhere by an asynchronous
+assertion.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def same_rows(x: JaggedTensor, y: JaggedTensor) -> bool:
-    """Whether two share the tensors that say where their rows lie; Dynamo cannot tell for its inputs."""
+    """Returns whether two tensors share offsets and lengths; False in Dynamo, which cannot compare identities."""
     return x.offsets is y.offsets and x.lengths is y.lengths and not torch.compiler.is_dynamo_compiling()
 
 
 def check_rows_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
-    """Raises unless each row of one is as long as that of the other."""
+    """Raises unless the rows of two tensors have the same lengths."""
     if same_rows(x, y):
         return
     if x.lengths is not None or y.lengths is not None:
@@ -37,7 +38,7 @@ def check_rows_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
 
 
 def check_lengths_match(func: Any, ours: Tensor, theirs: Tensor) -> None:
-    """Raises unless two tensors ``[B]`` hold the same lengths."""
+    """Raises unless two tensors ``[B]`` have the same lengths."""
     if ours.shape != theirs.shape:
         raise ValueError(
             f"{name_of(func)}: a ragged tensor of {ours.shape[0]} rows and one of {theirs.shape[0]} rows"
@@ -50,7 +51,7 @@ def check_lengths_match(func: Any, ours: Tensor, theirs: Tensor) -> None:
 
 
 def _are_equal(func: Any, ours: Tensor, theirs: Tensor) -> bool | None:
-    """Whether rows match; None where only the device will know, and asserts it."""
+    """Returns whether rows match; None if the device asserts it later."""
     plain = type(ours) is Tensor and type(theirs) is Tensor and not is_compiling_here()
     if plain and not (ours.is_cuda or ours.is_meta):
         return torch.equal(ours, theirs)
@@ -74,7 +75,7 @@ def check_shapes_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
 
 
 def matched_values(func: Any, x: JaggedTensor, y: JaggedTensor) -> Tensor:
-    """The values of ``y`` where ``x`` has its entries."""
+    """Returns the values of ``y`` at the stored positions of the entries of ``x``."""
     check_shapes_match(func, x, y)
     if same_rows(x, y):
         return y._raw_values
@@ -83,7 +84,7 @@ def matched_values(func: Any, x: JaggedTensor, y: JaggedTensor) -> Tensor:
 
 
 def relaid(x: JaggedTensor, func: Any, y: JaggedTensor) -> JaggedTensor:
-    """``y`` with its entries where ``x`` has them, and its outer extents; differentiable."""
+    """Returns ``y`` with the rows and the outer extents of ``x``; differentiable."""
     check_shapes_match(func, x, y)
     if same_rows(x, y) and x.max_length == y.max_length:
         return y
@@ -92,7 +93,7 @@ def relaid(x: JaggedTensor, func: Any, y: JaggedTensor) -> JaggedTensor:
 
 
 def alongside(x: JaggedTensor, func: Any, y: JaggedTensor) -> JaggedTensor:
-    """``y`` with its entries where those of ``x`` are, whatever its other dimensions; differentiable."""
+    """Returns ``y`` with the rows of ``x``; its other dimensions may differ; differentiable."""
     if same_rows(x, y) and x.max_length == y.max_length:
         return y
     check_rows_match(func, x, y)
@@ -103,14 +104,14 @@ def alongside(x: JaggedTensor, func: Any, y: JaggedTensor) -> JaggedTensor:
 
 
 def _relaid_values(x: JaggedTensor, y: JaggedTensor, values: Tensor) -> Tensor:
-    """Values that lie as those of ``y``, to where those of ``x`` lie."""
+    """Moves values from the stored positions of the entries of ``y`` to the stored positions of ``x``."""
     if x.lengths is None and y.lengths is None:
         return values
     return x.kept(values.index_select(max(x.ragged_dim - 1, 0), _places_in(y, x)))
 
 
 def _places_in(y: JaggedTensor, x: JaggedTensor) -> Tensor:
-    """``[total]``: for each entry of ``x`` the one of ``y``; any one where it does not exist."""
+    """Returns ``[total]``: the index in ``y`` of each entry of ``x``; any index for a hole."""
     ours, theirs = x.segments, y.segments
     first = theirs.offsets.index_select(0, ours.rows.clamp(min=0, max=torch.sym_max(ours.count - 1, 0)))
     return (first + ours.positions).clamp(min=0, max=torch.sym_max(theirs.total - 1, 0))
@@ -120,7 +121,7 @@ def _places_in(y: JaggedTensor, x: JaggedTensor) -> Tensor:
 
 
 def spread(func: Any, x: JaggedTensor, y: Tensor) -> Tensor:
-    """What a dense tensor that broadcasts against ``x`` holds at each entry, ready to broadcast against the values."""
+    """Returns the elements of a dense tensor at each entry of ``x``, ready to broadcast against the values."""
     if y.dim() == 0 or x.ragged_dim == 0:
         return y
     missing = x.rank - y.dim()
@@ -161,12 +162,12 @@ def _check_extents(func: Any, x: JaggedTensor, y: Tensor, along_rows: bool, ragg
 
 
 def beside(x: JaggedTensor, op: Any, other: Any) -> Tensor:
-    """An operand as it stands beside the values; below autograd."""
+    """Returns an operand that broadcasts against the values; below autograd."""
     return matched_values(op, x, other) if isinstance(other, x.ragged_class) else spread(op, x, other)
 
 
 def aligned(x: JaggedTensor, func: Any, other: Any) -> Tensor:
-    """An operand such that its cotangent is one of its own kind; above autograd."""
+    """Converts an operand so that its cotangent has its own class; above autograd."""
     if isinstance(other, x.ragged_class):
         lie_alike = (x.lengths is None and other.lengths is None) or same_rows(x, other)
         return other if lie_alike and other.max_length == x.max_length else relaid(x, func, other)
@@ -174,12 +175,15 @@ def aligned(x: JaggedTensor, func: Any, other: Any) -> Tensor:
 
 
 def _is_entrywise(x: JaggedTensor, y: Tensor) -> bool:
-    """Whether autograd would pass the ragged cotangent to a dense operand: nothing is summed."""
+    """Returns whether autograd would pass the ragged cotangent to a dense operand, since it sums no dimension."""
     return y.dim() == x.rank and y.size(0) == x.size(0) and y.size(x.ragged_dim) == x.size(x.ragged_dim)
 
 
 def operand(x: JaggedTensor, func: Any, other: Any) -> Any:
-    """An operand as a plain tensor beside the values; above autograd. Ones are in the domain of every loss."""
+    """Returns an operand as a plain tensor that broadcasts against the values, with 1 in holes; above autograd.
+
+    Ones are in the domain of every loss.
+    """
     if other is x:
         return x.clean(1)
     if isinstance(other, x.ragged_class):
@@ -192,7 +196,7 @@ def operand(x: JaggedTensor, func: Any, other: Any) -> Any:
 
 
 def moved(x: JaggedTensor, stored: Tensor) -> JaggedTensor:
-    """Other values on another device, with the rows moved there."""
+    """Returns other values on another device, with the rows moved there."""
     device = stored.device
     lengths = None if x.lengths is None else x.lengths.to(device)
     offsets = x.offsets.to(device)

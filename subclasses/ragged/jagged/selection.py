@@ -1,7 +1,7 @@
 """Selection from a ``JaggedTensor``: rows, and entries of every row.
 
-A slice of rows, or of every row, shares the values: only the tensors that say where the rows lie are new. Negative
-bounds count from each row's own end.
+A slice of rows, or of every row, shares the values: only offsets and lengths are new. Negative bounds count from the
+end of each row.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ if TYPE_CHECKING:
 
 
 def select_row(x: JaggedTensor, row: Any) -> Tensor:
-    """One row, dense: a view of the values."""
+    """Returns one row, dense: a view of the values."""
     check_has_rows(x, "select")
     count, row = x.offsets.shape[0] - 1, int(row)
     if not -count <= row < count:
         raise IndexError(f"index {row} is out of bounds for the {count} rows of {shown(x)}")
     row = row % count
     values, dim = x.unwrap("values"), x.ragged_dim - 1
-    if _is_empty(values, dim):  # all rows are empty, and nothing has to be read
+    if _is_empty(values, dim):  # all rows are empty, so no offset is read
         return values.narrow(dim, 0, 0)
     return _cut_row(values, dim, x.offsets[row].item(), x.row_lengths()[row].item())
 
 
 def _is_empty(values: Tensor, dim: int) -> bool:
-    """Whether a dimension has no entries, as far as its extent is known without data."""
+    """Returns whether a dimension has no entries, if its extent is known without data."""
     return isinstance(values.shape[dim], int) and values.shape[dim] == 0
 
 
 def _cut_row(values: Tensor, dim: int, start: Any, length: Any) -> Tensor:
-    """One row as a view of the values; a length that a compiler does not know is the extent of the view."""
-    if isinstance(length, torch.SymInt):  # narrow() would give an unknown extent of its own
+    """Returns one row as a view of the values; a length that is unknown in a trace is the extent of the view."""
+    if isinstance(length, torch.SymInt):  # narrow() would create another unknown extent
         return values.split([start, length, values.shape[dim] - start - length], dim)[1]
     return values.narrow(dim, start, length)
 
 
 def to_tensors(x: JaggedTensor) -> list[Tensor]:
-    """The rows, each ``[..., length, ...]``: views of the values."""
+    """Returns the rows, each ``[..., length, ...]``: views of the values."""
     values, dim = x.unwrap("values"), max(x.ragged_dim - 1, 0)
     if _is_empty(values, dim):
         return [values.narrow(dim, 0, 0) for _ in range(x.offsets.shape[0] - 1)]
@@ -76,7 +76,7 @@ def to_tensors(x: JaggedTensor) -> list[Tensor]:
 
 
 def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
-    """Some rows: a slice shares the values, an index tensor or mask copies the rows."""
+    """Returns some rows: a slice shares the values, an index tensor or mask copies the rows."""
     check_has_rows(x, "indexing")
     starts, lengths = x.offsets[:-1], x.row_lengths()
     if isinstance(which, slice):
@@ -91,21 +91,21 @@ def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
 
 
 def repeat_rows(x: JaggedTensor, repeats: Tensor) -> JaggedTensor:
-    """Each row as often as ``repeats [B]`` says."""
+    """Repeats each row ``repeats [B]`` times."""
     counts = torch.cat([repeats, repeats.new_ones(1)])
     return _take_and_end(x, torch.repeat_interleave(counts, output_size=size_of(counts.sum())))
 
 
 def _take_and_end(x: JaggedTensor, which: Tensor) -> JaggedTensor:
-    """Rows by numbers ``[n + 1]``, of which the last one is the number of rows: one row more, which is empty.
+    """Returns rows by numbers ``[n + 1]``; the last number is the number of rows, for an additional empty row.
 
-    Then there are as many numbers as offsets: a size of its own where only data tells it.
+    So there are as many numbers as offsets: one symbolic size if only data determines it.
     """
     return _copied(x, *(torch.cat([t, t.new_zeros(1)])[which] for t in (x.offsets[:-1], x.row_lengths())))
 
 
 def _copied(x: JaggedTensor, starts: Tensor, lengths: Tensor) -> JaggedTensor:
-    """Rows that begin at ``starts [n + 1]`` of the values, back to back; the last one is empty, and left out."""
+    """Copies rows that begin at ``starts [n + 1]`` of the values, back to back; drops the last one, which is empty."""
     offsets = lengths.cumsum(0) - lengths
     rows = Segments(offsets, None, size_of(offsets[-1]), x.max_length)
     index = rows.spread_rows(starts) + rows.positions
@@ -113,7 +113,7 @@ def _copied(x: JaggedTensor, starts: Tensor, lengths: Tensor) -> JaggedTensor:
 
 
 def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
-    """The same slice of every row, which shares the values; with a step the entries are copied."""
+    """Returns the same slice of every row, which shares the values; a step copies the entries."""
     step = 1 if part.step is None else part.step
     if not isinstance(step, int) or step < 1:
         raise DispatchError(
@@ -135,7 +135,7 @@ def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
 
 
 def cut(x: JaggedTensor, first: Tensor, lengths: Tensor, width: Any) -> JaggedTensor:
-    """The entries of each row from ``first [B]`` on, ``lengths [B]`` of them, which share the values."""
+    """Returns ``lengths [B]`` entries of each row from ``first [B]`` on; shares the values."""
     offsets = torch.cat([x.offsets[:-1] + first, x.offsets[-1:]])
     return sharing(_rebuilt(x, x.unwrap("values"), offsets, lengths, width), x)
 
@@ -148,7 +148,7 @@ def _rebuilt(
 
 
 def rearranged(x: JaggedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> JaggedTensor:
-    """The entries of each row in another order; ``source(place, length)`` is the place an entry comes from."""
+    """Reorders the entries of each row; ``source(place, length)`` returns the position to read an entry from."""
     rows = x.segments
     moves = rows.keep(source(rows.positions, rows.spread_rows(rows.row_lengths)) - rows.positions)
     index = torch.arange(rows.total, device=moves.device) + moves
@@ -159,10 +159,10 @@ def rearranged(x: JaggedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> J
 
 
 def select_position(x: JaggedTensor, position: Any) -> Tensor:
-    """The entry at one place of every row, dense: ``[B, ...]``; a negative place counts from each row's end.
+    """Returns the entry at one position of every row: ``[B, ...]``; a negative one counts from the end of each row.
 
     Raises:
-        IndexError: a row is too short (on CUDA, and in graphs, by an assertion that nothing waits for).
+        IndexError: a row is too short (on CUDA and in graphs by an asynchronous assertion).
     """
     lengths, position = x.row_lengths(), int(position)
     reached = lengths > position if position >= 0 else lengths >= -position
@@ -177,7 +177,7 @@ def select_position(x: JaggedTensor, position: Any) -> Tensor:
 
 
 def take_places(x: JaggedTensor, places: Any) -> Tensor:
-    """The entries at some places of every row, dense: the ragged dimension has as many."""
+    """Returns the entries at some positions of every row, dense; the ragged dimension has one for each."""
     places = common_places(x, places)
     rows = torch.arange(x.offsets.shape[0] - 1, device=places.device)
     index = _entries_of(x, rows.unsqueeze(1), places)
@@ -186,7 +186,7 @@ def take_places(x: JaggedTensor, places: Any) -> Tensor:
 
 
 def take_pairs(x: JaggedTensor, rows: Any, places: Any, index: tuple[Any, ...]) -> Tensor:
-    """Single entries, by the number of the row and the place in it: dense."""
+    """Returns single entries by row numbers and positions, dense."""
     rest = index[1:]
     if x.ragged_dim != 1 and not all(is_index(i) for i in rest):
         raise DispatchError(
@@ -201,14 +201,14 @@ def take_pairs(x: JaggedTensor, rows: Any, places: Any, index: tuple[Any, ...]) 
 
 
 def _entries_of(x: JaggedTensor, rows: Tensor, places: Tensor) -> Tensor:
-    """The entries at places of rows, which must have them; negative ones count from the end."""
+    """Returns the indices of entries at positions of rows, which must exist; negative ones count from the end."""
     return x.offsets[:-1][rows] + existing_places(x, rows, places)
 
 
 def gather_index(x: JaggedTensor, func: Any, index: JaggedTensor) -> Tensor:
-    """The entries at places of each row, which it must have, as an index of the values."""
+    """Returns the indices in the values of entries at positions of each row; asserts that they exist."""
     if x.offsets.shape != index.offsets.shape:
-        check_rows_match(func, x, index)  # which says how many there are
+        check_rows_match(func, x, index)  # raises with the numbers of rows
     rows = index.segments
     shape = [-1, *[1] * (index._raw_values.dim() - 1)]
     first, reach = (
@@ -222,7 +222,7 @@ def gather_index(x: JaggedTensor, func: Any, index: JaggedTensor) -> Tensor:
 
 
 def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
-    """The entries that a ragged mask picks of each row, ragged again."""
+    """Returns the entries of each row that a ragged mask selects, ragged again."""
     if mask.dtype != torch.bool or mask.ragged_dim != x.ragged_dim:
         raise DispatchError(
             f"{doing(func)} {shown(x)}: expected a bool mask of the same rows, ragged along {x.ragged_dim}, got "
@@ -247,7 +247,7 @@ def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
 
 
 def _cure_of(x: JaggedTensor, mask: JaggedTensor) -> str:
-    """What makes the rows of a mask those of ``x``."""
+    """Returns a hint for errors: how to give a mask the rows of ``x``."""
     if mask.ragged_dim == 0 and x.ragged_dim > 0:
         return "; unmerge it by mask.unflatten(0, (B, T))"
     return "; merge it by mask.flatten(0, 1)" if x.ragged_dim == 0 and mask.ragged_dim == 1 else ""
@@ -257,7 +257,7 @@ def _cure_of(x: JaggedTensor, mask: JaggedTensor) -> str:
 
 
 def pick_together(x: JaggedTensor, index: tuple[Any, ...]) -> JaggedTensor:
-    """Elements by several index tensors for the features."""
+    """Returns elements by several index tensors for the features."""
     kept = max(x.ragged_dim - 1, 0)
     rest = index[min(x.ragged_dim, 1) :]
     places = [p for p, i in enumerate(rest) if is_index(i)]

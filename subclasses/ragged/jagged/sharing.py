@@ -1,9 +1,10 @@
-"""Writing into values that several jagged tensors share: into existing entries only, and with a gradient or not at all.
+"""Writes to values that several jagged tensors share.
 
-Slices of rows, and merged dimensions, share the values of the tensor that they come from, their *root*. Autograd is not
-told so: what says where the rows lie is new, and no formula of a view leads from one to the other. A write that it
-records would give the one a gradient and leave the other without, so it is refused as long as both are there. Of any
-other write all of them are told, so that one which was saved for a backward is noticed to have changed.
+Slices of rows, and tensors with merged dimensions, share the values of the tensor that they come from, their *root*.
+Autograd does not record this as a view, since their offsets or lengths are new. A write that autograd records would
+change the gradient of one tensor and not of the other. Therefore it raises while both exist. Any other write changes
+existing entries only, and bumps the version counters of all sharing tensors. So autograd detects a change of a tensor
+that it saved.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from subclasses.errors import DispatchError
 from subclasses.ops.aliasing import bump_versions
 from subclasses.ragged import checks
 
-# Which value another one shares its values with, and who shares those of a root. Not kept on the values themselves,
-# where a copy or a pickle would meet it.
+# The root of each tensor that shares its values, and the tensors that share the values of each root. They are not
+# attributes, since a copy or a pickle would include them.
 _roots: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _users: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @leave_in_graph
 def sharing(x: Any, of: Any) -> Any:
-    """``x``, of which is noted that it has the values of another one."""
+    """Records that ``x`` shares the values of another tensor, and returns ``x``."""
     root = _roots[x] = _root(of)
     _users[root] = [weakref.ref(t) for t in (*_sharers(root), x)]
     return x
@@ -40,19 +41,19 @@ def _root(x: Any) -> Any:
 
 
 def _sharers(root: Any, but: Any = None) -> list[Any]:
-    """Who is still there of those that share the values of a root."""
+    """Returns the live tensors that share the values of a root."""
     found = (ref() for ref in _users.get(root) or ())
     return [t for t in found if t is not None and t is not but]
 
 
 def check_writable(x: Any, func: Any, *operands: Any) -> None:
-    """Raises where autograd would record a write and not know who else sees it."""
+    """Raises if autograd would record a write to values that other tensors share."""
     root, base = _root(x), x._base if x._is_view() else x
     if (root is base and not _sharers(root, base)) or not checks.is_recorded(x, *operands):
         return
     if hasattr(
         x._raw_values, "fake_mode"
-    ):  # Dynamo, which would break its graph; whoever compiles that asks again
+    ):  # raising in Dynamo would break its graph; a compiler of the graph checks again
         return
     name = getattr(func, "__name__", func)
     if root is base:
@@ -71,7 +72,7 @@ def check_writable(x: Any, func: Any, *operands: Any) -> None:
 
 
 def write_values(x: Any, op: Any, new: Tensor, non_blocking: bool) -> None:
-    """Writes the entries that exist: what lies between them may be another's."""
+    """Writes existing entries only, since elements between them may belong to another tensor."""
     check_writable(x, op)
     values, exists = x._raw_values, x.segments.exists
     if exists is not None:

@@ -1,4 +1,4 @@
-"""Checks of the parts of a ``JaggedTensor``; an error says what was expected, what came, and what to do."""
+"""Checks of the parts of a ``JaggedTensor``; each error has the expected value, the given value and a remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from subclasses.spec.load_checks import check_unwrapped, has_data
 
 
 def check_parts(values: Any, offsets: Any, lengths: Any, ragged_dim: Any) -> None:
-    """Raises unless the parts of a jagged tensor fit together by their shapes; types and dtypes come later."""
+    """Raises unless the shapes of the parts of a jagged tensor match; the constructor checks types and dtypes later."""
     if isinstance(values, Tensor) and values.dim() == 0:
         raise ValueError("JaggedTensor.values: expected at least one dimension, the entries, got a scalar")
     if isinstance(values, Tensor) and (type(ragged_dim) is not int or not 0 <= ragged_dim <= values.dim()):
@@ -36,13 +36,13 @@ def check_parts(values: Any, offsets: Any, lengths: Any, ragged_dim: Any) -> Non
 
 
 def check_given_bound(values: Any, max_length: int, ragged_dim: int) -> None:
-    """Raises unless the outer extent that a caller gives is one that rows of these values can have."""
+    """Raises unless rows of these values can have the outer extent that a caller passes."""
     if isinstance(values, Tensor) and not is_traced(values):
         check_bound("JaggedTensor", max_length, 0, values.shape[max(ragged_dim - 1, 0)])
 
 
 def check_lengths(values: Tensor, lengths: Tensor) -> None:
-    """Raises unless lengths are those of rows that fill ``values``."""
+    """Raises unless ``lengths`` are lengths of rows that fill ``values``."""
     if lengths.dim() != 1:
         raise ValueError(
             f"JaggedTensor.from_lengths: expected lengths of shape [B], one for each row, got {tuple(lengths.shape)}"
@@ -61,7 +61,7 @@ def check_lengths(values: Tensor, lengths: Tensor) -> None:
 
 
 def check_padded(padded: Tensor, lengths: Tensor) -> None:
-    """Raises unless lengths are those of rows of ``padded``."""
+    """Raises unless ``lengths`` are lengths of rows of ``padded``."""
     if padded.dim() < 2 or lengths.shape != padded.shape[:1]:
         raise ValueError(
             f"JaggedTensor.from_padded: expected a padded tensor [B, T, ...] and lengths [B], got "
@@ -102,9 +102,9 @@ def check_like(x: Any, dense: Any) -> None:
 
 
 def longest_row(values: Any, offsets: Any, lengths: Any, ragged_dim: int) -> int:
-    """The length of the longest row; reads the data, and checks it on the way."""
+    """Returns the length of the longest row; reads the data, and checks it."""
     if not isinstance(values, Tensor) or not isinstance(offsets, Tensor) or offsets.is_floating_point():
-        return 0  # refused by the constructor, which names the field
+        return 0  # the constructor raises, and names the field
     if is_traced(offsets):
         raise ValueError(
             "JaggedTensor: in a compiled function the longest row is not known; give max_length, such as x.shape[1]"
@@ -137,9 +137,9 @@ def longest_row(values: Any, offsets: Any, lengths: Any, ragged_dim: int) -> int
 def check_loaded(
     values: Tensor, offsets: Tensor, lengths: Tensor | None, ragged_dim: Any, max_length: Any
 ) -> None:
-    """Raises unless the parts of a jagged tensor describe rows, and the longest one fits the outer extent.
+    """Raises unless the parts of a jagged tensor describe rows, and the outer extent fits the longest row.
 
-    Wrong dtypes, and an outer extent that is no int, are left to the constructor, which names the field.
+    The constructor raises for wrong dtypes, and for an outer extent that is no int, and names the field.
     """
     check_parts(values, offsets, lengths, ragged_dim)
     given = [("offsets", offsets)] + ([] if lengths is None else [("lengths", lengths)])

@@ -1,7 +1,7 @@
 """Writing into a ``JaggedTensor`` by an index.
 
-An index has one meaning for reading and writing: it is applied to the numbers of the stored elements, and the elements
-with the resulting numbers are replaced.
+A write numbers the stored elements, indexes the numbers, and replaces the elements with the resulting numbers. So an
+index selects the same elements for reading and writing.
 """
 
 from __future__ import annotations
@@ -23,20 +23,18 @@ if TYPE_CHECKING:
 
 
 def with_written(x: JaggedTensor, func: Any, index: Any, value: Any) -> Any:
-    """``x`` with a value at an index."""
+    """Returns ``x`` with a value at an index."""
     return _written(func, x, index, value, False)
 
 
 def with_put(x: JaggedTensor, func: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
-    """``x`` with values at index tensors."""
+    """Returns ``x`` with values at index tensors."""
     return _written(func, x, _as_index(indices), values, accumulate)
 
 
 def _as_index(indices: Sequence[Any]) -> Any:
     index = tuple(slice(None) if i is None else i for i in indices)
-    if (
-        len(index) > 2
-    ):  # of three index tensors a number goes together with the others, and takes no dimension
+    if len(index) > 2:  # among three or more index tensors a zero-dimensional one broadcasts with the others
         index = tuple(i.unsqueeze(0) if isinstance(i, Tensor) and i.dim() == 0 else i for i in index)
     return index[0] if len(index) == 1 and isinstance(index[0], RaggedTensor) else index
 
@@ -45,7 +43,7 @@ def _as_index(indices: Sequence[Any]) -> Any:
 
 
 def _written(func: Any, x: JaggedTensor, index: Any, value: Any, accumulate: bool) -> JaggedTensor:
-    """``x`` with a value at an index."""
+    """Returns ``x`` with a value at an index."""
     values = x.unwrap("values")
     numbers = torch.arange(values.numel(), device=x.device).view(values.shape)
     with torch.no_grad():
@@ -57,14 +55,14 @@ def _written(func: Any, x: JaggedTensor, index: Any, value: Any, accumulate: boo
             code="write-misfit",
         )
     new = torch.as_tensor(new, dtype=x.dtype, device=x.device).expand(found.shape)
-    # What belongs to no row is written behind the others, and cut off.
+    # Values for holes are written past the last element, which is cut off.
     flat = torch.cat([values.flatten(), values.new_zeros(1)])
     flat = flat.index_put((found.flatten(),), new.flatten(), accumulate)
     return x.with_values(flat[:-1].view(values.shape))
 
 
 def _ragged(func: Any, x: JaggedTensor, places: JaggedTensor, value: Any) -> tuple[Tensor, Tensor]:
-    """The elements of places that are rows again, and what is written to each."""
+    """Returns the numbers of the elements at a ragged index, and the new value of each."""
     if isinstance(value, places.ragged_class):
         new = places.relaid(func, value).unwrap("values")
     else:

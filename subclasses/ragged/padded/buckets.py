@@ -1,8 +1,8 @@
-"""Tables of a ``PaddedTensor``: where entries exist, and how wide a table is.
+"""Tables of a ``PaddedTensor``: the mask of existing entries, and the width.
 
-Few widths for many lengths mean that few programs serve them, and some widths suit the kernels better than others.
-A program, and a CUDA graph, is made for each width. `propose_buckets` picks widths for lengths as they occur: as many
-as there may be programs, each a multiple of what suits the kernels, with the least padding in all.
+A compiler makes a program, and a CUDA graph, for each width. So few widths should serve many lengths, and kernels run
+faster for some widths. `propose_buckets` returns widths for given lengths with the least total padding. The user passes
+the number of programs, and a multiple that suits the kernels.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _BYTES = {"cuda": 16, "cpu": 64}
 
 
 def bucket_of(length: int, multiple: int | None = None, buckets: Buckets | None = None) -> int:
-    """The width for rows of up to ``length`` entries.
+    """Returns the width for rows of up to ``length`` entries.
 
     Args:
         length: the longest row.
-        multiple: the next multiple of this (at least one of it, so that an empty batch needs no program of its own).
-        buckets: the least of these that is wide enough; or ``"powers"``, the next power of two.
+        multiple: the width is the next multiple of this, at least one, so that an empty batch needs no own program.
+        buckets: the width is the least of these that is wide enough; ``"powers"``: the next power of two.
 
     Raises:
         ValueError: both are given, one is not positive, or no bucket is wide enough.
@@ -66,7 +66,7 @@ def check_positive(name: str, n: int) -> None:
 
 
 def exists_in(padded: Tensor, lengths: Tensor, ragged_dim: int, batch_dim: int) -> Tensor:
-    """Where entries exist in a table, with extent 1 for dimensions of the entries."""
+    """Returns a mask of existing entries of a table, with extent 1 for dimensions of the entries."""
     if ragged_dim == batch_dim:
         rows = lengths.shape[0]
         places = torch.arange(padded.size(ragged_dim) // max(rows, 1), device=lengths.device)
@@ -81,7 +81,7 @@ def exists_in(padded: Tensor, lengths: Tensor, ragged_dim: int, batch_dim: int) 
 
 
 def widen(padded: Tensor, dim: int, width: int) -> Tensor:
-    """A table with this many places along ``dim``: zeros are added, or places past all rows are cut off."""
+    """Returns a table with ``width`` positions along ``dim``: adds zeros, or cuts positions past all rows off."""
     return F.pad(padded, [0, 0] * (padded.dim() - 1 - dim) + [0, width - padded.shape[dim]])
 
 
@@ -89,16 +89,16 @@ def widen(padded: Tensor, dim: int, width: int) -> Tensor:
 
 
 def kernel_multiple(dtype: torch.dtype, device: torch.device | str = "cpu") -> int:
-    """The multiple that extents of matrices should be of: 8 or more elements, for the device's matrix kernels."""
+    """Returns the number that should divide extents of matrices, for a device's matrix kernels: 8 or more elements."""
     return max(_BYTES.get(torch.device(device).type, 64) // dtype.itemsize, 8)
 
 
 def propose_buckets(lengths: Sequence[int], *, programs: int = 4, multiple: int = 8) -> list[int]:
-    """Widths for rows of such lengths, with the least padding that so many programs allow.
+    """Returns at most ``programs`` widths for rows of given lengths, with the least padding.
 
     Args:
-        lengths: of the longest row in each batch, as often as they occur.
-        programs: at most so many widths.
+        lengths: the length of the longest row of each batch, with repetitions.
+        programs: the greatest number of widths.
         multiple: each is a multiple of this; see `kernel_multiple`.
 
     Returns:
@@ -121,7 +121,7 @@ def propose_buckets(lengths: Sequence[int], *, programs: int = 4, multiple: int 
 
     @cache
     def best(stop: int, left: int) -> tuple[float, tuple[int, ...]]:
-        """The fewest places for the first ``stop`` widths in ``left`` buckets, and these."""
+        """Returns the fewest positions for the first ``stop`` widths in ``left`` buckets, and these buckets."""
         if stop == 0:
             return 0, ()
         if left == 0:

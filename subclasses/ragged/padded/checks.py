@@ -1,4 +1,4 @@
-"""What is asked of the parts of a padded tensor, each with an error that says what came and what to do."""
+"""Checks of the parts of a padded tensor; each error has the given value and a remedy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ UNPAD_BATCH = "x.to_jagged(), or a batch that is not padded, has no such limit"
 def check_parts(
     padded: Any, lengths: Any, ragged_dim: Any, batch_dim: Any, row_count: Any = None
 ) -> tuple[int, int]:
-    """The two dimensions counted from the front, if the parts fit together; types and dtypes come later."""
+    """Returns both dimensions counted from the front; raises if the parts do not match.
+
+    The constructor checks types and dtypes later.
+    """
     if not isinstance(padded, Tensor) or not isinstance(lengths, Tensor):
-        return ragged_dim, batch_dim  # refused by the constructor, which names the field
+        return ragged_dim, batch_dim  # the constructor raises, and names the field
     n = padded.dim()
     for name, dim in (("ragged_dim", ragged_dim), ("batch_dim", batch_dim)):
         if type(dim) is not int or not -n <= dim < n:
@@ -47,7 +50,7 @@ def check_parts(
 
 
 def check_plain(x: Any, dim: int) -> int:
-    """The dimension counted from the front, of a plain tensor that has rows besides."""
+    """Returns a dimension counted from the front; raises unless ``x`` is plain and has two or more dimensions."""
     if not isinstance(x, Tensor) or hasattr(type(x), "__spec__") or x.dim() < 2:
         shape = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) else ""
         raise ValueError(
@@ -85,7 +88,7 @@ def check_entries(x: Any, entries: Any) -> None:
 
 
 def read_lengths(x: Any) -> list[int]:
-    """The lengths on the host of the rows in the batch, if they are lengths of rows of the table."""
+    """Returns the lengths of the rows in the batch as ints; raises in a trace, or for a length that does not fit."""
     if is_traced(x.lengths):
         raise DispatchError(
             f"{type(x).__name__}: rows as plain tensors have sizes that a compiled function does not know",
@@ -101,7 +104,7 @@ def read_lengths(x: Any) -> list[int]:
 
 
 def count_rows(x: Any) -> int:
-    """How many rows are in the batch; their lengths are read on the way, except while a graph is made."""
+    """Returns how many rows are in the batch; reads and checks their lengths, except in a trace."""
     if is_traced(x.lengths) and x.row_count is None:
         return x.lengths.shape[0]
     return len(read_lengths(x))
@@ -113,7 +116,7 @@ def count_rows(x: Any) -> int:
 def check_loaded(
     table: Tensor, lengths: Tensor, row_count: Tensor | None, ragged_dim: Any, batch_dim: Any
 ) -> None:
-    """Raises unless the parts of a padded tensor describe rows of its table; one beyond it counts as its width."""
+    """Raises unless the parts of a padded tensor describe rows of its table; a greater length counts as its width."""
     if type(ragged_dim) is int and type(batch_dim) is int and ragged_dim == batch_dim:
         check_merged(table, lengths, batch_dim)
     elif check_parts(table, lengths, ragged_dim, batch_dim, row_count) != (ragged_dim, batch_dim):
@@ -140,7 +143,7 @@ def _is_readable(t: Tensor) -> bool:
 
 
 def check_merged(table: Tensor, lengths: Tensor, dim: Any) -> None:
-    """Raises unless the batch and ragged dimension, which are one, divide among the rows."""
+    """Raises unless the merged batch and ragged dimension divides evenly among the rows."""
     if type(dim) is not int or not 0 <= dim < table.dim():
         raise ValueError(
             f"PaddedTensor.batch_dim: expected a dimension of the table of shape {tuple(table.shape)}, got {dim!r}"

@@ -16,7 +16,7 @@ from subclasses.ragged.rules.reducing import per_row
 
 
 class PaddedInterface(RaggedTensor):
-    """The part of ``PaddedTensor`` that rules of both layouts call; see base.py for what each name means."""
+    """The part of ``PaddedTensor`` that rules of both layouts call; see base.py for the meaning of each name."""
 
     kind = "padded"
     rows_first = False
@@ -34,15 +34,15 @@ class PaddedInterface(RaggedTensor):
         return self.unwrap("padded")
 
     def stored_dim(self: Any, dim: int) -> int:
-        """The dimension of the table that an outer one is: the same."""
+        """Returns the dimension of the table for an outer dimension: the same."""
         return dim
 
     def to_table(self: Any, width: int) -> Tensor:
-        """The table, which is as wide as that of the other factor."""
+        """Returns the table; the other factor has a table of the same width."""
         return self.to_dense()
 
     def with_kept(self: Any, stored: Tensor, *rows: int) -> Any:
-        """Another table with the same rows, with 0 in the padding; no cotangent comes back from there."""
+        """Returns another table with the same rows and 0 in the padding, which receives no cotangent."""
         ragged_dim, batch_dim = rows or (self.ragged_dim, self.batch_dim)
         exists = exists_in(stored, self.lengths, ragged_dim, batch_dim)
         return self.with_padded(torch.where(exists, stored, stored.new_full((), 0)), ragged_dim, batch_dim)
@@ -51,34 +51,34 @@ class PaddedInterface(RaggedTensor):
     of_lengths = selection.other_rows
 
     def batch_size(self: Any) -> Any:
-        """The number of rows of the batch, or of the entries of merged dimensions."""
+        """Returns the number of rows of the batch, or of the entries of merged dimensions."""
         if self.merged:
             return self.exists.sum()
         return self.shape[self.batch_dim] if self.row_count is None else self.row_count.squeeze(0)
 
     def check_writable(self: Any, func: Any, *operands: Any) -> None:
-        """Autograd records every write to a table."""
+        """Does nothing: autograd records every write to a table."""
 
     # ---- reductions --------------------------------------------------------------------------------------------
 
     def sum_rows(self: Any, stored: Tensor, dims: tuple[int, ...], keepdim: bool, dtype: Any) -> Tensor:
-        """The sum over existing entries of a tensor shaped as the table, along the batch or the ragged dimension."""
+        """Sums the existing entries of a tensor with the shape of the table, along batch or ragged dimension."""
         return self.kept(stored).sum(dims, keepdim, dtype=dtype)
 
     def count_entries(self: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-        """How many entries each result of such a sum has; broadcasts."""
+        """Returns how many entries each result of `sum_rows` has; broadcasts."""
         return self.exists.sum(dims, keepdim)
 
     def check_has_entries(self: Any, func: Any, dims: tuple[int, ...]) -> None:
-        """Raises where a row or a position has no entry to take a result from; nothing waits for a GPU."""
+        """Asserts that each row or position has an entry to reduce; asynchronous on a GPU."""
         found = per_row(self, dims, False, self.exists.sum(dims) > 0)
-        if is_ragged(found):  # rows that are not of the batch need none
+        if is_ragged(found):  # rows beyond the batch need none
             found = found.to_dense(fill=True)
         message = f"{func.__name__}: a row or position of {shown(self)} has no entries"
         torch.ops.aten._assert_async.msg(found.all(), message)
 
     def check_numbered(self: Any, func: Any, dims: Sequence[int]) -> None:
-        """Raises where a place would be numbered among the entries of several rows: their padding lies between them."""
+        """Raises if a result would number entries of several merged rows, which have padding between them."""
         if self.merged and self.ragged_dim in dims and self.lengths.shape[0] != 1:
             raise DispatchError(
                 f"{name_of(func)}: an order of merged rows has no place in {shown(self)}",
@@ -89,7 +89,7 @@ class PaddedInterface(RaggedTensor):
     # ---- dimensions --------------------------------------------------------------------------------------------
 
     def feature_dim(self: Any, func: Any, dim: int) -> int:
-        """A dimension of the entries, counted from the front."""
+        """Returns a dimension of the entries, counted from the front; raises for a dimension of the rows."""
         (dim,) = outer_dims(func, self, dim)
         if not rows_stay(self, [dim]):
             raise DispatchError(

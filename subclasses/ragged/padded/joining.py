@@ -1,6 +1,6 @@
 """Joining of ``PaddedTensor`` s: the rows of several, or the entries of each row.
 
-No length is read: entries are joined where a row ends, in a table that has room for both.
+No length is read on the host: entries are joined at the end of each row, in a table as wide as both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def as_rows(x: PaddedTensor, func: Any, dense: Tensor) -> PaddedTensor:
-    """A dense tensor as rows all of its width, beside those of ``x``; rows that the batch has not stay empty."""
+    """Returns a dense tensor as rows of its width, with the dimensions of ``x``; rows beyond the batch stay empty."""
     if dense.dim() != x.dim() or x.merged:
         raise DispatchError(
             f"{func.__name__}: expected as many dimensions as {shown(x)} has, got {shown(dense)}",
@@ -36,12 +36,12 @@ def as_rows(x: PaddedTensor, func: Any, dense: Tensor) -> PaddedTensor:
 
 
 def join_entries(x: PaddedTensor, parts: Sequence[PaddedTensor]) -> PaddedTensor:
-    """Each row with the entries of all parts, in their order."""
+    """Joins the entries of each row of all parts, in their order."""
     return reduce(_append_entries, parts)
 
 
 def _append_entries(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
-    """Each row of ``x`` with the entries of that of ``y`` after its own."""
+    """Appends the entries of each row of ``y`` to the same row of ``x``."""
     places = torch.arange(x.width + y.width, device=x.lengths.device)
     behind = places - x.counts.unsqueeze(1)
     first = widen(x.to_dense(), x.ragged_dim, x.width + y.width)
@@ -50,7 +50,7 @@ def _append_entries(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
 
 
 def join_rows(x: PaddedTensor, func: Any, parts: Sequence[PaddedTensor]) -> PaddedTensor:
-    """The rows of all parts, in a table as wide as the widest."""
+    """Joins the rows of all parts, in a table as wide as the widest."""
     for number, part in enumerate(parts):
         if part.row_count is not None:
             raise DispatchError(

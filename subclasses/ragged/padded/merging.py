@@ -1,7 +1,8 @@
-"""Merged dimensions: where the rows are when a table is viewed with another size.
+"""Merged dimensions: the dimensions of the rows in a view of a table with another size.
 
-``x.flatten(0, 1)``, ``x.view(-1, D)`` and the like make one dimension of batch and ragged dimension. It has a place for
-each place of the table, and holds the existing entries only: the lengths say which they are, and lead back to the rows.
+``x.flatten(0, 1)``, ``x.view(-1, D)`` and similar views merge the batch and the ragged dimension. The merged dimension
+has a position for each position of the table, padding included. The lengths determine which entries exist, and how to
+unmerge the rows.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from subclasses.ragged.registry import Rules
 RULES = Rules()
 aten = torch.ops.aten
 
-# ---- where the rows are ----------------------------------------------------------------------------------------
+# ---- dimensions of the rows ------------------------------------------------------------------------------------
 
 
 def places_after(func: Any, x: PaddedTensor, size: list[int]) -> tuple[int, int]:
-    """The ragged and the batch dimension of a table that is viewed with another size.
+    """Returns the ragged and the batch dimension of a view of a table with another size.
 
     Raises:
         DispatchError: rows would be cut, or merged with something else.
@@ -44,7 +45,7 @@ def places_after(func: Any, x: PaddedTensor, size: list[int]) -> tuple[int, int]
 def _after_rows(x: PaddedTensor, size: list[int]) -> tuple[int, int] | None:
     ragged, batch = _place_after(x, x.ragged_dim, size), _place_after(x, x.batch_dim, size)
     if ragged is not None and batch is not None and (ragged < batch) == (x.ragged_dim < x.batch_dim):
-        # Two dimensions of extent 1 that follow each other are one where the size has one of them.
+        # Two adjacent dimensions of extent 1 are merged if the size has only one of them.
         return None if ragged == batch and x.ragged_dim != x.batch_dim + 1 else (ragged, batch)
     if x.ragged_dim != x.batch_dim + 1:
         return None
@@ -61,7 +62,8 @@ def _after_merged(x: PaddedTensor, size: list[int]) -> tuple[int, int] | None:
     if size == [*x.shape[:dim], *rows, *x.shape[dim + 1 :]]:
         return dim + 1, dim
     before, behind = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
-    # Rows of one place look like entries with a dimension more: a size that names the rows means them.
+    # Rows of one position have the size of entries with one more dimension. A size that contains the extents of the
+    # rows returns rows.
     for d in range(len(size) - 1):
         if size[d : d + 2] == rows and math.prod(size[:d]) == before and math.prod(size[d + 2 :]) == behind:
             return d + 1, d
@@ -70,7 +72,7 @@ def _after_merged(x: PaddedTensor, size: list[int]) -> tuple[int, int] | None:
 
 
 def _place_after(x: PaddedTensor, dim: int, size: list[int]) -> int | None:
-    """Where one dimension is when the table is viewed with another size; None: nowhere, or who knows where."""
+    """Returns the index of a dimension in a view of the table with another size; None if it is absent or ambiguous."""
     behind = x.dim() - dim - 1
     if list(x.shape[: dim + 1]) == size[: dim + 1]:
         return dim
@@ -97,19 +99,19 @@ def _view(op: Any, x: PaddedTensor, size: Sequence[int], stride: Any = None) -> 
         rest = math.prod(size[:unknown] + size[unknown + 1 :])
         size[unknown] = x.numel() // rest if rest else 0
     places = places_after(op, x, size)
-    # A view for `view`; elsewhere PyTorch has made sure that one is possible, or that none is expected.
+    # `view` returns a view. For the other ops PyTorch has checked that a view is possible, or expects none.
     padded = x._raw_padded.view(size) if op is aten.view.default else x._raw_padded.reshape(size)
     return x.with_padded(padded, *places)
 
 
-# ---- above autograd: what names dimensions ---------------------------------------------------------------------
+# ---- above autograd: functions of dimensions -------------------------------------------------------------------
 
 
 @RULES.of(torch.flatten)
 def _flatten(func: Any, x: PaddedTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
     start, end = (outer_dims(func, x, d)[0] for d in (start_dim, end_dim))
     merges = (start, end) == (x.batch_dim, x.ragged_dim) and end == start + 1
-    # With one place in each row and entries of extent 1 the size alone does not say which of them is gone.
+    # If each row has one position, and entries have extent 1, the size does not determine which of the two is merged.
     if merges and x.shape[end] == 1 and list(x.shape[end + 1 : end + 2]) == [1]:
         return x.merge()
     return unruled(func, x, start, end)

@@ -1,4 +1,4 @@
-"""Operands beside a ``PaddedTensor``: another one with the same rows, or a dense tensor that broadcasts."""
+"""Operands of ops on a ``PaddedTensor``: another one with the same rows, or a dense tensor that broadcasts."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def leader(x: PaddedTensor, values: Sequence[Any]) -> PaddedTensor:
-    """The first padded tensor with rows; another one beside it may have an entry for each row."""
+    """Returns the first padded tensor that is not merged; a merged operand may have an entry for each row."""
     return next((v for v in values if isinstance(v, x.ragged_class) and not v.merged), x)
 
 
 def check_rows_match(func: Any, x: PaddedTensor, y: PaddedTensor) -> None:
-    """Raises unless each row of one is as long as that of the other; nothing waits for a GPU."""
+    """Raises unless the rows of two tensors have the same lengths; asynchronous on a GPU."""
     if x.lengths is not y.lengths or torch.compiler.is_dynamo_compiling():
         check_lengths_match(func, x.lengths, y.lengths)
 
 
 def check_fits(func: Any, x: PaddedTensor, y: Any) -> None:
-    """Raises unless ``y`` may stand beside ``x``: the same rows, or a dense tensor that broadcasts."""
+    """Raises unless ``y`` has the rows of ``x``, or is a dense tensor that broadcasts against ``x``."""
     if isinstance(y, x.ragged_class):
         if (y.dim(), y.ragged_dim, y.batch_dim) != (x.dim(), x.ragged_dim, x.batch_dim):
             raise DispatchError(
@@ -63,12 +63,12 @@ def check_fits(func: Any, x: PaddedTensor, y: Any) -> None:
 
 
 def _widened(x: PaddedTensor, y: PaddedTensor) -> str:
-    """What to do where tables of other widths are to have the same one."""
+    """Returns a hint for errors: how to give two tables the same width."""
     return "" if x.width == y.width else f", after x.to_padded(at_least={max(x.width, y.width)}) for both"
 
 
 def as_wide(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
-    """``y`` in a table as wide as that of ``x``, whose rows it has; differentiable."""
+    """Returns ``y``, which has the rows of ``x``, in a table of the width of ``x``; differentiable."""
     if y.width == x.width:
         return y
     if y.merged:
@@ -77,7 +77,7 @@ def as_wide(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
 
 
 def _has_entry_per_row(x: PaddedTensor, y: Any) -> bool:
-    """Whether ``y`` has an entry for each row of ``x``: what a reduction gave, where the batch is padded."""
+    """Returns whether ``y`` has an entry for each row of ``x``, as a reduction of a padded batch returns."""
     return (
         isinstance(y, x.ragged_class)
         and y.merged
@@ -91,16 +91,16 @@ def _has_entry_per_row(x: PaddedTensor, y: Any) -> bool:
 
 
 def beside(x: PaddedTensor, op: Any, other: Any) -> Tensor:
-    """An operand as it stands beside the table; below autograd."""
+    """Returns an operand that broadcasts against the table; below autograd."""
     check_fits(op, x, other)
     return as_wide(x, other)._raw_padded if isinstance(other, x.ragged_class) else other
 
 
 def aligned(x: PaddedTensor, func: Any, other: Any) -> Tensor:
-    """An operand such that its cotangent is one of its own kind; above autograd.
+    """Converts an operand so that its cotangent has its own class; above autograd.
 
-    A dense operand with a value for each entry would get a ragged cotangent, since nothing is summed: it is made a
-    ragged one with the rows of ``x``. One that broadcasts gets a sum over the entries that exist.
+    A dense operand with a value for each entry would get a ragged cotangent, since autograd sums no dimension. So it
+    becomes a ragged operand with the rows of ``x``. An operand that broadcasts gets a sum over existing entries.
     """
     if _has_entry_per_row(x, other):
         return other.to_dense()
@@ -116,9 +116,9 @@ def aligned(x: PaddedTensor, func: Any, other: Any) -> Tensor:
 
 
 def operand(x: PaddedTensor, func: Any, other: Any) -> Any:
-    """An operand as a plain tensor beside the table; above autograd.
+    """Returns an operand as a plain tensor that broadcasts against the table, with 1 in the padding; above autograd.
 
-    Ones are in the domain of every loss: no derivative there is NaN, and none gets through.
+    Ones are in the domain of every loss: no derivative in the padding is NaN, and the padding receives no cotangent.
     """
     if not isinstance(other, Tensor):
         return other
@@ -127,25 +127,25 @@ def operand(x: PaddedTensor, func: Any, other: Any) -> Any:
 
 
 def alongside(x: PaddedTensor, func: Any, other: PaddedTensor) -> PaddedTensor:
-    """``other`` in a table as wide as that of ``x``, whose rows it has, whatever its other dimensions."""
+    """Returns ``other``, which has the rows of ``x``, in a table of the same width; other dimensions may differ."""
     check_rows_match(func, x, other)
     return as_wide(x, other)
 
 
 def relaid(x: PaddedTensor, func: Any, other: PaddedTensor) -> PaddedTensor:
-    """``other``, which has the dimensions of ``x``, with the very rows of ``x``; differentiable."""
+    """Returns ``other``, which has the dimensions of ``x``, with the lengths tensor of ``x``; differentiable."""
     wide = alongside(x, func, other)
     return wide if wide.lengths is x.lengths else x.with_padded(wide.unwrap("padded"))
 
 
 def moved(x: PaddedTensor, stored: Tensor) -> PaddedTensor:
-    """Another table on another device, with the rows moved there."""
+    """Returns another table on another device, with the rows moved there."""
     row_count = None if x.row_count is None else x.row_count.to(stored.device)
     return x.with_lengths(stored, x.lengths.to(stored.device), row_count)
 
 
 def write(x: PaddedTensor, op: Any, new: Tensor, non_blocking: bool) -> None:
-    """Writes a table; what the padding gets does not exist."""
+    """Writes a whole table; values in the padding do not exist."""
     x._raw_padded.copy_(new, non_blocking)
     bump_versions([x._raw_padded])
 

@@ -1,8 +1,8 @@
-"""Selection from a ``PaddedTensor``: rows, parts of every row, and entries at places of every row.
+"""Selection from a ``PaddedTensor``: rows, parts of every row, and entries at positions of every row.
 
-Only lengths are computed, on the device, and nothing waits for them: a part that a row does not have is empty, and an
-entry that a row must have is asserted. The results cut off the cotangents of their own padding, where ``x`` may have
-entries. Only a row as a plain tensor of its own size (``x[0]``, ``x.unbind()``, a loop) reads lengths.
+Selection computes lengths on the device, without a synchronisation. A part that a row does not have is empty, and an
+entry that a row must have is asserted. The padding of results receives no cotangent, since ``x`` may have entries
+there. Only a row as a plain tensor of its own size (``x[0]``, ``x.unbind()``, a loop) reads lengths on the host.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-# ---- along the ragged dimension: tables of places ---------------------------------------------------------------
+# ---- along the ragged dimension: tables of positions ------------------------------------------------------------
 
 
 def beside_table(x: PaddedTensor, places: Tensor) -> Tensor:
-    """``[B, n]`` ready to broadcast against a table with the dimensions of ``x``."""
+    """Reshapes ``[B, n]`` to broadcast against a table with the dimensions of ``x``."""
     size = [1] * x.dim()
     size[x.batch_dim], size[x.ragged_dim] = places.shape
     return (places if x.batch_dim < x.ragged_dim else places.mT).reshape(size)
 
 
 def entries_at(x: PaddedTensor, places: Tensor) -> Tensor:
-    """The table of the entries at ``places [B, n]`` of each row; one that a row has not gives anything."""
+    """Returns the table of the entries at ``places [B, n]`` of each row; any value where a row has no entry."""
     size = [places.shape[1] if d == x.ragged_dim else n for d, n in enumerate(x.shape)]
     if not x.width:
         return x.to_padded(at_least=1).unwrap("padded").expand(size)
@@ -58,13 +58,13 @@ def entries_at(x: PaddedTensor, places: Tensor) -> Tensor:
 
 
 def cut(x: PaddedTensor, first: Tensor, lengths: Tensor, width: Any, step: int = 1) -> PaddedTensor:
-    """The entries of each row from ``first [B]`` on, ``lengths [B]`` of them, in a table of this width."""
+    """Returns ``lengths [B]`` entries of each row from ``first [B]`` on, in a table of this width."""
     steps = torch.arange(0, width * step, step, device=lengths.device)
     return other_rows(x, entries_at(x, first.unsqueeze(1) + steps), lengths)
 
 
 def other_rows(x: PaddedTensor, table: Tensor, lengths: Tensor) -> PaddedTensor:
-    """Rows of other lengths, where no cotangent comes back from their padding."""
+    """Returns rows of other lengths, whose padding receives no cotangent."""
     return x.with_lengths(table, lengths, x.row_count).with_kept(table)
 
 
@@ -72,17 +72,17 @@ def other_rows(x: PaddedTensor, table: Tensor, lengths: Tensor) -> PaddedTensor:
 
 
 def slice_view(x: PaddedTensor, dim: int, start: Any, stop: Any, step: Any) -> PaddedTensor:
-    """A slice along the batch or the ragged dimension, whose derivative has the rows of ``x`` again."""
+    """Returns a slice along the batch or the ragged dimension, whose derivative has the rows of ``x`` again."""
     y = aten.slice.Tensor(x, dim, start, stop, step)
-    # The derivative of a slice knows its size alone. (A later write to the view gives it another one, and then what
-    # comes back is dense, with zeros in the padding.)
+    # The derivative of a slice saves the size alone, so a hook adds the rows. A later write to the view replaces the
+    # derivative. Its result is then dense, with zeros in the padding.
     if not torch.compiler.is_dynamo_compiling():
         x.took_view(y)
     return y
 
 
 def took_view(self: PaddedTensor, view: Tensor) -> None:
-    """Gives the first derivative on the way back from a view the rows of what it is a view of."""
+    """Registers a hook that wraps the cotangent from a view of this tensor with the rows of this tensor."""
     node, end = view.grad_fn, get_gradient_edge(self).node if self.requires_grad else None
     while node is not None and end is not None:
         before = node.next_functions[0][0] if node.next_functions else None
@@ -106,9 +106,9 @@ def _with_rows_of(x: PaddedTensor) -> Any:
 
 
 def slice_rows(x: PaddedTensor, part: slice) -> PaddedTensor:
-    """The same slice of every row; negative bounds count from each row's own end.
+    """Returns the same slice of every row; negative bounds count from the end of each row.
 
-    A view, except where it begins at another place of each row.
+    The result is a view, unless the slice begins at another position of each row.
     """
     step = 1 if part.step is None else part.step
     if not isinstance(step, int) or step < 1:
@@ -125,7 +125,7 @@ def slice_rows(x: PaddedTensor, part: slice) -> PaddedTensor:
 
 
 def lengths_after(x: PaddedTensor, start: Any, end: Any, step: int) -> Tensor:
-    """How many entries a slice of every row has."""
+    """Returns how many entries a slice of every row has."""
     counts = x.counts
     first = bound_in_rows(0 if start is None else start, counts)
     last = counts if end is None else bound_in_rows(end, counts)
@@ -133,7 +133,7 @@ def lengths_after(x: PaddedTensor, start: Any, end: Any, step: int) -> Tensor:
 
 
 def count_after(func: Any, x: PaddedTensor, start: Any, end: Any, step: int) -> Tensor | None:
-    """How many of the rows in a slice are of the batch."""
+    """Returns how many rows of a slice are in the batch."""
     if x.row_count is None:
         return None
     if step != 1:
@@ -154,9 +154,9 @@ def count_after(func: Any, x: PaddedTensor, start: Any, end: Any, step: int) -> 
 
 
 def slice_below(x: PaddedTensor, op: Any, dim: int, start: Any, end: Any, step: int) -> PaddedTensor | None:
-    """A slice of rows, or of the same places of every row; None for one of features.
+    """Returns a slice of rows, or of the same positions of every row; None for a slice of features.
 
-    Bounds that count from each row's own end are settled above autograd, by `slice_rows`.
+    Above autograd, `slice_rows` handles bounds that count from the end of each row.
     """
     (dim,) = outer_dims(op, x, dim)
     if rows_stay(x, [dim]):
@@ -175,14 +175,14 @@ def _reaches_end(size: Any, end: Any) -> bool:
     return end is None or end is size or (isinstance(end, int) and end >= size)
 
 
-# ---- one place, or some, of every row --------------------------------------------------------------------------
+# ---- one position, or some, of every row -----------------------------------------------------------------------
 
 
 def select_position(x: PaddedTensor, position: Any) -> Tensor:
-    """The entry at one place of every row; a negative place counts from each row's end.
+    """Returns the entry at one position of every row; a negative position counts from the end of each row.
 
     Raises:
-        RuntimeError: a row is too short (on CUDA, and in graphs, by an assertion that nothing waits for).
+        RuntimeError: a row is too short (on CUDA and in graphs by an asynchronous assertion).
     """
     found = checked_places(x, torch.full_like(x.lengths, position).unsqueeze(1))
     if position >= 0 and x.row_count is None:
@@ -192,13 +192,13 @@ def select_position(x: PaddedTensor, position: Any) -> Tensor:
 
 
 def take_places(x: PaddedTensor, places: Any) -> Tensor:
-    """The entries at some places of every row, dense: the ragged dimension has as many."""
+    """Returns the entries at some positions of every row, dense; the ragged dimension has one for each."""
     found = checked_places(x, common_places(x, places).expand(x.lengths.shape[0], -1))
     return x.per_row(entries_at(x, found), x.batch_dim)
 
 
 def checked_places(x: PaddedTensor, places: Tensor) -> Tensor:
-    """Places counted from the front, which every row of the batch must have."""
+    """Returns positions counted from the front; asserts that every row of the batch has them."""
     lengths = x.counts.unsqueeze(1)
     reached = (places < lengths) & (places >= -lengths)
     if x.row_count is not None:
@@ -213,7 +213,7 @@ def checked_places(x: PaddedTensor, places: Tensor) -> Tensor:
 
 
 def select_row(x: PaddedTensor, row: Any) -> Tensor:
-    """One row, dense: a view of the table. Reads the lengths."""
+    """Returns one row, dense: a view of the table. Reads the lengths on the host."""
     rows, count = x.to_tensors(), x.lengths.shape[0]
     if not -count <= row < count:
         raise IndexError(f"index {row} is out of bounds for the {count} rows of {shown(x)}")
@@ -223,7 +223,7 @@ def select_row(x: PaddedTensor, row: Any) -> Tensor:
 
 
 def take_rows(x: PaddedTensor, which: Any) -> PaddedTensor:
-    """Some rows: a slice is a view, an index tensor or mask copies the rows."""
+    """Returns some rows: a slice is a view, an index tensor or mask copies the rows."""
     if isinstance(which, slice):
         step = 1 if which.step is None else which.step
         return slice_view(x, x.batch_dim, which.start, which.stop, step)
@@ -240,12 +240,12 @@ def take_rows(x: PaddedTensor, which: Any) -> PaddedTensor:
 
 
 def repeat_rows(x: PaddedTensor, repeats: Tensor) -> PaddedTensor:
-    """Each row as often as ``repeats [B]`` says."""
+    """Repeats each row ``repeats [B]`` times."""
     return take_rows(x, torch.repeat_interleave(repeats, output_size=size_of(repeats.sum())))
 
 
 def rearranged(x: PaddedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> PaddedTensor:
-    """The entries of each row in another order; ``source(place, length)`` is the place an entry comes from."""
+    """Reorders the entries of each row; ``source(place, length)`` returns the position to read an entry from."""
     places = torch.arange(x.width, device=x.lengths.device).expand(x.lengths.shape[0], -1)
     return other_rows(x, entries_at(x, source(places, x.counts.unsqueeze(1))), x.lengths)
 
@@ -254,7 +254,7 @@ def rearranged(x: PaddedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> P
 
 
 def take_pairs(x: PaddedTensor, rows: Any, places: Any, index: tuple[Any, ...]) -> Tensor:
-    """Single entries, by the number of the row and the place in it: dense."""
+    """Returns single entries by row numbers and positions, dense."""
     if not all(is_index(i) or is_all(i) for i in index):
         raise DispatchError(
             f"indexing {shown(x)}: index tensors stand beside whole dimensions, got {shown_index(index)}",
@@ -268,7 +268,7 @@ def take_pairs(x: PaddedTensor, rows: Any, places: Any, index: tuple[Any, ...]) 
 
 
 def settled_pairs(x: PaddedTensor, rows: Any, entries: Any) -> tuple[Tensor, Tensor]:
-    """Rows and places counted from the front, which must exist."""
+    """Returns row numbers and positions counted from the front; asserts that they exist."""
     rows, entries = (torch.as_tensor(i, device=x.lengths.device) for i in (rows, entries))
     check_numbers(x, rows, entries)
     rows, entries = torch.broadcast_tensors(rows, existing_places(x, rows, entries))
@@ -276,7 +276,7 @@ def settled_pairs(x: PaddedTensor, rows: Any, entries: Any) -> tuple[Tensor, Ten
 
 
 def gather_index(x: PaddedTensor, func: Any, index: PaddedTensor) -> Tensor:
-    """Places in the rows of ``x``, which must have them, as an index of the table; nothing waits for a GPU."""
+    """Returns positions in the rows of ``x`` as an index of the table; asserts that they exist."""
     size = [n if d == x.batch_dim else 1 for d, n in enumerate(x.shape)]
     reached = (index._raw_padded < x.counts.view(size)) & (index._raw_padded >= 0)
     message = f"{func.__name__}: an index lies beyond its row of {shown(x)}"
@@ -288,7 +288,7 @@ def gather_index(x: PaddedTensor, func: Any, index: PaddedTensor) -> Tensor:
 
 
 def pick(x: PaddedTensor, func: Any, mask: PaddedTensor) -> PaddedTensor:
-    """The entries that a mask picks of each row, in their order; a mask of single elements gives rows ``[n]``."""
+    """Returns the entries of each row that a mask selects, in order; a mask of single elements returns rows ``[n]``."""
     if x.merged and mask.merged:
         return pick(x.unmerged(), func, mask.unmerged()).merge()
     x, mask = _batch_first(func, x), _batch_first(func, mask)
@@ -303,7 +303,7 @@ def pick(x: PaddedTensor, func: Any, mask: PaddedTensor) -> PaddedTensor:
 
 
 def check_mask(func: Any, x: PaddedTensor, mask: PaddedTensor) -> None:
-    """Raises unless a mask has one element for each entry, or for each element of one."""
+    """Raises unless a mask has one element for each entry, or one for each element of an entry."""
     if (
         mask.dtype != torch.bool
         or mask.dim() not in (2, x.dim())
@@ -318,7 +318,7 @@ def check_mask(func: Any, x: PaddedTensor, mask: PaddedTensor) -> None:
 
 
 def _batch_first(func: Any, x: PaddedTensor) -> PaddedTensor:
-    """The same rows as ``[B, T, ...]``."""
+    """Returns ``x``; raises unless its rows are ``[B, T, ...]``."""
     if (x.batch_dim, x.ragged_dim) != (0, 1):
         raise DispatchError(
             f"{doing(func)} {shown(x)} by a mask: expected rows along 0, ragged along 1, of both",
@@ -329,6 +329,6 @@ def _batch_first(func: Any, x: PaddedTensor) -> PaddedTensor:
 
 
 def _elements(x: PaddedTensor) -> PaddedTensor:
-    """Every element as an entry of its own."""
+    """Returns every element as an entry of its own."""
     features = x._raw_padded[:1, :1].numel() if x._raw_padded.numel() else 0
     return x.with_lengths(x.unwrap("padded").flatten(1), x.counts * features, x.row_count)

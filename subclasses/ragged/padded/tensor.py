@@ -1,15 +1,15 @@
 """``PaddedTensor``: rows of uneven length in a dense table, with their lengths on the device.
 
-The same semantics as ``JaggedTensor``: an entry past a row's length does not exist. What the table holds there, NaN
-included, reaches no result and no gradient: it is replaced where entries come together (``to_dense``, with a fill
-that changes nothing), and a cotangent is cut off where rows enter and leave (``kept``). In between, pointwise ops
-may compute on it what they like.
+The semantics are the same as for ``JaggedTensor``: an entry past a row's length does not exist. No result and no
+gradient depends on the value of the table there, NaN included. Ops that mix entries replace it by a fill that changes
+no result (``to_dense``). Cotangents of padding become 0 where rows enter and leave (``kept``). Pointwise ops may
+compute any value in the padding.
 
 No length is ever read on the host, so one compiled program serves all lengths of a bucket.
 
-Where ``ragged_dim`` and ``batch_dim`` are the same, batch and ragged dimension are merged: row by row one after the
-other, each with its padding. A merged tensor of one row is one that is ragged along that dimension; with a row count
-that is what a reduction over the ragged dimension gives.
+If ``ragged_dim`` equals ``batch_dim``, the batch and the ragged dimension are merged: rows follow each other, each with
+its padding. A merged tensor of one row is ragged along that dimension. A reduction over the ragged dimension returns
+such a tensor if there is a row count.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     """Rows of uneven length in a dense table ``[B, T, ...]``.
 
     Args:
-        padded: the table; entries past a row's length may hold anything.
-        lengths: ``[B]`` int64 on the device of the table, how many entries of each row exist. They are not read
-            here; one beyond ``T`` counts as ``T``.
+        padded: the table; entries past a row's length may have any values.
+        lengths: ``[B]`` int64 on the device of the table, how many entries of each row exist. The constructor does not
+            read them; a length beyond ``T`` counts as ``T``.
         ragged_dim: the dimension of ``padded`` along which rows differ.
         batch_dim: the dimension of ``padded`` that numbers the rows.
-        row_count: ``[1]`` int64, how many rows the batch has where the table has more; those behind have length 0, and
-            what a reduction over the ragged dimension makes of them does not exist. None: all rows of the table.
+        row_count: ``[1]`` int64, the number of rows in the batch, if the table has more. The additional rows have
+            length 0, and a reduction over the ragged dimension has no result for them. None: all rows of the table.
 
     Raises:
-        ValueError: shapes, dimensions or devices do not fit together.
+        ValueError: shapes, dimensions or devices do not match.
     """
 
     _instead = "use x.to_dense(fill) with x.mask(), x.to_tensors() or x.to_jagged()"
@@ -66,15 +66,13 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         batch_dim: int = 0,
         row_count: Tensor | None = None,
     ) -> Any:
-        """Checks that the parts fit together; see the class."""
+        """Checks that the arguments match; see the class."""
         ragged_dim, batch_dim = checks.check_parts(padded, lengths, ragged_dim, batch_dim, row_count)
         if isinstance(padded, Tensor) and padded.requires_grad and torch.is_grad_enabled():
             padded = torch.where(exists_in(padded, lengths, ragged_dim, batch_dim), padded, 0)
         return super().__new__(cls, padded, lengths, row_count, ragged_dim=ragged_dim, batch_dim=batch_dim)
 
-    if (
-        TYPE_CHECKING
-    ):  # what type checkers would otherwise derive from the fields, and where the table is stored
+    if TYPE_CHECKING:  # for type checkers: the stored table, and a signature that the fields do not determine
         _raw_padded: Tensor
 
         def __init__(
@@ -87,11 +85,11 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
             row_count: Tensor | None = None,
         ) -> None: ...
 
-    # ---- making one --------------------------------------------------------------------------------------------
+    # ---- constructors ------------------------------------------------------------------------------------------
 
     @classmethod
     def of_dense(cls, dense: Tensor) -> PaddedTensor:
-        """Rows of one length, all of ``dense [B, T, ...]``; for rules."""
+        """Makes rows of equal length from ``dense [B, T, ...]``; for rules."""
         batch, length = dense.shape[:2]
         return cls(dense, torch.full((batch,), length, device=dense.device))
 
@@ -104,13 +102,13 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         buckets: Buckets | None = None,
         batch_multiple: int | None = None,
     ) -> PaddedTensor:
-        """One row per tensor ``[length, ...]``, padded up to a bucket; differentiable in them.
+        """Makes one row per tensor ``[length, ...]``, padded up to a bucket; differentiable in the tensors.
 
         Args:
             rows: tensors that differ in their first extent alone.
             multiple: the table is as wide as the next multiple of this.
-            buckets: the table is as wide as the least of these that holds the longest row; "powers": of two.
-            batch_multiple: the table has as many rows as the next multiple of this. Those past the given ones have
+            buckets: the table is as wide as the least of these that fits the longest row; "powers": of two.
+            batch_multiple: the table has as many rows as the next multiple of this. Rows past the given ones have
                 length 0, and no result has an entry for them.
 
         Raises:
@@ -130,10 +128,10 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
 
     @classmethod
     def by_length(cls, rows: Sequence[Tensor], buckets: Buckets) -> list[tuple[Tensor, PaddedTensor]]:
-        """Rows sorted into tables by their length, with less padding than one table; differentiable in them.
+        """Sorts rows into tables by their length, with less padding than one table; differentiable in them.
 
-        A gradient that is summed over the tables is that of one table. Widths that suit the lengths of a data set are
-        what ``propose_buckets`` gives; a compiled function has a program for each.
+        The sum of the gradients of all tables is the gradient of one table of all rows. ``propose_buckets`` returns
+        widths that suit the lengths of a data set; a compiled function has a program for each width.
 
         Args:
             rows: tensors that differ in their first extent alone.
@@ -157,12 +155,12 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
 
     @classmethod
     def from_mask(cls, padded: Tensor, mask: Tensor) -> PaddedTensor:
-        """The table ``padded [B, T, ...]``, of which ``mask [B, T]`` says which entries exist; differentiable.
+        """Makes rows of the entries of ``padded [B, T, ...]`` where ``mask [B, T]`` is True; differentiable.
 
         Raises:
             ValueError: ``mask`` is no bool tensor of that shape.
-            RuntimeError: in some row not the first entries are those that exist (on CUDA, and in graphs, by an
-                assertion that nothing waits for); ``JaggedTensor.from_mask`` takes entries from anywhere.
+            RuntimeError: the True elements of a row do not come first (on CUDA and in graphs by an asynchronous
+                assertion); ``JaggedTensor.from_mask`` takes entries from anywhere.
         """
         check_mask(padded, mask, "PaddedTensor")
         x = cls(padded, mask.sum(1))
@@ -177,7 +175,7 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     def pad(
         cls, x: Tensor, *, dim: int, multiple: int | None = None, buckets: Buckets | None = None
     ) -> PaddedTensor:
-        """A plain tensor padded along ``dim`` up to a bucket; each row has the length that ``dim`` had.
+        """Pads a plain tensor along ``dim`` up to a bucket; each row has the length that ``dim`` had.
 
         The rows are numbered by dimension 0, or by 1 where ``dim`` is 0.
         """
@@ -195,10 +193,10 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     def check_loaded(
         cls, padded: Tensor, lengths: Tensor, row_count: Tensor | None, ragged_dim: int, batch_dim: int
     ) -> None:
-        """Raises unless the lengths and the number of rows are those of rows of the table."""
+        """Raises unless the lengths and the number of rows describe rows of the table."""
         checks.check_loaded(padded, lengths, row_count, ragged_dim, batch_dim)
 
-    # ---- looking at it -----------------------------------------------------------------------------------------
+    # ---- rows --------------------------------------------------------------------------------------------------
 
     def row_lengths(self) -> Tensor:
         """``[B]``: how many entries each row has."""
@@ -206,12 +204,12 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
 
     @property
     def counts(self) -> Tensor:
-        """``[B]``: how many entries of each row the table holds, which is what counts of lengths beyond it."""
+        """``[B]``: how many entries of each row the table has; a length beyond its width counts as the width."""
         return self.lengths.clamp(0, self.width)
 
     @property
     def width(self) -> int:
-        """``T``: how many places the table has for each row."""
+        """``T``: how many positions the table has for each row."""
         places = self._raw_padded.size(self.ragged_dim)
         return places // max(self.lengths.size(0), 1) if self.merged else places
 
@@ -226,22 +224,22 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         return exists_in(self._raw_padded, self.lengths, self.ragged_dim, self.batch_dim)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """The rows; while a graph is traced, where nothing is known of them, the parts."""
+        """Returns the rows as text; in a trace, where the data is unknown, the inner tensors."""
         return emit_rows(
             self,
             self._raw_padded,
             lambda: self.with_lengths(self._raw_padded, self.counts, self.row_count).to_tensors(),
         )
 
-    # ---- taking it apart ---------------------------------------------------------------------------------------
+    # ---- tables and conversions --------------------------------------------------------------------------------
 
     def kept(self, padded: Tensor, fill: float | int | bool = 0) -> Tensor:
-        """A table of these rows with ``fill`` in the padding; no cotangent comes back from there."""
+        """Returns a table of these rows with ``fill`` in the padding, which receives no cotangent."""
         exists = exists_in(padded, self.lengths, self.ragged_dim, self.batch_dim)
         return torch.where(exists, padded, padded.new_full((), fill))
 
     def to_dense(self, fill: float | int | bool = 0) -> Tensor:  # type: ignore[override]
-        """The plain table with ``fill`` where there is no entry."""
+        """Returns the plain table with ``fill`` where there is no entry."""
         return self.kept(self.unwrap("padded"), fill)
 
     clean = samples = to_dense
@@ -249,8 +247,8 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     def with_padded(
         self, padded: Tensor, ragged_dim: int | None = None, batch_dim: int | None = None
     ) -> PaddedTensor:
-        """Another table with the same rows; the dimensions say where they are, if elsewhere."""
-        return TensorSubclass.__new__(  # the parts fit together as those of this tensor do
+        """Returns another table with the same rows; the arguments are their dimensions, if they differ."""
+        return TensorSubclass.__new__(  # no check: the rows are unchanged
             type(self),
             padded,
             self.lengths,
@@ -264,20 +262,20 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     def with_lengths(
         self, padded: Tensor, lengths: Tensor, row_count: Tensor | EllipsisType | None = ...
     ) -> PaddedTensor:
-        """Other rows at the same dimensions; as many of them are real as here unless ``row_count`` is given."""
+        """Returns other rows at the same dimensions; keeps the row count unless ``row_count`` is given."""
         count = self.row_count if row_count is ... else row_count
         return TensorSubclass.__new__(
             type(self), padded, lengths, count, ragged_dim=self.ragged_dim, batch_dim=self.batch_dim
         )
 
     def per_row(self, dense: Tensor, dim: int) -> Tensor:
-        """A result with one entry for each row along ``dim``: ragged along it where not all rows are of the batch."""
+        """Returns a result with one entry for each row along ``dim``, ragged along it if the batch has a row count."""
         if self.row_count is None or self.merged:
             return dense
         return TensorSubclass.__new__(type(self), dense, self.row_count, None, ragged_dim=dim, batch_dim=dim)
 
     def unmerged(self) -> PaddedTensor:
-        """The same rows with a dimension each for batch and ragged; differentiable."""
+        """Returns the same rows with separate batch and ragged dimensions; differentiable."""
         if not self.merged:
             return self
         dim, padded = self.batch_dim, self.unwrap("padded")
@@ -285,21 +283,21 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         return self.with_padded(padded.reshape(size), dim + 1, dim)
 
     def merge(self) -> PaddedTensor:
-        """Batch and ragged dimension, which follow each other, as one; differentiable."""
+        """Merges the batch and the ragged dimension, which must be adjacent; differentiable."""
         dim = self.batch_dim
         return self.with_padded(self.unwrap("padded").flatten(dim, dim + 1), dim, dim)
 
     def like_dense(self, dense: Tensor) -> PaddedTensor:
-        """A plain table of these rows as a ragged one; differentiable in it.
+        """Returns a plain table as a ragged tensor with the rows of this one; differentiable in it.
 
         Raises:
-            ValueError: it has another number of rows, or another width.
+            ValueError: ``dense`` has another number of rows, or another width.
         """
         checks.check_like(self, dense)
         return self.with_kept(dense)
 
     def to_tensors(self) -> list[Tensor]:
-        """The rows, without their batch dimension: views of the table. Reads the lengths."""
+        """Returns the rows without their batch dimension: views of the table. Reads the lengths on the host."""
         if self.merged:
             return self.unmerged().to_tensors()
         lengths = checks.read_lengths(self)
@@ -310,12 +308,12 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     def to_padded(
         self, *, multiple: int | None = None, buckets: Buckets | None = None, at_least: int = 0
     ) -> PaddedTensor:
-        """The same rows in a table as wide as a bucket that holds this one; differentiable.
+        """Returns the same rows in a table as wide as a bucket that fits this one; differentiable.
 
         Args:
             multiple: the table is as wide as the next multiple of this.
-            buckets: the table is as wide as the least of these that holds this one.
-            at_least: the table has this many places or more, for rows that will grow.
+            buckets: the table is as wide as the least of these that fits this one.
+            at_least: the table has this many positions or more, for rows that will grow.
         """
         if self.merged:
             return self.unmerged().to_padded(multiple=multiple, buckets=buckets, at_least=at_least).merge()
@@ -323,20 +321,20 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         return self.with_padded(widen(self.unwrap("padded"), self.ragged_dim, width))
 
     def append(self, entries: Tensor) -> PaddedTensor:
-        """Every row longer by one entry, in a table of the same width; differentiable, and no length is read.
+        """Appends an entry to every row, in a table of the same width; differentiable, and reads no length on the host.
 
         Args:
             entries: one for each row, the size of this tensor without its ragged dimension.
 
         Raises:
-            ValueError: they have another size.
-            RuntimeError: a row fills the table (on CUDA, and in graphs, by an assertion that nothing waits for); make
-                it wider before by ``to_padded(at_least=...)``.
+            ValueError: ``entries`` have another size.
+            RuntimeError: a row fills the table (on CUDA and in graphs by an asynchronous assertion); widen it first by
+                ``to_padded(at_least=...)``.
         """
         checks.check_entries(self, entries)
         entries = entries.to_dense() if isinstance(entries, PaddedTensor) else entries
         lengths = self.lengths + 1
-        if self.row_count is not None:  # rows that the batch has not stay empty
+        if self.row_count is not None:  # rows beyond the batch stay empty
             rows = torch.arange(lengths.shape[0], device=lengths.device)
             lengths = torch.where(rows < self.row_count, lengths, self.lengths)
         torch.ops.aten._assert_async.msg(
@@ -348,9 +346,9 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         return longer.with_padded(longer.kept(table))
 
     def to_jagged(self) -> JaggedTensor:
-        """The same rows back to back, the batch dimension first; differentiable.
+        """Returns the same rows back to back, the batch dimension first; differentiable.
 
-        Reads the lengths. In a compiled function, which does not, the outer extent is the width of the table.
+        Reads the lengths on the host. A compiled function does not; its outer extent is the width of the table.
         """
         if self.merged:
             return self.unmerged().to_jagged().flatten(0, 1)  # type: ignore[return-value]
@@ -367,10 +365,10 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
 def to_padded(
     self: JaggedTensor, *, multiple: int | None = None, buckets: Buckets | None = None
 ) -> PaddedTensor:
-    """The same rows in a table as wide as a bucket that holds ``T``; differentiable."""
+    """Returns the same rows in a table as wide as a bucket that fits ``T``; differentiable."""
     check_has_rows(self, "to_padded")
     table = widen(self.to_dense(), self.ragged_dim, bucket_of(self.shape[self.ragged_dim], multiple, buckets))
     return PaddedTensor(table, self.row_lengths(), ragged_dim=self.ragged_dim)
 
 
-JaggedTensor.to_padded = to_padded  # stands here, since a file that it would need stands on that of its class
+JaggedTensor.to_padded = to_padded  # set here, since this module imports the module of JaggedTensor

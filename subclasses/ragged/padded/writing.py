@@ -1,6 +1,6 @@
 """Writing into a ``PaddedTensor`` by an index.
 
-The table is made anew with the entries that are written, and copied over the old one as any in-place op does it.
+A write computes a new table with the written entries, and copies it over the old one as an in-place op does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def with_written(x: PaddedTensor, func: Any, index: Any, value: Any) -> PaddedTensor:
-    """``x`` with a value at an index; no cotangent comes back from the padding that is written as well."""
+    """Returns ``x`` with a value at an index; padding that is written as well receives no cotangent."""
     by_mask = isinstance(index, x.ragged_class)
     return x.like_dense(_by_mask(func, x, index, value) if by_mask else _by_index(x, index, value))
 
@@ -48,7 +48,7 @@ def with_written(x: PaddedTensor, func: Any, index: Any, value: Any) -> PaddedTe
 def with_put(
     x: PaddedTensor, func: Any, indices: Sequence[Any], values: Any, accumulate: bool
 ) -> PaddedTensor:
-    """``x`` with values at index tensors."""
+    """Returns ``x`` with values at index tensors."""
     if isinstance(values, x.ragged_class):
         raise DispatchError(
             f"{func.__name__}: expected dense values for a padded tensor, got {shown(values)} for {shown(x)}",
@@ -57,7 +57,7 @@ def with_put(
         )
     index = _existing(x, tuple(indices), values)
     table = x.unwrap("padded")
-    if any(isinstance(i, slice) and not is_all(i) for i in index):  # the places of one row
+    if any(isinstance(i, slice) and not is_all(i) for i in index):  # the positions of one row
         written = table.clone()
         written[index] = written[index] + values if accumulate else values
         return x.like_dense(written)
@@ -91,27 +91,27 @@ def _by_index(x: PaddedTensor, index: Any, value: Any) -> Tensor:
 
 
 def _crosses(x: PaddedTensor, index: tuple[Any, ...]) -> bool:
-    """Whether features are picked of each of the rows, where index tensors of the table would go together."""
+    """Returns whether an index selects features of several rows, where index tensors would broadcast together."""
     places = outer_places(index)
     features = any(is_index(index[p]) for d, p in enumerate(places) if d not in x.row_dims)
     return features and not is_index(index[places[x.ragged_dim]])
 
 
 def _by_numbers(x: PaddedTensor, index: tuple[Any, ...], value: Any) -> Tensor:
-    """The table with the elements replaced whose numbers are read at the index."""
+    """Returns the table with the elements replaced whose numbers the index selects."""
     table = x.unwrap("padded")
     numbers = torch.arange(table.numel(), device=table.device).view(table.shape)
     with torch.no_grad():
         found: Any = x.with_padded(numbers)[index]
     found = found.to_dense(table.numel()) if isinstance(found, x.ragged_class) else found
     new = torch.as_tensor(value, dtype=table.dtype, device=table.device).expand(found.shape)
-    # What belongs to no row is written behind the others, and cut off.
+    # Values for padding are written past the last element, which is cut off.
     flat = torch.cat([table.flatten(), table.new_zeros(1)]).index_put((found.flatten(),), new.flatten())
     return flat[:-1].view(table.shape)
 
 
 def _existing(x: PaddedTensor, index: Any, value: Any) -> tuple[Any, ...]:
-    """An index of the table that writes to entries that exist, as `expanded` gives it."""
+    """Returns an expanded index of the table that writes to existing entries only."""
     index = expanded(x, index)
     places = outer_places(index)
     at_batch, at_ragged = places[x.batch_dim], places[x.ragged_dim]
@@ -128,13 +128,13 @@ def _existing(x: PaddedTensor, index: Any, value: Any) -> tuple[Any, ...]:
 
 
 def _places_of_row(x: PaddedTensor, row: Any, after: tuple[Any, ...], value: Tensor) -> slice:
-    """Where a row is written: at its own places by a value of its length, as ``x[row]`` is, or along the whole table.
+    """Returns the positions to write a row to: its own for a value of its length, else the whole width of the table.
 
     Args:
         x: the tensor.
         row: the number of the row.
         after: the index of the dimensions after the ragged one.
-        value: what is written.
+        value: the value to write.
 
     Raises:
         ValueError: the value has another length.
@@ -153,7 +153,7 @@ def _places_of_row(x: PaddedTensor, row: Any, after: tuple[Any, ...], value: Ten
 
 
 def _table_of(x: PaddedTensor, index: tuple[Any, ...], value: PaddedTensor) -> Tensor:
-    """The table of what is written to ``x[index]``, whose rows must have the lengths of those in ``x``."""
+    """Returns the table of the value for ``x[index]``; raises unless both have the same lengths of rows."""
     part = x[index]
     if not isinstance(part, x.ragged_class):
         raise DispatchError(
@@ -165,7 +165,7 @@ def _table_of(x: PaddedTensor, index: tuple[Any, ...], value: PaddedTensor) -> T
 
 
 def _settled(x: PaddedTensor, index: Any, at_rows: Any, at_entries: Any) -> Any:
-    """An index of the table, with what must exist asserted."""
+    """Returns an index of the table; asserts that the entries exist."""
     (at_batch, rows), (at_ragged, entries) = at_rows, at_entries
     if is_index(entries) and (is_index(rows) or is_int(rows)):
         return _paired(x, index, at_batch, at_ragged)
@@ -195,20 +195,20 @@ def _settled(x: PaddedTensor, index: Any, at_rows: Any, at_entries: Any) -> Any:
             hint=f"write to x.{other}",
         )
     numbers = torch.arange(x.lengths.shape[0], device=x.lengths.device)[rows]
-    # Rows that the batch has not write to their padding.
+    # Rows beyond the batch write to their padding.
     return replaced(replaced(index, at_batch, numbers), at_ragged, found.clamp(min=0))
 
 
 def _paired(x: PaddedTensor, index: Any, at_batch: int, at_ragged: int) -> Any:
-    """An index whose rows and places are index tensors; a single one stays a dimension, which broadcasts."""
+    """Returns an index with index tensors for rows and positions; a single pair keeps a dimension, which broadcasts."""
     rows, entries = settled_pairs(x, index[at_batch], index[at_ragged])
-    if rows.dim() == 0:  # as an index it would be read
+    if rows.dim() == 0:  # a zero-dimensional index would be read on the host
         rows, entries = rows.unsqueeze(0), entries.unsqueeze(0)
     return replaced(replaced(index, at_batch, rows), at_ragged, entries)
 
 
 def _put_back(x: PaddedTensor, mask: PaddedTensor, values: PaddedTensor) -> Tensor:
-    """The table of ``x`` with the entries that a mask picks replaced, in their order; the inverse of `pick`."""
+    """Returns the table of ``x`` with the entries replaced that a mask selects, in order; the inverse of `pick`."""
     picked = mask.to_dense(False)
     rank = (picked.cumsum(1) - 1).clamp(min=0)
     check_rows_match(
