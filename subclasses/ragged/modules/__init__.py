@@ -1,1 +1,1 @@
-"""Functions behind modules of ``torch.nn`` that look along the rows: convolutions, pools, recurrences, attention."""
+"""Functions of ``torch.nn`` modules that mix the entries of a row: convolutions, pools, recurrences, attention."""

@@ -1,9 +1,9 @@
-"""Convolutions and pools along rows: each row by itself, as if it were alone.
+"""Convolutions and pools along rows, independently for each row.
 
-Channels come first, ``[B, C, T]`` with the rows along the last dimension; a convolution of images takes rows
-``[B, C, T, F]`` or ``[B, C, F, T]``. A table with 0 past each row's end is what padding with zeros makes of every row,
-so one call on the table gives each row its own results; those that start past the end of the padded row do not exist.
-A row that is shorter than the kernel has no result.
+Channels come first: rows are ``[B, C, T]``, ragged along the last dimension. A convolution of images takes rows
+``[B, C, T, F]`` or ``[B, C, F, T]``. Zeros past the end of each row of a table equal zero padding of the row. So one
+call on the table computes the results of each row. Results that start past the end of the padded row do not exist. A
+row that is shorter than the kernel has no result.
 """
 
 from __future__ import annotations
@@ -65,31 +65,31 @@ def _conv_transpose1d(  # noqa: PLR0913
 
 
 def _total_padding(padding: Any, span: int, place: int) -> int:
-    """How many zeros are added to a row, before and behind it."""
+    """Returns how many zeros the padding adds to a row, before and after it."""
     if isinstance(padding, str):  # "same", which goes with stride 1, or "valid"
         return span - 1 if padding == "same" else 0
     return 2 * _one(padding, place)
 
 
 def _of_windows(x: Any, table: Tensor, more: int, stride: int) -> Any:
-    """The rows of what a window made of each place: ``(length + more) // stride + 1`` of them."""
+    """Returns the results of a window at each position as rows of ``(length + more) // stride + 1`` entries."""
     if stride == 1 and more == -1:
         return x.from_table(table)
     return x.of_lengths(table, ((x.row_lengths() + more) // stride + 1).clamp(min=0))
 
 
 def _span(kernel: int, dilation: Any) -> int:
-    """How many places a kernel covers, those that it skips included."""
+    """Returns how many positions a kernel spans, including positions that its dilation skips."""
     return _one(dilation) * (kernel - 1) + 1
 
 
 def _one(value: int | Sequence[int], place: int = 0) -> int:
-    """A number that may be given as a sequence of one, or of one for each dimension that a window moves along."""
+    """Returns the number for one dimension of an int, of a sequence of one int, or of one for each dimension."""
     return value if isinstance(value, int) else value[place if len(value) > 1 else 0]
 
 
 def _check_channels_first(func: Any, x: Any, dims: int, *parameters: Any) -> None:
-    """Raises unless the rows are behind the channels, of so many dimensions, and the parameters are dense."""
+    """Raises unless ``x`` has ``dims`` dimensions with rows after the channels, and the parameters are dense."""
     check_dense(func, *parameters)
     if not is_ragged(x) or x.dim() != dims or x.batch_dim != 0 or x.ragged_dim < 2:
         wanted = (
@@ -154,7 +154,7 @@ def _avg_pool1d(  # noqa: PLR0913
 def _window(
     func: Any, x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool
 ) -> tuple[int, int, int]:
-    """The extent, the stride and the padding of a window."""
+    """Returns the extent, the stride and the padding of a window."""
     _check_channels_first(func, x, 3)
     if ceil_mode:
         raise DispatchError(
@@ -192,10 +192,10 @@ def _adaptive_max_pool1d(func: Any, input: Any, output_size: Any, return_indices
 
 
 def _parts_of_rows(func: Any, x: Any, count: int) -> Tensor:
-    """``[B, count, T]``: which entries of a row each result is made of, as PyTorch divides a single row.
+    """Returns a mask ``[B, count, T]`` of the entries in each result, as PyTorch divides a single row.
 
     Raises:
-        IndexError: a row is empty (on CUDA, and in graphs, by an assertion that nothing waits for).
+        IndexError: a row is empty (on CUDA and in graphs by an asynchronous assertion).
     """
     _check_channels_first(func, x, 3)
     x.check_has_entries(func, [2])

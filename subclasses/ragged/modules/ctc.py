@@ -28,12 +28,11 @@ def _ctc_loss(  # noqa: PLR0913
     reduction: str | int = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """The loss of frames ``[T, B, C]``; targets are dense, or rows ``[B, S]``.
+    """Computes the loss of frames ``[T, B, C]``; targets are dense, or rows ``[B, S]``.
 
     Raises:
-        DispatchError: the frames are no rows, or rows of another dimension.
-        RuntimeError: a row has fewer frames than its input length (on CUDA, and in graphs, by an assertion that
-            nothing waits for).
+        DispatchError: the frames are not ragged along dimension 0.
+        RuntimeError: a row has fewer frames than its input length (on CUDA and in graphs by an asynchronous assertion).
     """
     if not isinstance(log_probs, TimeMajor) and getattr(log_probs, "row_dims", None) != (1, 0):
         raise DispatchError(

@@ -1,4 +1,4 @@
-"""``F.multi_head_attention_forward`` of rows: projections, attention of each row to its own, and a projection back."""
+"""``F.multi_head_attention_forward`` of rows: projections, attention of each row to its keys, and a projection back."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _multi_head(  # noqa: PLR0913
 
 
 def _batch_first(func: Any, x: Any) -> Any:
-    """Rows ``[B, T, E]`` of an argument ``[T, B, E]``, which may be dense."""
+    """Returns rows ``[B, T, E]`` of an argument ``[T, B, E]``, which may be dense."""
     if is_ragged(x):
         fits = x.dim() == 3 and x.row_dims == (1, 0)
     else:
@@ -108,7 +108,7 @@ def _batch_first(func: Any, x: Any) -> Any:
 
 
 def _check_added_keys(func: Any, adds: bool, need_weights: bool, static_k: Any, static_v: Any) -> None:
-    """Raises for keys from elsewhere, and for weights of added keys, which have no place in a table."""
+    """Raises for static keys and values, and for weights of added keys, which a table of weights cannot represent."""
     if static_k is not None or static_v is not None:
         raise DispatchError(
             f"{name_of(func)}: expected neither static_k nor static_v beside ragged rows",
@@ -125,16 +125,16 @@ def _check_added_keys(func: Any, adds: bool, need_weights: bool, static_k: Any, 
 
 
 def _with_entry(rows: Any, entry: Tensor, *, last: bool) -> Any:
-    """Rows with one more entry ``[1, 1, E]``: the last one, as PyTorch's causal mask counts it; otherwise the first.
+    """Adds an entry ``[1, 1, E]`` to each row: last, where PyTorch's causal mask expects it, or else first.
 
-    A mask has one more column then, the first one for all rows.
+    If the entry is first, the mask has one more column in front, the same for all rows.
     """
     parts = [entry.expand(rows.shape[0], 1, rows.shape[-1]), rows]
     return torch.cat(parts[::-1] if last else parts, 1)
 
 
 def _merged_mask(attn_mask: Any, key_padding_mask: Any, q: Any, num_heads: int) -> Any:
-    """One mask that is added to the scores ``[B, H, T, S]``; True in a mask of bools stands for minus infinity."""
+    """Returns one mask to add to the scores ``[B, H, T, S]``; True in a bool mask becomes minus infinity."""
     parts = []
     if attn_mask is not None:
         mask = _added(attn_mask, q.dtype)
@@ -145,14 +145,14 @@ def _merged_mask(attn_mask: Any, key_padding_mask: Any, q: Any, num_heads: int) 
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to scores."""
+    """Returns a mask that is added to scores."""
     if mask.dtype is not torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
 
 
 def _weights(q: Any, k: Any, mask: Any) -> Tensor:
-    """The weights ``[B, H, T, S]`` of each key for each query; 0 where either does not exist."""
+    """Returns the weights ``[B, H, T, S]`` of each key for each query; 0 where either does not exist."""
     scores = torch.matmul(q.to_dense() / math.sqrt(q.shape[-1]), k.to_dense().mT)
     allowed = score_mask(q, k, mask, False)
     scores = scores.masked_fill(~allowed, -math.inf) if allowed.dtype is torch.bool else scores + allowed
@@ -161,5 +161,5 @@ def _weights(q: Any, k: Any, mask: Any) -> Tensor:
 
 
 def _summed(q: Any, scores: Tensor, v: Any) -> Any:
-    """The sums of values by weight, as the rows of the queries."""
+    """Returns the weighted sums of values, with the rows of the queries."""
     return q.from_table(torch.matmul(scores, v.to_dense()))

@@ -1,7 +1,7 @@
-"""Recurrent layers over rows: each row from its first entry to its last, and from its last where it is reversed.
+"""Recurrent layers over rows: from the first entry of each row to its last, and back in reversed directions.
 
-PyTorch's kernels take rows of uneven length as a *packed sequence*, with the number of rows that reach each place on
-the host. The rows are packed, computed by that kernel, and unpacked; an empty row keeps the states that it was given.
+PyTorch's kernels take rows of uneven length as a *packed sequence*, with the number of rows that reach each position on
+the host. The rule packs the rows, calls the kernel, and unpacks the result. An empty row keeps its initial states.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _recur(func: Any, input: Any, hx: Any, params: Any, *options: Any) -> Any:
 def _without_entries(
     func: Any, x: Any, states: tuple[Tensor, ...], params: Any, settings: list[Any], batch_first: bool
 ) -> Any:
-    """The results for rows that are all empty; their width is that of one entry that is computed for it."""
+    """Returns the results for rows that are all empty; computes one entry to find the width of the results."""
     one = x.to_dense().new_zeros(1, 1, x.shape[-1])
     begin = tuple(h.new_zeros(h.shape[0], 1, h.shape[2]) for h in states)
     out, *_ = func(one, begin if func is torch.lstm else begin[0], params, *settings, True)
@@ -63,7 +63,7 @@ def _without_entries(
 
 
 def _check(func: Any, input: Any, hx: Any, batch_first: bool) -> Any:
-    """The rows of entries ``[B, T, C]``; raises unless their lengths can be read, and states are dense."""
+    """Returns rows ``[B, T, C]``; raises in a trace, which cannot read the lengths, and for ragged states."""
     for h in hx if isinstance(hx, tuple | list) else (hx,):
         if is_ragged(h):
             raise DispatchError(

@@ -1,8 +1,9 @@
-"""``TimeMajor``: jagged rows with the ragged dimension in front, for modules of ``torch.nn`` that swap it to and back.
+"""``TimeMajor``: jagged rows with the ragged dimension first, for ``torch.nn`` modules that transpose their inputs.
 
-The batch dimension of a ``JaggedTensor`` is its first one. ``nn.MultiheadAttention(batch_first=True)`` swaps it with
-the next before it calls ``F.multi_head_attention_forward``, and swaps the result again; between the two, nothing but
-that function has a meaning for rows that are not first. Recurrent layers without ``batch_first`` take such rows too.
+The batch dimension of a ``JaggedTensor`` is dimension 0. ``nn.MultiheadAttention(batch_first=True)`` transposes
+dimensions 0 and 1, calls ``F.multi_head_attention_forward``, and transposes the result back. Between the two, no other
+function supports rows that are not first. Recurrent layers without ``batch_first``, and ``F.ctc_loss``, take such rows
+too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ RULES = Rules()
 
 
 class TimeMajor(TensorSubclass):
-    """Jagged rows as ``[T, B, ...]``; ``x.transpose(0, 1)`` makes one of a ``JaggedTensor``, and back.
+    """Jagged rows as ``[T, B, ...]``; ``x.transpose(0, 1)`` makes one of a ``JaggedTensor``, and converts it back.
 
     Args:
         rows: the rows, ``[B, T, ...]`` and ragged along dimension 1.
@@ -33,12 +34,12 @@ class TimeMajor(TensorSubclass):
 
     @staticmethod
     def outer(rows: JaggedTensor) -> Outer:
-        """The size and the strides of the rows, with the first two swapped."""
+        """Returns the size and the strides of the rows, with the first two swapped."""
         (b, t, *size), (of_b, of_t, *stride) = rows.size(), rows.stride()
         return Outer((t, b, *size), (of_t, of_b, *stride), storage_offset=rows.storage_offset())
 
     def wrap_cotangent(self, cotangent: Tensor) -> Any:
-        """A dense cotangent counts where there are entries."""
+        """Returns a dense cotangent as a ragged one, with its values at existing entries."""
         return type(self)(self.rows.wrap_cotangent(cotangent.transpose(0, 1)))
 
 

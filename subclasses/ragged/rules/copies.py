@@ -1,7 +1,7 @@
 """Copies and aliases of ragged tensors, factories of others like them, and writes.
 
-A copy has its own stored tensor and shares the tensors that say where the rows lie. Those are never written to, so that
-an op on a value and its copy knows that their rows match.
+A copy has its own stored tensor, and shares the tensors of offsets and lengths. No op writes to these, so the rows of a
+value and its copy match without a comparison.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def copy_stored(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 @RULES.of(aten.new_empty_strided.default)
 def new_empty_strided(op: Any, x: Any, size: Any, stride: Any, **kwargs: Any) -> Any:
-    """Ragged for the size of ``x``, since autograd writes a cotangent to it; dense for any other size."""
+    """Returns a ragged tensor for the size of ``x``, since autograd writes a cotangent to it, else a dense one."""
     if tuple(size) == tuple(x.shape):
         return x.with_stored(torch.empty_like(x.stored, **kwargs))
     return op(x.stored, size, stride, **kwargs)
@@ -73,7 +73,7 @@ def new_empty_strided(op: Any, x: Any, size: Any, stride: Any, **kwargs: Any) ->
 
 @RULES.of(aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default)
 def new_dense(op: Any, x: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
-    """Dense tensors of the same dtype and device; `zeros_like` and the like give ragged ones."""
+    """Returns dense tensors of the same dtype and device; `zeros_like` and similar functions return ragged ones."""
     return op(x.stored, size, *args, **kwargs)
 
 
@@ -82,7 +82,7 @@ def new_dense(op: Any, x: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
 
 @RULES.of(aten.copy_.default)
 def copy_into(op: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
-    """Writes into the entries that exist."""
+    """Copies ``source`` into existing entries."""
     if not is_ragged(x):
         raise DispatchError(
             f"{op}: cannot write {shown(source)} into a dense tensor",
@@ -95,7 +95,7 @@ def copy_into(op: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
 
 @RULES.of(*DRAWN)
 def draw(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Writes random numbers into the entries that exist."""
+    """Writes random numbers into existing entries."""
     x.write(op, op(torch.empty_like(x.stored), *args, **kwargs), False)
     return x
 
@@ -105,11 +105,11 @@ def draw(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 @RULES.of(aten.size.default, aten.stride.default)
 def sizes(op: Any, x: Any) -> Any:
-    """Autograd asks in this way where sizes are symbols, for a cotangent of zeros."""
+    """Returns the size or the stride, which autograd reads for a cotangent of zeros if sizes are symbols."""
     return list(x.size() if op is aten.size.default else x.stride())
 
 
 @RULES.of(aten._is_any_true.default, aten._is_all_true.default)
 def is_true(op: Any, x: Any) -> Any:
-    """Autograd asks in this way, in anomaly mode, whether a gradient has a nan; padding has none."""
+    """Reduces existing entries; autograd calls these ops in anomaly mode to find a NaN in a gradient."""
     return op(x.to_dense(fill=op is aten._is_all_true.default))

@@ -1,8 +1,8 @@
-"""``einsum``, where the result has one ragged dimension at most.
+"""``einsum`` with at most one ragged dimension in the result.
 
-A ragged operand has a letter for its rows and one for the places in them. Where both stay, and no dense operand has one
-of them, the stored tensors are multiplied. Else the product runs on tables with 0 where there is no entry, and dense
-operands are masked alike, so that a contraction adds up the entries that exist.
+A ragged operand has a letter for its rows, and a letter for the positions in them. If the result has both, and no dense
+operand has one of them, the stored tensors are multiplied. Otherwise the product runs on tables with 0 where there is
+no entry, and dense operands are masked too. So a contraction sums existing entries only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RULES = Rules()
 
 
 class Terms(NamedTuple):
-    """An equation written out: the letters of each operand, and of the result."""
+    """The letters of each operand and of the result of an equation, without an ellipsis."""
 
     inputs: list[str]
     output: str
@@ -32,10 +32,10 @@ class Terms(NamedTuple):
 
 
 def parse(equation: str, operands: Sequence[Tensor]) -> Terms:
-    """The letters of an equation, with an ellipsis written out and an omitted result filled in.
+    """Returns the letters of an equation, with the ellipsis expanded and an omitted result filled in.
 
     Raises:
-        ValueError: it names another number of operands or dimensions.
+        ValueError: the equation has another number of operands or dimensions.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
@@ -58,7 +58,7 @@ def parse(equation: str, operands: Sequence[Tensor]) -> Terms:
 
 
 class Rows(NamedTuple):
-    """The letters of the rows and of the places in them; one letter for merged dimensions."""
+    """The letters of the rows and of the positions in them; one letter for merged dimensions."""
 
     batch: str
     ragged: str
@@ -87,7 +87,7 @@ def _rows_of(layout: Any, x: Any, letters: str) -> Rows | None:
 
 
 def _check(equation: str, terms: Terms, operands: Any, found: list[Any]) -> None:
-    """Raises where a product has no meaning for rows, or two ragged dimensions."""
+    """Raises if a product is undefined for rows, or has two ragged dimensions."""
     rows = [r for r in found if r is not None]
     names = ", ".join(shown(x) for x in operands)
     doubled = any(
@@ -118,7 +118,7 @@ def _check(equation: str, terms: Terms, operands: Any, found: list[Any]) -> None
 
 
 def _aligned(operands: Any, found: list[Any]) -> list[Any]:
-    """Operands whose rows are named alike, with their entries at the same places."""
+    """Returns operands with their entries at the same stored positions if their rows have the same letters."""
     first: dict[Rows, Any] = {}
     done = []
     for x, rows in zip(operands, found, strict=True):
@@ -129,7 +129,7 @@ def _aligned(operands: Any, found: list[Any]) -> list[Any]:
 
 
 def _stays_entrywise(terms: Terms, found: list[Any]) -> bool:
-    """Whether rows and places stay, and are those of all ragged operands and of no dense one."""
+    """Returns whether all ragged operands share their letters of rows, which are in the result and no dense operand."""
     rows = {r for r in found if r is not None}
     (first, *more) = rows
     dense = "".join(t for t, r in zip(terms.inputs, found, strict=True) if r is None)
@@ -137,7 +137,7 @@ def _stays_entrywise(terms: Terms, found: list[Any]) -> bool:
 
 
 def _place(x: Any, terms: Terms, rows: Rows) -> tuple[int, int]:
-    """The batch and the ragged dimension of the result."""
+    """Returns the batch and the ragged dimension of the result."""
     batch, ragged = terms.output.index(rows.batch), terms.output.index(rows.ragged)
     if x.rows_first and batch != 0:
         raise DispatchError(
@@ -187,7 +187,7 @@ def _on_tables(terms: Terms, operands: list[Any], found: list[Any]) -> Any:
 
 
 def _masked(terms: Terms, t: Tensor, letters: str, rows: Rows, mask: Tensor) -> tuple[Tensor, str]:
-    """A dense operand with 0 where a row has no entry, and a dimension for the rows if it had none."""
+    """Returns a dense operand with 0 where a row has no entry, and adds a dimension for the rows if it had none."""
     wanted = dict(zip(dict.fromkeys(rows), mask.shape, strict=True))
     for c, n in wanted.items():
         if c in letters and t.shape[letters.index(c)] not in (1, n):

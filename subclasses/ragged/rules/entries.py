@@ -1,7 +1,7 @@
-"""Ops along a dimension of the entries or along the rows, and functions that are made of ops with rules.
+"""Ops along a dimension of the entries or along the rows, and functions composed of ops with rules.
 
-Along a dimension of the entries an op runs on the stored tensor. Along the rows the entries of each row are put in
-another order, or padded; an op that has no meaning there is refused with a hint.
+Along a dimension of the entries an op runs on the stored tensor. Along the rows an op reorders or pads the entries of
+each row; an op that is undefined there raises with a hint.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _view_as_real(op: Any, x: Any) -> Any:
 
 @RULES.of(aten._conj.default, aten._neg_view.default)
 def _carry_out(op: Any, x: Any) -> Any:
-    """Computes what the op would only mark by a lazy bit, which nobody looks at below dispatch."""
+    """Computes the conjugate or the negation at once, since code below dispatch ignores their lazy bits."""
     compute = aten.conj_physical.default if op is aten._conj.default else aten.neg.default
     return x.with_stored(compute(x.stored))
 
@@ -141,7 +141,7 @@ def _repeat(func: Any, x: Any, *repeats: Any) -> Any:
 
 @RULES.of(torch.Tensor.unfold)
 def _unfold(func: Any, x: Any, dimension: int, size: int, step: int) -> Any:
-    """Windows along a dimension, as a last one more; a row that is shorter than a window has none."""
+    """Returns windows along a dimension, in a new last dimension; a row that is shorter than a window has none."""
     if not _is_ragged(x, dimension):
         return x.with_stored(x.unwrap_stored().unfold(_stored_place("unfold", x, dimension), size, step))
     windows = ((x.counts - size) // step + 1).clamp(min=0)
@@ -156,7 +156,7 @@ def _is_batch(x: Any, dim: int) -> bool:
     return not x.merged and -x.dim() <= dim < x.dim() and dim % x.dim() == x.batch_dim
 
 
-@RULES.of(F.pad, nn_functions.pad)  # Dynamo may look into the first one
+@RULES.of(F.pad, nn_functions.pad)  # Dynamo may trace into the first one
 def _pad(func: Any, input: Any, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
     of_tensors = any(isinstance(n, Tensor) for n in pad)
     if mode != "constant" or of_tensors or len(pad) % 2 or len(pad) > 2 * input.dim():
@@ -181,7 +181,7 @@ def _pad(func: Any, input: Any, pad: Sequence[int], mode: str = "constant", valu
 
 
 def _pad_rows(x: Any, dim: Any, pair: tuple[int, int], value: float | int | bool) -> Any:
-    """Every row with entries of a value before and behind its own; a negative number of them cuts some off."""
+    """Adds entries of a value before and after each row; a negative number cuts entries off."""
     whole, cut = [slice(None)] * dim, [max(-n, 0) for n in pair]
     if any(cut):
         message = f"pad: a row has fewer than the {sum(cut)} entries that are cut off by {tuple(pair)}"
@@ -199,11 +199,11 @@ def _is_ragged(x: Any, dim: int) -> bool:
 
 
 def _stored_place(name: str, x: Any, dim: int) -> int:
-    """The dimension of the stored tensor that a dimension of the entries is."""
+    """Returns the dimension of the stored tensor for a dimension of the entries."""
     return x.stored_dim(x.feature_dim(name, dim))
 
 
-# ---- made of ops with rules -------------------------------------------------------------------------------------
+# ---- composed of ops with rules ---------------------------------------------------------------------------------
 #
 # Their own kernels would sum below autograd, where a derivative counts the padding.
 

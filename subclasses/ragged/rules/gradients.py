@@ -1,8 +1,8 @@
-"""Gradients given by hand, to ``y.backward(g)`` or as ``grad_outputs``, and those that hooks return.
+"""Checks gradients that users pass to ``y.backward(g)`` or as ``grad_outputs``, and gradients that hooks return.
 
-A gradient has the rows of its value. PyTorch compares outer sizes alone, which say nothing about the lengths. A
-gradient that fits is passed on with the very rows of ``y``; a dense gradient counts where there are entries. One that
-does not fit raises before anything is computed from it.
+A gradient has the rows of its value. PyTorch compares outer sizes alone, and not lengths. A gradient that matches is
+passed on with the offsets or lengths of ``y``. A dense gradient is read at existing entries. A gradient that does not
+match raises before the backward computes from it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from subclasses.ragged.registry import Rules
 
 RULES = Rules()
 
-# ---- which gradients fit ---------------------------------------------------------------------------------------
+# ---- matching gradients ----------------------------------------------------------------------------------------
 
 
 def fitted(name: str, y: Any, g: Any) -> Any:
-    """A gradient of ``y`` as one with its rows; differentiable.
+    """Returns a gradient of ``y`` with the rows of ``y``; differentiable.
 
     Raises:
-        ValueError: its rows have other lengths, or it has another size.
+        ValueError: the rows of the gradient have other lengths, or it has another size.
     """
     if not isinstance(g, Tensor) or not (is_ragged(y) or is_ragged(g)):
         return g
@@ -47,7 +47,7 @@ def fitted(name: str, y: Any, g: Any) -> Any:
 
 
 def _features(x: Any) -> list[Any]:
-    """The extents that are neither of the batch nor ragged."""
+    """Returns the extents of dimensions that are neither batch nor ragged."""
     return [n for d, n in enumerate(x.shape) if d not in x.row_dims]
 
 
@@ -64,7 +64,7 @@ def _described(x: Any) -> str:
 
 
 def _all_fitted(name: str, outputs: Any, gradients: Any) -> Any:
-    """The gradients of one output or several, as they were given."""
+    """Returns the checked gradients of one output or several, in the structure that the user passed."""
     if isinstance(outputs, Tensor):
         outputs = (outputs,)
     if gradients is None or isinstance(gradients, Tensor):

@@ -1,7 +1,7 @@
-"""Layers that treat each entry alike, and matrix products.
+"""Layers that compute each entry alone, and matrix products.
 
-What does not exist is 0 on the way in, so that no parameter's gradient reads it, and 0 on the way out, so that no
-cotangent comes back from it.
+Gaps are 0 in inputs, so that no gradient of a parameter depends on them. They are 0 in results, so that they receive no
+cotangent.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _embedding(  # noqa: PLR0913
 
 
 def _check_features(func: Any, x: Any, count: int) -> None:
-    """Raises unless the last dimensions are those of an entry."""
+    """Raises unless the last ``count`` dimensions are dimensions of an entry."""
     if max(x.row_dims) >= x.rank - count:
         raise DispatchError(
             f"{func.__name__}: works along the last {count} dimensions, and {shown(x)} has its rows along one of them",
@@ -127,7 +127,7 @@ def _is_dense(t: Tensor, *dims: int) -> bool:
 
 
 def _multiply_tables(func: Any, a: Any, b: Any) -> Any:
-    """A product for each row, by tables: the ragged dimension is contracted, or stays where it is."""
+    """Multiplies tables row by row; the ragged dimension is contracted, or keeps its index."""
     x, n = first_ragged((a, b)), max(a.dim(), b.dim())
     x.check_factors(func, a, b)
     ragged = [(t, t.ragged_dim) for t in (a, b) if isinstance(t, x.ragged_class)]
@@ -158,12 +158,12 @@ def _multiply_tables(func: Any, a: Any, b: Any) -> Any:
     return x.from_table(product.narrow(x.ragged_dim, 0, x.width) if len(ragged) == 2 else product)
 
 
-# How many multiplications take as long as one product more: a call, forward and backward, takes some microseconds.
+# How many multiplications take as long as one more product, whose forward and backward calls take microseconds.
 _A_PRODUCT_MORE = 200_000
 
 
 def _is_uneven(x: Any, other: Any) -> bool:
-    """Whether a product for each row takes less time than one of a table, in which padding is multiplied as well."""
+    """Returns whether a product for each row takes less time than one product of a table, padding included."""
     if not x.rows_first or x.has_gaps or x.row_dims != (0, 1) or is_ragged(other) or x.rank != 3:
         return False
     if x.device.type != "cpu" or is_traced(x.stored) or other.dim() != 3 or other.shape[0] != x.shape[0]:

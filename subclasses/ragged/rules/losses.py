@@ -1,7 +1,7 @@
-"""Losses: of two operands, of classes, and those that are made of ops with rules.
+"""Losses: of two operands, of classes, and losses composed of ops with rules.
 
-PyTorch's own kernels would sum below autograd, or count by the outer size. Here a loss is computed for each entry, and
-the mean counts the entries that exist.
+PyTorch's own kernels would sum below autograd, or divide by the outer size. Here a loss is computed for each entry, and
+the mean divides by the number of existing entries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ELEMENTWISE = (
 def _reduced(
     func: Any, loss: Any, reduction: str = "mean", size_average: Any = None, reduce: Any = None
 ) -> Any:
-    """The loss of each entry, reduced."""
+    """Reduces the losses of the entries."""
     if size_average is not None or reduce is not None:
         raise DispatchError(
             f"{func.__name__}: size_average and reduce are deprecated",
@@ -74,7 +74,7 @@ def _elementwise(
     return _reduced(func, loss, reduction)
 
 
-# ---- losses that are made of ops with rules ---------------------------------------------------------------------
+# ---- losses composed of ops with rules --------------------------------------------------------------------------
 
 
 @RULES.of(F.margin_ranking_loss)
@@ -164,7 +164,7 @@ def _cross_entropy(  # noqa: PLR0913
 
 
 def _target_beside(func: Any, x: Any, target: Any, dims: int) -> Any:
-    """The target as a ragged tensor with its entries where those of ``x`` are."""
+    """Returns the target as a ragged tensor with its entries at the stored positions of the entries of ``x``."""
     of_classes = target.is_floating_point()
     if not isinstance(target, x.ragged_class):
         target = (x if of_classes else x.detach().select(1, 0)).like_dense(target)
@@ -179,6 +179,6 @@ def _target_beside(func: Any, x: Any, target: Any, dims: int) -> Any:
 
 
 def _without_classes(rows: tuple[int, int]) -> tuple[int, int]:
-    """The dimensions of the rows once dimension 1 is gone."""
+    """Returns the dimensions of the rows after dimension 1 is removed."""
     batch, ragged = rows
     return batch - (batch > 1), ragged - (ragged > 1)

@@ -1,8 +1,8 @@
 """Refuses ``torch.masked.mean``, ``var`` and ``std`` where they would count the padding.
 
-The other functions of ``torch.masked`` are made of ops that have rules. These three are Python functions that divide by
-the outer size unless a mask says what to count, and they call no ``__torch_function__`` with themselves as the
-function. The first thing that they ask a tensor for is its layout, so the rule for that looks at who asks.
+The other functions of ``torch.masked`` are composed of ops that have rules. These three are Python functions that
+divide by the outer size unless there is a mask. They do not dispatch to ``__torch_function__`` as functions of their
+own. They read ``Tensor.layout`` first, so its rule checks its callers.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from subclasses.ragged.registry import Rules
 RULES = Rules()
 
 _COUNTING = {getattr(torch.masked, name).__code__: name for name in ("mean", "var", "std")}
-_DEPTH = 8  # frames from the rule to one of the three, those of the generated method included
+_DEPTH = 8  # frames from the rule to one of the three functions, including frames of the generated method
 
 
 @RULES.of(torch.Tensor.layout.__get__)  # type: ignore[attr-defined]
 def _layout(func: Any, x: Any) -> torch.layout:
-    if not torch.compiler.is_dynamo_compiling():  # Dynamo runs the three on fake tensors: the same frames
+    if not torch.compiler.is_dynamo_compiling():  # Dynamo runs all three on fake tensors, in the same frames
         _check_counted(x)
     return torch.strided
 
 
 def _check_counted(x: Any) -> None:
-    """Raises if one of the three asks, with a mask that does not say which entries exist."""
+    """Raises if one of the three functions is a caller, and has no ragged mask."""
     frame = sys._getframe(2)
     for _ in range(_DEPTH):
         if frame is None:

@@ -96,7 +96,7 @@ def _batch_norm(  # noqa: PLR0913
 
 
 def _check_channels(func: Any, x: Any) -> None:
-    """Raises unless dimension 1 is one of the entries."""
+    """Raises unless dimension 1 is a dimension of the entries."""
     if not is_ragged(x) or x.dim() < 2 or 1 in x.row_dims:
         raise DispatchError(
             f"{func.__name__}: expected channels in dimension 1 of the entries, got {shown(x)}",
@@ -111,7 +111,7 @@ def _scaled(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def _of_channels(x: Any, t: Tensor) -> Tensor:
-    """``[C]`` ready to broadcast against ``[B, C, ...]``."""
+    """Reshapes ``[C]`` to broadcast against ``[B, C, ...]``."""
     return t.view(-1, *[1] * (x.dim() - 2))
 
 

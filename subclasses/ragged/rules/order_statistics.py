@@ -1,7 +1,7 @@
 """Order statistics: medians, quantiles and the k-th value of the entries that exist.
 
 Within an entry the op itself runs. Across entries a table is sorted, with a fill that sorts last where there is no
-entry, and the statistic is found at a place that depends on the number of entries. Nothing is read on the host.
+entry. The position of the statistic depends on the number of entries. The host reads no data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _median(func: Any, input: Any, dim: Any = None, keepdim: bool = False) -> An
         ordered, order = t.sort(dim=dim, stable=True)
         known = _known(t, counts, dim)
         place = _lower_middle(known)
-        if function is torch.median:  # a NaN sorts behind all, and is the median where there is one
+        if function is torch.median:  # NaN sorts last, and is the median if there is one
             place = torch.where(known < counts, known, place)
         return _at(torch.return_types.median, ordered, order, place, dim, keepdim)
 
@@ -49,7 +49,7 @@ def _median_of_all(function: Any, x: Any) -> Any:
     number = count(function, x, None, False)
 
     def middle(t: Tensor) -> Tensor:
-        if t.is_floating_point():  # what does not exist is NaN
+        if t.is_floating_point():  # gaps are NaN
             found = torch.nanmedian(t)
             if function is torch.nanmedian:
                 return found
@@ -116,11 +116,11 @@ def _quantile(
     return reduce(at_share, input, dim, keepdim, last, True)
 
 
-# ---- places in what is sorted ----------------------------------------------------------------------------------
+# ---- positions in a sorted table -------------------------------------------------------------------------------
 
 
 def _known(t: Tensor, counts: Tensor, dim: int) -> Tensor:
-    """How many of what exists are no NaN; the padding of floating point values is."""
+    """Returns how many existing elements are not NaN; padding of floating point values is NaN."""
     if not t.is_floating_point():
         return counts.expand_as(t.narrow(dim, 0, 1))
     return (~t.isnan()).sum(dim, keepdim=True)
@@ -136,7 +136,7 @@ def _at(kind: Any, ordered: Tensor, order: Tensor, place: Tensor, dim: int, keep
 
 
 def _between(ordered: Tensor, share: Tensor, dim: int, interpolation: str) -> Tensor:
-    """What lies at places that need not be whole."""
+    """Returns the values at positions that need not be integers, by interpolation."""
     low, high = share.floor().long(), share.ceil().long()
     if interpolation in ("lower", "higher", "nearest"):
         place = {"lower": low, "higher": high, "nearest": share.round().long()}[interpolation]
@@ -148,7 +148,7 @@ def _between(ordered: Tensor, share: Tensor, dim: int, interpolation: str) -> Te
 
 
 def _check_reached(x: Any, k: int, counts: Tensor) -> None:
-    """Raises where there are fewer than ``k`` to choose from; nothing waits for a GPU."""
+    """Raises if ``k`` is less than 1; asserts that each result has ``k`` elements, asynchronously on a GPU."""
     if k < 1:
         raise IndexError(f"kthvalue: expected k of at least 1, got {k}")
     message = f"kthvalue: fewer than k={k} entries in a row or position of {shown(x)}"

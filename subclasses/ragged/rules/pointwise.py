@@ -1,8 +1,8 @@
 """Pointwise ops of ragged tensors, and ``torch.equal``.
 
 A pointwise op runs below autograd on the stored tensor, so that it is one node of the autograd graph as for plain
-tensors. Two operands are settled above autograd, since a cotangent has the type of the result: a ragged operand whose
-entries lie elsewhere, and a dense operand with a value for each entry.
+tensors. Above autograd a rule converts two kinds of operands, since a cotangent has the class of the result: a ragged
+operand with its entries at other stored positions, and a dense operand with a value for each entry.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _stored_operand(op: Any, x: Any, a: Any) -> Any:
 
 @RULES.of(*FUNCTIONS)
 def settle(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Aligns operands with the first ragged one, then runs the op as if without a rule; above autograd."""
+    """Converts operands to the rows of the first ragged one, then runs the op without its rule; above autograd."""
     if len(args) + len(kwargs) == 1:
         return unruled(func, *args, **kwargs)
     x = first_ragged((*args, *kwargs.values()))
@@ -129,14 +129,14 @@ def each_of_lists(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_one(name: str) -> Any:
-    """The function of one tensor that an op on lists runs for each element."""
+    """Returns the function of one tensor that an op on lists runs for each element."""
     if name in ("maximum_", "minimum_"):  # tensors have no such methods
         return lambda x, other: x.copy_(getattr(torch, name[:-1])(x, other))
     return torch.linalg.vector_norm if name == "norm" else getattr(torch, name, None) or getattr(Tensor, name)
 
 
 def _element(value: Any, k: int) -> Any:
-    """What element ``k`` gets of an argument: of a list, or of a plain tensor of one number for each, its own."""
+    """Returns the item for element ``k`` of a list, or of a plain tensor of one dimension; any other value itself."""
     each = isinstance(value, list | tuple) or (type(value) is Tensor and value.dim() == 1)
     return value[k] if each else value
 
@@ -146,7 +146,7 @@ def _element(value: Any, k: int) -> Any:
 
 @RULES.of(torch.equal)
 def equal(func: Any, input: Any, other: Any) -> bool:
-    """Whether the rows are equal; rows of other shapes or lengths are not."""
+    """Returns whether the rows are equal; rows of other shapes or lengths are not."""
     layout = first_ragged((input, other)).ragged_class
     for t in (input, other):
         if not isinstance(t, layout):

@@ -1,7 +1,7 @@
-"""How a reduction runs: on the stored tensor along features, else on a table with a fill where there is no entry.
+"""Runs reductions on the stored tensor along features, else on a table with a fill where there is no entry.
 
-A dimension that is reduced is one of three kinds: a feature of an entry, the ragged one (then each row gives a result),
-or the batch (then each position gives one, over the rows that reach it). A fill is a value that changes no result.
+A reduction along the ragged dimension has a result for each row. A reduction along the batch dimension has a result for
+each position, over the rows that reach it. A fill is a value that changes no result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def highest(dtype: torch.dtype) -> float | int | bool:
 
 
 def last(dtype: torch.dtype) -> float | int | bool:
-    """What sorts behind every value of a dtype, if ties keep their order: NaN where there is one."""
+    """Returns a value that a stable sort puts after all values of a dtype: NaN if the dtype has it."""
     return math.nan if dtype.is_floating_point else highest(dtype)
 
 
@@ -52,7 +52,7 @@ NUMBERED = frozenset("argmax argmin argsort cummax cummin kthvalue max median mi
 
 
 def reduce(func: Any, x: Any, dim: Any, keepdim: bool, fill: Fill, needs_entry: bool, **kwargs: Any) -> Any:
-    """A reduction; ``func`` runs on the stored tensor, or on a table with ``fill`` where there is no entry."""
+    """Runs a reduction; ``func`` gets the stored tensor, or a table with ``fill`` where there is no entry."""
     within = within_entries(func, x, dim, keepdim, **kwargs)
     if within is not None:
         return within
@@ -61,7 +61,7 @@ def reduce(func: Any, x: Any, dim: Any, keepdim: bool, fill: Fill, needs_entry: 
         x.check_numbered(func, dims)
     if needs_entry:
         x.check_has_entries(func, dims)
-    if dim is None and not keepdim:  # no table is needed where all is reduced
+    if dim is None and not keepdim:  # a full reduction needs no table
         stored = x.clean(fill(x.dtype))
         listed = func in (torch.amax, torch.amin, torch.logsumexp)
         return func(stored, tuple(range(stored.dim()))) if listed else func(stored)
@@ -71,7 +71,7 @@ def reduce(func: Any, x: Any, dim: Any, keepdim: bool, fill: Fill, needs_entry: 
 
 
 def within_entries(func: Any, x: Any, dim: Any, keepdim: bool, **kwargs: Any) -> Any:
-    """A reduction within each entry; None where rows or the batch are reduced."""
+    """Runs a reduction within each entry; returns None if rows or the batch are reduced."""
     dims = outer_dims(func, x, dim)
     if not rows_stay(x, dims):
         return None
@@ -81,7 +81,7 @@ def within_entries(func: Any, x: Any, dim: Any, keepdim: bool, **kwargs: Any) ->
 
 
 def run_along(func: Any, x: Any, dim: int, fill: Fill, *args: Any, **kwargs: Any) -> Any:
-    """An op along one dimension that keeps the size."""
+    """Runs an op along one dimension that keeps the size."""
     dims = outer_dims(func, x, dim)
     if rows_stay(x, dims):
         place = x.stored_dim(dims[0])
@@ -92,14 +92,14 @@ def run_along(func: Any, x: Any, dim: int, fill: Fill, *args: Any, **kwargs: Any
 
 
 def count(func: Any, x: Any, dim: Any, keepdim: bool) -> Any:
-    """How many elements each result of a reduction is made of: an int, or a tensor that broadcasts."""
+    """Returns how many elements each result of a reduction has: an int, or a tensor that broadcasts."""
     dims = outer_dims(func, x, dim)
     of_entry = math.prod(x.shape[d] for d in dims if d not in x.row_dims)
     return of_entry if rows_stay(x, dims) else x.count_entries(dims, keepdim) * of_entry
 
 
 def per_row(x: Any, dims: Sequence[int], keepdim: bool, result: Any) -> Any:
-    """What a reduction gave; where rows are left, those that are not of the batch do not exist."""
+    """Returns the result of a reduction; if it has rows, rows beyond the batch do not exist."""
     if x.ragged_dim not in dims or x.batch_dim in dims:
         return result
     place = x.batch_dim - (0 if keepdim else sum(d < x.batch_dim for d in dims))
@@ -107,10 +107,10 @@ def per_row(x: Any, dims: Sequence[int], keepdim: bool, result: Any) -> Any:
 
 
 def without_out(func: Any, x: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The options without ``out=None``.
+    """Returns the options without ``out=None``.
 
     Raises:
-        DispatchError: there is a tensor to write to, whose size would be that of the stored tensor.
+        DispatchError: ``out`` is a tensor, whose size would be the size of the stored tensor.
     """
     if kwargs.get("out") is not None:
         raise DispatchError(
@@ -121,17 +121,17 @@ def without_out(func: Any, x: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def each(result: Any, wrap: Callable[[Tensor], Any]) -> Any:
-    """The wrapped result, or a named tuple of wrapped results."""
+    """Wraps a result, or each result of a named tuple."""
     if isinstance(result, Tensor):
         return wrap(result)
     return type(result)(tuple(wrap(part) for part in result))
 
 
 def _as_given(dim: Any, dims: Sequence[int]) -> Any:
-    """One dimension where one was given: some ops take no list."""
+    """Returns one dimension if one was given, since some ops take no list."""
     return dims[0] if isinstance(dim, int) else tuple(dims)
 
 
 def _keepdim_of(func: Any, keepdim: bool) -> dict[str, bool]:
-    """``keepdim`` for an op that has one."""
+    """Returns ``keepdim`` for an op that has it."""
     return {} if func is torch.count_nonzero else {"keepdim": keepdim}

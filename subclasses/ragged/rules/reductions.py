@@ -63,21 +63,21 @@ ALONG: dict[Any, Fill] = {
 
 @RULES.of(torch.sum)
 def _sum_above(func: Any, input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """The sum; above autograd, since a formula would expand to the outer size."""
+    """Sums above autograd, since autograd's formula would expand to the outer size."""
     dims = outer_dims(func, input, dim)
     return per_row(input, dims, keepdim, _sum(input, input.unwrap_stored(), dims, keepdim, dtype))
 
 
 @RULES.of(aten.sum.dim_IntList)
 def _sum_below(op: Any, x: Any, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """Brings a cotangent down to the size of a dense operand that broadcast; below autograd."""
+    """Sums a cotangent to the size of a dense operand that was broadcast; below autograd."""
     check_not_recorded(op, x)
     return _sum(x, x.stored, outer_dims(op, x, dim), keepdim, dtype)
 
 
 @RULES.of(aten.sum.default)
 def _sum_all_below(op: Any, x: Any, *, dtype: Any = None) -> Any:
-    """The sum of all; below autograd."""
+    """Sums all entries; below autograd."""
     return _sum_below(op, x, None, dtype=dtype)
 
 
@@ -97,7 +97,7 @@ def _mean(func: Any, input: Any, dim: Any = None, keepdim: bool = False, *, dtyp
         raise RuntimeError(f"mean: expected a floating point or complex dtype, got {input.dtype}; give dtype")
     if (of_features := within_entries(func, input, dim, keepdim, dtype=dtype)) is not None:
         return of_features
-    # Half precision is summed in float32: the sum may be beyond its range where the mean is not.
+    # Half precision is summed in float32, since the sum may overflow where the mean does not.
     total = input.sum(dim, keepdim, dtype=dtype or sum_dtype(input.dtype))
     return (total / count(func, input, dim, keepdim)).to(dtype or input.dtype)
 
@@ -139,7 +139,7 @@ def _variance_and_mean(func: Any, input: Any, dim: Any = None, *args: Any, **kwa
 
 
 def _variance_options(dim: Any, unbiased: Any, correction: Any) -> tuple[Any, Any]:
-    """The dimensions and the correction, however they were written: ``var(x, False)`` names no dimension."""
+    """Returns the dimensions and the correction from either signature: ``var(x, False)`` has no dimension."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     if unbiased is not None:
@@ -162,7 +162,7 @@ def _reduction(func: Any, input: Any, dim: Any = None, keepdim: bool = False, **
             code="argument-refused",
             hint="give dim",
         )
-    if function is torch.logsumexp:  # the least integer may count
+    if function is torch.logsumexp:  # the fill of integers is a value that counts
         counts = not (input.is_floating_point() or input.is_complex())
         input = input.to(torch.get_default_dtype()) if counts else input
     return reduce(function, input, dim, keepdim, *REDUCTIONS[function], **kwargs)
@@ -242,7 +242,7 @@ def _norm(func: Any, input: Any, p: Any = "fro", dim: Any = None, keepdim: bool 
 @RULES.of(*ALONG)
 def _along(func: Any, input: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
     function, kwargs = getattr(torch, func.__name__), without_out(func, input, kwargs)
-    if kwargs.get("dtype") is not None:  # first, as in PyTorch: what stands for none depends on it
+    if kwargs.get("dtype") is not None:  # first, as in PyTorch: the fill depends on the dtype
         input = input.to(kwargs.pop("dtype"))
     return run_along(function, input, dim, ALONG[function], *args, **kwargs)
 
@@ -250,5 +250,5 @@ def _along(func: Any, input: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
 @RULES.of(torch.sort, torch.argsort)
 def _sort(func: Any, input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
     function, fill = getattr(torch, func.__name__), lowest if descending else last
-    # Stable, so that an entry as low as what stands for none comes before it.
+    # Stable, so that an entry that equals the fill comes before the fill.
     return run_along(function, input, dim, fill, descending=descending, stable=True)
