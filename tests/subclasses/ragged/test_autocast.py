@@ -77,7 +77,9 @@ CALLS = (
     lambda f, x: f(x.flatten(0, 1), x.flatten(0, 1).select(1, 0).to(torch.int64)),
     lambda f, x: f(x.flatten(0, 1), x.flatten(0, 1), x.flatten(0, 1).select(1, 0)),
     lambda f, x: f(x.select(-1, 0).to(torch.int64), weight(7, 4)),
-    lambda f, x: f(x.transpose(0, 1), torch.ones(3, 1, dtype=torch.int64), lengths_of(x), torch.ones(3).long()),
+    lambda f, x: f(
+        x.transpose(0, 1), torch.ones(3, 1, dtype=torch.int64), lengths_of(x), torch.ones(3).long()
+    ),
 )
 
 
