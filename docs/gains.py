@@ -122,6 +122,13 @@ def _steps() -> Iterator[Gain]:
     ours, stock = _measured("long-rows", rows[0].group, f"JaggedTensor, {DIRECT}", f"dense table, {STOCK}")
     what = "a training step of a language model on uneven rows (stock: padded)"
     yield Gain(what, "ms", "python -m bench.long_rows", ours, stock)
+    page = (ROOT / "docs" / "hugging-face.md").read_text()
+    ours, stock = (
+        float(re.findall(rf"^\| {way}, compiled \| (\d+) ms", page, re.MULTILINE)[0])
+        for way in ("ragged", "flattened")
+    )
+    what = "a training step of a Llama of Hugging Face without padding (stock: flattened by hand; AVX-512)"
+    yield Gain(what, "ms", "python examples/finetune_hf.py --compile", ours, stock)
 
 
 def _starts() -> Iterator[Gain]:
