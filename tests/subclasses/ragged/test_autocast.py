@@ -78,13 +78,12 @@ CALLS = (
     lambda f, x: f(x.flatten(0, 1), x.flatten(0, 1), x.flatten(0, 1).select(1, 0)),
     lambda f, x: f(x.select(-1, 0).to(torch.int64), weight(7, 4)),
     lambda f, x: f(
-        x.transpose(0, 1), torch.ones(3, 1, dtype=torch.int64), lengths_of(x), torch.ones(3).long()
+        x.transpose(0, 1),
+        torch.ones(3, 1).long(),
+        x.row_lengths() if type(x) is not Tensor else torch.full((3,), 5),
+        torch.ones(3).long(),
     ),
 )
-
-
-def lengths_of(x):
-    return x.row_lengths() if hasattr(x, "row_lengths") else torch.full((3,), 5)
 
 
 def functions():
