@@ -26,7 +26,7 @@ RULES = {
     r"\b(?:asks|asked|knows)\b": "calls, dispatches, reads, has",
 }
 # Folders and modules that are not plain yet, to shorten.
-NOT_PLAIN = ("subclasses/testing/",)
+NOT_PLAIN: tuple[str, ...] = ()
 SPAN, WORD = re.compile(r"(?::[\w:]+:)?(`+)[^`]+\1"), re.compile(r"[\w'-]+")
 BLOCK = re.compile(r"(?<=::\n)(?:[ \t]*\n|[ \t]+\S.*(?:\n|\Z))+")
 END = re.compile(r"(?<=[.:])\s+|\n\s*\n|\n\s*(?:[-*]|\d+\.) |\n(?=\s*[*\w]+: )")

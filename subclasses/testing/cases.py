@@ -1,7 +1,7 @@
-"""The calls that the kit tries on any value: tables of one of each kind, and those that the author adds.
+"""The calls that the kit tries on any value: a table for each kind of call, and the calls that the author adds.
 
-A case is a function of one argument, run on a value and on the tensors that the value stands for. It may read
-sizes and dtype. It makes its other arguments itself, the same ones at each call.
+A case is a function of one argument. The kit runs it on a value and on the tensors that the value represents. A
+case may read sizes and dtype. It makes its other arguments itself, the same ones at each call.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _making(make: Callable[[Tensor], Tensor]) -> Iterator[None]:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Indices of rows: of the last one and of the first one, each twice."""
+    """Indices of the last row and of the first row, each twice."""
     return torch.arange(x.shape[0], device=x.device).roll(1)[:2].repeat(2)
 
 
@@ -134,11 +134,14 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
 
 
 def _converted(x: Any, y: Any) -> list[Any]:
-    """The dtype of a result, and its numbers in that of ``x``: a class may round before it converts, or after."""
+    """The dtype of a result, and its numbers in the dtype of ``x``.
+
+    A class may round before it converts, or after.
+    """
     return [y.dtype, y.to(x.dtype)]
 
 
-# Arguments that are not the default, or of another sign, order or row than in other cases, which a rule may drop.
+# Calls with arguments that a rule may drop: not the default, or of another sign, order or row than in other cases.
 ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "x * -2": lambda x: x * -2,
     "plain - x": lambda x: like(x) - x,
@@ -286,7 +289,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 
 # ---- pairs, random numbers, lazy bits ------------------------------------------------------------------------
 
-# Calls of a pair of values, or of the two tensors that they stand for.
+# Calls of a pair of values, or of the two tensors that they represent.
 PAIRS: dict[str, Callable[[Any], Any]] = {
     "x + y": lambda pair: pair[0] + pair[1],
     "x - y": lambda pair: pair[0] - pair[1],
@@ -340,7 +343,7 @@ LAZY: dict[str, Callable[[Any], Any]] = {
     "x.conj().sum()": lambda x: x.conj().sum(),
 }
 
-# Calls on each entry of one value: a label of a row, such as a time, is that of the row afterwards.
+# Calls on each entry of one value. The result keeps the label of each row, such as a time.
 POINTWISE = {
     *(
         "x * 2",
@@ -362,7 +365,7 @@ POINTWISE = {
 
 @torch.no_grad()
 def applicable(s: Subject, table: Table) -> list[Case]:
-    """The cases that make sense for the sizes and dtype of a value: those that a plain tensor takes."""
+    """The cases that a plain tensor with the sizes and dtype of a value takes."""
     plains = stand_ins(s)
     return [
         Case(name, run)
@@ -383,14 +386,17 @@ def callable_on(s: Subject, table: Table) -> dict[str, Callable[[Any], Any]]:
 
 
 def stand_ins(s: Subject) -> list[Tensor]:
-    """What a value stands for, copied; of a class without a reference, numbers of its size and dtype."""
+    """Copies of the tensors that a value represents.
+
+    A class without a reference gives one plain tensor of the size and dtype of its value.
+    """
     x = s.make().detach()
     return [t.detach().clone() for t in s.reference(x)] if s.has_reference else [like(x)]
 
 
 @once
 def functional_cases(s: Subject) -> list[Case]:
-    """The kit's own cases that apply, those of the author, and one for each rule that neither reaches."""
+    """The kit's own cases that apply, the author's cases, and a case for each rule that neither reaches."""
     calls = calls_of(unreached(s), like)
     return kit_cases(s) + author_cases(s) + applicable(s, {case.name: case.run for case in calls})
 
@@ -404,7 +410,7 @@ def kit_cases(s: Subject) -> list[Case]:
 
 @once
 def own_methods(s: Subject) -> dict[str, Callable[[Any], Any]]:
-    """Calls of the methods that the author defines, and that give a tensor of a plain tensor, such as ``inverse``."""
+    """Calls of the author's methods that return a tensor for a plain tensor too, such as ``inverse``."""
     written = {
         n
         for b in s.own_bases
@@ -419,13 +425,13 @@ def own_methods(s: Subject) -> dict[str, Callable[[Any], Any]]:
     return found
 
 
-# Methods that do not compute, that other promises are about, or that mean something else of plain tensors.
+# Methods that do not compute, that other promises check, or that have another meaning for plain tensors.
 _NOT_CALLED = frozenset("detach requires_grad_ backward to_dense dequantize".split())
 
 
 @once
 def unreached(s: Subject) -> list[Any]:
-    """The ops and functions that have a rule which neither the kit's cases nor those of the author reach."""
+    """The ops and functions with a rule that neither the kit's cases nor the author's cases reach."""
     return missed_rules(s, kit_cases(s) + author_cases(s)) if s.declared else []
 
 
@@ -435,17 +441,17 @@ _TAKES_NOT = ("unexpected keyword argument", "positional arguments but")
 
 @once
 def argument_cases(s: Subject) -> list[Case]:
-    """The calls with arguments that are not the default that apply, and that the class does not refuse."""
+    """The calls of ``ARGUMENTS`` that apply and that the class does not refuse."""
     return [case for case in applicable(s, ARGUMENTS) if not refuses(s, case)]
 
 
 def refuses(s: Subject, case: Case, make: Callable[[], Any] | None = None) -> bool:
-    """Whether a class has no answer to a call, or its rule no parameter for one of the arguments.
+    """Whether a class refuses a call, or its rule has no parameter for one of the arguments.
 
     Args:
         s: the class.
         case: the call.
-        make: makes its argument; by default a value of the factory.
+        make: makes the argument of the call; by default a value of the factory.
     """
     with Attempt() as attempt, torch.no_grad():
         case.run((make or s.make)())
@@ -462,7 +468,7 @@ def accepted(s: Subject) -> list[Case]:
 
 
 def compared(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
-    """Asks for a reference first."""
+    """Finds cases for a class with a reference; raises Skipped for a class without one."""
 
     def found(s: Subject) -> list[Case]:
         s.reference(s.make())
@@ -472,7 +478,7 @@ def compared(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[
 
 
 def right(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
-    """Leaves out cases that give wrong values or change their argument, of which other promises tell."""
+    """Leaves out cases that give wrong values or change their argument; other promises report them."""
 
     def left(s: Subject) -> list[Case]:
         cases = [case for case in find(s) if case.name not in s.wrong_values]
@@ -485,9 +491,9 @@ def right(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Cas
 
 @once
 def recorded(s: Subject) -> list[Case]:
-    """The accepted cases that a plain tensor takes while gradients are recorded, and that have a derivative.
+    """The accepted cases that have a derivative and that a plain tensor takes while autograd records.
 
-    A class without a reference may take arguments of the author that no tensor of its size takes, which stay.
+    Without a reference, the author's arguments may fit the class and no plain tensor of its size. Such cases stay.
 
     Raises:
         Skipped: the dtype of the class cannot require grad.
@@ -498,7 +504,7 @@ def recorded(s: Subject) -> list[Case]:
         for plain in stand_ins(s):
             _differentiate(case.run(plain.requires_grad_()), plain)
 
-    # That they work without gradients does not say that they do with them.
+    # A case that works without gradients may fail with them.
     calls = {} if s.has_reference else {case.name: case.run for case in author_cases(s)}
     own = calls.keys() - {case.name for case in applicable(s, calls)}
     cases = [case for case in accepted(s) if case.name in own or succeeds(record, case)]
@@ -506,7 +512,7 @@ def recorded(s: Subject) -> list[Case]:
 
 
 def _differentiate(result: Any, plain: Tensor) -> None:
-    """Raises where PyTorch has no derivative of what it computed."""
+    """Raises where PyTorch has no derivative of a result."""
     results = result if isinstance(result, list | tuple) else [result]
     live = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
     if live:
@@ -533,7 +539,7 @@ def _call_of(s: Subject, op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -
 
     def run(x: Any) -> Any:
         given = arguments(x) if isinstance(x, s.cls) else _arguments_for(s, arguments, x)
-        if x.dtype != dtype:  # as in float64, whose differences tell a slope
+        if x.dtype != dtype:  # as in float64, in which differences estimate a slope
             given = map_tensors(tuple(given), lambda t: t.to(x.dtype) if t.dtype == dtype else t)
         return op(*given)
 
@@ -541,7 +547,10 @@ def _call_of(s: Subject, op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -
 
 
 def _arguments_for(s: Subject, arguments: Callable[[Any], tuple[Any, ...]], x: Any) -> tuple[Any, ...]:
-    """The author's arguments for a tensor; where they read fields, those for a value, with the tensor in its place."""
+    """The author's arguments for a tensor.
+
+    Where the author's function reads fields, it gets a value, and the tensor replaces that value in its result.
+    """
     try:
         return arguments(x)
     except AttributeError:

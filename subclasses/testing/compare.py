@@ -1,4 +1,4 @@
-"""Compares results: a value with the tensors that it stands for, a value with another value."""
+"""Compares results: a value with the tensors that it represents, or with another value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from subclasses.layout import field_name
 from subclasses.testing.errors import Attempt, Broken, first_line
 from subclasses.testing.subject import Subject
 
-# What differs, as (where, got, expected); None where nothing does.
+# A difference, as (where, got, expected); None where the results are equal.
 Found = tuple[str, str, str] | None
 
 
@@ -29,13 +29,13 @@ def leaves(value: Any) -> list[Any]:
 def check_stands_for(
     s: Subject, what: str, got: Any, expected: Sequence[Any], *, rounded: bool = False
 ) -> None:
-    """Raises unless a result stands for the results on the reference.
+    """Raises unless a result represents the results on the reference.
 
     Args:
         s: the class under test.
-        what: what was run, for the message.
-        got: the result on a value, which may be plain, of the class, or several of them.
-        expected: the results on the plain tensors that the value stands for, one for each.
+        what: names the call in the message.
+        got: the result on a value: a plain tensor, a value of the class, or several of them.
+        expected: the result on each plain tensor that the value represents.
         rounded: compare in the dtype of the reference, as the class may keep more digits.
     """
     each = [
@@ -102,7 +102,16 @@ def _by_leaf(got: Any, expected: Any, compare: Callable[[Any, Any], Found]) -> F
 
 
 def _stands(s: Subject, got: Any, expected: Any, place: int, count: int, rounded: bool) -> Found:
-    """How a result differs from that on the plain tensor at a place among those that a value stands for."""
+    """How a result differs from the result on one of the plain tensors that a value represents.
+
+    Args:
+        s: the class under test.
+        got: the result on the value.
+        expected: the result on the plain tensor.
+        place: the index of the plain tensor.
+        count: how many plain tensors the value represents.
+        rounded: compare in the dtype of the reference.
+    """
     if not (isinstance(expected, Tensor) and isinstance(got, Tensor)):
         return _difference(s, got, expected)
     if found := _attributes(got, expected, ("shape",) if rounded else ("shape", "dtype")):
@@ -159,7 +168,10 @@ def _numbers(s: Subject, got: Any, expected: Any) -> Found:
 
 
 def _tolerance(s: Subject, expected: Any) -> tuple[float, float]:
-    """Rounding errors of a sum are relative to what was added, so to the largest entry rather than to each."""
+    """The relative and absolute tolerance for a result.
+
+    Rounding errors of a sum are relative to its terms, and so to the largest entry, not to each entry.
+    """
     rtol, atol = s.options.get("rtol"), s.options.get("atol")
     if rtol is not None or atol is not None:
         return rtol or 0.0, atol or 0.0
@@ -171,7 +183,10 @@ def _tolerance(s: Subject, expected: Any) -> tuple[float, float]:
 
 
 def plainest(t: Any) -> Any:
-    """A tensor that torch can compare: no lazy bits, no float8, no wrapper whose inner tensor stands for it."""
+    """Converts to a tensor that torch can compare.
+
+    Unwraps a wrapper to its first inner tensor, converts float8 to float32, and resolves lazy bits.
+    """
     if not isinstance(t, Tensor):
         return t
     t = t.detach()
@@ -202,7 +217,7 @@ def same_context(a: Any, b: Any) -> bool:
 
 
 def snapshot(s: Subject, x: Any) -> Any:
-    """A value with inner tensors of its own, put together without asking the class to copy."""
+    """A copy of a value with inner tensors of its own, made without a call of the class's own copy."""
     if not (is_traceable_wrapper_subclass(x) or isinstance(x, s.cls)):
         return x.detach().clone()
     return s.unflatten(x, {name: snapshot(s, inner) for name, inner in s.inners(x).items()})

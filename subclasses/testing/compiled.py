@@ -91,7 +91,7 @@ def compilers(s: Subject, paths: Mapping[str, Compile]) -> Iterator[tuple[str, C
 
 
 def under(paths: Mapping[str, Compile] | None) -> Callable[[Subject, Case], None]:
-    """The check of a case under each of some compilers; under None, those of the author or the default ones."""
+    """The check of a case under each of some compilers; None selects the author's compilers or the default ones."""
 
     def check(s: Subject, case: Case) -> None:
         given = s.options.get("paths")
@@ -271,7 +271,7 @@ def tangents(s: Subject) -> list[Case]:
             for t, plain in zip(used, ones_for(used), strict=True)
         ]
         grads = torch.autograd.grad(used, x, given, allow_unused=True)
-        # A plain gradient and the one of the class are the same, if the class can convert it.
+        # A plain gradient and a gradient of the class are the same if the class can convert the plain one.
         has_inners = s.declared and any(map(is_differentiable, s.inners(x).values()))
         if has_inners and s.cls._traits.is_representation and x.materialize().requires_grad:
             grads = [x.detach().wrap_cotangent(g) if type(g) is Tensor else g for g in grads]
@@ -343,7 +343,7 @@ def other_sizes(s: Subject) -> list[Case]:
     factories = [s.factory, *derive.sizes(s)]
     if len(factories) < 3:
         raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
-    # A class may specialize on sizes: one program is asked for where the author says that sizes vary.
+    # A class may specialize on sizes. One program is required only where the author passes ``sizes=``.
     by_tensor = zip(*(_sizes(s, s.make(factory)) for factory in factories), strict=False)
     asks = s.options.get("sizes") and all(
         _vary_alike(first, second, other) for first, second, *others in by_tensor for other in others

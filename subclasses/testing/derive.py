@@ -1,7 +1,7 @@
 """Derives values that the author did not pass: of other sizes, with other metadata or numbers, from a plain tensor.
 
 A derived value must be right where the reference shows it, so that it cannot break a promise that the class keeps.
-What was derived is noted for the report; what cannot be is skipped, with the option to pass.
+The report lists the derived options. A check is skipped where an option cannot be derived, and names that option.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _same(a: Any, b: Any) -> bool:
 
 @torch.no_grad()
 def _verdicts(s: Subject, make: Factory) -> tuple[set[str], list[Exception]]:
-    """The names of the accepted cases that are right on another value, and the errors of those that are not."""
+    """The names of the accepted cases that are right on another value, and the errors of the wrong ones."""
     right, errors = set(), []
     for case in accepted(s):
         with Attempt() as attempt:
@@ -63,12 +63,12 @@ def sizes(s: Subject) -> list[Factory]:
             s.derived["sizes"] = f"{' and '.join(map(str, counts))} times {how}, concatenated"
             return [partial(grow, s, times) for times in counts]
     if s.declared:
-        s.builder(s.make())  # whose constructor may be what is missing
+        s.builder(s.make())  # raises first where the constructor is missing
     raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
 
 
 def _times(s: Subject) -> list[int]:
-    """How often to repeat a value: so often that no other dim has that size, nor lies between two sizes."""
+    """How often to repeat a value, so that no other dim has one of the sizes or lies between two of them."""
     x = s.make()
     if not x.numel() or not x.dim():
         return []
@@ -126,7 +126,7 @@ def variants(s: Subject) -> list[Factory]:
 
 
 def named_variants(s: Subject) -> list[tuple[str, Factory]]:
-    """The variants with what each has other than a value of the factory, such as ``with unit='km'``.
+    """The variants, each with words for the fields that it changes, such as ``with unit='km'``.
 
     Raises:
         Skipped: there are none, and none can be derived.
@@ -143,14 +143,14 @@ def _shown(fields: dict[str, Any]) -> str:
 
 
 def changed_fields(s: Subject, variant: Any) -> dict[str, Any]:
-    """The metadata of a variant that is not that of a value of the factory."""
+    """The fields of a variant's metadata that differ from a value of the factory."""
     usual = metadata(s.make())
     return {name: value for name, value in metadata(variant).items() if usual[name] != value}
 
 
 def _changes(s: Subject) -> Iterator[dict[str, Any]]:
     hints: dict[str, Any] = {}
-    with Attempt():  # an annotation may name what only the scope of the class statement knows
+    with Attempt():  # an annotation may use names of the class statement's scope
         hints = typing.get_type_hints(s.cls)
     x = s.make()
     for field in s.cls.__spec__.statics:
@@ -281,7 +281,7 @@ _FROM = ("from_plain", "from_float", "from_tensor", "from_dense", "from_torch", 
 
 @once
 def wrap(s: Subject) -> Callable[[Tensor], Any]:
-    """The author's function from a plain tensor to a value, or one that checks what each value stands for.
+    """The author's function from a plain tensor to a value, or a derived one that checks each value.
 
     Raises:
         Skipped: there is none, and none can be derived.
@@ -303,7 +303,7 @@ def wrap(s: Subject) -> Callable[[Tensor], Any]:
 
 
 def _wrapped(s: Subject, make: Callable[[Tensor], Any], plain: Tensor) -> Any:
-    """A value made from a plain tensor, which stands for it exactly."""
+    """Makes a value from a plain tensor, and checks that the value represents exactly that tensor."""
     value = make(plain.detach().clone())
     assert type(value) is s.cls and all(_same(t, plain) for t in _single(s.reference(value)))
     return value

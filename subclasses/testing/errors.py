@@ -1,7 +1,7 @@
-"""What an error of a check means.
+"""The errors of a check, and their meaning.
 
-:class:`Broken`: the class under test breaks a promise. :class:`Skipped`: the kit cannot tell. A clean refusal by the
-class (:func:`refusal`) breaks nothing; every other error of the class does.
+A check raises :class:`Broken` where the class under test breaks a promise, and :class:`Skipped` where it cannot
+compare. A clean refusal by the class (:func:`refusal`) breaks no promise; every other error of the class does.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def succeeds(run: Callable[..., Any], *args: Any) -> bool:
 
 # ---- refusals ----------------------------------------------------------------------------------------------
 
-# PyTorch's messages when every class in the call answered NotImplemented, when AOTAutograd is given a tangent
-# other than the one it traced, and when a compiler stopped at an error that a class's refusal became.
+# PyTorch's messages. Every class in the call returned NotImplemented; AOTAutograd got another tangent than it traced;
+# a compiler raised its own error for a class's refusal.
 _PYTORCH_REFUSES = (
     "no implementation found for",
     "Multiple dispatch failed",
@@ -68,20 +68,21 @@ _PYTORCH_REFUSES = (
 )
 # Errors by which a compiler refuses a function; named, since this package does not import compilers.
 _COMPILER_REFUSES = ("DesugarError",)
-# What a class raises to say that it does not take a call. A KeyError or an AssertionError is an accident.
+# The errors that a class raises to refuse a call. A KeyError or an AssertionError is an accident.
 _DELIBERATE = (TypeError, ValueError, RuntimeError)
 
 
 def refusal(error: BaseException | None, is_own: Callable[[FrameType], bool] | None = None) -> str | None:
     """The message of a clean refusal, or None for any other error.
 
-    A refusal is a ``NotImplementedError`` with a message (``subclasses.DispatchError`` is one), raised directly
-    or as the cause of a compiler's error, or PyTorch's own error that no class in a call implements an op.
+    A refusal is a ``NotImplementedError`` with a message (``subclasses.DispatchError`` is one). The class raises it
+    directly, or it is the cause of a compiler's error. PyTorch's error that no class in a call implements an op is a
+    refusal too.
 
     Args:
-        error: what a call raised.
-        is_own: whether a frame runs code of the class; a ``TypeError``, ``ValueError`` or ``RuntimeError`` with a
-            message, from a ``raise`` statement there, is then a refusal too.
+        error: the error that a call raised.
+        is_own: whether a frame runs code of the class. If given, a ``TypeError``, ``ValueError`` or ``RuntimeError``
+            with a message is a refusal too, where a ``raise`` statement in such a frame raised it.
     """
     for one in chain(error):
         text = " ".join(str(one).split())
@@ -108,7 +109,7 @@ def _is_deliberate(error: BaseException, is_own: Callable[[FrameType], bool]) ->
 
 
 def _is_of_wrong_parts(error: BaseException, is_own: Callable[[FrameType], bool]) -> bool:
-    """Whether the class's constructor refuses what a rule of the class made, which is a mistake in the rule."""
+    """Whether the class's constructor refuses the parts that a rule passes to it, which is a mistake in the rule."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames[-1].f_code.co_name not in ("__new__", "__init__"):
         return False
@@ -167,5 +168,5 @@ def shown(error: BaseException) -> str:
 
 
 def problem(what: str, error: BaseException) -> str:
-    """What an error says about a call: the text of :class:`Broken`, the type and message of any other error."""
+    """The words for an error of a call: the text of :class:`Broken`, the type and message of any other error."""
     return str(error) if isinstance(error, Broken) else f"{what} raised {shown(error)}".strip()

@@ -55,7 +55,7 @@ def differentiable(s: Subject) -> list[Case]:
 
 
 def value_gradients(s: Subject, case: Case) -> None:
-    """Compares the gradient by a value with the gradient by the tensors that it stands for."""
+    """Compares the gradient by a value with the gradient by the tensors that it represents."""
     plains = [plain.requires_grad_() for plain in plains_of(s, s.make())]
     expected = [gradients_by([plain], case.run(plain)) for plain in plains]
     x = s.trainable()
@@ -112,7 +112,7 @@ def _check_gradients(
 
 
 def _check_gradient(s: Subject, what: str, x: Any, got: Any, expected: Sequence[Tensor | None]) -> None:
-    """Raises unless a gradient by a value means the gradients by the tensors that it stands for."""
+    """Raises unless a gradient by a value agrees with the gradients by the tensors that it represents."""
     wanted = [e for e in expected if e is not None]
     if got is None or len(wanted) < len(expected):
         if not isinstance(got, s.cls) and _is_nonzero(got):
@@ -130,10 +130,10 @@ def _is_nonzero(gradient: Any) -> bool:
 
 
 def _gradient_difference(s: Subject, x: Any, got: Any, wanted: Sequence[Tensor]) -> str | None:
-    """How a gradient by a value differs from the gradients by the tensors that it stands for, or None.
+    """How a gradient by a value differs from the gradients by the tensors that it represents, or None.
 
-    A gradient of the class may hold the gradients by the inner tensors, or be a value that stands for the plain
-    gradient. A plain one is the plain gradient.
+    A gradient of the class may hold the gradients by the inner tensors, or be a value that represents the plain
+    gradient. A plain tensor is itself the plain gradient.
     """
     if x is None or not isinstance(got, s.cls):
         return next(filter(None, (difference(s, got, w) for w in wanted)), None)
@@ -147,7 +147,7 @@ def _gradient_difference(s: Subject, x: Any, got: Any, wanted: Sequence[Tensor])
 
 
 def _pull_to_inners(s: Subject, x: Any, cotangents: Sequence[Tensor]) -> dict[str, Tensor] | None:
-    """Pulls cotangents of the tensors that a value stands for back to its inner tensors.
+    """Pulls cotangents of the tensors that a value represents back to its inner tensors.
 
     Returns:
         The gradient by each differentiable inner tensor; None if autograd cannot record the reference.
@@ -227,7 +227,7 @@ def _with_live_inners(s: Subject) -> tuple[list[str], Any]:
     """The fields of the inner tensors that can require grad, and a value made from such tensors.
 
     Raises:
-        Skipped: there are none, or nobody knows how to make a value.
+        Skipped: there are none, or the kit has no way to make a value.
         NotImplementedError: the class refuses them.
     """
     x = s.make().detach()
@@ -245,16 +245,17 @@ def _with_live_inners(s: Subject) -> tuple[list[str], Any]:
 # A function of inner tensors to a number, in float64.
 Total = Callable[[Mapping[str, Tensor]], Tensor | float]
 
-# The steps of differences in float64, how far a slope may be from them and they from each other, and how far the slopes
-# of the two sides may be from each other.
+# Two steps of differences in float64. The tolerance between a slope and the differences, and between the differences of
+# both steps. The largest distance between the slopes of the two sides.
 _STEP, _LONG_STEP, _TOLERANCE, _KINK = 1e-6, 1e-5, 1e-4, 1e-3
 
 
 def inner_gradients(s: Subject, case: Case) -> None:
-    """Compares the gradient of what results stand for, by the inner tensors, with a difference of it.
+    """Compares gradients by the inner tensors with differences, for the plain tensors that results represent.
 
-    By decision of PyTorch the derivative of some ops is no slope for a plain tensor either: that of
-    ``F.embedding(i, x, padding_idx=0)`` is zero in row 0. The gradient is that of the op on materialize() then.
+    By decision of PyTorch the derivative of some ops is no slope for a plain tensor either: the derivative of
+    ``F.embedding(i, x, padding_idx=0)`` is zero in row 0. The expected gradient is then the gradient of the op on
+    materialize().
     """
     if _estimates(s):
         raise Skipped(
@@ -286,7 +287,7 @@ def _estimates(s: Subject) -> bool:
 
 
 def materialize_gradients(s: Subject, case: Case) -> None:
-    """Compares the gradient of materialize() by each inner tensor with a difference of it."""
+    """Compares the gradient of materialize() by each inner tensor with differences."""
     if not s.declared or not s.cls.__spec__.has_materialize:
         raise Skipped(f"{s.name} has no materialize()")
     for name in _doubles(s)[1]:
@@ -299,10 +300,10 @@ def materialize_gradients(s: Subject, case: Case) -> None:
 
 
 def _doubles(s: Subject) -> tuple[Any, dict[str, Tensor]]:
-    """A value, and the tensors of floats in it, by path, in float64.
+    """A value, and its floating point tensors by path, in float64.
 
     Raises:
-        Skipped: no value can be made of them, or nobody knows how.
+        Skipped: no value can be made of them, or the kit has no way to make one.
     """
     source = s.make().detach()
     with Attempt() as attempt:
@@ -328,7 +329,10 @@ def _shown(path: str) -> str:
 
 
 def _slopes_of(s: Subject, case: Case, *only: str) -> tuple[float, float] | None:
-    """The slopes of what results of a case stand for, by autograd and by differences; None where it has none."""
+    """The slopes of the plain tensors that a case's results represent, by autograd and by differences.
+
+    Returns None where there is no slope.
+    """
     source, floats = _doubles(s)
     exact: list[bool] = []
 
@@ -347,7 +351,7 @@ def _slopes_of(s: Subject, case: Case, *only: str) -> tuple[float, float] | None
 
 
 def _real_parts(s: Subject, results: Sequence[Any]) -> list[Tensor]:
-    """What results stand for, as plain tensors of floats: materialize(), or the inner tensors, to any depth."""
+    """The plain floating point tensors that results represent: materialize(), or the inner tensors, to any depth."""
     parts: list[Tensor] = []
     for t in filter(is_differentiable, results):
         if isinstance(t, TensorSubclass):

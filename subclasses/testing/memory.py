@@ -1,4 +1,4 @@
-"""Memory: what a new result has for itself, what a view shares with its base, and what a write changes."""
+"""Memory: a new result has its own, a view shares its base's, and a write changes it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def views(s: Subject, case: Case) -> None:
 
 
 def _is_plain_view(s: Subject, view: Any, x: Any) -> bool:
-    """Whether a plain result is a view of an inner tensor, as that of one row may be."""
+    """Whether a plain result is a view of an inner tensor, as a view of one row may be."""
     return bool(shared_memory(s, view, x)) or storage_key(view) in {
         storage_key(t) for t in s.inners(x).values()
     }

@@ -1,4 +1,4 @@
-"""PyTorch's own list of ops, run on values of a class and on what they stand for."""
+"""PyTorch's own list of ops, run on values of a class and on the tensors that they represent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RANDOM = frozenset(
 )
 
 
-# Tried where `wrap` is derived: what most programs call, exact enough for any class.
+# Tried where `wrap` is derived: ops that most programs call, exact enough for any class.
 _COMMON = frozenset(
     """add sub mul div neg abs exp log sqrt sin cos tanh sigmoid pow maximum clamp where eq gt floor erf
     sum mean amax std logsumexp cumsum sort argmax softmax log_softmax mm bmm addmm matmul outer
@@ -62,7 +62,7 @@ def sweep(
     """Runs PyTorch's OpInfo entries on a class, in eager mode, and compares with its reference.
 
     Args:
-        factory: gives a value of the class; its dtype is the one that is tried.
+        factory: returns a value of the class; the entries run with the dtype of that value.
         samples: how many sample inputs of each op to try.
         ops: names of entries, or ``"all"``.
         options: as for :func:`subclasses.testing.check`; ``wrap`` is needed where it cannot be derived.

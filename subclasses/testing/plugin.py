@@ -1,6 +1,6 @@
 """A plugin for pytest: ``pytest -p subclasses.testing.plugin --subclass MODULE:FACTORY`` tests each promise of a class.
 
-A line ``pytest_plugins = ["subclasses.testing.plugin"]`` in ``conftest.py`` stands for the option ``-p``.
+A line ``pytest_plugins = ["subclasses.testing.plugin"]`` in ``conftest.py`` replaces the option ``-p``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A promise as a row of the table, what failed as records, and the loop over cases, contexts and oracles."""
+"""A promise as a row of the table, its failures as records, and the loop over cases, contexts and oracles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Promise:
         check: ``check(subject, case)``: runs a case in its contexts, and raises where an oracle finds a difference.
         cases: makes the cases for a class; by default the class as a whole is the one case.
         mend: advice for a class that breaks it.
-        declared: advice for a declared class, where that of a class written by hand does not fit.
+        declared: advice for a declared class, where ``mend`` fits only a class written by hand.
         level: the least level at which it is tried.
         may_refuse: whether a class may refuse its cases.
     """
@@ -67,11 +67,11 @@ class Outcome:
     """The outcome of one promise.
 
     Attributes:
-        promise: which.
+        promise: the promise.
         state: kept, broken, or skipped where it could not be checked.
-        detail: what broke it, or why it was skipped.
+        detail: the reason why it is broken or was skipped.
         mend: how to mend it, if broken.
-        refused: what the class refused cleanly: each call with the first line of its message.
+        refused: the calls that the class refused cleanly, each with the first line of its message.
         failures: a record of each case that failed.
     """
 

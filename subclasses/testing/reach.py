@@ -42,7 +42,7 @@ WHOLE = Case("", lambda x: x)
 """The case of a promise about a class as a whole."""
 
 
-# ---- what calls reach ----------------------------------------------------------------------------------------
+# ---- ops that calls reach ------------------------------------------------------------------------------------
 
 
 def _record(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,13 +82,13 @@ def missed_rules(s: Subject, cases: Iterable[Case]) -> list[Any]:
 
 
 def _functions_of(op: Any) -> set[Any]:
-    """What a mode for functions sees of a composite op: the Python-level functions of its rule, or the op itself."""
+    """The functions that a mode may get for a composite op: its Python-level functions, or the op itself."""
     overloads = [getattr(op, n) for n in op.overloads()] if hasattr(op, "overloads") else [op]
     return {f for o in overloads if is_composite(o) for f in (o, *python_functions(o))}
 
 
 def name_of(key: Any) -> str:
-    """The name of what a rule is for, as a report shows it: that of a property is ``Tensor.T``."""
+    """The name of the op or function of a rule, as a report shows it; a property is named like ``Tensor.T``."""
     if isinstance(key, OpOverload | OpOverloadPacket):
         return str(key)
     return f"Tensor.{found}" if (found := _property_of(key)) else getattr(key, "__name__", str(key))
@@ -103,7 +103,7 @@ def _property_of(key: Any) -> str | None:
 
 
 def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
-    """Yields the rules of a declared class, and its method ``materialize``, by what they are for."""
+    """Yields the rules of a declared class, each with its op or function, and its method ``materialize``."""
     rules = all_rules(cls) if hasattr(cls, "__spec__") else ()
     for key, rule in (*rules, ("materialize", getattr(cls, "materialize", None))):
         function: Any = inspect.unwrap(rule) if callable(rule) else None
@@ -112,7 +112,7 @@ def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
 
 
 def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.FunctionType]]:
-    """The rules of a declared class, and its ``materialize``, that a call runs, by what they are for."""
+    """The rules of a declared class that a call runs, ``materialize`` included, each with its op or function."""
     codes = set[Any]()
     before: Any = sys.getprofile()
     sys.setprofile(lambda frame, event, arg: codes.add(frame.f_code))
@@ -142,7 +142,7 @@ def is_for_op(key: Any) -> bool:
 
 # Properties that give a tensor.
 _PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
-# What they give is no function of their arguments.
+# Ops whose results are no function of their arguments.
 _UNDEFINED = ("empty", "new_empty")
 # Modules whose functions call an op named after both, such as aten.linalg_inv for torch.linalg.inv.
 _NAMESPACES = ("linalg", "special", "fft")
@@ -150,7 +150,7 @@ _KINDS = {"Tensor": "tensor", "number": "number", "float": "number"}
 
 
 def calls_of(missed: Iterable[Any], like: Callable[[Any], Tensor]) -> Iterator[Case]:
-    """Makes calls of ops and functions by their schemas, with tensors and numbers for what has no default.
+    """Makes calls of ops and functions by their schemas, with tensors and numbers for arguments without a default.
 
     Args:
         missed: ops, packets and functions, such as :func:`missed_rules` finds.
@@ -173,7 +173,10 @@ def pair_calls_of(missed: Iterable[Any]) -> Iterator[Case]:
 
 
 def _callable(missed: Iterable[Any]) -> Iterator[tuple[str, Any, list[str | None]]]:
-    """Those that write to nothing and can be called by their schemas: name, function, what to pass after the value."""
+    """Yields the ops and functions that write to no argument and can be called by their schemas.
+
+    Each item is a name, the function, and the kinds of the arguments after the value.
+    """
     for key in missed:
         for op in _ops_of(key):
             facts, name = op_facts(op), op.overloadpacket.__name__
@@ -190,7 +193,7 @@ def _callable(missed: Iterable[Any]) -> Iterator[tuple[str, Any, list[str | None
 
 
 def _ops_of(key: Any) -> list[OpOverload]:
-    """The ops behind what a rule is for."""
+    """The ops of a rule's key: an op, a packet or a function of torch."""
     if isinstance(key, OpOverload):
         return [key]
     if isinstance(key, OpOverloadPacket):

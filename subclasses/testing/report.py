@@ -1,4 +1,4 @@
-"""What the kit found in one class: one screen, all of it in :meth:`Report.details`, and records for other programs."""
+"""The findings in one class: one screen, the full text of :meth:`Report.details`, and records for other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from subclasses.testing.property import Outcome
 LINES, WIDTH = 24, 110
 _REASONS, _LINES = 3, 3  # why promises were not tried, other than for want of an option, and lines for each
 _OPTION = re.compile(r"pass (\w+=).*")
-_FOLDERS = re.compile(r"/\S*/(?=[^/\s]+/[^/\s]+\.py:\d)")  # all but the last of a path
+_FOLDERS = re.compile(r"/\S*/(?=[^/\s]+/[^/\s]+\.py:\d)")  # all folders of a path but the last
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Report:
     Attributes:
         name: the name of the class.
         outcomes: of the promises, in order.
-        warnings: what was not compared for want of an option, which is told first.
-        derived: the options that were not passed and what the kit took instead.
+        warnings: lines on comparisons left out for want of an option; the report shows them first.
+        derived: the options that were not passed, each with the kit's replacement.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Report:
         return "\n".join([*head, *self._causes(LINES - len(head) - len(tail)), *tail])
 
     def details(self) -> str:
-        """Returns all that was found: each broken promise in full, what was not tried, what was refused."""
+        """Returns all findings: each broken promise in full, the promises not tried, and the refused calls."""
         skipped = [f"not tried: {o.promise.name}: {o.detail}" for o in self.of("skipped")]
         refused = [f"refused in {', '.join(names)}: {line}" for line, names in self.refused.items()]
         parts = [[str(o)] for o in self.of("broken")] + [skipped, list(self._derived()), refused]
@@ -69,7 +69,7 @@ class Report:
     # ---- for other programs --------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """Returns the outcomes as JSON: of each promise its state, its detail and a record of each case that failed."""
+        """Returns the outcomes as JSON: the state and detail of each promise, and a record of each case that failed."""
         outcomes = [
             {
                 "promise": o.promise.name,
@@ -135,7 +135,10 @@ class Report:
 
 
 def _cause(outcome: Outcome) -> str:
-    """What two promises have in common that one fault breaks: an error below the kit's own, or the advice."""
+    """The cause of a broken promise: an error below the kit's own, or the advice.
+
+    Promises that one fault breaks have the same cause.
+    """
     error = next((e for e in chain(outcome.error) if not isinstance(e, Broken)), None)
     is_own = outcome.mend.endswith((outcome.promise.mend, outcome.promise.declared or outcome.promise.mend))
     return outcome.mend if error is None or not is_own else shown(error)

@@ -20,7 +20,7 @@ _LEVELS = ("smoke", "gradients", "full")
 
 
 class ConformanceError(AssertionError):
-    """A class breaks promises; the message says which, how it shows and how to mend it."""
+    """A class breaks promises; the message names them, shows the differences and gives advice."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(report.details())
@@ -28,7 +28,7 @@ class ConformanceError(AssertionError):
 
 
 def chosen(options: Options) -> list[Promise]:
-    """The promises of the level, or those of ``only=``.
+    """The promises of the level, or the promises that ``only=`` names.
 
     Raises:
         TypeError: ``skip=`` or ``only=`` has a name that no promise has.
@@ -74,7 +74,7 @@ def examine(
     return Report(s.name, tuple(outcomes), tuple(_warnings(s)), tuple(s.derived.items()))
 
 
-# Methods by which a class may say what plain tensor its values stand for.
+# Methods by which a class may return the plain tensor that a value represents.
 _PLAIN = ("dequantize", "to_dense", "to_plain", "to_tensor", "get_data", "full_tensor", "unwrap")
 
 
@@ -97,10 +97,10 @@ def check(factory: Factory, **options: Unpack[Options]) -> Report:
     """Puts a tensor subclass, declared or written by hand, to the test.
 
     The values are made by ``factory``, which may draw random numbers: a seed is set before each call. By default
-    nothing is compiled with Inductor. What the class refuses cleanly breaks no promise: with a
-    ``NotImplementedError``, or, where it does not work in eager mode either, with a ``TypeError``, ``ValueError``
-    or ``RuntimeError`` that a ``raise`` statement in the class's own package raises. Compiled programs of the
-    process are dropped on the way.
+    nothing is compiled with Inductor. A clean refusal by the class breaks no promise. A ``NotImplementedError`` is a
+    clean refusal. Where a call does not work in eager mode either, a ``TypeError``, ``ValueError`` or
+    ``RuntimeError`` is one too. A ``raise`` statement in the class's own package must raise it. Compiled programs of
+    the process are dropped on the way.
 
     Args:
         factory: takes nothing and gives a value of the class: two-dimensional, if it is to meet all the ops.

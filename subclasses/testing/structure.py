@@ -38,7 +38,10 @@ READS_OF_DECLARED: dict[str, Callable[[Any], Any]] = {
 
 @once
 def unreadable(s: Subject) -> tuple[str, Exception] | None:
-    """The first read of a value that every promise is about, such as that of its shape, and fails; and its error."""
+    """The first failing read of a value, such as of its shape, and its error; None if all reads work.
+
+    Every promise relies on these reads.
+    """
     for what, read in (READS | (READS_OF_DECLARED if s.declared else {})).items():
         with Attempt() as attempt, torch.no_grad():
             if "materialize" not in what or s.cls.__spec__.has_materialize:
@@ -61,7 +64,7 @@ def readable(s: Subject, case: Case) -> None:
 
 
 def flatten(s: Subject, case: Case) -> None:
-    """Raises where __tensor_flatten__ names what is no tensor."""
+    """Raises where __tensor_flatten__ names an attribute that is no tensor."""
     x = s.make()
     if not s.traceable:
         lacks = [n for n in ("__tensor_flatten__", "__tensor_unflatten__") if not hasattr(s.cls, n)]
@@ -79,7 +82,7 @@ def flatten(s: Subject, case: Case) -> None:
 
 
 def round_trip(s: Subject, case: Case) -> None:
-    """Compares a value, and views of it, with what is put together from its own parts."""
+    """Compares a value, and views of it, with values that are put together from the same parts."""
     x = s.make()
     values = [x, x.detach()]
     for view in (lambda: x.transpose(0, -1), lambda: x[1:], lambda: x[..., ::2]):
@@ -103,7 +106,10 @@ def round_trip(s: Subject, case: Case) -> None:
 
 
 def _lost(s: Subject, x: Any, back: Any) -> str:
-    """The words for a value that stands for something else when it is put together again, naming what was lost."""
+    """The words for a value that represents another tensor once it is put together again.
+
+    They name the attributes that the flatten context loses.
+    """
     kept, held = vars(back), vars(x).items()
     lost = [n for n, v in held if not isinstance(v, Tensor) and (n not in kept or kept[n] != v)]
     names = " and ".join(f"{n} ({vars(x)[n]!r}, afterwards {kept.get(n)!r})" for n in lost)
@@ -132,7 +138,7 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def sizes(s: Subject, case: Case) -> None:
-    """Compares the contexts of values of other sizes, and the sizes of what is put together with one of them."""
+    """Compares the contexts of values of other sizes, and the sizes of values that are put together with a context."""
     s.needs_flatten()
     x = s.make()
     for factory in derive.sizes(s):
@@ -148,7 +154,7 @@ def sizes(s: Subject, case: Case) -> None:
 
 
 def outside(s: Subject, case: Case) -> None:
-    """Compares the size, dtype and device of a value with those of what it stands for."""
+    """Compares the size, dtype and device of a value with the tensors that it represents."""
     x = s.make()
     if odd := s.odd_sizes() if s.is_mapped else {}:
         words = " and ".join(f"{name} has size {size}" for name, size in odd.items())
@@ -302,7 +308,10 @@ _COPY = (
 
 
 def optimizer(s: Subject, case: Case) -> None:
-    """Compares a parameter after a step of SGD with a step of what it stands for, or of its inner tensors."""
+    """Compares a parameter after a step of SGD with the same step on plain tensors.
+
+    The plain tensors are the tensors that the parameter represents, or its inner tensors.
+    """
     s.trainable()
     weight: Any = nn.Parameter(s.make().detach())
     loss = weight * weight
@@ -322,7 +331,7 @@ def optimizer(s: Subject, case: Case) -> None:
 
 
 def conversion(s: Subject, case: Case) -> None:
-    """Compares a value in another dtype, and on another device, with what it stands for."""
+    """Compares a value in another dtype, and on another device, with the tensors that it represents."""
     x = s.make().detach()
     for dtype in (torch.float64, torch.bfloat16, torch.complex64, torch.int32):
         works, got = s.works(f"x.to({dtype})", lambda dtype=dtype: x.to(dtype))

@@ -1,4 +1,4 @@
-"""The class under test: values of it, what they stand for, and how to take them apart."""
+"""The class under test: its values, the plain tensors that they represent, and their inner tensors."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def seed(number: int = SEED) -> None:
 
 
 class Options(TypedDict, total=False):
-    """What :func:`subclasses.testing.check` takes beside the factory.
+    """The options of :func:`subclasses.testing.check`, beside the factory.
 
     Attributes:
         level: ``"smoke"`` runs in eager mode alone, in seconds. ``"gradients"``, the default, compares gradients and
             compiles without Inductor, the ops with the first compiler alone. ``"full"`` tries every compiler.
         only: names of promises to try; by default all of the level.
-        ops: what to try beside the kit's own list. A mapping ``{op: lambda x: (arg, x, ...)}`` adds ops, functions
-            or methods with their arguments; ``"all"`` or a collection of names such as ``{"softmax", "addmm"}``
-            picks PyTorch's OpInfo entries, which need ``wrap``.
-        wrap: a value of the class from a plain tensor, so that OpInfo's inputs can be tried. Default: the class
-            itself or its ``from_float`` and the like, where that gives a value that stands for the tensor.
-        reference: the plain tensor that a value stands for, or a tuple of them if an op on the value means
-            the op on each. Default: ``materialize`` where the class has it, the inner tensors under
-            ``fallback="map"``, where they have one dtype and the class no rules.
-        construct: a value from its inner tensors, in the order of ``__tensor_flatten__``. Default: the class
+        ops: ops to try beside the kit's own list. A mapping ``{op: lambda x: (arg, x, ...)}`` adds ops, functions
+            or methods with their arguments. ``"all"``, or a collection of names such as ``{"softmax", "addmm"}``,
+            picks PyTorch's OpInfo entries. These need ``wrap``.
+        wrap: makes a value of the class from a plain tensor, to try OpInfo's inputs. Default: the class itself or
+            its ``from_float`` and the like, where that returns a value that represents the tensor.
+        reference: returns the plain tensor that a value represents, or a tuple of tensors if an op on the value runs
+            on each of them. Default: ``materialize`` where the class has it. Under ``fallback="map"`` the inner
+            tensors, where they have one dtype and the class has no rules.
+        construct: makes a value from its inner tensors, in the order of ``__tensor_flatten__``. Default: the class
             itself, with the metadata of a value of the factory.
-        sizes: factories of values that differ in sizes (and dynamic ints) alone. Default: two longer values,
-            where concatenating inner tensors or values gives what it gives on the reference.
+        sizes: factories of values that differ in sizes (and dynamic ints) alone. Default: two longer values, where
+            the concatenation of inner tensors or values is right on the reference.
         variants: factories of values with other metadata. Default: a declared class with another value of a
             static bool, enum, ``Literal`` or optional, where its ops are still right.
         paths: compilers to try beside eager mode: a name and a function from a function to a compiled one.
@@ -83,7 +83,7 @@ def _are_factories(given: Any) -> bool:
     return isinstance(given, Sequence) and all(map(callable, given))
 
 
-# What options take: a test of a value, and the words for it.
+# For each option, a test of its value, and the words for it.
 _LISTS = {
     name: (_are_factories, f"takes a list of factories, as in {name}=[lambda: ...]")
     for name in ("sizes", "variants")
@@ -104,7 +104,7 @@ def check_options(factory: Any, options: Mapping[str, Any]) -> None:
     """Checks that options are known, and functions where functions are expected.
 
     Raises:
-        TypeError: one is not.
+        TypeError: an option is unknown or of the wrong type, or the factory is no function.
     """
     unknown = set(options) - set(Options.__annotations__)
     if unknown:
@@ -140,12 +140,12 @@ class Subject:
         cls: the class.
         declared: whether it is a ``TensorSubclass``.
         derived: the options that were not passed, and how the kit replaced them.
-        refused: what the class refused in the check in progress, as calls and messages.
+        refused: the calls that the class refused in the check in progress, each with its message.
         wrong_values: names of the calls that give other numbers than the reference.
     """
 
     def __init__(self, factory: Factory, options: Options) -> None:
-        """Makes one value, to learn the class."""
+        """Makes one value, to get its class."""
         self.factory, self.options = factory, options
         x = self.make()
         if not isinstance(x, Tensor) or type(x) in (Tensor, torch.nn.Parameter):
@@ -229,13 +229,13 @@ class Subject:
         """A value with other inner tensors, as a user puts it together.
 
         Raises:
-            Skipped: the kit cannot know how.
+            Skipped: the kit has no constructor to call; ``construct=`` passes one.
         """
         build, names = self.builder(x)
         return build(*(inners.get(name) for name in names))
 
     def put_together(self, x: Any, inners: Mapping[str, Any]) -> Any:
-        """The same; as PyTorch puts a value together where nobody knows how a user does."""
+        """Constructs a value as a user does, or as PyTorch does where the kit has no constructor to call."""
         try:
             return self.construct(x, inners)
         except Skipped:
@@ -245,7 +245,7 @@ class Subject:
         """A function from inner tensors to a value with the metadata of ``x``, and their names.
 
         Raises:
-            Skipped: the kit cannot know how.
+            Skipped: the kit has no constructor to call; ``construct=`` passes one.
         """
         cls, names, build = self.cls, list(self.inners(x)), self.options.get("construct")
         if self.declared:  # carriers of dynamic ints are no part of a construction
@@ -286,13 +286,13 @@ class Subject:
         fields = {f.name: self.inners(x).get(f.attribute) for f in self.cls.__spec__.inners}
         return self.cls(**(fields | metadata(x) | change))
 
-    # ---- what it stands for --------------------------------------------------------------------------------
+    # ---- the plain tensors of a value ----------------------------------------------------------------------
 
     def reference(self, x: Any) -> tuple[Tensor, ...]:
-        """The plain tensors that a value stands for: one, or several that ops are run on one by one.
+        """The plain tensors that a value represents: one, or several, on each of which ops run.
 
         Raises:
-            Skipped: nobody said.
+            Skipped: the class has no reference.
         """
         if self._reference is None:
             raise Skipped(f"pass reference=, which says what plain tensor {one_of(self.cls)} stands for")
@@ -300,12 +300,12 @@ class Subject:
         return plain if isinstance(plain, tuple) else (plain,)
 
     def references(self, result: Any, count: int) -> tuple[Any, ...]:
-        """The plain tensors that a result stands for; a plain result counts for each of ``count`` tensors."""
+        """The plain tensors that a result represents; a plain result is repeated for each of ``count`` tensors."""
         return self.reference(result) if isinstance(result, self.cls) else (result,) * count
 
     @property
     def has_reference(self) -> bool:
-        """Whether it is known what a value stands for."""
+        """Whether the kit can compute the plain tensors that a value represents."""
         return self._reference is not None
 
     @functools.cached_property
@@ -318,7 +318,10 @@ class Subject:
 
     @functools.cached_property
     def is_mapped(self) -> bool:
-        """Whether a value stands for its inner tensors: under "map", without rules, and where all have one dtype."""
+        """Whether a value represents its inner tensors.
+
+        It does under "map", if the class has no rules and all inner tensors have one dtype.
+        """
         if not self.declared or not self.cls._traits.is_mapped or self.options.get("reference") is not None:
             return False
         x = self.make()
@@ -345,7 +348,7 @@ class Subject:
 
     @functools.cached_property
     def own_bases(self) -> list[type]:
-        """The class and its bases, without those of torch and of this package."""
+        """The class and its bases, without the classes of torch and of this package."""
         known = {*Tensor.__mro__, *TensorSubclass.__mro__}
         bases = [b for b in self.cls.__mro__ if b is self.cls or not b.__module__.startswith("torch.")]
         return [b for b in bases if b not in known]
@@ -361,8 +364,8 @@ class Subject:
         """Whether an error is a clean refusal, which is then noted.
 
         Args:
-            what: what was called.
-            error: what it raised.
+            what: names the call.
+            error: the error that the call raised.
             deliberate: whether a ``TypeError``, ``ValueError`` or ``RuntimeError`` that the class's own code raises
                 counts, too.
         """

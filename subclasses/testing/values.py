@@ -1,7 +1,7 @@
-"""The results of ops: in each context, those of the reference, or those of eager mode.
+"""Compares the results of ops in each context with the reference or with eager mode.
 
-A context makes settings: an operand, a mode to run it in, and the words that a report adds to the call. An oracle
-compares the result of one case in one setting.
+A context makes settings. A setting has an operand, a mode in which the case runs, and words that a report adds to the
+call. An oracle compares the result of one case in one setting.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Setting:
 
     Attributes:
         operand: makes the value, or the pair of values, that the case gets.
-        words: said of the call in a report.
+        words: added to the call in a report.
         mode: the mode in which it runs, within ``no_grad``.
         expected: makes the operand whose result in eager mode is expected; by default a value of the factory.
-        read: what of the results is compared.
+        read: returns the part of the results that is compared.
     """
 
     operand: Callable[[], Any]
@@ -88,7 +88,10 @@ def within(context: Context, oracle: Oracle) -> Check:
 
 
 def told(check: Check) -> Check:
-    """A check whose failures other promises leave out: their calls give wrong values, or change their argument."""
+    """A check that records the names of its failing calls, which other promises leave out.
+
+    Such calls give wrong values or change their argument.
+    """
 
     def telling(s: Subject, case: Case) -> None:
         with Attempt() as attempt:
@@ -105,7 +108,10 @@ def told(check: Check) -> Check:
 
 @torch.no_grad()
 def by_reference(s: Subject, case: Case, setting: Setting, *, rounded: bool = False) -> None:
-    """Compares with the tensors that the operands stand for; under ``rounded``, where these give ``bfloat16``."""
+    """Compares with the results on the tensors that the operands represent.
+
+    Under ``rounded``, it compares only where one of these results is ``bfloat16``.
+    """
     with Attempt() as called, setting.mode():
         got = case.run(setting.operand())
     if called.error is not None and not setting.words:
@@ -122,7 +128,7 @@ def by_reference(s: Subject, case: Case, setting: Setting, *, rounded: bool = Fa
 
 
 def plains_of(s: Subject, operand: Any) -> list[Any]:
-    """The plain tensors that a value stands for; of a pair of values, those of both side by side."""
+    """The plain tensors that a value represents; for a pair of values, pairs of their plain tensors."""
     if not isinstance(operand, list):
         return [t.detach().clone() for t in s.reference(operand.detach())]
     return [[t.detach().clone() for t in both] for both in zip(*map(s.reference, operand), strict=True)]
@@ -138,7 +144,7 @@ def by_eager(s: Subject, case: Case, setting: Setting) -> None:
 
 
 def by_eager_always(s: Subject, case: Case, setting: Setting) -> None:
-    """The same, where a class that takes the call in eager mode may not refuse it."""
+    """Compares as by_eager() does, and raises Broken where the class refuses the call."""
     with Attempt() as attempt:
         by_eager(s, case, setting)
     if attempt.error is not None:
@@ -155,7 +161,7 @@ class Nest(TensorSubclass, fallback="map"):
 
 
 def unnested(value: Any, opens: bool = False) -> Any:
-    """The same results with the inner tensor of every nest in its place, and, if asked, values as type and parts."""
+    """The same results with the inner tensor of every nest in its place; with ``opens``, values as type and parts."""
     if isinstance(value, list | tuple):
         return [unnested(part, opens) for part in value]
     if isinstance(value, Nest):
@@ -169,7 +175,7 @@ def unnested(value: Any, opens: bool = False) -> Any:
 
 
 def with_nests(s: Subject) -> Any:
-    """A value whose plain inner tensors are wrappers, also those of declared inner values."""
+    """A value whose plain inner tensors are wrappers, also within declared inner values."""
     x = s.make().detach()
     inners = s.changed(x, lambda path, t: t if path.endswith("_carrier") else Nest(t))
     works, value = s.works("inner tensors that are wrappers", lambda: s.construct(x, inners))
@@ -257,7 +263,7 @@ def two(s: Subject) -> list[Any]:
 @once
 @torch.no_grad()
 def pair_cases(s: Subject) -> list[Case]:
-    """The calls of two values of the factory that the class does not refuse, nor the tensors that they stand for.
+    """The calls of two values that the class does not refuse and that the tensors that they represent take.
 
     Raises:
         Skipped: there is no second value, or no reference.
@@ -301,7 +307,7 @@ def mixed_metadata(s: Subject, case: Case) -> None:
 
 
 def _is_unseen(s: Subject, make: Factory, result: Any) -> bool:
-    """Whether a result takes the metadata of one of two values, or of none, and no comparison can tell if it may."""
+    """Whether no comparison can show that a result's metadata, of one of two values or of none, is right."""
     if not (s.declared and isinstance(result, Tensor)):
         return False
     changed, usual = derive.changed_fields(s, s.make(make)), metadata(s.make())
@@ -313,7 +319,7 @@ def _is_unseen(s: Subject, make: Factory, result: Any) -> bool:
     return any(all(got[name] == one[name] for name in changed) for one in (usual, changed))
 
 
-# ---- metadata, and what the reference does not show --------------------------------------------------------
+# ---- metadata, and differences that the reference does not show --------------------------------------------
 
 
 @torch.no_grad()
@@ -336,7 +342,7 @@ def mapped_values(s: Subject, case: Case) -> None:
 def kept_metadata(s: Subject, case: Case) -> None:
     """Raises where a result has the default of a field, and the operand another value."""
     if not s.declared:
-        return  # nobody knows what its constructor takes by default
+        return  # the defaults of its constructor are not declared
     if not metadata(s.make()):
         raise Skipped(f"{s.name} has no metadata")
     spec = s.cls.__spec__
@@ -359,10 +365,10 @@ def pointwise(s: Subject) -> list[Case]:
 
 @torch.no_grad()
 def kept_inners(s: Subject, case: Case) -> None:
-    """Raises where a result lacks an optional inner tensor, or has other integers than calls that hand them on."""
+    """Raises where a result lacks an optional inner tensor, or has other integers than results of other calls keep."""
     x = s.make().detach()
     if s.declared and any(f.optional or is_label(t) for f, t in s.held(x)):
-        s.reference(x)  # without one, nobody knows what it shows
+        s.reference(x)  # raises Skipped without one
         for name, t in _lost(s, x, case.run(s.make())).items():
             keeper = _keepers(s).get(name)
             if (t is None or keeper is not None) and not derive.is_told_apart(s, x, {name: t}):
@@ -371,7 +377,7 @@ def kept_inners(s: Subject, case: Case) -> None:
 
 
 def _lost(s: Subject, x: Any, result: Any) -> dict[str, Any]:
-    """The optional inner tensors that a result does not have, and the integers in it that are others, by field."""
+    """The optional inner tensors that a result lacks, and the integer tensors in it that differ, by field."""
     if not isinstance(result, s.cls) or result.shape != x.shape:
         return {}
     found = s.inners(result)
@@ -383,7 +389,10 @@ def _lost(s: Subject, x: Any, result: Any) -> dict[str, Any]:
 
 @once
 def _keepers(s: Subject) -> dict[str, str]:
-    """For each field, an op on each entry that hands its inner tensor on: that others change it is no habit then."""
+    """For each field, a pointwise call whose result keeps its inner tensor.
+
+    A call that changes the inner tensor of such a field differs from the keeper, and may be wrong.
+    """
     x = s.make().detach()
     results = {case.name: case.run(s.make()) for case in pointwise(s)}
     whole = {name: r for name, r in results.items() if isinstance(r, s.cls) and r.shape == x.shape}
@@ -404,10 +413,10 @@ def is_label(t: Tensor) -> bool:
 
 
 def step(s: Subject, x: Any, *left: str) -> None:
-    """Writes to the inner tensors as an optimizer does to those of a Parameter, but to those that are left out."""
+    """Writes to the inner tensors as an optimizer's step does, except to the inner tensors that ``left`` names."""
     for name, t in s.inners(x).items() if isinstance(x, s.cls) else ():
         with Attempt():  # elements of an expanded tensor share memory, which is not written to
-            if is_differentiable(t) and name not in left:  # of integers, other ones may have no meaning
+            if is_differentiable(t) and name not in left:  # other integers may have no meaning
                 t.add_(1)
 
 
@@ -428,7 +437,7 @@ def _load(s: Subject, x: Any) -> None:
     module.load_state_dict({"x": s.make(derive.second(s))})
 
 
-# Ways to change the inner tensors of a value; one that a class refuses is left out.
+# Ways to change the inner tensors of a value; a way that a class refuses is left out.
 CHANGES: dict[str, Callable[[Subject, Any], None]] = {
     "a write to inner tensors": step,
     "a copy_ to each inner tensor": _copy_inners,
@@ -440,12 +449,12 @@ CHANGES: dict[str, Callable[[Subject, Any], None]] = {
 
 @torch.no_grad()
 def fresh_values(s: Subject, case: Case) -> None:
-    """Compares materialize() after each change with that of a value which was made after the change."""
+    """Compares materialize() after each change with materialize() of a value that was made after the change."""
     if not hasattr(s.cls, "materialize"):
         raise Skipped(f"{s.name} has no materialize()")
     s.builder(s.make())
     with Attempt():
-        derive.second(s)  # finding one would drive old values out of a cache
+        derive.second(s)  # found here, since the search would evict old values from a cache
     for how, change in CHANGES.items():
         x = s.make()
         x.materialize()
@@ -462,7 +471,7 @@ a rule may have kept a result; the last one is unknown to it."""
 
 
 def computed(s: Subject) -> list[Case]:
-    """The calls that may compute by a rule and are no views; of a class written by hand, the first few."""
+    """The calls that may compute by a rule and are no views; for a class written by hand, the first eight."""
     if s.declared and not all_rules(s.cls):
         return []
     calls = [case for case in accepted(s) if case.name not in VIEWS]
@@ -473,7 +482,7 @@ def computed(s: Subject) -> list[Case]:
 def fresh_results(s: Subject, case: Case) -> None:
     """Compares a second call, after a write to the inner tensors of the operand, with the call on a copy."""
     s.needs_flatten()
-    x = snapshot(s, s.make())  # which shares no memory with what the factory may hold
+    x = snapshot(s, s.make())  # shares no memory with tensors that the factory may hold
     case.run(x)
     step(s, x)
     copies, expected = [snapshot(s, x) for _ in range(COPIES)], None
@@ -538,7 +547,7 @@ def randomness(s: Subject, case: Case) -> None:
 
 
 def random_backward(s: Subject, case: Case) -> None:
-    """Compares the entries that dropout kept with those that have a gradient."""
+    """Compares the entries that dropout kept with the entries that have a gradient."""
     x = s.trainable()
     if not x.is_floating_point():
         raise Skipped("dropout of complex numbers is not defined")
@@ -559,7 +568,7 @@ def lazy_cases(s: Subject) -> list[Case]:
 
 
 def lazy_bits(s: Subject, case: Case) -> None:
-    """Compares lazy results with the reference, and results for lazy inner tensors with those for others."""
+    """Compares lazy results with the reference, and results on lazy inner tensors with results on resolved ones."""
     if case.name in LAZY:
         return by_reference(s, case, Setting(s.make))
     (setting,) = lazy_inners(s)
@@ -604,7 +613,7 @@ def threads(cases: Callable[[Subject], Sequence[Case]]) -> Check:
 
 
 class ForeignSubclass(Tensor):
-    """A subclass that no other class knows; it records the types of each call that it handles."""
+    """A subclass that no other class handles; it records the types of each call that it handles."""
 
     asked: list[tuple[type, ...]]
 
@@ -645,7 +654,7 @@ STRANGERS: dict[str, Callable[..., Any]] = {
 
 @torch.no_grad()
 def strangers(s: Subject, case: Case) -> None:
-    """Raises where a call with an unknown subclass gives a result, and that subclass was not asked."""
+    """Raises where a call with an unknown subclass gives a result without a dispatch to that subclass."""
     x = s.make()
     for flip in (False, True):
         foreign = ForeignSubclass(like(x))
