@@ -25,8 +25,6 @@ RULES = {
     r"\b(?:told|tells?)\s+apart\b": "distinguishes",
     r"\b(?:asks|asked|knows)\b": "calls, dispatches, reads, has",
 }
-# Folders and modules that are not plain yet, to shorten.
-NOT_PLAIN: tuple[str, ...] = ()
 SPAN, WORD = re.compile(r"(?::[\w:]+:)?(`+)[^`]+\1"), re.compile(r"[\w'-]+")
 BLOCK = re.compile(r"(?<=::\n)(?:[ \t]*\n|[ \t]+\S.*(?:\n|\Z))+")
 END = re.compile(r"(?<=[.:])\s+|\n\s*\n|\n\s*(?:[-*]|\d+\.) |\n(?=\s*[*\w]+: )")
@@ -61,11 +59,7 @@ def by_rules(path: str, source: str) -> Iterator[str]:
 
 
 def find() -> Iterator[str]:
-    """Yields all findings, and the entries of ``NOT_PLAIN`` that have none any more."""
-    files = sorted(path for package in ("subclasses", "desugar") for path in (ROOT / package).rglob("*.py"))
-    pages = {path.relative_to(ROOT).as_posix(): path for path in files}
-    found = {page: [*by_rules(page, path.read_text())] for page, path in pages.items()}
-    yield from (text for page in found if not page.startswith(NOT_PLAIN) for text in found[page])
-    for name in NOT_PLAIN:
-        if not any(found[page] for page in found if page.startswith(name)):
-            yield f"docs/code_prose.py: {name} has no finding any more: remove it from NOT_PLAIN"
+    """Yields all findings."""
+    for package in ("subclasses", "desugar"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield from by_rules(path.relative_to(ROOT).as_posix(), path.read_text())
