@@ -150,6 +150,13 @@ def _by_group(s: Subject, path: str, compile: Compile, cases: Sequence[Case]) ->
 # ---- values ------------------------------------------------------------------------------------------------
 
 
+def _results(runs: Sequence[Callable[[Any], Any]], x: Any) -> list[Any]:
+    results = []  # not a comprehension: from Python 3.12 on it has an exception handler, and Dynamo drops the cause
+    for run in runs:
+        results.append(run(x))
+    return results
+
+
 @dataclass(frozen=True)
 class Group(Case):
     """Calls that compile together, as one function of one value."""
@@ -164,7 +171,7 @@ def group(s: Subject, cases: Sequence[Case]) -> Group:
 
     @torch.no_grad()
     def run(compile: Compile) -> Any:
-        return compile(lambda x: [run(x) for run in runs])(s.make())
+        return compile(lambda x: _results(runs, x))(s.make())
 
     return Group(name, run, parts=tuple(cases))
 
@@ -264,7 +271,7 @@ def tangents(s: Subject) -> list[Case]:
 
     def run(kind: str, compile: Compile) -> Any:
         x = s.trainable()
-        results = live(compile(lambda x: [run(x) for run in runs])(x))
+        results = live(compile(lambda x: _results(runs, x))(x))
         used = results[:1] if kind == "missing" else results
         given = [
             torch.ones_like(t.detach()) if isinstance(t, s.cls) and kind != "plain" else plain
@@ -381,7 +388,7 @@ def _in_turn(
 
     @torch.no_grad()
     def run(compile: Compile) -> Any:
-        function, results = compile(lambda x: [run(x) for run in runs]), []
+        function, results = compile(lambda x: _results(runs, x)), []
         for number, make in enumerate(makes):
             if compiles is None or number < compiles:
                 results.append(function(make()))
