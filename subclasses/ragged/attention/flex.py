@@ -43,7 +43,9 @@ def _attend(  # noqa: PLR0913
 
     attend = math_attention if rows.device.type == "cpu" else op
     found = attend(
-        *(x.to_dense() for x in (rows, key, value)),
+        rows.to_dense(),
+        key.to_dense(),
+        value.to_dense(),
         score_mod,
         (*_blocks_of_rows(block_mask, rows, key), mask_of_rows),
         scale,
