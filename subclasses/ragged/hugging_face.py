@@ -7,7 +7,7 @@ unchanged. This module imports neither transformers nor accelerate; each patch r
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -273,41 +273,54 @@ def _leave_out_masks(masking_utils: Any) -> None:
     masking_utils._preprocess_mask_arguments = preprocess
 
 
+def _patch_interface(interface: Any, wrap: Callable[[Any, bool], Any]) -> None:
+    """Patches an interface of transformers to return wrapped functions; falls through where it is missing.
+
+    Args:
+        interface: a class with ``get_interface``, or None.
+        wrap: gets the function that a model calls, and whether the model defines it.
+    """
+    if interface is None:
+        return
+    original = interface.get_interface
+
+    @functools.wraps(original)
+    def get_interface(self: Any, implementation: Any, default: Any) -> Any:
+        forward = original(self, implementation, default)
+        return wrap(forward, forward is default)
+
+    interface.get_interface = get_interface
+
+
 def _attend_by_tables(modeling_utils: Any) -> None:
     """Patches models to run their own attention functions on padded tables, with a mask of the padding.
 
     Such a function multiplies queries by all keys, so its scores have two ragged dimensions. Models define one for
     features that `scaled_dot_product_attention` lacks, such as soft-capped scores or attention sinks.
     """
-    interface = getattr(modeling_utils, "AttentionInterface", None)
-    if interface is None:
-        return
-    original = interface.get_interface
+    _patch_interface(getattr(modeling_utils, "AttentionInterface", None), _on_tables)
 
-    @functools.wraps(original)
-    def get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
-        forward = original(self, attn_implementation, default)
-        if forward is not default:
-            return forward
 
-        def attention_forward(
-            module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
-        ) -> Any:
-            if not any(isinstance(x, RaggedTensor) for x in (query, key, value)):
-                return forward(module, query, key, value, attention_mask, **kwargs)
-            weights = []
+def _on_tables(forward: Any, is_own: bool) -> Any:
+    if not is_own:
+        return forward
 
-            def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-                out, scores = forward(module, query, key, value, bias, **kwargs)
-                weights.append(scores)
-                return out.transpose(1, 2)
+    def attention_forward(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+    ) -> Any:
+        if not any(isinstance(x, RaggedTensor) for x in (query, key, value)):
+            return forward(module, query, key, value, attention_mask, **kwargs)
+        weights = []
 
-            out = attend_by_hand(attend, query, key, value, attention_mask)
-            return out.transpose(1, 2), weights[0]
+        def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+            out, scores = forward(module, query, key, value, bias, **kwargs)
+            weights.append(scores)
+            return out.transpose(1, 2)
 
-        return attention_forward
+        out = attend_by_hand(attend, query, key, value, attention_mask)
+        return out.transpose(1, 2), weights[0]
 
-    interface.get_interface = get_interface
+    return attention_forward
 
 
 def _run_experts_on_entries(moe: Any) -> None:
@@ -316,28 +329,21 @@ def _run_experts_on_entries(moe: Any) -> None:
     Experts compute each token alone. But they sort the tokens of a whole batch by expert, or loop over the experts, and
     ragged rows cannot have such an order. The result has the rows again.
     """
-    interface = getattr(moe, "ExpertsInterface", None)
-    if interface is None:
-        return
-    original = interface.get_interface
+    _patch_interface(getattr(moe, "ExpertsInterface", None), _on_entries)
 
-    @functools.wraps(original)
-    def get_interface(self: Any, experts_implementation: Any, default: Any) -> Any:
-        forward = original(self, experts_implementation, default)
 
-        def experts_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            tensors: list[Any] = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-            if not tensors or not all(isinstance(t, RaggedTensor) and t.merged for t in tensors):
-                return forward(module, *args, **kwargs)
-            rows = tensors[0]
-            # A missing entry is a token of zeros, which is routed to the first expert with a weight of zero.
-            of_args = [_entries(rows, a) for a in args]
-            of_kwargs = {name: _entries(rows, a) for name, a in kwargs.items()}
-            return rows.with_kept(forward(module, *of_args, **of_kwargs))
+def _on_entries(forward: Any, is_own: bool) -> Any:
+    def experts_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors: list[Any] = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        if not tensors or not all(isinstance(t, RaggedTensor) and t.merged for t in tensors):
+            return forward(module, *args, **kwargs)
+        rows = tensors[0]
+        # A missing entry is a token of zeros, which is routed to the first expert with a weight of zero.
+        of_args = [_entries(rows, a) for a in args]
+        of_kwargs = {name: _entries(rows, a) for name, a in kwargs.items()}
+        return rows.with_kept(forward(module, *of_args, **of_kwargs))
 
-        return experts_forward
-
-    interface.get_interface = get_interface
+    return experts_forward
 
 
 def _entries(rows: Any, x: Any) -> Any:
