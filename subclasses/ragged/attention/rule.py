@@ -42,10 +42,9 @@ def _attend(  # noqa: PLR0913
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    if not is_ragged(query):
-        rows, key, value = attention_rows(func, query, key, value)
+    rows, key, value = attention_rows(func, query, key, value)
+    if rows is not query:
         return _attend(func, rows, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).to_dense()
-    query, key, value = attention_rows(func, query, key, value)
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"{func.__name__}: expected a dropout_p between 0 and 1, got {dropout_p}")
     jagged = query.rows_first
@@ -73,7 +72,7 @@ def _attend(  # noqa: PLR0913
     return _with_heads(query, out)
 
 
-def as_rows(jagged: bool, x: Any) -> Any:
+def _as_rows(jagged: bool, x: Any) -> Any:
     """Returns a dense operand ``[B, T, D]`` or ``[B, H, T, D]`` as rows of one length; a ragged one unchanged."""
     if is_ragged(x):
         return x
@@ -90,11 +89,18 @@ def attention_rows(func: Any, query: Any, key: Any, value: Any) -> tuple[Any, An
         DispatchError: the ragged dimension of an operand is not the last but one.
         ValueError: the operands have different dtypes or numbers of rows.
     """
-    jagged = first_ragged((query, key, value)).rows_first
-    found = {id(x): as_rows(jagged, x) for x in (query, key, value)}
-    rows = found[id(query)], found[id(key)], found[id(value)]
-    _check_rows(func, *rows)
-    return rows
+    query, key, value = all_as_rows(query, key, value)
+    _check_rows(func, query, key, value)
+    return query, key, value
+
+
+def all_as_rows(*operands: Any) -> tuple[Any, ...]:
+    """Returns operands, of which one is ragged, as rows; operands that are the same tensor stay the same."""
+    if all(map(is_ragged, operands)):
+        return operands
+    jagged = first_ragged(operands).rows_first
+    found = {id(x): _as_rows(jagged, x) for x in operands}
+    return tuple([found[id(x)] for x in operands])
 
 
 def _with_heads(query: Any, out: Tensor) -> Any:

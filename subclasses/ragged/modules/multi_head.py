@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.attention.rule import as_rows, score_mask
-from subclasses.ragged.base import first_ragged, is_ragged, name_of, shown
+from subclasses.ragged.attention.rule import all_as_rows, score_mask
+from subclasses.ragged.base import is_ragged, name_of, shown
 from subclasses.ragged.modules.time_major import TimeMajor
 from subclasses.ragged.registry import Rules
 from subclasses.slow_paths import say_once
@@ -53,10 +53,7 @@ def _multi_head(  # noqa: PLR0913
         raise ValueError(f"{name_of(func)}: is_causal says what attn_mask is; pass attn_mask as well")
     rows: dict[int, Any] = {}
     q, k, v = (rows.setdefault(id(x), _batch_first(func, x)) for x in (query, key, value))
-    if not all(map(is_ragged, (q, k, v))):
-        jagged = first_ragged((q, k, v)).rows_first
-        rows = {}
-        q, k, v = (rows.setdefault(id(x), as_rows(jagged, x)) for x in (q, k, v))
+    q, k, v = all_as_rows(q, k, v)
     if q.shape[-1] != embed_dim_to_check:
         raise ValueError(
             f"{name_of(func)}: expected entries of {embed_dim_to_check} features, got {shown(q)}"
