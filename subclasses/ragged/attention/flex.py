@@ -15,6 +15,7 @@ from subclasses._torch import math_attention
 from subclasses.ragged.attention.rule import attention_rows
 from subclasses.ragged.base import is_ragged
 from subclasses.ragged.registry import Rules
+from subclasses.slow_paths import say_once
 
 RULES = Rules()
 
@@ -41,7 +42,13 @@ def _attend(  # noqa: PLR0913
     def mask_of_rows(b: Tensor, h: Tensor, i: Tensor, j: Tensor, *buffers: Tensor) -> Tensor:
         return mask_mod(b, h, i, j, *buffers[:-1]) & (j < buffers[-1][b])
 
-    attend = math_attention if rows.device.type == "cpu" else op
+    attend = op
+    if rows.device.type == "cpu":
+        attend = math_attention
+        say_once(
+            "flex_attention of ragged tensors on the CPU computes every score of a padded table",
+            "call scaled_dot_product_attention where there is neither a score_mod nor a mask but a causal one",
+        )
     found = attend(
         rows.to_dense(),
         key.to_dense(),
