@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from subclasses.testing.property import Promise
-from subclasses.testing.report import Report
-from subclasses.testing.runner import ConformanceError, chosen, outcome_of
+from subclasses.testing.runner import chosen, run_test
 from subclasses.testing.subject import Options, Subject
 
 
@@ -44,11 +43,7 @@ class PromiseItem(pytest.Item):
 
     def runtest(self) -> None:
         """Fails where the promise is broken."""
-        outcome = outcome_of(self.subject, self.promise)
-        if outcome.state == "skipped":
-            pytest.skip(outcome.detail)
-        if outcome.state == "broken":
-            raise ConformanceError(Report(self.subject.name, (outcome,))) from outcome.error
+        run_test(self.subject, self.promise)
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> str:
         """The report alone."""

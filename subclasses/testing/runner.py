@@ -119,6 +119,15 @@ def check(factory: Factory, **options: Unpack[Options]) -> Report:
     return report
 
 
+def run_test(s: Subject, promise: Promise) -> None:
+    """Checks a promise as a test: raises ``ConformanceError`` if it is broken, ``SkipTest`` if it was skipped."""
+    outcome = outcome_of(s, promise)
+    if outcome.state == "skipped":
+        raise unittest.SkipTest(outcome.detail)
+    if outcome.state == "broken":
+        raise ConformanceError(Report(s.name, (outcome,))) from outcome.error
+
+
 def suite(factory: Factory, **options: Unpack[Options]) -> type:
     """A class with one test for each promise of the level, which pytest collects; see :func:`check` for the arguments.
 
@@ -135,11 +144,7 @@ def suite(factory: Factory, **options: Unpack[Options]) -> type:
 
     def test_of(promise: Promise) -> Any:
         def test(self: Any) -> None:
-            outcome = outcome_of(subject(), promise)
-            if outcome.state == "skipped":
-                raise unittest.SkipTest(outcome.detail)
-            if outcome.state == "broken":
-                raise ConformanceError(Report(subject().name, (outcome,))) from outcome.error
+            run_test(subject(), promise)
 
         test.__name__ = test.__qualname__ = f"test_{promise.name}"
         test.__doc__ = promise.says
