@@ -28,7 +28,10 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
     """Adds a test for each promise of each class."""
     options: Options = {"level": config.getoption("--subclass-level")}
     for target in config.getoption("--subclass"):
-        subject = Subject(pkgutil.resolve_name(target), options)
+        try:
+            subject = Subject(pkgutil.resolve_name(target), options)
+        except (AttributeError, ImportError, TypeError, ValueError) as error:
+            raise pytest.UsageError(f"--subclass {target}: {error}") from error
         for promise in chosen(options):
             name = f"{target}::{promise.name}"
             items.append(PromiseItem.from_parent(session, name=name, subject=subject, promise=promise))

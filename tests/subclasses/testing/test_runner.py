@@ -227,6 +227,7 @@ def test_the_plugin_tests_each_promise():
     for name, code, words in (
         ("make", 0, "1 passed"),
         ("no_aliasing", 1, "broken: x.view(-1) has a storage"),
+        ("absent", 4, "has no attribute 'absent'"),
     ):
         done = subprocess.run(
             [sys.executable, *command.format(name).split(), *paths],
@@ -234,7 +235,7 @@ def test_the_plugin_tests_each_promise():
             text=True,
             check=False,
         )
-        assert done.returncode == code and words in done.stdout, done.stdout
+        assert done.returncode == code and words in done.stdout + done.stderr, done.stdout
 
 
 # ---- wrong arguments -----------------------------------------------------------------------------------------
