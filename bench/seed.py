@@ -150,7 +150,7 @@ def make_ours(count: int, reads_memory: bool) -> Call:
     emitter = PrologueEmitter(
         out, variants.traced, variants.plan, fallback, autocast=False, reads_memory=reads_memory
     )
-    emitter.emit_prologue(variants.partitioned.backward_inputs)
+    emitter.emit_prologue(variants.split.backward_inputs)
     prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=variants)[
         "prologue"
     ]

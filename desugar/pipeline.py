@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,12 @@ from desugar.backends.base import Backend, GraphKind
 from desugar.backends.parallel_build import PendingKernels
 from desugar.backward.recompute import CapturedFunction
 from desugar.backward.variants import BackwardVariants, expected_tangents
-from desugar.codegen.parts import Parts
-from desugar.flatten.autocast import autocast_state, is_autocast
+from desugar.flatten.autocast import autocast_state
+from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph
 from desugar.ir.outputs import Outputs, held_positions, store_positions, token_positions, written_slots
-from desugar.ir.stages import FromForward, Graphs, Split, Traced
+from desugar.ir.stages import Compiled, FromForward, Graphs, ProgramSpec, Split, Traced
 from desugar.passes import verify
 from desugar.passes.mutations import keep_old_values, store_results
 from desugar.passes.partition import partition
@@ -30,7 +30,7 @@ from desugar.program import Program
 from desugar.recording import listeners
 from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with, graph_texts
 from desugar.recording.listeners import stage
-from desugar.store.programs import Place, Stored
+from desugar.store.programs import Place
 from desugar.tracing.python_numbers import replace_floats
 from desugar.tracing.side_effects import sink_tokens
 from desugar.tracing.trace import discover, trace_graph, trace_once
@@ -38,7 +38,6 @@ from desugar.tracing.unsupported import OtherStructure, check_same_structure
 from desugar.tracing.views import has_unknown_views
 from desugar.wrapper.run import emit_program
 from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
 
 log = logging.getLogger("desugar")
 
@@ -69,87 +68,65 @@ def build_program(
     """
     known = graph_texts()
     try:
-        with private.compile_lock, private.use_lazy_graph_module(True):
-            program = _run_stages(function, inputs, backend, otherwise, place)
+        with private.compile_lock, private.use_lazy_graph_module(True), _without_modes():
+            stored, kernels = None if place is None else _load(place, function, inputs), PendingKernels()
+            if (compiled := stored) is None:
+                compiled, kernels = _compile(function, inputs, backend)
+            program = wrap_program(compiled, function, inputs.fakes, backend, otherwise, place)
+            program.is_stored = stored is not None
+            if stored is None:
+                if program.variants is not None:
+                    _compile_backward(program.variants, kernels)
+                if place is not None:
+                    place.save(compiled, inputs)
     except BaseException:
         forget_texts(graph_texts() - known)
         raise
     forget_with(program, graph_texts() - known)
     inputs.release_arguments()
+    if (recording := listeners.current()) is not None:
+        recording.program, recording.fakes = program, inputs.fakes
     return program
 
 
-def _run_stages(
+def wrap_program(
+    compiled: Compiled,
     function: CapturedFunction,
-    inputs: Inputs,
+    fakes: Fakes,
     backend: Backend,
     otherwise: Callable[..., Any],
     place: Place | None,
 ) -> Program:
-    """Runs all stages, or loads their results from the store; then writes the wrapper."""
-    with private.compiled_autograd._disable(), _without_inference_mode():
-        private.shared_nested_tensor()
-        stored = None if place is None else _load(place, function, inputs)
-        kernels = PendingKernels()
-        if (found := stored) is None:
-            found, kernels = _compile(function, inputs, backend)
-        parts = Parts(
-            inputs,
-            found.interface,
-            found.forward,
-            otherwise,
-            found.split,
-            is_autocast(autocast_state()),
-        )
-        with stage("wrapper"):
-            text, plan = emit_program(parts)
-        variants = None
-        if found.split is not None and plan is not None:
-            variants = BackwardVariants(parts, found.split, plan, backend, function, place)
-            if stored is None:
-                _compile_backward(variants, kernels)
-        if place is not None and stored is None:
-            place.save(found, inputs)
-    program = Program(
-        graphs=found.graphs,
-        inputs=tuple(inputs.values),
-        outputs=found.interface.outputs.visible,
-        wrapper=text.source,
-        variants=variants,
-        saved_bytes=found.split.saved_bytes if found.split else 0,
-        is_dynamic=inputs.has_symbols,
-        is_stored=stored is not None,
-    )
-    _build(program, text)
-    if (recording := listeners.current()) is not None:
-        recording.program, recording.inputs, recording.traced = program, inputs, found.interface
-    return program
-
-
-def _build(program: Program, text: Emitter) -> None:
-    """Builds the functions of a program from the text of its wrapper."""
-    variants = program.variants
+    """Generates and builds the wrapper of compiled graphs; the arguments are those of :func:`build_program`."""
+    with stage("wrapper"):
+        text, plan = emit_program(compiled, otherwise)
+    variants = None
+    if plan is not None:
+        variants = BackwardVariants(compiled, plan, backend, fakes, function, place)
+    program = Program(compiled.spec, compiled.graphs, text.source, variants)
     scope = text.namespace if variants is None else text.namespace | {"backwards": variants.table}
     functions = build_functions(text.source, scope, filename=WRAPPER_FILE, owner=program)
     program.run = functions["run"]
     if variants is not None:
         variants.function = functions["Backward"]
+    return program
 
 
-def _without_inference_mode() -> contextlib.AbstractContextManager[Any]:
-    """Turns inference mode off for the trace, since fake tensors do not support it; gradients stay off."""
-    if not torch.is_inference_mode_enabled():
-        return contextlib.nullcontext()
-    stack = contextlib.ExitStack()
-    stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
-    return stack
+@contextlib.contextmanager
+def _without_modes() -> Iterator[None]:
+    """Turns compiled autograd off, and inference mode, which fake tensors do not support; gradients stay off."""
+    with private.compiled_autograd._disable(), contextlib.ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        private.shared_nested_tensor()
+        yield
 
 
 # ------------------------------------------------------------------------------------------------ compiling
 
 
-def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tuple[Stored, PendingKernels]:
+def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tuple[Compiled, PendingKernels]:
     """Runs the stages before the wrapper, with a check after each: discover, trace, partition, compile.
 
     Returns:
@@ -186,18 +163,19 @@ def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Trac
                 raise
 
 
-def _load(place: Place, function: CapturedFunction, inputs: Inputs) -> Stored | None:
+def _load(place: Place, function: CapturedFunction, inputs: Inputs) -> Compiled | None:
     """Returns the stored program, completed with the views that the function takes; None if the store has none."""
     with stage("load"):
         stored = place.load(inputs)
-        if stored is None or not has_unknown_views(stored.interface.outputs):
+        if stored is None or not has_unknown_views(stored.spec.outputs):
             return stored
-        outputs, found = discover(function.call, inputs), stored.interface
+        outputs, found = discover(function.call, inputs), stored.spec.interface
         check_same_structure(found.outputs, outputs)
-        return replace(stored, interface=replace(found, outputs=found.outputs.with_views_of(outputs)))
+        interface = replace(found, outputs=found.outputs.with_views_of(outputs))
+        return replace(stored, spec=replace(stored.spec, interface=interface))
 
 
-def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Stored, PendingKernels]:
+def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Compiled, PendingKernels]:
     outputs = traced.outputs
     joint = graph = copy_graph(traced.graph)
     _end_forward(traced.graph, outputs)
@@ -206,10 +184,12 @@ def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tupl
     kind = GraphKind("inference", traced.num_forward, tuple(_static_slots(inputs)))
     with stage("compile"):
         forward, _ = graphs.compile_graph(backend, traced.graph, kind, inputs.fakes.mode)
-    return Stored(traced.interface, None, Graphs(lambda: (joint, graph, None)), forward), PendingKernels()
+    spec = ProgramSpec(inputs.spec(), traced.interface, None, autocast_state())
+    graphs_of = Graphs(lambda: (joint, graph, None))
+    return Compiled(spec, graphs_of, forward, tuple(inputs.captured)), PendingKernels()
 
 
-def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Stored, PendingKernels]:
+def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Compiled, PendingKernels]:
     mode, static = inputs.fakes.mode, _static_slots(inputs)
     joint = copy_graph(traced.graph)
     with graphs.compiling(mode), stage("partition"):
@@ -225,9 +205,10 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
             graphs.restride_saved(partitioned.backward, position, strides[source.index])
+    split = Split.of(replace(partitioned, forward=graph))
+    spec = ProgramSpec(inputs.spec(), traced.interface, split, autocast_state())
     made = Graphs(lambda: (joint, graph, partitioned.backward))
-    split = Split.of(replace(partitioned, forward=graph), made)
-    return Stored(traced.interface, split, made, forward), kernels
+    return Compiled(spec, made, forward, tuple(inputs.captured)), kernels
 
 
 def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] = ()) -> None:
@@ -244,7 +225,7 @@ def _compile_backward(variants: BackwardVariants, kernels: PendingKernels) -> No
     With symbolic sizes, the backward's assumptions about sizes have to become guards. While a C++ compiler builds the
     forward's kernels, this process would otherwise wait.
     """
-    has_symbols = variants.inputs.has_symbols
+    has_symbols = variants.spec.inputs.has_symbols
     if has_symbols or kernels.are_being_built():
         with stage("compile backward"):
             try:

@@ -11,7 +11,7 @@ from torch import fx
 
 from desugar.backward.variants import BackwardVariants
 from desugar.codegen.direct_calls import call_directly
-from desugar.ir.stages import Graphs
+from desugar.ir.stages import Graphs, ProgramSpec
 from desugar.ir.values import Value, describe, kind_of
 
 
@@ -20,30 +20,44 @@ class Program:
     """The compiled form of a function for one signature.
 
     Attributes:
+        spec: The description of the program.
         graphs: The plain graphs; `forward`, `backward` and `joint` return them.
-        inputs: One value per input leaf: arguments, then captured tensors.
-        outputs: One value per result leaf.
         wrapper: The text of the generated wrapper.
         variants: The backward variants; None if no result requires grad.
-        saved_bytes: Bytes saved for the backward besides inputs and results; None if a size is symbolic.
         run: Takes the argument leaves and returns a tuple. It checks no guards; its caller has checked them.
-        is_dynamic: Whether a size or an int of the inputs is a symbol.
         is_whole: Whether the graph covers the whole function: no graph break ended it.
         names: The user's names for the arguments.
         is_stored: Whether the program was loaded from the store of programs.
     """
 
+    spec: ProgramSpec
     graphs: Graphs
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
     wrapper: str
     variants: BackwardVariants | None
-    saved_bytes: int | None
     run: Callable[..., tuple[Any, ...]] = field(init=False)
-    is_dynamic: bool = False
     is_whole: bool = True
     names: tuple[str, ...] = ()
     is_stored: bool = False
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """One value per input leaf: arguments, then captured tensors."""
+        return self.spec.inputs.values
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """One value per result leaf."""
+        return self.spec.outputs.visible
+
+    @property
+    def saved_bytes(self) -> int | None:
+        """Bytes saved for the backward besides inputs and results; None if a size is symbolic."""
+        return self.spec.split.saved_bytes if self.spec.split else 0
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether a size or an int of the inputs is a symbol."""
+        return self.spec.inputs.has_symbols
 
     @property
     def origin(self) -> str:

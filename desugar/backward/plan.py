@@ -7,10 +7,17 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from desugar.codegen.parts import Parts
 from desugar.codegen.unpack import Names
 from desugar.flatten.fakes import is_symbolic
-from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Interface
+from desugar.ir.stages import (
+    BackwardInput,
+    FromForward,
+    FromInput,
+    FromTangent,
+    Interface,
+    ProgramSpec,
+    Split,
+)
 from desugar.ir.values import Constant, Value, Wrapper, parts_of, paths_of
 from desugar.tracing.tangents import meets_plain_gradients
 from subclasses.autograd.construct import Primal
@@ -81,7 +88,12 @@ class BackwardPlan:
 
 
 def plan_backward(
-    out: Emitter, parts: Parts, inputs: Names, results: Sequence[str], leaves: Mapping[int, str]
+    out: Emitter,
+    spec: ProgramSpec,
+    split: Split,
+    inputs: Names,
+    results: Sequence[str],
+    leaves: Mapping[int, str],
 ) -> BackwardPlan:
     """Decides for each backward input which object the forward saves and how the backward reads it.
 
@@ -91,21 +103,21 @@ def plan_backward(
 
     Args:
         out: Binds names in the text of the forward.
-        parts: The program.
+        spec: The program.
+        split: Its forward and backward.
         inputs: The names of input leaves and input slots in the forward.
         results: The names of the compiled graph's outputs.
         leaves: Result leaf -> expression.
     """
-    plan, traced, partitioned = BackwardPlan(), parts.traced, parts.partitioned
-    assert partitioned is not None
-    input_paths, output_paths = first_paths(parts.inputs.values), first_paths(traced.outputs.values)
+    plan, traced = BackwardPlan(), spec.interface
+    input_paths, output_paths = first_paths(spec.inputs.values), first_paths(traced.outputs.values)
     returned = traced.outputs.returned
     mutated = {leaf for leaf, _, _ in traced.outputs.versions}
-    for source in partitioned.backward_inputs:
+    for source in split.backward_inputs:
         match source:
             case FromInput(index) if input_paths.get(index, (None,))[0] in mutated:
                 plan.save(source, inputs.slots[index])
-            case FromInput(index) if isinstance(parts.inputs.fake_items[index], Tensor):
+            case FromInput(index) if isinstance(spec.inputs.items[index], Tensor):
                 leaf, path = input_paths[index]
                 if path:
                     plan.inner.append((leaf, path, plan.save(source, inputs.slots[index])))
@@ -116,7 +128,7 @@ def plan_backward(
             case FromForward(index) if index < traced.num_forward and returned[index] in output_paths:
                 leaf, path = output_paths[returned[index]]
                 plan.save(source, results[index] if path else leaves[leaf])
-            case FromForward(index) if isinstance(partitioned.forward_outputs[index], Tensor):
+            case FromForward(index) if isinstance(split.forward_outputs[index], Tensor):
                 plan.save(source, results[index])
             case FromForward(index):
                 plan.reads[source] = plan.keep_other(results[index])
@@ -124,14 +136,14 @@ def plan_backward(
                 pass
     plan.leaves |= {leaf: plan.keep(inputs.leaves[leaf]) for leaf, _, _ in plan.inner}
     _plan_tangents(plan, traced, leaves)
-    _plan_primals(out, plan, parts, inputs)
+    _plan_primals(out, plan, spec, inputs)
     return plan
 
 
-def _plan_primals(out: Emitter, plan: BackwardPlan, parts: Parts, inputs: Names) -> None:
-    for number, value in parts.traced.grads:
+def _plan_primals(out: Emitter, plan: BackwardPlan, spec: ProgramSpec, inputs: Names) -> None:
+    for number, value in spec.interface.grads:
         # A plain argument may have a gradient of a class, too, if an op on both arguments passes its gradient on.
-        if isinstance(parts.inputs.values[number], Wrapper) and meets_plain_gradients(value):
+        if isinstance(spec.inputs.values[number], Wrapper) and meets_plain_gradients(value):
             primal = f"{out.bind(Primal, 'Primal')}({inputs.leaves[number]})"
             plan.primal_reads[number] = plan.keep_other(primal)
 

@@ -22,16 +22,14 @@ from torch import Tensor
 
 from desugar.backward.emit import differentiable_leaves, value_class
 from desugar.backward.plan import BackwardPlan, first_paths
-from desugar.codegen.parts import Parts
 from desugar.codegen.runtime import are_batched
 from desugar.codegen.unpack import Names
 from desugar.errors import DesugarError
-from desugar.flatten.autocast import AutocastState, restore_autocast
-from desugar.flatten.inputs import Inputs
-from desugar.flatten.origins import Origin
+from desugar.flatten.autocast import restore_autocast
 from desugar.ir.fx_utils import autograd_nodes
+from desugar.ir.inputs import InputSpec, Origin
 from desugar.ir.pytree import result_leaves
-from desugar.ir.stages import LeafFunction, Split
+from desugar.ir.stages import Compiled, LeafFunction, ProgramSpec, Split
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
 from desugar.tracing.tangents import meets_plain_gradients
@@ -55,14 +53,13 @@ class CapturedFunction:
     compile: Callable[[LeafFunction], Callable[..., Any]]
 
 
-def plan_recompute(parts: Parts, plan: BackwardPlan, names: Names) -> None:
+def plan_recompute(spec: ProgramSpec, split: Split, plan: BackwardPlan, names: Names) -> None:
     """Adds to a plan the objects that the forward records, so that a backward can run the function again."""
-    assert parts.partitioned is not None
-    inputs, differentiable = parts.inputs, set(differentiable_leaves(parts.traced))
-    sources = sources_of_saved(inputs, parts.partitioned)
-    tensors = [n for n in tensor_leaves(inputs) if n not in plan.leaves]
+    inputs, differentiable = spec.inputs, set(differentiable_leaves(spec.interface))
+    sources = sources_of_saved(inputs, split)
+    tensors = [n for n in inputs.tensor_leaves if n not in plan.leaves]
     found_in_graph = differentiable & inputs.parameters
-    meets_plain = any(meets_plain_gradients(value) for _, value in parts.traced.tangents)
+    meets_plain = any(meets_plain_gradients(value) for _, value in spec.interface.tangents)
     plan.referred = [n for n in tensors if n < inputs.num_arguments and n not in found_in_graph]
     plan.held = differentiable & sources
     plan.kept = {n for n in plan.referred if meets_plain or _has_no_dims(inputs, n)}
@@ -80,19 +77,14 @@ class Recompute:
     """Computes the gradients of one program by running its function again.
 
     Attributes:
-        inputs, traced: The inputs and the traced function.
+        spec, captured: The program, and the captured tensors that it holds.
         plan: The objects that the forward saves and records, by which the arguments of a call are found again.
         function: The captured function and its compiler.
-        autocast: The state of autocast in the forward.
     """
 
-    def __init__(
-        self, parts: Parts, plan: BackwardPlan, function: CapturedFunction, autocast: AutocastState
-    ) -> None:
-        assert parts.partitioned is not None
-        self.inputs, self.traced, self.plan = parts.inputs, parts.traced, plan
-        self.function, self.autocast = function, autocast
-        self._random_op = parts.partitioned.random_op
+    def __init__(self, compiled: Compiled, plan: BackwardPlan, function: CapturedFunction) -> None:
+        self.spec, self.captured, self.plan = compiled.spec, compiled.captured, plan
+        self.function = function
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._lock = threading.RLock()
 
@@ -103,34 +95,35 @@ class Recompute:
             DesugarError: The call cannot be repeated: the function draws random numbers or writes to its arguments,
                 or an argument is gone or was changed since.
         """
-        if self._random_op is not None:
+        random_op = None if self.spec.split is None else self.spec.split.random_op
+        if random_op is not None:
             raise DesugarError(
                 "this backward has to run the function again, which would draw other random numbers "
-                f"({self._random_op})",
+                f"({random_op})",
                 instead="pass gradients of the results' own types and, for second derivatives, run it in eager mode",
             )
-        if self.traced.outputs.has_effects:
+        if self.spec.outputs.has_effects:
             raise DesugarError(
                 "this backward has to run the function again, which would write to its arguments again",
                 instead="return new values from the function instead of writing in place",
             )
         leaves = self._recover_arguments(ctx)
-        numbers = [number for number, _ in self.traced.tangents]
+        numbers = [number for number, _ in self.spec.interface.tangents]
         present = tuple(n for n, tangent in zip(numbers, tangents, strict=True) if tangent is not None)
         arrived = tuple(
             _as_gradient(value, tangent)
-            for (_, value), tangent in zip(self.traced.tangents, tangents, strict=True)
+            for (_, value), tangent in zip(self.spec.interface.tangents, tangents, strict=True)
             if tangent is not None
         )
         if are_batched(arrived):  # compiled code does not support vmap's batches
-            with restore_autocast(self.autocast):
+            with restore_autocast(self.spec.autocast):
                 return None, None, *self._gradient_function(present)([*leaves, *arrived])
         with self._lock:
             compiled = self._compiled.get(present)
             if compiled is None:
                 compiled = self.function.compile(self._gradient_function(present))
                 self._compiled[present] = compiled
-        with restore_autocast(self.autocast):
+        with restore_autocast(self.spec.autocast):
             return None, None, *compiled(*leaves, *arrived)
 
     def _gradient_function(self, present: tuple[int, ...]) -> LeafFunction:
@@ -139,12 +132,15 @@ class Recompute:
         Args:
             present: The result leaves whose gradients arrive.
         """
-        call, captured = self.function.call, self.inputs.captured
-        differentiable, num_arguments = differentiable_leaves(self.traced), self.inputs.num_arguments
+        call, captured = self.function.call, self.captured
+        differentiable, num_arguments = (
+            differentiable_leaves(self.spec.interface),
+            self.spec.inputs.num_arguments,
+        )
         # A hidden result is the base of a view among the visible results.
         bases = {
             value.index: n
-            for n, value in enumerate(self.traced.outputs.visible)
+            for n, value in enumerate(self.spec.outputs.visible)
             if isinstance(value, View) and value.of == "output" and not value.detached
         }
 
@@ -175,7 +171,7 @@ class Recompute:
         plan = self.plan
         saved = ctx.saved_tensors if plan.saved else ()  # autograd checks that they are alive and unchanged
         leaves: list[Any] = []
-        for n, value in enumerate(self.inputs.values[: self.inputs.num_arguments]):
+        for n, value in enumerate(self.spec.inputs.values[: self.spec.inputs.num_arguments]):
             match value:
                 case Same(_, index):
                     leaves.append(leaves[index])
@@ -192,7 +188,7 @@ class Recompute:
                     "been assigned since",
                     instead="assign it after the backward, or pass a new value",
                 )
-        live = [*leaves, *self.inputs.captured]
+        live = [*leaves, *self.captured]
         for n, version in zip(plan.versioned, getattr(ctx, "versions", ()), strict=True):
             if live[n]._version != version:
                 raise DesugarError(
@@ -210,7 +206,7 @@ class Recompute:
         """
         if n in self.plan.leaves:
             return saved[self.plan.leaves[n]]
-        referred, differentiable = self.plan.referred, differentiable_leaves(self.traced)
+        referred, differentiable = self.plan.referred, differentiable_leaves(self.spec.interface)
         leaf = ctx.alive[referred.index(n)] if n in referred else None
         leaf = leaf() if isinstance(leaf, weakref.ref) else leaf
         if leaf is None and n in differentiable:
@@ -225,11 +221,11 @@ class Recompute:
 
     def _describe(self, n: int) -> str:
         """Describes an argument by its type and size, since its number in the program has no meaning for a user."""
-        match self.inputs.values[n]:
+        match self.spec.inputs.values[n]:
             case Wrapper(cls=cls, size=size):
                 return f"its argument, {one_of(cls)} of size {_shown(size)},"
             case Plain(index=index):
-                return f"its argument, a tensor of size {_shown(self.inputs.fake_items[index].shape)},"
+                return f"its argument, a tensor of size {_shown(self.spec.inputs.items[index].shape)},"
         return f"its argument {n}"
 
 
@@ -241,9 +237,9 @@ def _is_same(part: Tensor, saved: Tensor) -> bool:
     return part is saved or (part.shape == saved.shape and torch.equal(part, saved))
 
 
-def _has_no_dims(inputs: Inputs, leaf: int) -> bool:
+def _has_no_dims(inputs: InputSpec, leaf: int) -> bool:
     value = inputs.values[leaf]
-    return isinstance(value, Plain) and not value.requires_grad and inputs.fake_items[value.index].dim() == 0
+    return isinstance(value, Plain) and not value.requires_grad and inputs.items[value.index].dim() == 0
 
 
 def _as_gradient(value: Value, tangent: Any) -> Any:
@@ -254,15 +250,10 @@ def _as_gradient(value: Value, tangent: Any) -> Any:
     return tangent if cls is None else as_gradient(cls, tangent)
 
 
-def tensor_leaves(inputs: Inputs) -> list[int]:
-    """Returns the input leaves that are tensors."""
-    return [n for n, value in enumerate(inputs.values) if isinstance(value, Plain | Wrapper)]
-
-
-def sources_of_saved(inputs: Inputs, partitioned: Split) -> set[int]:
+def sources_of_saved(inputs: InputSpec, split: Split) -> set[int]:
     """Returns the input leaves from which a saved intermediate is computed."""
     paths = first_paths(inputs.values)
-    return {paths[slot][0] for slot in partitioned.saved_from if slot in paths}
+    return {paths[slot][0] for slot in split.saved_from if slot in paths}
 
 
 def _check_first_order(results: Iterable[Any]) -> None:

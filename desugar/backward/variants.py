@@ -26,10 +26,9 @@ from desugar.backward.plan import BackwardPlan
 from desugar.backward.prune import prune_missing
 from desugar.backward.recompute import CapturedFunction, Recompute
 from desugar.codegen.direct_calls import call_directly, replace_backward
-from desugar.codegen.parts import Parts
-from desugar.flatten.autocast import autocast_state, is_autocast
+from desugar.flatten.fakes import Fakes
 from desugar.ir.fx_utils import copy_graph, fake_inputs, output_items, output_nodes
-from desugar.ir.stages import BackwardInput, FromTangent, Interface, Split
+from desugar.ir.stages import BackwardInput, Compiled, FromTangent, Interface
 from desugar.ir.values import Plain, Wrapper, slots_of
 from desugar.passes.verify import check_pruned
 from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
@@ -60,11 +59,11 @@ class BackwardVariants:
     """All backwards of one program.
 
     Attributes:
-        inputs, traced, partitioned: The inputs, the traced function, and its forward and backward graphs.
+        spec, traced, split, graphs: The program, its results and gradients, its forward and backward, and its graphs.
+        fakes: The fake mode and the shape environment of the graphs.
         backend: Compiles the graphs.
         plan: The values that the forward saves and records.
         place: Where compiled backwards are stored; None if they are not.
-        autocast: The state of autocast at compilation.
         recompute: Computes gradients by running the function again.
         table: The variants' functions so far.
         sources: The texts of the generated functions.
@@ -76,17 +75,18 @@ class BackwardVariants:
 
     def __init__(
         self,
-        parts: Parts,
-        partitioned: Split,
+        compiled: Compiled,
         plan: BackwardPlan,
         backend: Backend,
+        fakes: Fakes,
         captured: CapturedFunction,
         place: Place | None = None,
     ) -> None:
-        self.inputs, self.traced, self.partitioned = parts.inputs, parts.traced, partitioned
+        assert compiled.spec.split is not None
+        self.spec, self.graphs, self.fakes = compiled.spec, compiled.graphs, fakes
+        self.traced, self.split = compiled.spec.interface, compiled.spec.split
         self.backend, self.plan, self.place = backend, plan, place
-        self.autocast = autocast_state()
-        self.recompute = Recompute(parts, plan, captured, self.autocast)
+        self.recompute = Recompute(compiled, plan, captured)
         self.table = VariantTable(self._build)
         self.sources: list[str] = []
         self.late_seconds = 0.0
@@ -157,7 +157,7 @@ class BackwardVariants:
     def describe(self, present: tuple[bool, ...], compiled: CompiledGraph | None) -> Variant:
         """Returns the description of the variant for the gradients that arrive."""
         if all(present):
-            split = self.partitioned
+            split = self.split
             return Variant(present, split.backward_inputs, split.backward_items, split.gradients, compiled)
         graph = self._graph(present)
         return Variant(
@@ -171,7 +171,7 @@ class BackwardVariants:
         return self.place.load_backward(present, lambda: self._graph(present))
 
     def _compile_and_save(self, present: tuple[bool, ...]) -> CompiledGraph:
-        env = self.inputs.fakes.env
+        env = self.fakes.env
         num_guards = len(env.guards)
         compiled, kernels = self._ahead.pop(present, (None, None))
         if compiled is None or kernels is None or not kernels.are_ready():
@@ -188,7 +188,7 @@ class BackwardVariants:
             self.traced,
             self.plan,
             out.bind(*fallback),
-            autocast=is_autocast(self.autocast),
+            autocast=self.spec.is_autocast,
             reads_memory=self.backend.reads_memory,
         )
 
@@ -201,13 +201,13 @@ class BackwardVariants:
         return self.recompute(ctx, tangents) if all(present) else self.table[present](ctx, *tangents)
 
     def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
+        backward = self.graphs.all[2]
+        assert backward is not None
         if all(present):
-            return self.partitioned.backward
+            return backward
         names = self._source_names()
         tangents = {name: source.index for name, source in names.items() if isinstance(source, FromTangent)}
-        graph = prune_missing(
-            self.partitioned.backward, tangents, self._missing(present), self._gradient_dependencies()
-        )
+        graph = prune_missing(backward, tangents, self._missing(present), self._gradient_dependencies())
         check_pruned(graph, names)
         return graph
 
@@ -216,10 +216,10 @@ class BackwardVariants:
 
         A gradient of a class arrives with all its inner tensors, which may be zeros, or not at all.
         """
-        depends = list(self.partitioned.depends)
+        depends = list(self.split.depends)
         for _, value in self.traced.grads:
             slots = [] if value is None else [*slots_of(value)]
-            whole = frozenset().union(*(self.partitioned.depends[slot] for slot in slots))
+            whole = frozenset().union(*(self.split.depends[slot] for slot in slots))
             for slot in slots:
                 depends[slot] |= whole
         return depends
@@ -234,10 +234,8 @@ class BackwardVariants:
         )
 
     def _source_names(self) -> dict[str, BackwardInput]:
-        placeholders = self.partitioned.backward.graph.find_nodes(op="placeholder")
-        return {
-            n.name: source for n, source in zip(placeholders, self.partitioned.backward_inputs, strict=True)
-        }
+        placeholders = self._graph((True,) * len(self.traced.tangents)).graph.find_nodes(op="placeholder")
+        return {n.name: source for n, source in zip(placeholders, self.split.backward_inputs, strict=True)}
 
     def _sources(self, graph: fx.GraphModule) -> tuple[BackwardInput, ...]:
         names = self._source_names()
@@ -247,7 +245,7 @@ class BackwardVariants:
         sources = self._sources(graph)
         saved = tuple(n for n, source in enumerate(sources) if not isinstance(source, FromTangent))
         kind = GraphKind("backward", len(output_nodes(graph)), saved)
-        return graphs.compile_graph(self.backend, copy_graph(graph), kind, self.inputs.fakes.mode)[0]
+        return graphs.compile_graph(self.backend, copy_graph(graph), kind, self.fakes.mode)[0]
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -258,7 +256,7 @@ class BackwardVariants:
 
     def _compile_late(self, graph: fx.GraphModule) -> CompiledGraph:
         """Compiles a graph after Dynamo has built its guards; a graph that needs further guards runs eagerly."""
-        env = self.inputs.fakes.env
+        env = self.fakes.env
         num_guards = len(env.guards)
         compiled = self._compile(graph)
         if len(env.guards) == num_guards:
@@ -279,8 +277,8 @@ class BackwardVariants:
             if isinstance(value, Wrapper):
                 (arriving if is_present else missing).update(slots_of(value))
         for leaf, value in self.traced.grads:
-            if isinstance(self.inputs.values[leaf], Plain) and isinstance(value, Wrapper):
-                depends = frozenset().union(*(self.partitioned.depends[slot] for slot in slots_of(value)))
+            if isinstance(self.spec.inputs.values[leaf], Plain) and isinstance(value, Wrapper):
+                depends = frozenset().union(*(self.split.depends[slot] for slot in slots_of(value)))
                 if depends & missing and not depends & arriving:
                     return True
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from desugar.flatten.inputs import Inputs
+from desugar.ir.stages import Compiled
 from desugar.ir.values import Plain, Value, Wrapper
 from desugar.recording.listeners import note_skipped_check
 from subclasses.codegen.emitter import Emitter
@@ -29,20 +29,21 @@ class Names:
     slots: dict[int, str] = field(default_factory=dict)
 
 
-def emit_unpacking(out: Emitter, inputs: Inputs, parameters: Sequence[str]) -> Names:
+def emit_unpacking(out: Emitter, compiled: Compiled, parameters: Sequence[str]) -> Names:
     """Emits the lines that read the tensor or int of every input slot; returns the names.
 
     Args:
         out: Receives the lines.
-        inputs: The inputs of the program; captured tensors are bound.
+        compiled: The program; captured tensors are bound.
         parameters: The names of the argument leaves.
     """
     note_skipped_check(out, "the whole signature: guards have matched before this is called")
-    captured = [out.bind(tensor, "captured") for tensor in inputs.captured]
+    inputs = compiled.spec.inputs
+    captured = [out.bind(tensor, "captured") for tensor in compiled.captured]
     names = Names([*parameters, *captured])
     for name, value in zip(names.leaves, inputs.values, strict=True):
         _emit_leaf(out, names, name, value)
-    for slot, origin in inputs.origins.items():
+    for slot, origin in enumerate(inputs.origins):
         if origin.is_symbol:
             names.slots[slot] = out.fresh_name(f"s{slot}")
             out.writeline(

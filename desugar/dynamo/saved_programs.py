@@ -1,7 +1,7 @@
 """Programs that `torch.compile(..., backend="desugar").aot_compile(...)` saves and loads.
 
 PyTorch writes the guards and the code of the frame, and the backend's result serializes itself. A saved program holds
-the files that the store keeps for a program, and its flattened arguments as fake tensors. Loading generates the wrapper
+the files that the store keeps for a program, and its whole description. Loading generates the wrapper
 again from these. The file is a pickle, like PyTorch's own files: load only files that you trust.
 """
 
@@ -15,14 +15,11 @@ from desugar import _torch as private
 from desugar.backends.choose import choose_backend
 from desugar.backward.recompute import CapturedFunction
 from desugar.errors import DesugarError
-from desugar.flatten.autocast import autocast_state, restore_autocast
 from desugar.flatten.fakes import Fakes
-from desugar.flatten.inputs import Inputs
-from desugar.ir.values import Flat
-from desugar.pipeline import build_program
+from desugar.pipeline import wrap_program
 from desugar.program import Program
-from desugar.store.pickling import CannotStore, known_values, load
-from desugar.store.programs import INPUT_FIELDS, PackedPlace
+from desugar.store.pickling import CannotStore, known_values
+from desugar.store.programs import PackedPlace
 
 
 class SavedProgram:
@@ -49,19 +46,11 @@ class SavedProgram:
     def deserialize_compile_artifacts(cls, data: bytes) -> SavedProgram:
         """Loads a program from its pickle, in any process that can import the classes of its arguments and results."""
         content = pickle.loads(data)
-        fakes = _fakes_of(content["symbols"])
-        inputs = _load_inputs(content["inputs"], fakes)
+        fakes, place = _fakes_of(content["symbols"]), PackedPlace(content["program"])
         backend = choose_backend("inductor", content["mode"], content["options"])
+        compiled = place.unpack(fakes)
         refuse = CapturedFunction(_refuse, _refuse)
-        with restore_autocast(content["autocast"]):
-            program = build_program(
-                refuse,
-                inputs,
-                backend,
-                _refuse,
-                PackedPlace(content["program"]),
-            )
-        return cls(program, data)
+        return cls(wrap_program(compiled, refuse, fakes, backend, _refuse, place), data)
 
 
 def save_program(
@@ -80,9 +69,7 @@ def save_program(
             raise place.problem
         content = {
             "program": place.files,
-            "inputs": place.packed_inputs,
             "symbols": place.symbols,
-            "autocast": autocast_state(),
             "mode": mode,
             "options": dict(options),
         }
@@ -106,15 +93,6 @@ def _fakes_of(symbols: Mapping[Any, tuple[Any, Any]]) -> Fakes:
         if known_range is not None:
             fakes.env.var_to_range[symbol] = known_range
     return fakes
-
-
-def _load_inputs(data: bytes, fakes: Fakes) -> Inputs:
-    *found, fake_items = load(data, fakes.mode)
-    inputs = Inputs(
-        fakes, **dict(zip(INPUT_FIELDS, found, strict=True)), fake_items=fake_items, is_sealed=True
-    )
-    inputs.flat = Flat([fake_items[slot] for slot in range(len(fake_items))])
-    return inputs
 
 
 def _refuse(*args: Any) -> NoReturn:

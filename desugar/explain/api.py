@@ -132,7 +132,7 @@ def _explain(
             with resumed(recording):
                 program.variants.table[(True,) * len(program.variants.traced.tangents)]
         record = collect_program(recording, backend.name)
-        measure = partial(measure_cost, program, recording.traced.outputs, recording.args)
+        measure = partial(measure_cost, program, program.spec.outputs, recording.args)
         found.append((record, take_guards(recording, record), measure))
 
     with listen(note):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
+from desugar.ir.stages import AutocastState
 
 
 def autocast_state() -> AutocastState:
@@ -16,11 +16,6 @@ def autocast_state() -> AutocastState:
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         for device in ("cpu", "cuda")
     )
-
-
-def is_autocast(state: AutocastState) -> bool:
-    """Returns whether autocast is enabled for a device type."""
-    return any(enabled for _, enabled, _ in state)
 
 
 @contextlib.contextmanager

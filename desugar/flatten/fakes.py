@@ -32,12 +32,10 @@ class Fakes:
     Attributes:
         env: The shape environment.
         mode: The fake mode.
-        offsets_matter: Whether the function reads a storage offset (:mod:`desugar.flatten.storage_offsets`).
     """
 
     env: Any = field(default_factory=lambda: private.ShapeEnv(duck_shape=False, specialize_zero_one=True))
     mode: Any = None
-    offsets_matter: bool = False
 
     def __post_init__(self) -> None:
         if self.mode is None:

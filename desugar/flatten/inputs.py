@@ -19,7 +19,7 @@ from torch import SymInt, Tensor, nn
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.flatten.fakes import Fakes, check_class, check_nested
-from desugar.flatten.origins import Origin
+from desugar.ir.inputs import InputSpec, Origin
 from desugar.ir.values import (
     Constant,
     Flat,
@@ -42,7 +42,7 @@ from subclasses.errors import one_of
 
 @dataclass(slots=True)
 class Inputs:
-    """All inputs of one program.
+    """The inputs of one program under construction; :meth:`spec` describes them.
 
     Attributes:
         fakes: The fake mode and its shape environment.
@@ -58,6 +58,7 @@ class Inputs:
         inference: The places of the leaves and plain tensors that were made in inference mode.
         generators: The generators that the function passed to random functions.
         made_tensors: References to the tensors that torch functions returned in the runs.
+        offsets_matter: Whether the function reads a storage offset (:mod:`desugar.flatten.storage_offsets`).
     """
 
     fakes: Fakes
@@ -73,6 +74,7 @@ class Inputs:
     inference: set[Origin] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)
     made_tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
+    offsets_matter: bool = False
 
     def add_arguments(self, leaves: Sequence[object]) -> None:
         """Flattens the argument leaves, with constant sizes."""
@@ -219,10 +221,17 @@ class Inputs:
         )
         return size, stride
 
-    @property
-    def has_symbols(self) -> bool:
-        """Whether a size, stride or int of the inputs is a symbol."""
-        return any(origin.is_symbol for origin in self.origins.values())
+    def spec(self) -> InputSpec:
+        """Returns the description of the inputs so far."""
+        slots = range(len(self.flat.items))
+        return InputSpec(
+            tuple(self.values),
+            tuple(self.fake_items[slot] for slot in slots),
+            tuple(self.origins[slot] for slot in slots),
+            self.num_arguments,
+            frozenset(self.parameters),
+            frozenset(self.inference),
+        )
 
     def primals(self) -> list[Any]:
         """Returns the arguments of the traced graph: fake tensors and symbolic ints, by input slot."""

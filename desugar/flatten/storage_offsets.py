@@ -28,7 +28,7 @@ _OPS = {
 
 def note_offset_read(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
     """Notes that a function reads the storage offset of a tensor."""
-    inputs.fakes.offsets_matter = True
+    inputs.offsets_matter = True
     return func, args
 
 

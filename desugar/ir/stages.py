@@ -1,7 +1,7 @@
-"""Results of the stages: the traced joint graph, and the forward and backward graphs that it is split into.
+"""Results of the stages: the traced joint graph, the forward and backward graphs, and the compiled program.
 
-The passes work on the graphs. The wrapper is written from records that describe them (`Interface`, `Split`), so that a
-program from the store needs no graph: its graphs are loaded from the file on first use (`Graphs`).
+The passes work on the graphs. The wrapper is written from one description of a program (`ProgramSpec`), which the store
+and packages write to files. So a program from a file needs no graph: its graphs are loaded on first use (`Graphs`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from desugar.ir.fx_utils import fake_inputs, find_random_op, output_items, output_nodes
+from desugar.ir.inputs import InputSpec
 from desugar.ir.outputs import Outputs
 from desugar.ir.values import Value
 
@@ -49,6 +51,7 @@ class Interface:
         grads: (input leaf, value) per input leaf that requires grad; the value is None for a leaf without a gradient.
             Its slots index the graph's outputs after the forward's.
         calls: Calls of `backward` of autograd functions; empty unless several results require grad.
+        offsets_matter: Whether the graph depends on storage offsets of the inputs.
     """
 
     outputs: Outputs
@@ -57,6 +60,7 @@ class Interface:
     tangent_items: tuple[Tensor, ...] = ()
     grads: tuple[tuple[int, Value | None], ...] = ()
     calls: tuple[GradientCall, ...] = ()
+    offsets_matter: bool = False
 
     @property
     def is_training(self) -> bool:
@@ -126,7 +130,7 @@ class Partitioned:
     depends: tuple[frozenset[int], ...]
 
 
-# ---------------------------------------------------------------------------------------------- as described
+# ---------------------------------------------------------------------------------------------- the program
 
 
 class Graphs:
@@ -148,10 +152,9 @@ class Graphs:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Describes the forward and backward graphs for the wrapper.
+    """Describes the forward and backward graphs.
 
     Attributes:
-        graphs: The graphs.
         num_forward, backward_inputs, depends: As in :class:`Partitioned`.
         forward_outputs: Per output of the forward, its fake tensor or symbolic number; None where it returns None.
         backward_items: Per input of the backward, its fake tensor or symbolic number.
@@ -160,7 +163,6 @@ class Split:
         random_op: The name of the first op of the forward that draws random numbers; None if there is none.
     """
 
-    graphs: Graphs
     num_forward: int
     backward_inputs: tuple[BackwardInput, ...]
     depends: tuple[frozenset[int], ...]
@@ -171,10 +173,9 @@ class Split:
     random_op: str | None
 
     @staticmethod
-    def of(partitioned: Partitioned, graphs: Graphs) -> Split:
+    def of(partitioned: Partitioned) -> Split:
         """Describes split graphs after all passes."""
         return Split(
-            graphs,
             partitioned.num_forward,
             partitioned.backward_inputs,
             partitioned.depends,
@@ -184,18 +185,6 @@ class Split:
             _slots_behind_saved(partitioned),
             find_random_op(partitioned.forward),
         )
-
-    @property
-    def forward(self) -> fx.GraphModule:
-        """The forward graph: takes all input slots; returns `num_forward` results, then the saved values."""
-        return self.graphs.all[1]
-
-    @property
-    def backward(self) -> fx.GraphModule:
-        """The backward graph: takes `backward_inputs`; returns the gradients."""
-        backward = self.graphs.all[2]
-        assert backward is not None
-        return backward
 
     @property
     def saved_bytes(self) -> int | None:
@@ -208,6 +197,53 @@ class Split:
                     return None
                 total += numel * value.element_size()
         return total
+
+
+AutocastState = tuple[tuple[str, bool, torch.dtype], ...]  # (device type, whether enabled, dtype) for each
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """The description of a program: all that its generated text depends on, without a graph and without a real tensor.
+
+    Attributes:
+        inputs: The inputs.
+        interface: The results and gradients.
+        split: The forward and backward; None in inference.
+        autocast: The state of autocast at compilation.
+    """
+
+    inputs: InputSpec
+    interface: Interface
+    split: Split | None
+    autocast: AutocastState
+
+    @property
+    def outputs(self) -> Outputs:
+        """The results and mutations."""
+        return self.interface.outputs
+
+    @property
+    def is_autocast(self) -> bool:
+        """Whether autocast is enabled for a device type."""
+        return any(enabled for _, enabled, _ in self.autocast)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The result of all stages before the wrapper.
+
+    Attributes:
+        spec: The description of the program.
+        graphs: The plain graphs.
+        forward: The compiled forward.
+        captured: The captured tensors, which the program holds by reference.
+    """
+
+    spec: ProgramSpec
+    graphs: Graphs
+    forward: Callable[[list[Any]], Any]
+    captured: tuple[Tensor, ...] = ()
 
 
 def _slots_behind_saved(partitioned: Partitioned) -> frozenset[int]:

@@ -237,7 +237,7 @@ class Package:
 
 def _keeps_inputs(record: ProgramRecord) -> bool:
     """Whether a program changes none of its inputs, and no result is an input or a view."""
-    outputs = record.interface.outputs
+    outputs = record.spec.outputs
     return not (
         outputs.inputs
         or outputs.stores

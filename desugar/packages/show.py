@@ -70,7 +70,7 @@ def _program_lines(program: ProgramRecord) -> Iterator[str]:
         yield f"  where {low}n{index}{high}, {symbol.hint} in the saved call"
     for guard in program.guards:
         yield f"  where {_text(guard)}"
-    visible = program.interface.outputs.num_visible
+    visible = program.spec.outputs.num_visible
     yield f"  returns {len(program.results)} values, {visible} computed"
 
 

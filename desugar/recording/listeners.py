@@ -57,8 +57,7 @@ class Recording:
         stages: (name, seconds) in order; a stage that ran twice has two entries.
         ops: The ops of the recorded run of the function.
         materialized: (class name, op, line) of each materializing fallback in that run.
-        inputs, traced: The inputs and the traced graph; None before their stages have run.
-        program: The program; None before the compilation has succeeded.
+        program, fakes: The program and its fakes; None before the compilation has succeeded.
         error: The error that ended the compilation.
         seconds: How long the compilation took.
     """
@@ -72,9 +71,8 @@ class Recording:
     stages: list[tuple[str, float]] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     materialized: list[tuple[str, str, Line | None]] = field(default_factory=list)
-    inputs: Any = None
-    traced: Any = None
     program: Any = None
+    fakes: Any = None
     error: BaseException | None = None
     seconds: float = 0.0
 
@@ -151,7 +149,7 @@ def publish_recording(made: Recording, *, also: Listener | None = None) -> Itera
     finally:
         for listener in listeners:
             listener(made)
-        made.args, made.graph, made.inputs, made.traced = (), None, None, None
+        made.args, made.graph, made.fakes = (), None, None
 
 
 @contextlib.contextmanager

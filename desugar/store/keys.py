@@ -67,9 +67,10 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
     Raises:
         CannotStore: PyTorch does not cache such a graph, or a part of it has no key that is the same in every process.
     """
+    spec = inputs.spec()
     try:
         _check_cacheable(graph)
-        wrappers = [wrapper for value in inputs.values for wrapper in _wrappers_in(value)]
+        wrappers = [wrapper for value in spec.values for wrapper in _wrappers_in(value)]
         classes = sorted({wrapper.cls for wrapper in wrappers} | _made_in(graph), key=_name)
         _check_classes(classes, wrappers)
         contexts = [wrapper.context for wrapper in wrappers]
@@ -77,11 +78,11 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
         details = (
             _release(),
             graph,
-            inputs.primals(),
-            [str(item.storage_offset()) for item in inputs.primals() if isinstance(item, Tensor)],
-            [(type(value).__name__, describe(value), _flags(value)) for value in inputs.values],
-            [astuple(origin) for _, origin in sorted(inputs.origins.items())],
-            sorted(inputs.parameters),
+            list(spec.items),
+            [str(spec.items[slot].storage_offset()) for slot in spec.tensor_slots],
+            [(type(value).__name__, describe(value), _flags(value)) for value in spec.values],
+            [astuple(origin) for origin in spec.origins],
+            sorted(spec.parameters),
             [(_name(cls), fingerprint(cls)) for cls in classes],
             describe_code(classes, statics),
             [(one.name, describe_value(one.value)) for one in read],

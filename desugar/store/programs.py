@@ -20,9 +20,10 @@ from torch import fx
 from desugar import _torch as private
 from desugar.backends import kernel_libraries
 from desugar.backends.base import Backend, CompiledGraph, run_eagerly
+from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.rule_state import StateRead
-from desugar.ir.stages import Graphs, Interface, Split, presence_bits
+from desugar.ir.stages import Compiled, Graphs, presence_bits
 from desugar.ir.values import View
 from desugar.recording.listeners import has_listeners
 from desugar.store import files
@@ -86,24 +87,7 @@ def load_graph(
 # ---------------------------------------------------------------------------------------------- one program
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A program without its wrapper.
-
-    Attributes:
-        interface: How the graph's inputs and outputs map to leaves.
-        split: The split graphs; None in inference.
-        graphs: The plain graphs.
-        forward: The compiled forward.
-    """
-
-    interface: Interface
-    split: Split | None
-    graphs: Graphs
-    forward: CompiledGraph
-
-
-def pack(program: Stored, inputs: Inputs) -> dict[str, Any]:
+def pack(program: Compiled, inputs: Inputs) -> dict[str, Any]:
     """Returns the content of a program's file.
 
     Raises:
@@ -115,38 +99,35 @@ def pack(program: Stored, inputs: Inputs) -> dict[str, Any]:
     guards = [guard.expr for guard in env.guards]
     if env.deferred_runtime_asserts or not _hold(guards, env):
         raise CannotStore("a size depends on data")
-    split = None if program.split is None else replace(program.split, graphs=None)  # type: ignore[arg-type]
     graphs = program.graphs.all
     check_ops(graphs[0])
     return {
         "guards": pickle.dumps(guards),
-        "records": dump((program.interface, split, inputs.fakes.offsets_matter)),
+        "spec": dump(program.spec),
         "forward": dump_graph(program.forward),
         "graphs": dump(graphs),
     }
 
 
-def unpack(content: dict[str, Any], inputs: Inputs, *, is_guarded: bool = False) -> Stored | None:
+def unpack(content: dict[str, Any], fakes: Fakes, *, is_guarded: bool = False) -> Compiled | None:
     """Returns the program of a file; None if it does not fit, or a file that Inductor needs is gone.
 
     Args:
         content: The result of `pack`.
-        inputs: The flattened arguments of the call. The program's guards are added to their shape environment.
+        fakes: Of the call; the program's guards are added to its shape environment.
         is_guarded: Whether the caller checks the guards.
     """
-    env = inputs.fakes.env
     guards = [] if is_guarded else pickle.loads(content["guards"])
-    if not _hold(guards, env):
+    if not _hold(guards, fakes.env):
         return None
-    graphs = Graphs(lambda: _load_graphs(content["graphs"], inputs.fakes.mode))
-    interface, split, offsets_matter = load(content["records"], inputs.fakes.mode)
+    graphs = Graphs(lambda: _load_graphs(content["graphs"], fakes.mode))
+    spec = load(content["spec"], fakes.mode)
     forward = load_graph(content["forward"], lambda: graphs.all[1], is_backward=False)
     if forward is None:
         return None
     for guard in guards:
-        env.evaluate_expr(guard)
-    inputs.fakes.offsets_matter = offsets_matter
-    return Stored(interface, None if split is None else replace(split, graphs=graphs), graphs, forward)
+        fakes.env.evaluate_expr(guard)
+    return Compiled(spec, graphs, forward)
 
 
 @dataclass(eq=False)
@@ -159,11 +140,11 @@ class Place:
         backwards: Which gradients arrive -> the compiled backward.
     """
 
-    stored: Stored | None = None
+    stored: Compiled | None = None
     inputs: Inputs | None = None
     backwards: dict[tuple[bool, ...], CompiledGraph] = field(default_factory=dict)
 
-    def load(self, inputs: Inputs) -> Stored | None:
+    def load(self, inputs: Inputs) -> Compiled | None:
         """Returns the program that fits a call; None if there is none."""
         return None
 
@@ -173,7 +154,7 @@ class Place:
         """Returns the compiled backward for the gradients that arrive; None if there is none."""
         return None
 
-    def save(self, program: Stored, inputs: Inputs) -> None:
+    def save(self, program: Compiled, inputs: Inputs) -> None:
         """Keeps a program."""
         self.stored, self.inputs = program, inputs
 
@@ -198,13 +179,13 @@ class PlaceInStore(Place):
 
     # .............................................................................................. reading
 
-    def load(self, inputs: Inputs) -> Stored | None:
+    def load(self, inputs: Inputs) -> Compiled | None:
         """Returns the program whose guards hold for a call, and adds them to the call's; None if there is none."""
         for name in files.names(self.key):
             if not name.endswith(_PROGRAM) or (content := files.read(self.key, name)) is None:
                 continue
             try:
-                found = unpack(pickle.loads(content), inputs)
+                found = unpack(pickle.loads(content), inputs.fakes)
             except (*DAMAGED, OSError, AssertionError) as error:
                 log.warning(
                     "ignored a program of the store that cannot be read: %s: %s", type(error).__name__, error
@@ -212,7 +193,7 @@ class PlaceInStore(Place):
                 continue
             if found is not None:
                 self.digest = files.digest(content)
-                return found
+                return replace(found, spec=replace(found.spec, inputs=inputs.spec()))
         return None
 
     def load_backward(
@@ -235,10 +216,10 @@ class PlaceInStore(Place):
 
     # .............................................................................................. writing
 
-    def save(self, program: Stored, inputs: Inputs) -> None:
+    def save(self, program: Compiled, inputs: Inputs) -> None:
         """Writes a program; logs the reason if it cannot be stored."""
         try:
-            content = pack(program, inputs)
+            content = pack(replace(program, spec=replace(program.spec, inputs=None)), inputs)  # type: ignore[arg-type]
         except CannotStore as reason:
             log.info("a program is not stored: %s", reason)
             return
@@ -256,17 +237,12 @@ class PlaceInStore(Place):
             log.info("a backward is not stored: %s", reason)
 
 
-# The fields that describe flattened arguments, besides their fakes.
-INPUT_FIELDS = ("values", "origins", "num_arguments", "parameters", "inference")
-
-
 class PackedPlace(Place):
     """Packs a program that becomes part of another file, or loads a program that was part of one.
 
     Attributes:
         files: The program and its backwards, by name.
         problem: Why it cannot be saved.
-        packed_inputs: The flattened arguments as fake tensors (`INPUT_FIELDS`, then the fakes).
         symbols: Symbol -> its value in the compiled call, and its range.
     """
 
@@ -274,13 +250,11 @@ class PackedPlace(Place):
         super().__init__()
         self.files: dict[str, bytes] = {} if files is None else files
         self.problem: CannotStore | None = None
-        self.packed_inputs, self.symbols = b"", dict[Any, tuple[Any, Any]]()
+        self.symbols: dict[Any, tuple[Any, Any]] = {}
 
-    def load(self, inputs: Inputs) -> Stored | None:
-        """Returns the program, whose guards its caller has checked; None if there is none yet."""
-        if _PROGRAM not in self.files:
-            return None
-        found = unpack(pickle.loads(self.files[_PROGRAM]), inputs, is_guarded=True)
+    def unpack(self, fakes: Fakes) -> Compiled:
+        """Returns the program, whose guards its caller has checked."""
+        found = unpack(pickle.loads(self.files[_PROGRAM]), fakes, is_guarded=True)
         if found is None:
             raise CannotStore("the folder of Inductor's cache cannot be written")
         return found
@@ -292,13 +266,12 @@ class PackedPlace(Place):
         content = self.files.get(f".{presence_bits(present)}")
         return None if content is None else load_graph(content, graph, is_backward=True)
 
-    def save(self, program: Stored, inputs: Inputs) -> None:
+    def save(self, program: Compiled, inputs: Inputs) -> None:
         """Packs a program; if it cannot be saved, stores the reason in `problem`."""
         try:
-            if any(isinstance(value, View) for value in program.interface.outputs.values):
+            if any(isinstance(value, View) for value in program.spec.outputs.values):
                 raise CannotStore("a result is a view of an argument or of another result")
             self.files[_PROGRAM] = pickle.dumps(pack(program, inputs))
-            self.packed_inputs = dump([*(getattr(inputs, name) for name in INPUT_FIELDS), inputs.fake_items])
             env = inputs.fakes.env
             values = known_values(env).items()
             self.symbols = {symbol: (value, env.var_to_range.get(symbol)) for symbol, value in values}

@@ -152,14 +152,14 @@ def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, 
 def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     """Runs the passes over the graph of a recorder, and returns the traced function."""
     inputs = recorder.inputs
-    if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
+    if inputs.spec().has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise DesugarError(
             "a zero gradient would be traced with constant sizes, and the sizes of this call are symbols",
             instead="compile with dynamic=False",
         )
     calls = resolve_calls(graph, recorder.calls)
     unsupported.check_constants(graph)
-    inputs.fakes.offsets_matter |= depends_on_offsets(graph)
+    offsets_matter = inputs.offsets_matter or depends_on_offsets(graph)
     read_sizes_early(graph)
     multiply_in_pairs(graph)
     graph.graph.set_codegen(CodeGen())
@@ -173,6 +173,7 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
         recorder.tangent_items,
         tuple(recorder.grads),
         calls,
+        offsets_matter,
         graph=graph,
     )
 

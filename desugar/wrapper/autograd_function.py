@@ -13,34 +13,34 @@ import torch
 
 from desugar.backward.emit import variant_name
 from desugar.backward.plan import BackwardPlan, plan_backward
-from desugar.backward.recompute import plan_recompute, tensor_leaves
+from desugar.backward.recompute import plan_recompute
 from desugar.codegen.build_values import emit_graph_call
-from desugar.codegen.parts import Parts
 from desugar.codegen.text import targets_of, tuple_of
 from desugar.codegen.unpack import Names
 from desugar.ir.outputs import unread_positions
-from desugar.ir.stages import FromForward, Split
+from desugar.ir.stages import Compiled, FromForward, ProgramSpec, Split
 from desugar.ir.values import Plain, Wrapper
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.results import emit_results, is_computed, slot_reader, view_ints
 from subclasses.codegen.emitter import Emitter
 
 
-def emit_function(out: Emitter, parts: Parts, partitioned: Split) -> BackwardPlan:
+def emit_function(out: Emitter, compiled: Compiled, split: Split) -> BackwardPlan:
     """Emits `class Backward(torch.autograd.Function)`, whose global `backwards` is the table of variants."""
+    spec = compiled.spec
     function = out.bind(torch.autograd.Function, "Function")
     out.writeline(f"class Backward({function}):")
     with out.indent():
         out.writeline("@staticmethod")
         out.writeline("def forward(ctx, items, kept, *differentiable):")
         with out.indent():
-            plan = _emit_forward(out, parts, partitioned)
+            plan = _emit_forward(out, compiled, split)
         out.writeline()
         out.writeline("@staticmethod")
-        arriving = {number: f"tangent{number}" for number, _ in parts.traced.tangents}
-        computed = [number for number, value in enumerate(parts.traced.outputs.values) if is_computed(value)]
+        arriving = {number: f"tangent{number}" for number, _ in spec.interface.tangents}
+        computed = [number for number, value in enumerate(spec.outputs.values) if is_computed(value)]
         parameters = [arriving.get(number) or out.fresh_name("_unused") for number in computed]
-        parameters += [out.fresh_name("_unused") for _ in view_ints(parts)]  # autograd passes None for an int
+        parameters += [out.fresh_name("_unused") for _ in view_ints(spec)]  # autograd passes None for an int
         plan.is_replaced = len(parameters) == len(arriving)
         note = (
             f"  # until {variant_name((True,) * len(arriving))} takes its place" if plan.is_replaced else ""
@@ -57,48 +57,47 @@ def emit_function(out: Emitter, parts: Parts, partitioned: Split) -> BackwardPla
     return plan
 
 
-def _emit_forward(out: Emitter, parts: Parts, partitioned: Split) -> BackwardPlan:
-    names = _emit_forward_names(out, parts)
-    count = len(partitioned.forward_outputs)
-    read_later = {s.index for s in partitioned.backward_inputs if isinstance(s, FromForward)}
-    unread = unread_positions(parts.traced.outputs)
+def _emit_forward(out: Emitter, compiled: Compiled, split: Split) -> BackwardPlan:
+    spec = compiled.spec
+    names = _emit_forward_names(out, spec)
+    count = len(split.forward_outputs)
+    read_later = {s.index for s in split.backward_inputs if isinstance(s, FromForward)}
+    unread = unread_positions(spec.outputs)
     results = emit_graph_call(
         out,
-        parts.forward,
+        compiled.forward,
         "items",
         ["_" if n in unread - read_later else f"r{n}" for n in range(count)],
-        parts.autocast,
+        spec.is_autocast,
     )
-    leaves = emit_results(out, parts, names, results)
-    plan = plan_backward(out, parts, names, results, leaves)
-    plan_recompute(parts, plan, names)
+    leaves = emit_results(out, spec, names, results)
+    plan = plan_backward(out, spec, split, names, results, leaves)
+    plan_recompute(spec, split, plan, names)
     if plan.saved:
         out.writeline(f"ctx.save_for_backward({', '.join(plan.saved)})")
     if plan.others:
         out.writeline(f"ctx.others = {tuple_of(plan.others)}")
     _emit_recompute_record(out, plan, names)
     out.writeline("ctx.set_materialize_grads(False)")
-    computed = [
-        (leaves[n], value) for n, value in enumerate(parts.traced.outputs.values) if is_computed(value)
-    ]
+    computed = [(leaves[n], value) for n, value in enumerate(spec.outputs.values) if is_computed(value)]
     constant = [
         leaf for leaf, value in computed if isinstance(value, Plain | Wrapper) and not value.requires_grad
     ]
     if constant:
         out.writeline(f"ctx.mark_non_differentiable({', '.join(constant)})")
-    read = slot_reader(parts, names, results)
-    returned = [leaf for leaf, _ in computed] + [read(slot) for slot in view_ints(parts)]
+    read = slot_reader(spec, names, results)
+    returned = [leaf for leaf, _ in computed] + [read(slot) for slot in view_ints(spec)]
     out.writeline(f"return {returned[0] if len(returned) == 1 else tuple_of(returned)}")
     return plan
 
 
-def _emit_forward_names(out: Emitter, parts: Parts) -> Names:
+def _emit_forward_names(out: Emitter, spec: ProgramSpec) -> Names:
     """Emits the lines that unpack `kept` and `items`; returns the names of input leaves and input slots."""
-    leaves = {leaf: out.fresh_name(f"x{leaf}") for leaf in tensor_leaves(parts.inputs)}
-    slots = {slot: out.fresh_name(f"i{slot}") for slot in range(len(parts.inputs.flat.items))}
+    leaves = {leaf: out.fresh_name(f"x{leaf}") for leaf in spec.inputs.tensor_leaves}
+    slots = {slot: out.fresh_name(f"i{slot}") for slot in range(len(spec.inputs.items))}
     out.writeline(f"{targets_of(leaves.values())} = kept")
     out.writeline(f"{targets_of(slots.values())} = items")
-    return Names([leaves.get(n, "None") for n in range(len(parts.inputs.values))], slots)
+    return Names([leaves.get(n, "None") for n in range(len(spec.inputs.values))], slots)
 
 
 def _emit_reference(out: Emitter, plan: BackwardPlan, n: int, name: str) -> str:

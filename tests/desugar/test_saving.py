@@ -102,7 +102,7 @@ def test_the_program_tells_what_it_saves(cls):
     found, _ = measure(compiled, arguments(cls))
     (program,) = compiled.programs
     sizes = [node.meta["val"].nbytes for node in output_nodes(program.forward)]
-    count = program.variants.partitioned.num_forward
+    count = program.spec.split.num_forward
     assert program.saved_bytes == sum(sizes[count:])
     assert program.saved_bytes <= found <= sum(sizes)
 

@@ -18,7 +18,7 @@ from subclasses.layout import field_name
 
 def describe_inputs(names: Names, *, captured: bool) -> tuple[Leaf, ...]:
     """Returns the arguments from parameters, or the captured leaves; see `Names.arguments`."""
-    items = names.inputs.fake_items
+    items = dict(enumerate(names.inputs.items))
     values = names.arguments(captured=captured)
     return tuple(_leaf(name, value, items, names, is_input=True) for name, value in values.items())
 
@@ -67,8 +67,8 @@ def _outer_size(value: Wrapper, names: Names, is_input: bool) -> Sequence[Any]:
     is_computed = issubclass(value.cls, TensorSubclass) and not any(isinstance(e, Slot) for e in value.size)
     if not is_input or not is_computed:
         return value.size
-    with torch.no_grad(), names.inputs.fakes.mode:
-        return wrap_value(value, names.inputs.primals()).size()
+    with torch.no_grad(), names.mode:
+        return wrap_value(value, names.inputs.items).size()
 
 
 def _metadata(value: Wrapper) -> Iterator[tuple[str, str]]:
@@ -103,8 +103,7 @@ def _short(value: Any) -> str:
 def describe_symbols(names: Names, sources: Sequence[str]) -> tuple[Symbol, ...]:
     """Returns the symbols of a program; `sources` are the user's names of the flat inputs."""
     found: dict[str, Symbol] = {}
-    for slot, source in enumerate(sources):
-        item = names.inputs.fake_items[slot]
+    for item, source in zip(names.inputs.items, sources, strict=True):
         if isinstance(item, SymInt):
             found.setdefault(str(item), Symbol(str(item), source, int(hint(item))))
     return tuple(found.values())

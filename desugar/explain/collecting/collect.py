@@ -39,10 +39,10 @@ def collect_program(recording: Recording, backend: str = "") -> Program:
         "sources": describe_sources(op.line for op in recording.ops),
     }
     program = recording.program
-    if program is None or recording.inputs is None:
+    if program is None or recording.fakes is None:
         return Program(**head, error=str(recording.error or "not finished"))
     names = Names(recording)
-    saved = tuple(describe_saved(program.variants, names))
+    saved = tuple(describe_saved(program, names))
     slots = names.slots()
     graphs = [describe_graph("forward", program.forward, slots)]
     if program.backward is not None:

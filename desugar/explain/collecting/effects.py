@@ -75,13 +75,13 @@ def describe_mutation(names: Names) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------- for the backward
 
 
-def describe_saved(variants: Any, names: Names) -> Iterator[Saved]:
+def describe_saved(program: Any, names: Names) -> Iterator[Saved]:
     """Yields the values that the backward reads, and their sources."""
-    if variants is None:
+    split = program.spec.split
+    if split is None:
         return
-    partitioned = variants.partitioned
-    nodes = partitioned.backward.graph.find_nodes(op="placeholder")
-    for node, source in zip(nodes, partitioned.backward_inputs, strict=True):
+    nodes = program.backward.graph.find_nodes(op="placeholder")
+    for node, source in zip(nodes, split.backward_inputs, strict=True):
         fake, nbytes = node.meta["val"], 0
         match source:
             case FromInput() | FromForward() if not isinstance(fake, Tensor):
@@ -89,7 +89,7 @@ def describe_saved(variants: Any, names: Names) -> Iterator[Saved]:
                 continue
             case FromInput(index):
                 origin = f"input {names.place(index, str(index))}"
-            case FromForward(index) if index < partitioned.num_forward:
+            case FromForward(index) if index < split.num_forward:
                 origin = "a result"
             case FromForward():
                 origin = "an intermediate"

@@ -19,11 +19,13 @@ class Names:
 
     Attributes:
         inputs, outputs: The compiler's records of arguments and results.
+        mode: The fake mode of the arguments.
         places: Input slot of a plain tensor -> the user's expressions of it.
     """
 
     def __init__(self, recording: Recording) -> None:
-        self.inputs, self.outputs = recording.inputs, recording.traced.outputs
+        spec = recording.program.spec
+        self.inputs, self.outputs, self.mode = spec.inputs, spec.outputs, recording.fakes.mode
         self._graph, arguments = recording.graph, recording.program.names
         more, results = len(self.inputs.values) - len(arguments), len(self.outputs.visible)
         self._names = {
@@ -52,11 +54,9 @@ class Names:
 
     def slots(self) -> list[str]:
         """Returns the source of each flat input: the attribute path of a tensor, the expression that reads an int."""
-        found = []
-        for slot in range(len(self.inputs.flat.items)):
-            origin = self.inputs.origins[slot]
-            found.append(origin.expression(self.of("input", origin.leaf, *origin.path)))
-        return found
+        return [
+            origin.expression(self.of("input", origin.leaf, *origin.path)) for origin in self.inputs.origins
+        ]
 
     def arguments(self, *, captured: bool) -> dict[str, Value]:
         """Returns input leaves by name: parameters, or the leaves captured by modules, closures, globals and rules.

@@ -10,16 +10,12 @@ import torch
 
 from desugar.backends.base import CompiledGraph
 from desugar.backward.emit import Variant, VariantEmitter, variant_name
-from desugar.backward.plan import BackwardPlan, first_paths
+from desugar.backward.plan import BackwardPlan
 from desugar.codegen.direct_calls import replace_backward
-from desugar.codegen.parts import Parts
 from desugar.errors import SignatureError
-from desugar.flatten.fakes import Fakes
-from desugar.flatten.inputs import Inputs
-from desugar.flatten.origins import Origin
 from desugar.ir.abstract_values import Described, Unknown
-from desugar.ir.stages import Interface
-from desugar.ir.values import Flat, slots_of
+from desugar.ir.stages import Compiled, Graphs, ProgramSpec
+from desugar.ir.values import slots_of
 from desugar.packages.manifest.expressions import Expression, Extent, Symbol, value_of
 from desugar.packages.manifest.records import GraphRecord, ProgramRecord, Restrided, TensorFacts, rebuilt
 from desugar.wrapper.run import emit_program
@@ -50,12 +46,12 @@ def assemble(record: ProgramRecord, load: LoadGraph) -> Assembled:
         record: The program.
         load: Returns the compiled graph of a record.
     """
-    inputs = _inputs_of(record)
-    interface, split = _described((record.interface, record.split), record.hints)
-    out, plan = emit_program(Parts(inputs, interface, load(record.forward), _refuse_sharing, split))
+    spec: ProgramSpec = _described(record.spec, record.hints)
+    compiled = Compiled(spec, Graphs(_refuse_sharing), load(record.forward))
+    out, plan = emit_program(compiled, _refuse_sharing)
     scope, table = out.namespace, None
     if plan is not None:
-        table = PackagedBackwards(record, interface, plan, load)
+        table = PackagedBackwards(record, spec, plan, load)
         scope = scope | {"backwards": table}
     assembled = Assembled(_refuse_sharing, out.source)
     functions = build_functions(out.source, scope, filename=FILE, owner=assembled)
@@ -88,20 +84,18 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
     assembled: Assembled
     function: Any
 
-    def __init__(
-        self, record: ProgramRecord, interface: Interface, plan: BackwardPlan, load: LoadGraph
-    ) -> None:
+    def __init__(self, record: ProgramRecord, spec: ProgramSpec, plan: BackwardPlan, load: LoadGraph) -> None:
         super().__init__()
-        self._record, self._interface, self._plan, self._load = record, interface, plan, load
+        self._record, self._spec, self._plan, self._load = record, spec, plan, load
 
     def __missing__(self, present: tuple[bool, ...]) -> Callable[..., Any]:
         variant, name = self._variant(present), variant_name(present)
         out = Emitter()
-        tangents = (f"tangent{number}" for number, _ in self._interface.tangents)
+        tangents = (f"tangent{number}" for number, _ in self._spec.interface.tangents)
         out.reserve("ctx", "saved", "_", name, *tangents)
         fallback = out.bind(self._run_another if all(present) else _refuse_gradients, "another_backward")
         emitter = VariantEmitter(
-            out, self._interface, self._plan, fallback, autocast=False, reads_memory=True
+            out, self._spec.interface, self._plan, fallback, autocast=False, reads_memory=True
         )
         emitter.emit(variant)
         function = build_functions(out.source, out.namespace, filename=FILE, owner=self)[name]
@@ -117,7 +111,7 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
         saved = {one.present: one for one in self._record.backwards}
         if present in saved:
             return self._load_variant(saved[present])
-        if self._record.fills_zeros:
+        if not self._spec.interface.calls:
             return self._fill(present)
         arrived = [n for n, is_present in enumerate(present) if is_present]
         known = [[n for n, p in enumerate(one) if p] for one in saved]
@@ -130,10 +124,10 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
     def _fill(self, present: tuple[bool, ...]) -> Variant:
         """Returns a variant that runs the backward for all gradients, with zeros in place of missing gradients."""
         whole = self._load_variant(next(one for one in self._record.backwards if all(one.present)))
-        assert self._record.split is not None
-        pairs = zip(self._interface.tangents, present, strict=True)
+        assert self._spec.split is not None
+        pairs = zip(self._spec.interface.tangents, present, strict=True)
         arrived = {slot for (_, value), is_present in pairs if is_present for slot in slots_of(value)}
-        depends = zip(whole.gradients, self._record.split.depends, strict=True)
+        depends = zip(whole.gradients, self._spec.split.depends, strict=True)
         gradients = tuple(gradient if on & arrived else None for gradient, on in depends)
         return replace(whole, present=present, gradients=gradients)
 
@@ -178,23 +172,3 @@ def _described(record: Any, hints: Sequence[int]) -> Any:
         return NotImplemented
 
     return rebuilt(record, change)
-
-
-def _inputs_of(record: ProgramRecord) -> Inputs:
-    items = list(_described(record.facts, record.hints))
-    origins = {slot: Origin(*place) for slot, place in first_paths(record.values).items()}
-    inference = {origins[slot] for slot in record.inference}
-    return Inputs(
-        Fakes(env=None, mode=_NO_MODE, offsets_matter=record.offsets_matter),
-        values=list(record.values),
-        flat=Flat(items),
-        fake_items=dict(enumerate(items)),
-        origins=origins | dict(record.origins),
-        num_arguments=len(record.values),
-        is_sealed=True,
-        parameters=set(record.parameters_among),
-        inference=inference | {Origin(origin.leaf) for origin in inference},
-    )
-
-
-_NO_MODE = object()  # a packaged program is not traced, and has no fake mode

@@ -53,10 +53,10 @@ def recompiled(texts: Any, program: ProgramRecord) -> Callable[[GraphRecord], Co
         """Compiles a graph; if the compilation adds guards on sizes, the graph runs op by op instead."""
         is_forward = record == program.forward
         items = (one.items for one in program.backwards if one.compiled == record)
-        facts = program.facts if is_forward else next(items)
+        facts = program.spec.inputs.items if is_forward else next(items)
         with mode, torch.no_grad(), env.ignore_fresh_unbacked_symbols(), private.oblivious_sizes():
             graph = graph_text.read(texts[record.name], list(map(fake, facts)))
-        role = "backward" if not is_forward else "inference" if program.split is None else "forward"
+        role = "backward" if not is_forward else "inference" if program.spec.split is None else "forward"
         kind = GraphKind(role, len(output_nodes(graph)))
         backend, copied = choose_backend(BACKEND), copy_graph(graph)
         with private.oblivious_sizes():

@@ -1,6 +1,6 @@
 """The records of a package's manifest. Their annotations are its schema (:mod:`desugar.packages.manifest.codec`).
 
-The records of other stages (`Interface`, `Split`, `Variant` and the values in them) are written as they are. A fake
+The records of other stages (`ProgramSpec`, `Variant` and the records in them) are written as they are. A fake
 tensor in them becomes a :class:`TensorFacts`, and a symbolic number becomes an expression.
 """
 
@@ -18,16 +18,24 @@ from torch import Tensor
 
 from desugar.backward.emit import Variant
 from desugar.errors import PackageError
-from desugar.flatten.origins import Origin
 from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
+from desugar.ir.inputs import InputSpec, Origin
 from desugar.ir.outputs import Outputs
-from desugar.ir.stages import FromForward, FromInput, FromTangent, GradientCall, Interface, Split
-from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper
+from desugar.ir.stages import (
+    FromForward,
+    FromInput,
+    FromTangent,
+    GradientCall,
+    Interface,
+    ProgramSpec,
+    Split,
+)
+from desugar.ir.values import Constant, Plain, Same, Slot, View, Wrapper
 from desugar.packages.manifest.expressions import Expression, Extent, Symbol, value_of
 from subclasses import TensorSubclass
 from subclasses.autograd.construct import unwrap_one
 
-FORMAT = 2  # of the manifest; `load` accepts no other format
+FORMAT = 3  # of the manifest; `load` accepts no other format
 
 Word = Annotated[str, "word"]  # any identifier; a `str` is an identifier without a leading `__`
 Text = Annotated[str, "text"]  # any text, which is never part of generated code
@@ -173,15 +181,7 @@ class ProgramRecord:
         leaves, leaf_facts: The leaves of the arguments; the tensors and numbers that their slots refer to.
         symbols, guards: Dynamic sizes and ints; the conditions on them.
         sources: The source of each input of the program.
-        values: The values of the inputs; their slots are input slots.
-        facts: The tensor or number of each input slot.
-        origins: (slot, origin) of the ints among the input slots.
-        parameters_among: Inputs that are an `nn.Parameter`.
-        inference: Input slots of tensors that were made in inference mode.
-        offsets_matter: Whether the program depends on storage offsets.
-        interface: The results, tangents and gradients of the program.
-        split: The forward and the backward; None in inference.
-        fills_zeros: Whether a missing gradient counts as zeros.
+        spec: The description of the program.
         forward, backwards: The graphs.
         result, results: The structure of the result, and its leaves.
     """
@@ -192,15 +192,7 @@ class ProgramRecord:
     symbols: tuple[SymbolRecord, ...]
     guards: tuple[Extent, ...]
     sources: tuple[Source, ...]
-    values: tuple[Value, ...]
-    facts: tuple[Fact, ...]
-    origins: tuple[tuple[int, Origin], ...]
-    parameters_among: frozenset[int]
-    inference: frozenset[int]
-    offsets_matter: bool
-    interface: Interface
-    split: Split | None
-    fills_zeros: bool
+    spec: ProgramSpec
     forward: GraphRecord
     backwards: tuple[Variant, ...]
     result: Node | None
@@ -270,9 +262,10 @@ _IN_FILES: dict[type, dict[str, Any]] = {
     Origin: {"method": Method | None},
     View: {"replay": Restrided},
     Outputs: {"items": tuple[Fact, ...]},
+    InputSpec: {"items": tuple[Fact, ...]},
+    GradientCall: dict.fromkeys(("received", "returned"), tuple[frozenset[int], ...]),
     Interface: {"tangent_items": tuple[TensorFacts, ...]},
     Split: {
-        "graphs": None,
         "random_op": Text | None,  # type: ignore[operator]
         **dict.fromkeys(("forward_outputs", "backward_items", "gradients"), tuple[Fact, ...]),
     },
@@ -285,8 +278,8 @@ RECORDS: dict[str, type] = {
     for cls in (
         TensorFacts, Symbol, Expression, Node, Parameter, Unused, FromWeight, Result, Restrided, GraphRecord,
         SymbolRecord, ProgramRecord, WeightRecord, Machine, Manifest, Origin, Calling, Argument, Computed, Passed,
-        Known, Outputs, Interface, GradientCall, Split, FromInput, FromForward, FromTangent, Constant, Plain, Same,
-        Slot, View, Wrapper, Variant,
+        Known, Outputs, InputSpec, ProgramSpec, Interface, GradientCall, Split, FromInput, FromForward, FromTangent,
+        Constant, Plain, Same, Slot, View, Wrapper, Variant,
     )
 }  # fmt: skip
 

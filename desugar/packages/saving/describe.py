@@ -15,8 +15,7 @@ from torch import SymInt, Tensor, nn
 from desugar import _torch as private
 from desugar.backward.emit import Variant
 from desugar.errors import PackageError
-from desugar.flatten.origins import Origin
-from desugar.ir.stages import Interface
+from desugar.ir.inputs import Origin
 from desugar.ir.storage import base_of
 from desugar.ir.values import (
     Constant,
@@ -196,14 +195,14 @@ class Description:
         Raises:
             PackageError: A part of the program cannot be described.
         """
-        captured, inputs, interface = self.captured, self.inputs, self.stored.interface
-        if inputs.captured or inputs.generators:
+        captured = self.captured
+        if self.stored.captured or self.inputs.generators:
             raise PackageError("the function uses generators")
         self._check_identities()
         self._hold_numbers()
         pairs = zip(captured.sources, captured.examples, strict=True)
         sources = tuple(self._source(source, example) for source, example in pairs)
-        flat, split = Flat(), self.stored.split
+        flat = Flat()
         result: list[Any] = []
         tree = flatten(captured.result, result, "the result", (SymInt,))
         live = ProgramRecord(
@@ -213,23 +212,7 @@ class Description:
             symbols=(),
             guards=(),
             sources=sources,
-            values=tuple(inputs.values),
-            facts=tuple(inputs.fake_items[slot] for slot in range(len(inputs.flat.items))),
-            origins=tuple(one for one in inputs.origins.items() if one[1].is_symbol),
-            parameters_among=frozenset(inputs.parameters),
-            inference=frozenset(
-                slot for slot, origin in inputs.origins.items() if origin in inputs.inference
-            ),
-            offsets_matter=inputs.fakes.offsets_matter,
-            interface=Interface(
-                interface.outputs,
-                interface.num_forward,
-                interface.tangents,
-                interface.tangent_items,
-                interface.grads,
-            ),
-            split=None if split is None else replace(split, graphs=None),  # type: ignore[arg-type]
-            fills_zeros=not interface.calls,
+            spec=self.stored.spec,
             forward=graphs[id(self.stored.forward)],
             backwards=tuple(self._backwards(graphs)),
             result=tree,

@@ -202,12 +202,16 @@ def rename_parameter(manifest, name):
     manifest["parameters"][0]["name"] = manifest["programs"][0]["arguments"][0][0] = name
 
 
+def symbol_of(manifest):
+    return next(o for o in manifest["programs"][0]["spec"]["inputs"]["origins"] if o["method"] is not None)
+
+
 def rename_path(manifest, name):
-    manifest["programs"][0]["origins"][0][1]["path"] = [name]
+    symbol_of(manifest)["path"] = [name]
 
 
 def rename_method(manifest, name):
-    manifest["programs"][0]["origins"][0][1]["method"] = name or "sizes"
+    symbol_of(manifest)["method"] = name or "sizes"
 
 
 NO_NAMES = ["__class__", "x; import os", "__dict__", "a.b", "values()", "", "_layout = 3 #", "é x", "lambda"]

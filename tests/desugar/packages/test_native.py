@@ -187,13 +187,13 @@ def test_from_cpp(tmp_path):
 def plain_inputs(record, weights, x):
     """The plain tensors that the forward's library takes: `calling.arguments` numbers them among the input slots."""
     slots, ints, numbers = {}, {}, numbers_of(record, x)
-    for value, source, weight in zip(record.values, record.sources, weights, strict=True):
+    for value, source, weight in zip(record.spec.inputs.values, record.sources, weights, strict=True):
         if isinstance(source, FromWeight):
             slots[value.index] = weight
         elif isinstance(value, Wrapper):
             for attribute, part in value.inner:
                 slots[part.index] = getattr(x, attribute)
-    for slot, origin in record.origins:
+    for slot, origin in ((n, one) for n, one in enumerate(record.spec.inputs.origins) if one.is_symbol):
         source = record.sources[origin.leaf]
         if isinstance(source, Symbol):  # a size that Dynamo passes by itself
             ints[slot] = numbers[source.index]

@@ -110,7 +110,7 @@ def test_a_view_that_cannot_be(pack, changed, said):
     pack(OF_TENSORS["t"], desugar.call(torch.randn(4, 3)), dynamic=True)
 
     def change(data):
-        (view,) = data["manifest"]["programs"][0]["interface"]["outputs"]["values"]
+        (view,) = data["manifest"]["programs"][0]["spec"]["interface"]["outputs"]["values"]
         view["replay"] |= changed
 
     with pytest.raises(PackageError, match=said):

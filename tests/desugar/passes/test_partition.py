@@ -16,7 +16,7 @@ from tests.desugar.judge import judge
 
 def split_of(fn, *args):
     program = desugar.trace(fn, *args)
-    return program, program.variants.partitioned
+    return program, program.spec.split
 
 
 @pytest.mark.sweep(12)
@@ -59,7 +59,7 @@ def test_the_backward_takes_the_owner_and_makes_the_view(cls):
     assert program.saved_bytes == 0
     assert len(output_nodes(program.forward)) == split.num_forward  # no view is saved
     assert FromInput(0) in split.backward_inputs
-    assert aten.t.default in targets(split.backward) or aten.permute.default in targets(split.backward)
+    assert aten.t.default in targets(program.backward) or aten.permute.default in targets(program.backward)
     judge(fn, make_args)
 
 
@@ -111,7 +111,7 @@ def overwritten(x, w):
 def test_a_saved_input_that_is_written_is_cloned():
     x, w = torch.randn(3), torch.randn(3, requires_grad=True)
     program, graph = compiled_graph(overwritten, x, w)
-    split = program.variants.partitioned
+    split = program.spec.split
     assert aten.clone.default in targets(graph)
     assert FromInput(0) not in split.backward_inputs
     assert any(isinstance(s, FromForward) and s.index >= split.num_forward for s in split.backward_inputs)
@@ -139,11 +139,10 @@ def test_overlapping_inputs_that_are_written():
 def pruned(fn, missing, *args):
     """(the whole backward, what is left of it); `missing` are tangent slots."""
     program = desugar.trace(fn, *args)
-    split = program.variants.partitioned
-    placeholders = split.backward.graph.find_nodes(op="placeholder")
-    sources = zip(placeholders, split.backward_inputs, strict=True)
+    split, backward = program.spec.split, program.backward
+    sources = zip(backward.graph.find_nodes(op="placeholder"), split.backward_inputs, strict=True)
     names = {n.name: source.index for n, source in sources if isinstance(source, FromTangent)}
-    return split.backward, prune_missing(split.backward, names, missing, list(split.depends))
+    return backward, prune_missing(backward, names, missing, list(split.depends))
 
 
 def computing(graph):
