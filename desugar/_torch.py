@@ -154,8 +154,6 @@ _LAZY = {
     "CacheArtifactRecorder": "torch.compiler._cache",
     # The error of the pickler of keys for a function that is not found by its name.
     "ObjNotFoundError": "torch.package.importer",
-    # The base class of backend results that `aot_compile` can save.
-    "SerializableCallable": "torch._dynamo.aot_compile_types",
     # The error of Dynamo for code that it cannot capture.
     "TorchDynamoException": "torch._dynamo.exc",
     # PyTorch's own backends, for graphs that the pass does not support.

@@ -97,7 +97,7 @@ def wrap_program(
     otherwise: Callable[..., Any],
     place: Place | None,
 ) -> Program:
-    """Generates and builds the wrapper of compiled graphs; the arguments are those of :func:`build_program`."""
+    """Generates and builds the wrapper of compiled graphs; see :func:`build_program` for the arguments."""
     with stage("wrapper"):
         text, plan = emit_program(compiled, otherwise)
     variants = None

@@ -24,7 +24,6 @@ from desugar.dynamo.derivatives import Specialized
 from desugar.dynamo.fallback import compile_by_stock, is_saving, run_op_by_op
 from desugar.dynamo.guard_failures import describe_failure, note_program
 from desugar.dynamo.profiling import with_profiler_name
-from desugar.dynamo.saved_programs import save_program
 from desugar.errors import DesugarError
 from desugar.flatten.fakes import Fakes, check_memory
 from desugar.flatten.inputs import Inputs
@@ -34,7 +33,7 @@ from desugar.program import Program
 from desugar.recording.listeners import Caller, Recording, caller
 from desugar.recording.trace_artifacts import record_compilation
 from desugar.recording.user_names import function_name, leaf_names
-from desugar.store.programs import PackedPlace, Place, place_of
+from desugar.store.programs import Place, place_of
 
 log = logging.getLogger("desugar")
 
@@ -73,11 +72,13 @@ def dynamo_backend(
     inner = rest.pop("backend", "inductor")
     strict = rest.pop("strict", os.environ.get(STRICT, "0") not in ("", "0"))
     backend = choose_backend(inner, mode, rest)
-    place = PackedPlace() if is_saving() else None
     try:
-        program = compile_graph(gm, example_inputs, backend, place)
-        if place is not None:
-            return save_program(program, place, mode, rest)
+        if is_saving():
+            raise DesugarError(
+                "PyTorch saves functions that its own AOTAutograd compiled (aot_compile)",
+                instead="save the function with desugar.save to keep this program",
+            )
+        program = compile_graph(gm, example_inputs, backend)
     except DesugarError as error:
         if strict or error.stock_is_wrong:
             raise

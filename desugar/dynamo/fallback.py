@@ -52,7 +52,12 @@ def compile_by_stock(
         return gm.forward
     writes = _writes(gm) and any(map(is_wrapper, example_inputs))
     if writes and is_saving():
-        raise reason
+        raise DesugarError(
+            "the function writes to an argument, and a saved function checks no call for inner tensors that share "
+            "memory",
+            instead="return new values, or save the function with desugar.save",
+            stock_is_wrong=True,
+        )
     if writes and _shares_inner_memory(example_inputs):  # AOTAutograd may fail to compile it
         log.warning(
             "this graph runs op by op instead, since its arguments share the memory of inner tensors: %s",

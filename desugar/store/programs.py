@@ -12,7 +12,7 @@ import copy
 import logging
 import pickle
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
@@ -20,11 +20,10 @@ from torch import fx
 from desugar import _torch as private
 from desugar.backends import kernel_libraries
 from desugar.backends.base import Backend, CompiledGraph, run_eagerly
-from desugar.flatten.fakes import Fakes
+from desugar.flatten.autocast import autocast_state
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.rule_state import StateRead
-from desugar.ir.stages import Compiled, Graphs, presence_bits
-from desugar.ir.values import View
+from desugar.ir.stages import Compiled, Graphs, ProgramSpec, presence_bits
 from desugar.recording.listeners import has_listeners
 from desugar.store import files
 from desugar.store.keys import check_ops, key_of
@@ -103,31 +102,30 @@ def pack(program: Compiled, inputs: Inputs) -> dict[str, Any]:
     check_ops(graphs[0])
     return {
         "guards": pickle.dumps(guards),
-        "spec": dump(program.spec),
+        "records": dump((program.spec.interface, program.spec.split)),
         "forward": dump_graph(program.forward),
         "graphs": dump(graphs),
     }
 
 
-def unpack(content: dict[str, Any], fakes: Fakes, *, is_guarded: bool = False) -> Compiled | None:
+def unpack(content: dict[str, Any], inputs: Inputs) -> Compiled | None:
     """Returns the program of a file; None if it does not fit, or a file that Inductor needs is gone.
 
     Args:
         content: The result of `pack`.
-        fakes: Of the call; the program's guards are added to its shape environment.
-        is_guarded: Whether the caller checks the guards.
+        inputs: The flattened arguments of the call. The program's guards are added to their shape environment.
     """
-    guards = [] if is_guarded else pickle.loads(content["guards"])
+    fakes, guards = inputs.fakes, pickle.loads(content["guards"])
     if not _hold(guards, fakes.env):
         return None
     graphs = Graphs(lambda: _load_graphs(content["graphs"], fakes.mode))
-    spec = load(content["spec"], fakes.mode)
+    interface, split = load(content["records"], fakes.mode)
     forward = load_graph(content["forward"], lambda: graphs.all[1], is_backward=False)
     if forward is None:
         return None
     for guard in guards:
         fakes.env.evaluate_expr(guard)
-    return Compiled(spec, graphs, forward)
+    return Compiled(ProgramSpec(inputs.spec(), interface, split, autocast_state()), graphs, forward)
 
 
 @dataclass(eq=False)
@@ -185,7 +183,7 @@ class PlaceInStore(Place):
             if not name.endswith(_PROGRAM) or (content := files.read(self.key, name)) is None:
                 continue
             try:
-                found = unpack(pickle.loads(content), inputs.fakes)
+                found = unpack(pickle.loads(content), inputs)
             except (*DAMAGED, OSError, AssertionError) as error:
                 log.warning(
                     "ignored a program of the store that cannot be read: %s: %s", type(error).__name__, error
@@ -193,7 +191,7 @@ class PlaceInStore(Place):
                 continue
             if found is not None:
                 self.digest = files.digest(content)
-                return replace(found, spec=replace(found.spec, inputs=inputs.spec()))
+                return found
         return None
 
     def load_backward(
@@ -219,7 +217,7 @@ class PlaceInStore(Place):
     def save(self, program: Compiled, inputs: Inputs) -> None:
         """Writes a program; logs the reason if it cannot be stored."""
         try:
-            content = pack(replace(program, spec=replace(program.spec, inputs=None)), inputs)  # type: ignore[arg-type]
+            content = pack(program, inputs)
         except CannotStore as reason:
             log.info("a program is not stored: %s", reason)
             return
@@ -235,55 +233,6 @@ class PlaceInStore(Place):
             files.write(self.key, self._backward_name(present), dump_graph(compiled))
         except CannotStore as reason:
             log.info("a backward is not stored: %s", reason)
-
-
-class PackedPlace(Place):
-    """Packs a program that becomes part of another file, or loads a program that was part of one.
-
-    Attributes:
-        files: The program and its backwards, by name.
-        problem: Why it cannot be saved.
-        symbols: Symbol -> its value in the compiled call, and its range.
-    """
-
-    def __init__(self, files: dict[str, bytes] | None = None) -> None:
-        super().__init__()
-        self.files: dict[str, bytes] = {} if files is None else files
-        self.problem: CannotStore | None = None
-        self.symbols: dict[Any, tuple[Any, Any]] = {}
-
-    def unpack(self, fakes: Fakes) -> Compiled:
-        """Returns the program, whose guards its caller has checked."""
-        found = unpack(pickle.loads(self.files[_PROGRAM]), fakes, is_guarded=True)
-        if found is None:
-            raise CannotStore("the folder of Inductor's cache cannot be written")
-        return found
-
-    def load_backward(
-        self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]
-    ) -> CompiledGraph | None:
-        """Returns the compiled backward for the gradients that arrive; None if it is not part of the file."""
-        content = self.files.get(f".{presence_bits(present)}")
-        return None if content is None else load_graph(content, graph, is_backward=True)
-
-    def save(self, program: Compiled, inputs: Inputs) -> None:
-        """Packs a program; if it cannot be saved, stores the reason in `problem`."""
-        try:
-            if any(isinstance(value, View) for value in program.spec.outputs.values):
-                raise CannotStore("a result is a view of an argument or of another result")
-            self.files[_PROGRAM] = pickle.dumps(pack(program, inputs))
-            env = inputs.fakes.env
-            values = known_values(env).items()
-            self.symbols = {symbol: (value, env.var_to_range.get(symbol)) for symbol, value in values}
-        except CannotStore as reason:
-            self.problem = reason
-
-    def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
-        """Packs a compiled backward; if it cannot be saved, stores the reason in `problem`."""
-        try:
-            self.files[f".{presence_bits(present)}"] = dump_graph(compiled)
-        except CannotStore as reason:
-            self.problem = reason
 
 
 def place_of(
