@@ -5,8 +5,8 @@ graph is traced, so the values that they read are constants of the program. This
 of the rules, and makes Dynamo guard them:
 
 - a global or closure variable that holds a number, a string, an enum member, a dtype, or a small container of them,
-- an attribute with such a value, of a module, class or object that a global or closure variable refers to, at any depth
-  (``CONFIG.scaling.factor``),
+- an attribute with such a value, of a module, class or object that a global or closure variable refers to, up to four
+  attributes deep (``CONFIG.scaling.factor``),
 - the identity of these modules, classes and objects,
 - the `Constant` that an attribute of a class holds,
 - the function that a global name refers to.
@@ -18,11 +18,12 @@ values that the trace itself changes: a counter of calls counts traces.
 from __future__ import annotations
 
 import copy
+import dis
 import enum
 import functools
 import inspect
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +34,15 @@ from desugar import _torch as private
 from desugar.user_code import is_users_file
 from subclasses import TensorSubclass
 from subclasses.layout import Layout
-from subclasses.rules.author_code import steps_of
 from subclasses.rules.registry import all_rules
 from subclasses.spec.constants import Constant
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 _CONTAINERS = (tuple, list, dict)
 _MAX_ITEMS, _MAX_DEPTH = 256, 8  # of a container, which is compared item by item
+_MAX_ATTRIBUTES = 4  # in a chain
+_FUNCTIONS = types.FunctionType | types.MethodType | functools.partial
+_STORES = ("STORE_GLOBAL", "STORE_DEREF")
 _MISSING = object()
 
 PREFIX = "__state_of_rules"  # of the global variable by which a guard finds a `RuleState`
@@ -187,10 +190,10 @@ class _Search:
         for _, rule in all_rules(cls):
             self.add_function(rule, cls)
         for name in ("materialize", "outer", "wrap_cotangent", *sorted(self.methods)):
-            self._add_member(cls, name)
+            self._add_member(cls, name, frozenset())
 
-    def _add_member(self, cls: type, name: str, rest: tuple[str, ...] = ()) -> None:
-        """Searches a method or property of the author; records a class attribute or an attribute of its value."""
+    def _add_member(self, cls: type, name: str, names: frozenset[str]) -> None:
+        """Searches a method or property of the author; records a class attribute or attributes of its value."""
         member = inspect.getattr_static(cls, name, _MISSING)
         if member is _MISSING or member is inspect.getattr_static(Tensor, name, None):
             return
@@ -200,10 +203,10 @@ class _Search:
                 if _is_method(method):
                     function = method.fget if isinstance(method, property) else method
                     self.add_function(getattr(function, "__func__", function), cls)
-        elif _is_plain(member) or isinstance(member, Constant):
-            self._note(cls, name, member)
-        elif rest and not hasattr(type(member), "__get__"):  # a descriptor returns another value
-            self._add_attribute(cls, name, member, rest)
+        elif isinstance(member, Constant) or not hasattr(
+            type(member), "__get__"
+        ):  # another descriptor returns another value
+            self._add_value(cls, name, member, names)
 
     def add_function(self, function: Any, cls: type | None) -> None:
         """Searches a function, the functions that it wraps, and the functions that it calls.
@@ -215,65 +218,53 @@ class _Search:
         if id(function) in self.seen:
             return
         self.seen[id(function)] = function
-        if isinstance(function, functools.partial):
-            return self.add_function(function.func, cls)
-        if isinstance(function, types.MethodType):
-            return self.add_function(function.__func__, cls)
         if not isinstance(function, types.FunctionType):
-            call = inspect.getattr_static(type(function), "__call__", None)
-            return self.add_function(call, cls) if isinstance(call, types.FunctionType) else None
+            inside = getattr(
+                function, "func", getattr(function, "__func__", None)
+            )  # of a partial, of a method
+            inside = inside or inspect.getattr_static(type(function), "__call__", None)
+            return self.add_function(inside, cls) if isinstance(inside, _FUNCTIONS) else None
         if (wrapped := getattr(function, "__wrapped__", None)) is not None:
             self.add_function(wrapped, cls)
-        if is_authors(function.__code__.co_filename):
-            self._add_code(function, cls)
+        if not is_authors(function.__code__.co_filename):
+            return None
+        names = frozenset(_names_in(function.__code__)).difference(_names_in(function.__code__, _STORES))
+        for name in names if cls is not None else ():
+            self._add_member(cls, name, names)  # type: ignore[arg-type]
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        scope = function.__globals__
+        held = [
+            (cells[n], n) if n in cells else (scope, n) for n in sorted(names & (cells.keys() | scope.keys()))
+        ]
+        for holder, name in held:
+            self._add_value(holder, name, StateRead(holder, name, None).now(), names)
         return None
 
-    def _add_code(self, function: types.FunctionType, cls: type | None) -> None:
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        for name, attributes, is_variable in _names_in(function.__code__):
-            if name is None:
-                if cls is not None:
-                    self._add_member(cls, attributes[0], attributes[1:])
-            elif not is_variable:
-                self._add_name(function.__globals__, name, attributes)
-            elif (
-                name in cells
-            ):  # and not a variable of the function itself, which a function inside of it reads
-                self._add_name(cells[name], name, attributes)
+    def _add_value(self, holder: Any, name: str, value: Any, names: frozenset[str], depth: int = 0) -> bool:
+        """Records a value and its attributes of some names, if one of them can be compared; returns whether one can.
 
-    def _add_name(self, holder: Any, name: str, attributes: tuple[str, ...]) -> None:
-        """Records the value of a global or variable, or an attribute of the value."""
-        value = StateRead(holder, name, None).now()
-        if _is_plain(value):
-            return self._note(holder, name, value)
+        Args:
+            holder: The namespace, cell or object that holds the value.
+            name: Its name there.
+            value: The value.
+            names: The names of attributes that the code reads.
+            depth: The number of attributes that lead to the value.
+        """
         if isinstance(value, type) and issubclass(value, TensorSubclass):
             self.add_class(value)
-        if _is_librarys(value):
-            return None
-        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-            self.add_function(value, None)
-            return self._note(holder, name, value) if is_authors(_file_of(value)) else None
-        if attributes:
-            self._add_attribute(holder, name, value, attributes)
-        return None
-
-    def _add_attribute(self, holder: Any, name: str, value: Any, attributes: tuple[str, ...]) -> bool:
-        """Records an attribute of a value, or an attribute of that attribute; returns whether it recorded one."""
-        attribute, *rest = attributes
-        static = inspect.getattr_static(value, attribute, _MISSING)
-        if isinstance(static, types.FunctionType | classmethod | staticmethod):
-            self.add_function(getattr(static, "__func__", static), None)
-            return False
-        if isinstance(static, types.MemberDescriptorType):  # of a class with slots
-            static = getattr(value, attribute, _MISSING)
-        if static is _MISSING or isinstance(static, Tensor) or _is_librarys(static):
-            return False
-        if _is_plain(static) or isinstance(static, Constant):
-            self._note(value, attribute, static)
-        elif not rest or not self._add_attribute(value, attribute, static, tuple(rest)):
-            return False
-        self._note(holder, name, value)
-        return True
+        if isinstance(value, _FUNCTIONS | classmethod | staticmethod):
+            self.add_function(getattr(value, "__func__", value), None)
+            is_known = depth == 0 and not isinstance(holder, type) and is_authors(_file_of(value))
+        elif _is_plain(value) or isinstance(value, Constant):
+            is_known = True
+        elif value is _MISSING or isinstance(value, Tensor) or _is_librarys(value) or depth > _MAX_ATTRIBUTES:
+            is_known = False
+        else:
+            found = [(one, _static(value, one)) for one in sorted(names)]
+            is_known = sum(self._add_value(value, one, held, names, depth + 1) for one, held in found) > 0
+        if is_known:
+            self._note(holder, name, value)
+        return is_known
 
     def _note(self, holder: Any, name: str, value: Any) -> None:
         self.found.setdefault((id(holder), name), StateRead.of(holder, name, value))
@@ -299,30 +290,21 @@ def is_authors(filename: str) -> bool:
     return filename == "<string>" or is_users_file(filename)  # of `python -c` and of `exec`
 
 
-Name = tuple[str | None, tuple[str, ...], bool]
+def _static(owner: Any, name: str) -> Any:
+    """Returns an attribute without calling a getter, but for that of a slot."""
+    found = inspect.getattr_static(owner, name, _MISSING)
+    return getattr(owner, name, _MISSING) if isinstance(found, types.MemberDescriptorType) else found
 
 
-def _names_in(code: types.CodeType) -> list[Name]:
-    """Returns the names that code reads and never assigns.
+def _names_in(code: types.CodeType, opnames: Collection[str] = ()) -> Iterator[str]:
+    """Yields the names of globals, attributes and closure variables in code, and in the functions inside of it.
 
-    Each entry holds the name, the chain of attributes that is read from its value, and whether it is a closure variable
-    (else a global). For attributes of another expression, the name is None.
+    Args:
+        code: The code.
+        opnames: The instructions whose names are wanted; empty for all names.
     """
-    reads: dict[Name, None] = {}
-    assigned: set[str] = set()
-    pending = [code]
-    while pending:
-        code = pending.pop()
-        pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        attributes: tuple[str, ...] = ()  # that are read from the value that the step pushes
-        for step in reversed(steps_of(code)):
-            if step.opname == "LOAD_ATTR":
-                attributes = (step.name, *attributes)
-                reads[None, attributes, False] = None
-                continue
-            if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
-                reads[step.name, attributes, step.opname == "LOAD_DEREF"] = None
-            elif step.opname in ("STORE_GLOBAL", "STORE_DEREF"):
-                assigned.add(step.name)
-            attributes = ()
-    return [read for read in reads if read[0] not in assigned]
+    steps = (step.argval for step in dis.get_instructions(code) if step.opname in opnames)
+    yield from steps if opnames else (*code.co_names, *code.co_freevars)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant, opnames)

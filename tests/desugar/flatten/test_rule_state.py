@@ -296,7 +296,7 @@ def test_values_of_two_types_differ(traced, now):
 
 def leading_nowhere(self):
     found = torch.nn.functional if CONFIG.other == 3 else CONFIG.other
-    return self.data_.mT.mT if found is None else CONFIG.scaling.missing.factor
+    return self.data_.mT.mT if found is None else CONFIG.scaling.missing.thing
 
 
 def test_an_attribute_that_leads_to_no_value_is_left_alone():
