@@ -159,6 +159,8 @@ _LAZY = {
     # PyTorch's own backends, for graphs that the pass does not support.
     "lookup_backend": "torch._dynamo",
     "aot_autograd": "torch._dynamo.backends.common",
+    # Dynamo's mark on parameters and buffers, which keep their addresses from call to call.
+    "get_static_address_type": "torch._dynamo.utils",
     # How Dynamo reads an attribute of a tensor that is not an inner tensor; Dynamo's variables; its names of sources.
     "TensorVariable": "torch._dynamo.variables.tensor",
     "VariableTracker": "torch._dynamo.variables.base",

@@ -72,7 +72,7 @@ def build_program(
             stored, kernels = None if place is None else _load(place, function, inputs), PendingKernels()
             if (compiled := stored) is None:
                 compiled, kernels = _compile(function, inputs, backend)
-            program = wrap_program(compiled, function, inputs.fakes, backend, otherwise, place)
+            program = _wrap_program(compiled, function, inputs.fakes, backend, otherwise, place)
             program.is_stored = stored is not None
             if stored is None:
                 if program.variants is not None:
@@ -89,7 +89,7 @@ def build_program(
     return program
 
 
-def wrap_program(
+def _wrap_program(
     compiled: Compiled,
     function: CapturedFunction,
     fakes: Fakes,
@@ -181,32 +181,33 @@ def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tupl
     _end_forward(traced.graph, outputs)
     if outputs.stores or outputs.tokens:
         graph = copy_graph(traced.graph)
-    kind = GraphKind("inference", traced.num_forward, tuple(_static_slots(inputs)))
+    described = inputs.spec()
+    kind = GraphKind("inference", traced.num_forward, described.static)
     with stage("compile"):
         forward, _ = graphs.compile_graph(backend, traced.graph, kind, inputs.fakes.mode)
-    spec = ProgramSpec(inputs.spec(), traced.interface, None, autocast_state())
+    spec = ProgramSpec(described, traced.interface, None, autocast_state())
     graphs_of = Graphs(lambda: (joint, graph, None))
     return Compiled(spec, graphs_of, forward, tuple(inputs.captured)), PendingKernels()
 
 
 def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Compiled, PendingKernels]:
-    mode, static = inputs.fakes.mode, _static_slots(inputs)
+    mode, described = inputs.fakes.mode, inputs.spec()
     joint = copy_graph(traced.graph)
     with graphs.compiling(mode), stage("partition"):
-        partitioned = partition(traced, inputs.primals(), static, backend.split)
+        partitioned = partition(traced, inputs.primals(), list(described.static), backend.split)
     verify.check_partitioned(partitioned, traced, len(inputs.flat.items))
     partitioned = keep_old_values(partitioned, written_slots(inputs.values, traced.outputs))
     kept = {source.index for source in partitioned.backward_inputs if isinstance(source, FromForward)}
     _end_forward(partitioned.forward, traced.outputs, kept)
     graph = copy_graph(partitioned.forward)
-    kind = GraphKind("forward", traced.num_forward, tuple(static))
+    kind = GraphKind("forward", traced.num_forward, described.static)
     with stage("compile forward"), backend.postpone(graph) as kernels:
         forward, strides = graphs.compile_graph(backend, partitioned.forward, kind, mode)
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
             graphs.restride_saved(partitioned.backward, position, strides[source.index])
     split = Split.of(replace(partitioned, forward=graph))
-    spec = ProgramSpec(inputs.spec(), traced.interface, split, autocast_state())
+    spec = ProgramSpec(described, traced.interface, split, autocast_state())
     made = Graphs(lambda: (joint, graph, partitioned.backward))
     return Compiled(spec, made, forward, tuple(inputs.captured)), kernels
 
@@ -237,12 +238,3 @@ def _compile_backward(variants: BackwardVariants, kernels: PendingKernels) -> No
     if kernels.waits:
         with stage("build kernels"):
             kernels.finish()
-
-
-def _static_slots(inputs: Inputs) -> list[int]:
-    """Returns the input slots of captured tensors, which are parameters and buffers and keep their address."""
-    return [
-        slot
-        for slot, origin in inputs.origins.items()
-        if not origin.is_symbol and origin.leaf >= inputs.num_arguments
-    ]

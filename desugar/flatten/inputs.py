@@ -32,6 +32,7 @@ from desugar.ir.values import (
     inner_names,
     is_wrapper,
     paths_of,
+    slots_of,
     unwrap_value,
     wrap_value,
 )
@@ -56,6 +57,7 @@ class Inputs:
         first_leaf: Id of each tensor among the arguments -> index of the first leaf that is this tensor.
         parameters: Indices of the argument leaves that are an `nn.Parameter`.
         inference: The places of the leaves and plain tensors that were made in inference mode.
+        static: Argument leaves that Dynamo marks as parameters or buffers, which keep their addresses.
         generators: The generators that the function passed to random functions.
         made_tensors: References to the tensors that torch functions returned in the runs.
         offsets_matter: Whether the function reads a storage offset (:mod:`desugar.flatten.storage_offsets`).
@@ -72,6 +74,7 @@ class Inputs:
     is_sealed: bool = False
     parameters: set[int] = field(default_factory=set)
     inference: set[Origin] = field(default_factory=set)
+    static: set[int] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)
     made_tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
     offsets_matter: bool = False
@@ -138,6 +141,8 @@ class Inputs:
         for number in sorted(range(len(leaves)), key=lambda n: not is_wrapper(leaves[n])):
             if isinstance(leaves[number], nn.Parameter):
                 self.parameters.add(number)
+            if private.get_static_address_type(leaves[number]) is not None:
+                self.static.add(number)
             self._note_inference(leaves[number], Origin(number))
             origin = self._find_in_other_argument(number, names)
             slot = None if origin is None or is_wrapper(leaves[number]) else self._slot_of(origin)
@@ -224,6 +229,7 @@ class Inputs:
     def spec(self) -> InputSpec:
         """Returns the description of the inputs so far."""
         slots = range(len(self.flat.items))
+        static = [n for n in range(len(self.values)) if n in self.static or n >= self.num_arguments]
         return InputSpec(
             tuple(self.values),
             tuple(self.fake_items[slot] for slot in slots),
@@ -231,6 +237,7 @@ class Inputs:
             self.num_arguments,
             frozenset(self.parameters),
             frozenset(self.inference),
+            tuple(sorted({slot for n in static for slot in slots_of(self.values[n])})),
         )
 
     def primals(self) -> list[Any]:

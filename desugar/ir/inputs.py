@@ -57,6 +57,7 @@ class InputSpec:
         num_arguments: The number of argument leaves in `values`.
         parameters: Indices of the argument leaves that are an `nn.Parameter`.
         inference: The places of the leaves and plain tensors that were made in inference mode.
+        static: Slots of tensors that keep their addresses from call to call: parameters, buffers, captured tensors.
     """
 
     values: tuple[Value, ...]
@@ -65,6 +66,7 @@ class InputSpec:
     num_arguments: int
     parameters: frozenset[int]
     inference: frozenset[Origin]
+    static: tuple[int, ...]
 
     @property
     def has_symbols(self) -> bool:

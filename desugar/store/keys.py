@@ -83,6 +83,7 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
             [(type(value).__name__, describe(value), _flags(value)) for value in spec.values],
             [astuple(origin) for origin in spec.origins],
             sorted(spec.parameters),
+            spec.static,
             [(_name(cls), fingerprint(cls)) for cls in classes],
             describe_code(classes, statics),
             [(one.name, describe_value(one.value)) for one in read],

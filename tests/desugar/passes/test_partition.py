@@ -228,3 +228,11 @@ def test_inductor_compiles_the_backward_of_one_result_for_sizes_that_are_express
         torch.testing.assert_close(b.grad, b.detach().cos())
         assert a.grad is None
     assert len(fast.programs) == 1
+
+
+def test_parameters_and_buffers_are_static():
+    """A compiler may rely on their addresses, and the partitioner saves them for nothing, as PyTorch's own do."""
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    inputs = desugar.trace(module, torch.randn(2, 3)).spec.inputs
+    sizes = [tuple(item.shape) for slot, item in enumerate(inputs.items) if slot not in inputs.static]
+    assert sizes == [(2, 3)] and len(inputs.static) == 2 + 5
