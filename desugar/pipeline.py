@@ -49,7 +49,7 @@ def build_program(
     function: CapturedFunction,
     inputs: Inputs,
     backend: Backend,
-    otherwise: Callable[..., Any],
+    fallback: Callable[..., Any],
     place: Place | None = None,
 ) -> Program:
     """Traces, checks, partitions, compiles and wraps a function of argument leaves.
@@ -58,21 +58,21 @@ def build_program(
         function: The function, and how to compile its derivative.
         inputs: Its flattened arguments.
         backend: The compiler of the plain graphs.
-        otherwise: The function that runs a call that does not match the program. In such a call, a mutated tensor
+        fallback: The function that runs a call that does not match the program. In such a call, a mutated tensor
             shares memory with another tensor. Or a storage offset that the program depends on, or the size of a whole
             DTensor, differs.
-        place: The program's place in the store; None if it is not stored.
+        place: Keeps the compiled graphs, in the store or in this process; None if nothing is kept.
 
     Raises:
         DesugarError: The pass does not support the function. The arguments are unchanged.
     """
     known = graph_texts()
     try:
-        with private.compile_lock, private.use_lazy_graph_module(True), _without_modes():
+        with private.compile_lock, private.use_lazy_graph_module(True), _trace_modes():
             stored, kernels = None if place is None else _load(place, function, inputs), PendingKernels()
             if (compiled := stored) is None:
                 compiled, kernels = _compile(function, inputs, backend)
-            program = _wrap_program(compiled, function, inputs.fakes, backend, otherwise, place)
+            program = _wrap_program(compiled, function, inputs.fakes, backend, fallback, place)
             program.is_stored = stored is not None
             if stored is None:
                 if program.variants is not None:
@@ -94,12 +94,12 @@ def _wrap_program(
     function: CapturedFunction,
     fakes: Fakes,
     backend: Backend,
-    otherwise: Callable[..., Any],
+    fallback: Callable[..., Any],
     place: Place | None,
 ) -> Program:
     """Generates and builds the wrapper of compiled graphs; see :func:`build_program` for the arguments."""
     with stage("wrapper"):
-        text, plan = emit_program(compiled, otherwise)
+        text, plan = emit_program(compiled, fallback)
     variants = None
     if plan is not None:
         variants = BackwardVariants(compiled, plan, backend, fakes, function, place)
@@ -113,8 +113,8 @@ def _wrap_program(
 
 
 @contextlib.contextmanager
-def _without_modes() -> Iterator[None]:
-    """Turns compiled autograd off, and inference mode, which fake tensors do not support; gradients stay off."""
+def _trace_modes() -> Iterator[None]:
+    """Turns off compiled autograd and inference mode, which fake tensors do not support; gradients stay off."""
     with private.compiled_autograd._disable(), contextlib.ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
@@ -127,7 +127,7 @@ def _without_modes() -> Iterator[None]:
 
 
 def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tuple[Compiled, PendingKernels]:
-    """Runs the stages before the wrapper, with a check after each: discover, trace, partition, compile.
+    """Runs the stages before the wrapper: discover, trace, partition, compile; checks the traced and the split graphs.
 
     Returns:
         The program, and the kernels that have to be built before the first call of the forward. Its graphs are copies,

@@ -37,6 +37,7 @@ from desugar.store.programs import Place
 from desugar.tracing.tangents import may_differ_without
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
+from subclasses.slow_paths import say_once
 
 Backward = Callable[..., tuple[Any, ...]]
 
@@ -255,12 +256,17 @@ class BackwardVariants:
         self.late_seconds += time.perf_counter() - start
 
     def _compile_late(self, graph: fx.GraphModule) -> CompiledGraph:
-        """Compiles a graph after Dynamo has built its guards; a graph that needs further guards runs eagerly."""
+        """Compiles a graph after Dynamo has built its guards; a graph that needs further guards runs op by op."""
         env = self.fakes.env
         num_guards = len(env.guards)
         compiled = self._compile(graph)
         if len(env.guards) == num_guards:
             return compiled
+        say_once(
+            "a backward runs op by op, since its graph assumes sizes that no guard of the forward checks",
+            "compile with dynamic=False, or use all results of the function",
+            "desugar",
+        )
         return run_eagerly(graph)
 
     def _needs_recompute(self, present: tuple[bool, ...]) -> bool:

@@ -122,12 +122,12 @@ def compile_graph(
         inputs.add_faked(
             leaves, [_make_fake(leaf, fakes.mode, context) for leaf in leaves], private.source_names(gm)
         )
-        otherwise = run_op_by_op(
+        fallback = run_op_by_op(
             gm, f"a call of {function_name(gm, gm)} whose arguments overlap or begin elsewhere in memory"
         )
         place = place or place_of(gm, inputs, backend, read)
         captured = CapturedFunction(call, compile_again)
-        program = build_program(captured, inputs, backend, otherwise, place)
+        program = build_program(captured, inputs, backend, fallback, place)
         program.names = names
     program.is_whole = not private.ends_in_graph_break(gm)
     guard_state(read)

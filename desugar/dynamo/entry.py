@@ -3,8 +3,9 @@
 `torch.compile` sets a hook that inspects each frame. For the frame of the compiled function, the hook checks guards and
 runs the code that Dynamo made. The hook takes most of the time of a small call. So `desugar.compile` generates an
 *entry*: a function with the parameters of the user's function, which checks the same guards in C++ and calls the same
-code as a function. If no guards match, the entry calls the callable of `torch.compile`, which may compile. Then the
-entry is generated again, with the code in Dynamo's cache that covers a whole frame.
+code as a function. For a large module it checks that the state is unchanged which its guards read. If no guards match,
+the entry calls the callable of `torch.compile`, which may compile. Then the entry is generated again, with the code in
+Dynamo's cache that covers a whole frame.
 """
 
 from __future__ import annotations
@@ -157,6 +158,7 @@ class Entry(Calls):
         self._forward = type(what).forward if is_method else None
         self._code, self._parameters = fn.__code__, Parameters.of(fn.__code__)
         self._accepted: list[FrameCode] = []
+        self._stale: set[str] = set()  # globals of the generated function that its former code reads
         self._lock = threading.RLock()
         self.function = self._generate([])
         self._set_defaults()
@@ -191,7 +193,8 @@ class Entry(Calls):
         """
         if all(str(entry.compile_id) != compile_id for entry in private.cache_entries(self._code)):
             return {}, {}
-        return self._frame(*self._thread.call), self.fn.__globals__
+        call = self.call()
+        return ({}, {}) if call is None else (self._frame(*call), self.fn.__globals__)
 
     def _frame(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns the initial local variables of a call's frame: cells, then parameters."""
@@ -257,11 +260,11 @@ class Entry(Calls):
         self._accepted[:] = found
         made = self._generate(found)
         scope = self.function.__globals__
-        stale = scope.keys() - made.__globals__.keys()
+        for name in self._stale - made.__globals__.keys():
+            del scope[name]
+        self._stale = scope.keys() - made.__globals__.keys()  # a call in progress may read these
         scope.update(made.__globals__)
         self.function.__code__, self.function.__source__ = made.__code__, made.__source__  # type: ignore[attr-defined]
-        for name in stale:
-            del scope[name]
         self.programs[:] = [p for p in self.programs if all(p is not code.program for code in gone)]
         _remove_names(self.fn.__globals__, gone)
 

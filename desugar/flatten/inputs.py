@@ -1,9 +1,11 @@
 """The inputs of a program: arguments and captured tensors, flattened into plain tensors and symbolic ints.
 
-Flattening is the first step of the pass. The plain tensors inside a tensor subclass replace it; a plain tensor that
-occurs twice, in any wrappers, becomes one input. A tensor that the function reads from elsewhere than its arguments (a
-parameter, a closure cell, a global) is *captured*: when the function first uses it, it becomes an input that the
-program holds by reference.
+Flattening is the first step of the pass. The plain tensors inside a tensor subclass replace it. Each occurrence of a
+plain tensor in the arguments of Dynamo's graph is an input (`add_faked`). A derivative is compiled for the identity of
+its arguments, so a tensor that occurs twice in them is one input (`add_arguments`).
+
+A tensor that the function reads from elsewhere than its arguments, such as a closure cell of a rule, is *captured*:
+when the function first uses it, it becomes an input that the program holds by reference.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ graph is traced, so the values that they read are constants of the program. This
 of the rules, and makes Dynamo guard them:
 
 - a global or closure variable that holds a number, a string, an enum member, a dtype, or a small container of them,
-- an attribute with such a value, of a module, class or object that a global or closure variable refers to, up to four
-  attributes deep (``CONFIG.scaling.factor``),
+- such an attribute of a module, class or object that a global or closure variable refers to, up to four attributes
+  deep (``CONFIG.scaling.factor``),
 - the identity of these modules, classes and objects,
 - the `Constant` that an attribute of a class holds,
 - the function that a global name refers to.
@@ -291,7 +291,7 @@ def is_authors(filename: str) -> bool:
 
 
 def _static(owner: Any, name: str) -> Any:
-    """Returns an attribute without calling a getter, but for that of a slot."""
+    """Returns an attribute without calling a getter, but for the getter of a slot."""
     found = inspect.getattr_static(owner, name, _MISSING)
     return getattr(owner, name, _MISSING) if isinstance(found, types.MemberDescriptorType) else found
 

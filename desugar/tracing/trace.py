@@ -1,8 +1,8 @@
 """Traces a Python function into one graph over plain tensors: the forward, or the joint graph with the backward.
 
 The function runs twice on fake tensors. The first run (`discover`) finds the tensors from outside that the function
-uses and the structure of its result. `make_fx` records the second run (`trace_graph`). Where gradients are off, and the
-function uses no tensor from outside, the recorded run is the only one (`trace_once`):
+uses and the structure of its result. `make_fx` records the second run (`trace_graph`). Where gradients are off, the
+recorded run may be the only one (`trace_once`). Each run has these steps:
 
 1. The inputs are plain inner tensors, which become functional tensors.
 2. The subclasses are rebuilt around them, and the function runs.
@@ -10,7 +10,7 @@ function uses no tensor from outside, the recorded run is the only one (`trace_o
 4. If a result requires grad, `torch.autograd.grad` runs, with subclasses rebuilt around the tangents.
 
 The recorded graph holds plain tensors only. Functionalization is below the subclasses, so it finds mutation and
-aliasing among *inner* tensors. AOTAutograd has the same stages, but analyses the wrappers.
+aliasing among *inner* tensors. AOTAutograd has the same stages, but functionalizes above the subclasses.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def trace_graph(
     """Traces the function into a graph: the forward, or the joint graph if a result requires grad.
 
     Raises:
-        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`), or a symbolic size
-            occurs in a zero gradient.
+        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`), or the graph makes a
+            zero gradient and a size is symbolic.
     """
     differentiable = [
         (number, value)
@@ -152,11 +152,6 @@ def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, 
 def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     """Runs the passes over the graph of a recorder, and returns the traced function."""
     inputs = recorder.inputs
-    if inputs.spec().has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
-        raise DesugarError(
-            "a zero gradient would be traced with constant sizes, and the sizes of this call are symbols",
-            instead="compile with dynamic=False",
-        )
     calls = resolve_calls(graph, recorder.calls)
     unsupported.check_constants(graph)
     offsets_matter = inputs.offsets_matter or depends_on_offsets(graph)
@@ -165,6 +160,11 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
     graph.recompile()
+    if inputs.spec().has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
+        raise DesugarError(
+            "a zero gradient would be traced with constant sizes, and the sizes of this call are symbols",
+            instead="compile with dynamic=False",
+        )
     unsupported.check_higher_order_randomness(graph)
     return Traced(
         recorder.outputs,

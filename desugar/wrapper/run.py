@@ -34,12 +34,12 @@ from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext
 
 
-def emit_program(compiled: Compiled, otherwise: Callable[..., Any]) -> tuple[Emitter, BackwardPlan | None]:
+def emit_program(compiled: Compiled, fallback: Callable[..., Any]) -> tuple[Emitter, BackwardPlan | None]:
     """Emits the text of one program: the autograd function if there is a backward, then `run`.
 
     Args:
         compiled: The program.
-        otherwise: Runs the calls whose arguments share memory, have other storage offsets, or are DTensors of other
+        fallback: Runs the calls whose arguments share memory, have other storage offsets, or are DTensors of other
             sizes, where the program depends on these.
 
     Returns:
@@ -52,11 +52,11 @@ def emit_program(compiled: Compiled, otherwise: Callable[..., Any]) -> tuple[Emi
         plan = emit_function(out, compiled, compiled.spec.split)
         out.writeline()
         out.writeline()
-    _emit_run(out, compiled, otherwise)
+    _emit_run(out, compiled, fallback)
     return out, plan
 
 
-def _emit_run(out: Emitter, compiled: Compiled, otherwise: Callable[..., Any]) -> None:
+def _emit_run(out: Emitter, compiled: Compiled, fallback: Callable[..., Any]) -> None:
     spec = compiled.spec
     parameters = [out.fresh_name(f"a{n}") for n in range(spec.inputs.num_arguments)]
     out.writeline(f"def run({', '.join(parameters)}):")
@@ -67,7 +67,7 @@ def _emit_run(out: Emitter, compiled: Compiled, otherwise: Callable[..., Any]) -
         if differences:
             out.writeline(f"if {' or '.join(differences)}:")
             with out.indent():
-                out.writeline(f"return {out.bind(otherwise, 'otherwise')}({', '.join(parameters)})")
+                out.writeline(f"return {out.bind(fallback, 'fallback')}({', '.join(parameters)})")
         tensors = spec.inputs.tensor_leaves
         arguments = Expected(
             "arguments", tuple(spec.inputs.values[n] for n in tensors), dict(enumerate(spec.inputs.items))

@@ -365,14 +365,14 @@ class Callee:
 
 
 def build_entry(
-    signature: inspect.Signature, callees: Sequence[Callee], otherwise: Callable[..., Any]
+    signature: inspect.Signature, callees: Sequence[Callee], fallback: Callable[..., Any]
 ) -> tuple[Callable[..., Any], str]:
     """Builds the function of a package.
 
     Args:
         signature: The parameters of the saved function.
         callees: The programs.
-        otherwise: Called with the arguments, in the order of the parameters, if they pass no program's check.
+        fallback: Called with the arguments, in the order of the parameters, if they pass no program's check.
 
     Returns:
         The function, and its text.
@@ -384,7 +384,7 @@ def build_entry(
     with out.indent():
         for callee in callees:
             _Text(out, callee).emit()
-        out.writeline(f"return {out.bind(otherwise, 'otherwise')}({', '.join(signature.parameters)})")
+        out.writeline(f"return {out.bind(fallback, 'fallback')}({', '.join(signature.parameters)})")
     return build_functions(out.source, out.namespace, filename=FILE)["call"], out.source
 
 
