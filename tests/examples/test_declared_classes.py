@@ -1,15 +1,12 @@
-"""The int8 weight, the complex pair and the float8 tensor: the kit finds nothing, and results are the right ones."""
+"""The int8 weight and the complex pair: the kit finds nothing, and results are the right ones."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import complex_pair
-import float8
 import int8_weight
 from complex_pair import ComplexPair
-from float8 import Float8
 from int8_weight import Int8ByHand, Int8Weight
 from subclasses.testing import check, suite
 from tests.doors import by_desugar
@@ -39,16 +36,6 @@ TestComplexPair = suite(
     },
     sizes=[lambda n=n: ComplexPair(torch.randn(n, 6), torch.randn(n, 6)) for n in (5, 7)],
 )
-TestFloat8 = suite(
-    float8.make,
-    ops={
-        aten.mm: lambda x: (x, x.t()),
-        aten.addmm: lambda x: (X[:, :4], X, x.t()),
-        F.linear: lambda x: (X, x, X[0, :4]),
-        aten.permute: lambda x: (x, [1, 0]),
-    },
-    sizes=[lambda n=n: Float8.from_float(torch.randn(n, 6)) for n in (5, 7)],
-)
 
 # Every way in which an op may run: a rule, a view, materialized, a real result, several results, refused.
 SOME = "add mul exp abs angle cat view transpose cumsum matmul nn.functional.linear linalg.inv unbind".split()
@@ -59,7 +46,6 @@ REPORTS = {
         ["all"],
         ["ComplexPair: of ", "softmax right, addr right, inv right"],
     ),
-    "float8": (float8, [], ["weight: 8192 bytes, in float8 2052"]),
     "int8": (
         int8_weight,
         [],
@@ -173,51 +159,3 @@ def test_views_of_parts_that_start_elsewhere():
     x = ComplexPair(base[2:8].view(2, 3), base[6:].view(2, 3))
     for part in (x[1:], by_desugar(lambda x: x[1:])(x)):
         assert torch.equal(part.materialize(), x.materialize()[1:])
-
-
-# ---- float8 ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("w", [torch.randn(0, 4), torch.randn(1, 1), torch.randn(16, 32), torch.zeros(3, 3)])
-def test_from_float(w, dtype):
-    q, w = Float8.from_float(w.to(dtype)), w.to(dtype)
-    assert q.dtype == dtype and q.shape == w.shape and (w.any() or not q.materialize().any())
-    torch.testing.assert_close(q.materialize(), w, rtol=0.07, atol=0.02)  # three bits behind the point
-
-
-def factors(**options):
-    return [Float8.from_float(torch.randn(n, 32, **options)) for n in (16, 48)]
-
-
-def test_products_are_those_of_the_wide_numbers():
-    x, y = factors()
-    wide = x.materialize() @ y.materialize().t()
-    torch.testing.assert_close(x @ y.t(), wide)
-    torch.testing.assert_close(F.linear(x, y, torch.ones(48)), wide + 1)
-
-
-def test_what_goes_to_the_hardware(monkeypatch):
-    x, y = factors()
-    assert not float8.fits_scaled_mm(x, y.t())
-    monkeypatch.setattr(float8, "has_scaled_mm", lambda device: True)
-    assert float8.fits_scaled_mm(x, y.t()) and not float8.fits_scaled_mm(x[:3], y.t())
-    for other in (Float8(y.qdata.t().contiguous(), y.scale), y.materialize().t()):
-        assert not float8.fits_scaled_mm(x, other)
-
-
-@pytest.mark.gpu
-def test_on_the_hardware():
-    if not float8.has_scaled_mm("cuda"):
-        pytest.skip("needs compute capability 8.9")
-    x, y = factors(device="cuda", dtype=torch.bfloat16)
-    assert float8.fits_scaled_mm(x, y.t())
-    torch.testing.assert_close(x @ y.t(), x.materialize() @ y.materialize().t(), rtol=0.02, atol=0.1)
-
-
-def test_a_bias_trains_through_the_layer():
-    layer, x = float8.Float8Linear(nn.Linear(32, 16)), torch.randn(8, 32, requires_grad=True)
-    optimizer, before = torch.optim.SGD(layer.parameters(), lr=0.1), layer(x).square().mean()
-    before.backward()
-    optimizer.step()
-    assert layer(x).square().mean() < before and x.grad.abs().sum() > 0
