@@ -1,7 +1,7 @@
 """Files of plain tensors, such as safetensors, for values of every declared class.
 
 ``torch.save`` and ``load_state_dict`` take values as they are. :func:`save_file` and :func:`load_file` write and read a
-state dict as those of ``safetensors.torch`` do. For other formats, :func:`to_plain` flattens a state dict into plain
+state dict like the functions of these names in ``safetensors.torch``. For other formats, :func:`to_plain` flattens a state dict into plain
 tensors and metadata of strings, from which :func:`from_plain` rebuilds it. Inner tensors are named by their fields, as
 ``0.weight.qdata`` and ``0.weight.scale``; a declared class inside of another adds its own names.
 """
@@ -136,7 +136,7 @@ def _find_tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def load_file(filename: Any, device: str | int = "cpu") -> dict[str, Any]:
-    """Reads the state dict that :func:`save_file` wrote; also that of any safetensors file of plain tensors.
+    """Reads the state dict that :func:`save_file` wrote, or any safetensors file of plain tensors.
 
     Args:
         filename: the path of the file.
