@@ -8,10 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from examples.classes.float8 import Float8
-from examples.classes.mxfp8 import MXFP8
-from examples.classes.nf4 import NF4
-from examples.classes.nvfp4 import NVFP4
+from examples.classes import float8, mxfp8, nf4, nvfp4
 from subclasses import TensorSubclass, inner
 from tests.subclasses.subjects import LowRank
 
@@ -117,10 +114,10 @@ def of_low_rank() -> nn.Module:
 
 
 FORMATS = {
-    "float8": Float8.from_float,
-    "MXFP8": MXFP8.from_float,
-    "NVFP4": NVFP4.from_float,
-    "NF4": partial(NF4.from_float, block=16, group=8),  # two rows of scales have one factor
+    "float8": float8.Float8.from_float,
+    "MXFP8": mxfp8.MXFP8.from_float,
+    "NVFP4": nvfp4.NVFP4.from_float,
+    "NF4": partial(nf4.NF4.from_float, block=16, group=8),  # two rows of scales have one factor
 }
 
 

@@ -8,7 +8,7 @@ import complex_pair
 import int8_weight
 from complex_pair import ComplexPair
 from int8_weight import Int8ByHand, Int8Weight
-from subclasses.testing import check, suite
+from subclasses.testing import suite
 from tests.doors import by_desugar
 from tests.examples.command import report_of
 from tests.tables import giving
@@ -21,20 +21,25 @@ def int8(dtype=torch.float32, rows=4):
     return int8_weight.quantizer(Int8Weight)(torch.randn(rows, 6, dtype=dtype))
 
 
-TestInt8Weight = suite(
-    int8, ops={F.linear: lambda x: (X, x)}, sizes=[lambda n=n: int8(rows=n) for n in (5, 7)]
-)
-TestComplexPair = suite(
-    complex_pair.make,
-    ops={
-        aten.mm: lambda x: (x, torch.complex(W, W)),
-        aten.bmm: lambda x: (x.unsqueeze(0), x.unsqueeze(0).transpose(1, 2)),
-        aten.add: lambda x: (x, 1 + 2j),
-        aten._unsafe_view: lambda x: (x, [24]),
-        aten.permute: lambda x: (x, [1, 0]),
-        aten.squeeze: lambda x: (x[:1], 0),
-    },
-    sizes=[lambda n=n: ComplexPair(torch.randn(n, 6), torch.randn(n, 6)) for n in (5, 7)],
+globals().update(
+    TestInt8Weight=suite(
+        int8, ops={F.linear: lambda x: (X, x)}, sizes=[lambda n=n: int8(rows=n) for n in (5, 7)]
+    ),
+    TestInt8WeightOfBfloat16=pytest.mark.slow(
+        suite(lambda: int8(torch.bfloat16), paths={}, rtol=0.05, atol=0.05)
+    ),
+    TestComplexPair=suite(
+        complex_pair.make,
+        ops={
+            aten.mm: lambda x: (x, torch.complex(W, W)),
+            aten.bmm: lambda x: (x.unsqueeze(0), x.unsqueeze(0).transpose(1, 2)),
+            aten.add: lambda x: (x, 1 + 2j),
+            aten._unsafe_view: lambda x: (x, [24]),
+            aten.permute: lambda x: (x, [1, 0]),
+            aten.squeeze: lambda x: (x[:1], 0),
+        },
+        sizes=[lambda n=n: ComplexPair(torch.randn(n, 6), torch.randn(n, 6)) for n in (5, 7)],
+    ),
 )
 
 # Every way in which an op may run: a rule, a view, materialized, a real result, several results, refused.
@@ -109,11 +114,6 @@ def test_the_declaration_has_at_most_twelve_lines(tmp_path, monkeypatch):
 @pytest.mark.parametrize("w", [torch.zeros(2, 3), torch.zeros(0, 3), torch.full((1, 1), -2.0)])
 def test_rows_of_zeros_and_a_single_number(w):
     torch.testing.assert_close(int8_weight.quantizer(Int8Weight)(w).materialize(), w)
-
-
-@pytest.mark.slow
-def test_bfloat16():
-    check(lambda: int8(torch.bfloat16), paths={}, rtol=0.05, atol=0.05)
 
 
 # ---- complex numbers -------------------------------------------------------------------------------------------

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from classes.mxfp8 import MXFP8
-from classes.named import Named
-from classes.nf4 import NF4
-from classes.nvfp4 import NVFP4
-from classes.quantity import Quantity
-from classes.ring_buffer import RingBuffer
+from classes import mxfp8, named, nf4, nvfp4, quantity, ring_buffer
 from subclasses import TensorSubclass, inner, static
 from subclasses.files import load_file, save_file, to_plain
 from subclasses.keyed import KeyedJaggedTensor
@@ -36,19 +31,19 @@ class Tagged(TensorSubclass, fallback="map"):
 
 W, ROWS = torch.randn(32, 64), [torch.randn(n, 2) for n in (3, 1)]
 VALUES = {
-    "a dtype": MXFP8.from_float(W.bfloat16()),
-    "an inner tensor of no dims": NVFP4.from_float(W),
-    "a nested class": NF4.from_float(W, 8, 16),
-    "a Parameter": nn.Parameter(NF4.from_float(W, 8, 16), requires_grad=False),
-    "text": Named(torch.randn(2, 3), dims=("a", "b")),
-    "tuples": Quantity.of(W, m=1, s=-2),
-    "a dynamic int": RingBuffer(W, count=99),
+    "a dtype": mxfp8.MXFP8.from_float(W.bfloat16()),
+    "an inner tensor of no dims": nvfp4.NVFP4.from_float(W),
+    "a nested class": nf4.NF4.from_float(W, 8, 16),
+    "a Parameter": nn.Parameter(nf4.NF4.from_float(W, 8, 16), requires_grad=False),
+    "text": named.Named(torch.randn(2, 3), dims=("a", "b")),
+    "tuples": quantity.Quantity.of(W, m=1, s=-2),
+    "a dynamic int": ring_buffer.RingBuffer(W, count=99),
     "jagged rows": JaggedTensor.from_tensors(ROWS),
     "padded rows": PaddedTensor.from_tensors(ROWS),
     "keys": KeyedJaggedTensor.from_jagged({key: JaggedTensor.from_tensors(ROWS) for key in ("a", "b")}),
     "an enum, and an optional tensor that is absent": Tagged(W, color=Color.RED, more=(1, (2.5, None, True))),
     "an optional tensor": Tagged(W, W[:1] * 2),
-    "nested twice": Tagged(Tagged(NVFP4.from_float(W)), more=-1),
+    "nested twice": Tagged(Tagged(nvfp4.NVFP4.from_float(W)), more=-1),
 }
 
 

@@ -8,26 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from classes import float8
-from classes.float8 import Float8
-from classes.int4_kernel import KernelInt4Weight
-from classes.int4_weight import Int4Weight
-from classes.mxfp8 import MXFP8
-from classes.nf4 import NF4, QuantizedScales
-from classes.nvfp4 import NVFP4
+from classes import float8, int4_kernel, int4_weight, mxfp8, nf4, nvfp4
 from subclasses import strict
 from subclasses.testing import suite
+from tests.distributed.models import Adapted
 from tests.doors import by_desugar
 from tests.examples.classes.checks import converted, refused
 
 aten = torch.ops.aten
 FORMATS = {
-    "Float8": Float8.from_float,
-    "MXFP8": MXFP8.from_float,
-    "NVFP4": NVFP4.from_float,
-    "NF4": partial(NF4.from_float, block=8, group=16),
-    "Int4Weight": Int4Weight.from_float,
-    "KernelInt4Weight": partial(KernelInt4Weight.from_float, group=32),
+    "Float8": float8.Float8.from_float,
+    "MXFP8": mxfp8.MXFP8.from_float,
+    "NVFP4": nvfp4.NVFP4.from_float,
+    "NF4": partial(nf4.NF4.from_float, block=8, group=16),
+    "Int4Weight": int4_weight.Int4Weight.from_float,
+    "KernelInt4Weight": partial(int4_kernel.KernelInt4Weight.from_float, group=32),
 }
 SMALL = {name: FORMATS[name] for name in ("MXFP8", "NVFP4", "NF4")}  # these keep no matrix for a backward
 WIDTHS = [torch.float32, torch.bfloat16]
@@ -60,91 +55,80 @@ globals().update(
         )
         for name, (variant, ops) in (dict.fromkeys(SMALL, (OPTIONS["Float8"][0], OPS)) | OPTIONS).items()
     },
-    TestQuantizedScales=suite(lambda rows=4: QuantizedScales.from_float(torch.rand(rows, 8), 16)),
+    TestQuantizedScales=suite(lambda rows=4: nf4.QuantizedScales.from_float(torch.rand(rows, 8), 16)),
 )
 
 # ---- torchao ---------------------------------------------------------------------------------------------------
 
 
-def of_float8(w):
-    torchao = pytest.importorskip("torchao.quantization")
-    theirs = torchao.Float8Tensor.from_hp(w, torch.float8_e4m3fn, torchao.PerTensor())
-    ours = Float8.from_float(w)
-    return [(ours, theirs.dequantize()), (ours.qdata, theirs.qdata), (ours.scale, theirs.scale[0, 0])]
-
-
-def of_mxfp8(w):
-    theirs = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor").MXTensor.to_mx(
-        w, torch.float8_e4m3fn
-    )
-    ours = MXFP8.from_float(w)
-    return [(ours, theirs.dequantize()), (ours.qdata, theirs.qdata), (ours.scale, theirs.scale)]
-
-
-def of_nvfp4(w):
-    torchao = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
-    whole = torchao.per_tensor_amax_to_scale(w.abs().max())
-    theirs, ours = torchao.NVFP4Tensor.to_nvfp4(w, per_tensor_scale=whole), NVFP4.from_float(w)
-    pairs = [(ours.qdata, theirs.qdata), (ours.scale, theirs.scale), (ours.tensor_scale, whole)]
-    return [(ours, theirs.dequantize()), *pairs]
-
-
-def of_nf4(w):
-    theirs = pytest.importorskip("torchao.quantization.quantize_.workflows.nf4.nf4_tensor").to_nf4(w)
-    ours = NF4.from_float(w)
-    return [
-        (ours, theirs.get_original_weight()),
-        (ours.packed.flatten(), theirs.quantized_data),
-        (ours.scale.qdata.flatten(), theirs.quantized_scalers),
-        (
-            ours.scale.factor,
-            theirs.quantization_factor.repeat_interleave(256 // ours.scale.piece).view_as(ours.scale.factor),
-        ),
-        (ours.scale.mean, theirs.scaler_mean),
-    ]
+# For each class the module of torchao, its value, and pairs of inner tensors; a first pair is of the floats.
+TORCHAO = {
+    "Float8": (
+        "torchao.quantization",
+        lambda m, w: m.Float8Tensor.from_hp(w, torch.float8_e4m3fn, m.PerTensor()),
+        lambda a, b: [(a, b.dequantize()), (a.qdata, b.qdata), (a.scale, b.scale)],
+    ),
+    "MXFP8": (
+        "torchao.prototype.mx_formats.mx_tensor",
+        lambda m, w: m.MXTensor.to_mx(w, torch.float8_e4m3fn),
+        lambda a, b: [(a, b.dequantize()), (a.qdata, b.qdata), (a.scale, b.scale)],
+    ),
+    "NVFP4": (
+        "torchao.prototype.mx_formats.nvfp4_tensor",
+        lambda m, w: m.NVFP4Tensor.to_nvfp4(w, per_tensor_scale=m.per_tensor_amax_to_scale(w.abs().max())),
+        lambda a, b: [
+            (a, b.dequantize()),
+            (a.qdata, b.qdata),
+            (a.scale, b.scale),
+            (a.tensor_scale, b.per_tensor_scale),
+        ],
+    ),
+    "NF4": (
+        "torchao.quantization.quantize_.workflows.nf4.nf4_tensor",
+        lambda m, w: m.to_nf4(w),
+        lambda a, b: [
+            (a, b.get_original_weight()),
+            (a.packed, b.quantized_data),
+            (a.scale.qdata, b.quantized_scalers),
+            (a.scale.factor, b.quantization_factor.repeat_interleave(256 // a.scale.piece)),
+            (a.scale.mean, b.scaler_mean),
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-20, 1e20])
 @pytest.mark.parametrize("dtype", WIDTHS)
-@pytest.mark.parametrize("pairs", [of_float8, of_mxfp8, of_nvfp4, of_nf4])
-def test_the_numbers_and_scales_are_torchaos(pairs, dtype, factor):
+@pytest.mark.parametrize("name", TORCHAO)
+def test_the_numbers_and_scales_are_torchaos(name, dtype, factor):
     """Bit by bit; with numbers of many sizes, rows of 192 that end within a group, and some that are halfway."""
+    module, make_theirs, pairs = TORCHAO[name]
     w = torch.randn(256, 192) * torch.logspace(-2, 2, 192)
-    w[1] = torch.arange(192) / 16
-    w[2, :16] = 0.0
-    for ours, theirs in pairs((w if pairs is of_nf4 else w * factor).to(dtype)):
-        ours = ours.materialize() if hasattr(ours, "materialize") else ours
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (ours, theirs)))
+    w[1], w[2, :16] = torch.arange(192) / 16, 0.0
+    w = (w * factor).to(dtype)
+    ours = getattr(FORMATS[name], "func", FORMATS[name])(w)
+    for one, other in pairs(ours, make_theirs(pytest.importorskip(module), w)):
+        one = one.materialize() if type(one) is type(ours) else one
+        assert one.dtype == other.dtype
+        assert torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (one, other)))
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------
-
-
-class Adapted(nn.Module):
-    """A frozen layer, and an adapter beside it that trains."""
-
-    def __init__(self, weight):
-        super().__init__()
-        self.base = nn.Linear(64, weight.shape[0])
-        self.base.weight = nn.Parameter(weight, requires_grad=False)
-        self.down, self.up = nn.Linear(64, 2, bias=False), nn.Linear(2, weight.shape[0], bias=False)
-
-    def forward(self, x):
-        return self.base(x) + self.up(self.down(x))
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_adapter_trains_beside_a_frozen_layer(name, dtype, way):
-    model = Adapted(make(name)).to(dtype)
-    assert type(model.base.weight.data) is type(make(name)) and model.base.weight.dtype == dtype
+    model = Adapted(nn.Linear(64, 4))
+    model.linear.weight = nn.Parameter(make(name), requires_grad=False)
+    model = model.to(dtype)
+    assert type(model.linear.weight.data) is type(make(name)) and model.linear.weight.dtype == dtype
     plain, x = copy.deepcopy(model), X.clone().to(dtype).requires_grad_()
-    plain.base.weight = nn.Parameter(model.base.weight.materialize(), requires_grad=False)
+    plain.linear.weight = nn.Parameter(model.linear.weight.materialize(), requires_grad=False)
     found = []
     for layer in (way(model), plain):
-        layer(x).square().sum().backward()
+        layer(x).square().mean().backward()
         found.append([x.grad, *(p.grad for p in layer.parameters() if p.requires_grad)])
         x.grad = None
     torch.testing.assert_close(*found, **({} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}))
@@ -170,31 +154,7 @@ def test_one_program_serves_all_batches_and_weights(name):
     assert len(layer.programs) == 1
 
 
-test_conversions_keep_the_format = converted(
-    [partial(make, name) for name in FORMATS],
-    [torch.bfloat16, torch.float64],
-    lambda w: [w.materialize(), F.linear(X.to(w.dtype), w if type(w) is Float8 else w.float())],
-)
 EDGES = [torch.zeros(0, 64), torch.zeros(4, 64), torch.full((4, 64), -6.0)]
-test_what_formats_refuse = refused(
-    [partial(make, name) for name in SMALL],
-    {
-        "other sizes and dtypes": (
-            ValueError,
-            "need (float32 or bfloat16 in blocks|whole groups)",
-            [
-                lambda w: type(w).from_float(torch.randn(4, 65)),
-                lambda w: type(w).from_float(torch.randn(4, 72)),
-            ],
-        ),
-        "other scales": (
-            ValueError,
-            "scales of size",
-            [lambda w: type(w)(*(t[..., :4] if t.ndim else t for t in w.unwrap()))],
-        ),
-        "writes": (NotImplementedError, None, [lambda w: w.mul_(2), lambda w: w.copy_(torch.zeros(4, 64))]),
-    },
-)
 
 
 @pytest.mark.parametrize("w", EDGES, ids=["nothing", "zeros", "one number"])
@@ -207,7 +167,7 @@ def test_no_rows_zeros_and_one_number(name, w):
 
 
 def factors(**options):
-    return [Float8.from_float(torch.randn(n, 32, **options)) for n in (16, 48)]
+    return [float8.Float8.from_float(torch.randn(n, 32, **options)) for n in (16, 48)]
 
 
 def test_what_goes_to_the_hardware(monkeypatch):
@@ -216,7 +176,7 @@ def test_what_goes_to_the_hardware(monkeypatch):
     assert not float8.fits_scaled_mm(x, y.t())
     monkeypatch.setattr(float8, "has_scaled_mm", lambda device: True)
     assert float8.fits_scaled_mm(x, y.t()) and not float8.fits_scaled_mm(x[:3], y.t())
-    for other in (Float8(y.qdata.t().contiguous(), y.scale), y.materialize().t()):
+    for other in (float8.Float8(y.qdata.t().contiguous(), y.scale), y.materialize().t()):
         assert not float8.fits_scaled_mm(x, other)
 
 
@@ -235,3 +195,47 @@ def test_a_bias_trains_through_a_layer_with_narrow_inputs():
     before.backward()
     optimizer.step()
     assert layer(x).square().mean() < before and x.grad.abs().sum() > 0
+
+
+# ---- every class ---------------------------------------------------------------------------------------------
+
+test_conversions = converted(
+    {
+        "conversions keep the format": (
+            [partial(make, name) for name in FORMATS],
+            [torch.bfloat16, torch.float64],
+            lambda w: [
+                w.materialize(),
+                F.linear(X.to(w.dtype), w if type(w) is float8.Float8 else w.float()),
+            ],
+        ),
+    }
+)
+
+test_what_is_refused = refused(
+    {
+        "what formats refuse": (
+            [partial(make, name) for name in SMALL],
+            {
+                "other sizes and dtypes": (
+                    ValueError,
+                    "need (float32 or bfloat16 in blocks|whole groups)",
+                    [
+                        lambda w: type(w).from_float(torch.randn(4, 65)),
+                        lambda w: type(w).from_float(torch.randn(4, 72)),
+                    ],
+                ),
+                "other scales": (
+                    ValueError,
+                    "scales of size",
+                    [lambda w: type(w)(*(t[..., :4] if t.ndim else t for t in w.unwrap()))],
+                ),
+                "writes": (
+                    NotImplementedError,
+                    None,
+                    [lambda w: w.mul_(2), lambda w: w.copy_(torch.zeros(4, 64))],
+                ),
+            },
+        ),
+    }
+)

@@ -15,6 +15,10 @@ SCRIPTS = {
     "log_probability": ["log-likelihood -24", "as a probability 0.0e+00"],
     "low_rank": ["200 multiplications per row instead of 2400, error 0."],
     "masked": ["means tensor([68.9", "gradient tensor([[0.9"],
+    "master_weight": [
+        "float32 master  torch.float32, largest error 0.00",
+        "torch.bfloat16, largest error 0.2",
+    ],
     "mxfp8": ["16896 bytes instead of 65536", "a scale for each 32 median error of a number 2."],
     "named": ["dims ('day', 'product'), variances tensor([1.0000"],
     "nf4": ["17412 bytes instead of 131072", "step 200: mean squared error 1."],
