@@ -10,6 +10,7 @@ from complex_pair import ComplexPair
 from int8_weight import Int8ByHand, Int8Weight
 from subclasses.testing import suite
 from tests.doors import by_desugar
+from tests.examples.classes.checks import agreeing
 from tests.examples.command import report_of
 from tests.tables import giving
 
@@ -111,11 +112,6 @@ def test_the_declaration_has_at_most_twelve_lines(tmp_path, monkeypatch):
     assert count(Int8Weight, int8_weight.linear) <= 12 < 30 < count(Int8ByHand)
 
 
-@pytest.mark.parametrize("w", [torch.zeros(2, 3), torch.zeros(0, 3), torch.full((1, 1), -2.0)])
-def test_rows_of_zeros_and_a_single_number(w):
-    torch.testing.assert_close(int8_weight.quantizer(Int8Weight)(w).materialize(), w)
-
-
 # ---- complex numbers -------------------------------------------------------------------------------------------
 
 
@@ -144,18 +140,35 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("real", [torch.float32, torch.float64])
-def test_promotion_follows_pytorch(real):
-    x = ComplexPair(torch.ones(2, dtype=real), torch.ones(2, dtype=real))
-    for other in OTHERS:
-        for op in (torch.add, torch.mul, torch.sub):
-            got, expected = op(x, other), op(x.materialize(), other)
-            assert got.dtype == expected.dtype
-            torch.testing.assert_close(complex_pair.rejoin_pair(got), expected)
-
-
-def test_views_of_parts_that_start_elsewhere():
-    base = torch.arange(12.0)
-    x = ComplexPair(base[2:8].view(2, 3), base[6:].view(2, 3))
-    for part in (x[1:], by_desugar(lambda x: x[1:])(x)):
-        assert torch.equal(part.materialize(), x.materialize()[1:])
+BASE = torch.arange(12.0)
+test_results = agreeing(
+    {
+        "rows of zeros and a single number": (
+            [lambda w=w: w for w in (torch.zeros(2, 3), torch.zeros(0, 3), torch.full((1, 1), -2.0))],
+            lambda w: [(int8_weight.quantizer(Int8Weight)(w).materialize(), w)],
+        ),
+        "promotion follows PyTorch": (
+            [
+                lambda real=real: ComplexPair(*torch.ones(2, 2, dtype=real))
+                for real in (torch.float32, torch.float64)
+            ],
+            lambda x: [
+                (
+                    (
+                        complex_pair.rejoin_pair(op(x, other)),
+                        op(x, other).dtype == op(x.materialize(), other).dtype,
+                    ),
+                    (op(x.materialize(), other), True),
+                )
+                for other in OTHERS
+                for op in (torch.add, torch.mul, torch.sub)
+            ],
+        ),
+        "views of parts that start elsewhere": (
+            [lambda: ComplexPair(BASE[2:8].view(2, 3), BASE[6:].view(2, 3))],
+            lambda x: [
+                (part.materialize(), x.materialize()[1:]) for part in (x[1:], by_desugar(lambda x: x[1:])(x))
+            ],
+        ),
+    }
+)

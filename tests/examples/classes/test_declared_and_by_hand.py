@@ -165,18 +165,7 @@ def test_in_place_and_views(cls):
     torch.testing.assert_close(*torch.autograd.grad(x.parts.sum(), leaf), torch.full((4,), 24.0))
 
 
-@pytest.mark.parametrize("size", [(), (1,), (0,), (0, 3), (1, 1)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@of_quaternions
-def test_sizes_and_dtypes(cls, size, dtype):
-    x = cls(torch.randn(*size, 4)).to(dtype)
-    for y in (x * x, x + x, 2 * x, 1 / x, -x, x.conjugate()):
-        assert y.shape == size and y.dtype == y.parts.dtype == dtype
-    assert x.abs().shape == size and x.sum().shape == () and x.sum().dtype == dtype
-    torch.testing.assert_close(x.sum().parts, x.parts.reshape(-1, 4).sum(0))
-
-
-PLAIN = torch.ones(4, 6)
+PLAIN, ONES = torch.ones(4, 6), torch.ones(6)
 
 # ---- log-probabilities -----------------------------------------------------------------------------------------
 
@@ -223,7 +212,6 @@ def test_gradients_of_moved_entries_and_of_all(cls, move):
 
 
 MAKES = [partial(log_probability, cls) for _, cls in BOTH.values()]
-ONES = torch.ones(6)
 
 # ---- every class ---------------------------------------------------------------------------------------------
 
@@ -239,6 +227,23 @@ test_results = agreeing(
                     type(q).about(Z, torch.tensor(math.pi / 2)).rotate(torch.tensor([1.0, 0, 5])),
                     torch.tensor([0.0, 1, 5]),
                 ),
+            ],
+        ),
+        "sizes and dtypes": (
+            [
+                lambda cls=cls, size=size, dtype=dtype: cls(torch.randn(*size, 4)).to(dtype)
+                for cls, _ in BOTH.values()
+                for size in ((), (1,), (0,), (0, 3), (1, 1))
+                for dtype in (torch.float32, torch.bfloat16, torch.float64)
+            ],
+            lambda x: [
+                *((y.shape, x.shape) for y in (x * x, x + x, 2 * x, 1 / x, -x, x.conjugate(), x.abs())),
+                *(
+                    (y.dtype == y.parts.dtype == x.dtype, True)
+                    for y in (x * x, x + x, 2 * x, 1 / x, -x, x.sum())
+                ),
+                (x.sum().shape, ()),
+                (x.sum().parts, x.parts.reshape(-1, 4).sum(0)),
             ],
         ),
         "no probabilities": (

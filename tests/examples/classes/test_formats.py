@@ -13,9 +13,9 @@ from subclasses import strict
 from subclasses.testing import suite
 from tests.distributed.models import Adapted
 from tests.doors import by_desugar
-from tests.examples.classes.checks import converted, refused
+from tests.examples.classes.checks import agreeing, converted, refused
 
-aten = torch.ops.aten
+aten, X = torch.ops.aten, torch.linspace(-1, 1, 3 * 64).view(3, 64)
 FORMATS = {
     "Float8": float8.Float8.from_float,
     "MXFP8": mxfp8.MXFP8.from_float,
@@ -26,7 +26,6 @@ FORMATS = {
 }
 SMALL = {name: FORMATS[name] for name in ("MXFP8", "NVFP4", "NF4")}  # these keep no matrix for a backward
 WIDTHS = [torch.float32, torch.bfloat16]
-X = torch.linspace(-1, 1, 3 * 64).view(3, 64)
 
 
 def make(name, rows=4, dtype=torch.float32, **options):
@@ -155,12 +154,12 @@ def test_one_program_serves_all_batches_and_weights(name):
 
 
 EDGES = [torch.zeros(0, 64), torch.zeros(4, 64), torch.full((4, 64), -6.0)]
-
-
-@pytest.mark.parametrize("w", EDGES, ids=["nothing", "zeros", "one number"])
-@pytest.mark.parametrize("name", FORMATS)
-def test_no_rows_zeros_and_one_number(name, w):
-    torch.testing.assert_close(FORMATS[name](w).materialize(), w)
+test_no_rows_zeros_and_one_number = agreeing(
+    {
+        name: ([lambda w=w: w for w in EDGES], lambda w, name=name: [(FORMATS[name](w).materialize(), w)])
+        for name in FORMATS
+    }
+)
 
 
 # ---- float8 ----------------------------------------------------------------------------------------------------

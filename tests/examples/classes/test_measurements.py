@@ -14,7 +14,15 @@ from classes.uncertain import Uncertain
 from subclasses import DispatchError
 from subclasses.testing import suite
 from tests.doors import by_desugar
-from tests.examples.classes.checks import check_gradients, converted, formulas, normal, positive, refused
+from tests.examples.classes.checks import (
+    agreeing,
+    check_gradients,
+    converted,
+    formulas,
+    normal,
+    positive,
+    refused,
+)
 from tests.tables import giving
 
 aten = torch.ops.aten
@@ -79,7 +87,6 @@ OF_TWO_NAMED = (
     torch.lt,
     torch.ge,
 )
-COMPARISONS = (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
 
 OF_UNCERTAIN = {
     **{op: lambda x: (x,) for op in (*uncertainties.UNARY, torch.sum)},
@@ -95,7 +102,6 @@ OF_UNCERTAIN = {
     aten.unsqueeze: lambda x: (x, 1),
     aten.squeeze: lambda x: (x[:1], 0),
 }
-SOME_OF_UNCERTAIN = {op: OF_UNCERTAIN[op] for op in (torch.mul, torch.exp, torch.sum, aten.select)}
 globals().update(
     TestMasked=suite(masked, sizes=[lambda n=n: masked(n) for n in (5, 7)]),
     TestWhole=suite(whole, reference=lambda x: x.values, ops=OF_WHOLE, paths={}),
@@ -127,14 +133,19 @@ globals().update(
             torch.reciprocal: lambda x: (x,),
             aten.permute: lambda x: (x, [1, 0]),
             aten.squeeze: lambda x: (x[:1], 0),
-            **{op: lambda x: (x, x[:1]) for op in (aten.sub, aten.rsub, *COMPARISONS)},
+            **{
+                op: lambda x: (x, x[:1])
+                for op in (aten.sub, aten.rsub, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
+            },
         },
         sizes=[lambda n=n: quantity(n) for n in (5, 7)],
         variants=[lambda: quantity(s=2), lambda: quantity(kg=1, m=-1)],
     ),
     TestWithoutUnit=suite(lambda: Quantity(torch.randn(4, 6)), reference=lambda x: x.value, paths={}),
     TestUncertain=suite(
-        uncertain, ops=SOME_OF_UNCERTAIN, sizes=[lambda n=n: uncertain(n, 6) for n in (5, 7)]
+        uncertain,
+        ops={op: OF_UNCERTAIN[op] for op in (torch.mul, torch.exp, torch.sum, aten.select)},
+        sizes=[lambda n=n: uncertain(n, 6) for n in (5, 7)],
     ),
     TestRulesOfErrors=suite(uncertain, ops=OF_UNCERTAIN, paths={}),
     TestRingBuffer=suite(
@@ -275,25 +286,6 @@ def test_operands_broadcast(way):
     torch.testing.assert_close(y.filled(0), (1 - (x.values + row.values) * 3).masked_fill(~y.mask, 0))
 
 
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize("dim", [None, 0, -1, (0, 1)])
-def test_reductions_by_each_dim(dim, keepdim):
-    x = masked()
-    n, total = x.mask.sum(dim, keepdim), x.values.masked_fill(~x.mask, 0).sum(dim, keepdim)
-    for got, expected in (
-        (x.sum(dim, keepdim), total),
-        (x.mean(dim, keepdim=keepdim), (total / n).nan_to_num()),
-    ):
-        torch.testing.assert_close(got.filled(0), expected)
-        assert torch.equal(got.mask, n > 0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
-def test_a_missing_zero_is_no_division_by_zero(dtype):
-    x = masked().to(dtype)
-    assert (x / x).mask.equal(x.mask) and x.sum(0).dtype == x.values.sum(0).dtype
-
-
 EMPTY = Masked(torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.bool))
 
 
@@ -311,20 +303,7 @@ SHORT, PLAIN = torch.ones(2, dtype=torch.bool), torch.zeros(4, 6)
 # ---- names -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin", "std", "var"])
-@pytest.mark.parametrize(("name", "position"), [("a", 0), ("b", -1), (("b", "a"), (1, 0)), (None, None)])
-def test_names_and_positions_agree(name, position, reduce, keepdim):
-    x = named()
-    every = (0, 1) if position is None else position
-    expected = getattr(torch, reduce)(x.values, every, keepdim=keepdim)
-    got, by_position = (getattr(x, reduce)(dim, keepdim) for dim in (name, position))
-    assert got.dims == by_position.dims and len(got.dims) == got.ndim == expected.ndim
-    torch.testing.assert_close([got.values, by_position.values], [expected] * 2)
-
-
-X, Y = named(), Named(torch.randn(6, 4), dims=("b", "a"))
-NUMBER = Named(torch.tensor(2.0), dims=())
+X, Y, NUMBER = named(), Named(torch.randn(6, 4), dims=("b", "a")), Named(torch.tensor(2.0), dims=())
 
 
 def told(x):
@@ -376,14 +355,6 @@ def test_errors_agree_with_random_measurements():
     torch.testing.assert_close(errors, deviations, rtol=0.02, atol=0)
 
 
-def test_exact_values_get_finite_gradients():
-    error = torch.zeros(3, requires_grad=True)
-    x = Uncertain(torch.ones(3), error)
-    for y in (x + x[0], x * x[0], x.sum(), x / x[0]):
-        assert not y.error.any()
-        assert torch.autograd.grad(y.error.sum(), error)[0].isfinite().all()
-
-
 ONE = uncertain(1)
 
 # ---- a ring buffer ---------------------------------------------------------------------------------------------
@@ -426,19 +397,86 @@ def test_few_programs_serve_all_positions():
     assert len(step.programs) <= 3  # for 0, for 1, and for the rest
 
 
-def test_copies_and_entries_keep_the_position():
-    for buffer in (ring_buffer(), copy.deepcopy(ring_buffer()), ring_buffer().clone(), ring_buffer().long()):
-        entry = torch.ones(6, dtype=buffer.dtype)
-        assert buffer.count == 9 and buffer.append(entry).read()[-1].tolist() == [1] * 6
-    learned = RingBuffer(torch.randn(4, 6, requires_grad=True), count=1)
-    assert learned.detach().append_(torch.zeros(6)).count == 2
-
-
-ENTRY = torch.randn(6, requires_grad=True)
-LEARNED = torch.randn(4, 6, requires_grad=True)
+ENTRY, LEARNED = (torch.randn(size, requires_grad=True) for size in ((6,), (4, 6)))
 
 # ---- every class ---------------------------------------------------------------------------------------------
 
+
+def reduced(x, dim, keepdim):
+    """Sums and means of the entries that are present, and whether there are any."""
+    n, total = x.mask.sum(dim, keepdim), x.values.masked_fill(~x.mask, 0).sum(dim, keepdim)
+    results = {x.sum(dim, keepdim): total, x.mean(dim, keepdim=keepdim): (total / n).nan_to_num()}
+    return [((y.filled(0), y.mask), (expected, n > 0)) for y, expected in results.items()]
+
+
+def by_name(x, reduce, name, position, keepdim):
+    """A reduction by names and by positions; both keep the names of the other dims."""
+    y, z = (getattr(x, reduce)(dim, keepdim) for dim in (name, position))
+    plain = getattr(torch, reduce)(x.values, (0, 1) if position is None else position, keepdim=keepdim)
+    return [(y.values, plain), (z.values, plain), (y.dims == z.dims and len(y.dims) == y.ndim, True)]
+
+
+test_values = agreeing(
+    {
+        **{
+            f"reductions of masks by {dim}, {keepdim}": (
+                [masked],
+                lambda x, dim=dim, keepdim=keepdim: reduced(x, dim, keepdim),
+            )
+            for dim in (None, 0, -1, (0, 1))
+            for keepdim in (False, True)
+        },
+        **{
+            f"{reduce} by {name}, {keepdim}": (
+                [named],
+                lambda x, case=(reduce, name, position, keepdim): by_name(x, *case),
+            )
+            for reduce in ("sum", "mean", "amax", "amin", "std", "var")
+            for name, position in (("a", 0), ("b", -1), (("b", "a"), (1, 0)), (None, None))
+            for keepdim in (False, True)
+        },
+        **{
+            f"exact values get finite gradients of {name}": (
+                [lambda: torch.zeros(3, requires_grad=True)],
+                lambda error, run=run: [
+                    (run(Uncertain(torch.ones(3), error)).error.any().item(), False),
+                    (
+                        torch.autograd.grad(run(Uncertain(torch.ones(3), error)).error.sum(), error)[
+                            0
+                        ].isfinite(),
+                        torch.ones(3, dtype=torch.bool),
+                    ),
+                ],
+            )
+            for name, run in {
+                "a sum": lambda x: x + x[0],
+                "a product": lambda x: x * x[0],
+                "all": lambda x: x.sum(),
+                "a quotient": lambda x: x / x[0],
+            }.items()
+        },
+        "copies and entries keep the position": (
+            [
+                ring_buffer,
+                lambda: copy.deepcopy(ring_buffer()),
+                lambda: ring_buffer().clone(),
+                lambda: ring_buffer().long(),
+            ],
+            lambda x: [
+                (x.count, 9),
+                (x.append(torch.ones(6, dtype=x.dtype)).read()[-1], torch.ones(6, dtype=x.dtype)),
+            ],
+        ),
+        "a missing zero is no division by zero": (
+            [lambda: masked().double(), lambda: masked().int()],
+            lambda x: [((x / x).mask, x.mask), (x.sum(0).dtype == x.values.sum(0).dtype, True)],
+        ),
+        "an entry for a buffer that is learned": (
+            [lambda: RingBuffer(torch.randn(4, 6, requires_grad=True), count=1)],
+            lambda x: [(x.detach().append_(torch.zeros(6)).count, 2)],
+        ),
+    }
+)
 test_conversions = converted(
     {
         "conversions keep the mask": (

@@ -22,7 +22,7 @@ from tests.examples.classes.checks import agreeing, check_gradients, converted, 
 from tests.tables import giving
 
 X, Y = (torch.linspace(-1, 1, 3 * n).view(3, n) for n in (6, 8))
-ROW, COLUMN = [0, 1, 1], [1, 0, 2]
+ROW, COLUMN, NARROW = [0, 1, 1], [1, 0, 2], [torch.bfloat16, torch.float64]
 
 
 def int4(cls=Int4Weight, rows=4, group=4):
@@ -90,7 +90,6 @@ def whole(blocks, row, column, grid):
     return torch.cat([torch.cat(row, 1) for row in rows])
 
 
-SIZES = [(), (3,), (2, 3), (0,), (1,)]
 SCALES = torch.rand(4, 2, dtype=torch.float64) + 0.5
 PACKED = {cls: int4(cls) for cls in (Int4Weight, KernelInt4Weight)}
 BLOCKS = block_sparse(4)  # two blocks in one place
@@ -148,7 +147,7 @@ test_values_and_gradients = formulas(
             lambda y: y.square().sum(),
         )
         for name, (part, width, wrap, plain) in LAYERS.items()
-        for size in SIZES
+        for size in [(), (3,), (2, 3), (0,), (1,)]
     }
     | {
         f"products of low rank, {cls.__module__}": (
@@ -184,7 +183,6 @@ def test_a_compiled_layer_makes_no_matrix(name, way):
 
 
 TWO, THREE, THREE_SCALES = torch.zeros(2).long(), torch.zeros(3).long(), torch.ones(4, 3)
-NARROW = [torch.bfloat16, torch.float64]
 
 
 def writes(size, error):
@@ -271,16 +269,6 @@ def test_no_product_makes_the_matrix(cls, way):
 # ---- master weights --------------------------------------------------------------------------------------------
 
 
-def test_a_conversion_keeps_the_master():
-    master = torch.randn(4, 6, requires_grad=True)
-    w = MasterWeight(master)
-    wide = w.half().double()
-    assert isinstance(wide, MasterWeight) and wide.dtype == wide.compute == torch.float64
-    assert torch.equal(wide.master, master)
-    torch.testing.assert_close(*torch.autograd.grad(F.linear(X, wide).sum(), master), X.sum(0).expand(4, 6))
-    assert w.int().dtype == torch.int32 and not isinstance(w.int(), MasterWeight)
-
-
 def test_a_module_is_converted_without_a_loss():
     layer = nn.Linear(6, 4)
     weight = layer.weight.detach().clone()
@@ -301,7 +289,6 @@ def test_a_step_that_bfloat16_would_lose(way):
 
 # ---- every class ---------------------------------------------------------------------------------------------
 
-BOTH = (LowRank, ByHand)
 test_results_are_those_of_the_matrix = agreeing(
     {
         "the nearest four-bit numbers": (
@@ -323,7 +310,7 @@ test_results_are_those_of_the_matrix = agreeing(
         ),
         **{
             f"batches, vectors and keywords, {tuple(x.shape)}": (
-                [partial(low_rank, cls, 4, 2, 4) for cls in BOTH],
+                [partial(low_rank, cls, 4, 2, 4) for cls in (LowRank, ByHand)],
                 lambda w, x=x: [
                     (x @ w, x @ w.materialize()),
                     (w @ x.unsqueeze(-1), w.materialize() @ x.unsqueeze(-1)),
@@ -335,7 +322,7 @@ test_results_are_those_of_the_matrix = agreeing(
         "sizes of none and one": (
             [
                 partial(low_rank, cls, *size)
-                for cls in BOTH
+                for cls in (LowRank, ByHand)
                 for size in ((0, 1, 3), (3, 0, 2), (1, 1, 1), (8, 3, 8))
             ],
             lambda w: [
@@ -343,8 +330,27 @@ test_results_are_those_of_the_matrix = agreeing(
                 (w @ torch.ones(w.shape[1], 2), w.materialize() @ torch.ones(w.shape[1], 2)),
             ],
         ),
+        "a conversion keeps the master": (
+            [lambda: torch.randn(4, 6, requires_grad=True)],
+            lambda master: [
+                (type(MasterWeight(master).int()) is torch.Tensor, True),
+                *(
+                    pair
+                    for wide in [MasterWeight(master).half().double()]
+                    for pair in (
+                        (type(wide) is MasterWeight and wide.dtype == wide.compute == torch.float64, True),
+                        (wide.master, master.detach()),
+                        (torch.autograd.grad(F.linear(X, wide).sum(), master)[0], X.sum(0).expand(4, 6)),
+                    )
+                ),
+            ],
+        ),
         "the nearest matrix": (
-            [partial(low_rank, cls, n, r, n, torch.float64) for cls in BOTH for n, r in ((1, 1), (8, 3))],
+            [
+                partial(low_rank, cls, n, r, n, torch.float64)
+                for cls in (LowRank, ByHand)
+                for n, r in ((1, 1), (8, 3))
+            ],
             lambda w: [(type(w).nearest(w.materialize(), w.left.shape[1]).materialize(), w.materialize())],
         ),
     }
