@@ -87,34 +87,34 @@ def home_of(cls: type) -> Path:
 
 HEAD = """# Scoreboard
 
-Which promises of the [conformance kit](conformance.md) tensor classes keep: those of torchao and PyTorch, and those
-of this project beside them. `python -m bench.scoreboard --all` puts each class to the kit and writes this page; of one
-class, `python -m bench.scoreboard MXTensor` does.
+This page shows which promises of the [conformance kit](conformance.md) tensor classes keep: classes of torchao and
+PyTorch, and classes of this project beside them. `python -m bench.scoreboard --all` puts each class to the kit and
+writes this page; `python -m bench.scoreboard MXTensor` does so for one class.
 
 Measured with {versions}, on the CPU, at the kit's level `gradients`.
 
 | letter | state of a promise |
 |---|---|
 | k | kept |
-| r | kept in each call that the class takes; it refuses some, by a deliberate error or an `assert` of its own |
+| r | kept in each call that the class takes; it refuses some calls, by a deliberate error or an `assert` of its own |
 | **B** | broken: a program of at most ten lines below shows it, which needs nothing of this project |
-| o | open: the kit finds a difference, and no such program shows it. It may be a requirement of this project alone |
-| - | not tried: the kit lacks an option for it, or a promise that it needs is not kept |
+| o | open: the kit finds a difference that no such program shows; only this project may require it |
+| - | not tried: the kit lacks an option for it, or the class does not keep a promise that it needs |
 
-A refusal is no fault. An error from inside, such as an `AttributeError` for a plain operand, is no refusal. Many of
-these classes serve inference in one kind of layer, and claim no more.
+A refusal is not a fault. An error from inside, such as an `AttributeError` for a plain operand, is not a refusal. Many
+of these classes serve inference in one kind of layer, and claim no more.
 
 **Who should look before this is believed.** This project wrote the kit, the programs and this page. No maintainer of
-torchao or PyTorch has reviewed them. Each program should be run by a maintainer of its library, who may call the result
-intended; the entry then becomes a refusal. Views in inference mode fail in PyTorch's own code for wrapper subclasses.
+torchao or PyTorch has reviewed them. A maintainer of the library should run each program, and may call the result
+intended: the entry then becomes a refusal. Views in inference mode fail in PyTorch's own code for wrapper subclasses.
 
-Of the classes of this project, each difference that the kit finds counts as broken. A `JaggedTensor` copies where a
-dense tensor has a view, and shares its offsets with its copies; [its own tests](jagged.md) compare it with a loop over
-rows.
+Of the classes of this project, each difference that the kit finds counts as broken. Ragged tensors share offsets or
+lengths with their copies, and a `JaggedTensor` copies where a dense tensor has a view; [their own tests](jagged.md)
+compare them with a loop over rows.
 
-Not here: torchao's `Int4Tensor` needs the package `mslk`. The kit does not take `DTensor`, whose `__tensor_flatten__`
-names a `DeviceMesh`, nor PyTorch's jagged `NestedTensor`, of which each copy has another symbolic size. `TensorDict` of
-tensordict (0.15.3) is no tensor, and its `MemoryMappedTensor` is no wrapper.
+Four classes are missing. torchao's `Int4Tensor` needs the package `mslk`. The kit cannot read a `DTensor`, whose
+`__tensor_flatten__` names a `DeviceMesh`, and a jagged `NestedTensor`, whose copies each have another symbolic size.
+tensordict's `TensorDict` (0.15.3) does not inherit from `torch.Tensor`.
 """
 
 

@@ -1,9 +1,10 @@
 """Files of plain tensors, such as safetensors, for values of every declared class.
 
 ``torch.save`` and ``load_state_dict`` take values as they are. :func:`save_file` and :func:`load_file` write and read a
-state dict like the functions of these names in ``safetensors.torch``. For other formats, :func:`to_plain` flattens a state dict into plain
-tensors and metadata of strings, from which :func:`from_plain` rebuilds it. Inner tensors are named by their fields, as
-``0.weight.qdata`` and ``0.weight.scale``; a declared class inside of another adds its own names.
+state dict like the functions of these names in ``safetensors.torch``. For other formats, :func:`to_plain` flattens a
+state dict into plain tensors and metadata of strings, from which :func:`from_plain` rebuilds it. Inner tensors are
+named by their fields, as ``0.weight.qdata`` and ``0.weight.scale``; a declared class inside of another adds its own
+names.
 """
 
 from __future__ import annotations
