@@ -145,7 +145,7 @@ def _titled(name: str) -> str:
 
 
 def _programs(classes: dict[str, dict[str, str]]) -> Iterator[str]:
-    yield "\n## Programs\n"
+    yield "\n## Programs\n\n<!-- fmt: off -->\n"
     for subject in OTHERS:
         broken = [p for p, state in classes.get(subject.name, {}).items() if state == "broken"]
         if broken:
@@ -156,6 +156,7 @@ def _programs(classes: dict[str, dict[str, str]]) -> Iterator[str]:
         for program, promises in programs.items():
             names = ", ".join(f"`{promise}`" for promise in promises)
             yield f"{names}:\n\n```py\n{program}\n```\n"
+    yield "<!-- fmt: on -->"
 
 
 # ---- the command -------------------------------------------------------------------------------------------
