@@ -1,5 +1,7 @@
 """Counts the lines of the gallery's classes, three of them beside the same class by hand: `python -m bench.lines`.
 
+`python -m bench.lines --torchao` prints the counts of its formats beside torchao's files, where torchao is installed.
+
 A code line holds a token that is neither a comment nor part of a docstring. The counts are of whole files (imports,
 class, helpers, rules) without the script at the end: `main` and its call. Both versions of a class pass the same tests,
 in `tests/examples/classes`.
@@ -9,8 +11,10 @@ from __future__ import annotations
 
 import ast
 import io
+import sys
 import tokenize
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +22,13 @@ from rich.table import Table
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
+# The files of torchao with the same formats, which also serve other formats, GPU kernels and conversions.
+_TORCHAO = {
+    "float8": "quantization/quantize_/workflows/float8/float8_tensor.py",
+    "mxfp8": "prototype/mx_formats/mx_tensor.py",
+    "nf4": "quantization/quantize_/workflows/nf4/nf4_tensor.py",
+    "nvfp4": "prototype/mx_formats/nvfp4_tensor.py",
+}
 _LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -53,6 +64,17 @@ def count_gallery() -> list[Count]:
     return sorted(counts, key=lambda count: (count.by_hand is None, count.name))
 
 
+def count_torchao() -> list[Count]:
+    """Returns the counts of the formats beside torchao's files; none where torchao is not installed."""
+    torchao = find_spec("torchao")
+    if torchao is None or not torchao.submodule_search_locations:
+        return []
+    (folder,) = torchao.submodule_search_locations
+    declared = {count.name: count.declared for count in count_gallery()}
+    theirs = {name: count_code_lines((Path(folder) / path).read_text()) for name, path in _TORCHAO.items()}
+    return [Count(name, declared[name], lines) for name, lines in theirs.items()]
+
+
 def count_code_lines(source: str) -> int:
     """Returns the number of code lines of a module, without its docstrings and its script."""
     lines = {
@@ -83,15 +105,15 @@ def _is_script(node: ast.stmt) -> bool:
     return False
 
 
-def main() -> None:
+def main(torchao: bool = False) -> None:
     """Prints the table."""
     table = Table(title="Code lines of the classes in examples/classes")
-    for heading in ("class", "declared", "by hand", "ratio"):
+    for heading in ("class", "declared", "torchao" if torchao else "by hand", "ratio"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
-    for count in count_gallery():
+    for count in count_torchao() if torchao else count_gallery():
         table.add_row(*count.cells())
     Console(width=80).print(table)
 
 
 if __name__ == "__main__":
-    main()
+    main("--torchao" in sys.argv[1:])

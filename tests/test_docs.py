@@ -65,6 +65,7 @@ WHOLE_MODULES = [
     "subclasses.keyed",
     "subclasses.keyed.sharded",
     "subclasses.export",
+    "subclasses.files",
 ]
 
 

@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from subclasses.after_import import after_import
+from subclasses.files import from_plain, to_plain
 from subclasses.int8 import collectives, layers, structure, writing  # noqa: F401  # imported to register rules
 from subclasses.int8.config import (
     FqnToConfig,
@@ -15,7 +16,6 @@ from subclasses.int8.config import (
     quantize_,
     weight_bytes,
 )
-from subclasses.int8.saving import from_plain, to_plain
 from subclasses.int8.tensor import Int8Tensor
 
 

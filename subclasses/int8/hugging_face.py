@@ -17,10 +17,9 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer  # type: ignore[reportMissingImports]
 from transformers.utils.quantization_config import QuantizationConfigMixin  # type: ignore[reportMissingImports]
 
-from subclasses.int8.saving import (
-    PARTS,
-    TENSORS_KEY,
+from subclasses.files import (
     TIED_KEY,
+    VALUES_KEY,
     from_plain,
     read_metadata,
     tied_names,
@@ -90,9 +89,9 @@ class Int8Quantizer(HfQuantizer):
     @property
     def serialized_names(self) -> dict[str, list[str]]:  # type: ignore[override]
         """Maps the last part of each int8 weight's name to the names of its inner tensors in a file."""
-        names = json.loads((self.metadata or {}).get(TENSORS_KEY, "{}"))
+        names = json.loads((self.metadata or {}).get(VALUES_KEY, "{}"))
         last = {name.rpartition(".")[2] for name in names}
-        return {name: [f"{name}.{part}" for part in PARTS] for name in sorted(last)}
+        return {name: [f"{name}.{part}" for part in Int8Tensor.__spec__.inner_names] for name in sorted(last)}
 
     def get_load_operations(self) -> dict[str, Any]:
         """Returns the operation that makes a weight of its inner tensors."""
@@ -121,8 +120,8 @@ class _FromPlain(ConversionOps):
     ) -> dict[str, Any]:
         """Returns the weight under its name, in the dtype that the model has there."""
         parts = {f"{full_layer_name}.{key.rpartition('.')[2]}": found[0] for key, found in input_dict.items()}
-        described = json.loads((self.hf_quantizer.metadata or {})[TENSORS_KEY])
-        metadata = {TENSORS_KEY: json.dumps({full_layer_name: described[full_layer_name]})}
+        described = json.loads((self.hf_quantizer.metadata or {})[VALUES_KEY])
+        metadata = {VALUES_KEY: json.dumps({full_layer_name: described[full_layer_name]})}
         weight = from_plain(parts, metadata)[full_layer_name]
         path, _, name = full_layer_name.rpartition(".")
         module = model.get_submodule(path)

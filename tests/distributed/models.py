@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from examples.classes import float8, mxfp8, nf4, nvfp4
 from subclasses import TensorSubclass, inner
 from tests.subclasses.subjects import LowRank
 
@@ -108,3 +111,22 @@ def of_low_rank() -> nn.Module:
         return WrapperLinear(LowRank(torch.randn(out, 3), torch.randn(3, width) / 2))
 
     return nn.Sequential(layer(8, 16), nn.Tanh(), layer(16, 4))
+
+
+FORMATS = {
+    "float8": float8.Float8.from_float,
+    "MXFP8": mxfp8.MXFP8.from_float,
+    "NVFP4": nvfp4.NVFP4.from_float,
+    "NF4": partial(nf4.NF4.from_float, block=16, group=8),  # two rows of scales have one factor
+}
+
+
+def of_format(name: str) -> nn.Module:
+    """Frozen weights of a format of the gallery, with trained adapters."""
+
+    def layer(width: int, out: int) -> nn.Module:
+        linear = nn.Linear(width, out)
+        linear.weight = nn.Parameter(FORMATS[name](linear.weight.detach()), requires_grad=False)
+        return Adapted(linear)
+
+    return nn.Sequential(layer(64, 32), nn.Tanh(), layer(32, 64))

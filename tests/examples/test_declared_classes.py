@@ -1,18 +1,16 @@
-"""The int8 weight, the complex pair and the float8 tensor: the kit finds nothing, and results are the right ones."""
+"""The int8 weight and the complex pair: the kit finds nothing, and results are the right ones."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import complex_pair
-import float8
 import int8_weight
 from complex_pair import ComplexPair
-from float8 import Float8
 from int8_weight import Int8ByHand, Int8Weight
-from subclasses.testing import check, suite
+from subclasses.testing import suite
 from tests.doors import by_desugar
+from tests.examples.classes.checks import agreeing
 from tests.examples.command import report_of
 from tests.tables import giving
 
@@ -24,30 +22,25 @@ def int8(dtype=torch.float32, rows=4):
     return int8_weight.quantizer(Int8Weight)(torch.randn(rows, 6, dtype=dtype))
 
 
-TestInt8Weight = suite(
-    int8, ops={F.linear: lambda x: (X, x)}, sizes=[lambda n=n: int8(rows=n) for n in (5, 7)]
-)
-TestComplexPair = suite(
-    complex_pair.make,
-    ops={
-        aten.mm: lambda x: (x, torch.complex(W, W)),
-        aten.bmm: lambda x: (x.unsqueeze(0), x.unsqueeze(0).transpose(1, 2)),
-        aten.add: lambda x: (x, 1 + 2j),
-        aten._unsafe_view: lambda x: (x, [24]),
-        aten.permute: lambda x: (x, [1, 0]),
-        aten.squeeze: lambda x: (x[:1], 0),
-    },
-    sizes=[lambda n=n: ComplexPair(torch.randn(n, 6), torch.randn(n, 6)) for n in (5, 7)],
-)
-TestFloat8 = suite(
-    float8.make,
-    ops={
-        aten.mm: lambda x: (x, x.t()),
-        aten.addmm: lambda x: (X[:, :4], X, x.t()),
-        F.linear: lambda x: (X, x, X[0, :4]),
-        aten.permute: lambda x: (x, [1, 0]),
-    },
-    sizes=[lambda n=n: Float8.from_float(torch.randn(n, 6)) for n in (5, 7)],
+globals().update(
+    TestInt8Weight=suite(
+        int8, ops={F.linear: lambda x: (X, x)}, sizes=[lambda n=n: int8(rows=n) for n in (5, 7)]
+    ),
+    TestInt8WeightOfBfloat16=pytest.mark.slow(
+        suite(lambda: int8(torch.bfloat16), paths={}, rtol=0.05, atol=0.05)
+    ),
+    TestComplexPair=suite(
+        complex_pair.make,
+        ops={
+            aten.mm: lambda x: (x, torch.complex(W, W)),
+            aten.bmm: lambda x: (x.unsqueeze(0), x.unsqueeze(0).transpose(1, 2)),
+            aten.add: lambda x: (x, 1 + 2j),
+            aten._unsafe_view: lambda x: (x, [24]),
+            aten.permute: lambda x: (x, [1, 0]),
+            aten.squeeze: lambda x: (x[:1], 0),
+        },
+        sizes=[lambda n=n: ComplexPair(torch.randn(n, 6), torch.randn(n, 6)) for n in (5, 7)],
+    ),
 )
 
 # Every way in which an op may run: a rule, a view, materialized, a real result, several results, refused.
@@ -59,7 +52,6 @@ REPORTS = {
         ["all"],
         ["ComplexPair: of ", "softmax right, addr right, inv right"],
     ),
-    "float8": (float8, [], ["weight: 8192 bytes, in float8 2052"]),
     "int8": (
         int8_weight,
         [],
@@ -120,16 +112,6 @@ def test_the_declaration_has_at_most_twelve_lines(tmp_path, monkeypatch):
     assert count(Int8Weight, int8_weight.linear) <= 12 < 30 < count(Int8ByHand)
 
 
-@pytest.mark.parametrize("w", [torch.zeros(2, 3), torch.zeros(0, 3), torch.full((1, 1), -2.0)])
-def test_rows_of_zeros_and_a_single_number(w):
-    torch.testing.assert_close(int8_weight.quantizer(Int8Weight)(w).materialize(), w)
-
-
-@pytest.mark.slow
-def test_bfloat16():
-    check(lambda: int8(torch.bfloat16), paths={}, rtol=0.05, atol=0.05)
-
-
 # ---- complex numbers -------------------------------------------------------------------------------------------
 
 
@@ -158,66 +140,35 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("real", [torch.float32, torch.float64])
-def test_promotion_follows_pytorch(real):
-    x = ComplexPair(torch.ones(2, dtype=real), torch.ones(2, dtype=real))
-    for other in OTHERS:
-        for op in (torch.add, torch.mul, torch.sub):
-            got, expected = op(x, other), op(x.materialize(), other)
-            assert got.dtype == expected.dtype
-            torch.testing.assert_close(complex_pair.rejoin_pair(got), expected)
-
-
-def test_views_of_parts_that_start_elsewhere():
-    base = torch.arange(12.0)
-    x = ComplexPair(base[2:8].view(2, 3), base[6:].view(2, 3))
-    for part in (x[1:], by_desugar(lambda x: x[1:])(x)):
-        assert torch.equal(part.materialize(), x.materialize()[1:])
-
-
-# ---- float8 ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("w", [torch.randn(0, 4), torch.randn(1, 1), torch.randn(16, 32), torch.zeros(3, 3)])
-def test_from_float(w, dtype):
-    q, w = Float8.from_float(w.to(dtype)), w.to(dtype)
-    assert q.dtype == dtype and q.shape == w.shape and (w.any() or not q.materialize().any())
-    torch.testing.assert_close(q.materialize(), w, rtol=0.07, atol=0.02)  # three bits behind the point
-
-
-def factors(**options):
-    return [Float8.from_float(torch.randn(n, 32, **options)) for n in (16, 48)]
-
-
-def test_products_are_those_of_the_wide_numbers():
-    x, y = factors()
-    wide = x.materialize() @ y.materialize().t()
-    torch.testing.assert_close(x @ y.t(), wide)
-    torch.testing.assert_close(F.linear(x, y, torch.ones(48)), wide + 1)
-
-
-def test_what_goes_to_the_hardware(monkeypatch):
-    x, y = factors()
-    assert not float8.fits_scaled_mm(x, y.t())
-    monkeypatch.setattr(float8, "has_scaled_mm", lambda device: True)
-    assert float8.fits_scaled_mm(x, y.t()) and not float8.fits_scaled_mm(x[:3], y.t())
-    for other in (Float8(y.qdata.t().contiguous(), y.scale), y.materialize().t()):
-        assert not float8.fits_scaled_mm(x, other)
-
-
-@pytest.mark.gpu
-def test_on_the_hardware():
-    if not float8.has_scaled_mm("cuda"):
-        pytest.skip("needs compute capability 8.9")
-    x, y = factors(device="cuda", dtype=torch.bfloat16)
-    assert float8.fits_scaled_mm(x, y.t())
-    torch.testing.assert_close(x @ y.t(), x.materialize() @ y.materialize().t(), rtol=0.02, atol=0.1)
-
-
-def test_a_bias_trains_through_the_layer():
-    layer, x = float8.Float8Linear(nn.Linear(32, 16)), torch.randn(8, 32, requires_grad=True)
-    optimizer, before = torch.optim.SGD(layer.parameters(), lr=0.1), layer(x).square().mean()
-    before.backward()
-    optimizer.step()
-    assert layer(x).square().mean() < before and x.grad.abs().sum() > 0
+BASE = torch.arange(12.0)
+test_results = agreeing(
+    {
+        "rows of zeros and a single number": (
+            [lambda w=w: w for w in (torch.zeros(2, 3), torch.zeros(0, 3), torch.full((1, 1), -2.0))],
+            lambda w: [(int8_weight.quantizer(Int8Weight)(w).materialize(), w)],
+        ),
+        "promotion follows PyTorch": (
+            [
+                lambda real=real: ComplexPair(*torch.ones(2, 2, dtype=real))
+                for real in (torch.float32, torch.float64)
+            ],
+            lambda x: [
+                (
+                    (
+                        complex_pair.rejoin_pair(op(x, other)),
+                        op(x, other).dtype == op(x.materialize(), other).dtype,
+                    ),
+                    (op(x.materialize(), other), True),
+                )
+                for other in OTHERS
+                for op in (torch.add, torch.mul, torch.sub)
+            ],
+        ),
+        "views of parts that start elsewhere": (
+            [lambda: ComplexPair(BASE[2:8].view(2, 3), BASE[6:].view(2, 3))],
+            lambda x: [
+                (part.materialize(), x.materialize()[1:]) for part in (x[1:], by_desugar(lambda x: x[1:])(x))
+            ],
+        ),
+    }
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
-from tests.distributed.models import MLP, Adapted, of_low_rank, of_pairs, of_scaled
+from tests.distributed.models import FORMATS, MLP, Adapted, of_format, of_low_rank, of_pairs, of_scaled
 from tests.distributed.world import Case, Run, World, randn
 
 Prepare = Callable[..., nn.Module]
@@ -52,9 +53,11 @@ def parallel_then_layers(world: World) -> nn.Module:
     return layers_then_compiled(world, parallelize_module(model, mesh["b"], plan), mesh=mesh["a"])
 
 
-def training(prepare: Prepare, make: Callable[[], nn.Module] = MLP, **options: Any) -> Run:
+def training(
+    prepare: Prepare, make: Callable[[], nn.Module] = MLP, size: tuple[int, ...] = (4, 8), **options: Any
+) -> Run:
     """Three steps; each rank has half of the batch, and one process all of it."""
-    return steps(lambda world: prepare(world, make(), **options))
+    return steps(lambda world: prepare(world, make(), **options), size=size)
 
 
 def steps(
@@ -153,6 +156,12 @@ CASES = {
     "int8 weights: inference": Case(inference),
     "int8 weights, trained biases": Case(training(layers_then_compiled, quantized)),
     "int8 weights, trained adapters": Case(training(layers_then_compiled, adapted)),
+    **{
+        f"{name} weights, trained adapters": Case(
+            training(layers_then_compiled, partial(of_format, name), size=(4, 64))
+        )
+        for name in FORMATS
+    },
     "weights of a mapping class: inference": Case(frozen(of_pairs)),
     "trained weights of a mapping class": Case(training(whole_then_compiled, of_pairs)),
     "the same, layer by layer, bfloat16": Case(

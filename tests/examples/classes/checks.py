@@ -30,13 +30,20 @@ def inners_of(x: Any) -> list[Tensor]:
     return [getattr(x, name) for name in x.__tensor_flatten__()[0]]
 
 
-def refused(makes: Sequence[Make], cases: Mapping[str, tuple[Any, str | None, Sequence[Any]]]) -> Any:
+def refused(
+    classes: Mapping[str, tuple[Sequence[Make], Mapping[str, tuple[Any, str | None, Sequence[Any]]]]],
+) -> Any:
     """A test of ``(error, words, calls)``: each call with a value raises, and changes no inner tensor."""
+    every = {
+        f"{name}, {case}, {number}": (make, *of_case)
+        for name, (makes, cases) in classes.items()
+        for case, of_case in cases.items()
+        for number, make in enumerate(makes)
+    }
 
-    @pytest.mark.parametrize("make", makes)
-    @pytest.mark.parametrize("case", cases)
-    def test(case, make):
-        error, words, calls = cases[case]
+    @pytest.mark.parametrize("name", every)
+    def test(name):
+        make, error, words, calls = every[name]
         x = make()
         before = [t.clone() for t in inners_of(x)]
         for call in calls:
@@ -47,23 +54,49 @@ def refused(makes: Sequence[Make], cases: Mapping[str, tuple[Any, str | None, Se
     return test
 
 
-def converted(makes: Sequence[Make], dtypes: Sequence[torch.dtype], results: Callable[[Any], Any]) -> Any:
+def converted(
+    classes: Mapping[str, tuple[Sequence[Make], Sequence[torch.dtype], Callable[[Any], Any]]],
+) -> Any:
     """A test that a converted value keeps its class and metadata, and that results have its dtype.
 
-    Inner tensors of the dtype of the value are converted, all others are kept.
+    Inner tensors of the dtype of the value are converted, all others are kept; of a class with a `float_dtype` all.
     """
+    every = {
+        f"{name}, {number}, {dtype}": (make, dtype, results)
+        for name, (makes, dtypes, results) in classes.items()
+        for number, make in enumerate(makes)
+        for dtype in dtypes
+    }
 
-    @pytest.mark.parametrize("make", makes)
-    @pytest.mark.parametrize("dtype", dtypes)
-    def test(dtype, make):
+    @pytest.mark.parametrize("name", every)
+    def test(name):
+        make, dtype, results = every[name]
         x = make()
         y = x.to(dtype)
         assert type(y) is type(x) and y.shape == x.shape
-        for kept, t in zip(inners_of(x), inners_of(y), strict=True):
-            assert t.dtype == dtype if kept.dtype == x.dtype else torch.equal(t, kept)
+        kept = hasattr(x, "float_dtype")  # the dtype is metadata
+        for before, t in zip(inners_of(x), inners_of(y), strict=True):
+            assert t.dtype == dtype if before.dtype == x.dtype and not kept else torch.equal(t, before)
         for z in (y, y.clone(), *results(y)):
             assert z.dtype == dtype
-            assert type(z) is not type(x) or dtype in [t.dtype for t in inners_of(z)]
+            assert type(z) is not type(x) or kept or dtype in [t.dtype for t in inners_of(z)]
+
+    return test
+
+
+def agreeing(cases: Mapping[str, tuple[Sequence[Make], Callable[[Any], Sequence[tuple[Any, Any]]]]]) -> Any:
+    """A test of ``(makes, pairs)``: of each value results, and what they are."""
+    every = {
+        f"{name}, {n}": (make, pairs)
+        for name, (makes, pairs) in cases.items()
+        for n, make in enumerate(makes)
+    }
+
+    @pytest.mark.parametrize("name", every)
+    def test(name):
+        make, pairs = every[name]
+        for got, expected in pairs(make()):
+            torch.testing.assert_close(got, expected)
 
     return test
 

@@ -12,7 +12,7 @@ from by_hand.quaternion import Quaternion as QuaternionByHand
 from classes.log_probability import LogProbability
 from classes.quaternion import Quaternion
 from subclasses.testing import suite
-from tests.examples.classes.checks import check_gradients, converted, formulas, normal, refused
+from tests.examples.classes.checks import agreeing, check_gradients, converted, formulas, normal, refused
 
 aten = torch.ops.aten
 BOTH = {"declared": (Quaternion, LogProbability), "by hand": (QuaternionByHand, LogProbabilityByHand)}
@@ -52,11 +52,15 @@ def suite_of(make, cls, ops, *more, **options):
     return suite(partial(make, cls), ops=ops, sizes=[partial(make, cls, n, *more) for n in (5, 7)], **options)
 
 
-TestQuaternion = suite_of(quaternion, Quaternion, OF_QUATERNIONS, 6)
-TestQuaternionByHand = suite_of(quaternion, QuaternionByHand, OF_QUATERNIONS, 6, construct=QuaternionByHand)
-TestLogProbability = suite_of(log_probability, LogProbability, OF_LOG_PROBABILITIES)
-TestLogProbabilityByHand = suite_of(
-    log_probability, LogProbabilityByHand, OF_LOG_PROBABILITIES, construct=LogProbabilityByHand
+globals().update(
+    TestQuaternion=suite_of(quaternion, Quaternion, OF_QUATERNIONS, 6),
+    TestQuaternionByHand=suite_of(
+        quaternion, QuaternionByHand, OF_QUATERNIONS, 6, construct=QuaternionByHand
+    ),
+    TestLogProbability=suite_of(log_probability, LogProbability, OF_LOG_PROBABILITIES),
+    TestLogProbabilityByHand=suite_of(
+        log_probability, LogProbabilityByHand, OF_LOG_PROBABILITIES, construct=LogProbabilityByHand
+    ),
 )
 
 # ---- values and gradients --------------------------------------------------------------------------------------
@@ -146,16 +150,6 @@ test_values_and_gradients = formulas(
 
 
 @of_quaternions
-def test_rotations(cls):
-    q, v = quaternion(cls, 5), torch.randn(5, 3)
-    pure = cls(torch.cat([torch.zeros(5, 1), v], -1))
-    torch.testing.assert_close((q * pure / q).parts[:, 1:], q.rotate(v))
-    quarter = cls.about(torch.tensor([0.0, 0, 1]), torch.tensor(math.pi / 2))
-    torch.testing.assert_close(quarter.rotate(torch.tensor([1.0, 0, 5])), torch.tensor([0.0, 1, 5]))
-    assert quarter.rotate(torch.randn(2, 7, 3)).shape == (2, 7, 3)
-
-
-@of_quaternions
 def test_in_place_and_views(cls):
     x, y, leaf = quaternion(cls), quaternion(cls), torch.randn(4, requires_grad=True)
     kept, expected = x, x.parts + y.parts - y.parts[0]
@@ -171,52 +165,7 @@ def test_in_place_and_views(cls):
     torch.testing.assert_close(*torch.autograd.grad(x.parts.sum(), leaf), torch.full((4,), 24.0))
 
 
-@pytest.mark.parametrize("size", [(), (1,), (0,), (0, 3), (1, 1)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@of_quaternions
-def test_sizes_and_dtypes(cls, size, dtype):
-    x = cls(torch.randn(*size, 4)).to(dtype)
-    for y in (x * x, x + x, 2 * x, 1 / x, -x, x.conjugate()):
-        assert y.shape == size and y.dtype == y.parts.dtype == dtype
-    assert x.abs().shape == size and x.sum().shape == () and x.sum().dtype == dtype
-    torch.testing.assert_close(x.sum().parts, x.parts.reshape(-1, 4).sum(0))
-
-
-PLAIN = torch.ones(4, 6)
-test_what_quaternions_refuse = refused(
-    [partial(quaternion, cls) for cls, _ in BOTH.values()],
-    {
-        "other parts": (
-            ValueError,
-            r"parts of size \[..., 4\], not \[3\]|expected shape \(... 4\), got \(3\)",
-            [lambda x: type(x)(torch.ones(3))],
-        ),
-        "strides": (
-            NotImplementedError,
-            "parts are not next to one another|the same strides mean other elements",
-            [lambda x: type(x)(torch.randn(4, 6).t()).as_strided((2,), (1,))],
-        ),
-        "numbers, writes, and ops without a rule": (
-            NotImplementedError,
-            None,
-            [
-                lambda x: x + 1,
-                lambda x: 1 - x,
-                lambda x: x.add_(1),
-                lambda x: x * 1j,
-                lambda x: x.mul_(x),
-                lambda x: x.mul_(2),
-                lambda x: x @ x.mT,
-                lambda x: x.exp(),
-                lambda x: x == x[0],
-                lambda x: x.conj(),
-                lambda x: x.copy_(PLAIN),
-                lambda x: PLAIN.add_(x),
-                lambda x: torch.mul(x, x, out=x),
-            ],
-        ),
-    },
-)
+PLAIN, ONES = torch.ones(4, 6), torch.ones(6)
 
 # ---- log-probabilities -----------------------------------------------------------------------------------------
 
@@ -262,48 +211,139 @@ def test_gradients_of_moved_entries_and_of_all(cls, move):
     )
 
 
-@of_log_probabilities
-def test_no_entries_and_one(cls):
-    assert cls(torch.zeros(0, 3)).sum(0).materialize().tolist() == [0.0] * 3
-    assert cls(torch.zeros(0, 3)).prod(0).materialize().tolist() == [1.0] * 3
-    for shape in ((), (1,), (1, 1)):
-        x = cls(torch.zeros(shape))
-        torch.testing.assert_close((x + x).sum().materialize(), torch.tensor(2.0))
-        assert x.sum((), keepdim=True).shape == shape
-
-
 MAKES = [partial(log_probability, cls) for _, cls in BOTH.values()]
-ONES = torch.ones(6)
-test_numbers_and_conversions_keep_the_dtype = converted(
-    MAKES,
-    [torch.float16, torch.bfloat16, torch.float64],
-    lambda x: (2 * x, x / 2, 2 / x, x + 1, x.sum(0), x.prod()),
-)
-test_what_log_probabilities_refuse = refused(
-    MAKES,
+
+# ---- every class ---------------------------------------------------------------------------------------------
+
+VECTORS, Z = torch.randn(5, 3), torch.tensor([0.0, 0, 1])
+test_results = agreeing(
     {
-        "a negative number": (ValueError, "cannot represent the negative number -1", [lambda x: x * -1]),
-        "plain tensors": (
-            NotImplementedError,
-            r"pass LogProbability\(tensor.log\(\)\)",
-            [lambda x: x * ONES, lambda x: ONES * x, lambda x: x + ONES],
-        ),
-        "integers": (
-            NotImplementedError,
-            r"floating-point logarithms, not torch\.int64",
-            [lambda x: type(x)(torch.ones(2, dtype=torch.int64))],
-        ),
-        "a conversion to them": (NotImplementedError, r"no rule for aten\._to_copy", [lambda x: x.long()]),
-        "ops without a rule": (
-            NotImplementedError,
-            "LogProbability has no rule for aten",
-            [
-                lambda x: x - x.clone(),
-                lambda x: x.sub_(x.clone()),
-                lambda x: x.mul_(x.clone()),
-                lambda x: x.exp(),
-                lambda x: -x,
+        "rotations": (
+            [partial(quaternion, cls, 5) for cls, _ in BOTH.values()],
+            lambda q: [
+                ((q * type(q)(F.pad(VECTORS, (1, 0))) / q).parts[:, 1:], q.rotate(VECTORS)),
+                (q[0].rotate(torch.randn(2, 7, 3)).shape, (2, 7, 3)),
+                (
+                    type(q).about(Z, torch.tensor(math.pi / 2)).rotate(torch.tensor([1.0, 0, 5])),
+                    torch.tensor([0.0, 1, 5]),
+                ),
             ],
         ),
-    },
+        "sizes and dtypes": (
+            [
+                lambda cls=cls, size=size, dtype=dtype: cls(torch.randn(*size, 4)).to(dtype)
+                for cls, _ in BOTH.values()
+                for size in ((), (1,), (0,), (0, 3), (1, 1))
+                for dtype in (torch.float32, torch.bfloat16, torch.float64)
+            ],
+            lambda x: [
+                *((y.shape, x.shape) for y in (x * x, x + x, 2 * x, 1 / x, -x, x.conjugate(), x.abs())),
+                *(
+                    (y.dtype == y.parts.dtype == x.dtype, True)
+                    for y in (x * x, x + x, 2 * x, 1 / x, -x, x.sum())
+                ),
+                (x.sum().shape, ()),
+                (x.sum().parts, x.parts.reshape(-1, 4).sum(0)),
+            ],
+        ),
+        "no probabilities": (
+            [lambda cls=cls: cls(torch.zeros(0, 3)) for _, cls in BOTH.values()],
+            lambda x: [(x.sum(0).materialize(), torch.zeros(3)), (x.prod(0).materialize(), torch.ones(3))],
+        ),
+        "one probability": (
+            [
+                lambda cls=cls, size=size: cls(torch.zeros(size))
+                for _, cls in BOTH.values()
+                for size in ((), (1,), (1, 1))
+            ],
+            lambda x: [
+                ((x + x).sum().materialize(), torch.tensor(2.0)),
+                (x.sum((), keepdim=True).shape, x.shape),
+            ],
+        ),
+    }
+)
+test_conversions = converted(
+    {
+        "numbers and conversions keep the dtype": (
+            MAKES,
+            [torch.float16, torch.bfloat16, torch.float64],
+            lambda x: (2 * x, x / 2, 2 / x, x + 1, x.sum(0), x.prod()),
+        ),
+    }
+)
+
+test_what_is_refused = refused(
+    {
+        "what quaternions refuse": (
+            [partial(quaternion, cls) for cls, _ in BOTH.values()],
+            {
+                "other parts": (
+                    ValueError,
+                    r"parts of size \[..., 4\], not \[3\]|expected shape \(... 4\), got \(3\)",
+                    [lambda x: type(x)(torch.ones(3))],
+                ),
+                "strides": (
+                    NotImplementedError,
+                    "parts are not next to one another|the same strides mean other elements",
+                    [lambda x: type(x)(torch.randn(4, 6).t()).as_strided((2,), (1,))],
+                ),
+                "numbers, writes, and ops without a rule": (
+                    NotImplementedError,
+                    None,
+                    [
+                        lambda x: x + 1,
+                        lambda x: 1 - x,
+                        lambda x: x.add_(1),
+                        lambda x: x * 1j,
+                        lambda x: x.mul_(x),
+                        lambda x: x.mul_(2),
+                        lambda x: x @ x.mT,
+                        lambda x: x.exp(),
+                        lambda x: x == x[0],
+                        lambda x: x.conj(),
+                        lambda x: x.copy_(PLAIN),
+                        lambda x: PLAIN.add_(x),
+                        lambda x: torch.mul(x, x, out=x),
+                    ],
+                ),
+            },
+        ),
+        "what log probabilities refuse": (
+            MAKES,
+            {
+                "a negative number": (
+                    ValueError,
+                    "cannot represent the negative number -1",
+                    [lambda x: x * -1],
+                ),
+                "plain tensors": (
+                    NotImplementedError,
+                    r"pass LogProbability\(tensor.log\(\)\)",
+                    [lambda x: x * ONES, lambda x: ONES * x, lambda x: x + ONES],
+                ),
+                "integers": (
+                    NotImplementedError,
+                    r"floating-point logarithms, not torch\.int64",
+                    [lambda x: type(x)(torch.ones(2, dtype=torch.int64))],
+                ),
+                "a conversion to them": (
+                    NotImplementedError,
+                    r"no rule for aten\._to_copy",
+                    [lambda x: x.long()],
+                ),
+                "ops without a rule": (
+                    NotImplementedError,
+                    "LogProbability has no rule for aten",
+                    [
+                        lambda x: x - x.clone(),
+                        lambda x: x.sub_(x.clone()),
+                        lambda x: x.mul_(x.clone()),
+                        lambda x: x.exp(),
+                        lambda x: -x,
+                    ],
+                ),
+            },
+        ),
+    }
 )

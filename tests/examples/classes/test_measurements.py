@@ -14,7 +14,15 @@ from classes.uncertain import Uncertain
 from subclasses import DispatchError
 from subclasses.testing import suite
 from tests.doors import by_desugar
-from tests.examples.classes.checks import check_gradients, converted, formulas, normal, positive, refused
+from tests.examples.classes.checks import (
+    agreeing,
+    check_gradients,
+    converted,
+    formulas,
+    normal,
+    positive,
+    refused,
+)
 from tests.tables import giving
 
 aten = torch.ops.aten
@@ -67,8 +75,6 @@ OF_WHOLE = {
     aten.permute: lambda x: (x, [1, 0]),
     aten.squeeze: lambda x: (x[:1], 0),
 }
-TestMasked = suite(masked, sizes=[lambda n=n: masked(n) for n in (5, 7)])
-TestWhole = suite(whole, reference=lambda x: x.values, ops=OF_WHOLE, paths={})
 OF_ONE_NAMED = (torch.exp, torch.neg, torch.abs, torch.relu, torch.tanh, torch.square, torch.reciprocal)
 OF_TWO_NAMED = (
     torch.add,
@@ -81,42 +87,7 @@ OF_TWO_NAMED = (
     torch.lt,
     torch.ge,
 )
-TestNamed = suite(
-    named,
-    reference=lambda x: x.values,
-    sizes=[lambda n=n: named(n) for n in (5, 7)],
-    variants=[lambda: named(dims=("b", "a")), lambda: named(dims=("a", "c"))],
-    skip={"mixed_metadata"},  # the reference has no names, by which values are aligned
-)
-TestRulesOfNames = suite(
-    named,
-    reference=lambda x: x.values,
-    ops={
-        **{op: lambda x: (x,) for op in OF_ONE_NAMED},
-        **{op: lambda x: (x, x + 1) for op in OF_TWO_NAMED},
-        **{op: lambda x: (x, 0) for op in (torch.sum, torch.mean, torch.amax, torch.amin)},
-        torch.pow: lambda x: (x, 2),
-        torch.rsub: lambda x: (x, 2),
-        torch.where: lambda x: (x > 0, x, 0.0),
-    },
-    paths={},
-)
-COMPARISONS = (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
 
-TestQuantity = suite(
-    quantity,
-    reference=lambda x: x.value,
-    ops={
-        torch.pow: lambda x: (x, 3),
-        torch.reciprocal: lambda x: (x,),
-        aten.permute: lambda x: (x, [1, 0]),
-        aten.squeeze: lambda x: (x[:1], 0),
-        **{op: lambda x: (x, x[:1]) for op in (aten.sub, aten.rsub, *COMPARISONS)},
-    },
-    sizes=[lambda n=n: quantity(n) for n in (5, 7)],
-    variants=[lambda: quantity(s=2), lambda: quantity(kg=1, m=-1)],
-)
-TestWithoutUnit = suite(lambda: Quantity(torch.randn(4, 6)), reference=lambda x: x.value, paths={})
 OF_UNCERTAIN = {
     **{op: lambda x: (x,) for op in (*uncertainties.UNARY, torch.sum)},
     **{op: lambda x: (x, x[:1] * 2) for op in uncertainties.BINARY},
@@ -131,13 +102,57 @@ OF_UNCERTAIN = {
     aten.unsqueeze: lambda x: (x, 1),
     aten.squeeze: lambda x: (x[:1], 0),
 }
-SOME_OF_UNCERTAIN = {op: OF_UNCERTAIN[op] for op in (torch.mul, torch.exp, torch.sum, aten.select)}
-TestUncertain = suite(uncertain, ops=SOME_OF_UNCERTAIN, sizes=[lambda n=n: uncertain(n, 6) for n in (5, 7)])
-TestRulesOfErrors = suite(uncertain, ops=OF_UNCERTAIN, paths={})
-TestRingBuffer = suite(
-    ring_buffer,
-    sizes=[lambda: ring_buffer(5, 11), lambda: ring_buffer(7, 3)],
-    variants=[lambda: ring_buffer(count=2)],
+globals().update(
+    TestMasked=suite(masked, sizes=[lambda n=n: masked(n) for n in (5, 7)]),
+    TestWhole=suite(whole, reference=lambda x: x.values, ops=OF_WHOLE, paths={}),
+    TestNamed=suite(
+        named,
+        reference=lambda x: x.values,
+        sizes=[lambda n=n: named(n) for n in (5, 7)],
+        variants=[lambda: named(dims=("b", "a")), lambda: named(dims=("a", "c"))],
+        skip={"mixed_metadata"},  # the reference has no names, by which values are aligned
+    ),
+    TestRulesOfNames=suite(
+        named,
+        reference=lambda x: x.values,
+        ops={
+            **{op: lambda x: (x,) for op in OF_ONE_NAMED},
+            **{op: lambda x: (x, x + 1) for op in OF_TWO_NAMED},
+            **{op: lambda x: (x, 0) for op in (torch.sum, torch.mean, torch.amax, torch.amin)},
+            torch.pow: lambda x: (x, 2),
+            torch.rsub: lambda x: (x, 2),
+            torch.where: lambda x: (x > 0, x, 0.0),
+        },
+        paths={},
+    ),
+    TestQuantity=suite(
+        quantity,
+        reference=lambda x: x.value,
+        ops={
+            torch.pow: lambda x: (x, 3),
+            torch.reciprocal: lambda x: (x,),
+            aten.permute: lambda x: (x, [1, 0]),
+            aten.squeeze: lambda x: (x[:1], 0),
+            **{
+                op: lambda x: (x, x[:1])
+                for op in (aten.sub, aten.rsub, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
+            },
+        },
+        sizes=[lambda n=n: quantity(n) for n in (5, 7)],
+        variants=[lambda: quantity(s=2), lambda: quantity(kg=1, m=-1)],
+    ),
+    TestWithoutUnit=suite(lambda: Quantity(torch.randn(4, 6)), reference=lambda x: x.value, paths={}),
+    TestUncertain=suite(
+        uncertain,
+        ops={op: OF_UNCERTAIN[op] for op in (torch.mul, torch.exp, torch.sum, aten.select)},
+        sizes=[lambda n=n: uncertain(n, 6) for n in (5, 7)],
+    ),
+    TestRulesOfErrors=suite(uncertain, ops=OF_UNCERTAIN, paths={}),
+    TestRingBuffer=suite(
+        ring_buffer,
+        sizes=[lambda: ring_buffer(5, 11), lambda: ring_buffer(7, 3)],
+        variants=[lambda: ring_buffer(count=2)],
+    ),
 )
 
 # ---- values and gradients --------------------------------------------------------------------------------------
@@ -271,52 +286,7 @@ def test_operands_broadcast(way):
     torch.testing.assert_close(y.filled(0), (1 - (x.values + row.values) * 3).masked_fill(~y.mask, 0))
 
 
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize("dim", [None, 0, -1, (0, 1)])
-def test_reductions_by_each_dim(dim, keepdim):
-    x = masked()
-    n, total = x.mask.sum(dim, keepdim), x.values.masked_fill(~x.mask, 0).sum(dim, keepdim)
-    for got, expected in (
-        (x.sum(dim, keepdim), total),
-        (x.mean(dim, keepdim=keepdim), (total / n).nan_to_num()),
-    ):
-        torch.testing.assert_close(got.filled(0), expected)
-        assert torch.equal(got.mask, n > 0)
-
-
-test_conversions_keep_the_mask = converted(
-    [masked],
-    [torch.bfloat16, torch.float64, torch.int32],
-    lambda x: [x + 1, x * x, x.abs(), *([x.mean(), x.sum(0)] if x.is_floating_point() else [])],
-)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
-def test_a_missing_zero_is_no_division_by_zero(dtype):
-    x = masked().to(dtype)
-    assert (x / x).mask.equal(x.mask) and x.sum(0).dtype == x.values.sum(0).dtype
-
-
 EMPTY = Masked(torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.bool))
-test_no_entries_one_and_zeros = giving(
-    {
-        "sums of nothing": (lambda: EMPTY.sum(0).mask.tolist(), [False] * 3),
-        "a mean of nothing": (lambda: EMPTY.mean().mask, False),
-        "nothing, and one": (lambda: (EMPTY + 1).shape, (0, 3)),
-        "a single entry": (lambda: (2 / Masked(torch.tensor(2.0), torch.tensor(True))).mean().values, 1),
-        # zeros are present
-        **{
-            name: (
-                lambda zeros=zeros: (zeros().mask.all().item(), zeros().values.any().item()),
-                (True, False),
-            )
-            for name, zeros in {
-                "zeros_like": lambda: torch.zeros_like(masked()),
-                "new_zeros": lambda: masked().new_zeros(2, 3),
-            }.items()
-        },
-    }
-)
 
 
 def test_views_of_inner_tensors_with_other_strides(way):
@@ -329,117 +299,17 @@ def test_views_of_inner_tensors_with_other_strides(way):
 
 
 SHORT, PLAIN = torch.ones(2, dtype=torch.bool), torch.zeros(4, 6)
-test_what_masked_values_refuse = refused(
-    [masked],
-    {
-        "another mask": (
-            ValueError,
-            r"values of size \[3\] with a mask of size \[2\]",
-            [lambda x: Masked(torch.ones(3), SHORT)],
-        ),
-        "writes, and ops without a rule": (
-            DispatchError,
-            None,
-            [
-                lambda x: x.add_(1),
-                lambda x: x.__isub__(x),
-                lambda x: x.copy_(PLAIN),
-                lambda x: x.zero_(),
-                lambda x: x.cumsum(0),
-                lambda x: x @ x.t(),
-                lambda x: torch.mul(x, x, out=x),
-                lambda x: PLAIN.add_(x),
-            ],
-        ),
-    },
-)
 
 # ---- names -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin", "std", "var"])
-@pytest.mark.parametrize(("name", "position"), [("a", 0), ("b", -1), (("b", "a"), (1, 0)), (None, None)])
-def test_names_and_positions_agree(name, position, reduce, keepdim):
-    x = named()
-    every = (0, 1) if position is None else position
-    expected = getattr(torch, reduce)(x.values, every, keepdim=keepdim)
-    got, by_position = (getattr(x, reduce)(dim, keepdim) for dim in (name, position))
-    assert got.dims == by_position.dims and len(got.dims) == got.ndim == expected.ndim
-    torch.testing.assert_close([got.values, by_position.values], [expected] * 2)
-
-
-X, Y = named(), Named(torch.randn(6, 4), dims=("b", "a"))
-NUMBER = Named(torch.tensor(2.0), dims=())
+X, Y, NUMBER = named(), Named(torch.randn(6, 4), dims=("b", "a")), Named(torch.tensor(2.0), dims=())
 
 
 def told(x):
     """Names and numbers."""
     return x.dims, x.values.tolist()
 
-
-test_names_of_results = giving(
-    {
-        # the order of the operands does not matter
-        "a sum": (lambda: told(X + Y), (("a", "b"), (X.values + Y.values.T).tolist())),
-        "the other way": (lambda: told(Y + X), (("b", "a"), (X.values + Y.values.T).T.tolist())),
-        # reductions by position, as PyTorch's parser has it
-        "logsumexp": (lambda: told(torch.logsumexp(X, 0)), (("b",), X.values.logsumexp(0).tolist())),
-        "any": (lambda: (X > 0).any("a").values.dtype, torch.bool),
-        "all": (lambda: (X > 9).all("b").dims, ("a",)),
-        "order": (lambda: X.order("new", "b", "a").values.tolist(), [X.values.T.tolist()]),
-        "at": (lambda: told(X.at(b=2)), (("a",), X.values[:, 2].tolist())),
-        "at none": (lambda: X.at(a=slice(0, 0)).shape, (0, 6)),
-        # no entries, one, and no dimensions
-        "a sum of nothing": (lambda: named(0).sum("a").values.tolist(), [0] * 6),
-        "nothing": (lambda: (named(0) * 2).shape, (0, 6)),
-        "one row": (lambda: (named(4) + named(1)).values.shape, (4, 6)),
-        "a number": (lambda: (2 / NUMBER).sum().values, 1),
-        "a number and a row": (lambda: (NUMBER * named(1)).dims, ("a", "b")),
-    }
-)
-test_conversions_keep_the_names = converted(
-    [named],
-    [torch.bfloat16, torch.float64, torch.int32],
-    lambda x: [x + 1, x * x, x.sum("a").to(x.dtype)],
-)
-test_what_named_values_refuse = refused(
-    [named],
-    {
-        "other numbers of names": (
-            ValueError,
-            "need as many different names",
-            [
-                lambda x: Named(torch.ones(2, 2), dims=("a",)),
-                lambda x: Named(torch.ones(2, 2), dims=("a", "a")),
-                lambda x: Named(torch.ones(()), dims=("a",)),
-            ],
-        ),
-        "a name that is not there": (
-            ValueError,
-            r"no dimension c among \('a', 'b'\)",
-            [lambda x: x.sum("c")],
-        ),
-        "another size": (RuntimeError, "must match", [lambda x: x + named(5)]),
-        "an order of some": (RuntimeError, None, [lambda x: x.order("a")]),
-        "plain tensors": (
-            NotImplementedError,
-            "have no names",
-            [lambda x: x + torch.ones(6), lambda x: torch.ones(4, 6) * x],
-        ),
-        "ops without a rule": (
-            DispatchError,
-            "Named has no rule for aten",
-            [
-                lambda x: x.mul_(2),
-                lambda x: x.__isub__(x),
-                lambda x: x[0],
-                lambda x: x.T,
-                lambda x: x.cumsum(0),
-            ],
-        ),
-    },
-)
 
 # ---- units -----------------------------------------------------------------------------------------------------
 
@@ -454,52 +324,6 @@ def test_a_unit_that_does_not_fit_is_an_error(way):
 
 
 SPEED = Quantity.of(torch.ones(2), s=-1, m=1, kg=0)
-
-test_units_are_sorted_and_cancel = giving(
-    {
-        "sorted": (lambda: SPEED.unit, (("m", 1), ("s", -1))),
-        "a quotient": (lambda: (SPEED / SPEED).unit, ()),
-        "a power of 0": (lambda: (SPEED**0).unit, ()),
-        "an inverse": (lambda: (1 / SPEED).unit, (("m", -1), ("s", 1))),
-        "a product": (lambda: (SPEED.view(1, 2) @ SPEED).unit, (("m", 2), ("s", -2))),
-        "a number without unit": (lambda: (SPEED / SPEED + 1).value.tolist(), [2, 2]),
-        "a number first": (lambda: (1 + SPEED / SPEED).value.tolist(), [2, 2]),
-        "shown": (lambda: quantities.show((SPEED * SPEED).unit), "m^2 s^-2"),
-    }
-)
-
-
-test_what_quantities_refuse = refused(
-    [quantity],
-    {
-        "another unit, in place": (
-            UnitError,
-            "in one sum or comparison",
-            [
-                lambda x: x.add_(1),
-                lambda x: x.copy_(PLAIN),
-                lambda x: x.copy_(quantity(s=1)),
-                lambda x: x.__setitem__(0, PLAIN[0]),
-            ],
-        ),
-        "writes": (
-            NotImplementedError,
-            None,
-            [lambda x: x.mul_(x), lambda x: x.zero_(), lambda x: x.fill_(1), lambda x: PLAIN.add_(x)],
-        ),
-        "ops without a rule": (
-            DispatchError,
-            "Quantity has no rule for aten",
-            [lambda x: x.exp(), lambda x: x.sqrt(), lambda x: x.cumprod(0), lambda x: x.softmax(0)],
-        ),
-        "powers": (NotImplementedError, None, [lambda x: x**0.5, lambda x: 2**x, lambda x: x**x]),
-    },
-)
-test_conversions_and_copies_keep_the_unit = converted(
-    [quantity],
-    [torch.bfloat16, torch.float64],
-    lambda x: [copy.deepcopy(x), 2 * x, x / 2, x.sum(0), x[:0].sum(0), x[:1, :1].mean()],
-)
 
 
 def test_gradients_of_what_was_written_to():
@@ -531,56 +355,7 @@ def test_errors_agree_with_random_measurements():
     torch.testing.assert_close(errors, deviations, rtol=0.02, atol=0)
 
 
-def test_exact_values_get_finite_gradients():
-    error = torch.zeros(3, requires_grad=True)
-    x = Uncertain(torch.ones(3), error)
-    for y in (x + x[0], x * x[0], x.sum(), x / x[0]):
-        assert not y.error.any()
-        assert torch.autograd.grad(y.error.sum(), error)[0].isfinite().all()
-
-
-test_conversions_keep_the_errors = converted(
-    [uncertain],
-    [torch.bfloat16, torch.float64],
-    lambda x: [x + x, 2 * x, 2 / x, x**2, x.sum(0), x.mean(), x.exp()],
-)
-
-
 ONE = uncertain(1)
-test_no_entries_and_one = giving(
-    {
-        "a sum of nothing": (lambda: uncertain(0, 3).sum(0).error.tolist(), [0] * 3),
-        "a sum of one": (lambda: ONE.sum(0).error, ONE.error[0]),
-        "one and nothing": (lambda: (ONE * uncertain(0)).shape, (0,)),
-        "a mean": (lambda: uncertain(1, 1).mean().shape, ()),
-    }
-)
-test_what_uncertain_values_refuse = refused(
-    [uncertain],
-    {
-        "other errors": (
-            ValueError,
-            r"values of size \[3\] with errors of size \[2\]",
-            [lambda x: Uncertain(torch.ones(3), torch.ones(2))],
-        ),
-        "integers": (NotImplementedError, r"values of torch\.int64", [lambda x: x.long()]),
-        "no rule": (DispatchError, "Uncertain has no rule for aten", [lambda x: x.tanh()]),
-        "writes, and ops without a formula": (
-            NotImplementedError,
-            None,
-            [
-                lambda x: x.add_(1),
-                lambda x: x.__imul__(x),
-                lambda x: x.copy_(torch.zeros(4, 6)),
-                lambda x: x @ x.t(),
-                lambda x: x > 1,
-                lambda x: 2**x,
-                lambda x: x**x,
-                lambda x: torch.mul(x, x, out=x),
-            ],
-        ),
-    },
-)
 
 # ---- a ring buffer ---------------------------------------------------------------------------------------------
 
@@ -622,36 +397,314 @@ def test_few_programs_serve_all_positions():
     assert len(step.programs) <= 3  # for 0, for 1, and for the rest
 
 
-def test_copies_and_entries_keep_the_position():
-    for buffer in (ring_buffer(), copy.deepcopy(ring_buffer()), ring_buffer().clone(), ring_buffer().long()):
-        entry = torch.ones(6, dtype=buffer.dtype)
-        assert buffer.count == 9 and buffer.append(entry).read()[-1].tolist() == [1] * 6
-    learned = RingBuffer(torch.randn(4, 6, requires_grad=True), count=1)
-    assert learned.detach().append_(torch.zeros(6)).count == 2
+ENTRY, LEARNED = (torch.randn(size, requires_grad=True) for size in ((6,), (4, 6)))
+
+# ---- every class ---------------------------------------------------------------------------------------------
 
 
-ENTRY = torch.randn(6, requires_grad=True)
-LEARNED = torch.randn(4, 6, requires_grad=True)
-test_conversions_of_entries = converted([ring_buffer], [torch.bfloat16, torch.int64], lambda x: [x.read()])
-test_what_ring_buffers_refuse = refused(
-    [ring_buffer],
+def reduced(x, dim, keepdim):
+    """Sums and means of the entries that are present, and whether there are any."""
+    n, total = x.mask.sum(dim, keepdim), x.values.masked_fill(~x.mask, 0).sum(dim, keepdim)
+    results = {x.sum(dim, keepdim): total, x.mean(dim, keepdim=keepdim): (total / n).nan_to_num()}
+    return [((y.filled(0), y.mask), (expected, n > 0)) for y, expected in results.items()]
+
+
+def by_name(x, reduce, name, position, keepdim):
+    """A reduction by names and by positions; both keep the names of the other dims."""
+    y, z = (getattr(x, reduce)(dim, keepdim) for dim in (name, position))
+    plain = getattr(torch, reduce)(x.values, (0, 1) if position is None else position, keepdim=keepdim)
+    return [(y.values, plain), (z.values, plain), (y.dims == z.dims and len(y.dims) == y.ndim, True)]
+
+
+test_values = agreeing(
     {
-        "no capacity": (
-            ValueError,
-            "needs a capacity of 1 or more",
-            [lambda x, size=size: RingBuffer(torch.zeros(size)) for size in ((), (0,), (0, 3))],
+        **{
+            f"reductions of masks by {dim}, {keepdim}": (
+                [masked],
+                lambda x, dim=dim, keepdim=keepdim: reduced(x, dim, keepdim),
+            )
+            for dim in (None, 0, -1, (0, 1))
+            for keepdim in (False, True)
+        },
+        **{
+            f"{reduce} by {name}, {keepdim}": (
+                [named],
+                lambda x, case=(reduce, name, position, keepdim): by_name(x, *case),
+            )
+            for reduce in ("sum", "mean", "amax", "amin", "std", "var")
+            for name, position in (("a", 0), ("b", -1), (("b", "a"), (1, 0)), (None, None))
+            for keepdim in (False, True)
+        },
+        **{
+            f"exact values get finite gradients of {name}": (
+                [lambda: torch.zeros(3, requires_grad=True)],
+                lambda error, run=run: [
+                    (run(Uncertain(torch.ones(3), error)).error.any().item(), False),
+                    (
+                        torch.autograd.grad(run(Uncertain(torch.ones(3), error)).error.sum(), error)[
+                            0
+                        ].isfinite(),
+                        torch.ones(3, dtype=torch.bool),
+                    ),
+                ],
+            )
+            for name, run in {
+                "a sum": lambda x: x + x[0],
+                "a product": lambda x: x * x[0],
+                "all": lambda x: x.sum(),
+                "a quotient": lambda x: x / x[0],
+            }.items()
+        },
+        "copies and entries keep the position": (
+            [
+                ring_buffer,
+                lambda: copy.deepcopy(ring_buffer()),
+                lambda: ring_buffer().clone(),
+                lambda: ring_buffer().long(),
+            ],
+            lambda x: [
+                (x.count, 9),
+                (x.append(torch.ones(6, dtype=x.dtype)).read()[-1], torch.ones(6, dtype=x.dtype)),
+            ],
         ),
-        "two entries": (RuntimeError, "expand", [lambda x: x.append(torch.ones(2, 6))]),
-        # A gradient is never lost in silence.
-        "gradients": (
-            RuntimeError,
-            "append_ takes no gradients; use append",
-            [lambda x: x.append_(ENTRY), lambda x: RingBuffer(LEARNED, count=1).append_(ENTRY.detach())],
+        "a missing zero is no division by zero": (
+            [lambda: masked().double(), lambda: masked().int()],
+            lambda x: [((x / x).mask, x.mask), (x.sum(0).dtype == x.values.sum(0).dtype, True)],
         ),
-        "ops without a rule": (
-            DispatchError,
-            "RingBuffer has no rule for aten",
-            [lambda x: x + 1, lambda x: x.mul_(2), lambda x: x[0], lambda x: x.sum()],
+        "an entry for a buffer that is learned": (
+            [lambda: RingBuffer(torch.randn(4, 6, requires_grad=True), count=1)],
+            lambda x: [(x.detach().append_(torch.zeros(6)).count, 2)],
         ),
-    },
+    }
+)
+test_conversions = converted(
+    {
+        "conversions keep the mask": (
+            [masked],
+            [torch.bfloat16, torch.float64, torch.int32],
+            lambda x: [x + 1, x * x, x.abs(), *([x.mean(), x.sum(0)] if x.is_floating_point() else [])],
+        ),
+        "conversions keep the names": (
+            [named],
+            [torch.bfloat16, torch.float64, torch.int32],
+            lambda x: [x + 1, x * x, x.sum("a").to(x.dtype)],
+        ),
+        "conversions and copies keep the unit": (
+            [quantity],
+            [torch.bfloat16, torch.float64],
+            lambda x: [copy.deepcopy(x), 2 * x, x / 2, x.sum(0), x[:0].sum(0), x[:1, :1].mean()],
+        ),
+        "conversions keep the errors": (
+            [uncertain],
+            [torch.bfloat16, torch.float64],
+            lambda x: [x + x, 2 * x, 2 / x, x**2, x.sum(0), x.mean(), x.exp()],
+        ),
+        "conversions of entries": ([ring_buffer], [torch.bfloat16, torch.int64], lambda x: [x.read()]),
+    }
+)
+
+test_what_is_refused = refused(
+    {
+        "what masked values refuse": (
+            [masked],
+            {
+                "another mask": (
+                    ValueError,
+                    r"values of size \[3\] with a mask of size \[2\]",
+                    [lambda x: Masked(torch.ones(3), SHORT)],
+                ),
+                "writes, and ops without a rule": (
+                    DispatchError,
+                    None,
+                    [
+                        lambda x: x.add_(1),
+                        lambda x: x.__isub__(x),
+                        lambda x: x.copy_(PLAIN),
+                        lambda x: x.zero_(),
+                        lambda x: x.cumsum(0),
+                        lambda x: x @ x.t(),
+                        lambda x: torch.mul(x, x, out=x),
+                        lambda x: PLAIN.add_(x),
+                    ],
+                ),
+            },
+        ),
+        "what named values refuse": (
+            [named],
+            {
+                "other numbers of names": (
+                    ValueError,
+                    "need as many different names",
+                    [
+                        lambda x: Named(torch.ones(2, 2), dims=("a",)),
+                        lambda x: Named(torch.ones(2, 2), dims=("a", "a")),
+                        lambda x: Named(torch.ones(()), dims=("a",)),
+                    ],
+                ),
+                "a name that is not there": (
+                    ValueError,
+                    r"no dimension c among \('a', 'b'\)",
+                    [lambda x: x.sum("c")],
+                ),
+                "another size": (RuntimeError, "must match", [lambda x: x + named(5)]),
+                "an order of some": (RuntimeError, None, [lambda x: x.order("a")]),
+                "plain tensors": (
+                    NotImplementedError,
+                    "have no names",
+                    [lambda x: x + torch.ones(6), lambda x: torch.ones(4, 6) * x],
+                ),
+                "ops without a rule": (
+                    DispatchError,
+                    "Named has no rule for aten",
+                    [
+                        lambda x: x.mul_(2),
+                        lambda x: x.__isub__(x),
+                        lambda x: x[0],
+                        lambda x: x.T,
+                        lambda x: x.cumsum(0),
+                    ],
+                ),
+            },
+        ),
+        "what quantities refuse": (
+            [quantity],
+            {
+                "another unit, in place": (
+                    UnitError,
+                    "in one sum or comparison",
+                    [
+                        lambda x: x.add_(1),
+                        lambda x: x.copy_(PLAIN),
+                        lambda x: x.copy_(quantity(s=1)),
+                        lambda x: x.__setitem__(0, PLAIN[0]),
+                    ],
+                ),
+                "writes": (
+                    NotImplementedError,
+                    None,
+                    [lambda x: x.mul_(x), lambda x: x.zero_(), lambda x: x.fill_(1), lambda x: PLAIN.add_(x)],
+                ),
+                "ops without a rule": (
+                    DispatchError,
+                    "Quantity has no rule for aten",
+                    [lambda x: x.exp(), lambda x: x.sqrt(), lambda x: x.cumprod(0), lambda x: x.softmax(0)],
+                ),
+                "powers": (NotImplementedError, None, [lambda x: x**0.5, lambda x: 2**x, lambda x: x**x]),
+            },
+        ),
+        "what uncertain values refuse": (
+            [uncertain],
+            {
+                "other errors": (
+                    ValueError,
+                    r"values of size \[3\] with errors of size \[2\]",
+                    [lambda x: Uncertain(torch.ones(3), torch.ones(2))],
+                ),
+                "integers": (NotImplementedError, r"values of torch\.int64", [lambda x: x.long()]),
+                "no rule": (DispatchError, "Uncertain has no rule for aten", [lambda x: x.tanh()]),
+                "writes, and ops without a formula": (
+                    NotImplementedError,
+                    None,
+                    [
+                        lambda x: x.add_(1),
+                        lambda x: x.__imul__(x),
+                        lambda x: x.copy_(torch.zeros(4, 6)),
+                        lambda x: x @ x.t(),
+                        lambda x: x > 1,
+                        lambda x: 2**x,
+                        lambda x: x**x,
+                        lambda x: torch.mul(x, x, out=x),
+                    ],
+                ),
+            },
+        ),
+        "what ring buffers refuse": (
+            [ring_buffer],
+            {
+                "no capacity": (
+                    ValueError,
+                    "needs a capacity of 1 or more",
+                    [lambda x, size=size: RingBuffer(torch.zeros(size)) for size in ((), (0,), (0, 3))],
+                ),
+                "two entries": (RuntimeError, "expand", [lambda x: x.append(torch.ones(2, 6))]),
+                # A gradient is never lost in silence.
+                "gradients": (
+                    RuntimeError,
+                    "append_ takes no gradients; use append",
+                    [
+                        lambda x: x.append_(ENTRY),
+                        lambda x: RingBuffer(LEARNED, count=1).append_(ENTRY.detach()),
+                    ],
+                ),
+                "ops without a rule": (
+                    DispatchError,
+                    "RingBuffer has no rule for aten",
+                    [lambda x: x + 1, lambda x: x.mul_(2), lambda x: x[0], lambda x: x.sum()],
+                ),
+            },
+        ),
+    }
+)
+
+test_results = giving(
+    {
+        f"{what}: {name}": case
+        for what, cases in {
+            "no entries one and zeros": {
+                "sums of nothing": (lambda: EMPTY.sum(0).mask.tolist(), [False] * 3),
+                "a mean of nothing": (lambda: EMPTY.mean().mask, False),
+                "nothing, and one": (lambda: (EMPTY + 1).shape, (0, 3)),
+                "a single entry": (
+                    lambda: (2 / Masked(torch.tensor(2.0), torch.tensor(True))).mean().values,
+                    1,
+                ),
+                # zeros are present
+                **{
+                    name: (
+                        lambda zeros=zeros: (zeros().mask.all().item(), zeros().values.any().item()),
+                        (True, False),
+                    )
+                    for name, zeros in {
+                        "zeros_like": lambda: torch.zeros_like(masked()),
+                        "new_zeros": lambda: masked().new_zeros(2, 3),
+                    }.items()
+                },
+            },
+            "names of results": {
+                # the order of the operands does not matter
+                "a sum": (lambda: told(X + Y), (("a", "b"), (X.values + Y.values.T).tolist())),
+                "the other way": (lambda: told(Y + X), (("b", "a"), (X.values + Y.values.T).T.tolist())),
+                # reductions by position, as PyTorch's parser has it
+                "logsumexp": (lambda: told(torch.logsumexp(X, 0)), (("b",), X.values.logsumexp(0).tolist())),
+                "any": (lambda: (X > 0).any("a").values.dtype, torch.bool),
+                "all": (lambda: (X > 9).all("b").dims, ("a",)),
+                "order": (lambda: X.order("new", "b", "a").values.tolist(), [X.values.T.tolist()]),
+                "at": (lambda: told(X.at(b=2)), (("a",), X.values[:, 2].tolist())),
+                "at none": (lambda: X.at(a=slice(0, 0)).shape, (0, 6)),
+                # no entries, one, and no dimensions
+                "a sum of nothing": (lambda: named(0).sum("a").values.tolist(), [0] * 6),
+                "nothing": (lambda: (named(0) * 2).shape, (0, 6)),
+                "one row": (lambda: (named(4) + named(1)).values.shape, (4, 6)),
+                "a number": (lambda: (2 / NUMBER).sum().values, 1),
+                "a number and a row": (lambda: (NUMBER * named(1)).dims, ("a", "b")),
+            },
+            "units are sorted and cancel": {
+                "sorted": (lambda: SPEED.unit, (("m", 1), ("s", -1))),
+                "a quotient": (lambda: (SPEED / SPEED).unit, ()),
+                "a power of 0": (lambda: (SPEED**0).unit, ()),
+                "an inverse": (lambda: (1 / SPEED).unit, (("m", -1), ("s", 1))),
+                "a product": (lambda: (SPEED.view(1, 2) @ SPEED).unit, (("m", 2), ("s", -2))),
+                "a number without unit": (lambda: (SPEED / SPEED + 1).value.tolist(), [2, 2]),
+                "a number first": (lambda: (1 + SPEED / SPEED).value.tolist(), [2, 2]),
+                "shown": (lambda: quantities.show((SPEED * SPEED).unit), "m^2 s^-2"),
+            },
+            "no entries and one": {
+                "a sum of nothing": (lambda: uncertain(0, 3).sum(0).error.tolist(), [0] * 3),
+                "a sum of one": (lambda: ONE.sum(0).error, ONE.error[0]),
+                "one and nothing": (lambda: (ONE * uncertain(0)).shape, (0,)),
+                "a mean": (lambda: uncertain(1, 1).mean().shape, ()),
+            },
+        }.items()
+        for name, case in cases.items()
+    }
 )

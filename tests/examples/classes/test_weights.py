@@ -15,14 +15,14 @@ from classes.block_sparse import BlockSparse
 from classes.int4_kernel import KernelInt4Weight, int4_linear
 from classes.int4_weight import Int4Weight
 from classes.low_rank import LowRank
-from classes.master_weight import Linear, MasterWeight, main as master_weight_script
+from classes.master_weight import Linear, MasterWeight
 from subclasses import DispatchError, strict
-from subclasses.testing import check, suite
-from tests.examples.classes.checks import check_gradients, converted, formulas, normal, refused
+from subclasses.testing import suite
+from tests.examples.classes.checks import agreeing, check_gradients, converted, formulas, normal, refused
 from tests.tables import giving
 
 X, Y = (torch.linspace(-1, 1, 3 * n).view(3, n) for n in (6, 8))
-ROW, COLUMN = [0, 1, 1], [1, 0, 2]
+ROW, COLUMN, NARROW = [0, 1, 1], [1, 0, 2], [torch.bfloat16, torch.float64]
 
 
 def int4(cls=Int4Weight, rows=4, group=4):
@@ -50,33 +50,33 @@ def suite_of(make, ops, **options):
 
 
 OF_INT4 = {F.linear: lambda x: (Y, x)}
-TestInt4Weight = suite_of(
-    partial(int4, Int4Weight), OF_INT4, variants=[partial(int4, group=n) for n in (2, 8)]
-)
-TestKernelInt4Weight = suite_of(partial(int4, KernelInt4Weight), OF_INT4)
-TestBlockSparse = suite_of(
-    block_sparse,
-    {F.linear: lambda x: (torch.cat([X, X], 1)[:, : x.shape[1]], x)},
-    variants=[lambda: block_sparse(grid=(3, 3))],
-)
 OF_LOW_RANK = {F.linear: lambda x: (X, x), torch.matmul: lambda x: (x, X.t())}
-TestLowRank = suite_of(partial(low_rank, LowRank), OF_LOW_RANK)
-TestByHand = suite_of(partial(low_rank, ByHand), OF_LOW_RANK, construct=ByHand)
-TestMasterWeight = suite_of(
-    master_weight,
-    {F.linear: lambda x: (X.bfloat16(), x)},
-    variants=[lambda: master_weight(compute=torch.float16), lambda: master_weight(compute=torch.float64)],
-    rtol=0.05,
-    atol=0.05,
+globals().update(
+    TestInt4Weight=suite_of(
+        partial(int4, Int4Weight), OF_INT4, variants=[partial(int4, group=n) for n in (2, 8)]
+    ),
+    TestInt4WeightOfBfloat16=pytest.mark.slow(
+        suite(lambda: int4().bfloat16(), paths={}, rtol=0.05, atol=0.05)
+    ),
+    TestKernelInt4Weight=suite_of(partial(int4, KernelInt4Weight), OF_INT4),
+    TestBlockSparse=suite_of(
+        block_sparse,
+        {F.linear: lambda x: (torch.cat([X, X], 1)[:, : x.shape[1]], x)},
+        variants=[lambda: block_sparse(grid=(3, 3))],
+    ),
+    TestLowRank=suite_of(partial(low_rank, LowRank), OF_LOW_RANK),
+    TestByHand=suite_of(partial(low_rank, ByHand), OF_LOW_RANK, construct=ByHand),
+    TestMasterWeight=suite_of(
+        master_weight,
+        {F.linear: lambda x: (X.bfloat16(), x)},
+        variants=[lambda: master_weight(compute=torch.float16), lambda: master_weight(compute=torch.float64)],
+        rtol=0.05,
+        atol=0.05,
+    ),
+    TestWide=suite(
+        lambda: master_weight(compute=torch.float64), ops={F.linear: lambda x: (X.double(), x)}, paths={}
+    ),
 )
-TestWide = suite(
-    lambda: master_weight(compute=torch.float64), ops={F.linear: lambda x: (X.double(), x)}, paths={}
-)
-
-
-@pytest.mark.slow
-def test_bfloat16():
-    check(lambda: int4().bfloat16(), paths={}, rtol=0.05, atol=0.05)
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------
@@ -84,13 +84,12 @@ def test_bfloat16():
 
 def whole(blocks, row, column, grid):
     """The matrix, block by block."""
-    rows = [[torch.zeros_like(blocks[0]) for _ in range(grid[1])] for _ in range(grid[0])]
+    rows = [[torch.zeros(blocks.shape[1:]) for _ in range(grid[1])] for _ in range(grid[0])]
     for block, i, j in zip(blocks, row.tolist(), column.tolist(), strict=True):
         rows[i][j] = rows[i][j] + block
     return torch.cat([torch.cat(row, 1) for row in rows])
 
 
-SIZES = [(), (3,), (2, 3), (0,), (1,)]
 SCALES = torch.rand(4, 2, dtype=torch.float64) + 0.5
 PACKED = {cls: int4(cls) for cls in (Int4Weight, KernelInt4Weight)}
 BLOCKS = block_sparse(4)  # two blocks in one place
@@ -148,7 +147,7 @@ test_values_and_gradients = formulas(
             lambda y: y.square().sum(),
         )
         for name, (part, width, wrap, plain) in LAYERS.items()
-        for size in SIZES
+        for size in [(), (3,), (2, 3), (0,), (1,)]
     }
     | {
         f"products of low rank, {cls.__module__}": (
@@ -184,18 +183,6 @@ def test_a_compiled_layer_makes_no_matrix(name, way):
 
 
 TWO, THREE, THREE_SCALES = torch.zeros(2).long(), torch.zeros(3).long(), torch.ones(4, 3)
-NARROW = [torch.bfloat16, torch.float64]
-test_conversions_of_int4_weights = converted(
-    [int4, partial(int4, KernelInt4Weight)],
-    [torch.float16, *NARROW],
-    lambda w: [w.materialize(), F.linear(Y.to(w.dtype), w), F.linear(Y.to(w.dtype), w.float())],
-)
-test_conversions_keep_the_places = converted([block_sparse], NARROW, lambda w: [F.linear(X.to(w.dtype), w)])
-test_conversions_of_matrices_of_low_rank = converted(
-    [partial(low_rank, LowRank), partial(low_rank, ByHand)],
-    NARROW,
-    lambda w: [w @ torch.ones(6, dtype=w.dtype), 2 / w - w],
-)
 
 
 def writes(size, error):
@@ -203,70 +190,7 @@ def writes(size, error):
     return (error, None, [lambda w: w.mul_(2), lambda w: w.__isub__(w), lambda w: w.copy_(torch.zeros(size))])
 
 
-test_what_int4_weights_refuse = refused(
-    [int4, partial(int4, KernelInt4Weight)],
-    {
-        "other groups": (
-            ValueError,
-            "an even group that divides the row",
-            [lambda w: int4(type(w), group=3), lambda w: int4(type(w), group=16)],
-        ),
-        "other scales": (
-            ValueError,
-            r"scales of size \[4, 3\]( for groups of 4 in 4 x 8)?",
-            [lambda w: type(w)(w.packed, THREE_SCALES, **{"group": 4} if type(w) is Int4Weight else {})],
-        ),
-        "writes": writes((4, 8), DispatchError),
-        # The second has as many numbers as three rows.
-        "an input of another length": (
-            RuntimeError,
-            "unflatten|cannot be multiplied",
-            [lambda w: F.linear(torch.ones(3, 7), w), lambda w: F.linear(torch.ones(4, 6), w)],
-        ),
-    },
-)
-test_what_block_sparse_weights_refuse = refused(
-    [block_sparse],
-    {
-        "other places": (
-            ValueError,
-            r"need \[n, height, width\], \[n\], \[n\]",
-            [lambda w: BlockSparse(torch.ones(2, 2, 2), THREE, TWO, grid=(1, 1))],
-        ),
-        "writes": writes((4, 6), NotImplementedError),
-    },
-)
-test_what_matrices_of_low_rank_refuse = refused(
-    [partial(low_rank, LowRank), partial(low_rank, ByHand)],
-    {
-        "other factors": (
-            ValueError,
-            r"factors of sizes \[4, 2\] and \[3, 6\]",
-            [lambda w: type(w)(torch.ones(4, 2), torch.ones(3, 6))],
-        ),
-        "writes": writes((4, 6), NotImplementedError),
-        "more writes": (
-            NotImplementedError,
-            None,
-            [lambda w: w.__iadd__(w), lambda w: w.__setitem__(0, 1.0)],
-        ),
-    },
-)
-test_what_master_weights_refuse = refused(
-    [master_weight],
-    {
-        "another dtype": (
-            ValueError,
-            r"expected dtype torch\.float32",
-            [lambda w: MasterWeight(w.master.half())],
-        ),
-        "writes": writes((4, 6), DispatchError),
-    },
-)
-
 # ---- int4 ------------------------------------------------------------------------------------------------------
-
-int4_classes = pytest.mark.parametrize("cls", PACKED)
 
 
 @pytest.mark.slow
@@ -278,37 +202,9 @@ def test_the_op_is_well_formed():
     assert torch.autograd.gradcheck(lambda x, scale: int4_linear(x, w.packed, scale), doubles)
 
 
-@int4_classes
-def test_the_matrix_is_that_of_the_nearest_numbers(cls):
-    numbers = torch.arange(-7, 8).tile(2)[:28].view(2, 14)
-    numbers[:, 0] = 7
-    w = cls.from_float(numbers.double() * 0.5, 14)
-    assert w.packed.numel() == 14 and w.scale.tolist() == [[0.5], [0.5]]
-    assert torch.equal(w.materialize(), numbers * 0.5)
-    torch.testing.assert_close(2 / (w + 9), 2 / (numbers.double() * 0.5 + 9))
-
-
+# The largest number of each row is 7.
+NUMBERS = torch.cat([torch.full((2, 1), 7), torch.arange(-7, 8).tile(2)[:26].view(2, 13)], 1) * 0.5
 LEAST = torch.tensor([[0x0F]], dtype=torch.uint8)
-test_the_least_number_no_rows_zeros_and_one_group = giving(
-    {
-        "the least number": (
-            lambda: Int4Weight(LEAST, torch.ones(1, 1), group=2).materialize().tolist(),
-            [[7, -8]],
-        ),
-        "no columns": (lambda: Int4Weight.from_float(torch.zeros(2, 0), 4).materialize().shape, (2, 0)),
-        **{
-            f"{name}, {cls.__name__}": (
-                lambda cls=cls, size=size: F.linear(Y, cls.from_float(*size)).tolist(),
-                expected,
-            )
-            for cls in PACKED
-            for name, size, expected in (
-                ("no rows", (torch.zeros(0, 8), 4), [[]] * 3),
-                ("zeros", (torch.zeros(2, 8), 8), [[0, 0]] * 3),
-            )
-        },
-    }
-)
 
 
 def test_compiled_code_holds_one_node_for_the_kernel():
@@ -321,15 +217,6 @@ def test_compiled_code_holds_one_node_for_the_kernel():
 # ---- blocks ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [0, 4])
-def test_the_matrix(count):
-    w = block_sparse(count)
-    expected = whole(w.blocks, w.row, w.column, w.grid) if count else torch.zeros(4, 6)
-    torch.testing.assert_close(w.materialize(), expected)
-    torch.testing.assert_close(F.linear(X, w), X @ expected.T)
-    torch.testing.assert_close(2 / (w + 1), 2 / (expected + 1))
-
-
 def test_one_program_serves_every_pattern():
     layer = desugar.compile(lambda x, w: F.linear(x, w), backend="eager")
     for pattern in ([0, 0, 1], [1, 1, 1], [0, 1, 0]):
@@ -339,15 +226,6 @@ def test_one_program_serves_every_pattern():
 
 
 LARGEST = torch.arange(24.0).view(4, 6)
-test_the_largest_blocks = giving(
-    {
-        f"{count}": (
-            lambda count=count: BlockSparse.largest(LARGEST, 2, 3, count).materialize().tolist(),
-            expected.tolist(),
-        )
-        for count, expected in ((4, LARGEST), (1, F.pad(LARGEST[2:, 3:], (3, 0, 2, 0))))
-    }
-)
 
 
 # ---- low rank --------------------------------------------------------------------------------------------------
@@ -388,37 +266,7 @@ def test_no_product_makes_the_matrix(cls, way):
     assert [t.shape for t in got[1:]] == [(400,), (400,)]
 
 
-@pytest.mark.parametrize("size", [(4,), (2, 3, 4), (0, 4)], ids=str)
-@low_rank_classes
-def test_batches_vectors_and_keywords(cls, size):
-    w, x = low_rank(cls, 4, 2, 4), torch.randn(size)
-    torch.testing.assert_close(x @ w, x @ w.materialize())
-    torch.testing.assert_close(w @ x.unsqueeze(-1), w.materialize() @ x.unsqueeze(-1))
-    torch.testing.assert_close(F.linear(x, weight=w, bias=X[0, :4]), F.linear(x, w.materialize(), X[0, :4]))
-
-
-@pytest.mark.parametrize("size", [(0, 1, 3), (3, 0, 2), (1, 1, 1), (8, 3, 8)], ids=str)
-@low_rank_classes
-def test_sizes_of_none_and_one_and_the_nearest_matrix(cls, size):
-    w = low_rank(cls, *size)
-    assert w.shape == (size[0], size[2])
-    torch.testing.assert_close(w @ torch.ones(size[2], 2), w.materialize() @ torch.ones(size[2], 2))
-    if 0 not in size:
-        nearest = cls.nearest(w.materialize(), size[1]).materialize()
-        torch.testing.assert_close(nearest, w.materialize(), rtol=1e-4, atol=1e-4)
-
-
 # ---- master weights --------------------------------------------------------------------------------------------
-
-
-def test_a_conversion_keeps_the_master():
-    master = torch.randn(4, 6, requires_grad=True)
-    w = MasterWeight(master)
-    wide = w.half().double()
-    assert isinstance(wide, MasterWeight) and wide.dtype == wide.compute == torch.float64
-    assert torch.equal(wide.master, master)
-    torch.testing.assert_close(*torch.autograd.grad(F.linear(X, wide).sum(), master), X.sum(0).expand(4, 6))
-    assert w.int().dtype == torch.int32 and not isinstance(w.int(), MasterWeight)
 
 
 def test_a_module_is_converted_without_a_loss():
@@ -439,8 +287,192 @@ def test_a_step_that_bfloat16_would_lose(way):
     assert torch.equal(layer.master.bfloat16(), torch.ones(4, 6).bfloat16())
 
 
-def test_the_script_of_the_master_weight(capsys):
-    master_weight_script()
-    master, narrow = capsys.readouterr().out.splitlines()
-    assert "float32 master  torch.float32" in master and "bfloat16 weight torch.bfloat16" in narrow
-    assert float(master.split()[-1]) < float(narrow.split()[-1])
+# ---- every class ---------------------------------------------------------------------------------------------
+
+test_results_are_those_of_the_matrix = agreeing(
+    {
+        "the nearest four-bit numbers": (
+            [partial(cls.from_float, NUMBERS.double(), 14) for cls in PACKED],
+            lambda w: [
+                (w.packed.numel(), 14),
+                (w.scale.tolist(), [[0.5], [0.5]]),
+                (w.materialize(), NUMBERS.double()),
+                (2 / (w + 9), 2 / (NUMBERS.double() + 9)),
+            ],
+        ),
+        "blocks": (
+            [partial(block_sparse, count) for count in (0, 4)],
+            lambda w: [
+                (w.materialize(), whole(*w.unwrap(), w.grid)),
+                (F.linear(X, w), X @ whole(*w.unwrap(), w.grid).T),
+                (2 / (w + 1), 2 / (whole(*w.unwrap(), w.grid) + 1)),
+            ],
+        ),
+        **{
+            f"batches, vectors and keywords, {tuple(x.shape)}": (
+                [partial(low_rank, cls, 4, 2, 4) for cls in (LowRank, ByHand)],
+                lambda w, x=x: [
+                    (x @ w, x @ w.materialize()),
+                    (w @ x.unsqueeze(-1), w.materialize() @ x.unsqueeze(-1)),
+                    (F.linear(x, weight=w, bias=X[0, :4]), F.linear(x, w.materialize(), X[0, :4])),
+                ],
+            )
+            for x in (torch.randn(4), torch.randn(2, 3, 4), torch.randn(0, 4))
+        },
+        "sizes of none and one": (
+            [
+                partial(low_rank, cls, *size)
+                for cls in (LowRank, ByHand)
+                for size in ((0, 1, 3), (3, 0, 2), (1, 1, 1), (8, 3, 8))
+            ],
+            lambda w: [
+                (w.shape, (len(w.left), w.right.shape[1])),
+                (w @ torch.ones(w.shape[1], 2), w.materialize() @ torch.ones(w.shape[1], 2)),
+            ],
+        ),
+        "a conversion keeps the master": (
+            [lambda: torch.randn(4, 6, requires_grad=True)],
+            lambda master: [
+                (type(MasterWeight(master).int()) is torch.Tensor, True),
+                *(
+                    pair
+                    for wide in [MasterWeight(master).half().double()]
+                    for pair in (
+                        (type(wide) is MasterWeight and wide.dtype == wide.compute == torch.float64, True),
+                        (wide.master, master.detach()),
+                        (torch.autograd.grad(F.linear(X, wide).sum(), master)[0], X.sum(0).expand(4, 6)),
+                    )
+                ),
+            ],
+        ),
+        "the nearest matrix": (
+            [
+                partial(low_rank, cls, n, r, n, torch.float64)
+                for cls in (LowRank, ByHand)
+                for n, r in ((1, 1), (8, 3))
+            ],
+            lambda w: [(type(w).nearest(w.materialize(), w.left.shape[1]).materialize(), w.materialize())],
+        ),
+    }
+)
+test_conversions = converted(
+    {
+        "conversions of int4 weights": (
+            [int4, partial(int4, KernelInt4Weight)],
+            [torch.float16, *NARROW],
+            lambda w: [w.materialize(), F.linear(Y.to(w.dtype), w), F.linear(Y.to(w.dtype), w.float())],
+        ),
+        "conversions keep the places": ([block_sparse], NARROW, lambda w: [F.linear(X.to(w.dtype), w)]),
+        "conversions of matrices of low rank": (
+            [partial(low_rank, LowRank), partial(low_rank, ByHand)],
+            NARROW,
+            lambda w: [w @ torch.ones(6, dtype=w.dtype), 2 / w - w],
+        ),
+    }
+)
+
+test_what_is_refused = refused(
+    {
+        "what int4 weights refuse": (
+            [int4, partial(int4, KernelInt4Weight)],
+            {
+                "other groups": (
+                    ValueError,
+                    "an even group that divides the row",
+                    [lambda w: int4(type(w), group=3), lambda w: int4(type(w), group=16)],
+                ),
+                "other scales": (
+                    ValueError,
+                    r"scales of size \[4, 3\]( for groups of 4 in 4 x 8)?",
+                    [
+                        lambda w: type(w)(
+                            w.packed, THREE_SCALES, **{"group": 4} if type(w) is Int4Weight else {}
+                        )
+                    ],
+                ),
+                "writes": writes((4, 8), DispatchError),
+                # The second has as many numbers as three rows.
+                "an input of another length": (
+                    RuntimeError,
+                    "unflatten|cannot be multiplied",
+                    [lambda w: F.linear(torch.ones(3, 7), w), lambda w: F.linear(torch.ones(4, 6), w)],
+                ),
+            },
+        ),
+        "what block sparse weights refuse": (
+            [block_sparse],
+            {
+                "other places": (
+                    ValueError,
+                    r"need \[n, height, width\], \[n\], \[n\]",
+                    [lambda w: BlockSparse(torch.ones(2, 2, 2), THREE, TWO, grid=(1, 1))],
+                ),
+                "writes": writes((4, 6), NotImplementedError),
+            },
+        ),
+        "what matrices of low rank refuse": (
+            [partial(low_rank, LowRank), partial(low_rank, ByHand)],
+            {
+                "other factors": (
+                    ValueError,
+                    r"factors of sizes \[4, 2\] and \[3, 6\]",
+                    [lambda w: type(w)(torch.ones(4, 2), torch.ones(3, 6))],
+                ),
+                "writes": writes((4, 6), NotImplementedError),
+                "more writes": (
+                    NotImplementedError,
+                    None,
+                    [lambda w: w.__iadd__(w), lambda w: w.__setitem__(0, 1.0)],
+                ),
+            },
+        ),
+        "what master weights refuse": (
+            [master_weight],
+            {
+                "another dtype": (
+                    ValueError,
+                    r"expected dtype torch\.float32",
+                    [lambda w: MasterWeight(w.master.half())],
+                ),
+                "writes": writes((4, 6), DispatchError),
+            },
+        ),
+    }
+)
+
+test_results = giving(
+    {
+        f"{what}: {name}": case
+        for what, cases in {
+            "the least number no rows zeros and one group": {
+                "the least number": (
+                    lambda: Int4Weight(LEAST, torch.ones(1, 1), group=2).materialize().tolist(),
+                    [[7, -8]],
+                ),
+                "no columns": (
+                    lambda: Int4Weight.from_float(torch.zeros(2, 0), 4).materialize().shape,
+                    (2, 0),
+                ),
+                **{
+                    f"{name}, {cls.__name__}": (
+                        lambda cls=cls, size=size: F.linear(Y, cls.from_float(*size)).tolist(),
+                        expected,
+                    )
+                    for cls in PACKED
+                    for name, size, expected in (
+                        ("no rows", (torch.zeros(0, 8), 4), [[]] * 3),
+                        ("zeros", (torch.zeros(2, 8), 8), [[0, 0]] * 3),
+                    )
+                },
+            },
+            "the largest blocks": {
+                f"{count}": (
+                    lambda count=count: BlockSparse.largest(LARGEST, 2, 3, count).materialize().tolist(),
+                    expected.tolist(),
+                )
+                for count, expected in ((4, LARGEST), (1, F.pad(LARGEST[2:, 3:], (3, 0, 2, 0))))
+            },
+        }.items()
+        for name, case in cases.items()
+    }
+)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import desugar
+from subclasses import files
 from subclasses.int8 import (
     FqnToConfig,
     Int8DynamicActivationInt8WeightConfig,
@@ -399,13 +400,8 @@ def by_torch(state, path):
 
 def by_safetensors(state, path):
     pytest.importorskip("safetensors")
-    from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
-
-    tensors, metadata = to_plain(state)
-    save_file(tensors, path, metadata)
-    with safe_open(path, "pt") as file:
-        read = from_plain(load_file(path), file.metadata())
+    files.save_file(state, path)
+    read = files.load_file(path)
     assert set(read) == set(state)
     return read
 
@@ -454,10 +450,10 @@ test_wrong_files = raising(
     [
         (convert, ValueError, text)
         for convert, text in [
-            (lambda: from_plain(TENSORS, None), "int8_tensors"),
+            (lambda: from_plain(TENSORS, None), "declared_values"),
             (
                 lambda: from_plain({k: v for k, v in TENSORS.items() if k != "0.weight.scale"}, METADATA),
-                r"0\.weight\.qdata or 0\.weight\.scale is missing",
+                r"0\.weight\.scale is missing",
             ),
             (
                 lambda: to_plain({**STATE, "0.weight.qdata": torch.zeros(1)}),

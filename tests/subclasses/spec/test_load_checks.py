@@ -546,26 +546,38 @@ def test_the_parts_of_a_batch_that_share_their_offsets_still_do():
 # ---- other formats -----------------------------------------------------------------------------------------
 
 PLAIN = {
-    "an unknown dtype": ({"dtype": "Tensor"}, "float_dtype"),
-    "a dtype of ints": ({"dtype": "int32"}, "float_dtype"),
-    "an unknown argument": ({"block_size": [1, 6]}, "block_size"),
+    "an unknown dtype": ({"float_dtype": {"dtype": "Tensor"}}, "float_dtype"),
+    "a dtype of ints": ({"float_dtype": {"dtype": "int32"}}, "float_dtype"),
+    "no dtype": ({"float_dtype": ["float32"]}, "float_dtype"),
+    "an unknown argument": ({"block_size": {"tuple": [1, 6]}}, "block_size"),
     "no bool": ({"partial": "no"}, "partial"),
-    "another activation": ({"activation": ["row"]}, "activation"),
+    "another activation": ({"activation": {"tuple": ["row"]}}, "activation"),
 }
 
 
-def described(changed):
+def described(changed=(), **others):
     """The text beside safetensors, of which some entries are changed."""
-    text = json.loads(to_plain({"w": int8()})[1]["int8_tensors"])
-    return json.dumps({"w": text["w"] | changed})
+    text = json.loads(to_plain({"w": int8()})[1]["declared_values"])["w"]
+    return json.dumps({"w": text | {"metadata": text["metadata"] | dict(changed)} | others})
 
 
 BESIDE_SAFETENSORS = {
-    **{case: ({"int8_tensors": described(changed)}, field) for case, (changed, field) in PLAIN.items()},
+    **{case: ({"declared_values": described(changed)}, field) for case, (changed, field) in PLAIN.items()},
     **{
-        f"the text {text!r}": ({"int8_tensors": text}, "from_plain")
-        for text in ["", "{", "[]", '{"w": 3}', '{"w": {}}', '{"b": {"dtype": "float32"}}']
+        f"the text {text!r}": ({"declared_values": text}, "from_plain")
+        for text in ["", "{", "[]", '{"w": 3}', '{"w": {}}', described(nested=[]), described(more=1)]
     },
+    **{
+        f"the class {name}": (
+            {"declared_values": described(**{"class": name})},
+            "is not declared in this process",
+        )
+        for name in ("os.system", "subclasses.int8.tensor.Int8Tensor.Cotangent", None)
+    },
+    "a plain tensor that is described": (
+        {"declared_values": described().replace('"w"', '"b"')},
+        "plain tensor",
+    ),
     "a tied name that replaces a tensor": ({"tied_tensors": '{"b": "v"}'}, r"from_plain: .*'b'"),
 }
 
