@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from subclasses.spec.values import map_tensors
-from subclasses.testing.errors import Attempt, Skipped, refusal, succeeds
+from subclasses.testing.errors import refusal, succeeds, tried
 from subclasses.testing.reach import Case, calls_of, missed_rules, name_of
 from subclasses.testing.subject import Subject, once
 
@@ -39,28 +39,17 @@ def like(x: Tensor, *shape: int) -> Tensor:
 
 
 @contextmanager
-def operands_with_gradients() -> Iterator[list[Tensor]]:
-    """Collects the plain operands that cases make in a block, which require grad."""
+def operands(make: Callable[[Tensor], Tensor]) -> Iterator[list[Tensor]]:
+    """Lets a function make the plain operands of cases in a block, and collects them."""
     made: list[Tensor] = []
 
     def collect(plain: Tensor) -> Tensor:
-        made.append(plain.requires_grad_())
-        return plain
+        made.append(make(plain))
+        return made[-1]
 
-    with _making(collect):
-        yield made
-
-
-def operands_as_parameters() -> Any:
-    """Lets the plain operands that cases make in a block be Parameters."""
-    return _making(lambda plain: nn.Parameter(plain, requires_grad=False))
-
-
-@contextmanager
-def _making(make: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    _OPERANDS.append(make)
+    _OPERANDS.append(collect)
     try:
-        yield
+        yield made
     finally:
         _OPERANDS.pop()
 
@@ -411,18 +400,17 @@ def kit_cases(s: Subject) -> list[Case]:
 @once
 def own_methods(s: Subject) -> dict[str, Callable[[Any], Any]]:
     """Calls of the author's methods that return a tensor for a plain tensor too, such as ``inverse``."""
-    written = {
-        n
-        for b in s.own_bases
-        for n, m in vars(b).items()
-        if inspect.isfunction(m) and not hasattr(m, "__source__")
+    members = {n: m for base in s.own_bases for n, m in vars(base).items()}
+    names = {n for n, m in members.items() if inspect.isfunction(m) and not hasattr(m, "__source__")}
+    plain = stand_ins(s)[0]
+    return {
+        f"x.{name}()": lambda x, name=name: getattr(x, name)()
+        for name in names
+        if not name.startswith("_")
+        and hasattr(Tensor, name)
+        and name not in _NOT_CALLED
+        and isinstance(tried(lambda name=name: getattr(plain.clone(), name)())[0], Tensor)
     }
-    plain, found = stand_ins(s)[0], {}
-    for name in [n for n in written if not n.startswith("_") and hasattr(Tensor, n) and n not in _NOT_CALLED]:
-        with Attempt():
-            if isinstance(getattr(plain.clone(), name)(), Tensor):
-                found[f"x.{name}()"] = lambda x, name=name: getattr(x, name)()
-    return found
 
 
 # Methods that do not compute, that other promises check, or that have another meaning for plain tensors.
@@ -453,10 +441,9 @@ def refuses(s: Subject, case: Case, make: Callable[[], Any] | None = None) -> bo
         case: the call.
         make: makes the argument of the call; by default a value of the factory.
     """
-    with Attempt() as attempt, torch.no_grad():
-        case.run((make or s.make)())
-    text = str(attempt.error)
-    return refusal(attempt.error, s.is_own) is not None or any(words in text for words in _TAKES_NOT)
+    with torch.no_grad():
+        _, error = tried(lambda: case.run((make or s.make)()))
+    return refusal(error, s.is_own) is not None or any(words in str(error) for words in _TAKES_NOT)
 
 
 @once
@@ -465,28 +452,6 @@ def accepted(s: Subject) -> list[Case]:
     with torch.no_grad():
         cases = [case for case in functional_cases(s) if succeeds(lambda c=case: c.run(s.make()))]
     return [dataclasses.replace(case, works=True) for case in cases]
-
-
-def compared(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
-    """Finds cases for a class with a reference; raises Skipped for a class without one."""
-
-    def found(s: Subject) -> list[Case]:
-        s.reference(s.make())
-        return find(s)
-
-    return found
-
-
-def right(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
-    """Leaves out cases that give wrong values or change their argument; other promises report them."""
-
-    def left(s: Subject) -> list[Case]:
-        cases = [case for case in find(s) if case.name not in s.wrong_values]
-        if not cases and find(s):
-            raise Skipped("all of its calls give wrong values: see the promise `values`")
-        return cases
-
-    return left
 
 
 @once

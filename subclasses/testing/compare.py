@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
-from subclasses.layout import field_name
-from subclasses.testing.errors import Attempt, Broken, first_line
+from subclasses.layout import RAW, field_name
+from subclasses.testing.errors import Broken, first_line, succeeds, tried
 from subclasses.testing.subject import Subject
-
-# A difference, as (where, got, expected); None where the results are equal.
-Found = tuple[str, str, str] | None
 
 
 def leaves(value: Any) -> list[Any]:
@@ -38,35 +35,57 @@ def check_stands_for(
         expected: the result on each plain tensor that the value represents.
         rounded: compare in the dtype of the reference, as the class may keep more digits.
     """
-    each = [
-        _by_leaf(got, one, lambda g, e, i=i: _stands(s, g, e, i, len(expected), rounded))
-        for i, one in enumerate(expected)
-    ]
-    _raise_first(f"{what} is not what its reference gives", each)
+    for i, one in enumerate(expected):
+        for where, g, e in _pairs(f"{what} is not what its reference gives", got, one):
+            if not (isinstance(g, Tensor) and isinstance(e, Tensor)):
+                check_equal(s, where, g, e)
+                continue
+            check_attributes(where, g, e, *("shape", "dtype")[: 1 if rounded else 2])
+            plains = s.references(g, len(expected))
+            if len(plains) != len(expected):
+                raise Broken(where, f"a value for {len(plains)} tensors", str(len(expected)))
+            check_attributes(where, plains[i], e, "shape")
+            check_close(s, where, plains[i].to(e.dtype) if rounded else plains[i], e)
     for one in leaves(got):
         check_class(s, what, one)
 
 
 def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
     """Raises unless two results are the same in type, metadata, size, dtype and content."""
-    _raise_first(what, [_by_leaf(got, expected, lambda g, e: _difference(s, g, e))])
+    for where, g, e in _pairs(what, got, expected):
+        if not isinstance(e, Tensor):
+            if not _alike(s, g, e):
+                raise Broken(where, repr(g), repr(e))
+            continue
+        if plain_type(g) is not plain_type(e):
+            raise Broken(where, one_of(type(g)), one_of(type(e)))
+        check_attributes(where, g, e, "shape", "dtype", "device")
+        if not (is_traceable_wrapper_subclass(e) or isinstance(e, s.cls)):
+            check_close(s, where, g, e)
+            continue
+        (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (g, e)]
+        if list(inners) != list(wanted):
+            raise Broken(where, *(f"inner tensors {[*map(field_name, found)]}" for found in (inners, wanted)))
+        if not same_context(context, other):
+            raise Broken(where, f"metadata {first_line(repr(context))}", first_line(repr(other)))
+        for name, inner in inners.items():
+            check_equal(s, f"{where}: {field_name(name)}", inner, wanted[name])
 
 
 def check_close(s: Subject, what: str, got: Any, expected: Any) -> None:
     """Raises unless two plain tensors are equal up to rounding."""
-    _raise_first(what, [_numbers(s, got, expected)])
+    got, expected = plainest(got), plainest(expected)
+    rtol, atol = _tolerance(s, expected)
+    compare = torch.testing.assert_close
+    _, error = tried(lambda: compare(got, expected, rtol=rtol, atol=atol, equal_nan=True))
+    if error is not None:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise Broken(what, " ".join(lines[:3])[:300], "equal numbers")
 
 
-def value_difference(s: Subject, got: Any, expected: Any) -> str | None:
-    """How two results differ in type, metadata, size, dtype or content, or None."""
-    found = _by_leaf(got, expected, lambda g, e: _difference(s, g, e))
-    return found and _told(found)
-
-
-def difference(s: Subject, got: Any, expected: Any) -> str | None:
-    """How the numbers of two tensors differ, or None."""
-    found = _numbers(s, got, expected)
-    return found and _told(found)
+def differs(s: Subject, got: Any, expected: Any) -> bool:
+    """Whether two results differ in type, metadata, size, dtype or content."""
+    return not succeeds(check_equal, s, "", got, expected)
 
 
 def check_class(s: Subject, what: str, got: Any) -> None:
@@ -80,91 +99,25 @@ def check_class(s: Subject, what: str, got: Any) -> None:
         )
 
 
-def _told(found: tuple[str, str, str]) -> str:
-    where, got, expected = found
-    return f"{where}{': ' if where else ''}{got}{' instead of ' if expected else ''}{expected}"
+def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Each result beside the expected one, with words for it.
 
-
-def _raise_first(what: str, found: Sequence[Found]) -> None:
-    for where, got, expected in filter(None, found):
-        raise Broken(": ".join(filter(None, (what, where))), got, expected or "equal numbers")
-
-
-def _by_leaf(got: Any, expected: Any, compare: Callable[[Any, Any], Found]) -> Found:
-    got_leaves, wanted = leaves(got), leaves(expected)
-    if len(got_leaves) != len(wanted):
-        return "", f"{len(got_leaves)} results", str(len(wanted))
-    for i, (g, w) in enumerate(zip(got_leaves, wanted, strict=True)):
-        if found := compare(g, w):
-            numbered = ": ".join(filter(None, (f"result {i}", found[0])))
-            return found if len(wanted) == 1 else (numbered, *found[1:])
-    return None
-
-
-def _stands(s: Subject, got: Any, expected: Any, place: int, count: int, rounded: bool) -> Found:
-    """How a result differs from the result on one of the plain tensors that a value represents.
-
-    Args:
-        s: the class under test.
-        got: the result on the value.
-        expected: the result on the plain tensor.
-        place: the index of the plain tensor.
-        count: how many plain tensors the value represents.
-        rounded: compare in the dtype of the reference.
+    Raises:
+        Broken: there are more or fewer results.
     """
-    if not (isinstance(expected, Tensor) and isinstance(got, Tensor)):
-        return _difference(s, got, expected)
-    if found := _attributes(got, expected, ("shape",) if rounded else ("shape", "dtype")):
-        return found
-    plains = s.references(got, count)
-    if len(plains) != count:
-        return "", f"a value for {len(plains)} tensors", str(count)
-    plain = plains[place]
-    return _attributes(plain, expected, ("shape",)) or _numbers(
-        s, plain.to(expected.dtype) if rounded else plain, expected
-    )
+    results, wanted = leaves(got), leaves(expected)
+    if len(results) != len(wanted):
+        raise Broken(what, f"{len(results)} results", str(len(wanted)))
+    for i, (g, e) in enumerate(zip(results, wanted, strict=True)):
+        yield f"{what}: result {i}" if len(wanted) > 1 else what, g, e
 
 
-def _difference(s: Subject, got: Any, expected: Any) -> Found:
-    if not isinstance(expected, Tensor):
-        return None if _alike(s, got, expected) else ("", repr(got), repr(expected))
-    if plain_type(got) is not plain_type(expected):
-        return "", one_of(type(got)), one_of(type(expected))
-    if found := _attributes(got, expected, ("shape", "dtype", "device")):
-        return found
-    if not (is_traceable_wrapper_subclass(expected) or isinstance(expected, s.cls)):
-        return _numbers(s, got, expected)
-    (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (got, expected)]
-    if list(inners) != list(wanted):
-        names, others = ([*map(field_name, found)] for found in (inners, wanted))
-        return "", f"inner tensors {names}", str(others)
-    if not same_context(context, other):
-        return "", f"metadata {first_line(repr(context))}", first_line(repr(other))
-    for name, inner in inners.items():
-        if found := _difference(s, inner, wanted[name]):
-            return ": ".join(filter(None, (field_name(name), found[0]))), *found[1:]
-    return None
-
-
-def _attributes(got: Any, expected: Any, names: Sequence[str]) -> Found:
+def check_attributes(what: str, got: Any, expected: Any, *names: str) -> None:
+    """Raises unless two tensors have the same shape, dtype or other attributes."""
     for name in names:
-        one, other = (
-            list(v) if name == "shape" else v for v in (getattr(got, name), getattr(expected, name))
-        )
+        one, other = (list(v) if name == "shape" else v for v in (getattr(t, name) for t in (got, expected)))
         if one != other:
-            return "", f"{name} {one}", str(other)
-    return None
-
-
-def _numbers(s: Subject, got: Any, expected: Any) -> Found:
-    got, expected = plainest(got), plainest(expected)
-    rtol, atol = _tolerance(s, expected)
-    with Attempt() as attempt:
-        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True, check_stride=False)
-    if attempt.error is None:
-        return None
-    lines = [line for line in str(attempt.error).splitlines() if line.strip()]
-    return "", " ".join(lines[:3])[:300], ""
+            raise Broken(what, f"{name} {one}", str(other))
 
 
 def _tolerance(s: Subject, expected: Any) -> tuple[float, float]:
@@ -199,11 +152,9 @@ def plainest(t: Any) -> Any:
 
 
 def _alike(s: Subject, got: Any, expected: Any) -> bool:
-    if type(got) is not type(expected):
-        return False
-    if isinstance(got, float | complex):
-        return _numbers(s, torch.tensor(got), torch.tensor(expected)) is None
-    return bool(got == expected)
+    if isinstance(got, float | complex) and type(got) is type(expected):
+        return succeeds(check_close, s, "", torch.tensor(got), torch.tensor(expected))
+    return type(got) is type(expected) and bool(got == expected)
 
 
 def plain_type(x: Any) -> type:
@@ -221,3 +172,17 @@ def snapshot(s: Subject, x: Any) -> Any:
     if not (is_traceable_wrapper_subclass(x) or isinstance(x, s.cls)):
         return x.detach().clone()
     return s.unflatten(x, {name: snapshot(s, inner) for name, inner in s.inners(x).items()})
+
+
+def memory_of(s: Subject, x: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain tensors inside of a value, by path, each by its storage; of a plain tensor, its own."""
+    if is_traceable_wrapper_subclass(x) or isinstance(x, s.cls):
+        for inner, t in s.inners(x).items():
+            yield from memory_of(s, t, f"{name}.{inner.removeprefix(RAW)}")
+    elif isinstance(x, Tensor) and x.numel():
+        yield name, storage_key(x)
+
+
+def shared_memory(s: Subject, y: Any, x: Any) -> list[tuple[str, str]]:
+    """Pairs of the plain tensors in a result and in a value that lie in one storage."""
+    return [(of_y, of_x) for of_y, a in memory_of(s, y) for of_x, b in memory_of(s, x) if a == b]

@@ -20,12 +20,12 @@ from subclasses.errors import one_of
 from subclasses.testing import derive
 from subclasses.testing.cases import CLONE, VIEWS, accepted, applicable
 from subclasses.testing.compare import check_equal
-from subclasses.testing.errors import Attempt, Broken, Skipped, problem, shown, succeeds
+from subclasses.testing.errors import Broken, Skipped, problem, shown, succeeds, tried
 from subclasses.testing.gradients import differentiable, live, ones_for
 from subclasses.testing.memory import is_view_of_plain
 from subclasses.testing.reach import Case
 from subclasses.testing.structure import Holder
-from subclasses.testing.subject import Compile, Subject, is_differentiable, once
+from subclasses.testing.subject import Compile, Factory, Subject, is_differentiable
 from subclasses.testing.values import Nest, with_nests
 
 # ---- which compilers ---------------------------------------------------------------------------------------
@@ -73,18 +73,11 @@ def _export(module: Any) -> Callable[..., Any]:
 EXPORT: Mapping[str, Compile] = {"torch.export": _export}
 
 
-def compilers(s: Subject, paths: Mapping[str, Compile]) -> Iterator[tuple[str, Compile]]:
-    """The compilers to try, each starting afresh; those that are not installed are left out.
-
-    Raises:
-        Skipped: they cannot take the class apart.
-    """
-    s.needs_flatten()
+def compilers(paths: Mapping[str, Compile]) -> Iterator[tuple[str, Compile]]:
+    """The compilers to try, each starting afresh; those that are not installed are left out."""
     for name, compile in paths.items():
-        with Attempt() as attempt:
-            if paths is not EXPORT:
-                compile(lambda: None)
-        if not isinstance(attempt.error, Skipped):
+        error = None if paths is EXPORT else tried(compile, lambda: None)[1]
+        if not isinstance(error, Skipped):
             torch.compiler.reset()
             yield name, compile
     torch.compiler.reset()
@@ -95,56 +88,34 @@ def under(paths: Mapping[str, Compile] | None) -> Callable[[Subject, Case], None
 
     def check(s: Subject, case: Case) -> None:
         given = s.options.get("paths")
-        expected: Any = None
-        doors = (PATHS if given is None else given) if paths is None else paths if given is None else {}
-        is_short = given is None and isinstance(case, Group) and s.options.get("level") != "full"
-        for number, (path, compile) in enumerate(
-            compilers(s, dict([*doors.items()][:1]) if is_short else doors)
-        ):
-            if number == 0:
-                works, expected = s.works(case.name, lambda: case.run(lambda function: function))
-                if not works:
-                    return
-            parts = getattr(case, "parts", ())
-            if len(parts) > 1 and apart(s):
-                _by_group(s, path, compile, parts)
-            else:
-                _against_eager(s, path, compile, case, expected)
+        chosen = (PATHS if given is None else given) if paths is None else paths if given is None else {}
+        if given is None and isinstance(case, Group) and s.options.get("level") != "full":
+            chosen = dict([*chosen.items()][:1])
+        works, expected = s.works(case.name, lambda: case.run(eagerly)) if chosen else (False, None)
+        for path, compile in compilers(chosen) if works else ():
+            _against_eager(s, path, compile, case, expected)
 
     return check
+
+
+def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles nothing."""
+    return function
 
 
 def _against_eager(s: Subject, path: str, compile: Compile, case: Any, expected: Any) -> None:
     """Raises unless a compiled case gives the result of eager mode, or is refused; a group is bisected then."""
     what = f"{case.name} under {path}"
-    with Attempt() as attempt:
-        check_equal(s, f"{what} is not what eager mode gives", case.run(compile), expected)
-    error, parts = attempt.error, getattr(case, "parts", ())
+    words = f"{what} is not what eager mode gives"
+    _, error = tried(lambda: check_equal(s, words, case.run(compile), expected))
     if error is None:
         return
-    refused = len(s.refused)
+    refused, parts = len(s.refused), getattr(case, "parts", ())
     for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]) if len(parts) > 1 else ():
-        _by_group(s, path, compile, half)
+        torch.compiler.reset()
+        _against_eager(s, path, compile, whole := group(s, half), whole.run(eagerly))
     if len(s.refused) == refused and not s.refuses(what, error, deliberate=False):
         raise Broken(problem(what, error)) from error
-    if len(parts) == 1:
-        apart(s).add(case.name)
-
-
-@once
-def apart(s: Subject) -> set[str]:
-    """The names of calls that a compiler refused, which compile on their own under the next ones."""
-    return set()
-
-
-def _by_group(s: Subject, path: str, compile: Compile, cases: Sequence[Case]) -> None:
-    """Compares some calls, together as far as no compiler refused them."""
-    together = [case for case in cases if case.name not in apart(s)]
-    for part in (together, *([case] for case in cases if case not in together)):
-        if part:
-            torch.compiler.reset()
-            whole = group(s, part)
-            _against_eager(s, path, compile, whole, whole.run(lambda function: function))
 
 
 # ---- values ------------------------------------------------------------------------------------------------
@@ -196,20 +167,20 @@ def mutations(s: Subject) -> list[Case]:
 
     @torch.no_grad()
     def run(compile: Compile) -> Any:
-        x = s.make()
-        return [x, compile(double)(x)]
+        return [x := s.make(), compile(double)(x)]
 
     return [Case("x.mul_(2); x + x", run)]
 
 
-def _views(s: Subject, *names: str) -> list[Case]:
-    return applicable(s, {name: VIEWS[name] for name in names})
+def _views(s: Subject, run: Callable[[Case, Compile], Any], words: str, *names: str) -> list[Case]:
+    """A case for each of some views."""
+    views = applicable(s, {name: VIEWS[name] for name in names})
+    return [Case(f"{view.name}{words}", partial(torch.no_grad()(run), view)) for view in views]
 
 
 def written_views(s: Subject) -> list[Case]:
     """Views that a compiled function returns, and that are written to afterwards."""
 
-    @torch.no_grad()
     def run(view: Case, compile: Compile) -> Any:
         x = s.make()
         out = compile(view.run)(x)
@@ -217,35 +188,31 @@ def written_views(s: Subject) -> list[Case]:
             s.works("a write to a view", lambda: out.mul_(2))
         return [x, out]
 
-    views = _views(s, "x.view(x.shape)", "x[1:]", "x.transpose(0, -1)", "x.unsqueeze(0)")
-    return [Case(f"{view.name}.mul_(2)", partial(run, view)) for view in views]
+    names = ("x.view(x.shape)", "x[1:]", "x.transpose(0, -1)", "x.unsqueeze(0)")
+    return _views(s, run, ".mul_(2)", *names)
 
 
 def offset_views(s: Subject) -> list[Case]:
     """Views of a value whose inner tensors start at different places in their storages."""
 
-    @torch.no_grad()
     def run(view: Case, compile: Compile) -> Any:
         x = s.make().detach()
         inners = {n: _moved(t, i) for i, (n, t) in enumerate(s.inners(x).items())}
         s.builder(x)
         if not succeeds(s.construct, x, inners):
             raise NotImplementedError("inner tensors with offsets")
-        if not _remakes_views(compile, view):
+        if not succeeds(_check_remake, compile, view):
             raise NotImplementedError("views are remade at a wrong offset on this release of PyTorch")
         return compile(view.run)(s.construct(x, inners))
 
-    views = _views(s, "x.view(x.shape)", "x[1:]")
-    return [Case(f"{view.name} with offsets", partial(run, view)) for view in views]
+    return _views(s, run, " with offsets", "x.view(x.shape)", "x[1:]")
 
 
-def _remakes_views(compile: Compile, case: Case) -> bool:
-    """True if a compiler is right for a wrapper of one tensor; torch.compile of 2.15 counts an offset twice."""
+def _check_remake(compile: Compile, case: Case) -> None:
+    """Raises unless a compiler is right for a wrapper of one tensor; torch.compile of 2.15 counts an offset twice."""
     held = torch.arange(40.0)[5:29].view(4, 6)
     torch.compiler.reset()
-    with Attempt():
-        return torch.equal(compile(case.run)(Nest(held)).held, case.run(held))
-    return False
+    torch.testing.assert_close(compile(case.run)(Nest(held)).held, case.run(held))
 
 
 def _moved(t: Any, index: int) -> Any:
@@ -291,7 +258,6 @@ def tangents(s: Subject) -> list[Case]:
 
 def construction(s: Subject) -> list[Case]:
     """A value that is made, and taken apart, in a compiled function."""
-    s.needs_flatten()
     x = s.make()
     if not (s.declared or s.options.get("construct")):
         raise Skipped(f"pass construct=, which makes {one_of(s.cls)} from {', '.join(s.inners(x))}")
@@ -314,7 +280,6 @@ def modules(s: Subject) -> list[Case]:
 
 def exported(s: Subject) -> list[Case]:
     """A module with a parameter of the class and an op on it that gives a plain tensor."""
-    s.needs_flatten()
     case = next((c for c in accepted(s) if type(c.run(s.make())) is Tensor), None)
     return _module(s, case, "no op gives a plain tensor, and torch.export takes no other results")
 
@@ -322,19 +287,18 @@ def exported(s: Subject) -> list[Case]:
 def _module(s: Subject, case: Case | None, lacks: str) -> list[Case]:
     if case is None:
         raise Skipped(lacks)
-    module = Holder(s.make().detach(), run=case.run)
+    module = Holder(s.make().detach(), case.run)
     run = torch.no_grad()(lambda compile: compile(module)(torch.ones(2)))
     return [Case(f"a module with {case.name}", run)]
 
 
 def nests(s: Subject) -> list[Case]:
     """A copy of a wrapper around a value, and of a value around wrappers."""
-    values: list[Any] = [Nest(s.make())]
-    with Attempt():
-        values.append(with_nests(s))
+    inside, _ = tried(with_nests, s)
     return [
         Case(f"x.clone() with {type(x).__name__} outside", lambda compile, x=x: compile(CLONE.run)(x))
-        for x in values
+        for x in (Nest(s.make()), inside)
+        if x is not None
     ]
 
 
@@ -355,9 +319,7 @@ def other_sizes(s: Subject) -> list[Case]:
     asks = s.options.get("sizes") and all(
         _vary_alike(first, second, other) for first, second, *others in by_tensor for other in others
     )
-    return _in_turn(
-        s, "values of several sizes", [partial(s.make, factory) for factory in factories], 2 if asks else None
-    )
+    return _in_turn(s, "values of several sizes", factories, 2 if asks else len(factories))
 
 
 def _sizes(s: Subject, x: Any) -> list[torch.Size]:
@@ -373,37 +335,29 @@ def _vary_alike(first: torch.Size, second: torch.Size, other: torch.Size) -> boo
 
 def other_metadata(s: Subject) -> list[Case]:
     """Values of several kinds of metadata in turn, and the first one again."""
-    makes = [partial(s.make, factory) for factory in (s.factory, *derive.variants(s), s.factory)]
-    return _in_turn(s, "values with other metadata", makes)
+    factories = [s.factory, *derive.variants(s), s.factory]
+    return _in_turn(s, "values with other metadata", factories, len(factories))
 
 
-def _in_turn(
-    s: Subject, name: str, makes: Sequence[Callable[[], Any]], compiles: int | None = None
-) -> list[Case]:
-    """Calls of one compiled function; with ``compiles``, only so many of them may compile a program."""
+def _in_turn(s: Subject, name: str, factories: Sequence[Factory], compiles: int) -> list[Case]:
+    """Calls of one compiled function; only the first ``compiles`` of them may compile a program."""
     with torch.no_grad():
-        cases = [c for c in accepted(s) if succeeds(lambda c=c: [c.run(make()) for make in makes])][:8]
+        cases = [c for c in accepted(s) if succeeds(lambda c=c: [c.run(s.make(f)) for f in factories])][:8]
 
     runs = [case.run for case in cases]
 
     @torch.no_grad()
     def run(compile: Compile) -> Any:
         function, results = compile(lambda x: _results(runs, x)), []
-        for number, make in enumerate(makes):
-            if compiles is None or number < compiles:
-                results.append(function(make()))
-            else:
-                results.append(_without_compiling(lambda make=make: function(make())))
+        for number, factory in enumerate(factories):
+            may_compile = number < compiles
+            with torch.compiler.set_stance("default" if may_compile else "fail_on_recompile"):
+                result, error = tried(lambda f=factory: function(s.make(f)))
+            if isinstance(error, RuntimeError) and not may_compile and "recompile" in str(error).lower():
+                raise Broken(f"a third size makes a new program: {shown(error)}") from error
+            if error is not None:
+                raise error
+            results.append(result)
         return results
 
     return [Case(name, run)]
-
-
-def _without_compiling(call: Callable[[], Any]) -> Any:
-    try:
-        with torch.compiler.set_stance("fail_on_recompile"):
-            return call()
-    except RuntimeError as error:
-        if "recompile" not in str(error).lower():
-            raise
-        raise Broken(f"a third size makes a new program: {shown(error)}") from error

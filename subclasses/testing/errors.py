@@ -11,7 +11,6 @@ import itertools
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -25,34 +24,37 @@ class Broken(AssertionError):
         got: the result, if it was compared with another one.
         expected: the result of the reference, of eager mode or of a difference.
         mend: replaces the promise's own advice where the cause is known.
+        code: a code of ``ADVICE`` whose advice replaces it.
     """
 
-    def __init__(self, what: str, got: str = "", expected: str = "", *, mend: str | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        got: str = "",
+        expected: str = "",
+        *,
+        mend: str | None = None,
+        code: str | None = None,
+    ) -> None:
         super().__init__(f"{what}: {got} instead of {expected}" if expected else what)
-        self.got, self.expected, self.mend = got or what, expected, mend
+        self.got, self.expected, self.mend, self.code = got or what, expected, mend, code
 
 
 class Skipped(Exception):
     """A promise cannot be checked on this class."""
 
 
-class Attempt(AbstractContextManager["Attempt"]):
-    """Runs a block and stores the error that it raised, if any."""
-
-    error: Exception | None = None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, Exception):
-            self.error = error
-            return True
-        return False
+def tried(run: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
+    """The result of a call and None, or None and its error."""
+    try:
+        return run(*args), None
+    except Exception as error:  # noqa: BLE001 - the caller judges the error
+        return None, error
 
 
 def succeeds(run: Callable[..., Any], *args: Any) -> bool:
     """True if a call raises no error."""
-    with Attempt() as attempt:
-        run(*args)
-    return attempt.error is None
+    return tried(run, *args)[1] is None
 
 
 # ---- refusals ----------------------------------------------------------------------------------------------

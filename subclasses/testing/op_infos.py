@@ -15,7 +15,7 @@ from torch import Tensor
 from subclasses._torch import op_infos
 from subclasses.testing import derive
 from subclasses.testing.compare import check_stands_for, leaves
-from subclasses.testing.errors import Attempt, Broken, Skipped, first_three, problem, shown
+from subclasses.testing.errors import Broken, Skipped, first_three, problem, shown, tried
 from subclasses.testing.reach import Case
 from subclasses.testing.subject import Options, Subject, seed, undisturbed
 
@@ -74,10 +74,9 @@ def sweep(
 def run_sweep(s: Subject, ops: Collection[str] | str, samples: int = 1) -> Verdicts:
     """The verdict on each op."""
     wrap = derive.wrap(s)
-    with Attempt() as attempt:
-        entries = op_infos()
-    if attempt.error is not None:
-        raise Skipped(f"PyTorch's OpInfo list needs numpy and expecttest: {shown(attempt.error)}")
+    entries, error = tried(op_infos)
+    if error is not None:
+        raise Skipped(f"PyTorch's OpInfo list needs numpy and expecttest: {shown(error)}")
     dtype = s.reference(s.make())[0].dtype
     verdicts = Verdicts()
     few = ops is _COMMON
@@ -95,25 +94,22 @@ def run_sweep(s: Subject, ops: Collection[str] | str, samples: int = 1) -> Verdi
     return verdicts
 
 
+@torch.no_grad()
 def _judge(s: Subject, samples: Iterable[Sample], name: str) -> tuple[Verdict, str] | None:
     """The verdict on one op; None where the reference takes no sample."""
     verdict = None
     for run, values in samples:
-        plain = list(zip(*map(s.reference, values), strict=True))
-        expected: list[Any] = []
-        with Attempt() as attempt, torch.no_grad():
-            expected = [run(inputs) for inputs in plain]
-        if attempt.error is not None:
-            continue
-        with Attempt() as attempt, torch.no_grad():
-            check_stands_for(s, name, run(values), expected)
-        error = attempt.error
+        expected, error = tried(
+            lambda r=run, v=values: [r(p) for p in zip(*map(s.reference, v), strict=True)]
+        )
         if error is None:
-            verdict = verdict or ("right", "")
-        elif s.refuses(name, error):
-            verdict = ("refused", ": ".join(s.refused[-1]))
-        else:
-            return "wrong", problem(name, error)
+            _, failure = tried(lambda r=run, v=values, e=expected: check_stands_for(s, name, r(v), e))
+            if failure is None:
+                verdict = verdict or ("right", "")
+            elif s.refuses(name, failure):
+                verdict = ("refused", ": ".join(s.refused[-1]))
+            else:
+                return "wrong", problem(name, failure)
     return verdict
 
 
@@ -122,14 +118,12 @@ def _samples(
 ) -> Iterator[Sample]:
     """Each sample as a function of the tensors of its input, and these tensors as values of the class."""
     seed(0)
-    with Attempt(), closing_samples(entry, dtype) as samples:
+    with contextlib.suppress(Exception), closing_samples(entry, dtype) as samples:
         for sample in itertools.islice(samples, most):
             inputs = leaves(sample.input)
             if all(isinstance(t, Tensor) and t.dtype == dtype and t.layout == torch.strided for t in inputs):
-                values: list[Any] = []
-                with Attempt() as attempt:
-                    values = [wrap(t.detach()) for t in inputs]
-                if attempt.error is None:
+                values, error = tried(lambda inputs=inputs: [wrap(t.detach()) for t in inputs])
+                if error is None:
                     yield functools.partial(_call, entry, sample), values
 
 

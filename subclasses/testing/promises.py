@@ -12,17 +12,16 @@ from subclasses.testing.cases import (
     accepted,
     applicable,
     argument_cases,
-    compared,
     functional_cases,
     kit_cases,
     of_ops,
     recorded,
-    right,
 )
 from subclasses.testing.coverage import rules_tried
 from subclasses.testing.property import Promise
 from subclasses.testing.reach import Case
-from subclasses.testing.values import CONTEXTS, by_eager, by_eager_always, by_reference, eager, within
+from subclasses.testing.subject import Subject
+from subclasses.testing.values import CONTEXTS, by_eager, by_reference, eager
 
 ALIASING = (
     "end __torch_dispatch__ with `return torch.utils._python_dispatch.return_and_correct_aliasing(func, "
@@ -74,6 +73,7 @@ PROMISES = [
         "round_trip",
         "A value put together from its own parts is the same value.",
         structure.round_trip,
+        lambda s: [Case(*item) for item in structure.ROUND_TRIPS.items()],
         mend="__tensor_unflatten__ must use every inner tensor, the context, and give back the outer "
         "size, stride and dtype; what is neither an inner tensor nor in the context is lost under "
         "torch.compile: return it in the context of __tensor_flatten__",
@@ -87,6 +87,7 @@ PROMISES = [
         mend="make the context a tuple or a frozen dataclass of plain values; tensors belong among the "
         "inner tensors, and an object compared by identity makes torch.compile recompile at each call",
         may_refuse=False,
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "sizes",
@@ -96,6 +97,7 @@ PROMISES = [
         "outer_size, which __tensor_unflatten__ is given; a size in the context is wrong as soon as it is "
         "dynamic",
         declared=_OUTSIDE,
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "outside",
@@ -115,6 +117,7 @@ PROMISES = [
         "of the class: the compiler puts values together without data; check contents in a classmethod "
         "that makes values",
         may_refuse=False,
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "printing",
@@ -128,7 +131,7 @@ PROMISES = [
     Promise(
         "values",
         "An op on a value gives what it gives on the tensor that the value stands for.",
-        values.told(within(eager, by_reference)),
+        by_reference,
         functional_cases,
         f"write a rule that computes this, or refuse the op: {_REFUSE} with a message, or return "
         f"NotImplemented; an assert is no refusal. Code that is called with any operand of the class, the "
@@ -137,6 +140,8 @@ PROMISES = [
         f"side), or refuse them: {_REFUSE} with a message, or return NotImplemented. A rule is called "
         f"when any operand is of the class, the right one too: it asks isinstance(operand, cls) before it "
         "reads a field",
+        tells=True,
+        context=eager,
     ),
     Promise(
         "mapped_values",
@@ -150,51 +155,62 @@ PROMISES = [
     Promise(
         "keyword_arguments",
         "An argument that is not the default means what it means for the tensor that the value stands for.",
-        within(eager, by_reference),
-        compared(argument_cases),
+        by_reference,
+        argument_cases,
         "a rule takes every argument of its op, and refuses those that it has no answer to: an alpha=, "
         "rounding_mode=, keepdim= or dtype= that is dropped, a negative number, or operands in the other "
         "order, is a wrong result without an error",
+        needs=(Subject.needs_reference,),
+        context=eager,
     ),
     Promise(
         "plain_operands",
         "A plain operand of another class of tensors, such as a Parameter, is a plain operand.",
-        within(CONTEXTS["parameters"], by_eager_always),
-        right(accepted),
+        by_eager,
+        accepted,
         "ask isinstance(operand, cls) of an operand, not type(operand) is torch.Tensor: a Parameter is of "
         "another type, and so is each plain operand while a compiler traces",
+        right=True,
+        may_refuse=False,
+        context=CONTEXTS["parameters"],
     ),
     Promise(
         "arguments",
         "An op that is not in place leaves its argument as it was.",
-        values.told(memory.arguments),
+        values.arguments,
         kit_cases,
         "a rule for an op that is not in place writes to its argument: compute into a new tensor, not by "
         "`add_`, `out=` or an index",
+        tells=True,
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "inference_mode",
         "An op gives in inference mode what it gives outside of it.",
-        within(CONTEXTS["inference"], by_eager),
+        by_eager,
         accepted,
         "there, composite ops (linear, matmul, reshape) reach __torch_dispatch__ whole: take those "
         "without a rule apart with func.decompose(), as outside of inference mode; views of a value from "
         "outside must be made under torch.inference_mode(False), for they share its version counter",
+        context=CONTEXTS["inference"],
     ),
     Promise(
         "grad_mode",
         "An op gives the same value whether gradients are recorded or not.",
-        within(CONTEXTS["grad"], by_eager),
+        by_eager,
         recorded,
         "a rule must not look at grad mode, and a rule above autograd must give what the op below it gives",
+        needs=(Subject.trainable,),
+        context=CONTEXTS["grad"],
     ),
     Promise(
         "other_metadata",
         "An op on a value with other metadata gives what it gives on the tensor that this value stands for.",
-        within(values.variants, by_reference),
+        by_reference,
         lambda s: functional_cases(s) + argument_cases(s),
         "a rule must compute with the static and dynamic fields of its operands, none of which it may "
         f"take for granted; what it has no answer to it refuses: {_REFUSE}",
+        context=values.variants,
     ),
     Promise(
         "kept_metadata",
@@ -216,9 +232,11 @@ PROMISES = [
     Promise(
         "two_values",
         "An op on two values with different numbers gives what it gives on the tensors that they stand for.",
-        values.two_values,
+        by_reference,
         values.pair_cases,
         f"{_BOTH}; what it has no answer to it refuses: {_REFUSE}",
+        needs=(Subject.needs_reference,),
+        context=values.pairs,
     ),
     Promise(
         "mixed_metadata",
@@ -228,6 +246,7 @@ PROMISES = [
         "a rule for an op on two values must look at the metadata of both: convert one of them where they differ, or "
         f"refuse the op: {_REFUSE}. If what a value stands for does not depend on its metadata, as on names of "
         "dimensions: skip={'mixed_metadata'}",
+        context=values.mixed,
     ),
     Promise(
         "fresh_values",
@@ -236,6 +255,7 @@ PROMISES = [
         mend="let materialize() compute from the inner tensors at each call: what it keeps, on the value "
         "or by functools.cached_property or lru_cache, is stale after a step of an optimizer, a load or "
         "any write",
+        needs=(values.needs_materialize,),
     ),
     Promise(
         "fresh_results",
@@ -244,6 +264,7 @@ PROMISES = [
         values.computed,
         "a rule computes anew at each call: what it keeps for an operand, with functools.lru_cache or in "
         "a dict by id(), is stale after a step of an optimizer, a load or any write. Leave the cache out",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "cached_inners",
@@ -280,11 +301,13 @@ PROMISES = [
         "_neg_view, or hand them on to the outer tensor",
         declared="correct the rules that ran: their results for conjugated or negated operands are not "
         "those for the same numbers without the lazy bits, or they drop a sign",
+        needs=(Subject.needs_reference,),
+        context=values.lazy_inners,
     ),
     Promise(
         "threads",
         "Calls from several threads at once give what each gives alone.",
-        values.threads(memory.harmless),
+        values.threads,
         mend="keep what belongs to one call in local variables: no scratch on the class or the module, no "
         "flag that is set and put back; a table that is filled on the way must not be seen half filled",
         level="gradients",
@@ -293,10 +316,12 @@ PROMISES = [
     Promise(
         "autocast",
         "What an op gives under autocast is, up to rounding, what it gives there on the tensor stood for.",
-        within(values.autocast, partial(by_reference, rounded=True)),
-        right(accepted),
+        partial(by_reference, rounded=True),
+        accepted,
         "under autocast torch casts the arguments of matrix products before dispatch, by `to`: a rule "
         "must take inputs of a lower dtype than its inner tensors have, and bring both to one",
+        right=True,
+        context=values.autocast,
     ),
     Promise(
         "strangers",
@@ -322,6 +347,7 @@ PROMISES = [
         memory.writes_to_results,
         "the result of an op that is no view has memory of its own: a rule hands on a copy of an inner "
         "tensor, as in x.values.clone(), and not x.values itself",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "mutation",
@@ -343,6 +369,7 @@ PROMISES = [
         "a view holds views of all inner tensors, none of them a copy: what is written to the view is "
         "lost otherwise. Let the rule make each by a view op, such as x.values.select(...), or refuse the "
         "op",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "stale_gradients",
@@ -358,7 +385,7 @@ PROMISES = [
         "clone_and_detach",
         "clone() gives an equal value with memory of its own, detach() one that shares it.",
         structure.copied,
-        structure.copies_of("x.clone()", "x.detach()"),
+        structure.local_copies,
         "clone and detach must give values of the class, with every inner tensor cloned or detached and "
         "the same metadata; torch calls them everywhere",
         may_refuse=False,
@@ -367,7 +394,7 @@ PROMISES = [
         "deepcopy",
         "copy.deepcopy gives an equal value with memory of its own.",
         structure.copied,
-        structure.copies_of("copy.deepcopy(x)"),
+        lambda s: [structure.DEEPCOPY],
         "copy every inner tensor and the metadata; without a __deepcopy__ of your own, clone() and "
         "__reduce_ex__ must carry both",
         may_refuse=False,
@@ -376,7 +403,7 @@ PROMISES = [
         "serialization",
         "A value comes back from pickle and from torch.save, with weights_only=True too.",
         structure.copied,
-        structure.copies_of("a pickled value", "torch.load(weights_only=True)"),
+        structure.files,
         "pickling must carry every inner tensor and the metadata; for torch.load(weights_only=True) build "
         "values by a function or class that is registered with torch.serialization.add_safe_globals",
         may_refuse=False,
@@ -384,8 +411,11 @@ PROMISES = [
     Promise(
         "parameter",
         "nn.Parameter(x) is a parameter and a value of the class, and moves between modules by state_dict.",
-        structure.parameter,
-        mend="detach() must give a value of the class, for nn.Parameter(x) is built on it",
+        structure.copied,
+        structure.parameters,
+        "detach() must give a value of the class, for nn.Parameter(x) is built on it. "
+        "load_state_dict(assign=False) calls weight.copy_(saved): let the class write the inner tensors of the one to "
+        "those of the other for aten.copy_ and return it, or refuse that op",
     ),
     Promise(
         "optimizer",
@@ -399,6 +429,7 @@ PROMISES = [
         "conversion",
         'x.to(dtype) has that dtype, and stands for the converted tensor; x.to("meta") moves.',
         structure.conversion,
+        lambda s: structure.CONVERSIONS,
         mend="_to_copy must honour dtype=: convert the inner tensors that have the outer dtype, or give "
         "back the plain tensor in that dtype, or refuse",
     ),
@@ -407,11 +438,12 @@ PROMISES = [
         "gradients",
         "The gradient by a value means the gradient by the tensor that it stands for.",
         gradients.value_gradients,
-        right(recorded),
+        recorded,
         "a rule above autograd must be made of differentiable parts (unwrap, not raw inner tensors); a "
         "rule below it must compute what PyTorch's formula for the op assumes",
         declared=_DERIVATIVE,
         level="gradients",
+        right=True,
     ),
     Promise(
         "two_value_gradients",
@@ -420,15 +452,17 @@ PROMISES = [
         gradients.recorded_pairs,
         f"{_BOTH}. {_DERIVATIVE}",
         level="gradients",
+        needs=(Subject.needs_reference, Subject.trainable),
     ),
     Promise(
         "operand_gradients",
         "A plain operand of an op, such as the input of a layer, gets the gradient that the reference gives it.",
         gradients.operand_gradients,
-        right(recorded),
+        recorded,
         "a rule above autograd computes with a plain operand as it comes, not with operand.detach(), "
         ".data or under no_grad; a rule below it must compute what PyTorch's formula for the op assumes",
         level="gradients",
+        right=True,
     ),
     Promise(
         "inner_requires_grad",
@@ -452,15 +486,16 @@ PROMISES = [
         "inner_gradients",
         "Each differentiable inner tensor gets its gradient through each op.",
         gradients.inner_gradients,
-        right(recorded),
+        recorded,
         _DERIVATIVE,
         level="gradients",
+        right=True,
     ),
     Promise(
         "cotangents",
         "A cotangent of the class and a plain one give the same gradient, and are left as they were.",
         gradients.cotangents,
-        right(recorded),
+        recorded,
         "a cotangent arrives as a value of the class or as a plain tensor of the outer size: take both (see "
         "wrap_cotangent), or raise; never write into it. A rule for an op that changes some inner tensors "
         "alone, such as "
@@ -468,6 +503,7 @@ PROMISES = [
         'fallback="map", a plain cotangent goes to each inner tensor, whatever reference= makes of them: define '
         "wrap_cotangent(self, cotangent) where that is not its meaning, or leave reference= out",
         level="gradients",
+        right=True,
     ),
     Promise(
         "rules_tried",
@@ -475,6 +511,7 @@ PROMISES = [
         rules_tried,
         mend="write the rule that is missing, or compute with the inner tensors: x.unwrap() above autograd",
         may_refuse=False,
+        needs=(Subject.needs_rules,),
     ),
     # ---- compilers
     Promise(
@@ -485,6 +522,7 @@ PROMISES = [
         "flatten, unflatten and rules must be traceable: no data-dependent Python, no state outside the "
         "inner tensors and the context, the same metadata for a fake as for a real value",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "compiled_mutation",
@@ -493,6 +531,7 @@ PROMISES = [
         compiled.mutations,
         "an in-place op must write into the inner tensors; see the promise `mutation`",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "compiled_views",
@@ -504,6 +543,7 @@ PROMISES = [
         "sizes and strides; the outer storage offset must fit, and so must the strides: a rule for a view "
         "that changes metadata alone needs an `outer` that gives them",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "compiled_offsets",
@@ -513,6 +553,7 @@ PROMISES = [
         "as_strided counts from the start of the storage: shift its offset for each inner tensor by where "
         "that one starts, and refuse strides that are not its own",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "compiled_gradients",
@@ -522,6 +563,7 @@ PROMISES = [
         "the tangent that arrives may be plain, of the class, or missing: see __coerce_tangent_metadata__ "
         "and __coerce_same_metadata_as_tangent__, and the promise `cotangents`",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "compiled_construction",
@@ -530,6 +572,7 @@ PROMISES = [
         compiled.construction,
         "construction must be traceable: no data-dependent checks in __new__, no __init__ that Dynamo skips",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "dynamic_shapes",
@@ -539,6 +582,7 @@ PROMISES = [
         "derive sizes from the inner tensors or from outer_size, never from the context, and compute with "
         "them as symbols; a size that may be anything belongs among the dynamic ints",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "metadata_guard",
@@ -548,6 +592,7 @@ PROMISES = [
         "compare the whole metadata in the context's == and in __metadata_guard__: a program that was "
         "compiled for one value must not run on another",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "compiled_module",
@@ -556,6 +601,7 @@ PROMISES = [
         compiled.modules,
         "a module with a parameter of the class must be traceable; see the promise `compiled_values`",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     Promise(
         "exported",
@@ -565,24 +611,29 @@ PROMISES = [
         "torch.export takes a parameter apart by __tensor_flatten__: ops on it must give plain tensors in "
         "the end, and a class that is constructed inside needs a constructor that Dynamo traces",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     # ---- nesting
     Promise(
         "nested_inside",
         "The inner tensors of a value may be wrappers themselves.",
-        within(CONTEXTS["nested inside"], by_eager),
-        right(accepted),
+        by_eager,
+        accepted,
         "treat inner tensors as tensors: ask for no storage, no data_ptr, no exact type torch.Tensor, and "
         "build results by ops on them",
+        right=True,
+        context=CONTEXTS["nested inside"],
     ),
     Promise(
         "nested_outside",
         "A value may be the inner tensor of another wrapper.",
-        within(CONTEXTS["nested outside"], by_eager),
-        of_ops(right(accepted)),
+        by_eager,
+        of_ops(accepted),
         "run ops by calling the op itself (func) on the inner tensors, so that a wrapper around this one "
         "sees them. A rule for a Python-level function is not asked inside of another wrapper, which asks "
         "for ops alone",
+        right=True,
+        context=CONTEXTS["nested outside"],
     ),
     Promise(
         "compiled_nesting",
@@ -591,6 +642,7 @@ PROMISES = [
         compiled.nests,
         "the compiler takes nested wrappers apart with __tensor_flatten__, all the way; see `nested_inside`",
         level="gradients",
+        needs=(Subject.needs_flatten,),
     ),
     # ---- many ops, and Inductor
     Promise(
@@ -607,6 +659,7 @@ PROMISES = [
         lambda s: compiled.groups(s, 8)[:1],
         "see the promise `compiled_values`; where that is kept, report the program to PyTorch",
         level="full",
+        needs=(Subject.needs_flatten,),
     ),
 ]
 """In the order of the report."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-from subclasses.testing.errors import Attempt, Broken, Skipped, chain, code_of, first_three, problem
+from subclasses.testing.errors import Broken, Skipped, chain, code_of, first_three, problem, tried
 from subclasses.testing.reach import WHOLE, Case, names_of_rules
 from subclasses.testing.subject import Level, Subject
 
@@ -20,22 +21,31 @@ class Promise:
     Attributes:
         name: the name by which ``skip=`` and ``only=`` take it.
         says: the promise in a sentence.
-        check: ``check(subject, case)``: runs a case in its contexts, and raises where an oracle finds a difference.
+        check: the oracle: ``check(subject, case)`` or, with a context, ``check(subject, case, setting)`` runs a case
+            and raises where it finds a difference.
         cases: makes the cases for a class; by default the class as a whole is the one case.
         mend: advice for a class that breaks it.
         declared: advice for a declared class, where ``mend`` fits only a class written by hand.
         level: the least level at which it is tried.
         may_refuse: whether a class may refuse its cases.
+        needs: functions of the class that raise ``Skipped`` where the promise cannot be checked.
+        tells: whether other promises leave out the calls that fail.
+        right: whether it leaves out the calls that failed for such a promise.
+        context: makes the settings in each of which a case runs, for a check that takes one.
     """
 
     name: str
     says: str
-    check: Callable[[Subject, Case], None]
+    check: Callable[..., None]
     cases: Callable[[Subject], Iterable[Case]] = lambda s: [WHOLE]
     mend: str = ""
     declared: str = ""
     level: Level = "smoke"
     may_refuse: bool = True
+    needs: tuple[Callable[[Subject], Any], ...] = ()
+    tells: bool = False
+    right: bool = False
+    context: Callable[[Subject], Iterable[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,26 +108,29 @@ class Outcome:
 
 
 def run_promise(s: Subject, promise: Promise) -> Outcome:
-    """Checks each case of a promise, and gathers those that fail; clean refusals are noted.
+    """Checks each case of a promise in each setting, and gathers those that fail; clean refusals are noted.
 
     Where the class is known to take a call in eager mode, only a ``NotImplementedError`` refuses it elsewhere.
     """
     s.refused.clear()
     failures: list[Failure] = []
     skipped = ""
-    cases: list[Case] = []
-    with Attempt() as attempt:
-        cases += promise.cases(s)
-    found = (
-        [(WHOLE, attempt.error)] if attempt.error else [(case, _error_of(s, promise, case)) for case in cases]
-    )
-    for case, error in found:
+    trials, failure = tried(_trials, s, promise)
+    for case, words, run in [(WHOLE, "", WHOLE.run)] if failure else trials:
+        error = failure or tried(run)[1]
+        if error is None:
+            continue
         if isinstance(error, Skipped):
             skipped = str(error)
-        elif error is not None and not (
-            promise.may_refuse and s.refuses(case.name or promise.name, error, deliberate=not case.works)
-        ):
-            failures.append(_record(s, promise, case, error, explains=not failures))
+            continue
+        if promise.tells:
+            s.wrong_values.add(case.name)
+        is_refused = promise.may_refuse and s.refuses(
+            case.name or promise.name, error, deliberate=not case.works
+        )
+        if not is_refused:
+            hint = "" if failures else _hint(s, promise, run, error)
+            failures.append(_record(promise, f"{case.name}{words}", error, hint))
     refused = tuple(dict.fromkeys(f"{call}: {message}" for call, message in s.refused))
     if failures:
         detail = first_three([failure.text for failure in failures], "calls")
@@ -125,10 +138,18 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
     return Outcome(promise, "skipped" if skipped else "kept", skipped, "", refused)
 
 
-def _error_of(s: Subject, promise: Promise, case: Case) -> Exception | None:
-    with Attempt() as attempt:
-        promise.check(s, case)
-    return attempt.error
+def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], None]]]:
+    """Each case in each setting: the case, words for the setting, and the check."""
+    for need in promise.needs:
+        need(s)
+    cases = [*promise.cases(s)]
+    left = [case for case in cases if not (promise.right and case.name in s.wrong_values)]
+    if cases and not left:
+        raise Skipped("all of its calls give wrong values: see the promise `values`")
+    if promise.context is None:
+        return [(case, "", partial(promise.check, s, case)) for case in left]
+    settings = [*promise.context(s)] if left else []
+    return [(c, setting.words, partial(promise.check, s, c, setting)) for c in left for setting in settings]
 
 
 # The codes of errors of this package that tell a fault of the class, with the advice; {} is the error's own hint.
@@ -149,24 +170,27 @@ ADVICE = {
 _REAL_TENSOR = "Please convert all Tensors to FakeTensors"
 
 
-def _record(s: Subject, promise: Promise, case: Case, error: Exception, *, explains: bool) -> Failure:
-    text = problem(case.name, error)
+def _record(promise: Promise, call: str, error: Exception, hint: str) -> Failure:
+    text = problem(call, error)
     got, expected = (error.got, error.expected) if isinstance(error, Broken) else (problem("", error), "")
-    codes = [code for one in chain(error) if (code := _code_of(one))]
-    code = next((code for code in codes if code in ADVICE), codes[0] if codes else "")
-    hint = _hint(s, promise, case, error, code) if explains else ""
-    return Failure(promise.name, case.name, got, expected or "", code, hint, text, error)
+    return Failure(promise.name, call, got, expected, _code_of(error), hint, text, error)
 
 
-def _code_of(error: BaseException) -> str | None:
-    return "tensor-from-outside" if _REAL_TENSOR in str(error) else code_of(error)
+def _code_of(error: Exception) -> str:
+    """The code of an error or of one of its causes, one with advice first; empty if none has a code."""
+    codes = [
+        "tensor-from-outside" if _REAL_TENSOR in str(one) else getattr(one, "code", None) or ""
+        for one in chain(error)
+    ]
+    return next((code for code in codes if code in ADVICE), next(filter(None, codes), ""))
 
 
-def _hint(s: Subject, promise: Promise, case: Case, error: Exception, code: str) -> str:
+def _hint(s: Subject, promise: Promise, run: Callable[[], Any] | None, error: Exception) -> str:
     """The advice for an error: by its code, by the check, or the promise's own with the rules that ran, if few."""
-    rules = names_of_rules(s, lambda: promise.check(s, case)) if s.declared else []
+    rules = names_of_rules(s, run) if s.declared and run else []
     named = f"look at {' and '.join(rules)}, which ran: " if 0 < len(rules) <= 3 else ""
-    hints = [hint for one in chain(error) if code_of(one) == code and (hint := getattr(one, "hint", None))]
+    code = _code_of(error)
+    hints = [one.hint for one in chain(error) if code_of(one) == code and getattr(one, "hint", None)]
     advice = ADVICE.get(code, "{}" if code and code != "no-rule" else "")
     if advice and (hints or "{}" not in advice):
         return named + advice.replace("{}", hints[0] if hints else "")

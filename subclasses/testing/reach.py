@@ -19,7 +19,7 @@ from subclasses.ops.schema import op_facts, ops_of_packet
 from subclasses.rules.families import Family
 from subclasses.rules.registry import BOOK, RuleBook, all_rules
 from subclasses.rules.results import describe
-from subclasses.testing.errors import Attempt
+from subclasses.testing.errors import tried
 from subclasses.testing.subject import Subject
 
 
@@ -70,8 +70,8 @@ def missed_rules(s: Subject, cases: Iterable[Case]) -> list[Any]:
     for mode in (functions, ops):
         mode.cls, mode.seen = s.cls, set()  # type: ignore[union-attr]
     for case in cases:
-        with Attempt(), torch.no_grad(), functions, ops:
-            case.run(s.make())
+        with torch.no_grad(), functions, ops:
+            tried(lambda run=case.run: run(s.make()))
     called, seen = functions.seen, ops.seen  # type: ignore[attr-defined]
     books: list[RuleBook] = [vars(b)[BOOK] for b in s.cls.__mro__ if BOOK in vars(b)]
     packets = {op.overloadpacket for op in seen}
@@ -117,8 +117,7 @@ def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.Funct
     before: Any = sys.getprofile()
     sys.setprofile(lambda frame, event, arg: codes.add(frame.f_code))
     try:
-        with Attempt():
-            run()
+        tried(run)
     finally:
         sys.setprofile(before if callable(before) else None)
         if hasattr(before, "enable"):  # cProfile's, which is no function

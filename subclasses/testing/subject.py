@@ -18,7 +18,7 @@ from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.rules.registry import all_rules
-from subclasses.testing.errors import Attempt, Skipped, refusal, shown, succeeds
+from subclasses.testing.errors import Skipped, refusal, shown, succeeds, tried
 
 Factory = Callable[[], Tensor]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -139,6 +139,7 @@ class Subject:
     Attributes:
         cls: the class.
         declared: whether it is a ``TensorSubclass``.
+        has_materialize: whether it is one with a ``materialize()``.
         derived: the options that were not passed, and how the kit replaced them.
         refused: the calls that the class refused in the check in progress, each with its message.
         wrong_values: names of the calls that give other numbers than the reference.
@@ -157,6 +158,7 @@ class Subject:
         self.name = self.cls.__name__
         self.traceable = is_traceable_wrapper_subclass(x)
         self.declared = issubclass(self.cls, TensorSubclass)
+        self.has_materialize = self.declared and self.cls.__spec__.has_materialize
         self.derived: dict[str, str] = {}
         self.refused: list[tuple[str, str]] = []
         self.wrong_values: set[str] = set()
@@ -164,9 +166,9 @@ class Subject:
 
     # ---- values --------------------------------------------------------------------------------------------
 
-    def make(self, factory: Factory | None = None) -> Any:
+    def make(self, factory: Factory | None = None, number: int = SEED) -> Any:
         """A fresh value, the same one at each call: the seed is set before."""
-        seed()
+        seed(number)
         return (factory or self.factory)()
 
     def trainable(self, factory: Factory | None = None) -> Any:
@@ -184,6 +186,15 @@ class Subject:
         """Raises Skipped for a class that PyTorch cannot take apart."""
         if not self.traceable:
             raise Skipped(f"needs __tensor_flatten__ and __tensor_unflatten__, which {self.name} lacks")
+
+    def needs_reference(self) -> None:
+        """Raises Skipped for a class without a reference."""
+        self.reference(self.make())
+
+    def needs_rules(self) -> None:
+        """Raises Skipped for a class that declares no rules."""
+        if not self.declared:
+            raise Skipped("only a declared class lists its rules")
 
     def context(self, x: Any) -> Any:
         """The metadata that a value is flattened to; None for a class that cannot be flattened."""
@@ -271,11 +282,10 @@ class Subject:
         cls = self.cls
         if inspect.unwrap(cls.__new__) is cls._new and cls.__init__ is Tensor.__init__:  # the generated one
             return ""
-        x, made = self.make().detach(), None
-        with Attempt() as attempt:
-            made = self.of_fields(x)
-        if attempt.error is not None:
-            return f"its constructor takes other arguments ({shown(attempt.error)})"
+        x = self.make().detach()
+        made, error = tried(self.of_fields, x)
+        if error is not None:
+            return f"its constructor takes other arguments ({shown(error)})"
         compare = functools.partial(torch.testing.assert_close, equal_nan=True)
         pairs = [(t, self.inners(made)[name]) for name, t in self.inners(x).items()]
         is_equal = all(a is b or succeeds(compare, a, b) for a, b in pairs)
