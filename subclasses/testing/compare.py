@@ -12,7 +12,7 @@ from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.layout import RAW, field_name
-from subclasses.testing.errors import Broken, first_line, succeeds, tried
+from subclasses.testing.errors import Broken, check_that, first_line, succeeds, tried
 from subclasses.testing.subject import Subject
 
 
@@ -42,8 +42,9 @@ def check_stands_for(
                 continue
             check_attributes(where, g, e, *("shape", "dtype")[: 1 if rounded else 2])
             plains = s.references(g, len(expected))
-            if len(plains) != len(expected):
-                raise Broken(where, f"a value for {len(plains)} tensors", str(len(expected)))
+            check_that(
+                len(plains) == len(expected), where, f"a value for {len(plains)} tensors", str(len(expected))
+            )
             check_attributes(where, plains[i], e, "shape")
             check_close(s, where, plains[i].to(e.dtype) if rounded else plains[i], e)
     for one in leaves(got):
@@ -54,11 +55,9 @@ def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
     """Raises unless two results are the same in type, metadata, size, dtype and content."""
     for where, g, e in _pairs(what, got, expected):
         if not isinstance(e, Tensor):
-            if not _alike(s, g, e):
-                raise Broken(where, repr(g), repr(e))
+            check_that(_alike(s, g, e), where, repr(g), repr(e))
             continue
-        if plain_type(g) is not plain_type(e):
-            raise Broken(where, one_of(type(g)), one_of(type(e)))
+        check_that(plain_type(g) is plain_type(e), where, one_of(type(g)), one_of(type(e)))
         check_attributes(where, g, e, "shape", "dtype", "device")
         if not (is_traceable_wrapper_subclass(e) or isinstance(e, s.cls)):
             check_close(s, where, g, e)
@@ -106,8 +105,7 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Any, Any]]
         Broken: there are more or fewer results.
     """
     results, wanted = leaves(got), leaves(expected)
-    if len(results) != len(wanted):
-        raise Broken(what, f"{len(results)} results", str(len(wanted)))
+    check_that(len(results) == len(wanted), what, f"{len(results)} results", str(len(wanted)))
     for i, (g, e) in enumerate(zip(results, wanted, strict=True)):
         yield f"{what}: result {i}" if len(wanted) > 1 else what, g, e
 
@@ -116,8 +114,7 @@ def check_attributes(what: str, got: Any, expected: Any, *names: str) -> None:
     """Raises unless two tensors have the same shape, dtype or other attributes."""
     for name in names:
         one, other = (list(v) if name == "shape" else v for v in (getattr(t, name) for t in (got, expected)))
-        if one != other:
-            raise Broken(what, f"{name} {one}", str(other))
+        check_that(one == other, what, f"{name} {one}", str(other))
 
 
 def _tolerance(s: Subject, expected: Any) -> tuple[float, float]:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from subclasses.errors import one_of
 from subclasses.testing import derive
-from subclasses.testing.cases import CLONE, VIEWS, accepted, applicable
+from subclasses.testing.calls import CLONE, VIEWS, Case
+from subclasses.testing.cases import accepted, applicable
 from subclasses.testing.compare import check_equal
-from subclasses.testing.errors import Broken, Skipped, problem, shown, succeeds, tried
+from subclasses.testing.errors import Broken, Skipped, problem, skip_unless, succeeds, tried
 from subclasses.testing.gradients import differentiable, live, ones_for
 from subclasses.testing.memory import is_view_of_plain
-from subclasses.testing.reach import Case
 from subclasses.testing.structure import Holder
 from subclasses.testing.subject import Compile, Factory, Subject, is_differentiable
 from subclasses.testing.values import Nest, with_nests
@@ -41,11 +41,12 @@ def named(target: str, **options: Any) -> Compile:
 
     def compile(fn: Callable[..., Any]) -> Callable[..., Any]:
         package = target.partition(":")[0]
-        if importlib.util.find_spec(package) is None:
-            raise Skipped(f"{package} is not installed")
+        skip_unless(importlib.util.find_spec(package) is not None, f"{package} is not installed")
         backend = options.get("backend")
-        if package == "torch" and backend not in torch.compiler.list_backends(exclude_tags=()):
-            raise Skipped(f"torch.compile knows no backend {backend}")
+        skip_unless(
+            package != "torch" or backend in torch.compiler.list_backends(exclude_tags=()),
+            f"torch.compile knows no backend {backend}",
+        )
         return pkgutil.resolve_name(target)(fn, **options)
 
     return compile
@@ -121,11 +122,17 @@ def _against_eager(s: Subject, path: str, compile: Compile, case: Any, expected:
 # ---- values ------------------------------------------------------------------------------------------------
 
 
-def _results(runs: Sequence[Callable[[Any], Any]], x: Any) -> list[Any]:
-    results = []  # not a comprehension: from Python 3.12 on it has an exception handler, and Dynamo drops the cause
-    for run in runs:
-        results.append(run(x))
-    return results
+def together(cases: Sequence[Case]) -> Callable[[Any], list[Any]]:
+    """A function that runs some calls on a value."""
+    runs = [case.run for case in cases]
+
+    def run(x: Any) -> list[Any]:
+        results = []  # not a comprehension: from Python 3.12 on it has a handler, and Dynamo drops the cause
+        for run in runs:
+            results.append(run(x))
+        return results
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -137,13 +144,8 @@ class Group(Case):
 
 def group(s: Subject, cases: Sequence[Case]) -> Group:
     """The group of some calls."""
-    runs = [case.run for case in cases]
     name = cases[0].name if len(cases) == 1 else "all ops at once"
-
-    @torch.no_grad()
-    def run(compile: Compile) -> Any:
-        return compile(lambda x: _results(runs, x))(s.make())
-
+    run = torch.no_grad()(lambda compile: compile(together(cases))(s.make()))
     return Group(name, run, parts=tuple(cases))
 
 
@@ -151,8 +153,8 @@ def groups(s: Subject, most: int | None = None) -> list[Case]:
     """The calls that are no views, all together; an op that writes to the value gets one of its own."""
     cases = [c for c in accepted(s) if c.name not in VIEWS and not is_view_of_plain(s, c)] or [CLONE]
     writing = [c for c in cases if c.name.partition(".")[0].endswith("_")]
-    together = [c for c in cases if c not in writing]
-    return [group(s, cases) for cases in (together[:most], *([c] for c in writing)) if cases]
+    rest = [c for c in cases if c not in writing]
+    return [group(s, cases) for cases in (rest[:most], *([c] for c in writing)) if cases]
 
 
 # ---- mutation and views ------------------------------------------------------------------------------------
@@ -160,15 +162,8 @@ def groups(s: Subject, most: int | None = None) -> list[Case]:
 
 def mutations(s: Subject) -> list[Case]:
     """A function that writes to its argument."""
-
-    def double(x: Any) -> Any:
-        x.mul_(2)
-        return x + x
-
-    @torch.no_grad()
-    def run(compile: Compile) -> Any:
-        return [x := s.make(), compile(double)(x)]
-
+    double = lambda x: (x.mul_(2), x + x)[1]  # noqa: E731
+    run = torch.no_grad()(lambda compile: [x := s.make(), compile(double)(x)])
     return [Case("x.mul_(2); x + x", run)]
 
 
@@ -232,13 +227,12 @@ def tangents(s: Subject) -> list[Case]:
     Raises:
         Skipped: there is none in eager mode.
     """
-    runs = [case.run for case in differentiable(s)[:6]]
-    if not runs:
-        raise Skipped("no differentiable op is known to work in eager mode")
+    cases = differentiable(s)[:6]
+    skip_unless(cases, "no differentiable op is known to work in eager mode")
 
     def run(kind: str, compile: Compile) -> Any:
         x = s.trainable()
-        results = live(compile(lambda x: _results(runs, x))(x))
+        results = live(compile(together(cases))(x))
         used = results[:1] if kind == "missing" else results
         given = [
             torch.ones_like(t.detach()) if isinstance(t, s.cls) and kind != "plain" else plain
@@ -259,10 +253,11 @@ def tangents(s: Subject) -> list[Case]:
 def construction(s: Subject) -> list[Case]:
     """A value that is made, and taken apart, in a compiled function."""
     x = s.make()
-    if not (s.declared or s.options.get("construct")):
-        raise Skipped(f"pass construct=, which makes {one_of(s.cls)} from {', '.join(s.inners(x))}")
-    if any(type(t) is not Tensor for t in s.inners(x).values()):
-        raise Skipped("the inner tensors are not plain")
+    skip_unless(
+        s.declared or s.options.get("construct"),
+        f"pass construct=, which makes {one_of(s.cls)} from {', '.join(s.inners(x))}",
+    )
+    skip_unless(all(type(t) is Tensor for t in s.inners(x).values()), "the inner tensors are not plain")
     build, names = s.builder(x)
     parts = [t for n, t in s.inners(x).items() if n in names]
 
@@ -273,23 +268,15 @@ def construction(s: Subject) -> list[Case]:
     return [Case("construction", lambda compile: compile(make)(*parts))]
 
 
-def modules(s: Subject) -> list[Case]:
-    """A module with a parameter of the class."""
-    return _module(s, next(iter(accepted(s)), None), "no op is known to work in eager mode")
-
-
-def exported(s: Subject) -> list[Case]:
-    """A module with a parameter of the class and an op on it that gives a plain tensor."""
-    case = next((c for c in accepted(s) if type(c.run(s.make())) is Tensor), None)
-    return _module(s, case, "no op gives a plain tensor, and torch.export takes no other results")
-
-
-def _module(s: Subject, case: Case | None, lacks: str) -> list[Case]:
-    if case is None:
-        raise Skipped(lacks)
-    module = Holder(s.make().detach(), case.run)
+def modules(s: Subject, *, plain: bool = False) -> list[Case]:
+    """A module with a parameter of the class and an op on it; with ``plain``, an op that gives a plain tensor."""
+    cases = [c for c in accepted(s) if not plain or type(c.run(s.make())) is Tensor]
+    if not cases:
+        lacks = "gives a plain tensor, and torch.export takes no other results"
+        raise Skipped(f"no op {lacks if plain else 'is known to work in eager mode'}")
+    module = Holder(s.make().detach(), cases[0].run)
     run = torch.no_grad()(lambda compile: compile(module)(torch.ones(2)))
-    return [Case(f"a module with {case.name}", run)]
+    return [Case(f"a module with {cases[0].name}", run)]
 
 
 def nests(s: Subject) -> list[Case]:
@@ -312,8 +299,7 @@ def other_sizes(s: Subject) -> list[Case]:
         Skipped: there are no values of other sizes.
     """
     factories = [s.factory, *derive.sizes(s)]
-    if len(factories) < 3:
-        raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
+    skip_unless(len(factories) >= 3, "pass sizes=[...], at least two factories of values of other sizes")
     # A class may specialize on sizes. One program is required only where the author passes ``sizes=``.
     by_tensor = zip(*(_sizes(s, s.make(factory)) for factory in factories), strict=False)
     asks = s.options.get("sizes") and all(
@@ -344,20 +330,12 @@ def _in_turn(s: Subject, name: str, factories: Sequence[Factory], compiles: int)
     with torch.no_grad():
         cases = [c for c in accepted(s) if succeeds(lambda c=c: [c.run(s.make(f)) for f in factories])][:8]
 
-    runs = [case.run for case in cases]
-
     @torch.no_grad()
     def run(compile: Compile) -> Any:
-        function, results = compile(lambda x: _results(runs, x)), []
+        function, results = compile(together(cases)), []
         for number, factory in enumerate(factories):
-            may_compile = number < compiles
-            with torch.compiler.set_stance("default" if may_compile else "fail_on_recompile"):
-                result, error = tried(lambda f=factory: function(s.make(f)))
-            if isinstance(error, RuntimeError) and not may_compile and "recompile" in str(error).lower():
-                raise Broken(f"a third size makes a new program: {shown(error)}") from error
-            if error is not None:
-                raise error
-            results.append(result)
+            with torch.compiler.set_stance("default" if number < compiles else "fail_on_recompile"):
+                results.append(function(s.make(factory)))
         return results
 
     return [Case(name, run)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,32 +17,31 @@ import torch
 from torch import Tensor
 
 from subclasses.layout import field_name
+from subclasses.testing.calls import Case
 from subclasses.testing.cases import accepted
 from subclasses.testing.compare import check_attributes, check_stands_for, plainest, same_context
-from subclasses.testing.errors import Broken, Skipped, succeeds, tried
+from subclasses.testing.errors import Broken, Skipped, skip_unless, succeeds, tried
 from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable, metadata, once
 
 
 def _same(a: Any, b: Any) -> bool:
-    exactly = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True, check_stride=False)
+    exactly = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
     return succeeds(exactly, a, b)
 
 
 @torch.no_grad()
-def _verdicts(s: Subject, make: Factory) -> tuple[set[str], list[Exception]]:
-    """The names of the accepted cases that are right on another value, and the errors of the wrong ones."""
-    right, errors = set(), []
-    for case in accepted(s):
-        got, error = tried(lambda run=case.run: run(s.make(make)))
-        if error is None:
-            _, error = tried(_check_right, s, case, got, make)
-            right |= set() if error else {case.name}
-            errors += [error] if error else []
-    return right, errors
+def _verdicts(s: Subject, make: Factory) -> dict[str, Exception | None]:
+    """The names of the accepted cases that run on another value, each with the error of a wrong one."""
+
+    def check(case: Case, got: Any) -> None:
+        check_stands_for(s, case.name, got, [case.run(p.clone()) for p in s.reference(s.make(make))])
+
+    ran = [(case, *tried(lambda run=case.run: run(s.make(make)))) for case in accepted(s)]
+    return {case.name: tried(check, case, got)[1] for case, got, error in ran if error is None}
 
 
-def _check_right(s: Subject, case: Any, got: Any, make: Factory) -> None:
-    check_stands_for(s, case.name, got, [case.run(p.clone()) for p in s.reference(s.make(make))])
+def _right(verdicts: Mapping[str, Exception | None]) -> set[str]:
+    return {name for name, error in verdicts.items() if error is None}
 
 
 # ---- other sizes -------------------------------------------------------------------------------------------
@@ -58,28 +57,22 @@ def sizes(s: Subject) -> list[Factory]:
     if given := s.options.get("sizes"):
         return list(given)
     s.needs_flatten()
-    counts = _times(s)
+    x = s.make()
+    # So that no other dim has one of the sizes or lies between two of them.
+    least = max(2, max(x.shape) // x.shape[0] + 1) if x.numel() and x.dim() else 2**18
     for grow, how in ((_grow_inners, "its inner tensors"), (_grow, "the value")):
-        if counts and all(succeeds(_check_grown, s, partial(grow, s, times), times) for times in counts):
-            s.derived["sizes"] = f"{' and '.join(map(str, counts))} times {how}, concatenated"
-            return [partial(grow, s, times) for times in counts]
+        grown = [partial(grow, s, times) for times in (least, least + 1)]
+        if 0 < x.numel() * least < 2**18 and all(succeeds(_check_grown, s, make) for make in grown):
+            s.derived["sizes"] = f"{least} and {least + 1} times {how}, concatenated"
+            return grown
     if s.declared:
-        s.builder(s.make())  # raises first where the constructor is missing
+        s.builder(x)  # raises first where the constructor is missing
     raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
 
 
-def _times(s: Subject) -> list[int]:
-    """How often to repeat a value, so that no other dim has one of the sizes or lies between two of them."""
-    x = s.make()
-    if not x.numel() or not x.dim():
-        return []
-    least = max(2, max(x.shape) // x.shape[0] + 1)
-    return [least, least + 1] if x.numel() * least < 2**18 else []
-
-
+@torch.no_grad()
 def _grow(s: Subject, times: int) -> Any:
-    with torch.no_grad():
-        return torch.cat([s.make().detach()] * times)
+    return torch.cat([s.make().detach()] * times)
 
 
 def _grow_inners(s: Subject, times: int) -> Any:
@@ -89,8 +82,8 @@ def _grow_inners(s: Subject, times: int) -> Any:
 
 
 @torch.no_grad()
-def _check_grown(s: Subject, make: Factory, times: int) -> None:
-    x, grown = s.make().detach(), s.make(make)
+def _check_grown(s: Subject, make: Any) -> None:
+    x, grown, times = s.make().detach(), s.make(make), make.args[1]
     assert type(grown) is s.cls and same_context(s.context(x), s.context(grown))
     assert grown.shape == (times * x.shape[0], *x.shape[1:])
     pairs = zip(s.reference(grown), s.reference(x), strict=True)
@@ -110,18 +103,14 @@ def variants(s: Subject) -> list[Factory]:
     if given := s.options.get("variants"):
         return list(given)
     s.needs_flatten()
-    if s.declared and not metadata(s.make()):
-        raise Skipped(f"{s.name} has no metadata")
-    found, wrong = [], ""
-    for change in _changes(s) if s.declared else ():
-        _, error = tried(_check_variant, s, change)
-        found += [] if error else [change]
-        if isinstance(error, Broken):
-            wrong = wrong or f" ({_shown(change)} was not tried: {error})"
-    if not found:
-        raise Skipped(f"pass variants=[...], factories of values with other metadata{wrong}")
-    s.derived["variants"] = ", ".join(map(_shown, found[:3])) + wrong
-    return [partial(_varied, s, change) for change in found[:3]]
+    skip_unless(not s.declared or metadata(s.make()), f"{s.name} has no metadata")
+    tries = [(change, tried(_check_variant, s, change)[1]) for change in _changes(s)]
+    found = [change for change, error in tries if error is None][:3]
+    refuted = [f" ({_shown(c)} was not tried: {error})" for c, error in tries if isinstance(error, Broken)]
+    wrong = "".join(refuted[:1])
+    skip_unless(found, f"pass variants=[...], factories of values with other metadata{wrong}")
+    s.derived["variants"] = ", ".join(map(_shown, found)) + wrong
+    return [partial(_varied, s, change) for change in found]
 
 
 def named_variants(s: Subject) -> list[tuple[str, Factory]]:
@@ -130,9 +119,10 @@ def named_variants(s: Subject) -> list[tuple[str, Factory]]:
     Raises:
         Skipped: there are none, and none can be derived.
     """
-    changes = [changed_fields(s, s.make(make)) if s.declared else {} for make in variants(s)]
+    usual = metadata(s.make()) if s.declared else {}
+    values = [{n: v for n in usual if (v := getattr(s.make(make), n)) != usual[n]} for make in variants(s)]
     words = [
-        f"with {_shown(changed)}" if changed else f"of variants[{i}]" for i, changed in enumerate(changes)
+        f"with {_shown(changed)}" if changed else f"of variants[{i}]" for i, changed in enumerate(values)
     ]
     return list(zip(words, variants(s), strict=True))
 
@@ -141,33 +131,25 @@ def _shown(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
 
-def changed_fields(s: Subject, variant: Any) -> dict[str, Any]:
-    """The fields of a variant's metadata that differ from a value of the factory."""
-    usual = metadata(s.make())
-    return {name: value for name, value in metadata(variant).items() if usual[name] != value}
-
-
-def _changes(s: Subject) -> Iterator[dict[str, Any]]:
+def _changes(s: Subject) -> list[dict[str, Any]]:
     hints, _ = tried(
         typing.get_type_hints, s.cls
     )  # an annotation may use names of the class statement's scope
-    x = s.make()
-    for field in s.cls.__spec__.statics:
-        for other in _others((hints or {}).get(field.name), getattr(x, field.name)):
-            yield {field.name: other}
+    fields = [(f.name, getattr(s.make(), f.name)) for f in s.cls.__spec__.statics] if s.declared else []
+    return [{name: other} for name, value in fields for other in _others((hints or {}).get(name), value)]
 
 
 def _others(hint: Any, value: Any) -> list[Any]:
     """Other values that a static field may have, judging by its value and annotation."""
-    if isinstance(value, bool):
-        return [not value]
+    arguments, origin = typing.get_args(hint), typing.get_origin(hint)
+    choices: list[Any] = [False, True] if isinstance(value, bool) else []
     if isinstance(value, enum.Enum):
-        return [member for member in type(value) if member is not value]
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is typing.Literal:
-        return [other for other in arguments if other != value]
-    is_optional = typing.get_origin(hint) in (typing.Union, types.UnionType) and types.NoneType in arguments
-    return [None] if is_optional and value is not None else []
+        choices = [*type(value)]
+    elif origin is typing.Literal:
+        choices = [*arguments]
+    elif origin in (typing.Union, types.UnionType) and types.NoneType in arguments:
+        choices = [None]
+    return [other for other in choices if other != value]
 
 
 def _varied(s: Subject, change: dict[str, Any]) -> Any:
@@ -183,10 +165,10 @@ def _check_variant(s: Subject, change: dict[str, Any]) -> None:
     x, usual = s.make(make), s.make()
     assert not same_context(s.context(usual), s.context(x))
     assert all(p.shape == x.shape and p.dtype == x.dtype for p in s.reference(x))
-    right, errors = _verdicts(s, make)
-    assert right or errors
-    if 3 * len(errors) > len(right):
-        raise errors[0]
+    verdicts = _verdicts(s, make)
+    assert verdicts
+    if 4 * len(_right(verdicts)) < 3 * len(verdicts):
+        raise next(filter(None, verdicts.values()))
 
 
 def is_told_apart(s: Subject, x: Any, change: dict[str, Any]) -> bool:
@@ -264,7 +246,7 @@ def _check_second(s: Subject, make: Factory, needs_check: bool) -> None:
     check_attributes("", y, x, "shape", "dtype")
     pairs = list(zip(s.reference(x), s.reference(y), strict=True))
     assert all(a.shape == b.shape for a, b in pairs) and not all(_same(a, b) for a, b in pairs)
-    assert not (needs_check and s.traceable) or _verdicts(s, s.factory)[0] <= _verdicts(s, make)[0]
+    assert not (needs_check and s.traceable) or _right(_verdicts(s, s.factory)) <= _right(_verdicts(s, make))
 
 
 # ---- from a plain tensor -----------------------------------------------------------------------------------
@@ -282,14 +264,12 @@ def wrap(s: Subject) -> Callable[[Tensor], Any]:
     if given := s.options.get("wrap"):
         return given
     x = s.make().detach()
-    names = list(s.inners(x))
-    makes: list[tuple[str, Callable[[Tensor], Any]]] = []
-    if len(names) == 1:
-        makes.append((f"{s.name}({field_name(names[0])})", lambda t: s.construct(x, {names[0]: t})))
-    makes += [(f"{s.name}.{name}", getattr(s.cls, name)) for name in _FROM if hasattr(s.cls, name)]
-    for how, make in makes:
+    makes = {f"{s.name}.{name}": getattr(s.cls, name) for name in _FROM if hasattr(s.cls, name)}
+    if len(names := [*s.inners(x)]) == 1:
+        makes = {f"{s.name}({field_name(names[0])})": lambda t: s.construct(x, {names[0]: t})} | makes
+    for how, make in makes.items():
         checked = partial(_wrapped, s, make)
-        if succeeds(lambda c=checked: [c(t) for t in _single(s.reference(x))]):
+        if succeeds(lambda c=checked: [c(t) for t in s.reference(x)]):
             s.derived["wrap"] = f'{how}; pass ops="all" for more than the common ops'
             return checked
     raise Skipped("pass wrap=, which makes a value from a plain tensor")
@@ -298,10 +278,6 @@ def wrap(s: Subject) -> Callable[[Tensor], Any]:
 def _wrapped(s: Subject, make: Callable[[Tensor], Any], plain: Tensor) -> Any:
     """Makes a value from a plain tensor, and checks that the value represents exactly that tensor."""
     value = make(plain.detach().clone())
-    assert type(value) is s.cls and all(_same(t, plain) for t in _single(s.reference(value)))
+    (represented,) = s.reference(value)
+    assert type(value) is s.cls and _same(represented, plain)
     return value
-
-
-def _single(plains: Sequence[Tensor]) -> Sequence[Tensor]:
-    assert len(plains) == 1
-    return plains

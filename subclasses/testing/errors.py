@@ -44,6 +44,18 @@ class Skipped(Exception):
     """A promise cannot be checked on this class."""
 
 
+def check_that(holds: object, what: str, got: str = "", expected: str = "") -> None:
+    """Raises :class:`Broken` unless something holds."""
+    if not holds:
+        raise Broken(what, got, expected)
+
+
+def skip_unless(holds: object, why: str) -> None:
+    """Raises :class:`Skipped` unless something holds."""
+    if not holds:
+        raise Skipped(why)
+
+
 def tried(run: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
     """The result of a call and None, or None and its error."""
     try:

@@ -6,7 +6,9 @@ where the sides disagree, as at the kink of a maximum or where numbers are round
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,12 +16,12 @@ from torch import Tensor
 
 from subclasses.base import TensorSubclass
 from subclasses.layout import RAW, field_name
-from subclasses.testing.cases import like, operands, recorded, stand_ins
+from subclasses.testing.calls import Case, like, operands
+from subclasses.testing.cases import recorded, stand_ins
 from subclasses.testing.compare import check_attributes, check_close, check_equal, leaves, snapshot
-from subclasses.testing.errors import Broken, Skipped, succeeds, tried
-from subclasses.testing.reach import Case
+from subclasses.testing.errors import Broken, check_that, skip_unless, succeeds, tried
 from subclasses.testing.subject import Subject, is_differentiable, once, seed
-from subclasses.testing.values import pair_cases, plains_of, two
+from subclasses.testing.values import Setting, pair_cases, plains_of, two
 
 # ---- autograd ----------------------------------------------------------------------------------------------
 
@@ -53,70 +55,62 @@ def differentiable(s: Subject) -> list[Case]:
 # ---- by values and plain operands, compared with the reference -------------------------------------------------
 
 
-def value_gradients(s: Subject, case: Case) -> None:
-    """Compares the gradient by a value with the gradient by the tensors that it represents."""
-    plains = [plain.requires_grad_() for plain in plains_of(s, s.make())]
-    expected = [gradients_by([plain], case.run(plain)) for plain in plains]
-    x = s.trainable()
-    _check_gradients(s, case, {case.name: x}, case.run(x), expected)
+def by_gradients(s: Subject, case: Case, setting: Setting, *, of_operands: bool = False) -> None:
+    """Compares the gradients of a case with the gradients by the tensors that its values represent.
+
+    Args:
+        s: the class under test.
+        case: the call.
+        setting: makes a value, or two.
+        of_operands: compare the gradients by the plain operands that the case makes, and not by the values.
+    """
+    operand, runs = setting.operand(), []
+    for given in (operand, *plains_of(s, operand)):
+        tensors = given if isinstance(given, list) else [given]
+        with operands(Tensor.requires_grad_) if of_operands else nullcontext() as made:
+            result = case.run(given if of_operands else [*map(Tensor.requires_grad_, tensors)] and given)
+        by = tensors if made is None else made
+        runs.append((by, live(result), gradients_by(by, result)))
+    (values, results, got), *plains = runs
+    expected = [*zip(*(grads for _, _, grads in plains), strict=True)]
+    if not of_operands and not results and any(map(_is_nonzero, itertools.chain(*expected))):
+        skip_unless(
+            any(is_differentiable(t) for x in values for t in s.inners(x).values()),
+            "no inner tensor is differentiable",
+        )
+        raise Broken(f"the result of {case.name} does not require grad")
+    for number, (x, g, wanted) in enumerate(zip(values, got, expected, strict=True)):
+        by = f" by {'xy'[number]}" if len(values) > 1 else ""
+        what = f"plain operand {number + 1} of {case.name}" if of_operands else f"{case.name}{by}"
+        _check_gradient(s, f"the gradient of {what}", None if of_operands else x, g, wanted)
 
 
-def pair_gradients(s: Subject, case: Case) -> None:
-    """Compares the gradients of an op on two values by each of them."""
-    plains = [[t.requires_grad_() for t in pair] for pair in plains_of(s, two(s))]
-    expected = [gradients_by(pair, case.run(pair)) for pair in plains]
-    values = [value.requires_grad_() for value in two(s)]
-    names = [f"{case.name} by {name}" for name in "xy"]
-    _check_gradients(s, case, dict(zip(names, values, strict=True)), case.run(values), expected)
+def needs_one_plain(s: Subject) -> None:
+    """Raises Skipped unless a value represents one plain tensor."""
+    skip_unless(
+        s.has_reference and len(s.reference(s.make().detach())) == 1,
+        "values stand for no plain tensors, or for several",
+    )
 
 
 def recorded_pairs(s: Subject) -> list[Case]:
     """The calls of two values with a derivative that the class takes."""
 
     def takes(case: Case) -> None:
-        for pair in plains_of(s, two(s)):
-            gradients_by(pair, case.run([t.requires_grad_() for t in pair]))
+        for tensors in plains_of(s, two(s)):
+            gradients_by(tensors, case.run([t.requires_grad_() for t in tensors]))
         with torch.no_grad():
             case.run(two(s))
 
     return [case for case in pair_cases(s) if succeeds(takes, case)]
 
 
-def operand_gradients(s: Subject, case: Case) -> None:
-    """Compares the gradients by the plain operands that a case makes."""
-    x = s.make().detach()
-    if not s.has_reference or len(s.reference(x)) != 1:
-        raise Skipped("values stand for no plain tensors, or for several")
-    grads = []
-    for operand in (x, plains_of(s, x)[0]):
-        with operands(Tensor.requires_grad_) as made:
-            result = case.run(operand)
-        grads.append(gradients_by(made, result))
-    for number, (got, wanted) in enumerate(zip(*grads, strict=True), 1):
-        what = f"the gradient of plain operand {number} of {case.name}"
-        _check_gradient(s, what, None, got, [wanted])
-
-
-def _check_gradients(
-    s: Subject, case: Case, values: Mapping[str, Any], result: Any, expected: Sequence[Sequence[Any]]
-) -> None:
-    if not live(result) and any(_is_nonzero(e) for grads in expected for e in grads):
-        if not any(is_differentiable(t) for x in values.values() for t in s.inners(x).values()):
-            raise Skipped("no inner tensor is differentiable")
-        raise Broken(f"the result of {case.name} does not require grad")
-    got = gradients_by([*values.values()], result)
-    for (what, x), g, wanted in zip(values.items(), got, zip(*expected, strict=True), strict=True):
-        _check_gradient(s, f"the gradient of {what}", x, g, wanted)
-
-
 def _check_gradient(s: Subject, what: str, x: Any, got: Any, expected: Sequence[Tensor | None]) -> None:
     """Raises unless a gradient by a value agrees with the gradients by the tensors that it represents."""
     wanted = [e for e in expected if e is not None]
     if got is None or len(wanted) < len(expected):
-        if not isinstance(got, s.cls) and _is_nonzero(got):
-            raise Broken(f"{what} should be none and is not")
-        if any(map(_is_nonzero, wanted)):
-            raise Broken(f"{what} is lost")
+        check_that(isinstance(got, s.cls) or not _is_nonzero(got), f"{what} should be none and is not")
+        check_that(not any(map(_is_nonzero, wanted)), f"{what} is lost")
         return
     if x is not None:
         check_attributes(what, got, x, "shape")
@@ -216,8 +210,7 @@ def _unconnected(s: Subject) -> str:
     x = s.make().detach()
     inners = {n: t.detach().requires_grad_(is_differentiable(t)) for n, t in s.inners(x).items()}
     wanted = [field_name(n) for n, t in inners.items() if t.requires_grad]
-    if not wanted:
-        raise Skipped("no inner tensor is differentiable")
+    skip_unless(wanted, "no inner tensor is differentiable")
     s.builder(x)
     made, error = tried(s.construct, x, inners)
     if error is not None:
@@ -243,10 +236,10 @@ def inner_gradients(s: Subject, case: Case) -> None:
     ``F.embedding(i, x, padding_idx=0)`` is zero in row 0. The expected gradient is then the gradient of the op on
     materialize().
     """
-    if _estimates(s):
-        raise Skipped(
-            "what materialize() gives has another gradient than its differences; see `materialize_gradients`"
-        )
+    skip_unless(
+        not _estimates(s),
+        "what materialize() gives has another gradient than its differences; see `materialize_gradients`",
+    )
     slopes = _slopes_of(s, case.run)
     if slopes is None or not (s.has_materialize or _are_close(s, *slopes) or _is_slope_of_plain(s, case)):
         return
@@ -272,8 +265,7 @@ def _estimates(s: Subject) -> bool:
 
 def materialize_gradients(s: Subject, case: Case) -> None:
     """Compares the gradient of materialize() by each inner tensor with differences."""
-    if not s.has_materialize:
-        raise Skipped(f"{s.name} has no materialize()")
+    skip_unless(s.has_materialize, f"{s.name} has no materialize()")
     for name in _doubles(s)[1]:
         slopes = _slopes_of(s, case.run, name)
         if slopes is not None and not _are_close(s, *slopes):
@@ -291,16 +283,20 @@ def _doubles(s: Subject) -> tuple[Any, dict[str, Tensor]]:
     """
     source, floats = s.make().detach(), dict[str, Tensor]()
     problem, error = tried(_unconnected, s)
-    if problem or error is not None:
-        raise Skipped(str(error or "inner tensors are not connected to the value; see `inner_requires_grad`"))
+    skip_unless(
+        not problem and error is None,
+        str(error or "inner tensors are not connected to the value; see `inner_requires_grad`"),
+    )
 
     def keep(path: str, t: Tensor) -> Tensor:
         is_number = t.is_floating_point() and t.dtype.itemsize > 1
         return floats.setdefault(path, t.double()) if is_number else t
 
     inners = s.changed(source, keep)
-    if not floats or not succeeds(s.construct, source, inners):
-        raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
+    skip_unless(
+        floats and succeeds(s.construct, source, inners),
+        "no value of float64 can be made, whose differences would tell the gradients",
+    )
     return source, floats
 
 

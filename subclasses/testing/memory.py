@@ -12,15 +12,14 @@ from torch import Tensor
 from subclasses._torch import storage_key
 from subclasses.rules.results import describe
 from subclasses.testing import derive
+from subclasses.testing.calls import METADATA_MUTATIONS, MUTATIONS, VIEWS, WRITES, Case
 from subclasses.testing.cases import (
-    METADATA_MUTATIONS,
-    MUTATIONS,
-    VIEWS,
-    WRITES,
     applicable,
     argument_cases,
+    is_for_op,
     own_methods,
     refuses,
+    rules_run,
     stand_ins,
 )
 from subclasses.testing.compare import (
@@ -32,8 +31,7 @@ from subclasses.testing.compare import (
     shared_memory,
     snapshot,
 )
-from subclasses.testing.errors import Broken, tried
-from subclasses.testing.reach import Case, is_for_op, rules_run
+from subclasses.testing.errors import Broken, check_that, tried
 from subclasses.testing.subject import Subject, once
 from subclasses.testing.values import Setting, by_reference, harmless, kept_inners, pointwise, step
 
@@ -159,23 +157,24 @@ def written(s: Subject, case: Any) -> None:
     if error is not None:
         check_equal(s, f"{case.name} was refused, but had changed x", x, before)
         raise error
-    if y is x and out is not x:
-        raise Broken(f"{case.name} gave another object than x")
+    check_that(y is not x or out is x, f"{case.name} gave another object than x")
     if type(y) is s.cls:
         again = f"{case.name}: the view, taken again, does not have what was written to it"
         check_equal(s, again, case.find(x), y)
     elif y.numel() and not shared_memory(s, y, x):
         check_equal(s, f"x after {case.name}, which wrote to a plain copy", x, before)
-        if y._is_view() and y._base is x:
-            raise Broken(f"{case.name} wrote to a copy that claims to be a view of x: the write is lost")
+        check_that(
+            not y._is_view() or y._base is not x,
+            f"{case.name} wrote to a copy that claims to be a view of x: the write is lost",
+        )
         return
     if s.has_reference and "another value" not in case.name:
         after = Case(f"x after {case.name}", lambda x: (case.run(x), x)[1])
         by_reference(s, after, Setting(lambda: snapshot(s, before)))
-    if x._version == version and isinstance(y, s.cls):
-        raise Broken(
-            f"{case.name} left the version counter of x as it was, so a stale gradient goes unnoticed"
-        )
+    check_that(
+        x._version != version or not isinstance(y, s.cls),
+        f"{case.name} left the version counter of x as it was, so a stale gradient goes unnoticed",
+    )
 
 
 @once
@@ -212,5 +211,7 @@ def stale_gradients(s: Subject, case: Case) -> None:
     (expected, error), (got, failure) = gradient(write=False), gradient(write=True)
     if error is not None:
         raise error
-    if failure is None and differs(s, got, expected):
-        raise Broken("y = x * x; x.mul_(2); the gradient of y came out, from the overwritten x")
+    check_that(
+        failure is not None or not differs(s, got, expected),
+        "y = x * x; x.mul_(2); the gradient of y came out, from the overwritten x",
+    )

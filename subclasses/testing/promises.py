@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from subclasses.testing import compiled, gradients, memory, op_infos, structure, values
+from subclasses.testing.calls import PAIRS, RANDOM, VIEWS, Case
 from subclasses.testing.cases import (
-    PAIRS,
-    RANDOM,
-    VIEWS,
     accepted,
     applicable,
     argument_cases,
@@ -16,12 +14,11 @@ from subclasses.testing.cases import (
     kit_cases,
     of_ops,
     recorded,
+    rules_tried,
 )
-from subclasses.testing.coverage import rules_tried
-from subclasses.testing.property import Promise
-from subclasses.testing.reach import Case
+from subclasses.testing.report import Promise
 from subclasses.testing.subject import Subject
-from subclasses.testing.values import CONTEXTS, by_eager, by_reference, eager
+from subclasses.testing.values import CONTEXTS, by_eager, by_reference
 
 ALIASING = (
     "end __torch_dispatch__ with `return torch.utils._python_dispatch.return_and_correct_aliasing(func, "
@@ -141,13 +138,13 @@ PROMISES = [
         f"when any operand is of the class, the right one too: it asks isinstance(operand, cls) before it "
         "reads a field",
         tells=True,
-        context=eager,
+        context=CONTEXTS["eager"],
     ),
     Promise(
         "mapped_values",
         "What materialize() gives of a result that was mapped is the op on what it gives of the operand.",
         values.mapped_values,
-        functional_cases,
+        values.mapped_cases,
         'fallback="map" runs an op on each inner tensor, which is not the op on what materialize() gives: use '
         'fallback="materialize", write rules for the ops, or give the method that is no more than a reading of the '
         "inner tensors another name. If they are meant to differ: skip={'mapped_values'}",
@@ -161,7 +158,7 @@ PROMISES = [
         "rounding_mode=, keepdim= or dtype= that is dropped, a negative number, or operands in the other "
         "order, is a wrong result without an error",
         needs=(Subject.needs_reference,),
-        context=eager,
+        context=CONTEXTS["eager"],
     ),
     Promise(
         "plain_operands",
@@ -210,13 +207,13 @@ PROMISES = [
         lambda s: functional_cases(s) + argument_cases(s),
         "a rule must compute with the static and dynamic fields of its operands, none of which it may "
         f"take for granted; what it has no answer to it refuses: {_REFUSE}",
-        context=values.variants,
+        context=CONTEXTS["other metadata"],
     ),
     Promise(
         "kept_metadata",
         "A result has no default for metadata where the operand has another value.",
         values.kept_metadata,
-        accepted,
+        lambda s: accepted(s) if s.declared else [],
         "a result has the metadata that the rule passes to the constructor, and the default of any other: "
         "pass each field on, as in type(x)(..., unit=x.unit)",
     ),
@@ -236,7 +233,7 @@ PROMISES = [
         values.pair_cases,
         f"{_BOTH}; what it has no answer to it refuses: {_REFUSE}",
         needs=(Subject.needs_reference,),
-        context=values.pairs,
+        context=lambda s: CONTEXTS["two values"](s) + CONTEXTS["other integers"](s),
     ),
     Promise(
         "mixed_metadata",
@@ -246,16 +243,17 @@ PROMISES = [
         "a rule for an op on two values must look at the metadata of both: convert one of them where they differ, or "
         f"refuse the op: {_REFUSE}. If what a value stands for does not depend on its metadata, as on names of "
         "dimensions: skip={'mixed_metadata'}",
-        context=values.mixed,
+        context=CONTEXTS["mixed metadata"],
     ),
     Promise(
         "fresh_values",
         "What a value stands for follows a write to its inner tensors.",
         values.fresh_values,
+        lambda s: [Case(how, partial(change, s)) for how, change in values.CHANGES.items()],
         mend="let materialize() compute from the inner tensors at each call: what it keeps, on the value "
         "or by functools.cached_property or lru_cache, is stale after a step of an optimizer, a load or "
         "any write",
-        needs=(values.needs_materialize,),
+        needs=(values.needs_materialize, Subject.needs_flatten),
     ),
     Promise(
         "fresh_results",
@@ -270,7 +268,7 @@ PROMISES = [
         "cached_inners",
         "No optional inner tensor repeats the others, which an optimizer steps apart from them.",
         values.cached_inners,
-        accepted,
+        lambda s: accepted(s) if s.declared and s.cls._traits.trainable else [],
         "declare the field that repeats others as inner(derived=function): it is computed when it is "
         "read, and neither trained nor saved",
     ),
@@ -302,7 +300,7 @@ PROMISES = [
         declared="correct the rules that ran: their results for conjugated or negated operands are not "
         "those for the same numbers without the lazy bits, or they drop a sign",
         needs=(Subject.needs_reference,),
-        context=values.lazy_inners,
+        context=CONTEXTS["lazy bits"],
     ),
     Promise(
         "threads",
@@ -321,7 +319,7 @@ PROMISES = [
         "under autocast torch casts the arguments of matrix products before dispatch, by `to`: a rule "
         "must take inputs of a lower dtype than its inner tensors have, and bring both to one",
         right=True,
-        context=values.autocast,
+        context=CONTEXTS["autocast"],
     ),
     Promise(
         "strangers",
@@ -437,32 +435,36 @@ PROMISES = [
     Promise(
         "gradients",
         "The gradient by a value means the gradient by the tensor that it stands for.",
-        gradients.value_gradients,
+        gradients.by_gradients,
         recorded,
         "a rule above autograd must be made of differentiable parts (unwrap, not raw inner tensors); a "
         "rule below it must compute what PyTorch's formula for the op assumes",
         declared=_DERIVATIVE,
         level="gradients",
         right=True,
+        context=CONTEXTS["detached"],
     ),
     Promise(
         "two_value_gradients",
         "The gradient of an op on two values by each of them means that by the tensor that it stands for.",
-        gradients.pair_gradients,
+        gradients.by_gradients,
         gradients.recorded_pairs,
         f"{_BOTH}. {_DERIVATIVE}",
         level="gradients",
         needs=(Subject.needs_reference, Subject.trainable),
+        context=CONTEXTS["two values"],
     ),
     Promise(
         "operand_gradients",
         "A plain operand of an op, such as the input of a layer, gets the gradient that the reference gives it.",
-        gradients.operand_gradients,
+        partial(gradients.by_gradients, of_operands=True),
         recorded,
         "a rule above autograd computes with a plain operand as it comes, not with operand.detach(), "
         ".data or under no_grad; a rule below it must compute what PyTorch's formula for the op assumes",
         level="gradients",
         right=True,
+        context=CONTEXTS["detached"],
+        needs=(gradients.needs_one_plain,),
     ),
     Promise(
         "inner_requires_grad",
@@ -607,7 +609,7 @@ PROMISES = [
         "exported",
         "torch.export takes a module with a parameter of the class, where an op on it gives a plain tensor.",
         compiled.under(compiled.EXPORT),
-        compiled.exported,
+        partial(compiled.modules, plain=True),
         "torch.export takes a parameter apart by __tensor_flatten__: ops on it must give plain tensors in "
         "the end, and a class that is constructed inside needs a constructor that Dynamo traces",
         level="gradients",
@@ -648,7 +650,8 @@ PROMISES = [
     Promise(
         "op_infos_agree",
         "PyTorch's own sample inputs of each op give what they give on the reference, or are refused.",
-        op_infos.op_infos_agree,
+        op_infos.on_sample,
+        op_infos.promised_samples,
         mend="write a rule for the op that computes what its reference does, or refuse the op",
         level="gradients",
     ),

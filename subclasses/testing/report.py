@@ -1,16 +1,113 @@
-"""The findings in one class: one screen, the full text of :meth:`Report.details`, and records for other programs."""
+"""The records of the kit: promises, failures, outcomes, and a report: one screen, the full text, files for programs."""
 
 from __future__ import annotations
 
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
 from xml.etree import ElementTree
 
+from subclasses.testing.calls import WHOLE, Case
 from subclasses.testing.errors import Broken, chain, shown
-from subclasses.testing.property import Outcome
+from subclasses.testing.subject import Level, Subject
+
+State = Literal["kept", "broken", "skipped"]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One promise: a row of the kit's table.
+
+    Attributes:
+        name: the name by which ``skip=`` and ``only=`` take it.
+        says: the promise in a sentence.
+        check: the oracle: ``check(subject, case)`` or, with a context, ``check(subject, case, setting)`` runs a case
+            and raises where it finds a difference.
+        cases: makes the cases for a class; by default the class as a whole is the one case.
+        mend: advice for a class that breaks it.
+        declared: advice for a declared class, where ``mend`` fits only a class written by hand.
+        level: the least level at which it is tried.
+        may_refuse: whether a class may refuse its cases.
+        needs: functions of the class that raise ``Skipped`` where the promise cannot be checked.
+        tells: whether other promises leave out the calls that fail.
+        right: whether it leaves out the calls that failed for such a promise.
+        context: makes the settings in each of which a case runs, for a check that takes one.
+    """
+
+    name: str
+    says: str
+    check: Callable[..., None]
+    cases: Callable[[Subject], Iterable[Case]] = lambda s: [WHOLE]
+    mend: str = ""
+    declared: str = ""
+    level: Level = "smoke"
+    may_refuse: bool = True
+    needs: tuple[Callable[[Subject], Any], ...] = ()
+    tells: bool = False
+    right: bool = False
+    context: Callable[[Subject], Iterable[Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One case that failed.
+
+    Attributes:
+        promise: the name of the promise.
+        case: the call, with its context; empty for a promise about the class as a whole.
+        got: the result, or the error.
+        expected: the result that was expected, where one was.
+        code: the code of the error, if it is one of this package.
+        hint: how to mend it, for the first failure of a promise.
+        text: all of it in a sentence.
+    """
+
+    promise: str
+    case: str
+    got: str
+    expected: str
+    code: str
+    hint: str
+    text: str
+    error: BaseException | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one promise.
+
+    Attributes:
+        promise: the promise.
+        state: kept, broken, or skipped where it could not be checked.
+        detail: the reason why it is broken or was skipped.
+        mend: how to mend it, if broken.
+        refused: the calls that the class refused cleanly, each with the first line of its message.
+        failures: a record of each case that failed.
+    """
+
+    promise: Promise
+    state: State
+    detail: str = ""
+    mend: str = ""
+    refused: tuple[str, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception behind a broken promise."""
+        return self.failures[0].error if self.failures else None
+
+    def __str__(self) -> str:
+        head = f"{self.promise.name}: {self.promise.says}"
+        if self.state == "broken":
+            return f"{head}\n  broken: {self.detail}\n  mend: {self.mend}"
+        return f"{head}\n  {self.state}{f': {self.detail}' if self.detail else ''}"
+
+
+# ---- the report ----------------------------------------------------------------------------------------------
 
 LINES, WIDTH = 24, 110
 _REASONS, _LINES = 3, 3  # why promises were not tried, other than for want of an option, and lines for each

@@ -16,6 +16,7 @@ from subclasses._torch import fake_mode
 from subclasses.errors import one_of
 from subclasses.layout import field_name
 from subclasses.testing import derive
+from subclasses.testing.calls import Case
 from subclasses.testing.compare import (
     check_attributes,
     check_close,
@@ -25,8 +26,16 @@ from subclasses.testing.compare import (
     shared_memory,
     snapshot,
 )
-from subclasses.testing.errors import Broken, Skipped, problem, refusal, succeeds, tried
-from subclasses.testing.reach import Case
+from subclasses.testing.errors import (
+    Broken,
+    Skipped,
+    check_that,
+    problem,
+    refusal,
+    skip_unless,
+    succeeds,
+    tried,
+)
 from subclasses.testing.subject import Subject, is_differentiable, once
 
 # ---- the least -----------------------------------------------------------------------------------------------
@@ -84,11 +93,15 @@ def flatten(s: Subject, case: Case) -> None:
             mend=f"write both; its attributes hold the tensors {', '.join(s.inners(x)) or 'none'}, the names to return",
         )
     names, _ = x.__tensor_flatten__()
-    if not names or not all(isinstance(n, str) for n in names):
-        raise Broken(f"__tensor_flatten__ gave the names {names!r}")
+    check_that(
+        names and all(isinstance(n, str) for n in names),
+        f"__tensor_flatten__ gave the names {names!r}",
+    )
     for name in names:
-        if not isinstance(inner := getattr(x, name, None), Tensor):
-            raise Broken(f"{s.name}.{name} is {one_of(type(inner))}, and __tensor_flatten__ names it")
+        check_that(
+            isinstance(inner := getattr(x, name, None), Tensor),
+            f"{s.name}.{name} is {one_of(type(inner))}, and __tensor_flatten__ names it",
+        )
 
 
 ROUND_TRIPS = {
@@ -112,8 +125,10 @@ def round_trip(s: Subject, case: Case) -> None:
     check_equal(s, what, back, value)
     check_equal(s, f"the stride of {what}", back.stride(), value.stride())
     for name, inner in s.inners(value).items():
-        if getattr(back, name, None) is not inner and inner.numel():
-            raise Broken(f"the inner tensor {field_name(name)} came back as another tensor")
+        check_that(
+            getattr(back, name, None) is inner or not inner.numel(),
+            f"the inner tensor {field_name(name)} came back as another tensor",
+        )
     if s.has_reference:
         check_equal(s, _lost(s, value, back), s.reference(back), s.reference(value))
 
@@ -134,12 +149,11 @@ def check_metadata(s: Subject, case: Case) -> None:
     """Raises where the flatten context holds a tensor, differs for equal values, or has no hash."""
     s.needs_flatten()
     one, other = (s.context(s.make()) for _ in range(2))
-    if _holds_tensor(one):
-        raise Broken(f"the flatten context {one!r} holds a tensor")
-    if not same_context(one, other):
-        raise Broken(f"two equal values have the contexts {one!r} and {other!r}, which differ")
-    if hash(one) != hash(other):
-        raise Broken(f"the hash of the equal contexts {one!r} differs")
+    check_that(not _holds_tensor(one), f"the flatten context {one!r} holds a tensor")
+    check_that(
+        same_context(one, other), f"two equal values have the contexts {one!r} and {other!r}, which differ"
+    )
+    check_that(hash(one) == hash(other), f"the hash of the equal contexts {one!r} differs")
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -157,8 +171,10 @@ def sizes(s: Subject, case: Case) -> None:
     for other in map(s.make, derive.sizes(s)):
         if s.has_reference:
             _check_outside(s, other)
-        if not same_context(s.context(x), s.context(other)):
-            raise Broken(f"the contexts are {s.context(x)!r} and {s.context(other)!r}")
+        check_that(
+            same_context(s.context(x), s.context(other)),
+            f"the contexts are {s.context(x)!r} and {s.context(other)!r}",
+        )
         back = s.cls.__tensor_unflatten__(s.inners(other), s.context(x), other.size(), other.stride())
         words = "inner tensors, put together with the equal context of another value"
         check_attributes(words, back, other, "shape")
@@ -260,10 +276,10 @@ def files(s: Subject) -> list[Case]:
     Raises:
         Skipped: pickle cannot find the class.
     """
-    if "<locals>" in s.cls.__qualname__:
-        raise Skipped(
-            "pickle finds a class by its name, and this one is local to a function: declare it in a module"
-        )
+    skip_unless(
+        "<locals>" not in s.cls.__qualname__,
+        "pickle finds a class by its name, and this one is local to a function: declare it in a module",
+    )
     cases: list[Case] = [Copy("a pickled value", _pickled), Copy("torch.load(weights_only=True)", _saved)]
     # torch cannot pickle plain float8 tensors
     return cases if all(succeeds(_pickled, t) for t in s.inners(s.make().detach()).values()) else cases[1:]
@@ -308,8 +324,10 @@ def copied(s: Subject, case: Any) -> None:
         if s.has_reference:
             for g, e in zip(s.reference(got), s.reference(value), strict=True):
                 check_close(s, f"what {case.name} stands for", g, e)
-        if not case.shares and shared_memory(s, got, value):
-            raise Broken(f"{case.name} shares memory with the value that it is a copy of")
+        check_that(
+            case.shares or not shared_memory(s, got, value),
+            f"{case.name} shares memory with the value that it is a copy of",
+        )
 
 
 def optimizer(s: Subject, case: Case) -> None:
@@ -348,8 +366,10 @@ def conversion(s: Subject, case: Case) -> None:
     x = s.make().detach()
     got, plain = case.run(x), case.run(torch.zeros(x.shape, dtype=x.dtype, device=x.device))
     check_attributes(case.name, got, plain, "dtype", "device", "shape")
-    if "x.dtype" in case.name and got is not x:
-        raise Broken("x.to(x.dtype) is not x itself, as it is for a plain tensor")
+    check_that(
+        "x.dtype" not in case.name or got is x,
+        "x.to(x.dtype) is not x itself, as it is for a plain tensor",
+    )
     if s.has_reference and got.dtype == torch.float64 and x.is_floating_point():
         plains = s.reference(x)
         for p, e in zip(s.references(got, len(plains)), plains, strict=True):

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -17,13 +17,13 @@ from torch import Tensor
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
+from subclasses.layout import field_name
 from subclasses.rules.registry import all_rules
-from subclasses.testing.errors import Skipped, refusal, shown, succeeds, tried
+from subclasses.testing.errors import Skipped, refusal, shown, skip_unless, succeeds, tried
 
 Factory = Callable[[], Tensor]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 Level = Literal["smoke", "gradients", "full"]
-Result = TypeVar("Result")
 SEED = 20240229
 
 
@@ -121,16 +121,20 @@ def check_options(factory: Any, options: Mapping[str, Any]) -> None:
             raise TypeError(f"check(): {name}= {words}, got {options[name]!r}")
 
 
-def once(find: Callable[[Subject], Result]) -> Callable[[Subject], Result]:
-    """Finds something, such as cases, at the first call for a class, and caches it with the class."""
+# Finds something, such as cases, at the first call for a class, and keeps it while few other classes are tested.
+once = functools.lru_cache(maxsize=4)
 
-    @functools.wraps(find)
-    def found(s: Subject) -> Result:
-        if find.__qualname__ not in s.cache:
-            s.cache[find.__qualname__] = find(s)
-        return s.cache[find.__qualname__]
 
-    return found
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leaves the caller's random state and warnings as they are."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            random.setstate(state)
 
 
 class Subject:
@@ -145,6 +149,7 @@ class Subject:
         wrong_values: names of the calls that give other numbers than the reference.
     """
 
+    @undisturbed()
     def __init__(self, factory: Factory, options: Options) -> None:
         """Makes one value, to get its class."""
         self.factory, self.options = factory, options
@@ -155,14 +160,12 @@ class Subject:
                 f"__tensor_flatten__ and __tensor_unflatten__), got {type(x).__name__}"
             )
         self.cls: Any = type(x)
-        self.name = self.cls.__name__
-        self.traceable = is_traceable_wrapper_subclass(x)
-        self.declared = issubclass(self.cls, TensorSubclass)
+        self.name, self.declared = self.cls.__name__, issubclass(self.cls, TensorSubclass)
         self.has_materialize = self.declared and self.cls.__spec__.has_materialize
+        self.traceable = is_traceable_wrapper_subclass(x)
         self.derived: dict[str, str] = {}
         self.refused: list[tuple[str, str]] = []
         self.wrong_values: set[str] = set()
-        self.cache: dict[str, Any] = {}
 
     # ---- values --------------------------------------------------------------------------------------------
 
@@ -178,14 +181,14 @@ class Subject:
             Skipped: its dtype cannot.
         """
         x = self.make(factory).detach()
-        if not (x.is_floating_point() or x.is_complex()):
-            raise Skipped(f"{x.dtype} cannot require grad")
+        skip_unless(x.is_floating_point() or x.is_complex(), f"{x.dtype} cannot require grad")
         return x.requires_grad_()
 
     def needs_flatten(self) -> None:
         """Raises Skipped for a class that PyTorch cannot take apart."""
-        if not self.traceable:
-            raise Skipped(f"needs __tensor_flatten__ and __tensor_unflatten__, which {self.name} lacks")
+        skip_unless(
+            self.traceable, f"needs __tensor_flatten__ and __tensor_unflatten__, which {self.name} lacks"
+        )
 
     def needs_reference(self) -> None:
         """Raises Skipped for a class without a reference."""
@@ -193,8 +196,7 @@ class Subject:
 
     def needs_rules(self) -> None:
         """Raises Skipped for a class that declares no rules."""
-        if not self.declared:
-            raise Skipped("only a declared class lists its rules")
+        skip_unless(self.declared, "only a declared class lists its rules")
 
     def context(self, x: Any) -> Any:
         """The metadata that a value is flattened to; None for a class that cannot be flattened."""
@@ -263,18 +265,16 @@ class Subject:
             names = [n for n in names if n in cls.__spec__.attributes]
         if build is not None:
             return build, names
-        if self.declared:
-            if self._wrong_constructor:
-                raise Skipped(
-                    f"pass construct=, which makes {one_of(cls)} from {', '.join(cls.__spec__.inner_names)}: "
-                    f"{self._wrong_constructor}"
-                )
-            fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], metadata(x)
-            return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
-        takes_inners = succeeds(lambda: inspect.signature(cls.__new__).bind(cls, *names))
-        if self.context(x) is not None or not takes_inners:
-            raise Skipped(f"pass construct=, which makes {one_of(cls)} from {', '.join(names)}")
-        return cls, names
+        takes_inners = lambda: inspect.signature(cls.__new__).bind(cls, *names)  # noqa: E731
+        if not self.declared and self.context(x) is None and succeeds(takes_inners):
+            return cls, names
+        if not self.declared or self._wrong_constructor:
+            words = f": {self._wrong_constructor}" if self.declared else ""
+            raise Skipped(
+                f"pass construct=, which makes {one_of(cls)} from {', '.join(map(field_name, names))}{words}"
+            )
+        fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], metadata(x)
+        return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
 
     @functools.cached_property
     def _wrong_constructor(self) -> str:
@@ -287,8 +287,10 @@ class Subject:
         if error is not None:
             return f"its constructor takes other arguments ({shown(error)})"
         compare = functools.partial(torch.testing.assert_close, equal_nan=True)
-        pairs = [(t, self.inners(made)[name]) for name, t in self.inners(x).items()]
-        is_equal = all(a is b or succeeds(compare, a, b) for a, b in pairs)
+        is_equal = all(
+            self.inners(made)[n] is t or succeeds(compare, self.inners(made)[n], t)
+            for n, t in self.inners(x).items()
+        )
         return "" if is_equal else "given the fields of a value, its constructor makes another value"
 
     def of_fields(self, x: Any, **change: Any) -> Any:
@@ -304,9 +306,9 @@ class Subject:
         Raises:
             Skipped: the class has no reference.
         """
-        if self._reference is None:
-            raise Skipped(f"pass reference=, which says what plain tensor {one_of(self.cls)} stands for")
-        plain = self._reference(x)
+        represent = self._reference
+        skip_unless(represent, f"pass reference=, which says what plain tensor {one_of(self.cls)} stands for")
+        plain: Any = represent and represent(x)
         return plain if isinstance(plain, tuple) else (plain,)
 
     def references(self, result: Any, count: int) -> tuple[Any, ...]:
@@ -320,10 +322,9 @@ class Subject:
 
     @functools.cached_property
     def _reference(self) -> Callable[[Any], Any] | None:
-        if self.options.get("reference") is not None:
-            return self.options.get("reference")
-        if not self.is_mapped:
-            return getattr(self.cls, "materialize", None)
+        given = self.options.get("reference")
+        if given is not None or not self.is_mapped:
+            return given or getattr(self.cls, "materialize", None)
         return None if self.odd_sizes() else lambda x: tuple(x.__dict__[n] for n in x._layout.present)
 
     @functools.cached_property
@@ -332,10 +333,9 @@ class Subject:
 
         It does under "map", if the class has no rules and all inner tensors have one dtype.
         """
-        if not self.declared or not self.cls._traits.is_mapped or self.options.get("reference") is not None:
-            return False
+        maps = self.declared and self.cls._traits.is_mapped and self.options.get("reference") is None
         x = self.make()
-        return not all_rules(self.cls) and {t.dtype for _, t in self.held(x)} == {x.dtype}
+        return maps and not all_rules(self.cls) and {t.dtype for _, t in self.held(x)} == {x.dtype}
 
     def odd_sizes(self) -> dict[str, list[int]]:
         """The sizes of the inner tensors that have another one than the value."""
@@ -345,16 +345,17 @@ class Subject:
     # ---- judging -------------------------------------------------------------------------------------------
 
     def is_own(self, frame: FrameType) -> bool:
-        """Whether a frame runs code of the class: of a module that defines its methods, or of one around it."""
-        name = frame.f_globals.get("__name__", "")
-        return name in self._modules or name.startswith(self._packages)
+        """Whether a frame runs code of the class: of a package that defines its methods, or of one inside."""
+        return f"{frame.f_globals.get('__name__', '')}.".startswith(self._packages)
 
     @functools.cached_property
     def _packages(self) -> tuple[str, ...]:
-        """The packages of its modules, and, of a package inside of others, the one around it, each with a dot."""
-        packages = {package for module in self._modules if (package := module.rpartition(".")[0])}
-        around = {p.rpartition(".")[0] for p in packages if p.count(".") > 1}
-        return tuple(f"{p}." for p in packages | around)
+        """The packages of its methods, of a declared class its own too; the outer two names of each, with a dot."""
+        members = [getattr(m, "__func__", m) for b in self.own_bases for m in vars(b).values()]
+        modules = {m.__globals__.get("__name__", "") for m in members if inspect.isfunction(m)}
+        modules |= {b.__module__ for b in self.own_bases if self.declared}  # its rules are beside it
+        packages = [(m.rpartition(".")[0] or m).split(".")[:2] for m in modules - {""}]
+        return tuple(f"{'.'.join(names)}." for names in packages)
 
     @functools.cached_property
     def own_bases(self) -> list[type]:
@@ -362,13 +363,6 @@ class Subject:
         known = {*Tensor.__mro__, *TensorSubclass.__mro__}
         bases = [b for b in self.cls.__mro__ if b is self.cls or not b.__module__.startswith("torch.")]
         return [b for b in bases if b not in known]
-
-    @functools.cached_property
-    def _modules(self) -> set[str]:
-        """The modules of the functions of the class, and of a declared class, whose rules are beside it."""
-        members = [getattr(m, "__func__", m) for b in self.own_bases for m in vars(b).values()]
-        declared = {b.__module__ for b in self.own_bases} if self.declared else set()
-        return declared | {m.__globals__.get("__name__", "") for m in members if inspect.isfunction(m)} - {""}
 
     def refuses(self, what: str, error: BaseException | None, *, deliberate: bool = True) -> bool:
         """Whether an error is a clean refusal, which is then noted.
@@ -386,12 +380,10 @@ class Subject:
 
     def works(self, what: str, run: Callable[[], Any]) -> tuple[bool, Any]:
         """Whether a call runs, and its result; a clean refusal is noted, other errors go through."""
-        try:
-            return True, run()
-        except Exception as error:
-            if isinstance(error, Skipped) or not self.refuses(what, error):
-                raise
-            return False, None
+        result, error = tried(run)
+        if error is not None and (isinstance(error, Skipped) or not self.refuses(what, error)):
+            raise error
+        return error is None, result
 
 
 def metadata(x: Any) -> dict[str, Any]:
@@ -403,15 +395,3 @@ def metadata(x: Any) -> dict[str, Any]:
 def is_differentiable(t: Any) -> bool:
     """Whether gradients can flow to a tensor, judging by its dtype."""
     return isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leaves the caller's random state and warnings as they are."""
-    state = random.getstate()
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            random.setstate(state)

@@ -27,23 +27,18 @@ from subclasses.layout import RAW
 from subclasses.rules.registry import all_rules
 from subclasses.spec.fields import inner
 from subclasses.testing import derive
+from subclasses.testing.calls import LAZY, MORE_PAIRS, PAIRS, POINTWISE, VIEWS, WHOLE, Case, like, operands
 from subclasses.testing.cases import (
-    LAZY,
-    MORE_PAIRS,
-    PAIRS,
-    POINTWISE,
-    VIEWS,
     accepted,
     applicable,
     callable_on,
-    like,
-    operands,
+    functional_cases,
+    pair_calls_of,
     refuses,
     unreached,
 )
 from subclasses.testing.compare import check_equal, check_stands_for, differs, leaves, snapshot
-from subclasses.testing.errors import Broken, Skipped, problem, succeeds, tried
-from subclasses.testing.reach import Case, pair_calls_of
+from subclasses.testing.errors import Broken, Skipped, check_that, problem, skip_unless, succeeds, tried
 from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable, metadata, once, seed
 
 
@@ -147,49 +142,8 @@ def with_nests(s: Subject) -> Any:
     x = s.make().detach()
     inners = s.changed(x, lambda path, t: t if path.endswith("_carrier") else Nest(t))
     works, value = s.works("inner tensors that are wrappers", lambda: s.construct(x, inners))
-    if not works:
-        raise Skipped("the class refuses inner tensors that are wrappers")
+    skip_unless(works, "the class refuses inner tensors that are wrappers")
     return value
-
-
-def eager(s: Subject) -> list[Setting]:
-    """A value of the factory."""
-    return [Setting(s.make)]
-
-
-def autocast(s: Subject) -> list[Setting]:
-    """Matrix products in ``bfloat16``."""
-    x = s.make()
-    if x.dtype is not torch.float32:
-        raise Skipped(f"autocast leaves {x.dtype} as it is")
-    return [Setting(s.make, " under autocast", lambda: torch.autocast(x.device.type, torch.bfloat16))]
-
-
-def inference(s: Subject) -> list[Setting]:
-    """Inference mode, of a value from outside and of one that is made there."""
-    x = s.make()
-    outside = Setting(lambda: x, " of a value from outside", torch.inference_mode)
-    return [outside, Setting(s.make, mode=torch.inference_mode)]
-
-
-def variants(s: Subject) -> list[Setting]:
-    """Values with other metadata."""
-    return [Setting(partial(s.make, make), f" {words}") for words, make in derive.named_variants(s)]
-
-
-def lazy_inners(s: Subject) -> list[Setting]:
-    """Inner tensors with a conjugate or negative bit, beside the same numbers without."""
-    x = s.make()
-    lazy = s.changed(x, _lazily)
-    solid = {name: t.resolve_conj().resolve_neg() for name, t in lazy.items()}
-    return [
-        Setting(
-            lambda: s.construct(x, lazy),
-            " on inner tensors with a lazy bit set",
-            expected=lambda: s.construct(x, solid),
-            read=lambda results: [p for r in leaves(results) for p in s.references(r, 1)],
-        )
-    ]
 
 
 def _lazily(path: str, t: Tensor) -> Tensor:
@@ -199,15 +153,50 @@ def _lazily(path: str, t: Tensor) -> Tensor:
     return torch.complex(t, t).conj().imag if t.dtype in (torch.float32, torch.float64) else t
 
 
-def operands_as_parameters() -> AbstractContextManager[Any]:
-    """Lets the plain operands that cases make be Parameters."""
-    return operands(lambda plain: nn.Parameter(plain, requires_grad=False))
+def values_of(s: Subject, *pair: Factory) -> list[Any]:
+    """The values of two factories."""
+    return [s.make(factory).detach() for factory in pair]
+
+
+def two(s: Subject) -> list[Any]:
+    """A value of the factory, and the second value."""
+    return values_of(s, s.factory, derive.second(s))
+
+
+def _autocast(s: Subject) -> Setting:
+    x = s.make()
+    skip_unless(x.dtype is torch.float32, f"autocast leaves {x.dtype} as it is")
+    return Setting(s.make, " under autocast", lambda: torch.autocast(x.device.type, torch.bfloat16))
+
+
+def _lazy(s: Subject) -> Setting:
+    x = s.make()
+    lazy = s.changed(x, _lazily)
+    solid = {name: t.resolve_conj().resolve_neg() for name, t in lazy.items()}
+    return Setting(
+        lambda: s.construct(x, lazy),
+        " on inner tensors with a lazy bit set",
+        expected=lambda: s.construct(x, solid),
+        read=lambda results: [p for r in leaves(results) for p in s.references(r, 1)],
+    )
 
 
 CONTEXTS: dict[str, Callable[[Subject], list[Setting]]] = {
+    "eager": lambda s: [Setting(s.make)],
+    "detached": lambda s: [Setting(lambda: s.make().detach())],
+    "autocast": lambda s: [_autocast(s)],
     "grad": lambda s: [Setting(s.trainable, mode=torch.enable_grad)],
-    "inference": inference,
-    "parameters": lambda s: [Setting(s.make, " with Parameters for plain operands", operands_as_parameters)],
+    "inference": lambda s: [
+        Setting(partial(WHOLE.run, s.make()), " of a value from outside", torch.inference_mode),
+        Setting(s.make, mode=torch.inference_mode),
+    ],
+    "parameters": lambda s: [
+        Setting(s.make, " with Parameters for plain operands", lambda: operands(_parameter))
+    ],
+    "other metadata": lambda s: [
+        Setting(partial(s.make, make), f" {words}") for words, make in derive.named_variants(s)
+    ],
+    "lazy bits": lambda s: [_lazy(s)],
     "nested inside": lambda s: [
         Setting(
             partial(with_nests, s),
@@ -218,19 +207,24 @@ CONTEXTS: dict[str, Callable[[Subject], list[Setting]]] = {
     "nested outside": lambda s: [
         Setting(lambda: Nest(s.make()), " on a wrapper around a value", read=unnested)
     ],
+    "two values": lambda s: [Setting(lambda: two(s))],
+    "other integers": lambda s: [
+        Setting(partial(values_of, s, s.factory, other), ", where y holds other integers")
+        for other in filter(None, [derive.other_integers(s)])
+    ],
+    "mixed metadata": lambda s: [
+        Setting(partial(values_of, s, *pair), f", {name} {words}")
+        for words, make in derive.named_variants(s)
+        for pair, name in (((s.factory, make), "y"), ((make, s.factory), "x"))
+    ],
 }
 
+
+def _parameter(plain: Tensor) -> Tensor:
+    return nn.Parameter(plain, requires_grad=False)
+
+
 # ---- two values --------------------------------------------------------------------------------------------
-
-
-def values_of(s: Subject, pair: Sequence[Factory]) -> list[Any]:
-    """The values of two factories."""
-    return [s.make(factory).detach() for factory in pair]
-
-
-def two(s: Subject) -> list[Any]:
-    """A value of the factory, and the second value."""
-    return values_of(s, (s.factory, derive.second(s)))
 
 
 @once
@@ -247,23 +241,6 @@ def pair_cases(s: Subject) -> list[Case]:
     cases = [Case(*item) for item in table.items()]
     cases = [c for c in cases if all(succeeds(c.run, [*map(torch.clone, pair)]) for pair in plains)]
     return [case for case in cases if not refuses(s, case, lambda: two(s))]
-
-
-def pairs(s: Subject) -> list[Setting]:
-    """Two values with different numbers, and with other integers in the second one."""
-    settings, other = [Setting(lambda: two(s))], derive.other_integers(s)
-    if other is not None:
-        settings.append(Setting(lambda: values_of(s, (s.factory, other)), ", where y holds other integers"))
-    return settings
-
-
-def mixed(s: Subject) -> list[Setting]:
-    """Two values of different metadata, in both orders."""
-    return [
-        Setting(partial(values_of, s, pair), f", {name} {words}")
-        for words, make in derive.named_variants(s)
-        for pair, name in (((s.factory, make), "y"), ((make, s.factory), "x"))
-    ]
 
 
 def mixed_metadata(s: Subject, case: Case, setting: Setting) -> None:
@@ -302,28 +279,29 @@ def _is_unseen(s: Subject, pair: Sequence[Any], result: Any) -> bool:
 @torch.no_grad()
 def mapped_values(s: Subject, case: Case) -> None:
     """Compares materialize() of a result that was mapped with the op on materialize() of the operand."""
+    expected, _ = tried(case.run, s.make().materialize().clone())
+    for got, wanted in zip(leaves(case.run(s.make())), leaves(expected), strict=False):
+        if isinstance(got, s.cls) and wanted is not None:
+            what = f"materialize() of {case.name} is not what the op gives of x.materialize()"
+            check_equal(s, what, got.materialize(), wanted)
+
+
+def mapped_cases(s: Subject) -> list[Case]:
+    """The calls on a class that represents its inner tensors."""
     if s.is_mapped:
         needs_materialize(s)
-        expected, _ = tried(case.run, s.make().materialize().clone())
-        for got, wanted in zip(leaves(case.run(s.make())), leaves(expected), strict=False):
-            if isinstance(got, s.cls) and wanted is not None:
-                what = f"materialize() of {case.name} is not what the op gives of x.materialize()"
-                check_equal(s, what, got.materialize(), wanted)
+    return functional_cases(s) if s.is_mapped else []
 
 
 def needs_materialize(s: Subject) -> None:
     """Raises Skipped for a class without materialize()."""
-    if not hasattr(s.cls, "materialize"):
-        raise Skipped(f"{s.name} has no materialize()")
+    skip_unless(hasattr(s.cls, "materialize"), f"{s.name} has no materialize()")
 
 
 @torch.no_grad()
 def kept_metadata(s: Subject, case: Case) -> None:
-    """Raises where a result has the default of a field, and the operand another value."""
-    if not s.declared:
-        return  # the defaults of its constructor are not declared
-    if not metadata(s.make()):
-        raise Skipped(f"{s.name} has no metadata")
+    """Raises where a result has the default of a declared field, and the operand another value."""
+    skip_unless(metadata(s.make()), f"{s.name} has no metadata")
     defaults = {f.name: f.default for f in (*s.cls.__spec__.statics, *s.cls.__spec__.dynamics)}
     for make in (s.factory, *s.options.get("variants", ())):
         x = s.make(make)
@@ -336,21 +314,21 @@ def kept_metadata(s: Subject, case: Case) -> None:
 
 @once
 def pointwise(s: Subject) -> list[Case]:
-    """The accepted calls on each entry of one value."""
-    return [case for case in accepted(s) if case.name in POINTWISE]
+    """The accepted calls on each entry of a value with labels, or with optional inner tensors."""
+    has_more = s.declared and any(f.optional or is_label(t) for f, t in s.held(s.make().detach()))
+    return [case for case in accepted(s) if case.name in POINTWISE and has_more]
 
 
 @torch.no_grad()
 def kept_inners(s: Subject, case: Case) -> None:
     """Raises where a result lacks an optional inner tensor, or has other integers than results of other calls keep."""
     x = s.make().detach()
-    if s.declared and any(f.optional or is_label(t) for f, t in s.held(x)):
-        s.reference(x)  # raises Skipped without one
-        for name, t in _lost(s, x, case.run(s.make())).items():
-            keeper = _keepers(s).get(name)
-            if (t is None or keeper is not None) and not derive.is_told_apart(s, x, {name: t}):
-                others = "" if keeper is None else f", which {keeper} keeps"
-                raise Broken(f"{case.name} {'loses' if t is None else 'changes'} {name}{others}")
+    s.needs_reference()
+    for name, t in _lost(s, x, case.run(s.make())).items():
+        keeper = _keepers(s).get(name)
+        if (t is None or keeper) and not derive.is_told_apart(s, x, {name: t}):
+            others = f", which {keeper} keeps" if keeper else ""
+            raise Broken(f"{case.name} {'loses' if t is None else 'changes'} {name}{others}")
 
 
 def _lost(s: Subject, x: Any, result: Any) -> dict[str, Any]:
@@ -411,7 +389,7 @@ def _load(s: Subject, x: Any) -> None:
 
 
 # Ways to change the inner tensors of a value; a way that a class refuses is left out.
-CHANGES: dict[str, Callable[[Subject, Any], None]] = {
+CHANGES: dict[str, Callable[..., Any]] = {
     "a write to inner tensors": step,
     "a copy_ to each inner tensor": each(lambda x, name, t, other: t.copy_(other)),
     "x.copy_(y)": lambda s, x: x.copy_(s.make(derive.second(s))),
@@ -420,22 +398,9 @@ CHANGES: dict[str, Callable[[Subject, Any], None]] = {
 }
 
 
-@torch.no_grad()
-def fresh_values(s: Subject, case: Case) -> None:
-    """Compares materialize() after each change with materialize() of a value that was made after the change."""
-    s.builder(s.make())
-    tried(derive.second, s)  # found here, since the search would evict old values from a cache
-    for how, change in CHANGES.items():
-        x = s.make()
-        x.materialize()
-        if succeeds(change, s, x):
-            other = s.construct(x, {name: t.clone() for name, t in s.inners(x).items()})
-            check_equal(s, f"x.materialize() after {how}", x.materialize(), other.materialize())
-
-
 COPIES = 16
 """Copies that live at once: the first ones take the addresses, and so the ids, of values that are gone, for which
-a rule may have kept a result; the last one is unknown to it."""
+a result may have been kept; the last one is unknown to what keeps them."""
 
 
 def computed(s: Subject) -> list[Case]:
@@ -446,37 +411,48 @@ def computed(s: Subject) -> list[Case]:
     return calls if s.declared else calls[:8]
 
 
-@torch.no_grad()
+def fresh_values(s: Subject, change: Case) -> None:
+    """Compares materialize() after a change with materialize() of a copy."""
+    tried(derive.second, s)  # found here, since the search would evict old values from a cache
+    run = lambda x: x.materialize()  # noqa: E731
+    _check_fresh(s, f"x.materialize() after {change.name}", run, change.run)
+
+
 def fresh_results(s: Subject, case: Case) -> None:
     """Compares a second call, after a write to the inner tensors of the operand, with the call on a copy."""
+    _check_fresh(
+        s, f"{case.name}, called again after a write to inner tensors of x", case.run, partial(step, s)
+    )
+
+
+@torch.no_grad()
+def _check_fresh(s: Subject, what: str, run: Callable[[Any], Any], change: Callable[[Any], None]) -> None:
     x = snapshot(s, s.make())  # shares no memory with tensors that the factory may hold
-    case.run(x)
-    step(s, x)
-    copies = [snapshot(s, x) for _ in range(COPIES)]
-    expected, error = tried(_seeded, case, copies[-1])
-    if error is None:
-        what = f"{case.name}, called again after a write to inner tensors of x"
-        check_equal(s, what, _seeded(case, x), expected)
+    run(x)
+    copies = [snapshot(s, x) for _ in range(COPIES)] if succeeds(change, x) else []
+    for copy in copies[-1:]:
+        expected, error = tried(_seeded, run, copy)
+        if error is None:
+            check_equal(s, what, _seeded(run, x), expected)
 
 
-def _seeded(case: Case, x: Any) -> Any:
+def _seeded(run: Callable[[Any], Any], x: Any) -> Any:
     seed()
-    return case.run(x)
+    return run(x)
 
 
 @torch.no_grad()
 def cached_inners(s: Subject, case: Case) -> None:
     """Raises where an optional inner tensor repeats the others, and an optimizer steps both."""
-    trains = s.declared and s.cls._traits.trainable
-    for field, t in s.held(s.make().detach()) if trains else ():
+    for field, t in s.held(s.make().detach()):
         if field.optional and is_differentiable(t):
             before, error = tried(_depends_on, s, case, field, lambda x: None)
             after, _ = tried(_depends_on, s, case, field, lambda x, f=field: step(s, x, f.attribute))
-            if error is None and after and not before:
-                raise Broken(
-                    f"{case.name} computes with {field.name}, which repeats other inner tensors and is stale after a "
-                    "step"
-                )
+            check_that(
+                error is not None or before or not after,
+                f"{case.name} computes with {field.name}, which repeats other inner tensors and is stale after a "
+                "step",
+            )
 
 
 def _depends_on(s: Subject, case: Case, field: Any, change: Callable[[Any], None]) -> bool:
@@ -494,19 +470,21 @@ def _depends_on(s: Subject, case: Case, field: Any, change: Callable[[Any], None
 def randomness(s: Subject, case: Case) -> None:
     """Compares a random op after the same seed, and without a seed between."""
     x = s.make()
-    if not (x.is_floating_point() and x.numel() > 8):
-        raise Skipped("random ops draw floating point numbers, and want more than 8 of them")
-    first, again = _seeded(case, x), _seeded(case, x)
+    skip_unless(
+        x.is_floating_point() and x.numel() > 8,
+        "random ops draw floating point numbers, and want more than 8 of them",
+    )
+    first, again = _seeded(case.run, x), _seeded(case.run, x)
     check_equal(s, f"{case.name} twice after the same seed", first, again)
-    if not differs(s, again, case.run(x)):
-        raise Broken(f"{case.name} gave the same numbers twice, without a seed between")
+    check_that(
+        differs(s, again, case.run(x)), f"{case.name} gave the same numbers twice, without a seed between"
+    )
 
 
 def random_backward(s: Subject, case: Case) -> None:
     """Compares the entries that dropout kept with the entries that have a gradient."""
     x = s.trainable()
-    if not x.is_floating_point():
-        raise Skipped("dropout of complex numbers is not defined")
+    skip_unless(x.is_floating_point(), "dropout of complex numbers is not defined")
     y = torch.nn.functional.dropout(x, 0.5)
     (grad,) = torch.autograd.grad(y, x, torch.ones(x.shape, dtype=x.dtype))
     if isinstance(grad, s.cls) and not isinstance(y, s.cls):
@@ -514,8 +492,10 @@ def random_backward(s: Subject, case: Case) -> None:
     plains = s.reference(x.detach())
     kept, flows = s.references(y.detach(), len(plains)), s.references(grad, len(plains))
     for k, g, plain in zip(kept, flows, plains, strict=True):
-        if bool(((g != 0) != (k != 0))[plain != 0].any()):
-            raise Broken("entries that F.dropout dropped have a gradient, or kept ones have none")
+        check_that(
+            not ((g != 0) != (k != 0))[plain != 0].any(),
+            "entries that F.dropout dropped have a gradient, or kept ones have none",
+        )
 
 
 def lazy_cases(s: Subject) -> list[Case]:
