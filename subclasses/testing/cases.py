@@ -7,7 +7,8 @@ import inspect
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from subclasses.rules.results import describe
 from subclasses.spec.values import map_tensors
 from subclasses.testing.calls import ARGUMENTS, FUNCTIONAL, VIEWS, Case, Table, like
 from subclasses.testing.errors import Broken, Skipped, code_of, innermost, refusal, succeeds, tried
-from subclasses.testing.subject import Subject, once
+from subclasses.testing.subject import Subject, leaves, once
 
 # ---- which apply -------------------------------------------------------------------------------------------
 
@@ -33,22 +34,14 @@ from subclasses.testing.subject import Subject, once
 def applicable(s: Subject, table: Table) -> list[Case]:
     """The cases that a plain tensor with the sizes and dtype of a value takes."""
     plains = stand_ins(s)
-    return [
-        Case(name, run)
-        for name, run in callable_on(s, table).items()
-        if succeeds(lambda run=run: [run(plain.clone()) for plain in plains])
-    ]
+    return [case for case in callable_on(s, table) if all(succeeds(case.run, p.clone()) for p in plains)]
 
 
-def callable_on(s: Subject, table: Table) -> dict[str, Callable[[Any], Any]]:
+def callable_on(s: Subject, table: Table) -> list[Case]:
     """The cases that call no method which a field of the class hides, such as ``t``."""
-    spec = s.cls.__spec__ if s.declared else None
-    hidden = {name for name in spec.names if hasattr(Tensor, name)} if spec else set()
-    return {
-        n: run
-        for n, run in table.items()
-        if not hidden.intersection(run.__code__.co_names if hasattr(run, "__code__") else ())
-    }
+    hidden = {name for name in s.cls.__spec__.names if hasattr(Tensor, name)} if s.declared else set[str]()
+    names_of = lambda run: getattr(getattr(run, "__code__", None), "co_names", ())  # noqa: E731
+    return [Case(name, run) for name, run in table.items() if not hidden.intersection(names_of(run))]
 
 
 def stand_ins(s: Subject) -> list[Tensor]:
@@ -63,8 +56,7 @@ def stand_ins(s: Subject) -> list[Tensor]:
 @once
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, the author's cases, and a case for each rule that neither reaches."""
-    calls = calls_of(unreached(s), like)
-    return kit_cases(s) + author_cases(s) + applicable(s, {case.name: case.run for case in calls})
+    return kit_cases(s) + author_cases(s) + applicable(s, calls_of(unreached(s)))
 
 
 @once
@@ -144,7 +136,7 @@ def recorded(s: Subject) -> list[Case]:
 
     def record(case: Case) -> None:
         for plain in stand_ins(s):
-            _differentiate(case.run(plain.requires_grad_()), plain)
+            gradients_by([plain], case.run(plain.requires_grad_()))
 
     # A case that works without gradients may fail with them.
     calls = {} if s.has_reference else {case.name: case.run for case in author_cases(s)}
@@ -153,17 +145,22 @@ def recorded(s: Subject) -> list[Case]:
     return [dataclasses.replace(case, works=False) for case in cases]
 
 
-def _differentiate(result: Any, plain: Tensor) -> None:
-    """Raises where PyTorch has no derivative of a result."""
-    results = result if isinstance(result, list | tuple) else [result]
-    live = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
-    if live:
-        torch.autograd.grad(live, plain, [torch.ones_like(t) for t in live], allow_unused=True)
+def live(result: Any) -> list[Tensor]:
+    """The results that require grad."""
+    return [t for t in leaves(result) if isinstance(t, Tensor) and t.requires_grad]
 
 
-def of_ops(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
-    """Leaves out the class's own methods, which no other class calls."""
-    return lambda s: [case for case in find(s) if case.name not in own_methods(s)]
+def ones_for(results: Sequence[Tensor]) -> list[Tensor]:
+    """A plain cotangent for each result: small numbers, not all equal."""
+    return [like(torch.empty(t.shape, dtype=t.dtype, device=t.device)) + 1 for t in results]
+
+
+def gradients_by(tensors: Sequence[Tensor], result: Any) -> Sequence[Any]:
+    """The gradient of a result by each tensor, for plain cotangents; None for a tensor without a gradient."""
+    results = live(result)
+    if not results or not tensors:
+        return [None] * len(tensors)
+    return torch.autograd.grad(results, tensors, ones_for(results), allow_unused=True)
 
 
 # ---- calls of the author -----------------------------------------------------------------------------------
@@ -306,27 +303,19 @@ _NAMESPACES = ("linalg", "special", "fft")
 _KINDS = {"Tensor": "tensor", "number": "number", "float": "number"}
 
 
-def calls_of(missed: Iterable[Any], like: Callable[[Any], Tensor]) -> Iterator[Case]:
-    """Makes calls of ops and functions by their schemas, with tensors and numbers for arguments without a default.
-
-    Args:
-        missed: ops, packets and functions, such as :func:`missed_rules` finds.
-        like: makes a plain tensor of the size and dtype of a value.
-    """
-    missed = list(missed)
-    yield from (Case(f"x.{_property_of(key)}", key) for key in missed if _property_of(key) in _PROPERTIES)
+def calls_of(missed: Sequence[Any]) -> dict[str, Callable[[Any], Any]]:
+    """Makes calls of ops and functions by their schemas, with tensors and numbers for arguments without a default."""
+    calls = {f"x.{name}": key for key in missed if (name := _property_of(key)) in _PROPERTIES}
     for name, run, kinds in _callable(missed):
-        yield _call(name, run, kinds, "plain", like)
-        if "tensor" in kinds:  # with the value for each
-            yield _call(name, run, kinds, "x", lambda x: x)
+        calls |= _call(name, run, kinds, "plain", like)
+        calls |= _call(name, run, kinds, "x", lambda x: x)
+    return calls
 
 
-def pair_calls_of(missed: Iterable[Any]) -> Iterator[Case]:
+def pair_calls_of(missed: Sequence[Any]) -> dict[str, Callable[[Any], Any]]:
     """Makes calls of a pair of values by the schemas of ops and functions that take several tensors."""
-    for name, run, kinds in _callable(missed):
-        if "tensor" in kinds:
-            case = _call(name, run, kinds, "y", lambda y: y)
-            yield Case(case.name, lambda pair, case=case: case.run(*pair))
+    calls = [(name, run, kinds) for name, run, kinds in _callable(missed) if "tensor" in kinds]
+    return dict(item for c in calls for item in _call(*c, "y", itemgetter(1), itemgetter(0)).items())
 
 
 def _callable(missed: Iterable[Any]) -> Iterator[tuple[str, Any, list[str | None]]]:
@@ -362,15 +351,18 @@ def _ops_of(key: Any) -> list[OpOverload]:
     return ops_of_packet(packet) if packet is not None and is_of_torch else []
 
 
-def _call(name: str, run: Any, kinds: list[str | None], word: str, other: Callable[[Any], Any]) -> Case:
-    """A call of a value, with a tensor made of it or of a second value for each other one, and 2 for each number."""
-
-    def call(x: Any, y: Any = None) -> Any:
-        source = x if y is None else y
-        return run(x, *(other(source) if kind == "tensor" else 2 for kind in kinds))
-
-    shown = [word if kind == "tensor" else "2" for kind in kinds]
-    return Case(f"{name}({', '.join(['x', *shown])})", call)
+def _call(
+    name: str,
+    run: Any,
+    kinds: list[str | None],
+    word: str,
+    other: Callable[[Any], Any],
+    first: Callable[[Any], Any] = lambda x: x,
+) -> dict[str, Callable[[Any], Any]]:
+    """A call with the first of its operands, another tensor for each other one, and 2 for each number."""
+    shown = ["x", *(word if kind == "tensor" else "2" for kind in kinds)]
+    call = lambda x: run(first(x), *(other(x) if kind == "tensor" else 2 for kind in kinds))  # noqa: E731
+    return {f"{name}({', '.join(shown)})": call}
 
 
 # ---- rules that no call reaches ---------------------------------------------------------------------------------

@@ -19,13 +19,12 @@ from torch import Tensor
 from subclasses.errors import one_of
 from subclasses.testing import derive
 from subclasses.testing.calls import CLONE, VIEWS, Case
-from subclasses.testing.cases import accepted, applicable
-from subclasses.testing.compare import check_equal
+from subclasses.testing.cases import accepted, applicable, live, ones_for
 from subclasses.testing.errors import Broken, Skipped, problem, skip_unless, succeeds, tried
-from subclasses.testing.gradients import differentiable, live, ones_for
+from subclasses.testing.gradients import differentiable
 from subclasses.testing.memory import is_view_of_plain
 from subclasses.testing.structure import Holder
-from subclasses.testing.subject import Compile, Factory, Subject, is_differentiable
+from subclasses.testing.subject import Compile, Factory, Subject, check_equal, is_differentiable
 from subclasses.testing.values import Nest, with_nests
 
 # ---- which compilers ---------------------------------------------------------------------------------------

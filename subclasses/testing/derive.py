@@ -19,9 +19,19 @@ from torch import Tensor
 from subclasses.layout import field_name
 from subclasses.testing.calls import Case
 from subclasses.testing.cases import accepted
-from subclasses.testing.compare import check_attributes, check_stands_for, plainest, same_context
 from subclasses.testing.errors import Broken, Skipped, skip_unless, succeeds, tried
-from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable, metadata, once
+from subclasses.testing.subject import (
+    SEED,
+    Factory,
+    Subject,
+    check_attributes,
+    check_stands_for,
+    is_differentiable,
+    metadata,
+    once,
+    plainest,
+    same_context,
+)
 
 
 def _same(a: Any, b: Any) -> bool:

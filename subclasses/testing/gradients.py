@@ -16,32 +16,23 @@ from torch import Tensor
 
 from subclasses.base import TensorSubclass
 from subclasses.layout import RAW, field_name
-from subclasses.testing.calls import Case, like, operands
-from subclasses.testing.cases import recorded, stand_ins
-from subclasses.testing.compare import check_attributes, check_close, check_equal, leaves, snapshot
+from subclasses.testing.calls import Case, operands
+from subclasses.testing.cases import gradients_by, live, ones_for, recorded, stand_ins
 from subclasses.testing.errors import Broken, check_that, skip_unless, succeeds, tried
-from subclasses.testing.subject import Subject, is_differentiable, once, seed
+from subclasses.testing.subject import (
+    Subject,
+    check_attributes,
+    check_close,
+    check_equal,
+    is_differentiable,
+    leaves,
+    once,
+    seed,
+    snapshot,
+)
 from subclasses.testing.values import Setting, pair_cases, plains_of, two
 
 # ---- autograd ----------------------------------------------------------------------------------------------
-
-
-def live(result: Any) -> list[Tensor]:
-    """The results that require grad."""
-    return [t for t in leaves(result) if isinstance(t, Tensor) and t.requires_grad]
-
-
-def ones_for(results: Sequence[Tensor]) -> list[Tensor]:
-    """A plain cotangent for each result: small numbers, not all equal."""
-    return [like(torch.empty(t.shape, dtype=t.dtype, device=t.device)) + 1 for t in results]
-
-
-def gradients_by(tensors: Sequence[Tensor], result: Any) -> Sequence[Any]:
-    """The gradient of a result by each tensor, for plain cotangents; None for a tensor without a gradient."""
-    results = live(result)
-    if not results or not tensors:
-        return [None] * len(tensors)
-    return torch.autograd.grad(results, tensors, ones_for(results), allow_unused=True)
 
 
 @once

@@ -22,17 +22,18 @@ from subclasses.testing.cases import (
     rules_run,
     stand_ins,
 )
-from subclasses.testing.compare import (
+from subclasses.testing.errors import Broken, check_that, tried
+from subclasses.testing.subject import (
+    Subject,
     check_class,
     check_equal,
     differs,
     leaves,
     memory_of,
+    once,
     shared_memory,
     snapshot,
 )
-from subclasses.testing.errors import Broken, check_that, tried
-from subclasses.testing.subject import Subject, once
 from subclasses.testing.values import Setting, by_reference, harmless, kept_inners, pointwise, step
 
 # ---- views -------------------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ from torch import Tensor
 from subclasses._torch import op_infos
 from subclasses.testing import derive
 from subclasses.testing.calls import Case
-from subclasses.testing.compare import leaves
 from subclasses.testing.errors import problem, skip_unless, succeeds, tried
-from subclasses.testing.subject import Options, Subject, seed, undisturbed
+from subclasses.testing.subject import Options, Subject, leaves, seed, undisturbed
 from subclasses.testing.values import Setting, by_reference, plains_of
 
 Verdict = Literal["right", "refused", "wrong"]

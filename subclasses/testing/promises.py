@@ -12,7 +12,7 @@ from subclasses.testing.cases import (
     argument_cases,
     functional_cases,
     kit_cases,
-    of_ops,
+    own_methods,
     recorded,
     rules_tried,
 )
@@ -630,7 +630,7 @@ PROMISES = [
         "nested_outside",
         "A value may be the inner tensor of another wrapper.",
         by_eager,
-        of_ops(accepted),
+        lambda s: [case for case in accepted(s) if case.name not in own_methods(s)],
         "run ops by calling the op itself (func) on the inner tensors, so that a wrapper around this one "
         "sees them. A rule for a Python-level function is not asked inside of another wrapper, which asks "
         "for ops alone",

@@ -37,9 +37,21 @@ from subclasses.testing.cases import (
     refuses,
     unreached,
 )
-from subclasses.testing.compare import check_equal, check_stands_for, differs, leaves, snapshot
 from subclasses.testing.errors import Broken, Skipped, check_that, problem, skip_unless, succeeds, tried
-from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable, metadata, once, seed
+from subclasses.testing.subject import (
+    SEED,
+    Factory,
+    Subject,
+    check_equal,
+    check_stands_for,
+    differs,
+    is_differentiable,
+    leaves,
+    metadata,
+    once,
+    seed,
+    snapshot,
+)
 
 
 @dataclass(frozen=True)
@@ -235,10 +247,7 @@ def pair_cases(s: Subject) -> list[Case]:
     Raises:
         Skipped: there is no second value, or no reference.
     """
-    table = callable_on(s, PAIRS | MORE_PAIRS)
-    table |= {case.name: case.run for case in pair_calls_of(unreached(s))}
-    plains = plains_of(s, two(s))
-    cases = [Case(*item) for item in table.items()]
+    plains, cases = plains_of(s, two(s)), callable_on(s, PAIRS | MORE_PAIRS | pair_calls_of(unreached(s)))
     cases = [c for c in cases if all(succeeds(c.run, [*map(torch.clone, pair)]) for pair in plains)]
     return [case for case in cases if not refuses(s, case, lambda: two(s))]
 
