@@ -286,7 +286,6 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "y.add_(1)": lambda y: y.add_(1),
     "y.zero_()": lambda y: y.zero_(),
     "y.fill_(2)": lambda y: y.fill_(2),
-    "y.copy_(-y)": lambda y: y.copy_(-y),
     "y.copy_(y.flip(0))": lambda y: y.copy_(y.flip(0)),
 }
 

@@ -25,7 +25,7 @@ from subclasses.rules.results import describe
 from subclasses.spec.values import map_tensors
 from subclasses.testing.calls import ARGUMENTS, FUNCTIONAL, VIEWS, Case, Table, like
 from subclasses.testing.errors import Broken, Skipped, code_of, innermost, refusal, succeeds, tried
-from subclasses.testing.subject import Subject, leaves, once
+from subclasses.testing.subject import Subject, leaves, once, tried_alone
 
 # ---- which apply -------------------------------------------------------------------------------------------
 
@@ -110,8 +110,7 @@ def refuses(s: Subject, case: Case, make: Callable[[], Any] | None = None) -> bo
         case: the call.
         make: makes the argument of the call; by default a value of the factory.
     """
-    with torch.no_grad():
-        _, error = tried(lambda: case.run((make or s.make)()))
+    _, error = tried_alone(lambda: case.run((make or s.make)()))
     return refusal(error, s.is_own) is not None or any(words in str(error) for words in _TAKES_NOT)
 
 
@@ -372,8 +371,7 @@ def rules_tried(s: Subject, case: Case) -> None:
     """Raises for a rule that refuses each call of the kit, since an op that it calls has no rule."""
     cases = accepted(s)
     for case in [case for case in functional_cases(s) if case.name not in {c.name for c in cases}]:
-        with torch.no_grad():
-            _, error = tried(lambda run=case.run: run(s.make()))
+        _, error = tried_alone(lambda run=case.run: run(s.make()))
         rule = rule_that_raised(error, s.cls)
         if error is None or rule is None or code_of(error) != "no-rule" or rule in _working(s):
             continue

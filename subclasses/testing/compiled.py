@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from subclasses.errors import one_of
 from subclasses.testing import derive
-from subclasses.testing.calls import CLONE, VIEWS, Case
+from subclasses.testing.calls import CLONE, VIEWS, WHOLE, Case
 from subclasses.testing.cases import accepted, applicable, live, ones_for
 from subclasses.testing.errors import Broken, Skipped, problem, skip_unless, succeeds, tried
 from subclasses.testing.gradients import differentiable
 from subclasses.testing.memory import is_view_of_plain
 from subclasses.testing.structure import Holder
 from subclasses.testing.subject import Compile, Factory, Subject, check_equal, is_differentiable
-from subclasses.testing.values import Nest, with_nests
+from subclasses.testing.values import Nest, Setting, with_nests
 
 # ---- which compilers ---------------------------------------------------------------------------------------
 
@@ -73,29 +73,27 @@ def _export(module: Any) -> Callable[..., Any]:
 EXPORT: Mapping[str, Compile] = {"torch.export": _export}
 
 
-def compilers(paths: Mapping[str, Compile]) -> Iterator[tuple[str, Compile]]:
-    """The compilers to try, each starting afresh; those that are not installed are left out."""
-    for name, compile in paths.items():
-        error = None if paths is EXPORT else tried(compile, lambda: None)[1]
-        if not isinstance(error, Skipped):
-            torch.compiler.reset()
-            yield name, compile
-    torch.compiler.reset()
+def under(
+    paths: Mapping[str, Compile] | None = None, *, briefly: bool = False
+) -> Callable[[Subject], list[Setting]]:
+    """The context of some compilers, by default those of ``paths=``; a compiler that is not installed is left out.
 
+    Args:
+        paths: compilers that are tried unless the author passes ``paths=``.
+        briefly: below the level ``full``, try the first of the default compilers alone.
+    """
 
-def under(paths: Mapping[str, Compile] | None) -> Callable[[Subject, Case], None]:
-    """The check of a case under each of some compilers; None selects the author's compilers or the default ones."""
+    def context(s: Subject) -> list[Setting]:
+        given, is_full = s.options.get("paths"), s.options.get("level") == "full"
+        chosen = dict(paths or PATHS) if given is None else dict({} if paths else given)
+        first = 1 if briefly and given is None and not is_full else None
+        return [
+            Setting(partial(WHOLE.run, compile), f" under {name}")
+            for name, compile in [*chosen.items()][:first]
+            if paths is EXPORT or not isinstance(tried(compile, lambda: None)[1], Skipped)
+        ]
 
-    def check(s: Subject, case: Case) -> None:
-        given = s.options.get("paths")
-        chosen = (PATHS if given is None else given) if paths is None else paths if given is None else {}
-        if given is None and isinstance(case, Group) and s.options.get("level") != "full":
-            chosen = dict([*chosen.items()][:1])
-        works, expected = s.works(case.name, lambda: case.run(eagerly)) if chosen else (False, None)
-        for path, compile in compilers(chosen) if works else ():
-            _against_eager(s, path, compile, case, expected)
-
-    return check
+    return context
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,19 +101,22 @@ def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _against_eager(s: Subject, path: str, compile: Compile, case: Any, expected: Any) -> None:
+def by_compiler(s: Subject, case: Any, setting: Setting) -> None:
     """Raises unless a compiled case gives the result of eager mode, or is refused; a group is bisected then."""
-    what = f"{case.name} under {path}"
-    words = f"{what} is not what eager mode gives"
-    _, error = tried(lambda: check_equal(s, words, case.run(compile), expected))
-    if error is None:
+    works, expected = s.works(case.name, lambda: case.run(eagerly))
+    if not works:
         return
-    refused, parts = len(s.refused), getattr(case, "parts", ())
-    for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]) if len(parts) > 1 else ():
-        torch.compiler.reset()
-        _against_eager(s, path, compile, whole := group(s, half), whole.run(eagerly))
-    if len(s.refused) == refused and not s.refuses(what, error, deliberate=False):
-        raise Broken(problem(what, error)) from error
+    what = f"{case.name}{setting.words}"
+    words = f"{what} is not what eager mode gives"
+    torch.compiler.reset()
+    _, error = tried(lambda: check_equal(s, words, case.run(setting.operand()), expected))
+    torch.compiler.reset()
+    if error is not None:
+        refused, parts = len(s.refused), getattr(case, "parts", ())
+        for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]) if len(parts) > 1 else ():
+            by_compiler(s, group(s, half), setting)
+        if len(s.refused) == refused and not s.refuses(what, error, deliberate=False):
+            raise Broken(problem(what, error)) from error
 
 
 # ---- values ------------------------------------------------------------------------------------------------

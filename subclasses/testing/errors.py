@@ -125,15 +125,10 @@ def _is_deliberate(error: BaseException, is_own: Callable[[FrameType], bool]) ->
 def _is_of_wrong_parts(error: BaseException, is_own: Callable[[FrameType], bool]) -> bool:
     """Whether the class's constructor refuses the parts that a rule passes to it, which is a mistake in the rule."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if frames[-1].f_code.co_name not in ("__new__", "__init__"):
-        return False
-    callers = (not is_own(f) and _calls_rules(f) and is_own(g) for f, g in itertools.pairwise(frames[:-1]))
-    return any(callers)
-
-
-def _calls_rules(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return name.startswith("subclasses.") and not name.startswith("subclasses.testing.")
+    # The kit calls constructors, too, and the rest of this package calls rules.
+    calls_rules = lambda f: re.match(r"subclasses\.(?!testing\.)", f.f_globals.get("__name__", ""))  # noqa: E731
+    callers = (not is_own(f) and calls_rules(f) and is_own(g) for f, g in itertools.pairwise(frames[:-1]))
+    return frames[-1].f_code.co_name in ("__new__", "__init__") and any(callers)
 
 
 # ---- reading errors ------------------------------------------------------------------------------------------

@@ -57,11 +57,12 @@ def by_gradients(s: Subject, case: Case, setting: Setting, *, of_operands: bool 
     """
     operand, runs = setting.operand(), []
     for given in (operand, *plains_of(s, operand)):
-        tensors = given if isinstance(given, list) else [given]
-        with operands(Tensor.requires_grad_) if of_operands else nullcontext() as made:
-            result = case.run(given if of_operands else [*map(Tensor.requires_grad_, tensors)] and given)
-        by = tensors if made is None else made
-        runs.append((by, live(result), gradients_by(by, result)))
+        values = given if isinstance(given, list) else [given]
+        for t in () if of_operands else values:
+            t.requires_grad_()
+        with operands(Tensor.requires_grad_) if of_operands else nullcontext(values) as tensors:
+            result = case.run(given)
+        runs.append((tensors, live(result), gradients_by(tensors, result)))
     (values, results, got), *plains = runs
     expected = [*zip(*(grads for _, _, grads in plains), strict=True)]
     if not of_operands and not results and any(map(_is_nonzero, itertools.chain(*expected))):

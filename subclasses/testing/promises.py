@@ -519,26 +519,28 @@ PROMISES = [
     Promise(
         "compiled_values",
         "A compiled op gives what it gives in eager mode.",
-        compiled.under(None),
+        compiled.by_compiler,
         compiled.groups,
         "flatten, unflatten and rules must be traceable: no data-dependent Python, no state outside the "
         "inner tensors and the context, the same metadata for a fake as for a real value",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(briefly=True),
     ),
     Promise(
         "compiled_mutation",
         "A compiled function that writes to its argument does so, as in eager mode.",
-        compiled.under(None),
+        compiled.by_compiler,
         compiled.mutations,
         "an in-place op must write into the inner tensors; see the promise `mutation`",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(),
     ),
     Promise(
         "compiled_views",
         "A view that a compiled function gives back is one of its argument, as in eager mode.",
-        compiled.under(None),
+        compiled.by_compiler,
         compiled.written_views,
         "a view must share its storage with its base (see the promise `views`), and a class with rules "
         "for views needs one for as_strided, with which PyTorch remakes a view of an argument by its "
@@ -546,74 +548,82 @@ PROMISES = [
         "that changes metadata alone needs an `outer` that gives them",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(),
     ),
     Promise(
         "compiled_offsets",
         "Inner tensors that start at different places in their storages give right views when compiled.",
-        compiled.under(None),
+        compiled.by_compiler,
         compiled.offset_views,
         "as_strided counts from the start of the storage: shift its offset for each inner tensor by where "
         "that one starts, and refuse strides that are not its own",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(),
     ),
     Promise(
         "compiled_gradients",
         "A compiled function's gradient is that of eager mode, for every kind of tangent.",
-        compiled.under(None),
+        compiled.by_compiler,
         compiled.tangents,
         "the tangent that arrives may be plain, of the class, or missing: see __coerce_tangent_metadata__ "
         "and __coerce_same_metadata_as_tangent__, and the promise `cotangents`",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(),
     ),
     Promise(
         "compiled_construction",
         "A value may be made from plain tensors, and taken apart, inside a compiled function.",
-        compiled.under(None),
+        compiled.by_compiler,
         compiled.construction,
         "construction must be traceable: no data-dependent checks in __new__, no __init__ that Dynamo skips",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(),
     ),
     Promise(
         "dynamic_shapes",
         "Values of several sizes run through one dynamic program.",
-        compiled.under(None),
+        compiled.by_compiler,
         compiled.other_sizes,
         "derive sizes from the inner tensors or from outer_size, never from the context, and compute with "
         "them as symbols; a size that may be anything belongs among the dynamic ints",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(),
     ),
     Promise(
         "metadata_guard",
         "A value with other metadata does not run a program that was compiled for another.",
-        compiled.under(None),
+        compiled.by_compiler,
         compiled.other_metadata,
         "compare the whole metadata in the context's == and in __metadata_guard__: a program that was "
         "compiled for one value must not run on another",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(),
     ),
     Promise(
         "compiled_module",
         "A compiled module with a parameter of the class gives what it gives in eager mode.",
-        compiled.under(None),
+        compiled.by_compiler,
         compiled.modules,
         "a module with a parameter of the class must be traceable; see the promise `compiled_values`",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(),
     ),
     Promise(
         "exported",
         "torch.export takes a module with a parameter of the class, where an op on it gives a plain tensor.",
-        compiled.under(compiled.EXPORT),
+        compiled.by_compiler,
         partial(compiled.modules, plain=True),
         "torch.export takes a parameter apart by __tensor_flatten__: ops on it must give plain tensors in "
         "the end, and a class that is constructed inside needs a constructor that Dynamo traces",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(compiled.EXPORT),
     ),
     # ---- nesting
     Promise(
@@ -640,11 +650,12 @@ PROMISES = [
     Promise(
         "compiled_nesting",
         "Nested wrappers compile, whichever is outside.",
-        compiled.under(None),
+        compiled.by_compiler,
         compiled.nests,
         "the compiler takes nested wrappers apart with __tensor_flatten__, all the way; see `nested_inside`",
         level="gradients",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(),
     ),
     # ---- many ops, and Inductor
     Promise(
@@ -658,11 +669,12 @@ PROMISES = [
     Promise(
         "inductor",
         "A program of Inductor gives what eager mode gives.",
-        compiled.under(compiled.INDUCTOR),
+        compiled.by_compiler,
         lambda s: compiled.groups(s, 8)[:1],
         "see the promise `compiled_values`; where that is kept, report the program to PyTorch",
         level="full",
         needs=(Subject.needs_flatten,),
+        context=compiled.under(compiled.INDUCTOR),
     ),
 ]
 """In the order of the report."""

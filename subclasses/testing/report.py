@@ -143,11 +143,7 @@ class Report:
     @property
     def refused(self) -> dict[str, list[str]]:
         """The calls that the class refused, each once with its message, and the promises in which it did."""
-        calls: dict[str, list[str]] = {}
-        for outcome in self.outcomes:
-            for line in outcome.refused:
-                calls.setdefault(line, []).append(outcome.promise.name)
-        return calls
+        return _grouped((line, o.promise.name) for o in self.outcomes for line in o.refused)
 
     def __str__(self) -> str:
         head = [self._head(), *self.warnings]
@@ -207,7 +203,7 @@ class Report:
 
     def _causes(self, room: int) -> list[str]:
         """The broken promises by cause, in as many lines as there is room for."""
-        groups = _grouped((_cause(o), o) for o in self.of("broken"))
+        groups = [*_grouped((_cause(o), o) for o in self.of("broken")).values()]
         each = max(2, min(3, room // max(len(groups), 1)))
         shown_groups = groups if each * len(groups) <= room else groups[: (room - 1) // each]
         lines = [line for group in shown_groups for line in _show_cause(group, each - 1)]
@@ -215,7 +211,7 @@ class Report:
         return [*lines, _cut(f"- and {', '.join(rest)}")] if rest else lines
 
     def _not_tried(self) -> Iterator[str]:
-        groups = _grouped((_OPTION.sub(r"\1", o.detail), o) for o in self.of("skipped"))
+        groups = _grouped((_OPTION.sub(r"\1", o.detail), o) for o in self.of("skipped")).values()
         options = {found[1]: group for group in groups if (found := _OPTION.match(group[0].detail))}
         if options:
             counts = [f"{option} for {_names(group, 3)}" for option, group in options.items()]
@@ -241,11 +237,11 @@ def _cause(outcome: Outcome) -> str:
     return outcome.mend if error is None or not is_own else shown(error)
 
 
-def _grouped(pairs: Iterable[tuple[str, Outcome]]) -> list[list[Outcome]]:
-    groups: dict[str, list[Outcome]] = {}
-    for key, outcome in pairs:
-        groups.setdefault(key, []).append(outcome)
-    return list(groups.values())
+def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    groups: dict[str, list[Any]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def _show_cause(group: list[Outcome], lines_of_mend: int) -> list[str]:

@@ -38,6 +38,7 @@ from subclasses.testing.subject import (
     same_context,
     shared_memory,
     snapshot,
+    tried_alone,
 )
 
 # ---- the least -----------------------------------------------------------------------------------------------
@@ -117,8 +118,7 @@ ROUND_TRIPS = {
 
 def round_trip(s: Subject, case: Case) -> None:
     """Compares a value, or a view of it, with a value that is put together from the same parts."""
-    with torch.no_grad():
-        value, error = tried(case.run, s.make())
+    value, error = tried_alone(case.run, s.make())
     if error is not None:
         s.refuses(case.name, error)
     if type(value) is not s.cls:

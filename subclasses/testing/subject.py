@@ -131,6 +131,8 @@ def check_options(factory: Any, options: Mapping[str, Any]) -> None:
             raise TypeError(f"check(): {name}= {words}, got {options[name]!r}")
 
 
+# Tries a call without gradients.
+tried_alone = torch.no_grad()(tried)
 # Finds something, such as cases, at the first call for a class, and keeps it while few other classes are tested.
 once = functools.lru_cache(maxsize=4)
 
@@ -535,15 +537,12 @@ def plainest(t: Any) -> Any:
 
     Unwraps a wrapper to its first inner tensor, converts float8 to float32, and resolves lazy bits.
     """
+    while is_traceable_wrapper_subclass(t):
+        t = getattr(t, t.__tensor_flatten__()[0][0])
     if not isinstance(t, Tensor):
         return t
-    t = t.detach()
-    while is_traceable_wrapper_subclass(t):
-        names, _ = t.__tensor_flatten__()  # type: ignore[attr-defined]
-        t = getattr(t, names[0])
-    if t.is_floating_point() and t.dtype.itemsize == 1:
-        return t.to(torch.float32)  # torch compares no float8 tensors
-    return t.resolve_conj().resolve_neg()
+    is_float8 = t.is_floating_point() and t.dtype.itemsize == 1  # torch compares no float8 tensors
+    return t.detach().float() if is_float8 else t.detach().resolve_conj().resolve_neg()
 
 
 def _alike(s: Subject, got: Any, expected: Any) -> bool:

@@ -51,6 +51,7 @@ from subclasses.testing.subject import (
     once,
     seed,
     snapshot,
+    tried_alone,
 )
 
 
@@ -259,8 +260,7 @@ def mixed_metadata(s: Subject, case: Case, setting: Setting) -> None:
         Skipped: no comparison can tell that the metadata of the result is right.
     """
     by_reference(s, case, setting)
-    with torch.no_grad():
-        got, error = tried(lambda: case.run(setting.operand()))
+    got, error = tried_alone(lambda: case.run(setting.operand()))
     if error is None and _is_unseen(s, setting.operand(), got):
         words = setting.words.partition(" ")[2].partition(" ")[2]
         raise Skipped(
