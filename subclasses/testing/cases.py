@@ -131,7 +131,7 @@ def recorded(s: Subject) -> list[Case]:
     Raises:
         Skipped: the dtype of the class cannot require grad.
     """
-    s.trainable()
+    s.needs("gradients")
 
     def record(case: Case) -> None:
         for plain in stand_ins(s):

@@ -66,7 +66,7 @@ def sizes(s: Subject) -> list[Factory]:
     """
     if given := s.options.get("sizes"):
         return list(given)
-    s.needs_flatten()
+    s.needs("flatten")
     x = s.make()
     # So that no other dim has one of the sizes or lies between two of them.
     least = max(2, max(x.shape) // x.shape[0] + 1) if x.numel() and x.dim() else 2**18
@@ -112,8 +112,7 @@ def variants(s: Subject) -> list[Factory]:
     """
     if given := s.options.get("variants"):
         return list(given)
-    s.needs_flatten()
-    skip_unless(not s.declared or metadata(s.make()), f"{s.name} has no metadata")
+    s.needs("flatten", "metadata")
     tries = [(change, tried(_check_variant, s, change)[1]) for change in _changes(s)]
     found = [change for change, error in tries if error is None][:3]
     refuted = [f" ({_shown(c)} was not tried: {error})" for c, error in tries if isinstance(error, Broken)]

@@ -77,14 +77,6 @@ def by_gradients(s: Subject, case: Case, setting: Setting, *, of_operands: bool 
         _check_gradient(s, f"the gradient of {what}", None if of_operands else x, g, wanted)
 
 
-def needs_one_plain(s: Subject) -> None:
-    """Raises Skipped unless a value represents one plain tensor."""
-    skip_unless(
-        s.has_reference and len(s.reference(s.make().detach())) == 1,
-        "values stand for no plain tensors, or for several",
-    )
-
-
 def recorded_pairs(s: Subject) -> list[Case]:
     """The calls of two values with a derivative that the class takes."""
 
@@ -257,7 +249,6 @@ def _estimates(s: Subject) -> bool:
 
 def materialize_gradients(s: Subject, case: Case) -> None:
     """Compares the gradient of materialize() by each inner tensor with differences."""
-    skip_unless(s.has_materialize, f"{s.name} has no materialize()")
     for name in _doubles(s)[1]:
         slopes = _slopes_of(s, case.run, name)
         if slopes is not None and not _are_close(s, *slopes):

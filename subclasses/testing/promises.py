@@ -17,7 +17,6 @@ from subclasses.testing.cases import (
     rules_tried,
 )
 from subclasses.testing.report import Promise
-from subclasses.testing.subject import Subject
 from subclasses.testing.values import CONTEXTS, by_eager, by_reference
 
 ALIASING = (
@@ -84,7 +83,7 @@ PROMISES = [
         mend="make the context a tuple or a frozen dataclass of plain values; tensors belong among the "
         "inner tensors, and an object compared by identity makes torch.compile recompile at each call",
         may_refuse=False,
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
     ),
     Promise(
         "sizes",
@@ -94,7 +93,7 @@ PROMISES = [
         "outer_size, which __tensor_unflatten__ is given; a size in the context is wrong as soon as it is "
         "dynamic",
         declared=_OUTSIDE,
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
     ),
     Promise(
         "outside",
@@ -114,7 +113,7 @@ PROMISES = [
         "of the class: the compiler puts values together without data; check contents in a classmethod "
         "that makes values",
         may_refuse=False,
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
     ),
     Promise(
         "printing",
@@ -157,7 +156,7 @@ PROMISES = [
         "a rule takes every argument of its op, and refuses those that it has no answer to: an alpha=, "
         "rounding_mode=, keepdim= or dtype= that is dropped, a negative number, or operands in the other "
         "order, is a wrong result without an error",
-        needs=(Subject.needs_reference,),
+        needs=("reference",),
         context=CONTEXTS["eager"],
     ),
     Promise(
@@ -179,7 +178,7 @@ PROMISES = [
         "a rule for an op that is not in place writes to its argument: compute into a new tensor, not by "
         "`add_`, `out=` or an index",
         tells=True,
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
     ),
     Promise(
         "inference_mode",
@@ -197,7 +196,7 @@ PROMISES = [
         by_eager,
         recorded,
         "a rule must not look at grad mode, and a rule above autograd must give what the op below it gives",
-        needs=(Subject.trainable,),
+        needs=("gradients",),
         context=CONTEXTS["grad"],
     ),
     Promise(
@@ -216,6 +215,7 @@ PROMISES = [
         lambda s: accepted(s) if s.declared else [],
         "a result has the metadata that the rule passes to the constructor, and the default of any other: "
         "pass each field on, as in type(x)(..., unit=x.unit)",
+        needs=("metadata",),
     ),
     Promise(
         "kept_inners",
@@ -232,7 +232,7 @@ PROMISES = [
         by_reference,
         values.pair_cases,
         f"{_BOTH}; what it has no answer to it refuses: {_REFUSE}",
-        needs=(Subject.needs_reference,),
+        needs=("reference",),
         context=lambda s: CONTEXTS["two values"](s) + CONTEXTS["other integers"](s),
     ),
     Promise(
@@ -253,7 +253,7 @@ PROMISES = [
         mend="let materialize() compute from the inner tensors at each call: what it keeps, on the value "
         "or by functools.cached_property or lru_cache, is stale after a step of an optimizer, a load or "
         "any write",
-        needs=(values.needs_materialize, Subject.needs_flatten),
+        needs=("materialize", "flatten"),
     ),
     Promise(
         "fresh_results",
@@ -262,7 +262,7 @@ PROMISES = [
         values.computed,
         "a rule computes anew at each call: what it keeps for an operand, with functools.lru_cache or in "
         "a dict by id(), is stale after a step of an optimizer, a load or any write. Leave the cache out",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
     ),
     Promise(
         "cached_inners",
@@ -299,7 +299,7 @@ PROMISES = [
         "_neg_view, or hand them on to the outer tensor",
         declared="correct the rules that ran: their results for conjugated or negated operands are not "
         "those for the same numbers without the lazy bits, or they drop a sign",
-        needs=(Subject.needs_reference,),
+        needs=("reference",),
         context=CONTEXTS["lazy bits"],
     ),
     Promise(
@@ -345,7 +345,7 @@ PROMISES = [
         memory.writes_to_results,
         "the result of an op that is no view has memory of its own: a rule hands on a copy of an inner "
         "tensor, as in x.values.clone(), and not x.values itself",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
     ),
     Promise(
         "mutation",
@@ -367,7 +367,7 @@ PROMISES = [
         "a view holds views of all inner tensors, none of them a copy: what is written to the view is "
         "lost otherwise. Let the rule make each by a view op, such as x.values.select(...), or refuse the "
         "op",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
     ),
     Promise(
         "stale_gradients",
@@ -451,7 +451,7 @@ PROMISES = [
         gradients.recorded_pairs,
         f"{_BOTH}. {_DERIVATIVE}",
         level="gradients",
-        needs=(Subject.needs_reference, Subject.trainable),
+        needs=("reference", "gradients"),
         context=CONTEXTS["two values"],
     ),
     Promise(
@@ -464,7 +464,7 @@ PROMISES = [
         level="gradients",
         right=True,
         context=CONTEXTS["detached"],
-        needs=(gradients.needs_one_plain,),
+        needs=("one plain tensor",),
     ),
     Promise(
         "inner_requires_grad",
@@ -483,6 +483,7 @@ PROMISES = [
         "under no_grad. If its gradient is meant to be another one, as that of a straight-through "
         "estimator: skip={'materialize_gradients'}",
         level="gradients",
+        needs=("declared materialize",),
     ),
     Promise(
         "inner_gradients",
@@ -513,7 +514,7 @@ PROMISES = [
         rules_tried,
         mend="write the rule that is missing, or compute with the inner tensors: x.unwrap() above autograd",
         may_refuse=False,
-        needs=(Subject.needs_rules,),
+        needs=("rules",),
     ),
     # ---- compilers
     Promise(
@@ -524,7 +525,7 @@ PROMISES = [
         "flatten, unflatten and rules must be traceable: no data-dependent Python, no state outside the "
         "inner tensors and the context, the same metadata for a fake as for a real value",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(briefly=True),
     ),
     Promise(
@@ -534,7 +535,7 @@ PROMISES = [
         compiled.mutations,
         "an in-place op must write into the inner tensors; see the promise `mutation`",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(),
     ),
     Promise(
@@ -547,7 +548,7 @@ PROMISES = [
         "sizes and strides; the outer storage offset must fit, and so must the strides: a rule for a view "
         "that changes metadata alone needs an `outer` that gives them",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(),
     ),
     Promise(
@@ -558,7 +559,7 @@ PROMISES = [
         "as_strided counts from the start of the storage: shift its offset for each inner tensor by where "
         "that one starts, and refuse strides that are not its own",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(),
     ),
     Promise(
@@ -569,7 +570,7 @@ PROMISES = [
         "the tangent that arrives may be plain, of the class, or missing: see __coerce_tangent_metadata__ "
         "and __coerce_same_metadata_as_tangent__, and the promise `cotangents`",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(),
     ),
     Promise(
@@ -579,7 +580,7 @@ PROMISES = [
         compiled.construction,
         "construction must be traceable: no data-dependent checks in __new__, no __init__ that Dynamo skips",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(),
     ),
     Promise(
@@ -590,7 +591,7 @@ PROMISES = [
         "derive sizes from the inner tensors or from outer_size, never from the context, and compute with "
         "them as symbols; a size that may be anything belongs among the dynamic ints",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(),
     ),
     Promise(
@@ -601,7 +602,7 @@ PROMISES = [
         "compare the whole metadata in the context's == and in __metadata_guard__: a program that was "
         "compiled for one value must not run on another",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(),
     ),
     Promise(
@@ -611,7 +612,7 @@ PROMISES = [
         compiled.modules,
         "a module with a parameter of the class must be traceable; see the promise `compiled_values`",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(),
     ),
     Promise(
@@ -622,7 +623,7 @@ PROMISES = [
         "torch.export takes a parameter apart by __tensor_flatten__: ops on it must give plain tensors in "
         "the end, and a class that is constructed inside needs a constructor that Dynamo traces",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(compiled.EXPORT),
     ),
     # ---- nesting
@@ -654,7 +655,7 @@ PROMISES = [
         compiled.nests,
         "the compiler takes nested wrappers apart with __tensor_flatten__, all the way; see `nested_inside`",
         level="gradients",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(),
     ),
     # ---- many ops, and Inductor
@@ -673,7 +674,7 @@ PROMISES = [
         lambda s: compiled.groups(s, 8)[:1],
         "see the promise `compiled_values`; where that is kept, report the program to PyTorch",
         level="full",
-        needs=(Subject.needs_flatten,),
+        needs=("flatten",),
         context=compiled.under(compiled.INDUCTOR),
     ),
 ]

@@ -31,7 +31,7 @@ class Promise:
         declared: advice for a declared class, where ``mend`` fits only a class written by hand.
         level: the least level at which it is tried.
         may_refuse: whether a class may refuse its cases.
-        needs: functions of the class that raise ``Skipped`` where the promise cannot be checked.
+        needs: facts of the class, of the table ``FACTS``, without which the promise cannot be checked.
         tells: whether other promises leave out the calls that fail.
         right: whether it leaves out the calls that failed for such a promise.
         context: makes the settings in each of which a case runs, for a check that takes one.
@@ -45,7 +45,7 @@ class Promise:
     declared: str = ""
     level: Level = "smoke"
     may_refuse: bool = True
-    needs: tuple[Callable[[Subject], Any], ...] = ()
+    needs: tuple[str, ...] = ()
     tells: bool = False
     right: bool = False
     context: Callable[[Subject], Iterable[Any]] | None = None

@@ -181,8 +181,7 @@ def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], 
     skip_unless(promise.name not in skips, "left out by skip=")
     if promise.name != "readable" and "readable" not in skips and (found := unreadable(s)):
         raise Skipped(f"{found[0]} fails; see the promise `readable`")
-    for need in promise.needs:
-        need(s)
+    s.needs(*promise.needs)
     cases = [*promise.cases(s)]
     left = [case for case in cases if not (promise.right and case.name in s.wrong_values)]
     skip_unless(left or not cases, "all of its calls give wrong values: see the promise `values`")

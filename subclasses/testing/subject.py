@@ -149,11 +149,34 @@ def undisturbed() -> Iterator[None]:
             random.setstate(state)
 
 
+# What a promise may need: a test, and words for a class that fails it.
+FACTS: dict[str, tuple[Callable[[Subject], object], str]] = {
+    "flatten": (
+        lambda s: s.traceable,
+        "needs __tensor_flatten__ and __tensor_unflatten__, which {s.name} lacks",
+    ),
+    "reference": (
+        lambda s: s.has_reference,
+        "pass reference=, which says what plain tensor {a_value} stands for",
+    ),
+    "one plain tensor": (
+        lambda s: len(s.meaning(s.make().detach())) == 1,
+        "values stand for no plain tensors, or for several",
+    ),
+    "rules": (lambda s: s.declared, "only a declared class lists its rules"),
+    "metadata": (lambda s: not s.declared or metadata(s.make()), "{s.name} has no metadata"),
+    "materialize": (lambda s: hasattr(s.cls, "materialize"), "{s.name} has no materialize()"),
+    "declared materialize": (lambda s: s.has_materialize, "{s.name} has no materialize()"),
+    "gradients": (lambda s: is_differentiable(s.make()), "{s.dtype} cannot require grad"),
+}
+
+
 class Subject:
     """A class under test.
 
     Attributes:
         cls: the class.
+        dtype: the dtype of a value.
         declared: whether it is a ``TensorSubclass``.
         has_materialize: whether it is one with a ``materialize()``.
         derived: the options that were not passed, and how the kit replaced them.
@@ -174,7 +197,7 @@ class Subject:
         self.cls: Any = type(x)
         self.name, self.declared = self.cls.__name__, issubclass(self.cls, TensorSubclass)
         self.has_materialize = self.declared and self.cls.__spec__.has_materialize
-        self.traceable = is_traceable_wrapper_subclass(x)
+        self.traceable, self.dtype = is_traceable_wrapper_subclass(x), x.dtype
         self.derived: dict[str, str] = {}
         self.refused: list[tuple[str, str]] = []
         self.wrong_values: set[str] = set()
@@ -192,23 +215,13 @@ class Subject:
         Raises:
             Skipped: its dtype cannot.
         """
-        x = self.make(factory).detach()
-        skip_unless(x.is_floating_point() or x.is_complex(), f"{x.dtype} cannot require grad")
-        return x.requires_grad_()
+        self.needs("gradients")
+        return self.make(factory).detach().requires_grad_()
 
-    def needs_flatten(self) -> None:
-        """Raises Skipped for a class that PyTorch cannot take apart."""
-        skip_unless(
-            self.traceable, f"needs __tensor_flatten__ and __tensor_unflatten__, which {self.name} lacks"
-        )
-
-    def needs_reference(self) -> None:
-        """Raises Skipped for a class without a reference."""
-        self.reference(self.make())
-
-    def needs_rules(self) -> None:
-        """Raises Skipped for a class that declares no rules."""
-        skip_unless(self.declared, "only a declared class lists its rules")
+    def needs(self, *facts: str) -> None:
+        """Raises Skipped unless facts of the table ``FACTS`` hold."""
+        for holds, words in map(FACTS.__getitem__, facts):
+            skip_unless(holds(self), words.format(s=self, a_value=one_of(self.cls)))
 
     def context(self, x: Any) -> Any:
         """The metadata that a value is flattened to; None for a class that cannot be flattened."""
@@ -232,7 +245,7 @@ class Subject:
             Skipped: the class cannot be flattened.
         """
         if not is_traceable_wrapper_subclass(x):
-            self.needs_flatten()
+            self.needs("flatten")
         return type(x).__tensor_unflatten__(dict(inners), self.context(x), x.size(), x.stride())
 
     def changed(self, x: Any, change: Callable[[str, Tensor], Any], path: str = "") -> dict[str, Any]:
@@ -298,11 +311,7 @@ class Subject:
         made, error = tried(self.of_fields, x)
         if error is not None:
             return f"its constructor takes other arguments ({shown(error)})"
-        compare = functools.partial(torch.testing.assert_close, equal_nan=True)
-        is_equal = all(
-            self.inners(made)[n] is t or succeeds(compare, self.inners(made)[n], t)
-            for n, t in self.inners(x).items()
-        )
+        is_equal = not differs(self, *([*self.inners(y).values()] for y in (made, x)))
         return "" if is_equal else "given the fields of a value, its constructor makes another value"
 
     def of_fields(self, x: Any, **change: Any) -> Any:
@@ -318,9 +327,8 @@ class Subject:
         Raises:
             Skipped: the class has no reference.
         """
-        represent = self._reference
-        skip_unless(represent, f"pass reference=, which says what plain tensor {one_of(self.cls)} stands for")
-        plain: Any = represent and represent(x)
+        self.needs("reference")
+        plain: Any = self._reference and self._reference(x)
         return plain if isinstance(plain, tuple) else (plain,)
 
     def references(self, result: Any, count: int) -> tuple[Any, ...]:

@@ -298,19 +298,13 @@ def mapped_values(s: Subject, case: Case) -> None:
 def mapped_cases(s: Subject) -> list[Case]:
     """The calls on a class that represents its inner tensors."""
     if s.is_mapped:
-        needs_materialize(s)
+        s.needs("materialize")
     return functional_cases(s) if s.is_mapped else []
-
-
-def needs_materialize(s: Subject) -> None:
-    """Raises Skipped for a class without materialize()."""
-    skip_unless(hasattr(s.cls, "materialize"), f"{s.name} has no materialize()")
 
 
 @torch.no_grad()
 def kept_metadata(s: Subject, case: Case) -> None:
     """Raises where a result has the default of a declared field, and the operand another value."""
-    skip_unless(metadata(s.make()), f"{s.name} has no metadata")
     defaults = {f.name: f.default for f in (*s.cls.__spec__.statics, *s.cls.__spec__.dynamics)}
     for make in (s.factory, *s.options.get("variants", ())):
         x = s.make(make)
@@ -332,7 +326,7 @@ def pointwise(s: Subject) -> list[Case]:
 def kept_inners(s: Subject, case: Case) -> None:
     """Raises where a result lacks an optional inner tensor, or has other integers than results of other calls keep."""
     x = s.make().detach()
-    s.needs_reference()
+    s.needs("reference")
     for name, t in _lost(s, x, case.run(s.make())).items():
         keeper = _keepers(s).get(name)
         if (t is None or keeper) and not derive.is_told_apart(s, x, {name: t}):
