@@ -30,7 +30,8 @@ _OUTSIDE = (
 _REFUSE = "raise subclasses.DispatchError or NotImplementedError"
 _BOTH = (
     "a rule for an op on several values computes each inner tensor of its result from those of all of "
-    "them, in the order of the operands: for x + y, from x.field and y.field, and not from x.field twice"
+    "them, in the order of the operands, and with each argument, such as alpha=: for x + y, from x.field and "
+    "y.field, and not from x.field twice"
 )
 _DERIVATIVE = (
     "PyTorch's formula for the op is the derivative of a rule for an op of a representation: the rule "
@@ -213,8 +214,6 @@ PROMISES = [
         "A result has no default for metadata where the operand has another value.",
         values.kept_metadata,
         lambda s: accepted(s) if s.declared else [],
-        "a result has the metadata that the rule passes to the constructor, and the default of any other: "
-        "pass each field on, as in type(x)(..., unit=x.unit)",
         needs=("metadata",),
     ),
     Promise(

@@ -203,6 +203,11 @@ ADVICE = {
     'alone: use fallback="materialize" with a materialize() that says what the value is, write rules for the ops, or '
     "hold the numbers in the size of the value. If the class is a container, on which no such ops are called: skip= "
     "the promise",
+    "field-of-operand": "a rule is called when any operand is of the class, the right one too, beside numbers and "
+    "plain tensors: it asks isinstance(operand, cls) before it reads a field, and computes with other operands or "
+    "refuses them",
+    "metadata-default": "a result has the metadata that the rule passes to the constructor, and the default of any "
+    "other: pass each field on, as in type(x)(..., unit=x.unit)",
     "tensor-from-outside": "a rule or materialize() uses a tensor that is neither an operand nor an inner tensor. A "
     "compiler traces with stand-ins and has none for it: declare it as a constant of the class, with constant(), or as "
     "a field, with inner()",
@@ -217,11 +222,19 @@ def _failure(
     """The record of an error, with a hint if ``run`` repeats the check."""
     text, causes = problem(call, error), [*chain(error)]
     got, expected = (error.got, error.expected) if isinstance(error, Broken) else (problem("", error), "")
-    codes = ["tensor-from-outside" if _REAL_TENSOR in str(one) else code_of(one) or "" for one in causes]
+    codes = [_code_of(s, one) for one in causes]
     code = next((code for code in codes if code in ADVICE), next(filter(None, codes), ""))
     hints = [getattr(one, "hint", None) for one in causes if code_of(one) == code]
     hint = _hint(s, promise, error, code, next(filter(None, hints), ""), run) if run else ""
     return Failure(promise.name, call, got, expected, code, hint, text, error)
+
+
+def _code_of(s: Subject, error: Any) -> str:
+    """The code of an error, or of the fault that it shows; empty if there is none."""
+    if _REAL_TENSOR in str(error):
+        return "tensor-from-outside"
+    is_field = isinstance(error, AttributeError) and s.declared and error.name in s.cls.__spec__.names
+    return "field-of-operand" if is_field and not isinstance(error.obj, s.cls) else code_of(error) or ""
 
 
 def _hint(s: Subject, promise: Promise, error: Exception, code: str, own: str, run: Callable[[], Any]) -> str:

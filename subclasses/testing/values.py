@@ -92,8 +92,15 @@ def by_reference(s: Subject, case: Case, setting: Setting, *, rounded: bool = Fa
         return  # the value has another size
     for one in filter(None, (error, failure)):
         raise one
-    if not rounded or torch.bfloat16 in [getattr(leaf, "dtype", None) for leaf in leaves(expected)]:
-        check_stands_for(s, f"{case.name}{setting.words}", got, expected, rounded=rounded)
+    if rounded and torch.bfloat16 not in [getattr(leaf, "dtype", None) for leaf in leaves(expected)]:
+        return
+    _, error = tried(
+        lambda: check_stands_for(s, f"{case.name}{setting.words}", got, expected, rounded=rounded)
+    )
+    if isinstance(error, Broken) and any(_defaults(s, setting.operand(), result) for result in leaves(got)):
+        error.code = "metadata-default"
+    if error is not None:
+        raise error
 
 
 def plains_of(s: Subject, operand: Any) -> list[Any]:
@@ -305,14 +312,20 @@ def mapped_cases(s: Subject) -> list[Case]:
 @torch.no_grad()
 def kept_metadata(s: Subject, case: Case) -> None:
     """Raises where a result has the default of a declared field, and the operand another value."""
-    defaults = {f.name: f.default for f in (*s.cls.__spec__.statics, *s.cls.__spec__.dynamics)}
     for make in (s.factory, *s.options.get("variants", ())):
         x = s.make(make)
-        for kept in [metadata(r) for r in leaves(case.run(s.make(make))) if isinstance(r, s.cls)]:
-            lost = {n: v for n, v in kept.items() if v == defaults[n] != getattr(x, n)}
+        for result in leaves(case.run(s.make(make))):
+            lost = _defaults(s, x, result)
             if lost and not derive.is_told_apart(s, x, lost):
                 shown = ", ".join(f"{n}={value!r}, not {getattr(x, n)!r}" for n, value in lost.items())
-                raise Broken(f"{case.name} has the default {shown}")
+                raise Broken(f"{case.name} has the default {shown}", code="metadata-default")
+
+
+def _defaults(s: Subject, x: Any, result: Any) -> dict[str, Any]:
+    """The declared fields in which a result has the default, and the operand another value."""
+    is_own = s.declared and isinstance(x, s.cls) and isinstance(result, s.cls)
+    fields = (*s.cls.__spec__.statics, *s.cls.__spec__.dynamics) if is_own else ()
+    return {f.name: f.default for f in fields if getattr(result, f.name) == f.default != getattr(x, f.name)}
 
 
 @once
