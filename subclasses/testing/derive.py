@@ -234,13 +234,13 @@ def _reordered(s: Subject) -> Any:
 
 def _flipped_rows(s: Subject) -> Any:
     x = s.make().detach()
-    return s.put_together(x, s.changed(x, lambda _, t: t.flip(0) if t.shape[:1] == x.shape[:1] else t))
+    return s.unflatten(x, s.changed(x, lambda _, t: t.flip(0) if t.shape[:1] == x.shape[:1] else t))
 
 
 def _with_others(s: Subject, x: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A value, with a function of the inner tensors that are the same in a value of the factory."""
     old, new, other = s.inners(s.make().detach()), s.inners(x), s.changed(x, lambda _, t: change(t))
-    return s.put_together(x, {n: other[n] if _same(t, old[n]) else t for n, t in new.items()})
+    return s.unflatten(x, {n: other[n] if _same(t, old[n]) else t for n, t in new.items()})
 
 
 def _flipped(t: Tensor, otherwise: Tensor) -> Tensor:

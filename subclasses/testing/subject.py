@@ -209,14 +209,14 @@ class Subject:
         seed(number)
         return (factory or self.factory)()
 
-    def trainable(self, factory: Factory | None = None) -> Any:
+    def trainable(self) -> Any:
         """A fresh value that requires grad.
 
         Raises:
             Skipped: its dtype cannot.
         """
         self.needs("gradients")
-        return self.make(factory).detach().requires_grad_()
+        return self.make().detach().requires_grad_()
 
     def needs(self, *facts: str) -> None:
         """Raises Skipped unless facts of the table ``FACTS`` hold."""
@@ -244,8 +244,7 @@ class Subject:
         Raises:
             Skipped: the class cannot be flattened.
         """
-        if not is_traceable_wrapper_subclass(x):
-            self.needs("flatten")
+        self.needs("flatten")
         return type(x).__tensor_unflatten__(dict(inners), self.context(x), x.size(), x.stride())
 
     def changed(self, x: Any, change: Callable[[str, Tensor], Any], path: str = "") -> dict[str, Any]:
@@ -258,8 +257,8 @@ class Subject:
         parts = self.changed(t, change, f"{path}.")
         if not isinstance(t, TensorSubclass):
             return self.unflatten(t, parts)
-        spec: Any = type(t).__spec__
-        return type(t)(**{f.name: parts.get(f.attribute) for f in spec.inners}, **metadata(t))
+        fields: Any = type(t).__spec__.inners  # type: ignore[attr-defined]
+        return self.of_fields(t, **{f.name: parts.get(f.attribute) for f in fields})
 
     # ---- construction --------------------------------------------------------------------------------------
 
@@ -271,13 +270,6 @@ class Subject:
         """
         build, names = self.builder(x)
         return build(*(inners.get(name) for name in names))
-
-    def put_together(self, x: Any, inners: Mapping[str, Any]) -> Any:
-        """Constructs a value as a user does, or as PyTorch does where the kit has no constructor to call."""
-        try:
-            return self.construct(x, inners)
-        except Skipped:
-            return self.unflatten(x, inners)
 
     def builder(self, x: Any) -> tuple[Callable[..., Any], list[str]]:
         """A function from inner tensors to a value with the metadata of ``x``, and their names.
@@ -298,15 +290,12 @@ class Subject:
             raise Skipped(
                 f"pass construct=, which makes {one_of(cls)} from {', '.join(map(field_name, names))}{words}"
             )
-        fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], metadata(x)
-        return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
+        fields = [f.name for f in cls.__spec__.inners if f.attribute in names]
+        return lambda *parts: self.of_fields(x, **dict(zip(fields, parts, strict=True))), names
 
     @functools.cached_property
     def _wrong_constructor(self) -> str:
         """How the constructor of a declared class fails to take its fields; empty if it takes them."""
-        cls = self.cls
-        if inspect.unwrap(cls.__new__) is cls._new and cls.__init__ is Tensor.__init__:  # the generated one
-            return ""
         x = self.make().detach()
         made, error = tried(self.of_fields, x)
         if error is not None:
@@ -316,8 +305,8 @@ class Subject:
 
     def of_fields(self, x: Any, **change: Any) -> Any:
         """A value of a declared class with the fields of another one, some of them changed."""
-        fields = {f.name: self.inners(x).get(f.attribute) for f in self.cls.__spec__.inners}
-        return self.cls(**(fields | metadata(x) | change))
+        fields = {f.name: self.inners(x).get(f.attribute) for f in type(x).__spec__.inners}
+        return type(x)(**(fields | metadata(x) | change))
 
     # ---- the plain tensors of a value ----------------------------------------------------------------------
 
