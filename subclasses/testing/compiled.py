@@ -76,7 +76,7 @@ EXPORT: Mapping[str, Compile] = {"torch.export": _export}
 def under(
     paths: Mapping[str, Compile] | None = None, *, briefly: bool = False
 ) -> Callable[[Subject], list[Setting]]:
-    """The context of some compilers, by default those of ``paths=``; a compiler that is not installed is left out.
+    """The context of the compilers of ``paths=``, by default of ``PATHS``, without compilers that are not installed.
 
     Args:
         paths: compilers that are tried unless the author passes ``paths=``.

@@ -149,7 +149,7 @@ def undisturbed() -> Iterator[None]:
             random.setstate(state)
 
 
-# What a promise may need: a test, and words for a class that fails it.
+# Facts that a promise may need: a test, and words for a class that fails it.
 FACTS: dict[str, tuple[Callable[[Subject], object], str]] = {
     "flatten": (
         lambda s: s.traceable,

@@ -389,7 +389,7 @@ def step(s: Subject, x: Any, *left: str) -> None:
 
 
 def each(write: Callable[[Any, str, Any, Any], Any]) -> Callable[[Subject, Any], None]:
-    """A change that writes the inner tensors of the second value to those of a value, one by one."""
+    """A change of a value: each of its inner tensors gets the numbers of the second value."""
 
     def change(s: Subject, x: Any) -> None:
         for name, other in s.inners(s.make(derive.second(s))).items():
