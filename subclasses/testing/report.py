@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from subclasses.testing.calls import WHOLE, Case
+from subclasses.testing.calls import WHOLE, Case, Table
 from subclasses.testing.errors import Broken, chain, shown
 from subclasses.testing.subject import Level, Subject
 
@@ -24,31 +24,31 @@ class Promise:
     Attributes:
         name: the name by which ``skip=`` and ``only=`` take it.
         says: the promise in a sentence.
-        check: the oracle: ``check(subject, case)`` or, with a context, ``check(subject, case, setting)`` runs a case
-            and raises where it finds a difference.
-        cases: makes the cases for a class; by default the class as a whole is the one case.
-        mend: advice for a class that breaks it.
-        declared: advice for a declared class, where ``mend`` fits only a class written by hand.
-        level: the least level at which it is tried.
-        may_refuse: whether a class may refuse its cases.
+        oracle: ``oracle(subject, case)`` or, with a context, ``oracle(subject, case, setting)`` runs a case and raises
+            where it finds a difference.
+        cases: makes the cases for a class, or is a table of them; by default the class as a whole is the one case.
+        context: makes the settings in each of which a case runs, for an oracle that takes one.
         needs: facts of the class, of the table ``FACTS``, without which the promise cannot be checked.
+        level: the least level at which it is tried.
         tells: whether other promises leave out the calls that fail.
         right: whether it leaves out the calls that failed for such a promise.
-        context: makes the settings in each of which a case runs, for a check that takes one.
+        may_refuse: whether a class may refuse its cases.
+        mend: advice for a class that breaks it.
+        declared: advice for a declared class, where ``mend`` fits only a class written by hand.
     """
 
     name: str
     says: str
-    check: Callable[..., None]
-    cases: Callable[[Subject], Iterable[Case]] = lambda s: [WHOLE]
-    mend: str = ""
-    declared: str = ""
-    level: Level = "smoke"
-    may_refuse: bool = True
+    oracle: Callable[..., None]
+    cases: Callable[[Subject], Iterable[Case]] | Table = lambda s: [WHOLE]
+    context: Callable[[Subject], Iterable[Any]] | None = None
     needs: tuple[str, ...] = ()
+    level: Level = "smoke"
     tells: bool = False
     right: bool = False
-    context: Callable[[Subject], Iterable[Any]] | None = None
+    may_refuse: bool = True
+    mend: str = ""
+    declared: str = ""
 
 
 @dataclass(frozen=True)

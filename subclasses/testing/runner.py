@@ -182,13 +182,14 @@ def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], 
     if promise.name != "readable" and "readable" not in skips and (found := unreadable(s)):
         raise Skipped(f"{found[0]} fails; see the promise `readable`")
     s.needs(*promise.needs)
-    cases = [*promise.cases(s)]
+    found = promise.cases
+    cases = [*found(s)] if callable(found) else [Case(*item) for item in found.items()]
     left = [case for case in cases if not (promise.right and case.name in s.wrong_values)]
     skip_unless(left or not cases, "all of its calls give wrong values: see the promise `values`")
     if promise.context is None:
-        return [(case, "", partial(promise.check, s, case)) for case in left]
+        return [(case, "", partial(promise.oracle, s, case)) for case in left]
     settings = [*promise.context(s)] if left else []
-    return [(c, setting.words, partial(promise.check, s, c, setting)) for c in left for setting in settings]
+    return [(c, setting.words, partial(promise.oracle, s, c, setting)) for c in left for setting in settings]
 
 
 # ---- hints ---------------------------------------------------------------------------------------------------

@@ -347,14 +347,14 @@ def optimizer(s: Subject, case: Case) -> None:
             check_close(s, "a parameter after SGD.step()", got, p - 0.1 * g)
 
 
-CONVERSIONS = [
-    *(
-        Case(f"x.to({dtype})", lambda x, dtype=dtype: x.to(dtype))
+CONVERSIONS = {
+    **{
+        f"x.to({dtype})": lambda x, dtype=dtype: x.to(dtype)
         for dtype in (torch.float64, torch.bfloat16, torch.complex64, torch.int32)
-    ),
-    Case('x.to("meta")', lambda x: x.to("meta")),
-    Case("x.to(x.dtype)", lambda x: x.to(x.dtype)),
-]
+    },
+    'x.to("meta")': lambda x: x.to("meta"),
+    "x.to(x.dtype)": lambda x: x.to(x.dtype),
+}
 
 
 def conversion(s: Subject, case: Case) -> None:
