@@ -5,8 +5,7 @@
 
 from subclasses.testing.compiled import PATHS, named
 from subclasses.testing.op_infos import Verdicts, sweep
-from subclasses.testing.property import Failure, Outcome, Promise
-from subclasses.testing.report import Report
+from subclasses.testing.report import Failure, Outcome, Promise, Report
 from subclasses.testing.runner import ConformanceError, check, examine, suite
 from subclasses.testing.subject import Options
 

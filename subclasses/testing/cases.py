@@ -1,364 +1,31 @@
-"""The calls that the kit tries on any value: a table for each kind of call, and the calls that the author adds.
-
-A case is a function of one argument. The kit runs it on a value and on the tensors that the value represents. A
-case may read sizes and dtype. It makes its other arguments itself, the same ones at each call.
-"""
+"""Which calls apply to a class: the kit's own, the author's, and one for each rule that neither reaches."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from subclasses._torch import OpOverload, OpOverloadPacket, TorchDispatchMode, is_composite, schema_of
+from subclasses.autograd.python_functions import python_functions, twins
+from subclasses.errors import one_of
+from subclasses.ops.schema import op_facts, ops_of_packet
+from subclasses.rules.families import Family
+from subclasses.rules.registry import BOOK, RuleBook, all_rules
+from subclasses.rules.results import describe
 from subclasses.spec.values import map_tensors
-from subclasses.testing.errors import Attempt, Skipped, refusal, succeeds
-from subclasses.testing.reach import Case, calls_of, missed_rules, name_of
-from subclasses.testing.subject import Subject, once
-
-Table = Mapping[str, Callable[[Any], Any]]
-
-# How cases make plain operands in a block; Dynamo traces the reading.
-_OPERANDS: list[Callable[[Tensor], Tensor]] = []
-
-
-def like(x: Tensor, *shape: int) -> Tensor:
-    """A plain tensor of the dtype and device of ``x``, filled with small distinct numbers."""
-    size = shape or tuple(x.shape)
-    count = 1
-    for extent in size:
-        count = count * extent
-    numbers = (torch.arange(count, device=x.device) % 7 - 3).reshape(size)
-    plain = (numbers / 4 if x.dtype.is_floating_point else numbers).to(x.dtype)
-    return _OPERANDS[-1](plain) if _OPERANDS and plain.is_floating_point() else plain
-
-
-@contextmanager
-def operands_with_gradients() -> Iterator[list[Tensor]]:
-    """Collects the plain operands that cases make in a block, which require grad."""
-    made: list[Tensor] = []
-
-    def collect(plain: Tensor) -> Tensor:
-        made.append(plain.requires_grad_())
-        return plain
-
-    with _making(collect):
-        yield made
-
-
-def operands_as_parameters() -> Any:
-    """Lets the plain operands that cases make in a block be Parameters."""
-    return _making(lambda plain: nn.Parameter(plain, requires_grad=False))
-
-
-@contextmanager
-def _making(make: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    _OPERANDS.append(make)
-    try:
-        yield
-    finally:
-        _OPERANDS.pop()
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Indices of the last row and of the first row, each twice."""
-    return torch.arange(x.shape[0], device=x.device).roll(1)[:2].repeat(2)
-
-
-# ---- results -------------------------------------------------------------------------------------------------
-
-FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
-    "x * 2": lambda x: x * 2,
-    "x + x": lambda x: x + x,
-    "x - plain": lambda x: x - like(x),
-    "plain * x": lambda x: like(x) * x,
-    "x * x[:1]": lambda x: x * x[:1],
-    "1 - x": lambda x: 1 - x,
-    "x / 2": lambda x: x / 2,
-    "-x": lambda x: -x,
-    "x.abs()": lambda x: x.abs(),
-    "x.exp()": lambda x: x.exp(),
-    "x.sigmoid()": lambda x: x.sigmoid(),
-    "F.relu(x)": lambda x: F.relu(x),
-    "F.gelu(x)": lambda x: F.gelu(x),
-    "x.clamp(-1, 1)": lambda x: x.clamp(-1, 1),
-    "torch.where": lambda x: torch.where(like(x).real > 0, x, x * 2),
-    "x == x": lambda x: x == x,
-    "x > 0": lambda x: x > 0,
-    "x.sum()": lambda x: x.sum(),
-    "x.sum(-1)": lambda x: x.sum(-1),
-    "x.mean(0)": lambda x: x.mean(0),
-    "x.amax(-1)": lambda x: x.amax(-1),
-    "x.var(-1)": lambda x: x.var(-1),
-    "x.norm()": lambda x: x.norm(),
-    "x.softmax(-1)": lambda x: x.softmax(-1),
-    "x.log_softmax(-1)": lambda x: x.log_softmax(-1),
-    "x.cumsum(-1)": lambda x: x.cumsum(-1),
-    "x.sort(-1)": lambda x: x.sort(-1).values,
-    "x.argmax(-1)": lambda x: x.argmax(-1),
-    "x @ x.mT": lambda x: x @ x.mT,
-    "plain @ x": lambda x: like(x, 3, x.shape[-2]) @ x,
-    "F.linear(plain, x)": lambda x: F.linear(like(x, 3, x.shape[1]), x),
-    "F.linear(plain, x, bias)": lambda x: F.linear(like(x, 3, x.shape[1]), x, like(x, x.shape[0])),
-    "F.linear(x, plain, bias)": lambda x: F.linear(x, like(x, 3, x.shape[-1]), like(x, 3)),
-    "F.layer_norm(x)": lambda x: F.layer_norm(x, (x.shape[-1],)),
-    "F.embedding(i, x)": lambda x: F.embedding(_rows(x), x),
-    "F.embedding(i, x, padding_idx=0)": lambda x: F.embedding(_rows(x), x, 0),
-    "nn.Embedding": lambda x: F.embedding(_rows(x), x, None, None, 2.0, False, False),
-    "torch.cat([x, x])": lambda x: torch.cat([x, x]),
-    "torch.stack([x, x])": lambda x: torch.stack([x, x]),
-    "x.flip(0)": lambda x: x.flip(0),
-    "x.masked_fill": lambda x: x.masked_fill(torch.arange(x.shape[-1], device=x.device) % 2 == 0, 0),
-    "x.index_select": lambda x: x.index_select(0, _rows(x)),
-    "x.repeat(2, 1)": lambda x: x.repeat(2, 1),
-    "x * x": lambda x: x * x,
-    "x * plain": lambda x: x * like(x),
-    "x + 3": lambda x: x + 3,
-    "x.sum(-1, keepdim=True)": lambda x: x.sum(-1, keepdim=True),
-    "x.clone()": lambda x: x.clone(),
-    "x.contiguous()": lambda x: x.contiguous(),
-    "torch.zeros_like(x)": lambda x: torch.zeros_like(x),
-    "torch.ones_like(x)": lambda x: torch.ones_like(x),
-    "torch.full_like(x, 2)": lambda x: torch.full_like(x, 2),
-    "x.new_zeros(2)": lambda x: x.new_zeros(2),
-    "x @ vector": lambda x: x @ like(x, x.shape[-1]),
-    "vector @ x": lambda x: like(x, x.shape[-2]) @ x,
-    "torch.mv(x, vector)": lambda x: torch.mv(x, like(x, x.shape[-1])),
-    "F.linear(vector, x)": lambda x: F.linear(like(x, x.shape[-1]), x),
-}
-
-
-def _converted(x: Any, y: Any) -> list[Any]:
-    """The dtype of a result, and its numbers in the dtype of ``x``.
-
-    A class may round before it converts, or after.
-    """
-    return [y.dtype, y.to(x.dtype)]
-
-
-# Calls with arguments that a rule may drop: not the default, or of another sign, order or row than in other cases.
-ARGUMENTS: dict[str, Callable[[Any], Any]] = {
-    "x * -2": lambda x: x * -2,
-    "plain - x": lambda x: like(x) - x,
-    "x[-1]": lambda x: x[-1],
-    "torch.add(x, x, alpha=2)": lambda x: torch.add(x, x, alpha=2),
-    "torch.add(x, plain, alpha=2)": lambda x: torch.add(x, like(x), alpha=2),
-    "torch.add(plain, x, alpha=2)": lambda x: torch.add(like(x), x, alpha=2),
-    "torch.add(x, 1, alpha=2)": lambda x: torch.add(x, 1, alpha=2),
-    "torch.sub(x, x, alpha=2)": lambda x: torch.sub(x, x, alpha=2),
-    "torch.sub(x, plain, alpha=2)": lambda x: torch.sub(x, like(x), alpha=2),
-    "torch.sub(plain, x, alpha=2)": lambda x: torch.sub(like(x), x, alpha=2),
-    "torch.rsub(x, 1, alpha=2)": lambda x: torch.rsub(x, 1, alpha=2),
-    'torch.div(x, 0.3, rounding_mode="floor")': lambda x: torch.div(x, 0.3, rounding_mode="floor"),
-    'torch.div(x, 0.3, rounding_mode="trunc")': lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
-    'torch.div(x, plain, rounding_mode="floor")': lambda x: torch.div(x, like(x) + 2, rounding_mode="floor"),
-    "torch.cat([x, x], -1)": lambda x: torch.cat([x, x], -1),
-    "torch.stack([x, x], -1)": lambda x: torch.stack([x, x], -1),
-    "x.index_select(-1, i)": lambda x: x.index_select(-1, _rows(x)),
-    "x.roll(1, -1)": lambda x: x.roll(1, -1),
-    "x.cumsum(-2)": lambda x: x.cumsum(-2),
-    "x.softmax(-2)": lambda x: x.softmax(-2),
-    "x.sum(-2)": lambda x: x.sum(-2),
-    "x.mean((-2, -1))": lambda x: x.mean((-2, -1)),
-    "x.amax(-2)": lambda x: x.amax(-2),
-    "aten.split(x, 2, -1)": lambda x: torch.ops.aten.split.Tensor(x, 2, -1),
-    "torch.chunk(x, 2, -1)": lambda x: list(torch.chunk(x, 2, -1)),
-    "x.repeat_interleave(2, -1)": lambda x: x.repeat_interleave(2, -1),
-    "x.double() * 2": lambda x: _converted(x, x.double() * 2),
-    "x.softmax(0)": lambda x: x.softmax(0),
-    "x.flip(-1)": lambda x: x.flip(-1),
-    "x.tril(1)": lambda x: x.tril(1),
-    "x.index_select(1, i)": lambda x: x.index_select(1, _rows(x)),
-    "x.masked_fill(mask, 3)": lambda x: x.masked_fill(torch.arange(x.shape[-1], device=x.device) % 2 == 0, 3),
-    "x.prod(-1, dtype=torch.float64)": lambda x: _converted(x, x.prod(-1, dtype=torch.float64)),
-    "F.leaky_relu(x, 0.5)": lambda x: F.leaky_relu(x, 0.5),
-    "x.clamp(min=0)": lambda x: x.clamp(min=0),
-    "x.clamp(max=0)": lambda x: x.clamp(max=0),
-    'F.gelu(x, approximate="tanh")': lambda x: F.gelu(x, approximate="tanh"),
-    "x.sum(0, keepdim=True)": lambda x: x.sum(0, keepdim=True),
-    "x.sum(dim=(), keepdim=True)": lambda x: x.sum(dim=(), keepdim=True),
-    "x.sum(dtype=torch.float64)": lambda x: _converted(x, x.sum(dtype=torch.float64)),
-    "x.sum(-1, dtype=torch.float64)": lambda x: _converted(x, x.sum(-1, dtype=torch.float64)),
-    "x.mean(-1, keepdim=True)": lambda x: x.mean(-1, keepdim=True),
-    "x.mean(dtype=torch.float64)": lambda x: _converted(x, x.mean(dtype=torch.float64)),
-    "x.mean(-1, dtype=torch.float64)": lambda x: _converted(x, x.mean(-1, dtype=torch.float64)),
-    "x.amax(-1, keepdim=True)": lambda x: x.amax(-1, keepdim=True),
-    "x.amin(0, keepdim=True)": lambda x: x.amin(0, keepdim=True),
-    "x.max(-1, keepdim=True)": lambda x: [*x.max(-1, keepdim=True)],
-    "x.var(-1, correction=0)": lambda x: x.var(-1, correction=0),
-    "x.var(-1, keepdim=True)": lambda x: x.var(-1, keepdim=True),
-    "x.std(-1, correction=0)": lambda x: x.std(-1, correction=0),
-    "x.norm(1, -1, keepdim=True)": lambda x: x.norm(1, -1, keepdim=True),
-    "x.logsumexp(-1, keepdim=True)": lambda x: x.logsumexp(-1, keepdim=True),
-    "x.prod(-1, keepdim=True)": lambda x: x.prod(-1, keepdim=True),
-    "x.any(-1, keepdim=True)": lambda x: x.any(-1, keepdim=True),
-    "x.all(-1, keepdim=True)": lambda x: x.all(-1, keepdim=True),
-    "x.argmax(-1, keepdim=True)": lambda x: x.argmax(-1, keepdim=True),
-    "x.softmax(-1, dtype=torch.float64)": lambda x: _converted(x, x.softmax(-1, dtype=torch.float64)),
-    "x.log_softmax(-1, dtype=torch.float64)": lambda x: _converted(x, x.log_softmax(-1, dtype=torch.float64)),
-    "x.cumsum(-1, dtype=torch.float64)": lambda x: _converted(x, x.cumsum(-1, dtype=torch.float64)),
-    "x.sort(-1, descending=True)": lambda x: x.sort(-1, descending=True).values,
-    "x.round(decimals=1)": lambda x: x.round(decimals=1),
-    "torch.nan_to_num(x / 0, nan=3)": lambda x: torch.nan_to_num((x - x) / 0, nan=3.0),
-    "torch.addmm(plain, plain, x, beta=2, alpha=3)": lambda x: torch.addmm(
-        like(x, 3, x.shape[1]), like(x, 3, x.shape[0]), x, beta=2, alpha=3
-    ),
-    "torch.addcmul(x, x, plain, value=2)": lambda x: torch.addcmul(x, x, like(x), value=2),
-    "torch.zeros_like(x, dtype=torch.float64)": lambda x: _converted(
-        x, torch.zeros_like(x, dtype=torch.float64)
-    ),
-    "x.clone().add_(plain, alpha=2)": lambda x: x.clone().add_(like(x), alpha=2),
-    "x.clone().sub_(plain, alpha=2)": lambda x: x.clone().sub_(like(x), alpha=2),
-    'x.clone().div_(0.3, rounding_mode="floor")': lambda x: x.clone().div_(0.3, rounding_mode="floor"),
-}
-
-CLONE = Case("x.clone()", FUNCTIONAL["x.clone()"])
-
-# ---- views -------------------------------------------------------------------------------------------------
-
-VIEWS: dict[str, Callable[[Any], Any]] = {
-    "x.detach()": lambda x: x.detach(),
-    "x.view(-1)": lambda x: x.view(-1),
-    "x.view(x.shape)": lambda x: x.view(x.shape),
-    "x.transpose(0, -1)": lambda x: x.transpose(0, -1),
-    "x.t()": lambda x: x.t(),
-    "x[:1]": lambda x: x[:1],
-    "x[0]": lambda x: x[0],
-    "x[1:]": lambda x: x[1:],
-    "x[::2]": lambda x: x[::2],
-    "x[..., ::2]": lambda x: x[..., ::2],
-    "x[..., 1:]": lambda x: x[..., 1:],
-    "x[:, 0]": lambda x: x[:, 0],
-    "x.select(-1, 0)": lambda x: x.select(-1, 0),
-    "x[:, 1:]": lambda x: x[:, 1:],
-    "x.narrow(-1, 0, 1)": lambda x: x.narrow(-1, 0, 1),
-    "x.transpose(-2, -1)": lambda x: x.transpose(-2, -1),
-    "x.unsqueeze(0)": lambda x: x.unsqueeze(0),
-    "x.unsqueeze(1)": lambda x: x.unsqueeze(1),
-    "x.unsqueeze(-1)": lambda x: x.unsqueeze(-1),
-    "x.unflatten(-1, (1, -1))": lambda x: x.unflatten(-1, (1, -1)),
-    "x.movedim(-1, 0)": lambda x: x.movedim(-1, 0),
-    "x.expand": lambda x: x.expand(2, *x.shape),
-    "x.split(1)": lambda x: x.split(1)[0],
-    "x.unbind()": lambda x: x.unbind()[0],
-    "x.unbind(-1)": lambda x: x.unbind(-1)[-1],
-    "x.flatten()": lambda x: x.flatten(),
-    "x.as_strided": lambda x: x.as_strided(x.shape, x.stride()),
-}
-
-# ---- mutations ----------------------------------------------------------------------------------------------
-
-MUTATIONS: dict[str, Callable[[Any], Any]] = {
-    "x.add_(1)": lambda x: x.add_(1),
-    "x.mul_(2)": lambda x: x.mul_(2),
-    "x.mul_(plain)": lambda x: x.mul_(like(x)),
-    "x.zero_()": lambda x: x.zero_(),
-    "x.fill_(2)": lambda x: x.fill_(2),
-    "x.copy_(plain)": lambda x: x.copy_(like(x)),
-    "x.copy_(x * 2)": lambda x: x.copy_(x * 2),
-    "torch.mul(x, 2, out=x)": lambda x: torch.mul(x, 2, out=x),
-}
-
-VIEW_MUTATIONS: dict[str, Callable[[Any], Any]] = {
-    "x[:1].add_(1)": lambda x: x[:1].add_(1),
-    "x.view(-1).mul_(2)": lambda x: x.view(-1).mul_(2),
-    "x.view(-1)[1:].zero_()": lambda x: x.view(-1)[1:].zero_(),
-    "x.transpose(0, -1).add_(1)": lambda x: x.transpose(0, -1).add_(1),
-}
-
-METADATA_MUTATIONS: dict[str, Callable[[Any], Any]] = {
-    "x.t_()": lambda x: x.t_(),
-    "x.unsqueeze_(0)": lambda x: x.unsqueeze_(0),
-    "x.squeeze_()": lambda x: x.squeeze_(),
-}
-
-# Writes to a result: each may reach other inner tensors than the others do.
-WRITES: dict[str, Callable[[Any], Any]] = {
-    "y.mul_(2)": lambda y: y.mul_(2),
-    "y.add_(1)": lambda y: y.add_(1),
-    "y.zero_()": lambda y: y.zero_(),
-    "y.fill_(2)": lambda y: y.fill_(2),
-    "y.copy_(-y)": lambda y: y.copy_(-y),
-    "y.copy_(y.flip(0))": lambda y: y.copy_(y.flip(0)),
-}
-
-# ---- pairs, random numbers, lazy bits ------------------------------------------------------------------------
-
-# Calls of a pair of values, or of the two tensors that they represent.
-PAIRS: dict[str, Callable[[Any], Any]] = {
-    "x + y": lambda pair: pair[0] + pair[1],
-    "x - y": lambda pair: pair[0] - pair[1],
-    "x * y": lambda pair: pair[0] * pair[1],
-    "x < y": lambda pair: pair[0] < pair[1],
-    "torch.maximum(x, y)": lambda pair: torch.maximum(*pair),
-    "torch.cat([x, y])": lambda pair: torch.cat(pair),
-    "torch.stack([x, y])": lambda pair: torch.stack(pair),
-    "torch.where(x > 0, x, y)": lambda pair: torch.where(pair[0] > 0, *pair),
-    "x.clone().copy_(y)": lambda pair: pair[0].clone().copy_(pair[1]),
-    "x.clone().add_(y)": lambda pair: pair[0].clone().add_(pair[1]),
-}
-
-# More of them, tried where the values differ in numbers alone.
-MORE_PAIRS: dict[str, Callable[[Any], Any]] = {
-    "x / y": lambda pair: pair[0] / pair[1],
-    "x == y": lambda pair: pair[0] == pair[1],
-    "torch.minimum(x, y)": lambda pair: torch.minimum(*pair),
-    "torch.where(mask, x, y)": lambda pair: torch.where(like(pair[0]).real > 0, *pair),
-    "torch.cat([x, y], -1)": lambda pair: torch.cat(pair, -1),
-    "torch.stack([x, y], -1)": lambda pair: torch.stack(pair, -1),
-    "torch.add(x, y, alpha=2)": lambda pair: torch.add(*pair, alpha=2),
-    "torch.sub(x, y, alpha=2)": lambda pair: torch.sub(*pair, alpha=2),
-    "torch.lerp(x, y, 0.25)": lambda pair: torch.lerp(pair[0], pair[1], 0.25),
-    "torch.addcmul(x, x, y)": lambda pair: torch.addcmul(pair[0], *pair),
-    "torch.addcmul(x, y, y)": lambda pair: torch.addcmul(pair[0], pair[1], pair[1]),
-    "x @ y": lambda pair: pair[0] @ pair[1],
-    "x @ y.mT": lambda pair: pair[0] @ pair[1].mT,
-    "F.linear(x, y)": lambda pair: F.linear(*pair),
-    "x.clone().mul_(y)": lambda pair: pair[0].clone().mul_(pair[1]),
-    "x[:1] - y": lambda pair: pair[0][:1] - pair[1],
-}
-
-RANDOM: dict[str, Callable[[Any], Any]] = {
-    "F.dropout(x)": lambda x: F.dropout(x, 0.5),
-    "torch.rand_like(x)": lambda x: torch.rand_like(x),
-    "torch.randn_like(x)": lambda x: torch.randn_like(x),
-    "x.clone().uniform_()": lambda x: x.clone().uniform_(),
-    "torch.bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.5)),
-}
-
-LAZY: dict[str, Callable[[Any], Any]] = {
-    "x.conj()": lambda x: x.conj(),
-    "x.conj().clone()": lambda x: x.conj().clone(),
-    "x.conj() * x": lambda x: x.conj() * x,
-    "x.conj().resolve_conj()": lambda x: x.conj().resolve_conj(),
-    "x.conj().conj() + 1": lambda x: x.conj().conj() + 1,
-    "x.conj().imag": lambda x: x.conj().imag,
-    "x.conj().real": lambda x: x.conj().real,
-    "x.mH": lambda x: x.mH,
-    "x.conj().sum()": lambda x: x.conj().sum(),
-}
-
-# Calls on each entry of one value. The result keeps the label of each row, such as a time.
-POINTWISE = {
-    *(
-        "x * 2",
-        "x + x",
-        "x - plain",
-        "plain * x",
-        "1 - x",
-        "x / 2",
-        "-x",
-        "x.abs()",
-        "x.exp()",
-        "x.sigmoid()",
-    ),
-    *("F.relu(x)", "F.gelu(x)", "x.clamp(-1, 1)", "x * x", "x + 3"),
-}
+from subclasses.testing.calls import ARGUMENTS, FUNCTIONAL, VIEWS, Case, Table, like
+from subclasses.testing.errors import Broken, Skipped, code_of, innermost, refusal, succeeds, tried
+from subclasses.testing.subject import Subject, leaves, once, tried_alone
 
 # ---- which apply -------------------------------------------------------------------------------------------
 
@@ -367,22 +34,14 @@ POINTWISE = {
 def applicable(s: Subject, table: Table) -> list[Case]:
     """The cases that a plain tensor with the sizes and dtype of a value takes."""
     plains = stand_ins(s)
-    return [
-        Case(name, run)
-        for name, run in callable_on(s, table).items()
-        if succeeds(lambda run=run: [run(plain.clone()) for plain in plains])
-    ]
+    return [case for case in callable_on(s, table) if all(succeeds(case.run, p.clone()) for p in plains)]
 
 
-def callable_on(s: Subject, table: Table) -> dict[str, Callable[[Any], Any]]:
+def callable_on(s: Subject, table: Table) -> list[Case]:
     """The cases that call no method which a field of the class hides, such as ``t``."""
-    spec = s.cls.__spec__ if s.declared else None
-    hidden = {name for name in spec.names if hasattr(Tensor, name)} if spec else set()
-    return {
-        n: run
-        for n, run in table.items()
-        if not hidden.intersection(run.__code__.co_names if hasattr(run, "__code__") else ())
-    }
+    hidden = {name for name in s.cls.__spec__.names if hasattr(Tensor, name)} if s.declared else set[str]()
+    names_of = lambda run: getattr(getattr(run, "__code__", None), "co_names", ())  # noqa: E731
+    return [Case(name, run) for name, run in table.items() if not hidden.intersection(names_of(run))]
 
 
 def stand_ins(s: Subject) -> list[Tensor]:
@@ -397,8 +56,7 @@ def stand_ins(s: Subject) -> list[Tensor]:
 @once
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, the author's cases, and a case for each rule that neither reaches."""
-    calls = calls_of(unreached(s), like)
-    return kit_cases(s) + author_cases(s) + applicable(s, {case.name: case.run for case in calls})
+    return kit_cases(s) + author_cases(s) + applicable(s, calls_of(unreached(s)))
 
 
 @once
@@ -411,18 +69,17 @@ def kit_cases(s: Subject) -> list[Case]:
 @once
 def own_methods(s: Subject) -> dict[str, Callable[[Any], Any]]:
     """Calls of the author's methods that return a tensor for a plain tensor too, such as ``inverse``."""
-    written = {
-        n
-        for b in s.own_bases
-        for n, m in vars(b).items()
-        if inspect.isfunction(m) and not hasattr(m, "__source__")
+    members = {n: m for base in s.own_bases for n, m in vars(base).items()}
+    names = {n for n, m in members.items() if inspect.isfunction(m) and not hasattr(m, "__source__")}
+    plain = stand_ins(s)[0]
+    return {
+        f"x.{name}()": lambda x, name=name: getattr(x, name)()
+        for name in names
+        if not name.startswith("_")
+        and hasattr(Tensor, name)
+        and name not in _NOT_CALLED
+        and isinstance(tried(lambda name=name: getattr(plain.clone(), name)())[0], Tensor)
     }
-    plain, found = stand_ins(s)[0], {}
-    for name in [n for n in written if not n.startswith("_") and hasattr(Tensor, n) and n not in _NOT_CALLED]:
-        with Attempt():
-            if isinstance(getattr(plain.clone(), name)(), Tensor):
-                found[f"x.{name}()"] = lambda x, name=name: getattr(x, name)()
-    return found
 
 
 # Methods that do not compute, that other promises check, or that have another meaning for plain tensors.
@@ -453,10 +110,8 @@ def refuses(s: Subject, case: Case, make: Callable[[], Any] | None = None) -> bo
         case: the call.
         make: makes the argument of the call; by default a value of the factory.
     """
-    with Attempt() as attempt, torch.no_grad():
-        case.run((make or s.make)())
-    text = str(attempt.error)
-    return refusal(attempt.error, s.is_own) is not None or any(words in text for words in _TAKES_NOT)
+    _, error = tried_alone(lambda: case.run((make or s.make)()))
+    return refusal(error, s.is_own) is not None or any(words in str(error) for words in _TAKES_NOT)
 
 
 @once
@@ -465,28 +120,6 @@ def accepted(s: Subject) -> list[Case]:
     with torch.no_grad():
         cases = [case for case in functional_cases(s) if succeeds(lambda c=case: c.run(s.make()))]
     return [dataclasses.replace(case, works=True) for case in cases]
-
-
-def compared(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
-    """Finds cases for a class with a reference; raises Skipped for a class without one."""
-
-    def found(s: Subject) -> list[Case]:
-        s.reference(s.make())
-        return find(s)
-
-    return found
-
-
-def right(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
-    """Leaves out cases that give wrong values or change their argument; other promises report them."""
-
-    def left(s: Subject) -> list[Case]:
-        cases = [case for case in find(s) if case.name not in s.wrong_values]
-        if not cases and find(s):
-            raise Skipped("all of its calls give wrong values: see the promise `values`")
-        return cases
-
-    return left
 
 
 @once
@@ -498,11 +131,11 @@ def recorded(s: Subject) -> list[Case]:
     Raises:
         Skipped: the dtype of the class cannot require grad.
     """
-    s.trainable()
+    s.needs("gradients")
 
     def record(case: Case) -> None:
         for plain in stand_ins(s):
-            _differentiate(case.run(plain.requires_grad_()), plain)
+            gradients_by([plain], case.run(plain.requires_grad_()))
 
     # A case that works without gradients may fail with them.
     calls = {} if s.has_reference else {case.name: case.run for case in author_cases(s)}
@@ -511,17 +144,22 @@ def recorded(s: Subject) -> list[Case]:
     return [dataclasses.replace(case, works=False) for case in cases]
 
 
-def _differentiate(result: Any, plain: Tensor) -> None:
-    """Raises where PyTorch has no derivative of a result."""
-    results = result if isinstance(result, list | tuple) else [result]
-    live = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
-    if live:
-        torch.autograd.grad(live, plain, [torch.ones_like(t) for t in live], allow_unused=True)
+def live(result: Any) -> list[Tensor]:
+    """The results that require grad."""
+    return [t for t in leaves(result) if isinstance(t, Tensor) and t.requires_grad]
 
 
-def of_ops(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
-    """Leaves out the class's own methods, which no other class calls."""
-    return lambda s: [case for case in find(s) if case.name not in own_methods(s)]
+def ones_for(results: Sequence[Tensor]) -> list[Tensor]:
+    """A plain cotangent for each result: small numbers, not all equal."""
+    return [like(torch.empty(t.shape, dtype=t.dtype, device=t.device)) + 1 for t in results]
+
+
+def gradients_by(tensors: Sequence[Tensor], result: Any) -> Sequence[Any]:
+    """The gradient of a result by each tensor, for plain cotangents; None for a tensor without a gradient."""
+    results = live(result)
+    if not results or not tensors:
+        return [None] * len(tensors)
+    return torch.autograd.grad(results, tensors, ones_for(results), allow_unused=True)
 
 
 # ---- calls of the author -----------------------------------------------------------------------------------
@@ -556,3 +194,203 @@ def _arguments_for(s: Subject, arguments: Callable[[Any], tuple[Any, ...]], x: A
     except AttributeError:
         value = s.make()
         return map_tensors(tuple(arguments(value)), lambda t: x if t is value else t)
+
+
+# ---- ops that calls reach ------------------------------------------------------------------------------------
+
+
+def _record(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Runs a call, and records its function if an argument is of the class."""
+    if self.cls in types:
+        self.seen.add(func)
+    return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    """Records Python-level functions."""
+
+    __torch_function__: Any = _record
+
+
+class _Ops(TorchDispatchMode):
+    """Records dispatched ops."""
+
+    __torch_dispatch__: Any = _record
+
+
+def missed_rules(s: Subject, cases: Iterable[Case]) -> list[Any]:
+    """The ops and functions that have a rule and that none of the calls reaches."""
+    functions, ops = _Functions(), _Ops()
+    for mode in (functions, ops):
+        mode.cls, mode.seen = s.cls, set()  # type: ignore[union-attr]
+    for case in cases:
+        with torch.no_grad(), functions, ops:
+            tried(lambda run=case.run: run(s.make()))
+    called, seen = functions.seen, ops.seen  # type: ignore[attr-defined]
+    books: list[RuleBook] = [vars(b)[BOOK] for b in s.cls.__mro__ if BOOK in vars(b)]
+    packets = {op.overloadpacket for op in seen}
+    missed = [op for book in books for op in book.overloads if op not in seen]
+    missed += [op.overloadpacket for book in books for op in book.packets if op.overloadpacket not in packets]
+    ops_missed = [op for op in missed if not called & _functions_of(op)]
+    return ops_missed + [f for book in books for f in book.functions if not called & {f, *twins(f)}]
+
+
+def _functions_of(op: Any) -> set[Any]:
+    """The functions that a mode may get for a composite op: its Python-level functions, or the op itself."""
+    overloads = [getattr(op, n) for n in op.overloads()] if hasattr(op, "overloads") else [op]
+    return {f for o in overloads if is_composite(o) for f in (o, *python_functions(o))}
+
+
+def name_of(key: Any) -> str:
+    """The name of the op or function of a rule, as a report shows it; a property is named like ``Tensor.T``."""
+    if isinstance(key, OpOverload | OpOverloadPacket):
+        return str(key)
+    return f"Tensor.{found}" if (found := _property_of(key)) else getattr(key, "__name__", str(key))
+
+
+def _property_of(key: Any) -> str | None:
+    """The name of the property of tensors that a function reads, as ``torch.Tensor.T.__get__`` reads ``T``."""
+    return key.__self__.__name__ if getattr(key, "__name__", "") == "__get__" else None
+
+
+# ---- which rules a call runs ---------------------------------------------------------------------------------
+
+
+def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
+    """Yields the rules of a declared class, each with its op or function, and its method ``materialize``."""
+    rules = all_rules(cls) if hasattr(cls, "__spec__") else ()
+    for key, rule in (*rules, ("materialize", getattr(cls, "materialize", None))):
+        function: Any = inspect.unwrap(rule) if callable(rule) else None
+        if isinstance(function, types.FunctionType):
+            yield key, function
+
+
+def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.FunctionType]]:
+    """The rules of a declared class that a call runs, ``materialize`` included, each with its op or function."""
+    codes = set[Any]()
+    before: Any = sys.getprofile()
+    sys.setprofile(lambda frame, event, arg: codes.add(frame.f_code))
+    try:
+        tried(run)
+    finally:
+        sys.setprofile(before if callable(before) else None)
+        if hasattr(before, "enable"):  # cProfile's, which is no function
+            before.enable()
+    return [(key, rule) for key, rule in functions_of(s.cls) if rule.__code__ in codes]
+
+
+def names_of_rules(s: Subject, run: Callable[[], Any]) -> list[str]:
+    """The names and places of the rules of a declared class that a call runs; its ``materialize`` if there are none."""
+    run_rules = rules_run(s, run)
+    rules = [rule for key, rule in run_rules if key != "materialize"] or [rule for _, rule in run_rules]
+    return list(dict.fromkeys(map(describe, rules)))
+
+
+def is_for_op(key: Any) -> bool:
+    """Whether a rule for a key is for ops: it runs below autograd, or on differentiable fields of a structure."""
+    return isinstance(key, OpOverload | OpOverloadPacket | Family | torch.Tag)
+
+
+# ---- calls of the others -------------------------------------------------------------------------------------
+
+# Properties that give a tensor.
+_PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
+# Ops whose results are no function of their arguments.
+_UNDEFINED = ("empty", "new_empty")
+# Modules whose functions call an op named after both, such as aten.linalg_inv for torch.linalg.inv.
+_NAMESPACES = ("linalg", "special", "fft")
+_KINDS = {"Tensor": "tensor", "number": "number", "float": "number"}
+
+
+def calls_of(missed: Sequence[Any]) -> dict[str, Callable[[Any], Any]]:
+    """Makes calls of ops and functions by their schemas, with tensors and numbers for arguments without a default."""
+    calls = {f"x.{name}": key for key in missed if (name := _property_of(key)) in _PROPERTIES}
+    for name, run, kinds in _callable(missed):
+        calls |= _call(name, run, kinds, "plain", like)
+        calls |= _call(name, run, kinds, "x", lambda x: x)
+    return calls
+
+
+def pair_calls_of(missed: Sequence[Any]) -> dict[str, Callable[[Any], Any]]:
+    """Makes calls of a pair of values by the schemas of ops and functions that take several tensors."""
+    calls = [(name, run, kinds) for name, run, kinds in _callable(missed) if "tensor" in kinds]
+    return dict(item for c in calls for item in _call(*c, "y", itemgetter(1), itemgetter(0)).items())
+
+
+def _callable(missed: Iterable[Any]) -> Iterator[tuple[str, Any, list[str | None]]]:
+    """Yields the ops and functions that write to no argument and can be called by their schemas.
+
+    Each item is a name, the function, and the kinds of the arguments after the value.
+    """
+    for key in missed:
+        for op in _ops_of(key):
+            facts, name = op_facts(op), op.overloadpacket.__name__
+            needed = [a for a in facts.arguments if not a.default]
+            is_pure = not facts.written and "other" not in facts.returns
+            is_pure = is_pure and torch.Tag.nondeterministic_seeded not in op.tags
+            if not is_pure or name.startswith(("_", *_UNDEFINED)) or name.endswith("_backward"):
+                continue
+            types_of = {a.name: str(a.type) for a in schema_of(op).arguments}
+            kinds = [_KINDS.get(types_of[a.name]) for a in needed]
+            if needed and kinds[0] == "tensor" and not any(a.keyword for a in needed) and None not in kinds:
+                called = op if isinstance(key, OpOverloadPacket) else key
+                yield str(op) if called is op else name_of(key), called, kinds[1:]
+
+
+def _ops_of(key: Any) -> list[OpOverload]:
+    """The ops of a rule's key: an op, a packet or a function of torch."""
+    if isinstance(key, OpOverload):
+        return [key]
+    if isinstance(key, OpOverloadPacket):
+        return ops_of_packet(key)
+    name = getattr(key, "__name__", "")
+    places = ((torch, name), *((getattr(torch, m), name.removeprefix(f"{m}_")) for m in _NAMESPACES))
+    packet = getattr(torch.ops.aten, name, None)
+    is_of_torch = any(getattr(place, short, None) is key for place, short in places)
+    return ops_of_packet(packet) if packet is not None and is_of_torch else []
+
+
+def _call(
+    name: str,
+    run: Any,
+    kinds: list[str | None],
+    word: str,
+    other: Callable[[Any], Any],
+    first: Callable[[Any], Any] = lambda x: x,
+) -> dict[str, Callable[[Any], Any]]:
+    """A call with the first of its operands, another tensor for each other one, and 2 for each number."""
+    shown = ["x", *(word if kind == "tensor" else "2" for kind in kinds)]
+    call = lambda x: run(first(x), *(other(x) if kind == "tensor" else 2 for kind in kinds))  # noqa: E731
+    return {f"{name}({', '.join(shown)})": call}
+
+
+# ---- rules that no call reaches ---------------------------------------------------------------------------------
+
+
+def rules_tried(s: Subject, case: Case) -> None:
+    """Raises for a rule that refuses each call of the kit, since an op that it calls has no rule."""
+    cases = accepted(s)
+    for case in [case for case in functional_cases(s) if case.name not in {c.name for c in cases}]:
+        _, error = tried_alone(lambda run=case.run: run(s.make()))
+        rule = rule_that_raised(error, s.cls)
+        if error is None or rule is None or code_of(error) != "no-rule" or rule in _working(s):
+            continue
+        if innermost(error).tb_frame.f_code is not rule.__code__:
+            words = f"{describe(rule)} is made of ops on {one_of(s.cls)}, and one has no rule"
+            raise Broken(f"{case.name}: {words}: {error}") from error
+    if missed := missed_rules(s, cases):
+        names = ", ".join(sorted({name_of(key) for key in missed}))
+        raise Skipped(f"not called: {names}; pass ops={{op: lambda x: (arguments with x in them)}}")
+
+
+@once
+def _working(s: Subject) -> set[Any]:
+    """The rules that run in calls which the class takes."""
+    return {rule for case in accepted(s) for _, rule in rules_run(s, lambda c=case: c.run(s.make()))}
+
+
+def rule_that_raised(error: BaseException | None, cls: type) -> Any:
+    """Returns the rule among the frames of an error's traceback, the innermost if there are several."""
+    by_code = {rule.__code__: rule for _, rule in functions_of(cls)}
+    trace = traceback.walk_tb(error.__traceback__ if error else None)
+    return next(iter([by_code[f.f_code] for f, _ in trace if f.f_code in by_code][::-1]), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,15 +18,14 @@ from torch import Tensor
 
 from subclasses.errors import one_of
 from subclasses.testing import derive
-from subclasses.testing.cases import CLONE, VIEWS, accepted, applicable
-from subclasses.testing.compare import check_equal
-from subclasses.testing.errors import Attempt, Broken, Skipped, problem, shown, succeeds
-from subclasses.testing.gradients import differentiable, live, ones_for
+from subclasses.testing.calls import CLONE, VIEWS, WHOLE, Case
+from subclasses.testing.cases import accepted, applicable, live, ones_for
+from subclasses.testing.errors import Broken, Skipped, problem, skip_unless, succeeds, tried
+from subclasses.testing.gradients import differentiable
 from subclasses.testing.memory import is_view_of_plain
-from subclasses.testing.reach import Case
 from subclasses.testing.structure import Holder
-from subclasses.testing.subject import Compile, Subject, is_differentiable, once
-from subclasses.testing.values import Nest, with_nests
+from subclasses.testing.subject import Compile, Factory, Subject, check_equal, is_differentiable
+from subclasses.testing.values import Nest, Setting, with_nests
 
 # ---- which compilers ---------------------------------------------------------------------------------------
 
@@ -41,11 +40,12 @@ def named(target: str, **options: Any) -> Compile:
 
     def compile(fn: Callable[..., Any]) -> Callable[..., Any]:
         package = target.partition(":")[0]
-        if importlib.util.find_spec(package) is None:
-            raise Skipped(f"{package} is not installed")
+        skip_unless(importlib.util.find_spec(package) is not None, f"{package} is not installed")
         backend = options.get("backend")
-        if package == "torch" and backend not in torch.compiler.list_backends(exclude_tags=()):
-            raise Skipped(f"torch.compile knows no backend {backend}")
+        skip_unless(
+            package != "torch" or backend in torch.compiler.list_backends(exclude_tags=()),
+            f"torch.compile knows no backend {backend}",
+        )
         return pkgutil.resolve_name(target)(fn, **options)
 
     return compile
@@ -73,88 +73,66 @@ def _export(module: Any) -> Callable[..., Any]:
 EXPORT: Mapping[str, Compile] = {"torch.export": _export}
 
 
-def compilers(s: Subject, paths: Mapping[str, Compile]) -> Iterator[tuple[str, Compile]]:
-    """The compilers to try, each starting afresh; those that are not installed are left out.
+def under(
+    paths: Mapping[str, Compile] | None = None, *, briefly: bool = False
+) -> Callable[[Subject], list[Setting]]:
+    """The context of the compilers of ``paths=``, by default of ``PATHS``, without compilers that are not installed.
 
-    Raises:
-        Skipped: they cannot take the class apart.
+    Args:
+        paths: compilers that are tried unless the author passes ``paths=``.
+        briefly: below the level ``full``, try the first of the default compilers alone.
     """
-    s.needs_flatten()
-    for name, compile in paths.items():
-        with Attempt() as attempt:
-            if paths is not EXPORT:
-                compile(lambda: None)
-        if not isinstance(attempt.error, Skipped):
-            torch.compiler.reset()
-            yield name, compile
-    torch.compiler.reset()
+
+    def context(s: Subject) -> list[Setting]:
+        given, is_full = s.options.get("paths"), s.options.get("level") == "full"
+        chosen = dict(paths or PATHS) if given is None else dict({} if paths else given)
+        first = 1 if briefly and given is None and not is_full else None
+        return [
+            Setting(partial(WHOLE.run, compile), f" under {name}")
+            for name, compile in [*chosen.items()][:first]
+            if paths is EXPORT or not isinstance(tried(compile, lambda: None)[1], Skipped)
+        ]
+
+    return context
 
 
-def under(paths: Mapping[str, Compile] | None) -> Callable[[Subject, Case], None]:
-    """The check of a case under each of some compilers; None selects the author's compilers or the default ones."""
-
-    def check(s: Subject, case: Case) -> None:
-        given = s.options.get("paths")
-        expected: Any = None
-        doors = (PATHS if given is None else given) if paths is None else paths if given is None else {}
-        is_short = given is None and isinstance(case, Group) and s.options.get("level") != "full"
-        for number, (path, compile) in enumerate(
-            compilers(s, dict([*doors.items()][:1]) if is_short else doors)
-        ):
-            if number == 0:
-                works, expected = s.works(case.name, lambda: case.run(lambda function: function))
-                if not works:
-                    return
-            parts = getattr(case, "parts", ())
-            if len(parts) > 1 and apart(s):
-                _by_group(s, path, compile, parts)
-            else:
-                _against_eager(s, path, compile, case, expected)
-
-    return check
+def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles nothing."""
+    return function
 
 
-def _against_eager(s: Subject, path: str, compile: Compile, case: Any, expected: Any) -> None:
+def by_compiler(s: Subject, case: Any, setting: Setting) -> None:
     """Raises unless a compiled case gives the result of eager mode, or is refused; a group is bisected then."""
-    what = f"{case.name} under {path}"
-    with Attempt() as attempt:
-        check_equal(s, f"{what} is not what eager mode gives", case.run(compile), expected)
-    error, parts = attempt.error, getattr(case, "parts", ())
-    if error is None:
+    works, expected = s.works(case.name, lambda: case.run(eagerly))
+    if not works:
         return
-    refused = len(s.refused)
-    for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]) if len(parts) > 1 else ():
-        _by_group(s, path, compile, half)
-    if len(s.refused) == refused and not s.refuses(what, error, deliberate=False):
-        raise Broken(problem(what, error)) from error
-    if len(parts) == 1:
-        apart(s).add(case.name)
-
-
-@once
-def apart(s: Subject) -> set[str]:
-    """The names of calls that a compiler refused, which compile on their own under the next ones."""
-    return set()
-
-
-def _by_group(s: Subject, path: str, compile: Compile, cases: Sequence[Case]) -> None:
-    """Compares some calls, together as far as no compiler refused them."""
-    together = [case for case in cases if case.name not in apart(s)]
-    for part in (together, *([case] for case in cases if case not in together)):
-        if part:
-            torch.compiler.reset()
-            whole = group(s, part)
-            _against_eager(s, path, compile, whole, whole.run(lambda function: function))
+    what = f"{case.name}{setting.words}"
+    words = f"{what} is not what eager mode gives"
+    torch.compiler.reset()
+    _, error = tried(lambda: check_equal(s, words, case.run(setting.operand()), expected))
+    torch.compiler.reset()
+    if error is not None:
+        refused, parts = len(s.refused), getattr(case, "parts", ())
+        for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]) if len(parts) > 1 else ():
+            by_compiler(s, group(s, half), setting)
+        if len(s.refused) == refused and not s.refuses(what, error, deliberate=False):
+            raise Broken(problem(what, error)) from error
 
 
 # ---- values ------------------------------------------------------------------------------------------------
 
 
-def _results(runs: Sequence[Callable[[Any], Any]], x: Any) -> list[Any]:
-    results = []  # not a comprehension: from Python 3.12 on it has an exception handler, and Dynamo drops the cause
-    for run in runs:
-        results.append(run(x))
-    return results
+def together(cases: Sequence[Case]) -> Callable[[Any], list[Any]]:
+    """A function that runs some calls on a value."""
+    runs = [case.run for case in cases]
+
+    def run(x: Any) -> list[Any]:
+        results = []  # not a comprehension: from Python 3.12 on it has a handler, and Dynamo drops the cause
+        for run in runs:
+            results.append(run(x))
+        return results
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -166,13 +144,8 @@ class Group(Case):
 
 def group(s: Subject, cases: Sequence[Case]) -> Group:
     """The group of some calls."""
-    runs = [case.run for case in cases]
     name = cases[0].name if len(cases) == 1 else "all ops at once"
-
-    @torch.no_grad()
-    def run(compile: Compile) -> Any:
-        return compile(lambda x: _results(runs, x))(s.make())
-
+    run = torch.no_grad()(lambda compile: compile(together(cases))(s.make()))
     return Group(name, run, parts=tuple(cases))
 
 
@@ -180,8 +153,8 @@ def groups(s: Subject, most: int | None = None) -> list[Case]:
     """The calls that are no views, all together; an op that writes to the value gets one of its own."""
     cases = [c for c in accepted(s) if c.name not in VIEWS and not is_view_of_plain(s, c)] or [CLONE]
     writing = [c for c in cases if c.name.partition(".")[0].endswith("_")]
-    together = [c for c in cases if c not in writing]
-    return [group(s, cases) for cases in (together[:most], *([c] for c in writing)) if cases]
+    rest = [c for c in cases if c not in writing]
+    return [group(s, cases) for cases in (rest[:most], *([c] for c in writing)) if cases]
 
 
 # ---- mutation and views ------------------------------------------------------------------------------------
@@ -189,27 +162,20 @@ def groups(s: Subject, most: int | None = None) -> list[Case]:
 
 def mutations(s: Subject) -> list[Case]:
     """A function that writes to its argument."""
-
-    def double(x: Any) -> Any:
-        x.mul_(2)
-        return x + x
-
-    @torch.no_grad()
-    def run(compile: Compile) -> Any:
-        x = s.make()
-        return [x, compile(double)(x)]
-
+    double = lambda x: (x.mul_(2), x + x)[1]  # noqa: E731
+    run = torch.no_grad()(lambda compile: [x := s.make(), compile(double)(x)])
     return [Case("x.mul_(2); x + x", run)]
 
 
-def _views(s: Subject, *names: str) -> list[Case]:
-    return applicable(s, {name: VIEWS[name] for name in names})
+def _views(s: Subject, run: Callable[[Case, Compile], Any], words: str, *names: str) -> list[Case]:
+    """A case for each of some views."""
+    views = applicable(s, {name: VIEWS[name] for name in names})
+    return [Case(f"{view.name}{words}", partial(torch.no_grad()(run), view)) for view in views]
 
 
 def written_views(s: Subject) -> list[Case]:
     """Views that a compiled function returns, and that are written to afterwards."""
 
-    @torch.no_grad()
     def run(view: Case, compile: Compile) -> Any:
         x = s.make()
         out = compile(view.run)(x)
@@ -217,35 +183,31 @@ def written_views(s: Subject) -> list[Case]:
             s.works("a write to a view", lambda: out.mul_(2))
         return [x, out]
 
-    views = _views(s, "x.view(x.shape)", "x[1:]", "x.transpose(0, -1)", "x.unsqueeze(0)")
-    return [Case(f"{view.name}.mul_(2)", partial(run, view)) for view in views]
+    names = ("x.view(x.shape)", "x[1:]", "x.transpose(0, -1)", "x.unsqueeze(0)")
+    return _views(s, run, ".mul_(2)", *names)
 
 
 def offset_views(s: Subject) -> list[Case]:
     """Views of a value whose inner tensors start at different places in their storages."""
 
-    @torch.no_grad()
     def run(view: Case, compile: Compile) -> Any:
         x = s.make().detach()
         inners = {n: _moved(t, i) for i, (n, t) in enumerate(s.inners(x).items())}
         s.builder(x)
         if not succeeds(s.construct, x, inners):
             raise NotImplementedError("inner tensors with offsets")
-        if not _remakes_views(compile, view):
+        if not succeeds(_check_remake, compile, view):
             raise NotImplementedError("views are remade at a wrong offset on this release of PyTorch")
         return compile(view.run)(s.construct(x, inners))
 
-    views = _views(s, "x.view(x.shape)", "x[1:]")
-    return [Case(f"{view.name} with offsets", partial(run, view)) for view in views]
+    return _views(s, run, " with offsets", "x.view(x.shape)", "x[1:]")
 
 
-def _remakes_views(compile: Compile, case: Case) -> bool:
-    """True if a compiler is right for a wrapper of one tensor; torch.compile of 2.15 counts an offset twice."""
+def _check_remake(compile: Compile, case: Case) -> None:
+    """Raises unless a compiler is right for a wrapper of one tensor; torch.compile of 2.15 counts an offset twice."""
     held = torch.arange(40.0)[5:29].view(4, 6)
     torch.compiler.reset()
-    with Attempt():
-        return torch.equal(compile(case.run)(Nest(held)).held, case.run(held))
-    return False
+    torch.testing.assert_close(compile(case.run)(Nest(held)).held, case.run(held))
 
 
 def _moved(t: Any, index: int) -> Any:
@@ -265,13 +227,12 @@ def tangents(s: Subject) -> list[Case]:
     Raises:
         Skipped: there is none in eager mode.
     """
-    runs = [case.run for case in differentiable(s)[:6]]
-    if not runs:
-        raise Skipped("no differentiable op is known to work in eager mode")
+    cases = differentiable(s)[:6]
+    skip_unless(cases, "no differentiable op is known to work in eager mode")
 
     def run(kind: str, compile: Compile) -> Any:
         x = s.trainable()
-        results = live(compile(lambda x: _results(runs, x))(x))
+        results = live(compile(together(cases))(x))
         used = results[:1] if kind == "missing" else results
         given = [
             torch.ones_like(t.detach()) if isinstance(t, s.cls) and kind != "plain" else plain
@@ -291,12 +252,12 @@ def tangents(s: Subject) -> list[Case]:
 
 def construction(s: Subject) -> list[Case]:
     """A value that is made, and taken apart, in a compiled function."""
-    s.needs_flatten()
     x = s.make()
-    if not (s.declared or s.options.get("construct")):
-        raise Skipped(f"pass construct=, which makes {one_of(s.cls)} from {', '.join(s.inners(x))}")
-    if any(type(t) is not Tensor for t in s.inners(x).values()):
-        raise Skipped("the inner tensors are not plain")
+    skip_unless(
+        s.declared or s.options.get("construct"),
+        f"pass construct=, which makes {one_of(s.cls)} from {', '.join(s.inners(x))}",
+    )
+    skip_unless(all(type(t) is Tensor for t in s.inners(x).values()), "the inner tensors are not plain")
     build, names = s.builder(x)
     parts = [t for n, t in s.inners(x).items() if n in names]
 
@@ -307,34 +268,24 @@ def construction(s: Subject) -> list[Case]:
     return [Case("construction", lambda compile: compile(make)(*parts))]
 
 
-def modules(s: Subject) -> list[Case]:
-    """A module with a parameter of the class."""
-    return _module(s, next(iter(accepted(s)), None), "no op is known to work in eager mode")
-
-
-def exported(s: Subject) -> list[Case]:
-    """A module with a parameter of the class and an op on it that gives a plain tensor."""
-    s.needs_flatten()
-    case = next((c for c in accepted(s) if type(c.run(s.make())) is Tensor), None)
-    return _module(s, case, "no op gives a plain tensor, and torch.export takes no other results")
-
-
-def _module(s: Subject, case: Case | None, lacks: str) -> list[Case]:
-    if case is None:
-        raise Skipped(lacks)
-    module = Holder(s.make().detach(), run=case.run)
+def modules(s: Subject, *, plain: bool = False) -> list[Case]:
+    """A module with a parameter of the class and an op on it; with ``plain``, an op that gives a plain tensor."""
+    cases = [c for c in accepted(s) if not plain or type(c.run(s.make())) is Tensor]
+    if not cases:
+        lacks = "gives a plain tensor, and torch.export takes no other results"
+        raise Skipped(f"no op {lacks if plain else 'is known to work in eager mode'}")
+    module = Holder(s.make().detach(), cases[0].run)
     run = torch.no_grad()(lambda compile: compile(module)(torch.ones(2)))
-    return [Case(f"a module with {case.name}", run)]
+    return [Case(f"a module with {cases[0].name}", run)]
 
 
 def nests(s: Subject) -> list[Case]:
     """A copy of a wrapper around a value, and of a value around wrappers."""
-    values: list[Any] = [Nest(s.make())]
-    with Attempt():
-        values.append(with_nests(s))
+    inside, _ = tried(with_nests, s)
     return [
         Case(f"x.clone() with {type(x).__name__} outside", lambda compile, x=x: compile(CLONE.run)(x))
-        for x in values
+        for x in (Nest(s.make()), inside)
+        if x is not None
     ]
 
 
@@ -348,16 +299,13 @@ def other_sizes(s: Subject) -> list[Case]:
         Skipped: there are no values of other sizes.
     """
     factories = [s.factory, *derive.sizes(s)]
-    if len(factories) < 3:
-        raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
+    skip_unless(len(factories) >= 3, "pass sizes=[...], at least two factories of values of other sizes")
     # A class may specialize on sizes. One program is required only where the author passes ``sizes=``.
     by_tensor = zip(*(_sizes(s, s.make(factory)) for factory in factories), strict=False)
     asks = s.options.get("sizes") and all(
         _vary_alike(first, second, other) for first, second, *others in by_tensor for other in others
     )
-    return _in_turn(
-        s, "values of several sizes", [partial(s.make, factory) for factory in factories], 2 if asks else None
-    )
+    return _in_turn(s, "values of several sizes", factories, 2 if asks else len(factories))
 
 
 def _sizes(s: Subject, x: Any) -> list[torch.Size]:
@@ -373,37 +321,21 @@ def _vary_alike(first: torch.Size, second: torch.Size, other: torch.Size) -> boo
 
 def other_metadata(s: Subject) -> list[Case]:
     """Values of several kinds of metadata in turn, and the first one again."""
-    makes = [partial(s.make, factory) for factory in (s.factory, *derive.variants(s), s.factory)]
-    return _in_turn(s, "values with other metadata", makes)
+    factories = [s.factory, *derive.variants(s), s.factory]
+    return _in_turn(s, "values with other metadata", factories, len(factories))
 
 
-def _in_turn(
-    s: Subject, name: str, makes: Sequence[Callable[[], Any]], compiles: int | None = None
-) -> list[Case]:
-    """Calls of one compiled function; with ``compiles``, only so many of them may compile a program."""
+def _in_turn(s: Subject, name: str, factories: Sequence[Factory], compiles: int) -> list[Case]:
+    """Calls of one compiled function; only the first ``compiles`` of them may compile a program."""
     with torch.no_grad():
-        cases = [c for c in accepted(s) if succeeds(lambda c=c: [c.run(make()) for make in makes])][:8]
-
-    runs = [case.run for case in cases]
+        cases = [c for c in accepted(s) if succeeds(lambda c=c: [c.run(s.make(f)) for f in factories])][:8]
 
     @torch.no_grad()
     def run(compile: Compile) -> Any:
-        function, results = compile(lambda x: _results(runs, x)), []
-        for number, make in enumerate(makes):
-            if compiles is None or number < compiles:
-                results.append(function(make()))
-            else:
-                results.append(_without_compiling(lambda make=make: function(make())))
+        function, results = compile(together(cases)), []
+        for number, factory in enumerate(factories):
+            with torch.compiler.set_stance("default" if number < compiles else "fail_on_recompile"):
+                results.append(function(s.make(factory)))
         return results
 
     return [Case(name, run)]
-
-
-def _without_compiling(call: Callable[[], Any]) -> Any:
-    try:
-        with torch.compiler.set_stance("fail_on_recompile"):
-            return call()
-    except RuntimeError as error:
-        if "recompile" not in str(error).lower():
-            raise
-        raise Broken(f"a third size makes a new program: {shown(error)}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,31 +17,41 @@ import torch
 from torch import Tensor
 
 from subclasses.layout import field_name
+from subclasses.testing.calls import Case
 from subclasses.testing.cases import accepted
-from subclasses.testing.compare import check_stands_for, plainest, same_context
-from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
-from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable, metadata, once, seed
+from subclasses.testing.errors import Broken, Skipped, skip_unless, succeeds, tried
+from subclasses.testing.subject import (
+    SEED,
+    Factory,
+    Subject,
+    check_attributes,
+    check_stands_for,
+    is_differentiable,
+    metadata,
+    once,
+    plainest,
+    same_context,
+)
 
 
 def _same(a: Any, b: Any) -> bool:
-    exactly = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True, check_stride=False)
+    exactly = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
     return succeeds(exactly, a, b)
 
 
 @torch.no_grad()
-def _verdicts(s: Subject, make: Factory) -> tuple[set[str], list[Exception]]:
-    """The names of the accepted cases that are right on another value, and the errors of the wrong ones."""
-    right, errors = set(), []
-    for case in accepted(s):
-        with Attempt() as attempt:
-            got = case.run(s.make(make))
-        if attempt.error is not None:
-            continue
-        with Attempt() as attempt:
-            check_stands_for(s, case.name, got, [case.run(p.clone()) for p in s.reference(s.make(make))])
-        right |= set() if attempt.error else {case.name}
-        errors += [attempt.error] if attempt.error else []
-    return right, errors
+def _verdicts(s: Subject, make: Factory) -> dict[str, Exception | None]:
+    """The names of the accepted cases that run on another value, each with the error of a wrong one."""
+
+    def check(case: Case, got: Any) -> None:
+        check_stands_for(s, case.name, got, [case.run(p.clone()) for p in s.reference(s.make(make))])
+
+    ran = [(case, *tried(lambda run=case.run: run(s.make(make)))) for case in accepted(s)]
+    return {case.name: tried(check, case, got)[1] for case, got, error in ran if error is None}
+
+
+def _right(verdicts: Mapping[str, Exception | None]) -> set[str]:
+    return {name for name, error in verdicts.items() if error is None}
 
 
 # ---- other sizes -------------------------------------------------------------------------------------------
@@ -56,29 +66,23 @@ def sizes(s: Subject) -> list[Factory]:
     """
     if given := s.options.get("sizes"):
         return list(given)
-    s.needs_flatten()
-    counts = _times(s)
+    s.needs("flatten")
+    x = s.make()
+    # So that no other dim has one of the sizes or lies between two of them.
+    least = max(2, max(x.shape) // x.shape[0] + 1) if x.numel() and x.dim() else 2**18
     for grow, how in ((_grow_inners, "its inner tensors"), (_grow, "the value")):
-        if counts and all(succeeds(_check_grown, s, partial(grow, s, times), times) for times in counts):
-            s.derived["sizes"] = f"{' and '.join(map(str, counts))} times {how}, concatenated"
-            return [partial(grow, s, times) for times in counts]
+        grown = [partial(grow, s, times) for times in (least, least + 1)]
+        if 0 < x.numel() * least < 2**18 and all(succeeds(_check_grown, s, make) for make in grown):
+            s.derived["sizes"] = f"{least} and {least + 1} times {how}, concatenated"
+            return grown
     if s.declared:
-        s.builder(s.make())  # raises first where the constructor is missing
+        s.builder(x)  # raises first where the constructor is missing
     raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
 
 
-def _times(s: Subject) -> list[int]:
-    """How often to repeat a value, so that no other dim has one of the sizes or lies between two of them."""
-    x = s.make()
-    if not x.numel() or not x.dim():
-        return []
-    least = max(2, max(x.shape) // x.shape[0] + 1)
-    return [least, least + 1] if x.numel() * least < 2**18 else []
-
-
+@torch.no_grad()
 def _grow(s: Subject, times: int) -> Any:
-    with torch.no_grad():
-        return torch.cat([s.make().detach()] * times)
+    return torch.cat([s.make().detach()] * times)
 
 
 def _grow_inners(s: Subject, times: int) -> Any:
@@ -88,8 +92,8 @@ def _grow_inners(s: Subject, times: int) -> Any:
 
 
 @torch.no_grad()
-def _check_grown(s: Subject, make: Factory, times: int) -> None:
-    x, grown = s.make().detach(), s.make(make)
+def _check_grown(s: Subject, make: Any) -> None:
+    x, grown, times = s.make().detach(), s.make(make), make.args[1]
     assert type(grown) is s.cls and same_context(s.context(x), s.context(grown))
     assert grown.shape == (times * x.shape[0], *x.shape[1:])
     pairs = zip(s.reference(grown), s.reference(x), strict=True)
@@ -108,21 +112,14 @@ def variants(s: Subject) -> list[Factory]:
     """
     if given := s.options.get("variants"):
         return list(given)
-    s.needs_flatten()
-    if s.declared and not metadata(s.make()):
-        raise Skipped(f"{s.name} has no metadata")
-    found: list[dict[str, Any]] = []
-    wrong = ""
-    for change in _changes(s) if s.declared else ():
-        with Attempt() as attempt:
-            _check_variant(s, change)
-        found += [change] if attempt.error is None else []
-        if isinstance(attempt.error, Broken):
-            wrong = wrong or f" ({_shown(change)} was not tried: {attempt.error})"
-    if not found:
-        raise Skipped(f"pass variants=[...], factories of values with other metadata{wrong}")
-    s.derived["variants"] = ", ".join(map(_shown, found[:3])) + wrong
-    return [partial(_varied, s, change) for change in found[:3]]
+    s.needs("flatten", "metadata")
+    tries = [(change, tried(_check_variant, s, change)[1]) for change in _changes(s)]
+    found = [change for change, error in tries if error is None][:3]
+    refuted = [f" ({_shown(c)} was not tried: {error})" for c, error in tries if isinstance(error, Broken)]
+    wrong = "".join(refuted[:1])
+    skip_unless(found, f"pass variants=[...], factories of values with other metadata{wrong}")
+    s.derived["variants"] = ", ".join(map(_shown, found)) + wrong
+    return [partial(_varied, s, change) for change in found]
 
 
 def named_variants(s: Subject) -> list[tuple[str, Factory]]:
@@ -131,9 +128,10 @@ def named_variants(s: Subject) -> list[tuple[str, Factory]]:
     Raises:
         Skipped: there are none, and none can be derived.
     """
-    changes = [changed_fields(s, s.make(make)) if s.declared else {} for make in variants(s)]
+    usual = metadata(s.make()) if s.declared else {}
+    values = [{n: v for n in usual if (v := getattr(s.make(make), n)) != usual[n]} for make in variants(s)]
     words = [
-        f"with {_shown(changed)}" if changed else f"of variants[{i}]" for i, changed in enumerate(changes)
+        f"with {_shown(changed)}" if changed else f"of variants[{i}]" for i, changed in enumerate(values)
     ]
     return list(zip(words, variants(s), strict=True))
 
@@ -142,33 +140,25 @@ def _shown(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
 
-def changed_fields(s: Subject, variant: Any) -> dict[str, Any]:
-    """The fields of a variant's metadata that differ from a value of the factory."""
-    usual = metadata(s.make())
-    return {name: value for name, value in metadata(variant).items() if usual[name] != value}
-
-
-def _changes(s: Subject) -> Iterator[dict[str, Any]]:
-    hints: dict[str, Any] = {}
-    with Attempt():  # an annotation may use names of the class statement's scope
-        hints = typing.get_type_hints(s.cls)
-    x = s.make()
-    for field in s.cls.__spec__.statics:
-        for other in _others(hints.get(field.name), getattr(x, field.name)):
-            yield {field.name: other}
+def _changes(s: Subject) -> list[dict[str, Any]]:
+    hints, _ = tried(
+        typing.get_type_hints, s.cls
+    )  # an annotation may use names of the class statement's scope
+    fields = [(f.name, getattr(s.make(), f.name)) for f in s.cls.__spec__.statics] if s.declared else []
+    return [{name: other} for name, value in fields for other in _others((hints or {}).get(name), value)]
 
 
 def _others(hint: Any, value: Any) -> list[Any]:
     """Other values that a static field may have, judging by its value and annotation."""
-    if isinstance(value, bool):
-        return [not value]
+    arguments, origin = typing.get_args(hint), typing.get_origin(hint)
+    choices: list[Any] = [False, True] if isinstance(value, bool) else []
     if isinstance(value, enum.Enum):
-        return [member for member in type(value) if member is not value]
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is typing.Literal:
-        return [other for other in arguments if other != value]
-    is_optional = typing.get_origin(hint) in (typing.Union, types.UnionType) and types.NoneType in arguments
-    return [None] if is_optional and value is not None else []
+        choices = [*type(value)]
+    elif origin is typing.Literal:
+        choices = [*arguments]
+    elif origin in (typing.Union, types.UnionType) and types.NoneType in arguments:
+        choices = [None]
+    return [other for other in choices if other != value]
 
 
 def _varied(s: Subject, change: dict[str, Any]) -> Any:
@@ -184,20 +174,17 @@ def _check_variant(s: Subject, change: dict[str, Any]) -> None:
     x, usual = s.make(make), s.make()
     assert not same_context(s.context(usual), s.context(x))
     assert all(p.shape == x.shape and p.dtype == x.dtype for p in s.reference(x))
-    right, errors = _verdicts(s, make)
-    assert right or errors
-    if 3 * len(errors) > len(right):
-        raise errors[0]
+    verdicts = _verdicts(s, make)
+    assert verdicts
+    if 4 * len(_right(verdicts)) < 3 * len(verdicts):
+        raise next(filter(None, verdicts.values()))
 
 
 def is_told_apart(s: Subject, x: Any, change: dict[str, Any]) -> bool:
     """Whether the reference of a value depends on some fields, so that ops compared with it show a wrong one."""
-    if not s.has_reference:
-        return False
-    with Attempt():
-        pairs = zip(s.reference(x), s.reference(s.of_fields(x, **change)), strict=True)
-        return not all(torch.equal(plainest(a), plainest(b)) for a, b in pairs)
-    return True
+    plains, error = tried(lambda: [s.reference(y) for y in (x, s.of_fields(x, **change))])
+    is_same = lambda pair: torch.equal(*map(plainest, pair))  # noqa: E731
+    return s.has_reference and (error is not None or not all(map(is_same, zip(*plains, strict=True))))
 
 
 # ---- a second value ----------------------------------------------------------------------------------------
@@ -228,8 +215,7 @@ def other_integers(s: Subject) -> Factory | None:
 
 def again(s: Subject) -> Any:
     """The factory once more, with another seed."""
-    seed(SEED + 1)
-    return s.factory().detach()
+    return s.make(number=SEED + 1).detach()
 
 
 def _redrawn(s: Subject) -> Any:
@@ -248,14 +234,13 @@ def _reordered(s: Subject) -> Any:
 
 def _flipped_rows(s: Subject) -> Any:
     x = s.make().detach()
-    rows = x.shape[:1]
-    return s.put_together(x, s.changed(x, lambda _, t: t.flip(0) if t.shape[:1] == rows else t))
+    return s.unflatten(x, s.changed(x, lambda _, t: t.flip(0) if t.shape[:1] == x.shape[:1] else t))
 
 
 def _with_others(s: Subject, x: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A value, with a function of the inner tensors that are the same in a value of the factory."""
     old, new, other = s.inners(s.make().detach()), s.inners(x), s.changed(x, lambda _, t: change(t))
-    return s.put_together(x, {n: other[n] if _same(t, old[n]) else t for n, t in new.items()})
+    return s.unflatten(x, {n: other[n] if _same(t, old[n]) else t for n, t in new.items()})
 
 
 def _flipped(t: Tensor, otherwise: Tensor) -> Tensor:
@@ -266,12 +251,11 @@ def _flipped(t: Tensor, otherwise: Tensor) -> Tensor:
 def _check_second(s: Subject, make: Factory, needs_check: bool) -> None:
     """Raises unless a value differs from one of the factory in numbers alone, and ops on it are right."""
     x, y = s.make().detach(), s.make(make)
-    assert type(y) is s.cls and y.shape == x.shape and y.dtype == x.dtype
-    assert same_context(s.context(x), s.context(y))
+    assert type(y) is s.cls and same_context(s.context(x), s.context(y))
+    check_attributes("", y, x, "shape", "dtype")
     pairs = list(zip(s.reference(x), s.reference(y), strict=True))
     assert all(a.shape == b.shape for a, b in pairs) and not all(_same(a, b) for a, b in pairs)
-    if needs_check and s.traceable:
-        assert _verdicts(s, s.factory)[0] <= _verdicts(s, make)[0]
+    assert not (needs_check and s.traceable) or _right(_verdicts(s, s.factory)) <= _right(_verdicts(s, make))
 
 
 # ---- from a plain tensor -----------------------------------------------------------------------------------
@@ -289,14 +273,12 @@ def wrap(s: Subject) -> Callable[[Tensor], Any]:
     if given := s.options.get("wrap"):
         return given
     x = s.make().detach()
-    names = list(s.inners(x))
-    makes: list[tuple[str, Callable[[Tensor], Any]]] = []
-    if len(names) == 1:
-        makes.append((f"{s.name}({field_name(names[0])})", lambda t: s.construct(x, {names[0]: t})))
-    makes += [(f"{s.name}.{name}", getattr(s.cls, name)) for name in _FROM if hasattr(s.cls, name)]
-    for how, make in makes:
+    makes = {f"{s.name}.{name}": getattr(s.cls, name) for name in _FROM if hasattr(s.cls, name)}
+    if len(names := [*s.inners(x)]) == 1:
+        makes = {f"{s.name}({field_name(names[0])})": lambda t: s.construct(x, {names[0]: t})} | makes
+    for how, make in makes.items():
         checked = partial(_wrapped, s, make)
-        if succeeds(lambda c=checked: [c(t) for t in _single(s.reference(x))]):
+        if succeeds(lambda c=checked: [c(t) for t in s.reference(x)]):
             s.derived["wrap"] = f'{how}; pass ops="all" for more than the common ops'
             return checked
     raise Skipped("pass wrap=, which makes a value from a plain tensor")
@@ -305,10 +287,6 @@ def wrap(s: Subject) -> Callable[[Tensor], Any]:
 def _wrapped(s: Subject, make: Callable[[Tensor], Any], plain: Tensor) -> Any:
     """Makes a value from a plain tensor, and checks that the value represents exactly that tensor."""
     value = make(plain.detach().clone())
-    assert type(value) is s.cls and all(_same(t, plain) for t in _single(s.reference(value)))
+    (represented,) = s.reference(value)
+    assert type(value) is s.cls and _same(represented, plain)
     return value
-
-
-def _single(plains: Sequence[Tensor]) -> Sequence[Tensor]:
-    assert len(plains) == 1
-    return plains

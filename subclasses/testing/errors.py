@@ -11,7 +11,6 @@ import itertools
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -25,34 +24,49 @@ class Broken(AssertionError):
         got: the result, if it was compared with another one.
         expected: the result of the reference, of eager mode or of a difference.
         mend: replaces the promise's own advice where the cause is known.
+        code: a code of ``ADVICE`` whose advice replaces it.
     """
 
-    def __init__(self, what: str, got: str = "", expected: str = "", *, mend: str | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        got: str = "",
+        expected: str = "",
+        *,
+        mend: str | None = None,
+        code: str | None = None,
+    ) -> None:
         super().__init__(f"{what}: {got} instead of {expected}" if expected else what)
-        self.got, self.expected, self.mend = got or what, expected, mend
+        self.got, self.expected, self.mend, self.code = got or what, expected, mend, code
 
 
 class Skipped(Exception):
     """A promise cannot be checked on this class."""
 
 
-class Attempt(AbstractContextManager["Attempt"]):
-    """Runs a block and stores the error that it raised, if any."""
+def check_that(holds: object, what: str, got: str = "", expected: str = "") -> None:
+    """Raises :class:`Broken` unless something holds."""
+    if not holds:
+        raise Broken(what, got, expected)
 
-    error: Exception | None = None
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, Exception):
-            self.error = error
-            return True
-        return False
+def skip_unless(holds: object, why: str) -> None:
+    """Raises :class:`Skipped` unless something holds."""
+    if not holds:
+        raise Skipped(why)
+
+
+def tried(run: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
+    """The result of a call and None, or None and its error."""
+    try:
+        return run(*args), None
+    except Exception as error:  # noqa: BLE001 - the caller judges the error
+        return None, error
 
 
 def succeeds(run: Callable[..., Any], *args: Any) -> bool:
     """True if a call raises no error."""
-    with Attempt() as attempt:
-        run(*args)
-    return attempt.error is None
+    return tried(run, *args)[1] is None
 
 
 # ---- refusals ----------------------------------------------------------------------------------------------
@@ -111,15 +125,10 @@ def _is_deliberate(error: BaseException, is_own: Callable[[FrameType], bool]) ->
 def _is_of_wrong_parts(error: BaseException, is_own: Callable[[FrameType], bool]) -> bool:
     """Whether the class's constructor refuses the parts that a rule passes to it, which is a mistake in the rule."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if frames[-1].f_code.co_name not in ("__new__", "__init__"):
-        return False
-    callers = (not is_own(f) and _calls_rules(f) and is_own(g) for f, g in itertools.pairwise(frames[:-1]))
-    return any(callers)
-
-
-def _calls_rules(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return name.startswith("subclasses.") and not name.startswith("subclasses.testing.")
+    # The kit calls constructors, too, and the rest of this package calls rules.
+    calls_rules = lambda f: re.match(r"subclasses\.(?!testing\.)", f.f_globals.get("__name__", ""))  # noqa: E731
+    callers = (not is_own(f) and calls_rules(f) and is_own(g) for f, g in itertools.pairwise(frames[:-1]))
+    return frames[-1].f_code.co_name in ("__new__", "__init__") and any(callers)
 
 
 # ---- reading errors ------------------------------------------------------------------------------------------

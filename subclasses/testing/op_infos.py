@@ -6,7 +6,8 @@ import contextlib
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -14,13 +15,12 @@ from torch import Tensor
 
 from subclasses._torch import op_infos
 from subclasses.testing import derive
-from subclasses.testing.compare import check_stands_for, leaves
-from subclasses.testing.errors import Attempt, Broken, Skipped, first_three, problem, shown
-from subclasses.testing.reach import Case
-from subclasses.testing.subject import Options, Subject, seed, undisturbed
+from subclasses.testing.calls import Case
+from subclasses.testing.errors import problem, skip_unless, succeeds, tried
+from subclasses.testing.subject import Options, Subject, leaves, seed, undisturbed
+from subclasses.testing.values import Setting, by_reference, plains_of
 
 Verdict = Literal["right", "refused", "wrong"]
-Sample = tuple[Callable[[Any], Any], list[Any]]
 
 # Ops whose results are not a function of their arguments, or that PyTorch's samples call for their side effects.
 _RANDOM = frozenset(
@@ -67,70 +67,56 @@ def sweep(
         ops: names of entries, or ``"all"``.
         options: as for :func:`subclasses.testing.check`; ``wrap`` is needed where it cannot be derived.
     """
-    with undisturbed():
-        return run_sweep(Subject(factory, Options(**options)), ops, samples)  # type: ignore[typeddict-item]
-
-
-def run_sweep(s: Subject, ops: Collection[str] | str, samples: int = 1) -> Verdicts:
-    """The verdict on each op."""
-    wrap = derive.wrap(s)
-    with Attempt() as attempt:
-        entries = op_infos()
-    if attempt.error is not None:
-        raise Skipped(f"PyTorch's OpInfo list needs numpy and expecttest: {shown(attempt.error)}")
-    dtype = s.reference(s.make())[0].dtype
     verdicts = Verdicts()
-    few = ops is _COMMON
-    for entry in entries:
-        if entry.name in _RANDOM or entry.name.startswith("_refs") or dtype not in entry.dtypes:
-            continue
-        if few and entry.variant_test_name:
-            continue
-        if ops == "all" or entry.name in ops:
-            name = entry.name + (f".{entry.variant_test_name}" if entry.variant_test_name else "")
-            found_samples = _samples(entry, dtype, wrap, _FEW if few else None)
-            found = _judge(s, itertools.islice(found_samples, samples), entry.name)
-            if found is not None:
-                verdicts[name] = found
+    with undisturbed():
+        s = Subject(factory, Options(**options))  # type: ignore[typeddict-item]
+        for case in samples_of(s, ops, samples):
+            _, error = tried(on_sample, s, case)
+            found: tuple[Verdict, str] = ("wrong", problem(case.name, error)) if error else ("right", "")
+            if s.refuses(case.name, error):
+                found = ("refused", ": ".join(s.refused[-1]))
+            order = ("right", "refused", "wrong").index
+            verdicts[case.name] = max(verdicts.get(case.name, found), found, key=lambda f: order(f[0]))
     return verdicts
 
 
-def _judge(s: Subject, samples: Iterable[Sample], name: str) -> tuple[Verdict, str] | None:
-    """The verdict on one op; None where the reference takes no sample."""
-    verdict = None
-    for run, values in samples:
-        plain = list(zip(*map(s.reference, values), strict=True))
-        expected: list[Any] = []
-        with Attempt() as attempt, torch.no_grad():
-            expected = [run(inputs) for inputs in plain]
-        if attempt.error is not None:
-            continue
-        with Attempt() as attempt, torch.no_grad():
-            check_stands_for(s, name, run(values), expected)
-        error = attempt.error
-        if error is None:
-            verdict = verdict or ("right", "")
-        elif s.refuses(name, error):
-            verdict = ("refused", ": ".join(s.refused[-1]))
-        else:
-            return "wrong", problem(name, error)
-    return verdict
+@dataclass(frozen=True)
+class Sample(Case):
+    """A call of an op with a sample input of PyTorch.
+
+    Attributes:
+        values: the tensors of the input, as values of the class.
+    """
+
+    values: Sequence[Any] = ()
+
+
+def samples_of(s: Subject, ops: Collection[str] | str, most: int = 1) -> Iterator[Sample]:
+    """Up to ``most`` sample inputs of each op."""
+    wrap = derive.wrap(s)
+    entries, error = tried(op_infos)
+    skip_unless(error is None, f"PyTorch's OpInfo list needs numpy and expecttest: {error}")
+    dtype, few = s.reference(s.make())[0].dtype, ops is _COMMON
+    for entry in entries:
+        is_left = entry.name in _RANDOM or entry.name.startswith("_refs") or dtype not in entry.dtypes
+        if not is_left and (ops == "all" or entry.name in ops) and not (few and entry.variant_test_name):
+            yield from itertools.islice(_samples(s, entry, dtype, wrap, _FEW if few else None), most)
 
 
 def _samples(
-    entry: Any, dtype: torch.dtype, wrap: Callable[[Tensor], Any], most: int | None
+    s: Subject, entry: Any, dtype: torch.dtype, wrap: Callable[[Tensor], Any], most: int | None
 ) -> Iterator[Sample]:
-    """Each sample as a function of the tensors of its input, and these tensors as values of the class."""
+    """The samples that the class can hold and that the tensors that it represents take."""
     seed(0)
-    with Attempt(), closing_samples(entry, dtype) as samples:
+    name = ".".join(filter(None, (entry.name, entry.variant_test_name)))
+    with contextlib.suppress(Exception), closing_samples(entry, dtype) as samples:
         for sample in itertools.islice(samples, most):
             inputs = leaves(sample.input)
             if all(isinstance(t, Tensor) and t.dtype == dtype and t.layout == torch.strided for t in inputs):
-                values: list[Any] = []
-                with Attempt() as attempt:
-                    values = [wrap(t.detach()) for t in inputs]
-                if attempt.error is None:
-                    yield functools.partial(_call, entry, sample), values
+                values, error = tried(lambda inputs=inputs: [wrap(t.detach()) for t in inputs])
+                run = functools.partial(_call, entry, sample)
+                if error is None and all(succeeds(run, plains) for plains in plains_of(s, values)):
+                    yield Sample(name, run, values=values)
 
 
 @contextlib.contextmanager
@@ -152,12 +138,14 @@ def _call(entry: Any, sample: Any, inputs: Sequence[Any]) -> Any:
     return entry.op(first, *sample.args, **sample.kwargs)
 
 
-def op_infos_agree(s: Subject, case: Case) -> None:
-    """Compares PyTorch's own sample inputs of each op: of the common ops where ``wrap`` is derived, else of all."""
+def promised_samples(s: Subject) -> list[Case]:
+    """A sample of each op that ``ops=`` names: of the common ops where ``wrap`` is derived, else of all."""
     ops = s.options.get("ops")
     if ops is None or isinstance(ops, Mapping):
         ops = "all" if s.options.get("wrap") else _COMMON
-    verdicts = run_sweep(s, ops)
-    wrong = [message for verdict, message in verdicts.values() if verdict == "wrong"]
-    if wrong:
-        raise Broken(first_three(wrong, "ops"))
+    return [*samples_of(s, ops)]
+
+
+def on_sample(s: Subject, case: Any) -> None:
+    """Compares an op on a sample with the op on the tensors that it represents."""
+    by_reference(s, case, Setting(lambda: case.values))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from subclasses.testing.property import Promise
+from subclasses.testing.report import Promise
 from subclasses.testing.runner import chosen, run_test
 from subclasses.testing.subject import Options, Subject
 

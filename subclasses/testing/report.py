@@ -1,16 +1,113 @@
-"""The findings in one class: one screen, the full text of :meth:`Report.details`, and records for other programs."""
+"""The records of the kit: promises, failures, outcomes, and a report: one screen, the full text, files for programs."""
 
 from __future__ import annotations
 
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
 from xml.etree import ElementTree
 
+from subclasses.testing.calls import WHOLE, Case, Table
 from subclasses.testing.errors import Broken, chain, shown
-from subclasses.testing.property import Outcome
+from subclasses.testing.subject import Level, Subject
+
+State = Literal["kept", "broken", "skipped"]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One promise: a row of the kit's table.
+
+    Attributes:
+        name: the name by which ``skip=`` and ``only=`` take it.
+        says: the promise in a sentence.
+        oracle: ``oracle(subject, case)`` or, with a context, ``oracle(subject, case, setting)`` runs a case and raises
+            where it finds a difference.
+        cases: makes the cases for a class, or is a table of them; by default the class as a whole is the one case.
+        context: makes the settings in each of which a case runs, for an oracle that takes one.
+        needs: facts of the class, of the table ``FACTS``, without which the promise cannot be checked.
+        level: the least level at which it is tried.
+        tells: whether other promises leave out the calls that fail.
+        right: whether it leaves out the calls that failed for such a promise.
+        may_refuse: whether a class may refuse its cases.
+        mend: advice for a class that breaks it.
+        declared: advice for a declared class, where ``mend`` fits only a class written by hand.
+    """
+
+    name: str
+    says: str
+    oracle: Callable[..., None]
+    cases: Callable[[Subject], Iterable[Case]] | Table = lambda s: [WHOLE]
+    context: Callable[[Subject], Iterable[Any]] | None = None
+    needs: tuple[str, ...] = ()
+    level: Level = "smoke"
+    tells: bool = False
+    right: bool = False
+    may_refuse: bool = True
+    mend: str = ""
+    declared: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One case that failed.
+
+    Attributes:
+        promise: the name of the promise.
+        case: the call, with its context; empty for a promise about the class as a whole.
+        got: the result, or the error.
+        expected: the result that was expected, where one was.
+        code: the code of the error, if it is one of this package.
+        hint: how to mend it, for the first failure of a promise.
+        text: all of it in a sentence.
+    """
+
+    promise: str
+    case: str
+    got: str
+    expected: str
+    code: str
+    hint: str
+    text: str
+    error: BaseException | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one promise.
+
+    Attributes:
+        promise: the promise.
+        state: kept, broken, or skipped where it could not be checked.
+        detail: the reason why it is broken or was skipped.
+        mend: how to mend it, if broken.
+        refused: the calls that the class refused cleanly, each with the first line of its message.
+        failures: a record of each case that failed.
+    """
+
+    promise: Promise
+    state: State
+    detail: str = ""
+    mend: str = ""
+    refused: tuple[str, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception behind a broken promise."""
+        return self.failures[0].error if self.failures else None
+
+    def __str__(self) -> str:
+        head = f"{self.promise.name}: {self.promise.says}"
+        if self.state == "broken":
+            return f"{head}\n  broken: {self.detail}\n  mend: {self.mend}"
+        return f"{head}\n  {self.state}{f': {self.detail}' if self.detail else ''}"
+
+
+# ---- the report ----------------------------------------------------------------------------------------------
 
 LINES, WIDTH = 24, 110
 _REASONS, _LINES = 3, 3  # why promises were not tried, other than for want of an option, and lines for each
@@ -46,11 +143,7 @@ class Report:
     @property
     def refused(self) -> dict[str, list[str]]:
         """The calls that the class refused, each once with its message, and the promises in which it did."""
-        calls: dict[str, list[str]] = {}
-        for outcome in self.outcomes:
-            for line in outcome.refused:
-                calls.setdefault(line, []).append(outcome.promise.name)
-        return calls
+        return _grouped((line, o.promise.name) for o in self.outcomes for line in o.refused)
 
     def __str__(self) -> str:
         head = [self._head(), *self.warnings]
@@ -110,7 +203,7 @@ class Report:
 
     def _causes(self, room: int) -> list[str]:
         """The broken promises by cause, in as many lines as there is room for."""
-        groups = _grouped((_cause(o), o) for o in self.of("broken"))
+        groups = [*_grouped((_cause(o), o) for o in self.of("broken")).values()]
         each = max(2, min(3, room // max(len(groups), 1)))
         shown_groups = groups if each * len(groups) <= room else groups[: (room - 1) // each]
         lines = [line for group in shown_groups for line in _show_cause(group, each - 1)]
@@ -118,7 +211,7 @@ class Report:
         return [*lines, _cut(f"- and {', '.join(rest)}")] if rest else lines
 
     def _not_tried(self) -> Iterator[str]:
-        groups = _grouped((_OPTION.sub(r"\1", o.detail), o) for o in self.of("skipped"))
+        groups = _grouped((_OPTION.sub(r"\1", o.detail), o) for o in self.of("skipped")).values()
         options = {found[1]: group for group in groups if (found := _OPTION.match(group[0].detail))}
         if options:
             counts = [f"{option} for {_names(group, 3)}" for option, group in options.items()]
@@ -144,11 +237,11 @@ def _cause(outcome: Outcome) -> str:
     return outcome.mend if error is None or not is_own else shown(error)
 
 
-def _grouped(pairs: Iterable[tuple[str, Outcome]]) -> list[list[Outcome]]:
-    groups: dict[str, list[Outcome]] = {}
-    for key, outcome in pairs:
-        groups.setdefault(key, []).append(outcome)
-    return list(groups.values())
+def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    groups: dict[str, list[Any]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def _show_cause(group: list[Outcome], lines_of_mend: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""``check``, ``examine`` and ``suite``: the promises of a level on one class."""
+"""``check``, ``examine`` and ``suite``: the promises of a level on one class, and the loop that tries them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import functools
 import inspect
 import unittest
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Unpack
 
 from subclasses.errors import one_of
-from subclasses.testing.errors import succeeds
+from subclasses.testing.calls import WHOLE, Case
+from subclasses.testing.cases import names_of_rules
+from subclasses.testing.errors import (
+    Broken,
+    Skipped,
+    chain,
+    code_of,
+    first_three,
+    problem,
+    skip_unless,
+    succeeds,
+    tried,
+)
 from subclasses.testing.promises import PROMISES
-from subclasses.testing.property import Outcome, Promise, run_promise
-from subclasses.testing.report import Report
+from subclasses.testing.report import Failure, Outcome, Promise, Report
 from subclasses.testing.structure import unreadable
 from subclasses.testing.subject import Factory, Options, Subject, check_options, undisturbed
 
@@ -39,21 +51,13 @@ def chosen(options: Options) -> list[Promise]:
             raise TypeError(
                 f"{option}= has unknown promises {', '.join(sorted(unknown))}; they are {', '.join(names)}"
             )
-    if only := options.get("only"):
-        return [p for p in PROMISES if p.name in {*only, "readable"}]
-    levels = _LEVELS[: _LEVELS.index(options.get("level", "gradients")) + 1]
-    return [p for p in PROMISES if p.level in levels]
+    only, least = options.get("only"), _LEVELS.index(options.get("level", "gradients"))
+    return [
+        p for p in PROMISES if (p.name in {*only, "readable"} if only else _LEVELS.index(p.level) <= least)
+    ]
 
 
-def outcome_of(s: Subject, promise: Promise) -> Outcome:
-    """The outcome of one promise, without a trace in the caller's random state."""
-    skips = s.options.get("skip", ())
-    if promise.name in skips:
-        return Outcome(promise, "skipped", "left out by skip=")
-    with undisturbed():
-        if promise.name != "readable" and "readable" not in skips and (found := unreadable(s)):
-            return Outcome(promise, "skipped", f"{found[0]} fails; see the promise `readable`")
-        return run_promise(s, promise)
+# ---- one class -----------------------------------------------------------------------------------------------
 
 
 def examine(
@@ -64,9 +68,8 @@ def examine(
     ``tell`` is called before each promise with a line that names it, to show progress.
     """
     check_options(factory, options)
-    promises, outcomes = chosen(options), []
-    with undisturbed():
-        s = Subject(factory, options)
+    promises, s = chosen(options), Subject(factory, options)
+    outcomes = []
     for number, promise in enumerate(promises, 1):
         if tell is not None:
             tell(f"promise {number} of {len(promises)}: {promise.name}")
@@ -80,11 +83,9 @@ _PLAIN = ("dequantize", "to_dense", "to_plain", "to_tensor", "get_data", "full_t
 
 def _warnings(s: Subject) -> Iterator[str]:
     if not s.has_reference:
-        methods = {
-            n: m for base in reversed(s.own_bases) for n, m in vars(base).items() if inspect.isfunction(m)
-        }
-        named = (n for n in _PLAIN if n in methods and succeeds(inspect.signature(methods[n]).bind, None))
-        such = "".join(f", such as reference=lambda x: x.{name}()" for name in [*named][:1])
+        methods = {n: m for n in _PLAIN if inspect.isfunction(m := getattr(s.cls, n, None))}
+        named = (n for n, m in methods.items() if succeeds(inspect.signature(m).bind, None))
+        such = next((f", such as reference=lambda x: x.{name}()" for name in named), "")
         yield (
             f"NO RESULT WAS COMPARED WITH PLAIN TENSORS: pass reference=, a function from {one_of(s.cls)} to the"
         )
@@ -137,18 +138,112 @@ def suite(factory: Factory, **options: Unpack[Options]) -> type:
     """
     check_options(factory, options)
 
-    @functools.cache
-    def subject() -> Subject:
-        with undisturbed():
-            return Subject(factory, options)
+    subject = functools.cache(lambda: Subject(factory, options))
+    tests = {f"test_{p.name}": lambda self, p=p: run_test(subject(), p) for p in chosen(options)}
+    return type("ConformanceSuite", (), {"__doc__": "One test for each promise.", **tests})
 
-    def test_of(promise: Promise) -> Any:
-        def test(self: Any) -> None:
-            run_test(subject(), promise)
 
-        test.__name__ = test.__qualname__ = f"test_{promise.name}"
-        test.__doc__ = promise.says
-        return test
+# ---- the loop ------------------------------------------------------------------------------------------------
 
-    body = {f"test_{p.name}": test_of(p) for p in chosen(options)}
-    return type("ConformanceSuite", (), {"__doc__": "One test for each promise.", **body})
+
+@undisturbed()
+def outcome_of(s: Subject, promise: Promise) -> Outcome:
+    """Checks each case of a promise in each setting, and gathers those that fail; clean refusals are noted.
+
+    Where the class is known to take a call in eager mode, only a ``NotImplementedError`` refuses it elsewhere. The
+    caller's random state stays as it is.
+    """
+    s.refused.clear()
+    failures, skipped = list[Failure](), ""
+    trials, failure = tried(_trials, s, promise)
+    for case, words, run in [(WHOLE, "", int)] if failure else trials:
+        error = failure or tried(run)[1]
+        if isinstance(error, Skipped):
+            skipped = str(error)
+        elif error is not None:
+            if promise.tells:
+                s.wrong_values.add(case.name)
+            what, deliberate = case.name or promise.name, not case.works
+            if not (promise.may_refuse and s.refuses(what, error, deliberate=deliberate)):
+                failures.append(
+                    _failure(s, promise, f"{case.name}{words}", error, run if not failures else None)
+                )
+    detail = first_three([failure.text for failure in failures], "calls") or skipped
+    refused = dict.fromkeys(f"{call}: {message}" for call, message in s.refused)
+    mend = failures[0].hint if failures else ""
+    state = "broken" if failures else "skipped" if skipped else "kept"
+    return Outcome(promise, state, detail, mend, tuple(refused), tuple(failures))
+
+
+def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], None]]]:
+    """Each case in each setting: the case, words for the setting, and the check."""
+    skips = s.options.get("skip", ())
+    skip_unless(promise.name not in skips, "left out by skip=")
+    if promise.name != "readable" and "readable" not in skips and (found := unreadable(s)):
+        raise Skipped(f"{found[0]} fails; see the promise `readable`")
+    s.needs(*promise.needs)
+    found = promise.cases
+    cases = [*found(s)] if callable(found) else [Case(*item) for item in found.items()]
+    left = [case for case in cases if not (promise.right and case.name in s.wrong_values)]
+    skip_unless(left or not cases, "all of its calls give wrong values: see the promise `values`")
+    if promise.context is None:
+        return [(case, "", partial(promise.oracle, s, case)) for case in left]
+    settings = [*promise.context(s)] if left else []
+    return [(c, setting.words, partial(promise.oracle, s, c, setting)) for c in left for setting in settings]
+
+
+# ---- hints ---------------------------------------------------------------------------------------------------
+
+# The codes of errors of this package that tell a fault of the class, with the advice; {} is the error's own hint.
+ADVICE = {
+    "rule-result": "correct what that rule returns: {}",
+    "rule-parameters": "correct the parameters of that rule: {}",
+    "materialize-result": "correct materialize(): it returns a plain tensor of the size, dtype and device that the "
+    "value shows; or say with size_from=, dtype_from= or `outer` what the value shows",
+    "inner-size": 'fallback="map" runs each op on each inner tensor, and dims, indices and plain operands fit one size '
+    'alone: use fallback="materialize" with a materialize() that says what the value is, write rules for the ops, or '
+    "hold the numbers in the size of the value. If the class is a container, on which no such ops are called: skip= "
+    "the promise",
+    "field-of-operand": "a rule is called when any operand is of the class, the right one too, beside numbers and "
+    "plain tensors: it asks isinstance(operand, cls) before it reads a field, and computes with other operands or "
+    "refuses them",
+    "metadata-default": "a result has the metadata that the rule passes to the constructor, and the default of any "
+    "other: pass each field on, as in type(x)(..., unit=x.unit)",
+    "tensor-from-outside": "a rule or materialize() uses a tensor that is neither an operand nor an inner tensor. A "
+    "compiler traces with stand-ins and has none for it: declare it as a constant of the class, with constant(), or as "
+    "a field, with inner()",
+}
+# PyTorch's message where a compiler's stand-in meets a tensor with data that is no argument.
+_REAL_TENSOR = "Please convert all Tensors to FakeTensors"
+
+
+def _failure(
+    s: Subject, promise: Promise, call: str, error: Exception, run: Callable[[], Any] | None
+) -> Failure:
+    """The record of an error, with a hint if ``run`` repeats the check."""
+    text, causes = problem(call, error), [*chain(error)]
+    got, expected = (error.got, error.expected) if isinstance(error, Broken) else (problem("", error), "")
+    codes = [_code_of(s, one) for one in causes]
+    code = next((code for code in codes if code in ADVICE), next(filter(None, codes), ""))
+    hints = [getattr(one, "hint", None) for one in causes if code_of(one) == code]
+    hint = _hint(s, promise, error, code, next(filter(None, hints), ""), run) if run else ""
+    return Failure(promise.name, call, got, expected, code, hint, text, error)
+
+
+def _code_of(s: Subject, error: Any) -> str:
+    """The code of an error, or of the fault that it shows; empty if there is none."""
+    if _REAL_TENSOR in str(error):
+        return "tensor-from-outside"
+    is_field = isinstance(error, AttributeError) and s.declared and error.name in s.cls.__spec__.names
+    return "field-of-operand" if is_field and not isinstance(error.obj, s.cls) else code_of(error) or ""
+
+
+def _hint(s: Subject, promise: Promise, error: Exception, code: str, own: str, run: Callable[[], Any]) -> str:
+    """The advice for an error: by its code, by the check, or the promise's own with the rules that ran, if few."""
+    rules = names_of_rules(s, run) if s.declared else []
+    named = f"look at {' and '.join(rules)}, which ran: " if 0 < len(rules) <= 3 else ""
+    advice = ADVICE.get(code, "{}" if code and code != "no-rule" else "")
+    if advice and (own or "{}" not in advice):
+        return named + advice.replace("{}", own)
+    usual = promise.declared if s.declared and promise.declared else promise.mend
+    return getattr(error, "mend", None) or named + usual

@@ -6,30 +6,49 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from subclasses._torch import fake_mode, storage_key
+from subclasses._torch import fake_mode
 from subclasses.errors import one_of
 from subclasses.layout import field_name
 from subclasses.testing import derive
-from subclasses.testing.compare import check_close, check_equal, plain_type, same_context, snapshot
-from subclasses.testing.errors import Attempt, Broken, Skipped, problem, refusal, succeeds
-from subclasses.testing.property import ADVICE
-from subclasses.testing.reach import Case
-from subclasses.testing.subject import Subject, is_differentiable, once
+from subclasses.testing.calls import Case
+from subclasses.testing.errors import (
+    Broken,
+    Skipped,
+    check_that,
+    problem,
+    refusal,
+    skip_unless,
+    succeeds,
+    tried,
+)
+from subclasses.testing.subject import (
+    Subject,
+    check_attributes,
+    check_close,
+    check_equal,
+    is_differentiable,
+    once,
+    plain_type,
+    same_context,
+    shared_memory,
+    snapshot,
+    tried_alone,
+)
 
 # ---- the least -----------------------------------------------------------------------------------------------
 
+# The calls are tried on declared classes alone, and ``materialize`` where the class has it.
 READS: dict[str, Callable[[Any], Any]] = {
     "x.shape": lambda x: x.shape,
     "x.dtype": lambda x: x.dtype,
     "x.device": lambda x: x.device,
     "x.requires_grad": lambda x: x.requires_grad,
-}
-READS_OF_DECLARED: dict[str, Callable[[Any], Any]] = {
     "x.__tensor_flatten__()": lambda x: x.__tensor_flatten__(),
     "x.materialize()": lambda x: x.materialize(),
     "x.detach().materialize()": lambda x: x.detach().materialize(),
@@ -42,16 +61,20 @@ def unreadable(s: Subject) -> tuple[str, Exception] | None:
 
     Every promise relies on these reads.
     """
-    for what, read in (READS | (READS_OF_DECLARED if s.declared else {})).items():
-        with Attempt() as attempt, torch.no_grad():
-            if "materialize" not in what or s.cls.__spec__.has_materialize:
-                x = s.make()
-                before = snapshot(s, x) if s.traceable else x
-                read(x)
-                check_equal(s, f"{what} changed x", x, before)
-        if attempt.error is not None and refusal(attempt.error) is None:
-            return what, attempt.error
+    for what, read in READS.items():
+        if s.has_materialize if "materialize" in what else s.declared or "(" not in what:
+            _, error = tried(_check_read, s, what, read)
+            if error is not None and refusal(error) is None:
+                return what, error
     return None
+
+
+@torch.no_grad()
+def _check_read(s: Subject, what: str, read: Callable[[Any], Any]) -> None:
+    x = s.make()
+    before = snapshot(s, x) if s.traceable else x
+    read(x)
+    check_equal(s, f"{what} changed x", x, before)
 
 
 def readable(s: Subject, case: Case) -> None:
@@ -73,36 +96,42 @@ def flatten(s: Subject, case: Case) -> None:
             mend=f"write both; its attributes hold the tensors {', '.join(s.inners(x)) or 'none'}, the names to return",
         )
     names, _ = x.__tensor_flatten__()
-    if not names or not all(isinstance(n, str) for n in names):
-        raise Broken(f"__tensor_flatten__ gave the names {names!r}")
+    check_that(
+        names and all(isinstance(n, str) for n in names),
+        f"__tensor_flatten__ gave the names {names!r}",
+    )
     for name in names:
-        inner = getattr(x, name, None)
-        if not isinstance(inner, Tensor):
-            raise Broken(f"{s.name}.{name} is {one_of(type(inner))}, and __tensor_flatten__ names it")
+        check_that(
+            isinstance(inner := getattr(x, name, None), Tensor),
+            f"{s.name}.{name} is {one_of(type(inner))}, and __tensor_flatten__ names it",
+        )
+
+
+ROUND_TRIPS = {
+    "a value": lambda x: x,
+    "x.detach()": lambda x: x.detach(),
+    "x.transpose(0, -1)": lambda x: x.transpose(0, -1),
+    "x[1:]": lambda x: x[1:],
+    "x[..., ::2]": lambda x: x[..., ::2],
+}
 
 
 def round_trip(s: Subject, case: Case) -> None:
-    """Compares a value, and views of it, with values that are put together from the same parts."""
-    x = s.make()
-    values = [x, x.detach()]
-    for view in (lambda: x.transpose(0, -1), lambda: x[1:], lambda: x[..., ::2]):
-        with Attempt() as attempt, torch.no_grad():
-            values.append(view())
-        s.refuses("a view of x", attempt.error)
-    for value in [value for value in values if type(value) is s.cls]:
-        back = s.unflatten(value, s.inners(value))
-        check_equal(s, "a value put together from its parts", back, value)
-        if back.stride() != value.stride():
-            raise Broken(
-                "a value put together from its parts has another stride",
-                str(back.stride()),
-                str(value.stride()),
-            )
-        for name, inner in s.inners(value).items():
-            if getattr(back, name, None) is not inner and inner.numel():
-                raise Broken(f"the inner tensor {field_name(name)} came back as another tensor")
-        if s.has_reference:
-            check_equal(s, _lost(s, value, back), s.reference(back), s.reference(value))
+    """Compares a value, or a view of it, with a value that is put together from the same parts."""
+    value, error = tried_alone(case.run, s.make())
+    if error is not None:
+        s.refuses(case.name, error)
+    if type(value) is not s.cls:
+        return
+    back, what = s.unflatten(value, s.inners(value)), f"{case.name} put together from its parts"
+    check_equal(s, what, back, value)
+    check_equal(s, f"the stride of {what}", back.stride(), value.stride())
+    for name, inner in s.inners(value).items():
+        check_that(
+            getattr(back, name, None) is inner or not inner.numel(),
+            f"the inner tensor {field_name(name)} came back as another tensor",
+        )
+    check_equal(s, _lost(s, value, back), s.meaning(back), s.meaning(value))
 
 
 def _lost(s: Subject, x: Any, back: Any) -> str:
@@ -119,38 +148,35 @@ def _lost(s: Subject, x: Any, back: Any) -> str:
 
 def check_metadata(s: Subject, case: Case) -> None:
     """Raises where the flatten context holds a tensor, differs for equal values, or has no hash."""
-    s.needs_flatten()
-    contexts = [s.context(s.make()) for _ in range(2)]
-    if _holds_tensor(contexts[0]):
-        raise Broken(f"the flatten context {contexts[0]!r} holds a tensor")
-    if not same_context(*contexts):
-        raise Broken(f"two equal values have the contexts {contexts[0]!r} and {contexts[1]!r}, which differ")
-    if len({hash(context) for context in contexts}) > 1:
-        raise Broken(f"the hash of the equal contexts {contexts[0]!r} differs")
+    one, other = (s.context(s.make()) for _ in range(2))
+    check_that(not _holds_tensor(one), f"the flatten context {one!r} holds a tensor")
+    check_that(
+        same_context(one, other), f"two equal values have the contexts {one!r} and {other!r}, which differ"
+    )
+    check_that(hash(one) == hash(other), f"the hash of the equal contexts {one!r} differs")
 
 
 def _holds_tensor(value: Any) -> bool:
     if isinstance(value, dict):
         value = [*value, *value.values()]
-    if isinstance(value, list | tuple | set | frozenset):
-        return any(map(_holds_tensor, value))
-    return isinstance(value, Tensor)
+    return isinstance(value, Tensor) or (
+        isinstance(value, list | tuple | set | frozenset) and any(map(_holds_tensor, value))
+    )
 
 
 def sizes(s: Subject, case: Case) -> None:
     """Compares the contexts of values of other sizes, and the sizes of values that are put together with a context."""
-    s.needs_flatten()
     x = s.make()
-    for factory in derive.sizes(s):
-        other = s.make(factory)
+    for other in map(s.make, derive.sizes(s)):
         if s.has_reference:
             _check_outside(s, other)
-        if not same_context(s.context(x), s.context(other)):
-            raise Broken(f"the contexts are {s.context(x)!r} and {s.context(other)!r}")
+        check_that(
+            same_context(s.context(x), s.context(other)),
+            f"the contexts are {s.context(x)!r} and {s.context(other)!r}",
+        )
         back = s.cls.__tensor_unflatten__(s.inners(other), s.context(x), other.size(), other.stride())
-        if back.shape != other.shape:
-            words = "inner tensors, put together with the equal context of another value, gave shape"
-            raise Broken(words, str(list(back.shape)), str(list(other.shape)))
+        words = "inner tensors, put together with the equal context of another value"
+        check_attributes(words, back, other, "shape")
 
 
 def outside(s: Subject, case: Case) -> None:
@@ -158,48 +184,69 @@ def outside(s: Subject, case: Case) -> None:
     x = s.make()
     if odd := s.odd_sizes() if s.is_mapped else {}:
         words = " and ".join(f"{name} has size {size}" for name, size in odd.items())
-        raise Broken(f"{words}, the value {list(x.shape)}", mend=ADVICE["inner-size"])
+        raise Broken(f"{words}, the value {list(x.shape)}", code="inner-size")
     _check_outside(s, x)
 
 
 def _check_outside(s: Subject, x: Any) -> None:
-    plains: tuple[Tensor, ...] = ()
-    with Attempt() as attempt:
-        plains = s.reference(x)
-    if attempt.error is not None and not isinstance(attempt.error, Skipped):
-        raise Broken(
-            f"of a value of size {list(x.shape)}, {problem('reference=', attempt.error)}"
-        ) from attempt.error
-    if attempt.error is not None:
-        raise attempt.error
+    plains, error = tried(s.reference, x)
+    if isinstance(error, Skipped):
+        raise error
+    if error is not None:
+        raise Broken(f"of a value of size {list(x.shape)}, {problem('reference=', error)}") from error
     for plain in plains:
-        for what in ("shape", "dtype", "device"):
-            if getattr(plain, what) != getattr(x, what):
-                raise Broken(f"{what} is {getattr(x, what)} outside, but {getattr(plain, what)} inside")
+        check_attributes("what the value shows", x, plain, "shape", "dtype", "device")
 
 
 def without_data(s: Subject, case: Case) -> None:
     """Takes a value apart and puts it together as a fake, which has no data."""
-    s.needs_flatten()
     x, mode = s.make(), fake_mode()
     fake = mode.from_tensor(x)
     with mode:
         back = s.unflatten(fake, s.inners(fake))
     for made in (fake, back):
-        if type(made) is not s.cls or made.shape != x.shape or made.dtype != x.dtype:
-            raise Broken(
-                "a fake of a value", *(f"{type(t).__name__}{list(t.shape)} of {t.dtype}" for t in (made, x))
-            )
+        check_attributes("a fake of a value", made, x, "__class__", "shape", "dtype")
 
 
+@torch.no_grad()
 def printing(s: Subject, case: Case) -> None:
     """Prints a value and its fake."""
     for x in (s.make(), *([fake_mode().from_tensor(s.make())] if s.traceable else [])):
-        with torch.no_grad():
-            repr(x)
+        repr(x)
 
 
 # ---- copies --------------------------------------------------------------------------------------------------
+
+
+class Holder(nn.Module):
+    """A module with a value of the class as its parameter, and an op on it.
+
+    Args:
+        x: the value.
+        run: the op, whose result the module returns beside twice its argument.
+    """
+
+    def __init__(self, x: Tensor, run: Callable[[Any], Any] = lambda x: x) -> None:
+        super().__init__()
+        self.weight: Any = nn.Parameter(x, requires_grad=x.requires_grad)
+        self.run = run
+
+    def forward(self, x: Tensor) -> Any:
+        """The op on the parameter, and something of the argument."""
+        return self.run(self.weight), x * 2
+
+
+@dataclass(frozen=True)
+class Copy(Case):
+    """A copy of a value.
+
+    Attributes:
+        shares: whether it shares memory with the value.
+        trains: whether a copy of a value that requires grad requires it, too.
+    """
+
+    shares: bool = False
+    trains: bool = False
 
 
 def _pickled(t: Any) -> Any:
@@ -213,98 +260,70 @@ def _saved(x: Any) -> Any:
     return torch.load(file, weights_only=True)["x"]
 
 
-# How copies are made; all but detach() have memory of their own.
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "x.clone()": lambda x: x.clone(),
-    "x.detach()": lambda x: x.detach(),
-    "copy.deepcopy(x)": copy.deepcopy,
-    "a pickled value": _pickled,
-    "torch.load(weights_only=True)": _saved,
-}
+DEEPCOPY = Copy("copy.deepcopy(x)", copy.deepcopy, trains=True)
 
 
-def copies_of(*names: str) -> Callable[[Subject], list[Case]]:
-    """Makes cases of some copies."""
-    return lambda s: [Case(name, COPIES[name]) for name in names]
+def local_copies(s: Subject) -> list[Case]:
+    """The copies that a program makes for itself."""
+    return [Copy("x.clone()", lambda x: x.clone()), Copy("x.detach()", lambda x: x.detach(), shares=True)]
 
 
-def copied(s: Subject, case: Case) -> None:
+def files(s: Subject) -> list[Case]:
+    """The copies that go through a file.
+
+    Raises:
+        Skipped: pickle cannot find the class.
+    """
+    skip_unless(
+        "<locals>" not in s.cls.__qualname__,
+        "pickle finds a class by its name, and this one is local to a function: declare it in a module",
+    )
+    cases: list[Case] = [Copy("a pickled value", _pickled), Copy("torch.load(weights_only=True)", _saved)]
+    # torch cannot pickle plain float8 tensors
+    return cases if all(succeeds(_pickled, t) for t in s.inners(s.make().detach()).values()) else cases[1:]
+
+
+def parameters(s: Subject) -> list[Case]:
+    """Parameters of a module: a new one, one of a copied module, one that a module loads."""
+
+    def only(module: Holder) -> Any:
+        (weight,) = module.parameters()
+        return weight
+
+    def load(x: Any, assign: bool) -> Any:
+        target = Holder(snapshot(s, x).requires_grad_(x.requires_grad))
+        for t in filter(is_differentiable, s.inners(target.weight).values()):
+            t.detach().zero_()  # so that only a real copy restores the numbers
+        target.load_state_dict(Holder(x).state_dict(), assign=assign)
+        return target.weight
+
+    return [
+        Copy("nn.Parameter(x)", lambda x: only(Holder(x)), shares=True, trains=True),
+        Copy("the parameter of a copied module", lambda x: only(copy.deepcopy(Holder(x))), trains=True),
+        Copy(
+            "a parameter after load_state_dict(assign=True)",
+            lambda x: load(x, True),
+            shares=True,
+            trains=True,
+        ),
+        Copy("a parameter after load_state_dict(assign=False)", lambda x: load(x, False), trains=True),
+    ]
+
+
+def copied(s: Subject, case: Any) -> None:
     """Compares a copy with its value, of which it shares no memory."""
-    if case.run in (_pickled, _saved) and "<locals>" in s.cls.__qualname__:
-        words = (
-            "pickle finds a class by its name, and this one is local to a function: declare it in a module"
-        )
-        raise Skipped(words)
     x = s.make().detach()
-    if case.run is _pickled and not all(succeeds(_pickled, t) for t in s.inners(x).values()):
-        return  # torch cannot pickle plain float8 tensors
-    trains = case.run is copy.deepcopy and is_differentiable(x)
-    for value in [x, x.detach().requires_grad_()] if trains else [x]:
+    check_equal(s, "x.detach()", x, s.make())
+    for value in [x, x.detach().requires_grad_()] if case.trains and is_differentiable(x) else [x]:
         with torch.no_grad():
             got = case.run(value)
         check_equal(s, case.name, got, value)
-        for attribute in ("requires_grad", "is_leaf"):
-            if getattr(got, attribute) != getattr(value, attribute):
-                raise Broken(f"{case.name}: {attribute} is {getattr(got, attribute)}, and was not")
-        if s.has_reference:
-            for g, e in zip(s.reference(got), s.reference(value), strict=True):
-                check_close(s, f"what {case.name} stands for", g, e)
-        shared = {storage_key(t) for t in s.inners(value).values() if t.numel()}
-        owns = not any(storage_key(t) in shared for t in s.inners(got).values() if t.numel())
-        if not owns and case.name != "x.detach()":
-            raise Broken(f"{case.name} shares memory with the value that it is a copy of")
-
-
-class Holder(nn.Module):
-    """A module with a value of the class as its parameter, and an op on it.
-
-    Args:
-        x: the value.
-        trains: whether the parameter requires grad.
-        run: the op, whose result the module returns beside twice its argument.
-    """
-
-    def __init__(self, x: Tensor, trains: bool = False, run: Callable[[Any], Any] = lambda x: x) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(x, requires_grad=trains)
-        self.run = run
-
-    def forward(self, x: Tensor) -> Any:
-        """The op on the parameter, and something of the argument."""
-        return self.run(self.weight), x * 2
-
-
-def parameter(s: Subject, case: Case) -> None:
-    """Compares a parameter with its value: in a module, loaded from a state_dict, and copied with its module."""
-    x = s.make().detach()
-    trains = is_differentiable(x)
-    module = Holder(x, trains)
-    weight: Any = module.weight
-    if not isinstance(weight, s.cls) or not isinstance(weight, nn.Parameter):
-        raise Broken(f"nn.Parameter(x) is {one_of(type(weight))}")
-    if len(list(module.parameters())) != 1 or weight.requires_grad != trains:
-        raise Broken("the module does not know its parameter")
-    check_equal(s, "nn.Parameter(x)", weight.detach(), x)
-    check_equal(s, "the parameter of a copied module", copy.deepcopy(module).weight.detach(), x)
-    for assign in (True, False):
-        what, target = f"load_state_dict(assign={assign})", Holder(snapshot(s, x), trains)
-        with torch.no_grad():  # so that only a real copy restores the numbers
-            for t in filter(is_differentiable, s.inners(target.weight).values()):
-                t.detach().zero_()
-        try:
-            works, _ = s.works(
-                what, lambda t=target, a=assign: t.load_state_dict(module.state_dict(), assign=a)
-            )
-            if works:
-                check_equal(s, f"a parameter after {what}", target.weight.detach(), x)
-        except Exception as error:
-            raise Broken(problem(what, error), mend=None if assign else _COPY) from error
-
-
-_COPY = (
-    "load_state_dict(assign=False) calls weight.copy_(saved): let the class write the inner tensors of the one to "
-    "those of the other for aten.copy_ and return it, or refuse that op"
-)
+        check_attributes(case.name, got, value, "requires_grad", "is_leaf")
+        check_equal(s, f"what {case.name} stands for", s.meaning(got), s.meaning(value))
+        check_that(
+            case.shares or not shared_memory(s, got, value),
+            f"{case.name} shares memory with the value that it is a copy of",
+        )
 
 
 def optimizer(s: Subject, case: Case) -> None:
@@ -312,39 +331,43 @@ def optimizer(s: Subject, case: Case) -> None:
 
     The plain tensors are the tensors that the parameter represents, or its inner tensors.
     """
-    s.trainable()
-    weight: Any = nn.Parameter(s.make().detach())
+    weight: Any = nn.Parameter(s.trainable())
     loss = weight * weight
     (weight.grad,) = torch.autograd.grad(loss, weight, torch.ones(loss.shape, dtype=loss.dtype))
     grad, before = weight.grad, snapshot(s, weight.detach())
     works, _ = s.works("SGD.step()", torch.optim.SGD([weight], lr=0.1).step)
     if not works:
-        check_equal(s, "a parameter after a refused SGD.step()", weight.detach(), before)
-        return
+        return check_equal(s, "a parameter after a refused SGD.step()", weight.detach(), before)
     trains_inners = s.declared and s.cls._traits.trainable
-    if type(grad) is not plain_type(weight.detach()) or not (s.has_reference or trains_inners):
-        return
-    parts = (lambda x: [*filter(is_differentiable, s.inners(x).values())]) if trains_inners else s.reference
-    expected = [p - 0.1 * g for p, g in zip(parts(before), parts(grad), strict=True)]
-    for got, e in zip(parts(weight.detach()), expected, strict=True):
-        check_close(s, "a parameter after SGD.step()", got, e)
+    if type(grad) is plain_type(weight.detach()) and (s.has_reference or trains_inners):
+        parts = (
+            (lambda x: [*filter(is_differentiable, s.inners(x).values())]) if trains_inners else s.reference
+        )
+        for got, p, g in zip(*map(parts, (weight.detach(), before, grad)), strict=True):
+            check_close(s, "a parameter after SGD.step()", got, p - 0.1 * g)
+
+
+CONVERSIONS = {
+    **{
+        f"x.to({dtype})": lambda x, dtype=dtype: x.to(dtype)
+        for dtype in (torch.float64, torch.bfloat16, torch.complex64, torch.int32)
+    },
+    'x.to("meta")': lambda x: x.to("meta"),
+    "x.to(x.dtype)": lambda x: x.to(x.dtype),
+}
 
 
 def conversion(s: Subject, case: Case) -> None:
-    """Compares a value in another dtype, and on another device, with the tensors that it represents."""
+    """Compares a value in another dtype, or on another device, with the tensors that it represents."""
     x = s.make().detach()
-    for dtype in (torch.float64, torch.bfloat16, torch.complex64, torch.int32):
-        works, got = s.works(f"x.to({dtype})", lambda dtype=dtype: x.to(dtype))
-        if works and got.dtype != dtype:
-            raise Broken(f"x.to({dtype}) has dtype {got.dtype}")
-        if works and s.has_reference and dtype == torch.float64 and x.is_floating_point():
-            plains = s.reference(x)
-            for p, e in zip(s.references(got, len(plains)), plains, strict=True):
-                if p.dtype != dtype:
-                    raise Broken(f"x.to({dtype}) says {dtype}, but stands for a tensor of {p.dtype}")
-                check_close(s, f"x.to({dtype})", p.to(x.dtype), e)
-    works, moved = s.works('x.to("meta")', lambda: x.to("meta"))
-    if works and (moved.device.type != "meta" or moved.shape != x.shape):
-        raise Broken(f'x.to("meta") is on {moved.device} and has shape {list(moved.shape)}')
-    if x.to(x.dtype) is not x:
-        raise Broken("x.to(x.dtype) is not x itself, as it is for a plain tensor")
+    got, plain = case.run(x), case.run(torch.zeros(x.shape, dtype=x.dtype, device=x.device))
+    check_attributes(case.name, got, plain, "dtype", "device", "shape")
+    check_that(
+        "x.dtype" not in case.name or got is x,
+        "x.to(x.dtype) is not x itself, as it is for a plain tensor",
+    )
+    if s.has_reference and got.dtype == torch.float64 and x.is_floating_point():
+        plains = s.reference(x)
+        for p, e in zip(s.references(got, len(plains)), plains, strict=True):
+            check_attributes(f"what {case.name} stands for", p, got, "dtype")
+            check_close(s, case.name, p.to(x.dtype), e)

@@ -1,4 +1,4 @@
-"""The class under test: its values, the plain tensors that they represent, and their inner tensors."""
+"""The class under test: its values, the tensors that they represent, their inner tensors, and how results compare."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
+from subclasses.layout import RAW, field_name
 from subclasses.rules.registry import all_rules
-from subclasses.testing.errors import Attempt, Skipped, refusal, shown, succeeds
+from subclasses.testing.errors import (
+    Broken,
+    Skipped,
+    check_that,
+    first_line,
+    refusal,
+    shown,
+    skip_unless,
+    succeeds,
+    tried,
+)
 
 Factory = Callable[[], Tensor]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 Level = Literal["smoke", "gradients", "full"]
-Result = TypeVar("Result")
 SEED = 20240229
 
 
@@ -121,16 +131,44 @@ def check_options(factory: Any, options: Mapping[str, Any]) -> None:
             raise TypeError(f"check(): {name}= {words}, got {options[name]!r}")
 
 
-def once(find: Callable[[Subject], Result]) -> Callable[[Subject], Result]:
-    """Finds something, such as cases, at the first call for a class, and caches it with the class."""
+# Tries a call without gradients.
+tried_alone = torch.no_grad()(tried)
+# Finds something, such as cases, at the first call for a class, and keeps it while few other classes are tested.
+once = functools.lru_cache(maxsize=4)
 
-    @functools.wraps(find)
-    def found(s: Subject) -> Result:
-        if find.__qualname__ not in s.cache:
-            s.cache[find.__qualname__] = find(s)
-        return s.cache[find.__qualname__]
 
-    return found
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leaves the caller's random state and warnings as they are."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+# Facts that a promise may need: a test, and words for a class that fails it.
+FACTS: dict[str, tuple[Callable[[Subject], object], str]] = {
+    "flatten": (
+        lambda s: s.traceable,
+        "needs __tensor_flatten__ and __tensor_unflatten__, which {s.name} lacks",
+    ),
+    "reference": (
+        lambda s: s.has_reference,
+        "pass reference=, which says what plain tensor {a_value} stands for",
+    ),
+    "one plain tensor": (
+        lambda s: len(s.meaning(s.make().detach())) == 1,
+        "values stand for no plain tensors, or for several",
+    ),
+    "rules": (lambda s: s.declared, "only a declared class lists its rules"),
+    "metadata": (lambda s: not s.declared or metadata(s.make()), "{s.name} has no metadata"),
+    "materialize": (lambda s: hasattr(s.cls, "materialize"), "{s.name} has no materialize()"),
+    "declared materialize": (lambda s: s.has_materialize, "{s.name} has no materialize()"),
+    "gradients": (lambda s: is_differentiable(s.make()), "{s.dtype} cannot require grad"),
+}
 
 
 class Subject:
@@ -138,12 +176,15 @@ class Subject:
 
     Attributes:
         cls: the class.
+        dtype: the dtype of a value.
         declared: whether it is a ``TensorSubclass``.
+        has_materialize: whether it is one with a ``materialize()``.
         derived: the options that were not passed, and how the kit replaced them.
         refused: the calls that the class refused in the check in progress, each with its message.
         wrong_values: names of the calls that give other numbers than the reference.
     """
 
+    @undisturbed()
     def __init__(self, factory: Factory, options: Options) -> None:
         """Makes one value, to get its class."""
         self.factory, self.options = factory, options
@@ -154,36 +195,33 @@ class Subject:
                 f"__tensor_flatten__ and __tensor_unflatten__), got {type(x).__name__}"
             )
         self.cls: Any = type(x)
-        self.name = self.cls.__name__
-        self.traceable = is_traceable_wrapper_subclass(x)
-        self.declared = issubclass(self.cls, TensorSubclass)
+        self.name, self.declared = self.cls.__name__, issubclass(self.cls, TensorSubclass)
+        self.has_materialize = self.declared and self.cls.__spec__.has_materialize
+        self.traceable, self.dtype = is_traceable_wrapper_subclass(x), x.dtype
         self.derived: dict[str, str] = {}
         self.refused: list[tuple[str, str]] = []
         self.wrong_values: set[str] = set()
-        self.cache: dict[str, Any] = {}
 
     # ---- values --------------------------------------------------------------------------------------------
 
-    def make(self, factory: Factory | None = None) -> Any:
+    def make(self, factory: Factory | None = None, number: int = SEED) -> Any:
         """A fresh value, the same one at each call: the seed is set before."""
-        seed()
+        seed(number)
         return (factory or self.factory)()
 
-    def trainable(self, factory: Factory | None = None) -> Any:
+    def trainable(self) -> Any:
         """A fresh value that requires grad.
 
         Raises:
             Skipped: its dtype cannot.
         """
-        x = self.make(factory).detach()
-        if not (x.is_floating_point() or x.is_complex()):
-            raise Skipped(f"{x.dtype} cannot require grad")
-        return x.requires_grad_()
+        self.needs("gradients")
+        return self.make().detach().requires_grad_()
 
-    def needs_flatten(self) -> None:
-        """Raises Skipped for a class that PyTorch cannot take apart."""
-        if not self.traceable:
-            raise Skipped(f"needs __tensor_flatten__ and __tensor_unflatten__, which {self.name} lacks")
+    def needs(self, *facts: str) -> None:
+        """Raises Skipped unless facts of the table ``FACTS`` hold."""
+        for holds, words in map(FACTS.__getitem__, facts):
+            skip_unless(holds(self), words.format(s=self, a_value=one_of(self.cls)))
 
     def context(self, x: Any) -> Any:
         """The metadata that a value is flattened to; None for a class that cannot be flattened."""
@@ -206,8 +244,7 @@ class Subject:
         Raises:
             Skipped: the class cannot be flattened.
         """
-        if not is_traceable_wrapper_subclass(x):
-            self.needs_flatten()
+        self.needs("flatten")
         return type(x).__tensor_unflatten__(dict(inners), self.context(x), x.size(), x.stride())
 
     def changed(self, x: Any, change: Callable[[str, Tensor], Any], path: str = "") -> dict[str, Any]:
@@ -220,8 +257,8 @@ class Subject:
         parts = self.changed(t, change, f"{path}.")
         if not isinstance(t, TensorSubclass):
             return self.unflatten(t, parts)
-        spec: Any = type(t).__spec__
-        return type(t)(**{f.name: parts.get(f.attribute) for f in spec.inners}, **metadata(t))
+        fields: Any = type(t).__spec__.inners  # type: ignore[attr-defined]
+        return self.of_fields(t, **{f.name: parts.get(f.attribute) for f in fields})
 
     # ---- construction --------------------------------------------------------------------------------------
 
@@ -234,13 +271,6 @@ class Subject:
         build, names = self.builder(x)
         return build(*(inners.get(name) for name in names))
 
-    def put_together(self, x: Any, inners: Mapping[str, Any]) -> Any:
-        """Constructs a value as a user does, or as PyTorch does where the kit has no constructor to call."""
-        try:
-            return self.construct(x, inners)
-        except Skipped:
-            return self.unflatten(x, inners)
-
     def builder(self, x: Any) -> tuple[Callable[..., Any], list[str]]:
         """A function from inner tensors to a value with the metadata of ``x``, and their names.
 
@@ -252,39 +282,31 @@ class Subject:
             names = [n for n in names if n in cls.__spec__.attributes]
         if build is not None:
             return build, names
-        if self.declared:
-            if self._wrong_constructor:
-                raise Skipped(
-                    f"pass construct=, which makes {one_of(cls)} from {', '.join(cls.__spec__.inner_names)}: "
-                    f"{self._wrong_constructor}"
-                )
-            fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], metadata(x)
-            return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
-        takes_inners = succeeds(lambda: inspect.signature(cls.__new__).bind(cls, *names))
-        if self.context(x) is not None or not takes_inners:
-            raise Skipped(f"pass construct=, which makes {one_of(cls)} from {', '.join(names)}")
-        return cls, names
+        takes_inners = lambda: inspect.signature(cls.__new__).bind(cls, *names)  # noqa: E731
+        if not self.declared and self.context(x) is None and succeeds(takes_inners):
+            return cls, names
+        if not self.declared or self._wrong_constructor:
+            words = f": {self._wrong_constructor}" if self.declared else ""
+            raise Skipped(
+                f"pass construct=, which makes {one_of(cls)} from {', '.join(map(field_name, names))}{words}"
+            )
+        fields = [f.name for f in cls.__spec__.inners if f.attribute in names]
+        return lambda *parts: self.of_fields(x, **dict(zip(fields, parts, strict=True))), names
 
     @functools.cached_property
     def _wrong_constructor(self) -> str:
         """How the constructor of a declared class fails to take its fields; empty if it takes them."""
-        cls = self.cls
-        if inspect.unwrap(cls.__new__) is cls._new and cls.__init__ is Tensor.__init__:  # the generated one
-            return ""
-        x, made = self.make().detach(), None
-        with Attempt() as attempt:
-            made = self.of_fields(x)
-        if attempt.error is not None:
-            return f"its constructor takes other arguments ({shown(attempt.error)})"
-        compare = functools.partial(torch.testing.assert_close, equal_nan=True)
-        pairs = [(t, self.inners(made)[name]) for name, t in self.inners(x).items()]
-        is_equal = all(a is b or succeeds(compare, a, b) for a, b in pairs)
+        x = self.make().detach()
+        made, error = tried(self.of_fields, x)
+        if error is not None:
+            return f"its constructor takes other arguments ({shown(error)})"
+        is_equal = not differs(self, *([*self.inners(y).values()] for y in (made, x)))
         return "" if is_equal else "given the fields of a value, its constructor makes another value"
 
     def of_fields(self, x: Any, **change: Any) -> Any:
         """A value of a declared class with the fields of another one, some of them changed."""
-        fields = {f.name: self.inners(x).get(f.attribute) for f in self.cls.__spec__.inners}
-        return self.cls(**(fields | metadata(x) | change))
+        fields = {f.name: self.inners(x).get(f.attribute) for f in type(x).__spec__.inners}
+        return type(x)(**(fields | metadata(x) | change))
 
     # ---- the plain tensors of a value ----------------------------------------------------------------------
 
@@ -294,14 +316,17 @@ class Subject:
         Raises:
             Skipped: the class has no reference.
         """
-        if self._reference is None:
-            raise Skipped(f"pass reference=, which says what plain tensor {one_of(self.cls)} stands for")
-        plain = self._reference(x)
+        self.needs("reference")
+        plain: Any = self._reference and self._reference(x)
         return plain if isinstance(plain, tuple) else (plain,)
 
     def references(self, result: Any, count: int) -> tuple[Any, ...]:
         """The plain tensors that a result represents; a plain result is repeated for each of ``count`` tensors."""
         return self.reference(result) if isinstance(result, self.cls) else (result,) * count
+
+    def meaning(self, x: Any) -> tuple[Tensor, ...]:
+        """The plain tensors that a value represents; none without a reference."""
+        return self.reference(x) if self.has_reference else ()
 
     @property
     def has_reference(self) -> bool:
@@ -310,10 +335,9 @@ class Subject:
 
     @functools.cached_property
     def _reference(self) -> Callable[[Any], Any] | None:
-        if self.options.get("reference") is not None:
-            return self.options.get("reference")
-        if not self.is_mapped:
-            return getattr(self.cls, "materialize", None)
+        given = self.options.get("reference")
+        if given is not None or not self.is_mapped:
+            return given or getattr(self.cls, "materialize", None)
         return None if self.odd_sizes() else lambda x: tuple(x.__dict__[n] for n in x._layout.present)
 
     @functools.cached_property
@@ -322,10 +346,9 @@ class Subject:
 
         It does under "map", if the class has no rules and all inner tensors have one dtype.
         """
-        if not self.declared or not self.cls._traits.is_mapped or self.options.get("reference") is not None:
-            return False
+        maps = self.declared and self.cls._traits.is_mapped and self.options.get("reference") is None
         x = self.make()
-        return not all_rules(self.cls) and {t.dtype for _, t in self.held(x)} == {x.dtype}
+        return maps and not all_rules(self.cls) and {t.dtype for _, t in self.held(x)} == {x.dtype}
 
     def odd_sizes(self) -> dict[str, list[int]]:
         """The sizes of the inner tensors that have another one than the value."""
@@ -335,16 +358,17 @@ class Subject:
     # ---- judging -------------------------------------------------------------------------------------------
 
     def is_own(self, frame: FrameType) -> bool:
-        """Whether a frame runs code of the class: of a module that defines its methods, or of one around it."""
-        name = frame.f_globals.get("__name__", "")
-        return name in self._modules or name.startswith(self._packages)
+        """Whether a frame runs code of the class: of a package that defines its methods, or of one inside."""
+        return f"{frame.f_globals.get('__name__', '')}.".startswith(self._packages)
 
     @functools.cached_property
     def _packages(self) -> tuple[str, ...]:
-        """The packages of its modules, and, of a package inside of others, the one around it, each with a dot."""
-        packages = {package for module in self._modules if (package := module.rpartition(".")[0])}
-        around = {p.rpartition(".")[0] for p in packages if p.count(".") > 1}
-        return tuple(f"{p}." for p in packages | around)
+        """The packages of its methods, of a declared class its own too; the outer two names of each, with a dot."""
+        members = [getattr(m, "__func__", m) for b in self.own_bases for m in vars(b).values()]
+        modules = {m.__globals__.get("__name__", "") for m in members if inspect.isfunction(m)}
+        modules |= {b.__module__ for b in self.own_bases if self.declared}  # its rules are beside it
+        packages = [(m.rpartition(".")[0] or m).split(".")[:2] for m in modules - {""}]
+        return tuple(f"{'.'.join(names)}." for names in packages)
 
     @functools.cached_property
     def own_bases(self) -> list[type]:
@@ -352,13 +376,6 @@ class Subject:
         known = {*Tensor.__mro__, *TensorSubclass.__mro__}
         bases = [b for b in self.cls.__mro__ if b is self.cls or not b.__module__.startswith("torch.")]
         return [b for b in bases if b not in known]
-
-    @functools.cached_property
-    def _modules(self) -> set[str]:
-        """The modules of the functions of the class, and of a declared class, whose rules are beside it."""
-        members = [getattr(m, "__func__", m) for b in self.own_bases for m in vars(b).values()]
-        declared = {b.__module__ for b in self.own_bases} if self.declared else set()
-        return declared | {m.__globals__.get("__name__", "") for m in members if inspect.isfunction(m)} - {""}
 
     def refuses(self, what: str, error: BaseException | None, *, deliberate: bool = True) -> bool:
         """Whether an error is a clean refusal, which is then noted.
@@ -376,12 +393,10 @@ class Subject:
 
     def works(self, what: str, run: Callable[[], Any]) -> tuple[bool, Any]:
         """Whether a call runs, and its result; a clean refusal is noted, other errors go through."""
-        try:
-            return True, run()
-        except Exception as error:
-            if isinstance(error, Skipped) or not self.refuses(what, error):
-                raise
-            return False, None
+        result, error = tried(run)
+        if error is not None and (isinstance(error, Skipped) or not self.refuses(what, error)):
+            raise error
+        return error is None, result
 
 
 def metadata(x: Any) -> dict[str, Any]:
@@ -395,13 +410,170 @@ def is_differentiable(t: Any) -> bool:
     return isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leaves the caller's random state and warnings as they are."""
-    state = random.getstate()
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            random.setstate(state)
+# ---- comparisons -----------------------------------------------------------------------------------------------
+
+
+def leaves(value: Any) -> list[Any]:
+    """A result as a flat list: lists and tuples are flattened."""
+    if isinstance(value, list | tuple):
+        return [leaf for part in value for leaf in leaves(part)]
+    return [value]
+
+
+def check_stands_for(
+    s: Subject, what: str, got: Any, expected: Sequence[Any], *, rounded: bool = False
+) -> None:
+    """Raises unless a result represents the results on the reference.
+
+    Args:
+        s: the class under test.
+        what: names the call in the message.
+        got: the result on a value: a plain tensor, a value of the class, or several of them.
+        expected: the result on each plain tensor that the value represents.
+        rounded: compare in the dtype of the reference, as the class may keep more digits.
+    """
+    for i, one in enumerate(expected):
+        for where, g, e in _pairs(f"{what} is not what its reference gives", got, one):
+            if not (isinstance(g, Tensor) and isinstance(e, Tensor)):
+                check_equal(s, where, g, e)
+                continue
+            check_attributes(where, g, e, *("shape", "dtype")[: 1 if rounded else 2])
+            plains = s.references(g, len(expected))
+            check_that(
+                len(plains) == len(expected), where, f"a value for {len(plains)} tensors", str(len(expected))
+            )
+            check_attributes(where, plains[i], e, "shape")
+            check_close(s, where, plains[i].to(e.dtype) if rounded else plains[i], e)
+    for one in leaves(got):
+        check_class(s, what, one)
+
+
+def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
+    """Raises unless two results are the same in type, metadata, size, dtype and content."""
+    for where, g, e in _pairs(what, got, expected):
+        if not isinstance(e, Tensor):
+            check_that(_alike(s, g, e), where, repr(g), repr(e))
+            continue
+        check_that(plain_type(g) is plain_type(e), where, one_of(type(g)), one_of(type(e)))
+        check_attributes(where, g, e, "shape", "dtype", "device")
+        if not (is_traceable_wrapper_subclass(e) or isinstance(e, s.cls)):
+            check_close(s, where, g, e)
+            continue
+        (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (g, e)]
+        if list(inners) != list(wanted):
+            raise Broken(where, *(f"inner tensors {[*map(field_name, found)]}" for found in (inners, wanted)))
+        if not same_context(context, other):
+            raise Broken(where, f"metadata {first_line(repr(context))}", first_line(repr(other)))
+        for name, inner in inners.items():
+            check_equal(s, f"{where}: {field_name(name)}", inner, wanted[name])
+
+
+def check_close(s: Subject, what: str, got: Any, expected: Any) -> None:
+    """Raises unless two plain tensors are equal up to rounding."""
+    got, expected = plainest(got), plainest(expected)
+    rtol, atol = _tolerance(s, expected)
+    compare = torch.testing.assert_close
+    _, error = tried(lambda: compare(got, expected, rtol=rtol, atol=atol, equal_nan=True))
+    if error is not None:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise Broken(what, " ".join(lines[:3])[:300], "equal numbers")
+
+
+def differs(s: Subject, got: Any, expected: Any) -> bool:
+    """Whether two results differ in type, metadata, size, dtype or content."""
+    return not succeeds(check_equal, s, "", got, expected)
+
+
+def check_class(s: Subject, what: str, got: Any) -> None:
+    """Raises if a declared class has inherited a rule that makes values of the base."""
+    made = type(got)
+    if s.declared and made is not s.cls and issubclass(made, TensorSubclass) and issubclass(s.cls, made):
+        raise Broken(
+            f"{what} gives {one_of(made)}, a base of {s.name}, and not {one_of(s.cls)}",
+            mend=f"for classes that inherit the rule, write type(x)(...) in place of {made.__name__}(...), which makes "
+            f"{one_of(made)} whatever class its operand is of",
+        )
+
+
+def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Each result beside the expected one, with words for it.
+
+    Raises:
+        Broken: there are more or fewer results.
+    """
+    results, wanted = leaves(got), leaves(expected)
+    check_that(len(results) == len(wanted), what, f"{len(results)} results", str(len(wanted)))
+    for i, (g, e) in enumerate(zip(results, wanted, strict=True)):
+        yield f"{what}: result {i}" if len(wanted) > 1 else what, g, e
+
+
+def check_attributes(what: str, got: Any, expected: Any, *names: str) -> None:
+    """Raises unless two tensors have the same shape, dtype or other attributes."""
+    for name in names:
+        one, other = (list(v) if name == "shape" else v for v in (getattr(t, name) for t in (got, expected)))
+        check_that(one == other, what, f"{name} {one}", str(other))
+
+
+def _tolerance(s: Subject, expected: Any) -> tuple[float, float]:
+    """The relative and absolute tolerance for a result.
+
+    Rounding errors of a sum are relative to its terms, and so to the largest entry, not to each entry.
+    """
+    rtol, atol = s.options.get("rtol"), s.options.get("atol")
+    if rtol is not None or atol is not None:
+        return rtol or 0.0, atol or 0.0
+    if not (expected.is_floating_point() or expected.is_complex()) or expected.device.type == "meta":
+        return 0.0, 0.0
+    finite = torch.where(expected.isfinite(), expected, 0).abs()
+    rtol = torch.finfo(expected.dtype).eps ** 0.75
+    return rtol, rtol * max(1.0, float(finite.amax()) if finite.numel() else 0.0)
+
+
+def plainest(t: Any) -> Any:
+    """Converts to a tensor that torch can compare.
+
+    Unwraps a wrapper to its first inner tensor, converts float8 to float32, and resolves lazy bits.
+    """
+    while is_traceable_wrapper_subclass(t):
+        t = getattr(t, t.__tensor_flatten__()[0][0])
+    if not isinstance(t, Tensor):
+        return t
+    is_float8 = t.is_floating_point() and t.dtype.itemsize == 1  # torch compares no float8 tensors
+    return t.detach().float() if is_float8 else t.detach().resolve_conj().resolve_neg()
+
+
+def _alike(s: Subject, got: Any, expected: Any) -> bool:
+    if isinstance(got, float | complex) and type(got) is type(expected):
+        return succeeds(check_close, s, "", torch.tensor(got), torch.tensor(expected))
+    return type(got) is type(expected) and bool(got == expected)
+
+
+def plain_type(x: Any) -> type:
+    """The type, where a parameter counts as a tensor."""
+    return Tensor if type(x) is torch.nn.Parameter else type(x)
+
+
+def same_context(a: Any, b: Any) -> bool:
+    """Whether two flatten contexts mean the same metadata."""
+    return a is b or bool(a == b)
+
+
+def snapshot(s: Subject, x: Any) -> Any:
+    """A copy of a value with inner tensors of its own, made without a call of the class's own copy."""
+    if not (is_traceable_wrapper_subclass(x) or isinstance(x, s.cls)):
+        return x.detach().clone()
+    return s.unflatten(x, {name: snapshot(s, inner) for name, inner in s.inners(x).items()})
+
+
+def memory_of(s: Subject, x: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain tensors inside of a value, by path, each by its storage; of a plain tensor, its own."""
+    if is_traceable_wrapper_subclass(x) or isinstance(x, s.cls):
+        for inner, t in s.inners(x).items():
+            yield from memory_of(s, t, f"{name}.{inner.removeprefix(RAW)}")
+    elif isinstance(x, Tensor) and x.numel():
+        yield name, storage_key(x)
+
+
+def shared_memory(s: Subject, y: Any, x: Any) -> list[tuple[str, str]]:
+    """Pairs of the plain tensors in a result and in a value that lie in one storage."""
+    return [(of_y, of_x) for of_y, a in memory_of(s, y) for of_x, b in memory_of(s, x) if a == b]

@@ -6,16 +6,16 @@ call. An oracle compares the result of one case in one setting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Barrier
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from subclasses._torch import (
     disabled_torch_function_impl,
@@ -27,30 +27,32 @@ from subclasses.layout import RAW
 from subclasses.rules.registry import all_rules
 from subclasses.spec.fields import inner
 from subclasses.testing import derive
+from subclasses.testing.calls import LAZY, MORE_PAIRS, PAIRS, POINTWISE, VIEWS, WHOLE, Case, like, operands
 from subclasses.testing.cases import (
-    LAZY,
-    MORE_PAIRS,
-    PAIRS,
-    POINTWISE,
-    VIEWS,
     accepted,
     applicable,
     callable_on,
-    like,
-    operands_as_parameters,
+    functional_cases,
+    pair_calls_of,
     refuses,
     unreached,
 )
-from subclasses.testing.compare import (
+from subclasses.testing.errors import Broken, Skipped, check_that, problem, skip_unless, succeeds, tried
+from subclasses.testing.subject import (
+    SEED,
+    Factory,
+    Subject,
     check_equal,
     check_stands_for,
+    differs,
+    is_differentiable,
     leaves,
+    metadata,
+    once,
+    seed,
     snapshot,
-    value_difference,
+    tried_alone,
 )
-from subclasses.testing.errors import Attempt, Broken, Skipped, problem, succeeds
-from subclasses.testing.reach import Case, pair_calls_of
-from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable, metadata, once, seed
 
 
 @dataclass(frozen=True)
@@ -72,37 +74,6 @@ class Setting:
     read: Callable[[Any], Any] = lambda results: results
 
 
-Context = Callable[[Subject], Iterable[Setting]]
-Oracle = Callable[[Subject, Case, Setting], None]
-Check = Callable[[Subject, Case], None]
-
-
-def within(context: Context, oracle: Oracle) -> Check:
-    """The check of a case in each setting of a context by an oracle."""
-
-    def check(s: Subject, case: Case) -> None:
-        for setting in context(s):
-            oracle(s, case, setting)
-
-    return check
-
-
-def told(check: Check) -> Check:
-    """A check that records the names of its failing calls, which other promises leave out.
-
-    Such calls give wrong values or change their argument.
-    """
-
-    def telling(s: Subject, case: Case) -> None:
-        with Attempt() as attempt:
-            check(s, case)
-        if attempt.error is not None:
-            s.wrong_values |= set() if isinstance(attempt.error, Skipped) else {case.name}
-            raise attempt.error
-
-    return telling
-
-
 # ---- oracles -----------------------------------------------------------------------------------------------
 
 
@@ -112,19 +83,24 @@ def by_reference(s: Subject, case: Case, setting: Setting, *, rounded: bool = Fa
 
     Under ``rounded``, it compares only where one of these results is ``bfloat16``.
     """
-    with Attempt() as called, setting.mode():
-        got = case.run(setting.operand())
-    if called.error is not None and not setting.words:
-        raise called.error
-    with Attempt() as attempt, setting.mode():
-        expected = [case.run(plain) for plain in plains_of(s, setting.operand())]
-    if attempt.error is not None and setting.words and not isinstance(attempt.error, Skipped):
+    with setting.mode():
+        got, error = tried(lambda: case.run(setting.operand()))
+        if error is not None and not setting.words:
+            raise error
+        expected, failure = tried(lambda: [case.run(plain) for plain in plains_of(s, setting.operand())])
+    if failure is not None and setting.words and not isinstance(failure, Skipped):
         return  # the value has another size
-    for error in filter(None, (called.error, attempt.error)):
-        raise error
+    for one in filter(None, (error, failure)):
+        raise one
     if rounded and torch.bfloat16 not in [getattr(leaf, "dtype", None) for leaf in leaves(expected)]:
         return
-    check_stands_for(s, f"{case.name}{setting.words}", got, expected, rounded=rounded)
+    _, error = tried(
+        lambda: check_stands_for(s, f"{case.name}{setting.words}", got, expected, rounded=rounded)
+    )
+    if isinstance(error, Broken) and any(_defaults(s, setting.operand(), result) for result in leaves(got)):
+        error.code = "metadata-default"
+    if error is not None:
+        raise error
 
 
 def plains_of(s: Subject, operand: Any) -> list[Any]:
@@ -143,12 +119,19 @@ def by_eager(s: Subject, case: Case, setting: Setting) -> None:
         check_equal(s, f"{case.name}{setting.words}", setting.read(got), setting.read(expected))
 
 
-def by_eager_always(s: Subject, case: Case, setting: Setting) -> None:
-    """Compares as by_eager() does, and raises Broken where the class refuses the call."""
-    with Attempt() as attempt:
-        by_eager(s, case, setting)
-    if attempt.error is not None:
-        raise Broken(problem(f"{case.name}{setting.words}", attempt.error)) from attempt.error
+def arguments(s: Subject, case: Case) -> None:
+    """Raises for a case that changed its argument."""
+    x = s.make()
+    before = snapshot(s, x)
+    with torch.no_grad():
+        tried(case.run, x)
+    check_equal(s, f"{case.name} changed x", x, before)
+
+
+@once
+def harmless(s: Subject) -> list[Case]:
+    """The accepted cases that leave their argument as it was, as far as a copy of it can be made."""
+    return [case for case in accepted(s) if not s.traceable or succeeds(arguments, s, case)]
 
 
 # ---- contexts ----------------------------------------------------------------------------------------------
@@ -179,49 +162,8 @@ def with_nests(s: Subject) -> Any:
     x = s.make().detach()
     inners = s.changed(x, lambda path, t: t if path.endswith("_carrier") else Nest(t))
     works, value = s.works("inner tensors that are wrappers", lambda: s.construct(x, inners))
-    if not works:
-        raise Skipped("the class refuses inner tensors that are wrappers")
+    skip_unless(works, "the class refuses inner tensors that are wrappers")
     return value
-
-
-def eager(s: Subject) -> list[Setting]:
-    """A value of the factory."""
-    return [Setting(s.make)]
-
-
-def autocast(s: Subject) -> list[Setting]:
-    """Matrix products in ``bfloat16``."""
-    x = s.make()
-    if x.dtype is not torch.float32:
-        raise Skipped(f"autocast leaves {x.dtype} as it is")
-    return [Setting(s.make, " under autocast", lambda: torch.autocast(x.device.type, torch.bfloat16))]
-
-
-def inference(s: Subject) -> list[Setting]:
-    """Inference mode, of a value from outside and of one that is made there."""
-    x = s.make()
-    outside = Setting(lambda: x, " of a value from outside", torch.inference_mode)
-    return [outside, Setting(s.make, mode=torch.inference_mode)]
-
-
-def variants(s: Subject) -> list[Setting]:
-    """Values with other metadata."""
-    return [Setting(partial(s.make, make), f" {words}") for words, make in derive.named_variants(s)]
-
-
-def lazy_inners(s: Subject) -> list[Setting]:
-    """Inner tensors with a conjugate or negative bit, beside the same numbers without."""
-    s.reference(s.make())
-    x = s.make()
-    lazy = s.changed(x, _lazily)
-    solid = {name: t.resolve_conj().resolve_neg() for name, t in lazy.items()}
-    return [
-        Setting(
-            lambda: s.construct(x, lazy),
-            " on inner tensors with a lazy bit set",
-            expected=lambda: s.construct(x, solid),
-        )
-    ]
 
 
 def _lazily(path: str, t: Tensor) -> Tensor:
@@ -231,10 +173,50 @@ def _lazily(path: str, t: Tensor) -> Tensor:
     return torch.complex(t, t).conj().imag if t.dtype in (torch.float32, torch.float64) else t
 
 
-CONTEXTS: dict[str, Context] = {
+def values_of(s: Subject, *pair: Factory) -> list[Any]:
+    """The values of two factories."""
+    return [s.make(factory).detach() for factory in pair]
+
+
+def two(s: Subject) -> list[Any]:
+    """A value of the factory, and the second value."""
+    return values_of(s, s.factory, derive.second(s))
+
+
+def _autocast(s: Subject) -> Setting:
+    x = s.make()
+    skip_unless(x.dtype is torch.float32, f"autocast leaves {x.dtype} as it is")
+    return Setting(s.make, " under autocast", lambda: torch.autocast(x.device.type, torch.bfloat16))
+
+
+def _lazy(s: Subject) -> Setting:
+    x = s.make()
+    lazy = s.changed(x, _lazily)
+    solid = {name: t.resolve_conj().resolve_neg() for name, t in lazy.items()}
+    return Setting(
+        lambda: s.construct(x, lazy),
+        " on inner tensors with a lazy bit set",
+        expected=lambda: s.construct(x, solid),
+        read=lambda results: [p for r in leaves(results) for p in s.references(r, 1)],
+    )
+
+
+CONTEXTS: dict[str, Callable[[Subject], list[Setting]]] = {
+    "eager": lambda s: [Setting(s.make)],
+    "detached": lambda s: [Setting(lambda: s.make().detach())],
+    "autocast": lambda s: [_autocast(s)],
     "grad": lambda s: [Setting(s.trainable, mode=torch.enable_grad)],
-    "inference": inference,
-    "parameters": lambda s: [Setting(s.make, " with Parameters for plain operands", operands_as_parameters)],
+    "inference": lambda s: [
+        Setting(partial(WHOLE.run, s.make()), " of a value from outside", torch.inference_mode),
+        Setting(s.make, mode=torch.inference_mode),
+    ],
+    "parameters": lambda s: [
+        Setting(s.make, " with Parameters for plain operands", lambda: operands(_parameter))
+    ],
+    "other metadata": lambda s: [
+        Setting(partial(s.make, make), f" {words}") for words, make in derive.named_variants(s)
+    ],
+    "lazy bits": lambda s: [_lazy(s)],
     "nested inside": lambda s: [
         Setting(
             partial(with_nests, s),
@@ -245,19 +227,24 @@ CONTEXTS: dict[str, Context] = {
     "nested outside": lambda s: [
         Setting(lambda: Nest(s.make()), " on a wrapper around a value", read=unnested)
     ],
+    "two values": lambda s: [Setting(lambda: two(s))],
+    "other integers": lambda s: [
+        Setting(partial(values_of, s, s.factory, other), ", where y holds other integers")
+        for other in filter(None, [derive.other_integers(s)])
+    ],
+    "mixed metadata": lambda s: [
+        Setting(partial(values_of, s, *pair), f", {name} {words}")
+        for words, make in derive.named_variants(s)
+        for pair, name in (((s.factory, make), "y"), ((make, s.factory), "x"))
+    ],
 }
 
+
+def _parameter(plain: Tensor) -> Tensor:
+    return nn.Parameter(plain, requires_grad=False)
+
+
 # ---- two values --------------------------------------------------------------------------------------------
-
-
-def values_of(s: Subject, pair: Sequence[Factory]) -> list[Any]:
-    """The values of two factories."""
-    return [s.make(factory).detach() for factory in pair]
-
-
-def two(s: Subject) -> list[Any]:
-    """A value of the factory, and the second value."""
-    return values_of(s, (s.factory, derive.second(s)))
 
 
 @once
@@ -268,55 +255,38 @@ def pair_cases(s: Subject) -> list[Case]:
     Raises:
         Skipped: there is no second value, or no reference.
     """
-    s.reference(s.make())
-    table = callable_on(s, PAIRS | MORE_PAIRS)
-    table |= {case.name: case.run for case in pair_calls_of(unreached(s))}
-    plains = plains_of(s, two(s))
-    takes = {
-        name: run
-        for name, run in table.items()
-        if succeeds(lambda run=run: [run([*map(torch.clone, p)]) for p in plains])
-    }
-    cases = [Case(name, run) for name, run in takes.items()]
+    plains, cases = plains_of(s, two(s)), callable_on(s, PAIRS | MORE_PAIRS | pair_calls_of(unreached(s)))
+    cases = [c for c in cases if all(succeeds(c.run, [*map(torch.clone, pair)]) for pair in plains)]
     return [case for case in cases if not refuses(s, case, lambda: two(s))]
 
 
-def two_values(s: Subject, case: Case) -> None:
-    """Compares an op on two values with different numbers, and with other integers in the second one."""
-    by_reference(s, case, Setting(lambda: two(s)))
-    other = derive.other_integers(s)
-    if other is not None and not refuses(s, case, lambda: values_of(s, (s.factory, other))):
-        by_reference(
-            s, case, Setting(lambda: values_of(s, (s.factory, other)), ", where y holds other integers")
+def mixed_metadata(s: Subject, case: Case, setting: Setting) -> None:
+    """Compares an op on two values of different metadata.
+
+    Raises:
+        Skipped: no comparison can tell that the metadata of the result is right.
+    """
+    by_reference(s, case, setting)
+    got, error = tried_alone(lambda: case.run(setting.operand()))
+    if error is None and _is_unseen(s, setting.operand(), got):
+        words = setting.words.partition(" ")[2].partition(" ")[2]
+        raise Skipped(
+            f"pass reference=, which tells values {words} from others, as by numbers in one unit: both stand for the "
+            f"same so far, and {case.name} was not refused"
         )
 
 
-def mixed_metadata(s: Subject, case: Case) -> None:
-    """Compares an op on two values of different metadata, in both orders."""
-    for words, make in derive.named_variants(s):
-        for pair, name in (((s.factory, make), "y"), ((make, s.factory), "x")):
-            by_reference(s, case, Setting(lambda pair=pair: values_of(s, pair), f", {name} {words}"))
-            got = None
-            with Attempt() as attempt, torch.no_grad():
-                got = case.run(values_of(s, pair))
-            if attempt.error is None and _is_unseen(s, make, got):
-                raise Skipped(
-                    f"pass reference=, which tells values {words} from others, as by numbers in one unit: both stand "
-                    f"for the same so far, and {case.name} was not refused"
-                )
-
-
-def _is_unseen(s: Subject, make: Factory, result: Any) -> bool:
+def _is_unseen(s: Subject, pair: Sequence[Any], result: Any) -> bool:
     """Whether no comparison can show that a result's metadata, of one of two values or of none, is right."""
     if not (s.declared and isinstance(result, Tensor)):
         return False
-    changed, usual = derive.changed_fields(s, s.make(make)), metadata(s.make())
-    if not changed or derive.is_told_apart(s, s.make().detach(), changed):
+    one, other = map(metadata, pair)
+    changed = {name for name, value in one.items() if other[name] != value}
+    if not changed or derive.is_told_apart(s, pair[0], {name: other[name] for name in changed}):
         return False
     if not isinstance(result, s.cls):  # without materialize, a rule gave it
-        return not s.cls.__spec__.has_materialize
-    got = metadata(result)
-    return any(all(got[name] == one[name] for name in changed) for one in (usual, changed))
+        return not s.has_materialize
+    return any(all(metadata(result)[name] == of[name] for name in changed) for of in (one, other))
 
 
 # ---- metadata, and differences that the reference does not show --------------------------------------------
@@ -325,55 +295,56 @@ def _is_unseen(s: Subject, make: Factory, result: Any) -> bool:
 @torch.no_grad()
 def mapped_values(s: Subject, case: Case) -> None:
     """Compares materialize() of a result that was mapped with the op on materialize() of the operand."""
-    if not s.is_mapped:
-        return
-    if not s.cls.__spec__.has_materialize:
-        raise Skipped(f"{s.name} has no materialize()")
-    expected: list[Any] = []
-    with Attempt():
-        expected = leaves(case.run(s.make().materialize().clone()))
-    for got, wanted in zip(leaves(case.run(s.make())), expected, strict=False):
-        if isinstance(got, s.cls):
+    expected, _ = tried(case.run, s.make().materialize().clone())
+    for got, wanted in zip(leaves(case.run(s.make())), leaves(expected), strict=False):
+        if isinstance(got, s.cls) and wanted is not None:
             what = f"materialize() of {case.name} is not what the op gives of x.materialize()"
             check_equal(s, what, got.materialize(), wanted)
 
 
+def mapped_cases(s: Subject) -> list[Case]:
+    """The calls on a class that represents its inner tensors."""
+    if s.is_mapped:
+        s.needs("materialize")
+    return functional_cases(s) if s.is_mapped else []
+
+
 @torch.no_grad()
 def kept_metadata(s: Subject, case: Case) -> None:
-    """Raises where a result has the default of a field, and the operand another value."""
-    if not s.declared:
-        return  # the defaults of its constructor are not declared
-    if not metadata(s.make()):
-        raise Skipped(f"{s.name} has no metadata")
-    spec = s.cls.__spec__
-    defaults = {f.name: f.default for f in (*spec.statics, *spec.dynamics)}
+    """Raises where a result has the default of a declared field, and the operand another value."""
     for make in (s.factory, *s.options.get("variants", ())):
         x = s.make(make)
         for result in leaves(case.run(s.make(make))):
-            kept = metadata(result) if isinstance(result, s.cls) else {}
-            lost = {n: v for n, v in kept.items() if v == defaults[n] != getattr(x, n)}
+            lost = _defaults(s, x, result)
             if lost and not derive.is_told_apart(s, x, lost):
                 shown = ", ".join(f"{n}={value!r}, not {getattr(x, n)!r}" for n, value in lost.items())
-                raise Broken(f"{case.name} has the default {shown}")
+                raise Broken(f"{case.name} has the default {shown}", code="metadata-default")
+
+
+def _defaults(s: Subject, x: Any, result: Any) -> dict[str, Any]:
+    """The declared fields in which a result has the default, and the operand another value."""
+    is_own = s.declared and isinstance(x, s.cls) and isinstance(result, s.cls)
+    fields = (*s.cls.__spec__.statics, *s.cls.__spec__.dynamics) if is_own else ()
+    return {f.name: f.default for f in fields if getattr(result, f.name) == f.default != getattr(x, f.name)}
 
 
 @once
 def pointwise(s: Subject) -> list[Case]:
-    """The accepted calls on each entry of one value."""
-    return [case for case in accepted(s) if case.name in POINTWISE]
+    """The accepted calls on each entry of a value with labels, or with optional inner tensors."""
+    has_more = s.declared and any(f.optional or is_label(t) for f, t in s.held(s.make().detach()))
+    return [case for case in accepted(s) if case.name in POINTWISE and has_more]
 
 
 @torch.no_grad()
 def kept_inners(s: Subject, case: Case) -> None:
     """Raises where a result lacks an optional inner tensor, or has other integers than results of other calls keep."""
     x = s.make().detach()
-    if s.declared and any(f.optional or is_label(t) for f, t in s.held(x)):
-        s.reference(x)  # raises Skipped without one
-        for name, t in _lost(s, x, case.run(s.make())).items():
-            keeper = _keepers(s).get(name)
-            if (t is None or keeper is not None) and not derive.is_told_apart(s, x, {name: t}):
-                others = "" if keeper is None else f", which {keeper} keeps"
-                raise Broken(f"{case.name} {'loses' if t is None else 'changes'} {name}{others}")
+    s.needs("reference")
+    for name, t in _lost(s, x, case.run(s.make())).items():
+        keeper = _keepers(s).get(name)
+        if (t is None or keeper) and not derive.is_told_apart(s, x, {name: t}):
+            others = f", which {keeper} keeps" if keeper else ""
+            raise Broken(f"{case.name} {'loses' if t is None else 'changes'} {name}{others}")
 
 
 def _lost(s: Subject, x: Any, result: Any) -> dict[str, Any]:
@@ -382,9 +353,7 @@ def _lost(s: Subject, x: Any, result: Any) -> dict[str, Any]:
         return {}
     found = s.inners(result)
     pairs = [(f.name, t, found.get(f.attribute)) for f, t in s.held(x)]
-    return {
-        name: got for name, t, got in pairs if got is None or (is_label(t) and value_difference(s, got, t))
-    }
+    return {name: got for name, t, got in pairs if got is None or (is_label(t) and differs(s, got, t))}
 
 
 @once
@@ -415,59 +384,39 @@ def is_label(t: Tensor) -> bool:
 def step(s: Subject, x: Any, *left: str) -> None:
     """Writes to the inner tensors as an optimizer's step does, except to the inner tensors that ``left`` names."""
     for name, t in s.inners(x).items() if isinstance(x, s.cls) else ():
-        with Attempt():  # elements of an expanded tensor share memory, which is not written to
-            if is_differentiable(t) and name not in left:  # other integers may have no meaning
-                t.add_(1)
+        if is_differentiable(t) and name not in left:  # other integers may have no meaning
+            tried(t.add_, 1)  # elements of an expanded tensor share memory, which is not written to
 
 
-def _copy_inners(s: Subject, x: Any) -> None:
-    others = s.inners(s.make(derive.second(s)))
-    for name, t in s.inners(x).items():
-        t.copy_(others[name])
+def each(write: Callable[[Any, str, Any, Any], Any]) -> Callable[[Subject, Any], None]:
+    """A change of a value: each of its inner tensors gets the numbers of the second value."""
 
+    def change(s: Subject, x: Any) -> None:
+        for name, other in s.inners(s.make(derive.second(s))).items():
+            write(x, name, s.inners(x)[name], other)
 
-def _assign(s: Subject, x: Any) -> None:
-    for name, t in s.inners(s.make(derive.second(s))).items():
-        setattr(x, name.removeprefix(RAW), t)
+    return change
 
 
 def _load(s: Subject, x: Any) -> None:
-    module = torch.nn.Module()
+    module = nn.Module()
     module.register_buffer("x", x)
     module.load_state_dict({"x": s.make(derive.second(s))})
 
 
 # Ways to change the inner tensors of a value; a way that a class refuses is left out.
-CHANGES: dict[str, Callable[[Subject, Any], None]] = {
+CHANGES: dict[str, Callable[..., Any]] = {
     "a write to inner tensors": step,
-    "a copy_ to each inner tensor": _copy_inners,
+    "a copy_ to each inner tensor": each(lambda x, name, t, other: t.copy_(other)),
     "x.copy_(y)": lambda s, x: x.copy_(s.make(derive.second(s))),
-    "an assignment of each field": _assign,
+    "an assignment of each field": each(lambda x, name, t, other: setattr(x, name.removeprefix(RAW), other)),
     "load_state_dict": _load,
 }
 
 
-@torch.no_grad()
-def fresh_values(s: Subject, case: Case) -> None:
-    """Compares materialize() after each change with materialize() of a value that was made after the change."""
-    if not hasattr(s.cls, "materialize"):
-        raise Skipped(f"{s.name} has no materialize()")
-    s.builder(s.make())
-    with Attempt():
-        derive.second(s)  # found here, since the search would evict old values from a cache
-    for how, change in CHANGES.items():
-        x = s.make()
-        x.materialize()
-        with Attempt() as attempt:
-            change(s, x)
-        if attempt.error is None:
-            other = s.construct(x, {name: t.clone() for name, t in s.inners(x).items()})
-            check_equal(s, f"x.materialize() after {how}", x.materialize(), other.materialize())
-
-
 COPIES = 16
 """Copies that live at once: the first ones take the addresses, and so the ids, of values that are gone, for which
-a rule may have kept a result; the last one is unknown to it."""
+a result may have been kept; the last one is unknown to what keeps them."""
 
 
 def computed(s: Subject) -> list[Case]:
@@ -478,53 +427,56 @@ def computed(s: Subject) -> list[Case]:
     return calls if s.declared else calls[:8]
 
 
-@torch.no_grad()
+def fresh_values(s: Subject, change: Case) -> None:
+    """Compares materialize() after a change with materialize() of a copy."""
+    tried(derive.second, s)  # found here, since the search would evict old values from a cache
+    run = lambda x: x.materialize()  # noqa: E731
+    _check_fresh(s, f"x.materialize() after {change.name}", run, change.run)
+
+
 def fresh_results(s: Subject, case: Case) -> None:
     """Compares a second call, after a write to the inner tensors of the operand, with the call on a copy."""
-    s.needs_flatten()
+    _check_fresh(
+        s, f"{case.name}, called again after a write to inner tensors of x", case.run, partial(step, s)
+    )
+
+
+@torch.no_grad()
+def _check_fresh(s: Subject, what: str, run: Callable[[Any], Any], change: Callable[[Any], None]) -> None:
     x = snapshot(s, s.make())  # shares no memory with tensors that the factory may hold
-    case.run(x)
-    step(s, x)
-    copies, expected = [snapshot(s, x) for _ in range(COPIES)], None
-    with Attempt() as attempt:
-        expected = _seeded(case, copies[-1])
-    if attempt.error is None:
-        what = f"{case.name}, called again after a write to inner tensors of x"
-        check_equal(s, what, _seeded(case, x), expected)
+    run(x)
+    copies = [snapshot(s, x) for _ in range(COPIES)] if succeeds(change, x) else []
+    for copy in copies[-1:]:
+        expected, error = tried(_seeded, run, copy)
+        if error is None:
+            check_equal(s, what, _seeded(run, x), expected)
 
 
-def _seeded(case: Case, x: Any) -> Any:
+def _seeded(run: Callable[[Any], Any], x: Any) -> Any:
     seed()
-    return case.run(x)
+    return run(x)
 
 
 @torch.no_grad()
 def cached_inners(s: Subject, case: Case) -> None:
     """Raises where an optional inner tensor repeats the others, and an optimizer steps both."""
-    x = s.make().detach()
-    for field, _ in s.held(x) if s.declared and s.cls._traits.trainable else ():
-        if field.optional and is_differentiable(s.inners(x)[field.attribute]):
-            _check_cache(s, case, field)
+    for field, t in s.held(s.make().detach()):
+        if field.optional and is_differentiable(t):
+            before, error = tried(_depends_on, s, case, field, lambda x: None)
+            after, _ = tried(_depends_on, s, case, field, lambda x, f=field: step(s, x, f.attribute))
+            check_that(
+                error is not None or before or not after,
+                f"{case.name} computes with {field.name}, which repeats other inner tensors and is stale after a "
+                "step",
+            )
 
 
-def _check_cache(s: Subject, case: Case, field: Any) -> None:
-    """Raises if a result does not depend on a field before a write to the others, and does afterwards."""
-    verdicts = []
-    for change in (lambda x: None, lambda x: step(s, x, field.attribute)):
-        x = snapshot(s, s.make().detach())
-        change(x)
-        without = None
-        with Attempt() as attempt:
-            without = case.run(s.of_fields(x, **{field.name: None}))
-        if attempt.error is not None:
-            return
-        plain, other = ([p for r in leaves(y) for p in s.references(r, 1)] for y in (case.run(x), without))
-        verdicts.append(value_difference(s, plain, other))
-    if verdicts[0] is None and verdicts[1] is not None:
-        raise Broken(
-            f"{case.name} computes with {field.name}, which repeats other inner tensors and is stale after a step: "
-            f"{verdicts[1]}"
-        )
+def _depends_on(s: Subject, case: Case, field: Any, change: Callable[[Any], None]) -> bool:
+    """Whether a result depends on a field, after a change of the value."""
+    x = snapshot(s, s.make().detach())
+    change(x)
+    results = (case.run(s.of_fields(x, **{field.name: None})), case.run(x))
+    return differs(s, *([p for r in leaves(y) for p in s.references(r, 1)] for y in results))
 
 
 # ---- random numbers, lazy bits -----------------------------------------------------------------------------
@@ -534,23 +486,21 @@ def _check_cache(s: Subject, case: Case, field: Any) -> None:
 def randomness(s: Subject, case: Case) -> None:
     """Compares a random op after the same seed, and without a seed between."""
     x = s.make()
-    if not (x.is_floating_point() and x.numel() > 8):
-        raise Skipped("random ops draw floating point numbers, and want more than 8 of them")
-    results = []
-    for number in (1, 1, None):
-        if number is not None:
-            seed(number)
-        results.append(case.run(x))
-    check_equal(s, f"{case.name} twice after the same seed", *results[:2])
-    if value_difference(s, *results[1:]) is None:
-        raise Broken(f"{case.name} gave the same numbers twice, without a seed between")
+    skip_unless(
+        x.is_floating_point() and x.numel() > 8,
+        "random ops draw floating point numbers, and want more than 8 of them",
+    )
+    first, again = _seeded(case.run, x), _seeded(case.run, x)
+    check_equal(s, f"{case.name} twice after the same seed", first, again)
+    check_that(
+        differs(s, again, case.run(x)), f"{case.name} gave the same numbers twice, without a seed between"
+    )
 
 
 def random_backward(s: Subject, case: Case) -> None:
     """Compares the entries that dropout kept with the entries that have a gradient."""
     x = s.trainable()
-    if not x.is_floating_point():
-        raise Skipped("dropout of complex numbers is not defined")
+    skip_unless(x.is_floating_point(), "dropout of complex numbers is not defined")
     y = torch.nn.functional.dropout(x, 0.5)
     (grad,) = torch.autograd.grad(y, x, torch.ones(x.shape, dtype=x.dtype))
     if isinstance(grad, s.cls) and not isinstance(y, s.cls):
@@ -558,8 +508,10 @@ def random_backward(s: Subject, case: Case) -> None:
     plains = s.reference(x.detach())
     kept, flows = s.references(y.detach(), len(plains)), s.references(grad, len(plains))
     for k, g, plain in zip(kept, flows, plains, strict=True):
-        if bool(((g != 0) != (k != 0))[plain != 0].any()):
-            raise Broken("entries that F.dropout dropped have a gradient, or kept ones have none")
+        check_that(
+            not ((g != 0) != (k != 0))[plain != 0].any(),
+            "entries that F.dropout dropped have a gradient, or kept ones have none",
+        )
 
 
 def lazy_cases(s: Subject) -> list[Case]:
@@ -567,13 +519,12 @@ def lazy_cases(s: Subject) -> list[Case]:
     return (applicable(s, LAZY) if s.make().is_complex() else []) + accepted(s)[:9]
 
 
-def lazy_bits(s: Subject, case: Case) -> None:
+def lazy_bits(s: Subject, case: Case, setting: Setting) -> None:
     """Compares lazy results with the reference, and results on lazy inner tensors with results on resolved ones."""
     if case.name in LAZY:
-        return by_reference(s, case, Setting(s.make))
-    (setting,) = lazy_inners(s)
-    meant = Case(case.name, lambda x: [p for r in leaves(case.run(x)) for p in s.references(r, 1)])
-    return by_eager(s, meant, setting)
+        by_reference(s, case, Setting(s.make))
+    else:
+        by_eager(s, case, setting)
 
 
 # ---- other threads, other classes --------------------------------------------------------------------------
@@ -581,52 +532,36 @@ def lazy_bits(s: Subject, case: Case) -> None:
 _THREADS, _ROUNDS = 4, 3
 
 
-def threads(cases: Callable[[Subject], Sequence[Case]]) -> Check:
-    """The check of calls from several threads at once, each on a value of its own."""
+def threads(s: Subject, case: Case) -> None:
+    """Compares calls from several threads at once, each on a value of its own, with calls from one."""
+    calls, together = harmless(s), Barrier(_THREADS)
+    given = [s.make(number=SEED + i) for i in range(_THREADS)]
+    with torch.no_grad():
+        expected = [[call.run(x) for call in calls] for x in given]
 
-    def check(s: Subject, case: Case) -> None:
-        calls, given, expected = cases(s), [], []
-        for i in range(_THREADS):
-            seed(SEED + i)
-            given.append(
-                s.factory()
-            )  # a factory that draws random numbers makes another value for each thread
-            with torch.no_grad():
-                expected.append([call.run(given[i]) for call in calls])
-        together = Barrier(_THREADS)
+    @torch.no_grad()
+    def work(x: Any, wanted: Sequence[Any]) -> None:
+        together.wait()
+        for call, one in [*zip(calls, wanted, strict=True)] * _ROUNDS:
+            _, error = tried(lambda call=call, one=one: check_equal(s, call.name, call.run(x), one))
+            if error is not None:
+                raise Broken(f"beside other threads, {problem(call.name, error)}") from error
 
-        def work(i: int) -> None:
-            together.wait()
-            for call, wanted in [*zip(calls, expected[i], strict=True)] * _ROUNDS:
-                with Attempt() as attempt, torch.no_grad():
-                    check_equal(s, call.name, call.run(given[i]), wanted)
-                if attempt.error is not None:
-                    raise Broken(
-                        f"beside other threads, {problem(call.name, attempt.error)}"
-                    ) from attempt.error
-
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for done in [pool.submit(work, i) for i in range(_THREADS)]:
-                done.result()
-
-    return check
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(work, given, expected))
 
 
 class ForeignSubclass(Tensor):
     """A subclass that no other class handles; it records the types of each call that it handles."""
 
-    asked: list[tuple[type, ...]]
+    asked: ClassVar[list[tuple[type, ...]]] = []
 
     @staticmethod
-    def __new__(cls, like: Tensor) -> Any:
-        """A value with the outer size, dtype and device of another tensor."""
-        x = make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
-        x.asked = []
-        x.inside = torch.ones(like.shape, dtype=like.dtype, device=like.device)
+    def __new__(cls, inside: Tensor) -> Any:
+        """A value with the outer size, dtype and device of its inner tensor."""
+        x = make_wrapper_subclass(cls, inside.shape, dtype=inside.dtype, device=inside.device)
+        x.inside = inside
         return x
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return "ForeignSubclass()"
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["inside"], None
@@ -639,9 +574,7 @@ class ForeignSubclass(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for x in args:
-            if isinstance(x, ForeignSubclass):
-                x.asked.append(tuple(types))
+        cls.asked.append(tuple(types))
         return torch.zeros(())
 
 
@@ -656,11 +589,11 @@ STRANGERS: dict[str, Callable[..., Any]] = {
 def strangers(s: Subject, case: Case) -> None:
     """Raises where a call with an unknown subclass gives a result without a dispatch to that subclass."""
     x = s.make()
-    for flip in (False, True):
-        foreign = ForeignSubclass(like(x))
-        works, _ = s.works(case.name, lambda args=(x, foreign)[:: -1 if flip else 1]: case.run(*args))
-        if works and not any(s.cls in types for types in foreign.asked):
+    for order in (1, -1):
+        ForeignSubclass.asked.clear()
+        works, _ = s.works(case.name, lambda o=order: case.run(*(x, ForeignSubclass(like(x)))[::o]))
+        if works and not any(s.cls in types for types in ForeignSubclass.asked):
+            asked = "asked about its part alone" if ForeignSubclass.asked else "never asked"
             raise Broken(
-                f"{case.name} on a {s.name} and an unknown subclass gave a result, and the unknown subclass was "
-                f"{'never asked' if not foreign.asked else 'asked about its part alone'}"
+                f"{case.name} on a {s.name} and an unknown subclass gave a result, and the unknown subclass was {asked}"
             )

@@ -100,14 +100,18 @@ class LooksAtGradMode(Tagged):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-class SharesScratch(Tagged):
-    """What a call works on waits on the class while other threads may run."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        cls.scratch = args
-        time.sleep(0.0005)
-        return func(*cls.scratch, **kwargs)
+# What a call works on waits on the class while other threads may run.
+SharesScratch = made(
+    "SharesScratch",
+    Tagged,
+    compute=classmethod(
+        lambda cls, func, args, kwargs: (
+            setattr(cls, "scratch", args),
+            time.sleep(0.0005),
+            func(*cls.scratch, **kwargs),
+        )[-1]
+    ),
+)
 
 
 def without_grad(data_: Tensor) -> Tensor:
@@ -155,28 +159,23 @@ class WritesThroughCopies(Tagged):
         return out
 
 
-class IgnoresMetadataMutation(Tagged):
-    """``t_`` changes the inner tensor and leaves the outside as it was."""
-
-    @classmethod
-    def run(cls, func, args, kwargs):
-        if func is aten.t_.default:
-            args[0].data_.t_()
-            return args[0]
-        return super().run(func, args, kwargs)
-
-
-class IgnoresVersions(torch.autograd.Function):
-    """Keeps its input on ``ctx`` where no version counter is looked at."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.x = x.detach()
-        return x.detach() * x.detach()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2 * ctx.x
+# ``t_`` changes the inner tensor and leaves the outside as it was.
+IgnoresMetadataMutation = made(
+    "IgnoresMetadataMutation",
+    Tagged,
+    run=classmethod(
+        lambda cls, func, args, kwargs: (
+            (args[0].data_.t_(), args[0])[1]
+            if func is aten.t_.default
+            else Tagged.run.__func__(cls, func, args, kwargs)
+        )
+    ),
+)
+# Keeps its input on ``ctx`` where no version counter is looked at.
+IgnoresVersions = differentiated(
+    lambda ctx, x: (setattr(ctx, "x", x.detach()), x.detach() * x.detach())[1],
+    lambda ctx, grad: grad * 2 * ctx.x,
+)
 
 
 # ---- copies and gradients ----------------------------------------------------------------------------------
@@ -196,17 +195,11 @@ DetachesToPlain = made(
 )
 
 
-class WrongBackward(torch.autograd.Function):
-    """``linear`` whose gradient forgets the argument's scale."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x)
-        return F.linear(x, w.detach().data_)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None, 2 * grad.t() @ ctx.saved_tensors[0]
+# ``linear`` whose gradient forgets the argument's scale.
+WrongBackward = differentiated(
+    lambda ctx, x, w: (ctx.save_for_backward(x), F.linear(x, w.detach().data_))[1],
+    lambda ctx, grad: (None, 2 * grad.t() @ ctx.saved_tensors[0]),
+)
 
 
 # A backward that writes into the cotangent that it was given.

@@ -11,7 +11,7 @@ import torch
 from subclasses import TensorSubclass
 from subclasses.testing import examine
 from subclasses.testing.promises import PROMISES
-from subclasses.testing.property import Outcome
+from subclasses.testing.report import Outcome
 from tests.subclasses.subjects import declare
 
 Factory = Callable[[], Any]

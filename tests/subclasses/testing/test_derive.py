@@ -84,16 +84,13 @@ def test_variants_are_derived_for_each_static_field_that_can_have_another_value(
     assert s.derived == {"variants": "negate=True, sign=<Sign.MINUS: -1>, note=None"}
 
 
-class Quantized(Scaled):
-    """Made by a factory function, and another of that kind which rounds."""
-
-    @classmethod
-    def from_plain(cls, t):
-        return cls(t.round(), torch.ones_like(t[..., :1]))
-
-    @classmethod
-    def from_float(cls, t):
-        return cls(t, torch.ones_like(t[..., :1]))
+# Made by a factory function, and another of that kind which rounds.
+Quantized = declare(
+    Scaled,
+    name="Quantized",
+    from_plain=classmethod(lambda cls, t: cls(t.round(), torch.ones_like(t[..., :1]))),
+    from_float=classmethod(lambda cls, t: cls(t, torch.ones_like(t[..., :1]))),
+)
 
 
 def test_wrap_is_derived_from_one_inner_tensor_or_a_factory_function():

@@ -36,16 +36,14 @@ TABLE = torch.linspace(-1, 1, 16)
 # ---- materialize -------------------------------------------------------------------------------------------
 
 
-class Global(TensorSubclass, size_from="index", dtype_from="scale", fallback="materialize"):
-    """Reads a tensor of the module."""
-
-    index: Tensor = inner(dtype=torch.int64)
-    scale: Tensor = inner()
-
-    def materialize(self):
-        return TABLE[self.index] * self.scale
-
-
+# Reads a tensor of the module.
+Global = declare(
+    name="Global",
+    keywords={"size_from": "index", "dtype_from": "scale", "fallback": "materialize"},
+    index=inner(dtype=torch.int64),
+    scale=inner(),
+    materialize=lambda self: TABLE[self.index] * self.scale,
+)
 Constant = declare(
     Global,
     table=constant(torch.linspace(-1, 1, 16)),
@@ -277,12 +275,14 @@ OneHot = declare(
 )
 
 
-class Left(Tagged):
-    """Reads the tag of the first operand."""
-
-    @classmethod
-    def run(cls, func, args, kwargs):
-        return super().run(func, args, kwargs) if args[0].tag else None
+# Reads the tag of the first operand.
+Left = broken.made(
+    "Left",
+    Tagged,
+    run=classmethod(
+        lambda cls, func, args, kwargs: Tagged.run.__func__(cls, func, args, kwargs) if args[0].tag else None
+    ),
+)
 
 
 # A class that represents no plain tensor.
@@ -624,16 +624,13 @@ WithAttribute = declare(
 )
 
 
-class PerColumn(TensorSubclass, fallback="materialize"):
-    """Multiplies along the wrong dim."""
-
-    held: Tensor = inner()
-    scale: Tensor = inner()
-
-    def materialize(self):
-        return self.held * self.scale
-
-
+# Multiplies along the wrong dim.
+PerColumn = declare(
+    keywords={"fallback": "materialize"},
+    held=inner(),
+    scale=inner(),
+    materialize=lambda self: self.held * self.scale,
+)
 PerRow = declare(PerColumn, materialize=lambda self: self.held * self.scale[:, None])
 
 
@@ -669,13 +666,7 @@ def test_a_value_that_cannot_be_read_is_one_entry(fault):
 # ---- one cause that several promises meet --------------------------------------------------------------------
 
 
-class Adding(TensorSubclass, fallback="materialize"):
-    raw: Tensor = inner()
-
-    def materialize(self):
-        return self.raw.add_(1)
-
-
+Adding = declare(keywords={"fallback": "materialize"}, raw=inner(), materialize=lambda self: self.raw.add_(1))
 # Values, of how many promises the one mend is at least, a part of their details, and words of the mend.
 ONE_CAUSE = {
     "a materialize() of another size": (

@@ -11,8 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from subclasses import inner
 from subclasses.testing import examine
-from subclasses.testing.property import Failure, Outcome, Promise
-from subclasses.testing.report import LINES, WIDTH, Report
+from subclasses.testing.report import LINES, WIDTH, Failure, Outcome, Promise, Report
 from tests.subclasses.subjects import declare
 from tests.subclasses.testing.broken import computes
 from tests.subclasses.testing.faults import finding, of_tensors, outcome as outcome_of, ruled
