@@ -88,9 +88,19 @@ def check_has_rows(x: Any, method: str) -> None:
         )
 
 
+def check_all_exist(x: Any, name: str) -> None:
+    """Raises if a batch may have spare rows, which a function does not leave out."""
+    if getattr(x, "count", None) is not None:
+        raise DispatchError(
+            f"{name}: expected rows that all exist, got a JaggedTensor with a count, whose spare rows would count",
+            code="padding-counted",
+            hint="JaggedTensor.from_tensors(x.to_tensors()) has the rows that exist",
+        )
+
+
 def check_reached(x: Any, least: int | Tensor, message: str) -> None:
     """Asserts that each row of the batch has at least ``least`` entries, an int or ``[B]``; asynchronous on a GPU."""
-    reached, count = x.row_lengths() >= least, getattr(x, "row_count", None)
+    reached, count = x.counts >= least, x.row_count
     if count is not None:
         reached = reached | (torch.arange(reached.shape[0], device=reached.device) >= count)
     torch.ops.aten._assert_async.msg(reached.all(), message)
