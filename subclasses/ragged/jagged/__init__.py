@@ -37,6 +37,7 @@ from subclasses.ragged.data_sizes import longest_of, size_of, true_places
 from subclasses.ragged.jagged import validation
 from subclasses.ragged.jagged.holes import without_gradient_at_holes
 from subclasses.ragged.jagged.interface import JaggedInterface
+from subclasses.ragged.jagged.packing import pack_rows
 from subclasses.ragged.printing import emit_rows
 from subclasses.ragged.segments import Segments
 from subclasses.spec.values import dynamic_ints, mark_varying_dims, with_inners
@@ -146,6 +147,27 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         lengths = [row.shape[0] for row in rows]
         offsets = torch.tensor([0, *lengths], device=rows[0].device).cumsum(0)
         return cls(torch.cat(list(rows)), offsets, max_length=max(lengths))
+
+    @classmethod
+    def pack(
+        cls, tensors: Sequence[Tensor], *, tokens: int, rows: int | None = None, longest: int | None = None
+    ) -> JaggedTensor:
+        """Makes one row per tensor ``[length, ...]`` in a batch of fixed size; differentiable in the tensors.
+
+        All batches of one budget have the same sizes, so one compiled program and one CUDA graph serve them. Entries
+        past the rows are zeros, in spare rows that exist for no result and no gradient.
+
+        Args:
+            tensors: the rows that exist.
+            tokens: the number of entries, spare rows included.
+            rows: the outer extent of the batch, spare rows included. None: as many as the batch needs.
+            longest: the outer extent ``T``, and the greatest length of a row. None: the length of the longest row.
+
+        Raises:
+            ValueError: there is no row, rows differ in more than their length, or they exceed a budget.
+        """
+        values, offsets, count, width = pack_rows(tensors, tokens, rows, longest)
+        return cls(values, offsets, count=count, max_length=width)
 
     @classmethod
     def of_dense(cls, dense: Tensor) -> JaggedTensor:
