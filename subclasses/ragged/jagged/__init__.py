@@ -98,7 +98,9 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         elif type(max_length) is int and max_length > GREATEST_BOUND:
             validation.check_given_bound(values, max_length, ragged_dim)
         values = without_gradient_at_holes(values, offsets, lengths, count, ragged_dim)
-        x = super().__new__(cls, values, offsets, lengths, count, ragged_dim=ragged_dim, max_length=max_length)
+        x = super().__new__(
+            cls, values, offsets, lengths, count, ragged_dim=ragged_dim, max_length=max_length
+        )
         return x if is_compiling_here() else mark_varying_dims(x)
 
     if (
@@ -294,9 +296,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     def kept(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
         """Returns a tensor with the shape of ``values`` and ``fill`` in holes; without holes the same tensor."""
-        return (
-            self.trailing(self.segments.keep(self.leading(values), fill)) if self.has_gaps else values
-        )
+        return self.trailing(self.segments.keep(self.leading(values), fill)) if self.has_gaps else values
 
     def clean_values(self) -> Tensor:
         """Returns the values as a differentiable function of this tensor, with 0 in holes.

@@ -233,9 +233,7 @@ def gather_index(x: JaggedTensor, func: Any, index: JaggedTensor) -> Tensor:
         check_rows_match(func, x, index)  # raises with the numbers of rows
     rows = index.segments
     shape = [-1, *[1] * (index._raw_values.dim() - 1)]
-    first, reach = (
-        index.trailing(rows.spread_rows(t).view(shape)) for t in (x.offsets[:-1], x.counts)
-    )
+    first, reach = (index.trailing(rows.spread_rows(t).view(shape)) for t in (x.offsets[:-1], x.counts))
     found = index.kept(index._raw_values)
     reached = index.kept((found >= 0) & (found < reach), True)
     message = f"{func.__name__}: an index lies beyond its row of {shown(x)}"
