@@ -29,31 +29,31 @@ def is_traced(t: Tensor) -> bool:
     return is_compiling_here() or type(t) is not Tensor
 
 
-def check_rows(rows: Sequence[Any], name: str = "JaggedTensor") -> None:
+def check_rows(rows: Sequence[Any], name: str = "JaggedTensor", method: str = "from_tensors") -> None:
     """Raises unless ``rows`` are tensors that differ in their first extent alone."""
     if isinstance(rows, Tensor) or not all(isinstance(row, Tensor) for row in rows):
         kinds = type(rows).__name__ if isinstance(rows, Tensor) else [type(row).__name__ for row in rows]
-        raise TypeError(f"{name}.from_tensors: expected a list of tensors, one for each row, got {kinds}")
+        raise TypeError(f"{name}.{method}: expected a list of tensors, one for each row, got {kinds}")
     if not rows:
         raise ValueError(
-            f"{name}.from_tensors: expected at least one row, for its dtype and shape; an empty batch is made from "
+            f"{name}.{method}: expected at least one row, for its dtype and shape; an empty batch is made from "
             f"its parts, {_EMPTY[name]}"
         )
     first = rows[0]
     for number, row in enumerate(rows):
         if row.dim() == 0:
             raise ValueError(
-                f"{name}.from_tensors: a row has a length, so at least one dimension, and row {number} has none; "
+                f"{name}.{method}: a row has a length, so at least one dimension, and row {number} has none; "
                 f"row.reshape(1) makes one of a number"
             )
         if row.shape[1:] != first.shape[1:]:
             raise ValueError(
-                f"{name}.from_tensors: rows may differ in their first extent only; row 0 has shape "
+                f"{name}.{method}: rows may differ in their first extent only; row 0 has shape "
                 f"{tuple(first.shape)} and row {number} {tuple(row.shape)}"
             )
         if row.dtype != first.dtype or row.device != first.device:
             raise ValueError(
-                f"{name}.from_tensors: row 0 is {first.dtype} on {first.device} and row {number} {row.dtype} on "
+                f"{name}.{method}: row 0 is {first.dtype} on {first.device} and row {number} {row.dtype} on "
                 f"{row.device}; convert one of them"
             )
 

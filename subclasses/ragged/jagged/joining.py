@@ -30,7 +30,8 @@ def as_rows(x: JaggedTensor, func: Any, dense: Tensor) -> JaggedTensor:
     rows, width = dense.shape[0], dense.shape[x.ragged_dim]
     starts = torch.arange(rows + 1, device=x.offsets.device) * width
     entries = dense.movedim(x.ragged_dim, 1).flatten(0, 1)
-    return type(x)(x.trailing(entries), starts, count=x.count, ragged_dim=x.ragged_dim, max_length=width)
+    count = x.count if x.count is not None and rows == x.shape[0] else None
+    return type(x)(x.trailing(entries), starts, count=count, ragged_dim=x.ragged_dim, max_length=width)
 
 
 def join_rows(x: JaggedTensor, func: Any, parts: Sequence[JaggedTensor]) -> JaggedTensor:

@@ -18,7 +18,7 @@ def pack_rows(
     tensors: Sequence[Tensor], tokens: int, rows: int | None, longest: int | None
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Returns values, offsets, count and ``max_length`` of a batch that fills a budget; see ``JaggedTensor.pack``."""
-    check_rows(tensors, "JaggedTensor")
+    check_rows(tensors, method="pack")
     lengths = [len(t) for t in tensors]
     longest = max(1, *lengths) if longest is None else longest
     total, count = sum(lengths), len(lengths)
