@@ -1,8 +1,8 @@
 """``record``: runs a whole training or serving step as a CUDA graph for each size of its arguments.
 
-A graph repeats the kernels of one call with the addresses of that call. So arguments are copied to static tensors,
-results are cloned from static tensors, and the Python code of the step runs only for the calls before and at the
-capture. `RecordedStep` keys the graphs; `CudaGraphs` captures them.
+A graph repeats the kernels of one call with the addresses of that call. Arguments are copied to static tensors, and
+results are cloned from static tensors. The Python code of the step runs at the capture and before it. `RecordedStep`
+keys the graphs; `CudaGraphs` captures them.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def record(step: Step) -> Step:
     """Returns a step that repeats its kernels as a CUDA graph; without CUDA the step itself.
 
     The step is a whole unit of work: forward, backward and optimizer, or the forward of a service. Its third call with
-    arguments of one size captures a graph, and further calls of that size replay it. Results are those of the step
-    without graphs, as new tensors without ``grad_fn``. A call runs the step uncaptured if
+    arguments of one size captures a graph, and further calls of that size replay it. Results are new tensors
+    without ``grad_fn``. A call runs the step uncaptured if
 
     * a tensor is not on the CUDA device, requires grad, or is no plain or traceable wrapper tensor,
     * an argument is not hashable,
     * a `JaggedTensor` varies in size from call to call; ``JaggedTensor.pack`` makes batches of one size,
-    * there are 32 graphs already.
+    * there are 32 graphs already, or fewer than two calls of its size came before.
 
-    The Python code of the step does not run in a replay. So the step must not read tensors on the host (``.item()``),
-    and depends on its arguments, tensors that it writes, and hyperparameters of its optimizers alone. A changed
-    hyperparameter captures the graph anew; pass ``lr=torch.tensor(...)`` to change it without that. Adam and the like
-    need ``capturable=True``.
+    The Python code of the step does not run in a replay. The step must not read tensors on the host (``.item()``). It
+    may depend on its arguments, on tensors that it writes, and on hyperparameters of its optimizers. A changed
+    hyperparameter captures the graph anew, except in a tensor: ``lr=torch.tensor(...)``, where the optimizer supports
+    it. Adam and the like need ``capturable=True``.
 
     Args:
         step: the function. Tensors in its arguments may be in lists, tuples and dicts.
@@ -219,7 +219,9 @@ class StepGraph:
 def _gradients() -> list[tuple[Tensor, Tensor | None, int]]:
     """Returns all parameters with their gradients and the versions of these."""
     tensors = (t for t in gc.get_objects() if issubclass(type(t), Tensor))
-    return [(t, t.grad, 0 if t.grad is None else t.grad._version) for t in tensors if isinstance(t, Parameter)]
+    return [
+        (t, t.grad, 0 if t.grad is None else t.grad._version) for t in tensors if isinstance(t, Parameter)
+    ]
 
 
 def _cloned(x: Any) -> Any:

@@ -40,9 +40,9 @@ class TokenBatchSampler(Sampler[list[int]]):
             exceed it. No row may be longer than a rank's share, ``tokens_per_step // num_replicas``. So no rank gets
             more than two shares, and every full step has a row for each rank.
         rows_per_step: the rows of a step, of all ranks together; given instead of ``tokens_per_step``.
-        rows_per_rank: the most rows of a batch; given beside ``tokens_per_step``. Then a step also ends where the next
-            row would exceed these rows or a rank's share of the tokens, so ``JaggedTensor.pack`` with these budgets
-            accepts each full batch. Its ``rows`` need one for each ``longest`` tokens of the tail, too.
+        rows_per_rank: the most rows of a batch; given beside ``tokens_per_step``. A step also ends where the next row
+            would exceed these rows or a rank's share of the tokens. ``JaggedTensor.pack`` accepts a batch of these
+            budgets; its ``rows`` include one for each ``longest`` tokens of the tail.
         num_replicas: the number of ranks. None: the size of the default process group, or 1 without a group.
         rank: the index of this rank, from 0; given together with ``num_replicas``.
         shuffle: whether each epoch has another order, by ``seed + epoch``. False: the order of ``lengths``.
