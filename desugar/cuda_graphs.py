@@ -23,10 +23,9 @@ from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses._torch_capture import pytree
 from subclasses.slow_paths import say_once
 
-_UNCAPTURED = (
-    2  # calls of one size before the capture: they compile, allocate workspaces and create optimizer states
-)
+_UNCAPTURED = 2  # calls of one size before the capture, which compile and create the states of optimizers
 _GRAPHS = 32  # the most graphs of a step, each with the memory of its largest intermediate results
+_SIZES = 1000  # the most sizes whose calls are counted
 
 Step = Callable[..., Any]
 
@@ -38,7 +37,7 @@ def record(step: Step) -> Step:
     arguments of one size captures a graph, and further calls of that size replay it. Results are new tensors
     without ``grad_fn``. A call runs the step uncaptured if
 
-    * a tensor is not on the CUDA device, requires grad, or is no plain or traceable wrapper tensor,
+    * a tensor is not on the CUDA device, requires grad, or is not strided,
     * an argument is not hashable,
     * a `JaggedTensor` varies in size from call to call; ``JaggedTensor.pack`` makes batches of one size,
     * there are 32 graphs already, or fewer than two calls of its size came before.
@@ -125,7 +124,7 @@ def size_of(leaf: Any, device: str, seen: dict[int, int]) -> Any:
     """
     if not isinstance(leaf, Tensor):
         return (type(leaf), leaf)
-    if leaf.requires_grad or leaf.device.type != device:
+    if leaf.requires_grad or leaf.device.type != device or leaf.layout is not torch.strided:
         return None
     if not is_traceable_wrapper_subclass(leaf):
         number = seen.setdefault(id(leaf), len(seen))
@@ -248,6 +247,8 @@ class RecordedStep:
             return self.step(*args, **kwargs)
         graph = self.captured.get(key)
         if graph is None and (self.calls[key] < _UNCAPTURED or len(self.captured) >= _GRAPHS):
+            if len(self.calls) >= _SIZES:
+                self.calls.clear()
             self.calls[key] += 1
             return self.graphs.warm(lambda: self.step(*args, **kwargs))
         if graph is not None and not graph.is_current():

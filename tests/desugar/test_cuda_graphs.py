@@ -147,6 +147,10 @@ test_what_is_refused = raising(
             DesugarError,
             "(?s)capturing.*instead: read no",
         ),
-        (lambda: list(map(RecordedStep(set, Tapes()), [(1,)] * 3)), DesugarError, "tensors and numbers.*got set"),
+        (
+            lambda: list(map(RecordedStep(set, Tapes()), [(1,)] * 3)),
+            DesugarError,
+            "tensors and numbers.*got set",
+        ),
     ]
 )
