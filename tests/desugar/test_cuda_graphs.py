@@ -1,5 +1,7 @@
 """Recorded steps equal the steps themselves; a tape of ops on the CPU stands in for a CUDA graph."""
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,45 +17,36 @@ from tests.doors import by_desugar, eager
 from tests.tables import giving, raising
 
 
-class Ops(TorchDispatchMode):
-    """Lists the ops of a call on plain tensors, with their results."""
-
-    def __init__(self):
-        super().__init__()
-        self.ops = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(hasattr(t, "__tensor_flatten__") for t in types):
-            return NotImplemented
-        if func is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        result = func(*args, **(kwargs or {}))
-        self.ops.append((func, args, kwargs or {}, result))
-        return result
-
-
-class Tapes:
+class Tapes(TorchDispatchMode):
     """Repeats the ops of a call with their tensors, as a CUDA graph repeats kernels with their addresses."""
 
     device, captures = "cpu", 0
 
     def warm(self, call):
+        """Runs a call."""
         return call()
 
     def capture(self, call):
-        """The ops run here, so the first replay runs nothing."""
-        self.captures += 1
-        with Ops() as tape:
+        """The ops of the call run here, so the first replay runs nothing."""
+        self.captures, self.ops = self.captures + 1, []
+        with self:
             result = call()
-        replays = iter([[]])
-        return result, lambda: replay(next(replays, tape.ops))
+        return result, functools.partial(replay, iter([[]]), self.ops)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Lists ops on plain tensors; refuses those that no capture permits."""
+        if any(hasattr(t, "__tensor_flatten__") for t in types):
+            return NotImplemented
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.ops.append((func, args, kwargs or {}, func(*args, **(kwargs or {}))))
+        return self.ops[-1][-1]
 
 
 @torch.no_grad()
-def replay(ops):
-    for func, args, kwargs, result in ops:
-        pairs = zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True)
-        for old, new in pairs:
+def replay(first, ops):
+    for func, args, kwargs, result in next(first, ops):
+        for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
             if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                 old.detach().copy_(new)
 
@@ -61,13 +54,11 @@ def replay(ops):
 # ---- training --------------------------------------------------------------------------------------------------
 
 
-def make_batches():
-    """Batches of two budgets, each of whose tokens and targets share their rows."""
-    generator = torch.Generator().manual_seed(0)
-    for number in range(11):
-        rows = [torch.randint(256, (n,), generator=generator) for n in (3, 9, 1, 5)[: 1 + number % 4]]
-        tokens = JaggedTensor.pack(rows, tokens=32, rows=8 + (number % 3 == 0), longest=16)
-        yield tokens, tokens.with_values((tokens.values + 1) % 256)
+def batch(number):
+    """Tokens and targets of one of two budgets, which share their rows."""
+    rows = [torch.arange(n) * (number + 7) % 256 for n in (3, 9, 1, 5)[: 1 + number % 4]]
+    tokens = JaggedTensor.pack(rows, tokens=32, rows=8 + (number % 3 == 0), longest=16)
+    return tokens, tokens.with_values((tokens.values + 1) % 256)
 
 
 def train(wrap, resets, door):
@@ -76,23 +67,23 @@ def train(wrap, resets, door):
     model, found = LanguageModel(16, 2, 1, 32).double(), []
     optimizer, loss_of = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), door(model)
 
-    def step(tokens, targets):
-        if resets == "first":
+    def reset(when):
+        if resets == when:
             optimizer.zero_grad()
+
+    def step(tokens, targets):
+        reset("first")
         loss = loss_of(tokens, targets)
         loss.backward()
         optimizer.step()
-        if resets == "last":
-            optimizer.zero_grad()
+        reset("last")
         return {"loss": loss}
 
     step = wrap(step)
-    for number, batch in enumerate(make_batches()):
-        if resets == "outside":
-            optimizer.zero_grad()
-        if number == 9:
-            optimizer.param_groups[0]["lr"] = 0.01
-        found += [step(*batch)["loss"].detach()]
+    for number in range(11):
+        reset("outside")
+        optimizer.param_groups[0]["lr"] = 0.1 if number < 9 else 0.01
+        found.append(step(*batch(number))["loss"].detach())
         found += [None if t is None else t.clone() for p in model.parameters() for t in (p, p.grad)]
     return found
 

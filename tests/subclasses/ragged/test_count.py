@@ -39,33 +39,29 @@ def packed(rows):
     return x
 
 
-class Llama(nn.Module):
-    """Two layers by transformers; returns the loss of the next tokens."""
-
-    def __init__(self):
-        super().__init__()
-        sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-        self.model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
-
-    def forward(self, tokens, labels):
-        return self.model(input_ids=tokens, labels=labels, use_cache=False).loss
-
-
+SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 BATCHES = [[torch.randint(64, (n,)) for n in lengths] for lengths in ([9, 31, 2, 8], [2], [5, 0, 7])]
-MODELS = {"language": functools.partial(LanguageModel, 16, 2, 2, 32), "llama": Llama}
+# Models, and their loss of tokens and classes.
+MODELS = {
+    "language": (lambda: LanguageModel(16, 2, 2, 32), lambda model, *rows: model(*rows)),
+    "llama": (
+        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **HEADS)),
+        lambda model, tokens, classes: model(input_ids=tokens, labels=classes, use_cache=False).loss,
+    ),
+}
 OPTIMIZERS = {"SGD": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), "AdamW": torch.optim.AdamW}
 
 
-def train(model, make_optimizer, batch_of, door=eager):
+def train(model, loss_of, make_optimizer, batch_of, door=eager):
     """The losses, gradients and parameters of a step for each batch, and the compiled function."""
     model, found = copy.deepcopy(model), []
-    optimizer, compiled = make_optimizer(model.parameters()), door(model)
+    optimizer, compiled = make_optimizer(model.parameters()), door(functools.partial(loss_of, model))
     for rows in BATCHES:
-        loss = compiled(batch_of(rows), batch_of([row.flip(0) for row in rows]))
-        loss.backward()
+        found.append(compiled(batch_of(rows), batch_of([row.flip(0) for row in rows])))
+        found[-1].backward()
         optimizer.step()
-        found += [loss, *(t.clone() for p in model.parameters() for t in (p.grad, p))]
+        found += [t.clone() for p in model.parameters() for t in (p.grad, p)]
         optimizer.zero_grad()
     return found, compiled
 
@@ -75,10 +71,11 @@ def train(model, make_optimizer, batch_of, door=eager):
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_batches_train_as_exact_ones(name, optimizer):
     """In one program for all batches of a budget."""
-    model = MODELS[name]().double()
-    expected, _ = train(model, OPTIMIZERS[optimizer], JaggedTensor.from_tensors)
+    make_model, loss_of = MODELS[name]
+    given = make_model().double(), loss_of, OPTIMIZERS[optimizer]
+    expected, _ = train(*given, JaggedTensor.from_tensors)
     for door in (eager, by_desugar):
-        found, compiled = train(model, OPTIMIZERS[optimizer], packed, door)
+        found, compiled = train(*given, packed, door)
         torch.testing.assert_close(found, expected)
         assert door is eager or len(compiled.programs) == 1
 
@@ -90,16 +87,7 @@ X = JaggedTensor.pack(ROWS, tokens=8, rows=6, longest=3)
 NOTHING = JaggedTensor(torch.full((4, 2), float("nan")), torch.tensor([0, 4, 4]), count=torch.tensor(0))
 
 
-def pack_without_budgets():
-    x = JaggedTensor.pack(ROWS, tokens=8)
-    return x.shape, x.offsets.tolist()
-
-
-def gradient_without_rows():
-    weight = torch.ones(2, 2, requires_grad=True)
-    F.linear(NOTHING, weight).sum().backward()
-    return weight.grad.tolist()  # type: ignore[union-attr]
-
+WEIGHT = torch.ones(2, 2, requires_grad=True)
 
 test_which_rows_exist = giving(
     {
@@ -107,7 +95,7 @@ test_which_rows_exist = giving(
             lambda: (tuple(X.shape), X.offsets.tolist(), int(X.count)),
             ((6, 3, 2), [0, 2, 2, 3, 6, 8, 8], 3),
         ),
-        "no budget": (pack_without_budgets, ((6, 2, 2), [0, 2, 2, 3, 5, 7, 8])),
+        "no budget": (lambda: JaggedTensor.pack(ROWS, tokens=8).offsets.tolist(), [0, 2, 2, 3, 5, 7, 8]),
         "rows": (lambda: [len(row) for row in X.to_tensors()], [2, 0, 1]),
         "unbind": (lambda: [len(row) for row in X.unbind(0)], [2, 0, 1]),
         "lengths": (lambda: X.row_lengths().tolist(), [2, 0, 1]),
@@ -122,7 +110,10 @@ test_which_rows_exist = giving(
             lambda: (NOTHING.to_tensors(), NOTHING.sum().item(), str(NOTHING.mean().item())),
             ([], 0.0, "nan"),
         ),
-        "no gradient": (gradient_without_rows, [[0.0, 0.0], [0.0, 0.0]]),
+        "no gradient": (
+            lambda: torch.autograd.grad(F.linear(NOTHING, WEIGHT).sum(), WEIGHT)[0].tolist(),
+            [[0.0, 0.0], [0.0, 0.0]],
+        ),
     }
 )
 test_what_is_refused = raising(
