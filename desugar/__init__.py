@@ -10,6 +10,7 @@ from subclasses import __version__ as __version__
 
 if TYPE_CHECKING:
     from desugar.api import compile, trace
+    from desugar.cuda_graphs import record
     from desugar.packages.load import Package, load
     from desugar.packages.save import save
     from desugar.packages.saving.capture import call
@@ -26,6 +27,7 @@ __all__ = [
     "compile",
     "explain",
     "load",
+    "record",
     "save",
     "trace",
 ]
@@ -36,6 +38,7 @@ _LAZY = {
     "compile": "api",
     "trace": "api",
     "Program": "program",
+    "record": "cuda_graphs",
     "call": "packages.saving.capture",
     "save": "packages.save",
     "load": "packages.load",

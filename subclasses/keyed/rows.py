@@ -11,6 +11,7 @@ from torch import Tensor
 from subclasses.errors import one_of
 from subclasses.keyed import checks
 from subclasses.ragged import JaggedTensor
+from subclasses.ragged.checks import check_all_exist
 
 # ---- offsets ---------------------------------------------------------------------------------------------------
 
@@ -44,6 +45,7 @@ def packed_rows(x: JaggedTensor) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: there are gaps between the rows.
     """
+    check_all_exist(x, "KeyedJaggedTensor.from_jagged")
     values, offsets = x.unwrap("values"), x.offsets
     if x.lengths is None:
         return values, offsets

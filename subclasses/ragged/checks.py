@@ -29,31 +29,31 @@ def is_traced(t: Tensor) -> bool:
     return is_compiling_here() or type(t) is not Tensor
 
 
-def check_rows(rows: Sequence[Any], name: str = "JaggedTensor") -> None:
+def check_rows(rows: Sequence[Any], name: str = "JaggedTensor", method: str = "from_tensors") -> None:
     """Raises unless ``rows`` are tensors that differ in their first extent alone."""
     if isinstance(rows, Tensor) or not all(isinstance(row, Tensor) for row in rows):
         kinds = type(rows).__name__ if isinstance(rows, Tensor) else [type(row).__name__ for row in rows]
-        raise TypeError(f"{name}.from_tensors: expected a list of tensors, one for each row, got {kinds}")
+        raise TypeError(f"{name}.{method}: expected a list of tensors, one for each row, got {kinds}")
     if not rows:
         raise ValueError(
-            f"{name}.from_tensors: expected at least one row, for its dtype and shape; an empty batch is made from "
+            f"{name}.{method}: expected at least one row, for its dtype and shape; an empty batch is made from "
             f"its parts, {_EMPTY[name]}"
         )
     first = rows[0]
     for number, row in enumerate(rows):
         if row.dim() == 0:
             raise ValueError(
-                f"{name}.from_tensors: a row has a length, so at least one dimension, and row {number} has none; "
+                f"{name}.{method}: a row has a length, so at least one dimension, and row {number} has none; "
                 f"row.reshape(1) makes one of a number"
             )
         if row.shape[1:] != first.shape[1:]:
             raise ValueError(
-                f"{name}.from_tensors: rows may differ in their first extent only; row 0 has shape "
+                f"{name}.{method}: rows may differ in their first extent only; row 0 has shape "
                 f"{tuple(first.shape)} and row {number} {tuple(row.shape)}"
             )
         if row.dtype != first.dtype or row.device != first.device:
             raise ValueError(
-                f"{name}.from_tensors: row 0 is {first.dtype} on {first.device} and row {number} {row.dtype} on "
+                f"{name}.{method}: row 0 is {first.dtype} on {first.device} and row {number} {row.dtype} on "
                 f"{row.device}; convert one of them"
             )
 
@@ -88,9 +88,19 @@ def check_has_rows(x: Any, method: str) -> None:
         )
 
 
+def check_all_exist(x: Any, name: str) -> None:
+    """Raises if a batch may have spare rows, which a function does not leave out."""
+    if getattr(x, "count", None) is not None:
+        raise DispatchError(
+            f"{name}: expected rows that all exist, got a JaggedTensor with a count, whose spare rows would count",
+            code="padding-counted",
+            hint="JaggedTensor.from_tensors(x.to_tensors()) has the rows that exist",
+        )
+
+
 def check_reached(x: Any, least: int | Tensor, message: str) -> None:
     """Asserts that each row of the batch has at least ``least`` entries, an int or ``[B]``; asynchronous on a GPU."""
-    reached, count = x.row_lengths() >= least, getattr(x, "row_count", None)
+    reached, count = x.counts >= least, x.row_count
     if count is not None:
         reached = reached | (torch.arange(reached.shape[0], device=reached.device) >= count)
     torch.ops.aten._assert_async.msg(reached.all(), message)

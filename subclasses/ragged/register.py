@@ -9,6 +9,7 @@ from subclasses.ragged.jagged import JaggedTensor, merging as jagged_merging
 from subclasses.ragged.modules import convolution, ctc, multi_head, recurrent, time_major
 from subclasses.ragged.padded import merging as padded_merging
 from subclasses.ragged.padded.tensor import PaddedTensor
+from subclasses.ragged.registry import where_all_exist
 from subclasses.ragged.rules import (
     copies,
     einsum,
@@ -35,8 +36,10 @@ BOTH = (
     entries,
     masked,
 )
-BOTH += (gradients, indexing, joining, splitting, strided, views, attention, flex)
-BOTH += (convolution, ctc, multi_head, recurrent, time_major)
+BOTH += (gradients, indexing, joining, splitting, strided, views, attention, time_major)
+
+# Their rules compute spare rows too, so they refuse rows with a count.
+UNCOUNTED = (flex, convolution, ctc, multi_head, recurrent)
 
 
 def register_rules() -> None:
@@ -45,6 +48,8 @@ def register_rules() -> None:
         with many_rules(cls) as register_rule:
             for module in (*BOTH, merging):
                 module.RULES.register(register_rule)
+            for module in UNCOUNTED:
+                module.RULES.register(register_rule, where_all_exist)
     with many_rules(time_major.TimeMajor) as register_rule:
         for module in (ctc, multi_head, recurrent):
             module.RULES.register(register_rule)

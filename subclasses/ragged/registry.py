@@ -5,10 +5,13 @@ Importing a module of rules changes no class, so the order of imports does not m
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from subclasses.ragged.autocast import following_autocast
+from subclasses.ragged.base import is_ragged, name_of
+from subclasses.ragged.checks import check_all_exist
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
@@ -28,7 +31,24 @@ class Rules:
 
         return enter
 
-    def register(self, register_rule: Callable[[tuple[Any, ...], Callable[..., Any]], None]) -> None:
-        """Registers all rules with a function of ``many_rules``."""
+    def register(
+        self,
+        register_rule: Callable[[tuple[Any, ...], Callable[..., Any]], None],
+        wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda rule: rule,
+    ) -> None:
+        """Registers all rules, each wrapped, with a function of ``many_rules``."""
         for ops, rule in self.entries:
-            register_rule(ops, following_autocast(ops, rule))
+            register_rule(ops, wrap(following_autocast(ops, rule)))
+
+
+def where_all_exist(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a rule that raises for a batch with a count, whose spare rows it would compute."""
+
+    @functools.wraps(rule)
+    def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
+        for a in (*args, *kwargs.values()):
+            if is_ragged(a):
+                check_all_exist(a, name_of(func))
+        return rule(func, *args, **kwargs)
+
+    return checked

@@ -9,7 +9,7 @@ first. Each row goes to the rank with the fewest tokens so far (Graham, "Bounds 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,9 @@ class TokenBatchSampler(Sampler[list[int]]):
             exceed it. No row may be longer than a rank's share, ``tokens_per_step // num_replicas``. So no rank gets
             more than two shares, and every full step has a row for each rank.
         rows_per_step: the rows of a step, of all ranks together; given instead of ``tokens_per_step``.
+        rows_per_rank: the most rows of a batch; given beside ``tokens_per_step``. A step also ends where the next row
+            would exceed these rows or a rank's share of the tokens. ``JaggedTensor.pack`` accepts a batch of these
+            budgets; its ``rows`` include one for each ``longest`` tokens of the tail.
         num_replicas: the number of ranks. None: the size of the default process group, or 1 without a group.
         rank: the index of this rank, from 0; given together with ``num_replicas``.
         shuffle: whether each epoch has another order, by ``seed + epoch``. False: the order of ``lengths``.
@@ -60,6 +63,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         *,
         tokens_per_step: int | None = None,
         rows_per_step: int | None = None,
+        rows_per_rank: int | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         shuffle: bool = True,
@@ -69,6 +73,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         self.lengths = _as_ints(lengths)
         self.num_replicas, self.rank = _place(num_replicas, rank)
         self.tokens_per_step, self.rows_per_step = tokens_per_step, rows_per_step
+        self.rows_per_rank = rows_per_rank
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.epoch = self.start = 0
         self._steps: list[Step] | None = None
@@ -121,11 +126,23 @@ class TokenBatchSampler(Sampler[list[int]]):
             order = torch.randperm(count, generator=generator).tolist()
         budget = self.tokens_per_step or self.rows_per_step or 0
         costs = self.lengths if self.rows_per_step is None else [1] * count
-        steps = list(_filled(order, costs, budget))
+        steps = list(_filled(order, costs, budget, self._fits))
         if not self.drop_last:
             return _with_rows_for_all(steps, self.num_replicas)
         is_full = not steps or sum(costs[row] for row in steps[-1]) == budget
         return steps if is_full else steps[:-1]
+
+    def _fits(self, step: Step) -> bool:
+        """Returns whether no batch exceeds ``rows_per_rank`` and a share of the tokens; True without such a limit."""
+        if self.rows_per_rank is None or self.tokens_per_step is None:
+            return True
+        share, costs = self.tokens_per_step // self.num_replicas, [self.lengths[row] for row in step]
+        if sum(costs) // self.num_replicas + max(costs) < share and len(step) <= self.rows_per_rank:
+            return True  # for any rank: a row goes to the rank with the fewest tokens
+        return all(
+            sum(self.lengths[row] for row in part) <= share and len(part) <= self.rows_per_rank
+            for part in self._dealt(step)
+        )
 
     def _dealt(self, step: Step) -> list[list[int]]:
         return _deal(step, self.lengths, self.num_replicas)
@@ -134,11 +151,13 @@ class TokenBatchSampler(Sampler[list[int]]):
 # ---- the plan --------------------------------------------------------------------------------------------------
 
 
-def _filled(order: Iterable[int], costs: Sequence[int], budget: int) -> Iterator[Step]:
-    """Yields steps of consecutive rows that cost no more than the budget."""
+def _filled(
+    order: Iterable[int], costs: Sequence[int], budget: int, fits: Callable[[Step], bool]
+) -> Iterator[Step]:
+    """Yields steps of consecutive rows that cost no more than the budget and fit."""
     step, room = [], budget
     for row in order:
-        if costs[row] > room:
+        if costs[row] > room or (step and not fits([*step, row])):
             yield step
             step, room = [], budget
         step.append(row)
@@ -210,6 +229,11 @@ def _check_budget(sampler: TokenBatchSampler) -> None:
         raise ValueError(
             f"TokenBatchSampler: expected tokens_per_step or rows_per_step, got tokens_per_step={tokens} and "
             f"rows_per_step={rows}"
+        )
+    if sampler.rows_per_rank is not None and (tokens is None or sampler.rows_per_rank < 1):
+        raise ValueError(
+            f"TokenBatchSampler: expected rows_per_rank of at least 1 beside tokens_per_step, got "
+            f"{sampler.rows_per_rank} and tokens_per_step={tokens}"
         )
     if tokens is not None and (tokens < 1 or longest > tokens // ranks):
         raise ValueError(

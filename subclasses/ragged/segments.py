@@ -47,22 +47,32 @@ class Segments:
             row ("holes") do not exist, and may have any values.
         total: number of entries, holes included.
         width: an upper bound of the lengths, ``T``.
+        existing: ``[]``, how many rows exist; None: all. The others are spare: their entries are holes too.
     """
 
     offsets: Tensor
     lengths: Tensor | None
     total: int
     width: int
+    existing: Tensor | None = None
 
     @property
     def count(self) -> int:
-        """The number of rows, ``B``."""
+        """The number of rows, ``B``, spare ones included."""
         return self.offsets.shape[0] - 1
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there may be holes."""
+        return self.lengths is not None or self.existing is not None
 
     @once
     def row_lengths(self) -> Tensor:
-        """``[B]``: the number of existing entries in each row."""
-        return self.offsets.diff() if self.lengths is None else self.lengths
+        """``[B]``: the number of existing entries in each row; 0 in a spare one."""
+        lengths = self.offsets.diff() if self.lengths is None else self.lengths
+        if self.existing is None:
+            return lengths
+        return torch.where(torch.arange(self.count, device=lengths.device) < self.existing, lengths, 0)
 
     @once
     def _owner(self) -> Tensor:
@@ -81,12 +91,19 @@ class Segments:
     @once
     def exists(self) -> Tensor | None:
         """``[total]``: True for entries that belong to a row; None if all do."""
-        if self.lengths is None:
+        if not self.has_gaps:
             return None
+        if self.lengths is None:
+            return self._index < self._end
         owner = self._owner
         inside = (owner >= 0) & (owner < self.count)
-        reach = torch.cat([self.lengths, self.lengths.new_zeros(1)]).index_select(0, owner.clamp(min=0))
+        reach = torch.cat([self.row_lengths, self.offsets.new_zeros(1)]).index_select(0, owner.clamp(min=0))
         return inside & (self.positions < reach)
+
+    @property
+    def _end(self) -> Tensor:
+        """``[1]``: where the spare rows begin."""
+        return self.offsets.index_select(0, self.existing.view(1))  # type: ignore[union-attr]
 
     @once
     def rows(self) -> Tensor:
@@ -102,7 +119,7 @@ class Segments:
     @property
     def _spare(self) -> int:
         """The number of additional positions, to which holes are written."""
-        return 0 if self.lengths is None else 1
+        return int(self.has_gaps)
 
     # ---- a table and back --------------------------------------------------------------------------------------
 
@@ -152,7 +169,9 @@ class Segments:
 
     def number(self) -> Tensor | int:
         """Returns how many entries exist: a plain size without holes, else a tensor (never a synchronisation)."""
-        return self.total if self.lengths is None else self.lengths.sum()
+        if not self.has_gaps:
+            return self.total
+        return self._end.squeeze(0) if self.lengths is None else self.row_lengths.sum()
 
     def _take(self, source: Tensor, index: Tensor, size: int) -> Tensor:
         if self.exists is None:

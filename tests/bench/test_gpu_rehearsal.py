@@ -26,7 +26,7 @@ HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
 # What has no figure on a CPU, or does not exist yet; all else must have one.
 MISSING = {
     "model": {model.NESTED},
-    "training": {training.RECORDED, training.FLEX, training.NESTED},
+    "training": {training.FLEX, training.NESTED},
     "int8": {int8.GEMLITE, *int8.PLANNED},
     "chain": {int8.GEMLITE},
     "dynamic": {*int8.PLANNED_DYNAMIC},
@@ -35,7 +35,7 @@ MISSING = {
 TIMED = {
     "basics": 3 + 2 + 2,
     "model": 2,
-    "training": 5,
+    "training": 6,
     "int8": 2 * 6,
     "chain": 6,
     "dynamic": 5,
@@ -97,8 +97,6 @@ def test_a_stage_measures_each_of_its_subjects(name, tmp_path):
 
 
 def test_stages_without_a_subject_say_so(monkeypatch):
-    (line,) = rehearse("recorded")
-    assert (line.state, line.error) == ("absent", "desugar.record does not exist yet")
     monkeypatch.setattr(counters.shutil, "which", lambda name: None)
     (line,) = rehearse("counters")
     assert line.state == "absent" and "expected ncu" in line.error
@@ -106,17 +104,8 @@ def test_stages_without_a_subject_say_so(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_recorded_step_is_measured_once_it_exists(monkeypatch):
-    """With stand-ins for both names: the batches are not packed, and the step runs as it is."""
-    import desugar
-    from subclasses.ragged import JaggedTensor
-
-    def pack(tensors, *, tokens, rows, longest):
-        assert sum(map(len, tensors)) <= tokens and len(tensors) <= rows and max(map(len, tensors)) <= longest
-        return JaggedTensor.from_tensors(tensors)
-
-    monkeypatch.setattr(JaggedTensor, "pack", staticmethod(pack), raising=False)
-    monkeypatch.setattr(desugar, "record", lambda step: step, raising=False)
+def test_a_recorded_step_is_measured():
+    """On the CPU it is the step itself."""
     lines = rehearse("recorded")
     assert not [line.error for line in lines if line.error]
     (off,) = [line.value for line in lines if "difference" in line.figure]
@@ -132,8 +121,7 @@ def test_the_whole_rehearsal(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = read_lines(tmp_path / "rehearsal.jsonl")
     states = {line.stage: line.state for line in lines if line.state and not line.subject}
-    absent = {"recorded", "counters"}
-    assert states == {stage.name: "absent" if stage.name in absent else "done" for stage in STAGES}
+    assert states == {stage.name: "absent" if stage.name == "counters" else "done" for stage in STAGES}
     pages = {path.name for path in (tmp_path / "rehearsal").glob("*.md")}
     assert pages == {f"gpu-{stage.name}.md" for stage in STAGES}
     for name, count in TIMED.items():

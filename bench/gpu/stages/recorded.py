@@ -8,29 +8,22 @@ from typing import Any
 import torch
 
 from bench.gpu.device import Call
-from bench.gpu.run import Absent, Run, Turns
-from bench.gpu.stages.training import CLASSES, Layer, find_record
+from bench.gpu.run import Run, Turns
+from bench.gpu.stages.training import CLASSES, Layer
 
 PLAIN, RECORDED = "desugar.compile", "desugar.record"
 BATCHES = 3
 
 
 def measure_recorded(run: Run) -> None:
-    """Compares the losses of three batches of one budget, then times a step with its optimizer.
+    """Compares the losses of three batches of one budget, then times a step with its optimizer."""
+    import desugar
 
-    Raises:
-        Absent: `desugar.record` or `JaggedTensor.pack` does not exist yet.
-    """
-    from subclasses.ragged import JaggedTensor
-
-    record = find_record()
-    if not hasattr(JaggedTensor, "pack"):
-        raise Absent("JaggedTensor.pack does not exist yet")
     tokens, dim, heads = run.device.pick((32768, 2048, 16), (64, 16, 2))
     batches = [_pack(run, seed, tokens, dim) for seed in range(BATCHES)]
     group = f"a whole step, {dim} wide, a budget of {tokens:,} tokens"
     makers = {PLAIN: partial(_make_step, run, dim, heads, batches, lambda step: step)}
-    makers[RECORDED] = partial(_make_step, run, dim, heads, batches, record)
+    makers[RECORDED] = partial(_make_step, run, dim, heads, batches, desugar.record)
     losses = {
         name: run.attempt(group, f"{name}, losses", partial(_losses, make)) for name, make in makers.items()
     }
@@ -50,7 +43,7 @@ def _pack(run: Run, seed: int, tokens: int, dim: int) -> tuple[Any, Any]:
     device, dtype = run.device.name, run.device.pick(torch.bfloat16, torch.float32)
     rows = [torch.randn(n, dim, device=device, dtype=dtype) for n in lengths]
     answers = [torch.randint(CLASSES, (n,), device=device) for n in lengths]
-    pack = partial(JaggedTensor.pack, tokens=tokens, rows=16, longest=longest)  # pyright: ignore[reportAttributeAccessIssue]
+    pack = partial(JaggedTensor.pack, tokens=tokens, rows=16, longest=longest)
     return pack(rows), pack(answers)
 
 

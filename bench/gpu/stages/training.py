@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.gpu.device import Call
-from bench.gpu.run import Absent, Run, Turns
+from bench.gpu.run import Run, Turns
 from bench.gpu.stages.attention import CUDNN, FLASH, attend_flat
 from bench.gpu.stages.model import nested_block, uneven_lengths
 
@@ -184,11 +184,12 @@ def make_step(run: Run, name: str, problem: Problem) -> Call:
     """Returns forward and backward; gradients are replaced, not added up.
 
     Raises:
-        Absent: The subject does not exist yet.
         AssertionError: The loss is another one than that of each row alone.
     """
     if name == RECORDED:
-        return find_record()(make_step(run, JAGGED, problem))
+        import desugar
+
+        return desugar.record(make_step(run, JAGGED, problem))
     layer, loss_of = make_loss(run, name, problem)
     parameters = list(layer.parameters())
 
@@ -201,20 +202,6 @@ def make_step(run: Run, name: str, problem: Problem) -> Call:
 
     torch.testing.assert_close(step().float(), problem.loss, rtol=2e-2, atol=2e-2)
     return run.device.record([step]) if name == BY_HAND_RECORDED else step
-
-
-def find_record() -> Callable[[Call], Call]:
-    """Returns `desugar.record`.
-
-    Raises:
-        Absent: It does not exist yet.
-    """
-    import desugar
-
-    record = getattr(desugar, "record", None)
-    if record is None:
-        raise Absent("desugar.record does not exist yet")
-    return record
 
 
 def measure_training(run: Run, cases: Sequence[Case] | None = None) -> None:

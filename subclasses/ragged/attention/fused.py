@@ -95,9 +95,7 @@ def attend_fused(  # noqa: PLR0913
         ``[H, total, D]``; 0 for a row without keys.
     """
     q, k, v = (_entry_major(x) for x in values)
-    found = (
-        None if same_rows(query, key) else query.segments.spread_rows(key.row_lengths() > 0).view(-1, 1, 1)
-    )
+    found = None if same_rows(query, key) else query.segments.spread_rows(key.counts > 0).view(-1, 1, 1)
     if found is not None:
         # The kernels define neither the result of a row without keys nor its gradient.
         q = torch.where(found, q, 0)

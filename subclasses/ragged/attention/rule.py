@@ -18,6 +18,7 @@ from subclasses.ragged.attention.row_dropout import ragged_attention_dropout
 from subclasses.ragged.base import first_ragged, is_ragged, shown
 from subclasses.ragged.checks import is_traced
 from subclasses.ragged.jagged import JaggedTensor
+from subclasses.ragged.jagged.operands import check_counts_match
 from subclasses.ragged.padded.operands import check_same_rows
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.registry import Rules
@@ -125,6 +126,8 @@ def _check_rows(func: Any, query: Any, key: Any, value: Any) -> None:
         )
     if query.shape[0] != key.shape[0]:
         raise ValueError(f"{func.__name__}: {shown(query)} and {shown(key)} have other numbers of rows")
+    if jagged:
+        check_counts_match(func, query, key)
 
 
 def _check_operand(kind: Any, x: Any, name: str = "scaled_dot_product_attention") -> None:
@@ -207,7 +210,7 @@ def attend_tables(attend: Callable[..., Tensor], query: Any, key: Any, value: An
     """Runs an attention with a mask of existing keys on padded tables, and returns its result as rows."""
     out = attend(*(x.to_dense() for x in (query, key, value)))
     # A row without keys attended to padding, so that no gradient is NaN; its result is 0.
-    found = (key.row_lengths() > 0).view(-1, *[1] * (out.dim() - 1))
+    found = (key.counts > 0).view(-1, *[1] * (out.dim() - 1))
     return query.from_table(torch.where(found, out, 0))
 
 
@@ -250,7 +253,7 @@ def score_mask(query: Any, key: Any, attn_mask: Any, is_causal: bool) -> Tensor:
             f"{shown(attn_mask)}",
             code="argument-refused",
         )
-    exists = key.mask() | (key.row_lengths() == 0).unsqueeze(1)
+    exists = key.mask() | (key.counts == 0).unsqueeze(1)
     exists = exists.view(exists.shape[0], *[1] * (query.dim() - 2), exists.shape[1])
     if is_causal:
         past = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()

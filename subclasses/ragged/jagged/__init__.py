@@ -25,11 +25,19 @@ from subclasses import Outer, TensorSubclass, dynamic, inner, static
 from subclasses._torch_tracing import is_bare, is_compiling_here
 from subclasses.autograd.construct import construct
 from subclasses.layout import Layout, intern_layout
-from subclasses.ragged.checks import GREATEST_BOUND, check_has_rows, check_mask, check_rows, is_traced
+from subclasses.ragged.checks import (
+    GREATEST_BOUND,
+    check_all_exist,
+    check_has_rows,
+    check_mask,
+    check_rows,
+    is_traced,
+)
 from subclasses.ragged.data_sizes import longest_of, size_of, true_places
 from subclasses.ragged.jagged import validation
 from subclasses.ragged.jagged.holes import without_gradient_at_holes
 from subclasses.ragged.jagged.interface import JaggedInterface
+from subclasses.ragged.jagged.packing import pack_rows
 from subclasses.ragged.printing import emit_rows
 from subclasses.ragged.segments import Segments
 from subclasses.spec.values import dynamic_ints, mark_varying_dims, with_inners
@@ -51,6 +59,9 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         offsets: ``[B + 1]`` int64, the start of each row in ``values``, and the end of the last row.
         lengths: ``[B]`` int64, how many entries of each row exist; None: all up to the start of the next row. Entries
             of ``values`` that belong to no row do not exist, and may have any values.
+        count: ``[]`` int64, how many rows exist; None: all. The rows from ``count`` on are spare: they hold the tail of
+            a fixed number of entries, and exist for no result and no gradient. `pack` makes them. The constructor
+            compares ``count`` with the rows only where it computes ``max_length``.
         ragged_dim: the outer dimension along which rows differ; 0 for merged batch and ragged dimensions.
         max_length: the outer extent of the ragged dimension, ``T``: an upper bound of the lengths. None computes it
             (one synchronisation on CUDA) and checks the offsets. The constructor does not compare a given bound with
@@ -66,6 +77,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     values: Tensor = inner(differentiable=True)
     offsets: Tensor = inner(dtype=torch.int64)
     lengths: Tensor | None = inner(dtype=torch.int64, optional=True)
+    count: Tensor | None = inner(dtype=torch.int64, optional=True)
     ragged_dim: int = static(default=1)
     max_length: int = dynamic()
 
@@ -75,17 +87,20 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         offsets: Tensor,
         *,
         lengths: Tensor | None = None,
+        count: Tensor | None = None,
         ragged_dim: int = 1,
         max_length: int | None = None,
     ) -> Any:
         """Checks that the arguments match; see the class."""
-        validation.check_parts(values, offsets, lengths, ragged_dim)
+        validation.check_parts(values, offsets, lengths, count, ragged_dim)
         if max_length is None:
-            max_length = validation.longest_row(values, offsets, lengths, ragged_dim)
+            max_length = validation.longest_row(values, offsets, lengths, count, ragged_dim)
         elif type(max_length) is int and max_length > GREATEST_BOUND:
             validation.check_given_bound(values, max_length, ragged_dim)
-        values = without_gradient_at_holes(values, offsets, lengths, ragged_dim)
-        x = super().__new__(cls, values, offsets, lengths, ragged_dim=ragged_dim, max_length=max_length)
+        values = without_gradient_at_holes(values, offsets, lengths, count, ragged_dim)
+        x = super().__new__(
+            cls, values, offsets, lengths, count, ragged_dim=ragged_dim, max_length=max_length
+        )
         return x if is_compiling_here() else mark_varying_dims(x)
 
     if (
@@ -99,6 +114,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
             offsets: Tensor,
             *,
             lengths: Tensor | None = None,
+            count: Tensor | None = None,
             ragged_dim: int = 1,
             max_length: int | None = None,
         ) -> None: ...
@@ -133,6 +149,27 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         lengths = [row.shape[0] for row in rows]
         offsets = torch.tensor([0, *lengths], device=rows[0].device).cumsum(0)
         return cls(torch.cat(list(rows)), offsets, max_length=max(lengths))
+
+    @classmethod
+    def pack(
+        cls, tensors: Sequence[Tensor], *, tokens: int, rows: int | None = None, longest: int | None = None
+    ) -> JaggedTensor:
+        """Makes one row per tensor ``[length, ...]`` in a batch of fixed size; differentiable in the tensors.
+
+        All batches of one budget have the same sizes, so one compiled program and one CUDA graph serve them. Entries
+        past the rows are zeros, in spare rows that exist for no result and no gradient.
+
+        Args:
+            tensors: the rows that exist.
+            tokens: the number of entries, spare rows included.
+            rows: the outer extent of the batch, spare rows included. None: as many as the batch needs.
+            longest: the outer extent ``T``, and the greatest length of a row. None: the length of the longest row.
+
+        Raises:
+            ValueError: there is no row, rows differ in more than their length, or they exceed a budget.
+        """
+        values, offsets, count, width = pack_rows(tensors, tokens, rows, longest)
+        return cls(values, offsets, count=count, max_length=width)
 
     @classmethod
     def of_dense(cls, dense: Tensor) -> JaggedTensor:
@@ -217,10 +254,16 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     @classmethod
     def check_loaded(
-        cls, values: Tensor, offsets: Tensor, lengths: Tensor | None, ragged_dim: int, max_length: int
+        cls,
+        values: Tensor,
+        offsets: Tensor,
+        lengths: Tensor | None,
+        count: Tensor | None,
+        ragged_dim: int,
+        max_length: int,
     ) -> None:
-        """Raises unless offsets and lengths describe rows, none of which is longer than ``max_length``."""
-        validation.check_loaded(values, offsets, lengths, ragged_dim, max_length)
+        """Raises unless offsets, lengths and count describe rows, none of which is longer than ``max_length``."""
+        validation.check_loaded(values, offsets, lengths, count, ragged_dim, max_length)
 
     # ---- rows --------------------------------------------------------------------------------------------------
 
@@ -228,11 +271,13 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     def segments(self) -> Segments:
         """The `Segments` of the rows, which copy entries between rows and a padded table."""
         place = max(self.ragged_dim - 1, 0)
-        return Segments(self.offsets, self.lengths, self._raw_values.size(place), self.max_length)
+        total = self._raw_values.size(place)
+        return Segments(self.offsets, self.lengths, total, self.max_length, self.count)
 
     def row_lengths(self) -> Tensor:
-        """``[B]``: how many entries each row has."""
-        return self.offsets.diff() if self.lengths is None else self.lengths
+        """``[B]``: how many entries each row has; ``[count]`` if there is a count, which is read on the host."""
+        counts = self.counts
+        return counts if self.count is None else counts.narrow(0, 0, size_of(self.count))
 
     def mask(self) -> Tensor:
         """``[B, T]``: True where an entry exists; ``[total]`` for merged dimensions."""
@@ -251,9 +296,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     def kept(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
         """Returns a tensor with the shape of ``values`` and ``fill`` in holes; without holes the same tensor."""
-        return (
-            values if self.lengths is None else self.trailing(self.segments.keep(self.leading(values), fill))
-        )
+        return self.trailing(self.segments.keep(self.leading(values), fill)) if self.has_gaps else values
 
     def clean_values(self) -> Tensor:
         """Returns the values as a differentiable function of this tensor, with 0 in holes.
@@ -278,11 +321,8 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         """Returns other values for the same rows; ``ragged_dim`` is their ragged dimension, if it differs."""
         layout = self._layout
         place: int = layout.statics[0] if ragged_dim is None else ragged_dim
-        held = (
-            without_gradient_at_holes(values, self.offsets, self.lengths, place),
-            self.offsets,
-            self.lengths,
-        )
+        rows = self.offsets, self.lengths, self.count
+        held = (without_gradient_at_holes(values, *rows, place), *rows)
         # No check: the rows are unchanged.
         if not is_bare(values) or layout.nested:
             return TensorSubclass.__new__(type(self), *held, ragged_dim=place, max_length=self.max_length)
@@ -316,6 +356,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     def to_nested(self) -> Tensor:
         """Returns the same rows as a ``torch.nested`` tensor of jagged layout, which shares the values."""
         check_has_rows(self, "to_nested")
+        check_all_exist(self, "to_nested")
         return torch.nested.nested_tensor_from_jagged(
             self.unwrap("values"), self.offsets, self.lengths, jagged_dim=self.ragged_dim
         )

@@ -16,14 +16,14 @@ from subclasses.ragged.segments import Segments
 
 
 def without_gradient_at_holes(
-    values: Tensor, offsets: Tensor, lengths: Tensor | None, ragged_dim: int
+    values: Tensor, offsets: Tensor, lengths: Tensor | None, count: Tensor | None, ragged_dim: int
 ) -> Tensor:
     """Returns the same values, whose gradient is 0 where no row has an entry."""
-    if lengths is None or not (torch.is_grad_enabled() and values.requires_grad):
+    if (lengths is None and count is None) or not (torch.is_grad_enabled() and values.requires_grad):
         return values
     place = max(ragged_dim - 1, 0)
     # A mask needs no width. It is computed here, above autograd, where a trace has the offsets.
-    exists = Segments(offsets, lengths, values.size(place), 0).exists
+    exists = Segments(offsets, lengths, values.size(place), 0, count).exists
     return apply_function(ExistingEntries, values, exists, place)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, outer_dims, shown
+from subclasses.ragged.checks import check_all_exist
 from subclasses.ragged.jagged import joining, operands, selection, sharing, writing
 
 
@@ -36,7 +37,7 @@ class JaggedInterface(RaggedTensor):
     @property
     def has_gaps(self: Any) -> bool:
         """Whether there may be holes."""
-        return self.lengths is not None
+        return self.lengths is not None or self.count is not None
 
     @property
     def width(self: Any) -> int:
@@ -45,8 +46,27 @@ class JaggedInterface(RaggedTensor):
 
     @property
     def counts(self: Any) -> Tensor:
-        """``[B]``: how many entries of each row exist."""
-        return self.row_lengths()
+        """``[B]``: how many entries of each row exist; 0 in a spare row."""
+        return self.segments.row_lengths
+
+    @property
+    def row_count(self: Any) -> Tensor | None:
+        """``[1]``: how many rows exist; None: all."""
+        return None if self.count is None else self.count.view(1)
+
+    def leader(self: Any, values: Sequence[Any]) -> Any:
+        """Returns the first operand with rows; a merged one may have an entry for each row, as `per_row` returns."""
+        if self.ragged_dim or self.lengths is None:
+            return self
+        return next((v for v in values if isinstance(v, self.ragged_class) and v.ragged_dim), self)
+
+    def per_row(self: Any, dense: Tensor, dim: int) -> Tensor:
+        """Returns a result with one entry for each row; ragged along dimension 0 if there is a count."""
+        if self.count is None or self.merged:
+            return dense
+        rows = dense.shape[0]
+        ends = torch.arange(2, device=dense.device) * rows
+        return type(self)(dense, ends, lengths=self.row_count, ragged_dim=0, max_length=rows)
 
     def unwrap_stored(self: Any) -> Tensor:
         """The values as a differentiable function of this tensor."""
@@ -64,7 +84,7 @@ class JaggedInterface(RaggedTensor):
     def with_kept(self: Any, stored: Tensor, *rows: int) -> Any:
         """Returns other values for the same rows, with 0 in holes."""
         ragged_dim = rows[0] if rows else self.ragged_dim
-        if self.lengths is not None:
+        if self.has_gaps:
             place = max(ragged_dim - 1, 0)
             stored = self.segments.keep(stored.movedim(place, 0)).movedim(0, place)
         return self.with_values(stored, ragged_dim)
@@ -82,6 +102,7 @@ class JaggedInterface(RaggedTensor):
 
     def of_lengths(self: Any, table: Tensor, lengths: Tensor) -> Any:
         """Returns the first ``lengths [B]`` entries of each row of a table."""
+        check_all_exist(self, "rows of other lengths")
         rows = type(self).from_padded(table.movedim(self.ragged_dim, 1), lengths)
         return rows if self.ragged_dim == 1 else rows.with_entries(rows.unwrap("values"), self.ragged_dim)
 
@@ -92,7 +113,9 @@ class JaggedInterface(RaggedTensor):
 
     def batch_size(self: Any) -> Any:
         """The number of rows, or of the entries of merged dimensions."""
-        return self.offsets.shape[0] - 1 if self.ragged_dim else self.segments.number()
+        if not self.ragged_dim:
+            return self.segments.number()
+        return self.offsets.shape[0] - 1 if self.count is None else self.count
 
     def samples(self: Any, fill: float) -> Tensor:
         """Returns the entries, ragged dimension first, with ``fill`` in holes."""
@@ -143,7 +166,9 @@ class JaggedInterface(RaggedTensor):
         by_row = self.ragged_dim in dims
         if by_row and 0 in dims:
             return
-        counts = self.row_lengths() if by_row else self.segments.mask().sum(0)
+        counts = self.counts if by_row else self.segments.mask().sum(0)
+        if by_row and self.count is not None:
+            counts = torch.where(torch.arange(counts.shape[0], device=counts.device) < self.count, counts, 1)
         if is_compiling_here() or type(counts) is not Tensor or counts.is_cuda:
             torch.ops.aten._assert_async.msg(
                 (counts > 0).all(), f"{func.__name__}: a row of a ragged tensor is empty"

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import shown
+from subclasses.ragged.checks import check_all_exist
+from subclasses.ragged.jagged.operands import check_counts_match
 
 if TYPE_CHECKING:
     from subclasses.ragged.jagged import JaggedTensor
@@ -28,11 +30,14 @@ def as_rows(x: JaggedTensor, func: Any, dense: Tensor) -> JaggedTensor:
     rows, width = dense.shape[0], dense.shape[x.ragged_dim]
     starts = torch.arange(rows + 1, device=x.offsets.device) * width
     entries = dense.movedim(x.ragged_dim, 1).flatten(0, 1)
-    return type(x)(x.trailing(entries), starts, ragged_dim=x.ragged_dim, max_length=width)
+    count = x.count if x.count is not None and rows == x.shape[0] else None
+    return type(x)(x.trailing(entries), starts, count=count, ragged_dim=x.ragged_dim, max_length=width)
 
 
 def join_rows(x: JaggedTensor, func: Any, parts: Sequence[JaggedTensor]) -> JaggedTensor:
     """Joins the rows of all ``parts``, one after the other."""
+    for t in parts:
+        check_all_exist(t, func.__name__)
     place = x.ragged_dim - 1
     ends = list(accumulate((t._raw_values.shape[place] for t in parts), initial=0))
     offsets = [t.offsets[:-1] + end for t, end in zip(parts, ends, strict=False)]
@@ -41,32 +46,36 @@ def join_rows(x: JaggedTensor, func: Any, parts: Sequence[JaggedTensor]) -> Jagg
     return type(x)(
         torch.cat([t.unwrap("values") for t in parts], place),
         offsets,
-        lengths=torch.cat([t.row_lengths() for t in parts]) if holes else None,
+        lengths=torch.cat([t.counts for t in parts]) if holes else None,
         ragged_dim=x.ragged_dim,
         max_length=reduce(torch.sym_max, [t.max_length for t in parts]),  # type: ignore[arg-type]
     )
 
 
 def join_entries(x: JaggedTensor, parts: Sequence[JaggedTensor]) -> JaggedTensor:
-    """Joins the entries of each row of all ``parts``, in their order."""
+    """Joins the entries of each row of all ``parts``, in their order; spare rows have zeros."""
+    for t in parts:
+        check_counts_match("cat", x, t)
     rows = [t.segments for t in parts]
-    lengths = reduce(torch.add, (r.row_lengths for r in rows))
+    reaches = [r.offsets.diff() if r.lengths is None else r.row_lengths for r in rows]
+    lengths = reduce(torch.add, reaches)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     total = sum(r.total for r in rows)
     like, first = x.leading(x.unwrap("values")), offsets[:-1]
     table = like.new_zeros(total + 1, *like.shape[1:])
-    for t, r in zip(parts, rows, strict=True):
+    for t, r, reach in zip(parts, rows, reaches, strict=True):
         entries = t.leading(t.unwrap("values"))
         # Holes are written past the last entry, which is cut off.
         where = first.index_select(0, r.rows.clamp(max=max(r.count - 1, 0))) + r.positions
         where = where if r.exists is None else torch.where(r.exists, where, total)
-        table, first = table.index_copy(0, where, entries), first + r.row_lengths
+        table, first = table.index_copy(0, where, entries), first + reach
     holes = any(t.lengths is not None for t in parts)
     place = x.ragged_dim - 1
     return type(x)(
         table[:-1].movedim(0, place),
         offsets,
         lengths=lengths if holes else None,
+        count=x.count,
         ragged_dim=x.ragged_dim,
         max_length=sum(t.max_length for t in parts),
     )

@@ -154,7 +154,8 @@ def _resize(x: JaggedTensor, size: list[Any]) -> JaggedTensor:
 def _split_entries(x: JaggedTensor, size: list[Any], parts: Any) -> JaggedTensor:
     """Splits each merged entry into several; only without holes, so that the number of entries is an extent."""
     values = x.unwrap("values").reshape(size)
-    split = type(x)(values, x.offsets * parts, ragged_dim=0, max_length=x.max_length * parts)
+    offsets, width = x.offsets * parts, x.max_length * parts
+    split = type(x)(values, offsets, count=x.count, ragged_dim=0, max_length=width)
     return sharing(split, x)
 
 

@@ -24,17 +24,36 @@ if TYPE_CHECKING:
 
 def same_rows(x: JaggedTensor, y: JaggedTensor) -> bool:
     """Returns whether two tensors share offsets and lengths; False in Dynamo, which cannot compare identities."""
-    return x.offsets is y.offsets and x.lengths is y.lengths and not torch.compiler.is_dynamo_compiling()
+    same = x.offsets is y.offsets and x.lengths is y.lengths and x.count is y.count
+    return same and not torch.compiler.is_dynamo_compiling()
 
 
 def check_rows_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
     """Raises unless the rows of two tensors have the same lengths."""
     if same_rows(x, y):
         return
+    check_counts_match(func, x, y)
     if x.lengths is not None or y.lengths is not None:
-        check_lengths_match(func, x.row_lengths(), y.row_lengths())
+        check_lengths_match(func, x.counts, y.counts)
     elif x.offsets.shape != y.offsets.shape or _are_equal(func, x.offsets, y.offsets) is False:
-        check_lengths_match(func, x.row_lengths(), y.row_lengths())  # which raises
+        check_lengths_match(func, x.offsets.diff(), y.offsets.diff())  # which raises
+
+
+def check_counts_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
+    """Raises unless as many rows exist of two tensors."""
+    if x.count is y.count:
+        return
+    if x.count is None or y.count is None:
+        raise DispatchError(
+            f"{name_of(func)}: expected a count of both ragged tensors or of none, got one for {shown(x)} or "
+            f"{shown(y)} alone",
+            code="rows-apart",
+            hint="make both by JaggedTensor.pack with the same budget, or give both the same count",
+        )
+    if _are_equal(func, x.count, y.count) is False:
+        raise ValueError(
+            f"{name_of(func)}: ragged tensors combine when as many rows exist, got {int(x.count)} and {int(y.count)}"
+        )
 
 
 def check_lengths_match(func: Any, ours: Tensor, theirs: Tensor) -> None:
@@ -97,7 +116,7 @@ def alongside(x: JaggedTensor, func: Any, y: JaggedTensor) -> JaggedTensor:
     if same_rows(x, y) and x.max_length == y.max_length:
         return y
     check_rows_match(func, x, y)
-    if x.lengths is None and y.lengths is None:
+    if x.lengths is None and y.lengths is None:  # spare rows lie alike, too
         return x.with_values(y.unwrap("values"), y.ragged_dim)
     entries = y.entries().index_select(0, _places_in(y, x))
     return x.with_entries(x.segments.keep(entries), y.ragged_dim)
@@ -163,15 +182,24 @@ def _check_extents(func: Any, x: JaggedTensor, y: Tensor, along_rows: bool, ragg
 
 def beside(x: JaggedTensor, op: Any, other: Any) -> Tensor:
     """Returns an operand that broadcasts against the values; below autograd."""
+    other = _of_each_row(x, other)
     return matched_values(op, x, other) if isinstance(other, x.ragged_class) else spread(op, x, other)
 
 
 def aligned(x: JaggedTensor, func: Any, other: Any) -> Tensor:
     """Converts an operand so that its cotangent has its own class; above autograd."""
+    other = _of_each_row(x, other)
     if isinstance(other, x.ragged_class):
         lie_alike = (x.lengths is None and other.lengths is None) or same_rows(x, other)
         return other if lie_alike and other.max_length == x.max_length else relaid(x, func, other)
     return x.from_table(other) if other.requires_grad and _is_entrywise(x, other) else other
+
+
+def _of_each_row(x: JaggedTensor, y: Any) -> Any:
+    """Returns a ragged operand with an entry for each row of ``x``, as `per_row` makes it, as a plain tensor."""
+    if x.count is None or not x.ragged_dim or not isinstance(y, x.ragged_class) or y.ragged_dim:
+        return y
+    return y.to_dense() if y.dim() == x.dim() and y.shape[0] == x.shape[0] else y
 
 
 def _is_entrywise(x: JaggedTensor, y: Tensor) -> bool:
@@ -186,6 +214,7 @@ def operand(x: JaggedTensor, func: Any, other: Any) -> Any:
     """
     if other is x:
         return x.clean(1)
+    other = _of_each_row(x, other)
     if isinstance(other, x.ragged_class):
         return x.kept(relaid(x, func, other).unwrap("values"), 1)
     if not isinstance(other, Tensor):
@@ -198,9 +227,9 @@ def operand(x: JaggedTensor, func: Any, other: Any) -> Any:
 def moved(x: JaggedTensor, stored: Tensor) -> JaggedTensor:
     """Returns other values on another device, with the rows moved there."""
     device = stored.device
-    lengths = None if x.lengths is None else x.lengths.to(device)
-    offsets = x.offsets.to(device)
-    return type(x)(stored, offsets, lengths=lengths, ragged_dim=x.ragged_dim, max_length=x.max_length)
+    lengths, count = (None if t is None else t.to(device) for t in (x.lengths, x.count))
+    rows = {"lengths": lengths, "count": count, "ragged_dim": x.ragged_dim, "max_length": x.max_length}
+    return type(x)(stored, x.offsets.to(device), **rows)
 
 
 def check_factors(x: JaggedTensor, func: Any, a: Any, b: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import shown
-from subclasses.ragged.checks import check_has_rows
+from subclasses.ragged.checks import check_all_exist, check_has_rows, is_traced
 from subclasses.ragged.data_sizes import longest_of, size_of, true_places
 from subclasses.ragged.indexing.index import (
     check_numbers,
@@ -42,14 +42,25 @@ if TYPE_CHECKING:
 def select_row(x: JaggedTensor, row: Any) -> Tensor:
     """Returns one row, dense: a view of the values."""
     check_has_rows(x, "select")
-    count, row = x.offsets.shape[0] - 1, int(row)
+    count, row = x.offsets.shape[0] - 1 if x.count is None else _read_count(x), int(row)
     if not -count <= row < count:
         raise IndexError(f"index {row} is out of bounds for the {count} rows of {shown(x)}")
     row = row % count
     values, dim = x.unwrap("values"), x.ragged_dim - 1
     if _is_empty(values, dim):  # all rows are empty, so no offset is read
         return values.narrow(dim, 0, 0)
-    return _cut_row(values, dim, x.offsets[row].item(), x.row_lengths()[row].item())
+    return _cut_row(values, dim, x.offsets[row].item(), x.counts[row].item())
+
+
+def _read_count(x: JaggedTensor) -> int:
+    """Returns how many rows exist; raises in a trace."""
+    if is_traced(x.offsets):
+        raise DispatchError(
+            f"{shown(x)}: single rows of a JaggedTensor with a count are unknown to a compiled function",
+            code="graph-refused",
+            hint="x[:, -1] gives an entry of each row, and reductions give a result for each row that exists",
+        )
+    return int(x.count)  # type: ignore[arg-type]
 
 
 def _is_empty(values: Tensor, dim: int) -> bool:
@@ -67,18 +78,20 @@ def _cut_row(values: Tensor, dim: int, start: Any, length: Any) -> Tensor:
 def to_tensors(x: JaggedTensor) -> list[Tensor]:
     """Returns the rows, each ``[..., length, ...]``: views of the values."""
     values, dim = x.unwrap("values"), max(x.ragged_dim - 1, 0)
+    count = x.offsets.shape[0] - 1 if x.count is None else _read_count(x)
     if _is_empty(values, dim):
-        return [values.narrow(dim, 0, 0) for _ in range(x.offsets.shape[0] - 1)]
-    lengths = x.row_lengths().tolist()
+        return [values.narrow(dim, 0, 0) for _ in range(count)]
+    lengths = x.counts[:count].tolist()
     if x.lengths is None and all(isinstance(n, torch.SymInt) for n in (*lengths, values.shape[dim])):
         return list(values.split(lengths, dim))  # one op, and one cat() for its gradient
-    return [_cut_row(values, dim, a, n) for a, n in zip(x.offsets[:-1].tolist(), lengths, strict=True)]
+    return [_cut_row(values, dim, a, n) for a, n in zip(x.offsets[:-1].tolist(), lengths, strict=False)]
 
 
 def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
     """Returns some rows: a slice shares the values, an index tensor or mask copies the rows."""
     check_has_rows(x, "indexing")
-    starts, lengths = x.offsets[:-1], x.row_lengths()
+    check_all_exist(x, "indexing rows")
+    starts, lengths = x.offsets[:-1], x.counts
     if isinstance(which, slice):
         if which.step in (None, 1):
             offsets = torch.cat([starts[which], x.offsets[-1:]])
@@ -92,6 +105,7 @@ def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
 
 def repeat_rows(x: JaggedTensor, repeats: Tensor) -> JaggedTensor:
     """Repeats each row ``repeats [B]`` times."""
+    check_all_exist(x, "repeating rows")
     counts = torch.cat([repeats, repeats.new_ones(1)])
     return _take_and_end(x, torch.repeat_interleave(counts, output_size=size_of(counts.sum())))
 
@@ -101,7 +115,7 @@ def _take_and_end(x: JaggedTensor, which: Tensor) -> JaggedTensor:
 
     So there are as many numbers as offsets: one symbolic size if only data determines it.
     """
-    return _copied(x, *(torch.cat([t, t.new_zeros(1)])[which] for t in (x.offsets[:-1], x.row_lengths())))
+    return _copied(x, *(torch.cat([t, t.new_zeros(1)])[which] for t in (x.offsets[:-1], x.counts)))
 
 
 def _copied(x: JaggedTensor, starts: Tensor, lengths: Tensor) -> JaggedTensor:
@@ -122,7 +136,7 @@ def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
             hint=f"x.flip({x.ragged_dim}) reverses each row",
         )
     part = slice(part.start, part.stop)
-    lengths = x.row_lengths()
+    lengths = x.counts
     first = torch.zeros_like(lengths) if part.start is None else bound_in_rows(part.start, lengths)
     last = torch.maximum(lengths if part.stop is None else bound_in_rows(part.stop, lengths), first)
     signs = {bool((n or 0) < 0) for n in (part.start, part.stop)}
@@ -144,7 +158,8 @@ def _rebuilt(
     x: JaggedTensor, values: Tensor, offsets: Tensor, lengths: Tensor | None, width: Any = None
 ) -> JaggedTensor:
     width = x.max_length if width is None else width
-    return type(x)(values, offsets, lengths=lengths, ragged_dim=x.ragged_dim, max_length=width)
+    rows = {"lengths": lengths, "count": x.count, "ragged_dim": x.ragged_dim, "max_length": width}
+    return type(x)(values, offsets, **rows)
 
 
 def rearranged(x: JaggedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> JaggedTensor:
@@ -164,8 +179,10 @@ def select_position(x: JaggedTensor, position: Any) -> Tensor:
     Raises:
         IndexError: a row is too short (on CUDA and in graphs by an asynchronous assertion).
     """
-    lengths, position = x.row_lengths(), int(position)
+    lengths, position = x.counts, int(position)
     reached = lengths > position if position >= 0 else lengths >= -position
+    if x.count is not None:
+        reached = reached | (torch.arange(lengths.shape[0], device=lengths.device) >= x.count)
     message = f"position {position} of every row: a row of the ragged tensor is too short"
     if is_compiling_here() or type(reached) is not Tensor or reached.is_cuda:
         torch.ops.aten._assert_async.msg(reached.all(), message)
@@ -173,11 +190,15 @@ def select_position(x: JaggedTensor, position: Any) -> Tensor:
         short = (~reached).nonzero().squeeze(1).tolist()
         raise IndexError(f"index {position} is out of bounds for rows {short} of {shown(x)}")
     index = x.offsets[:-1] + (position if position >= 0 else lengths + position)
-    return x.unwrap("values").index_select(x.ragged_dim - 1, index).movedim(x.ragged_dim - 1, 0)
+    if x.count is not None:  # for spare rows any entry that exists
+        index = torch.where(torch.arange(lengths.shape[0], device=lengths.device) < x.count, index, 0)
+    entries = x.unwrap("values").index_select(x.ragged_dim - 1, index).movedim(x.ragged_dim - 1, 0)
+    return x.per_row(entries, 0)
 
 
 def take_places(x: JaggedTensor, places: Any) -> Tensor:
     """Returns the entries at some positions of every row, dense; the ragged dimension has one for each."""
+    check_all_exist(x, "indexing positions")
     places = common_places(x, places)
     rows = torch.arange(x.offsets.shape[0] - 1, device=places.device)
     index = _entries_of(x, rows.unsqueeze(1), places)
@@ -187,6 +208,7 @@ def take_places(x: JaggedTensor, places: Any) -> Tensor:
 
 def take_pairs(x: JaggedTensor, rows: Any, places: Any, index: tuple[Any, ...]) -> Tensor:
     """Returns single entries by row numbers and positions, dense."""
+    check_all_exist(x, "indexing rows and positions")
     rest = index[1:]
     if x.ragged_dim != 1 and not all(is_index(i) for i in rest):
         raise DispatchError(
@@ -211,9 +233,7 @@ def gather_index(x: JaggedTensor, func: Any, index: JaggedTensor) -> Tensor:
         check_rows_match(func, x, index)  # raises with the numbers of rows
     rows = index.segments
     shape = [-1, *[1] * (index._raw_values.dim() - 1)]
-    first, reach = (
-        index.trailing(rows.spread_rows(t).view(shape)) for t in (x.offsets[:-1], x.row_lengths())
-    )
+    first, reach = (index.trailing(rows.spread_rows(t).view(shape)) for t in (x.offsets[:-1], x.counts))
     found = index.kept(index._raw_values)
     reached = index.kept((found >= 0) & (found < reach), True)
     message = f"{func.__name__}: an index lies beyond its row of {shown(x)}"
@@ -243,7 +263,7 @@ def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     values = x.unwrap("values").flatten(0, picked.dim() - 1).index_select(0, true_places(picked.flatten()))
     longest = longest_of(counts, x.max_length * math.prod(picked.shape[1:]))
-    return type(x)(values, offsets, ragged_dim=min(x.ragged_dim, 1), max_length=longest)
+    return type(x)(values, offsets, count=x.count, ragged_dim=min(x.ragged_dim, 1), max_length=longest)
 
 
 def _cure_of(x: JaggedTensor, mask: JaggedTensor) -> str:

@@ -15,7 +15,7 @@ from subclasses.spec.load_checks import check_unwrapped, has_data
 # ---- shapes ----------------------------------------------------------------------------------------------------
 
 
-def check_parts(values: Any, offsets: Any, lengths: Any, ragged_dim: Any) -> None:
+def check_parts(values: Any, offsets: Any, lengths: Any, count: Any, ragged_dim: Any) -> None:
     """Raises unless the shapes of the parts of a jagged tensor match; the constructor checks types and dtypes later."""
     if isinstance(values, Tensor) and values.dim() == 0:
         raise ValueError("JaggedTensor.values: expected at least one dimension, the entries, got a scalar")
@@ -32,6 +32,10 @@ def check_parts(values: Any, offsets: Any, lengths: Any, ragged_dim: Any) -> Non
         raise ValueError(
             f"JaggedTensor.lengths: expected shape [{offsets.shape[0] - 1}], one for each row of the offsets, got "
             f"{tuple(lengths.shape)}"
+        )
+    if isinstance(count, Tensor) and count.dim():
+        raise ValueError(
+            f"JaggedTensor.count: expected one number of shape [], how many rows exist, got {tuple(count.shape)}"
         )
 
 
@@ -101,7 +105,7 @@ def check_like(x: Any, dense: Any) -> None:
 # ---- data ------------------------------------------------------------------------------------------------------
 
 
-def longest_row(values: Any, offsets: Any, lengths: Any, ragged_dim: int) -> int:
+def longest_row(values: Any, offsets: Any, lengths: Any, count: Any, ragged_dim: int) -> int:
     """Returns the length of the longest row; reads the data, and checks it."""
     if not isinstance(values, Tensor) or not isinstance(offsets, Tensor) or offsets.is_floating_point():
         return 0  # the constructor raises, and names the field
@@ -116,6 +120,8 @@ def longest_row(values: Any, offsets: Any, lengths: Any, ragged_dim: int) -> int
             f"JaggedTensor.offsets: expected increasing offsets from 0 to at most {total}, the number of entries in "
             f"values, got {starts}"
         )
+    if isinstance(count, Tensor) and not 0 <= int(count) <= len(spans):
+        raise ValueError(f"JaggedTensor.count: expected from 0 to {len(spans)} rows, got {int(count)}")
     if lengths is None:
         if starts[0] != 0 or starts[-1] != total:
             raise ValueError(
@@ -135,17 +141,23 @@ def longest_row(values: Any, offsets: Any, lengths: Any, ragged_dim: int) -> int
 
 
 def check_loaded(
-    values: Tensor, offsets: Tensor, lengths: Tensor | None, ragged_dim: Any, max_length: Any
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    count: Tensor | None,
+    ragged_dim: Any,
+    max_length: Any,
 ) -> None:
     """Raises unless the parts of a jagged tensor describe rows, and the outer extent fits the longest row.
 
     The constructor raises for wrong dtypes, and for an outer extent that is no int, and names the field.
     """
-    check_parts(values, offsets, lengths, ragged_dim)
-    given = [("offsets", offsets)] + ([] if lengths is None else [("lengths", lengths)])
+    check_parts(values, offsets, lengths, count, ragged_dim)
+    parts = [("offsets", offsets), ("lengths", lengths), ("count", count)]
+    given = [(field, t) for field, t in parts if t is not None]
     for field, t in given:
         check_unwrapped("JaggedTensor", field, t)
     if type(max_length) is not int or not all(t.dtype is torch.int64 and has_data(t) for _, t in given):
         return
-    longest = longest_row(values, offsets, lengths, ragged_dim)
+    longest = longest_row(values, offsets, lengths, count, ragged_dim)
     check_bound("JaggedTensor", max_length, longest, values.shape[max(ragged_dim - 1, 0)])

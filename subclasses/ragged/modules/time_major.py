@@ -15,6 +15,7 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner
 from subclasses.ragged.base import unruled
+from subclasses.ragged.checks import check_all_exist
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.registry import Rules
 
@@ -57,5 +58,6 @@ def _rows_first(func: Any, input: Any, dim0: int, dim1: int) -> Any:
 @RULES.of(torch.transpose, torch.swapaxes, torch.swapdims)
 def _rows_second(func: Any, input: Any, dim0: int, dim1: int) -> Any:
     if input.rows_first and input.ragged_dim == 1 and _swaps_the_first(input, dim0, dim1):
+        check_all_exist(input, func.__name__)
         return TimeMajor(input)
     return unruled(func, input, dim0, dim1)

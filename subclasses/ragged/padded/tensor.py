@@ -368,7 +368,7 @@ def to_padded(
     """Returns the same rows in a table as wide as a bucket that fits ``T``; differentiable."""
     check_has_rows(self, "to_padded")
     table = widen(self.to_dense(), self.ragged_dim, bucket_of(self.shape[self.ragged_dim], multiple, buckets))
-    return PaddedTensor(table, self.row_lengths(), ragged_dim=self.ragged_dim)
+    return PaddedTensor(table, self.counts, ragged_dim=self.ragged_dim, row_count=self.row_count)
 
 
 JaggedTensor.to_padded = to_padded  # set here, since this module imports the module of JaggedTensor

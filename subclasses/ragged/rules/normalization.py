@@ -123,8 +123,9 @@ kernels_of_bags: dict[type, Callable[..., Any]] = {}
 
 @RULES.of(F.embedding_bag)
 def _embedding_bag(func: Any, *args: Any, **kwargs: Any) -> Any:
-    layout = first_ragged((*args, *kwargs.values())).ragged_class
-    return kernels_of_bags.get(layout, _pool_bags)(func, *args, **kwargs)
+    x = first_ragged((*args, *kwargs.values()))
+    kernel = _pool_bags if x.row_count is not None else kernels_of_bags.get(x.ragged_class, _pool_bags)
+    return kernel(func, *args, **kwargs)
 
 
 def _pool_bags(  # noqa: PLR0913

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import shown
+from subclasses.ragged.checks import check_all_exist
 from subclasses.ragged.registry import Rules
 from subclasses.ragged.rules.reducing import count, last, reduce
 
@@ -65,6 +66,7 @@ def _median_of_all(function: Any, x: Any) -> Any:
 def _kthvalue(func: Any, input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     counts = count(func, input, dim, True)
     if isinstance(counts, Tensor):
+        check_all_exist(input, func.__name__)
         _check_reached(input, k, counts)
 
     def kth(t: Tensor, dim: int, keepdim: bool) -> Any:

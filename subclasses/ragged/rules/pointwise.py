@@ -155,4 +155,4 @@ def equal(func: Any, input: Any, other: Any) -> bool:
             )
     if input.shape != other.shape or input.row_dims != other.row_dims:
         return False
-    return torch.equal(input.row_lengths(), other.row_lengths()) and bool((input == other).all())
+    return torch.equal(input.counts, other.counts) and bool((input == other).all())

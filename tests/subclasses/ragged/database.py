@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing._internal.opinfo.definitions.nested import njt_op_db
 from torch.utils import _pytree as pytree
@@ -69,7 +70,31 @@ def poison(dtype: torch.dtype) -> float | int | bool:
     return float("nan") if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max // 2
 
 
-LAYOUTS: dict[str, Callable[..., Any]] = {"jagged": make_jagged, "padded": make_padded}
+def make_counted(nested: Tensor, place: int, once: Callable[[Tensor | None], Any]) -> JaggedTensor:
+    """The rows of a nested tensor and two spare ones, the first with an entry of poison."""
+    x = make_jagged(nested, place, once)
+    tail = torch.full_like(x.values.narrow(place - 1, 0, 1), poison(x.dtype))
+    values = torch.cat([x.values, tail], place - 1)
+    end = torch.tensor([values.shape[place - 1]] * 2)
+    lengths = None if x.lengths is None else once(F.pad(x.lengths, [0, 2]))
+    offsets, count = once(torch.cat([x.offsets, end])), once(torch.tensor(len(x)))
+    return JaggedTensor(values, offsets, lengths=lengths, count=count, ragged_dim=place)
+
+
+def has_operand_of_rows(sample: Any) -> bool:
+    """Whether a dense operand has an extent for the rows, and none for spare ones."""
+    parts = [
+        t for t in pytree.tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, Tensor)
+    ]
+    rows = [len(t.offsets()) - 1 for t in parts if t.is_nested]  # type: ignore[attr-defined]
+    return any(not t.is_nested and t.dim() > 1 and t.shape[0] in rows for t in parts)
+
+
+LAYOUTS: dict[str, Callable[..., Any]] = {
+    "jagged": make_jagged,
+    "padded": make_padded,
+    "counted": make_counted,
+}
 
 # ---- samples ---------------------------------------------------------------------------------------------------
 
@@ -80,7 +105,7 @@ def converted(sample: Any, make: Callable[..., Any]) -> SimpleNamespace:
 
     def once(t: Tensor | None) -> Tensor | None:
         """The same tensor for the same numbers, which proves that rows match."""
-        return None if t is None else known.setdefault(tuple(t.tolist()), t.to(torch.int64))
+        return None if t is None else known.setdefault(str(t.tolist()), t.to(torch.int64))
 
     def ragged(t: Any) -> Any:
         if not (isinstance(t, Tensor) and t.is_nested):
@@ -112,9 +137,7 @@ def parts_of(result: Any) -> list[Any]:
     """Rows, dense tensors and numbers of a result."""
     parts: list[Any] = []
     for part in pytree.tree_leaves(result):
-        if isinstance(part, JaggedTensor):
-            parts += part.to_tensors() if part.ragged_dim else [part.entries()]
-        elif isinstance(part, PaddedTensor):
+        if isinstance(part, JaggedTensor | PaddedTensor):
             parts += [torch.cat(part.to_tensors())] if part.merged else part.to_tensors()
         elif isinstance(part, Tensor) and part.is_nested:
             parts += part.unbind()
@@ -221,7 +244,10 @@ def noted(errors: list[str]) -> Iterator[None]:
 def count(op: Any, layout: str, run: Any = run_eager, stride: int = 1) -> tuple[list[str], list[str]]:
     """What is wrong with an op's samples, forward and backward; only where gradients are compared there is a second."""
     forward, backward = [], []
-    for sample, expected in samples_of(op)[::stride]:
+    samples = samples_of(op)
+    if layout == "counted":
+        samples = [(sample, expected) for sample, expected in samples if not has_operand_of_rows(sample)]
+    for sample, expected in samples[::stride]:
         theirs = expected_grads(op, sample, expected)
         with noted(forward):
             ours = converted(sample, LAYOUTS[layout])

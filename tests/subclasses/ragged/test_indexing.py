@@ -643,7 +643,7 @@ BY_MASK = {
     "elements by what was picked": by_mask(lambda t: t > 0, lambda t, v: t[t > 0] * 2, NUMBER),
 }
 # A table takes a number, or the entries that the mask picks.
-test_by_mask = judged(BY_MASK, pairs_of(LAYOUTS[:2]), sweep=3, lengths=LENGTHS)
+test_by_mask = judged(BY_MASK, pairs_of([*LAYOUTS[:2], "counted"]), sweep=3, lengths=LENGTHS)
 test_by_mask_on_tables = judged(
     dict(list(BY_MASK.items())[:3]), pairs_of(["padded"], WAYS), sweep=3, lengths=LENGTHS
 )

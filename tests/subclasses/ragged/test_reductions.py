@@ -81,7 +81,11 @@ def judge(batch, f, dims, keepdim, way=eager):
 @pytest.mark.parametrize("f", [*SUMS, *EXTREMA])
 @pytest.mark.parametrize(
     ("layout", "way"),
-    [*pairs_of([*LAYOUTS, "not contiguous"]), ("padded", desugared), *pairs_of(["back to back"], WAYS[1:])],
+    [
+        *pairs_of([*LAYOUTS, "not contiguous", "counted"]),
+        *pairs_of(["padded", "counted"], [desugared]),
+        *pairs_of(["back to back"], WAYS[1:]),
+    ],
 )
 def test_sums_and_extrema(layout, way, f, dims, keepdim):
     batch = make(layout, FULL) if f in EXTREMA else make(layout)
@@ -330,7 +334,7 @@ test_of_all = judged(
     }
     | {"histc": (lambda t: t.detach().histc(4, -1, 1),) * 2}
     | {"of integers": (lambda t: (t.detach() * 10).nan_to_num(1000).long().median(),) * 2},
-    pairs_of(LAYOUTS, [eager, desugared]),
+    pairs_of([*LAYOUTS, "counted"], [eager, desugared]),
     sweep=12,
     whole=True,
 )
@@ -717,7 +721,7 @@ test_dtypes = giving(
 
 # ==== ops within entries ============================================================================================
 
-WITHIN_PAIRS = pairs_of(LAYOUTS, [eager, desugared])
+WITHIN_PAIRS = pairs_of([*LAYOUTS, "counted"], [eager, desugared])
 BIAS = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
 

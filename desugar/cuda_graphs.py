@@ -1,0 +1,282 @@
+"""``record``: runs a whole training or serving step as a CUDA graph for each size of its arguments.
+
+A graph repeats the kernels of one call with the addresses of that call. Arguments are copied to static tensors, and
+results are cloned from static tensors. The Python code of the step runs at the capture and before it. `RecordedStep`
+keys the graphs; `CudaGraphs` captures them.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from desugar.errors import DesugarError
+from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses._torch_capture import pytree
+from subclasses.slow_paths import say_once
+
+_UNCAPTURED = 2  # calls of one size before the capture, which compile and create the states of optimizers
+_GRAPHS = 32  # the most graphs of a step, each with the memory of its largest intermediate results
+_SIZES = 1000  # the most sizes whose calls are counted
+
+Step = Callable[..., Any]
+
+
+def record(step: Step) -> Step:
+    """Returns a step that repeats its kernels as a CUDA graph; without CUDA the step itself.
+
+    The step is a whole unit of work: forward, backward and optimizer, or the forward of a service. Its third call with
+    arguments of one size captures a graph, and further calls of that size replay it. Results are new tensors
+    without ``grad_fn``. A call runs the step uncaptured if
+
+    * a tensor is not on the CUDA device, requires grad, or is not strided,
+    * an argument is not hashable,
+    * a `JaggedTensor` varies in size from call to call; ``JaggedTensor.pack`` makes batches of one size,
+    * there are 32 graphs already, or fewer than two calls of its size came before.
+
+    The Python code of the step does not run in a replay. The step must not read tensors on the host (``.item()``). It
+    may depend on its arguments, on tensors that it writes, and on hyperparameters of its optimizers. A changed
+    hyperparameter captures the graph anew, except in a tensor: ``lr=torch.tensor(...)``, where the optimizer supports
+    it. Adam and the like need ``capturable=True``.
+
+    Args:
+        step: the function. Tensors in its arguments may be in lists, tuples and dicts.
+
+    Raises:
+        DesugarError: at the capture, if an operation in the step cannot be part of a CUDA graph.
+    """
+    return RecordedStep(step, CudaGraphs()) if torch.cuda.is_available() else step
+
+
+class Graphs(Protocol):
+    """Captures calls for a device; a test has one for the CPU."""
+
+    device: str
+
+    def warm(self, call: Callable[[], Any]) -> Any:
+        """Runs a call uncaptured, ready for a capture of the same call."""
+        ...
+
+    def capture(self, call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """Returns the static results of a call, and a function that computes them; it has not run yet."""
+        ...
+
+
+class CudaGraphs:
+    """Captures calls as CUDA graphs, which share a pool of memory."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+
+    def warm(self, call: Callable[[], Any]) -> Any:
+        """Runs a call on the stream of the captures, as autograd requires for a later capture."""
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            result = call()
+        current.wait_stream(self.stream)
+        return result
+
+    def capture(self, call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """Captures a call; the device has computed nothing when it returns."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            result = call()
+        return result, graph.replay
+
+
+# ---- sizes and static tensors ----------------------------------------------------------------------------------
+
+
+def plain_tensors(x: Tensor) -> list[Tensor]:
+    """Returns the plain tensors that a tensor consists of."""
+    if not is_traceable_wrapper_subclass(x):
+        return [x]
+    return [plain for name in x.__tensor_flatten__()[0] for plain in plain_tensors(getattr(x, name))]
+
+
+def rebuilt(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Returns a tensor with ``change(plain)`` in place of each plain tensor that it consists of."""
+    if not is_traceable_wrapper_subclass(x):
+        return change(x)
+    names, context = x.__tensor_flatten__()
+    inners = {name: rebuilt(getattr(x, name), change) for name in names}
+    return type(x).__tensor_unflatten__(inners, context, x.size(), x.stride())  # type: ignore[attr-defined]
+
+
+def size_of(leaf: Any, device: str, seen: dict[int, int]) -> Any:
+    """Returns a hashable description of an argument, without the data of its tensors; None if no graph takes it.
+
+    Args:
+        leaf: the argument.
+        device: the type of device that tensors must be on.
+        seen: numbers of the plain tensors so far, by id: a graph relies on which arguments share one.
+    """
+    if not isinstance(leaf, Tensor):
+        return (type(leaf), leaf)
+    if leaf.requires_grad or leaf.device.type != device or leaf.layout is not torch.strided:
+        return None
+    if not is_traceable_wrapper_subclass(leaf):
+        number = seen.setdefault(id(leaf), len(seen))
+        return (type(leaf), leaf.dtype, leaf.device, tuple(leaf.shape), number)
+    names, context = leaf.__tensor_flatten__()
+    inners = [size_of(getattr(leaf, name), device, seen) for name in names]
+    return None if None in inners else (type(leaf), context, tuple(leaf.shape), *inners)
+
+
+def _modes() -> tuple[Any, ...]:
+    """Returns the modes of PyTorch that change the kernels of a step."""
+    cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast
+
+
+# ---- one graph -------------------------------------------------------------------------------------------------
+
+
+class StepGraph:
+    """A captured call: its static arguments and results, and the state of the step's Python code that it relies on."""
+
+    def __init__(self, step: Step, leaves: list[Any], structure: Any, graphs: Graphs) -> None:
+        copies: dict[int, Tensor] = {}
+
+        def static(plain: Tensor) -> Tensor:
+            return copies.setdefault(id(plain), plain.clone())
+
+        own = [rebuilt(x, static) if isinstance(x, Tensor) else x for x in leaves]
+        args, kwargs = pytree.tree_unflatten(own, structure)
+        self.inputs = list(copies.values())
+        self.optimizers: list[torch.optim.Optimizer] = []
+        before = _gradients()
+        handle = register_optimizer_step_pre_hook(self._note_optimizer)
+        try:
+            self.result, self.replay = graphs.capture(lambda: step(*args, **kwargs))
+        except BaseException:
+            for parameter, gradient, _ in before:
+                parameter.grad = gradient
+            raise
+        finally:
+            handle.remove()
+        for leaf in pytree.tree_leaves(self.result):
+            if not isinstance(leaf, Tensor | str | int | float | complex | None):
+                raise RuntimeError(f"expected tensors and numbers as its results, got {type(leaf).__name__}")
+        self.settings = self._current_settings()
+        stepped = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
+        self.gradients = [
+            (p, gradient, p.grad)
+            for p, gradient, version in before
+            if id(p) in stepped
+            or p.grad is not gradient
+            or (gradient is not None and gradient._version != version)
+        ]
+
+    def _note_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if optimizer not in self.optimizers:
+            self.optimizers.append(optimizer)
+
+    def _current_settings(self) -> list[Any]:
+        """Returns the hyperparameters of the optimizers that are no tensors, which are constants of the graph."""
+        return [
+            [v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)]
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+        ]
+
+    def is_current(self) -> bool:
+        """Returns whether the Python code of the step would run the same kernels as at the capture.
+
+        A gradient accumulates into the tensor, or None, that a parameter had at the capture. If the step assigned
+        another gradient although there was one, it has reset the gradient itself, so any value is right.
+        """
+        return self.settings == self._current_settings() and all(
+            p.grad is before or not (before is None or after is None or after is before)
+            for p, before, after in self.gradients
+        )
+
+    def run(self, leaves: list[Any]) -> Any:
+        """Copies the arguments, replays the graph, and returns clones of its results."""
+        given = {id(t): t for x in leaves if isinstance(x, Tensor) for t in plain_tensors(x)}
+        for static, plain in zip(self.inputs, given.values(), strict=True):
+            if static.numel():
+                static.copy_(plain)
+        self.replay()
+        for parameter, _, after in self.gradients:
+            if parameter.grad is not after:
+                parameter.grad = after
+        return pytree.tree_map(_cloned, self.result)
+
+
+def _gradients() -> list[tuple[Tensor, Tensor | None, int]]:
+    """Returns all parameters with their gradients and the versions of these."""
+    tensors = (t for t in gc.get_objects() if issubclass(type(t), Tensor))
+    return [
+        (t, t.grad, 0 if t.grad is None else t.grad._version) for t in tensors if isinstance(t, Parameter)
+    ]
+
+
+def _cloned(x: Any) -> Any:
+    return rebuilt(x.detach(), torch.clone) if isinstance(x, Tensor) else x
+
+
+# ---- the step --------------------------------------------------------------------------------------------------
+
+
+class RecordedStep:
+    """A step with its graphs, by the sizes of its arguments; see `record`."""
+
+    def __init__(self, step: Step, graphs: Graphs) -> None:
+        functools.update_wrapper(self, step)
+        self.step, self.graphs = step, graphs
+        self.captured: dict[Any, StepGraph] = {}
+        self.calls: Counter[Any] = Counter()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Replays the graph of these sizes, captures it, or runs the step."""
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        key = self._key(leaves, structure)
+        if key is None:
+            return self.step(*args, **kwargs)
+        graph = self.captured.get(key)
+        if graph is None and (self.calls[key] < _UNCAPTURED or len(self.captured) >= _GRAPHS):
+            if len(self.calls) >= _SIZES:
+                self.calls.clear()
+            self.calls[key] += 1
+            return self.graphs.warm(lambda: self.step(*args, **kwargs))
+        if graph is not None and not graph.is_current():
+            say_once(
+                "a recorded step was captured anew, since a hyperparameter of its optimizer or a gradient has changed",
+                "give the optimizer lr=torch.tensor(...), and reset gradients in the step",
+            )
+            graph = None
+        if graph is None:
+            graph = self.captured[key] = self._capture(leaves, structure)
+        return graph.run(leaves)
+
+    def _key(self, leaves: list[Any], structure: Any) -> Any:
+        seen: dict[int, int] = {}
+        sizes = [size_of(leaf, self.graphs.device, seen) for leaf in leaves]
+        key = (structure, _modes(), *sizes)
+        try:
+            hash(key)
+        except TypeError:  # an argument is not hashable
+            return None
+        return None if None in sizes else key
+
+    def _capture(self, leaves: list[Any], structure: Any) -> StepGraph:
+        try:
+            return StepGraph(self.step, leaves, structure, self.graphs)
+        except RuntimeError as error:
+            raise DesugarError(
+                f"record: the step cannot be captured as a CUDA graph: {error}",
+                instead="read no tensor on the host in the step, such as by .item() or print(), create optimizers like "
+                "Adam with capturable=True, and pass batches of JaggedTensor.pack",
+            ) from error
