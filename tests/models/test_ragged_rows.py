@@ -48,7 +48,6 @@ GENERATES = """llama mistral qwen2 qwen3 gemma gemma3 phi phi3 gpt2 gpt_neox gpt
     starcoder2 mixtral t5 bart""".split()
 COMPILED = [("llama", "inductor"), ("gpt2", "inductor")]
 TRACED = [(name, "eager") for name in ("bert", "qwen2", "mistral", "mixtral")]
-NOT_SPLIT = pytest.mark.xfail(reason="the split of the graph needs a size of a tangent", strict=True)
 GPT2_HAS_A_GRAPH_OF_ITS_LOSS = {"gpt2": 2}  # on dense tokens, too
 
 
@@ -60,21 +59,9 @@ def _reset():
 # ---- each row as that row alone --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "way", "layout"),
-    [
-        pytest.param(
-            kind,
-            name,
-            way,
-            layout,
-            marks=[NOT_SPLIT] if (name, way, layout) == ("voxtral_realtime", "compiled", "jagged") else [],
-        )
-        for kind, name in running(*TITLES)
-        for way in ("eager", "compiled")
-        for layout in LAYOUTS
-    ],
-)
+@layouts
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+@pytest.mark.parametrize(("kind", "name"), running(*TITLES))
 def test_each_row_is_that_row_alone(kind, name, way, layout):
     """Its results, and the loss and each gradient of a batch, for all models that the page lists."""
     model, case = model_of(kind, name)
