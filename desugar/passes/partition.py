@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 from desugar import _torch as private
@@ -22,6 +23,7 @@ from desugar.ir.fx_utils import (
     tangent_slots,
 )
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
+from desugar.ir.values import paths_of
 from desugar.passes.saved_views import replace_saved_views
 
 # ---------------------------------------------------------------------------------------------------- split
@@ -38,6 +40,7 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
         static_slots: Input slots of tensors that outlive the call (parameters); saving them costs no memory.
         split: A partitioner with the interface of PyTorch's `min_cut_rematerialization_partition`.
     """
+    _read_sizes_of_results(traced)
     depends = tangent_dependence(traced)
     joint_inputs = [*primals, *traced.tangent_items]
     before = Results.of(traced.graph, traced.num_forward)
@@ -66,6 +69,33 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
     known |= {name: FromTangent(slot) for name, slot in tangent_slots(traced.graph).items()}
     sources = tuple(known[node.name] for node in backward.graph.find_nodes(op="placeholder"))
     return Partitioned(forward, backward, traced.num_forward, sources, depends)
+
+
+def _read_sizes_of_results(traced: Traced) -> None:
+    """Makes a joint graph read sizes from results instead of their tangents; changes the graph in place.
+
+    The partitioner saves each symbol of a backward input that a node of the joint graph binds. Only data determines
+    some sizes, and each run of the function has a new symbol for such a size. The tangents have the symbols of the
+    first run, and the forward has the symbols of the second. So no forward node binds the symbol of a tangent.
+    """
+    graph = traced.graph
+    computed = dict(zip(traced.outputs.returned, output_nodes(graph), strict=False))
+    extents: dict[Any, tuple[fx.Node, int]] = {}
+    for number, value in traced.tangents:
+        slots = {path: slot for slot, path in paths_of(traced.outputs.values[number])}
+        for slot, path in paths_of(value):
+            result = computed.get(slots.get(path, -1))
+            for dim, extent in enumerate(traced.tangent_items[slot].shape):
+                if isinstance(result, fx.Node) and isinstance(extent, torch.SymInt):
+                    extents.setdefault(extent.node.expr, (result, dim))
+    for node, behind in tangent_dependencies(graph, tangent_slots(graph)).items():
+        size = node.meta.get("val")
+        if behind and isinstance(size, torch.SymInt) and (found := extents.get(size.node.expr)):
+            with graph.graph.inserting_after(found[0]):
+                of_result = graph.graph.call_function(torch.ops.aten.sym_size.int, found)
+            of_result.meta["val"] = found[0].meta["val"].shape[found[1]]
+            node.replace_all_uses_with(of_result)
+            graph.graph.erase_node(node)
 
 
 def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:

@@ -99,7 +99,9 @@ def _ends(sequences: Tensor, width: int, kwargs: Mapping[str, Any], configs: lis
     """Returns the end of each sequence: after its end-of-text token, or before padding if other criteria may end it."""
 
     def option(name: str) -> Any:
-        values = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
+        if name in kwargs:  # None turns the option off
+            return kwargs[name]
+        values = (getattr(config, name, None) for config in configs)
         return next((value for value in values if value is not None), None)
 
     end_of_text, padding = option("eos_token_id"), option("pad_token_id")

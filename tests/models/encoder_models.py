@@ -184,8 +184,16 @@ CASES = {
             for name, model in {"dinov3_vit": "DINOv3ViT", "sapiens2": "Sapiens2"}.items()
         },
         "beit": resized("BeitModel", VISION | {"use_relative_position_bias": True}),
-        "idefics2": images("models.idefics2.modeling_idefics2.Idefics2VisionTransformer", VISION),
-        "idefics3": images("Idefics3VisionTransformer", VISION),
+        **{
+            # The whole model makes a mask of the pixels, which a compiled model hands on.
+            name: Encoder(
+                f"models.{name}.modeling_{name}.{model}VisionTransformer",
+                VISION,
+                [floats(n, 32, seed=n) for n in (16, 6, 12)],
+                part="encoder",
+            )
+            for name, model in {"idefics2": "Idefics2", "idefics3": "Idefics3", "smolvlm": "SmolVLM"}.items()
+        },
         "mlcd": images("MLCDVisionModel", VISION, embeds=["embeddings", "vision_rotary_embedding"]),
         "owlv2": resized("Owlv2VisionModel", VISION, embeds=["vision_model.embeddings"]),
         "owlvit": resized("OwlViTVisionModel", VISION, embeds=["vision_model.embeddings"]),
@@ -197,7 +205,6 @@ CASES = {
             [floats(int(grid.prod()), 48, seed=int(grid[0])) for grid in GRIDS],
             options={"pixel_attention_mask": None, "spatial_shapes": GRIDS},
         ),
-        "smolvlm": images("SmolVLMVisionTransformer", VISION),
         "step3p7": images("Step3p7VisionModel", VISION),
     },
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -31,18 +32,13 @@ def assert_same(got: Any, want: Any, **tolerance: float) -> None:
     assert [path for path, _ in got] == [path for path, _ in want]
     for (path, g), (_, w) in zip(got, want, strict=True):
         if isinstance(w, Tensor):
-            assert_same_tensor(g, w, path, **tolerance)
+            for fact in (type, Tensor.stride, attrgetter("requires_grad", "is_leaf")):
+                assert fact(g) == fact(w), path
+            torch.testing.assert_close(
+                g, w, equal_nan=True, msg=lambda message, path=path: f"{path}: {message}", **tolerance
+            )
         else:
             assert g == w, path
-
-
-def assert_same_tensor(got: Tensor, want: Tensor, path: str, **tolerance: float) -> None:
-    assert type(got) is type(want), path
-    assert (got.requires_grad, got.is_leaf) == (want.requires_grad, want.is_leaf), path
-    assert got.stride() == want.stride(), path
-    torch.testing.assert_close(
-        got, want, equal_nan=True, msg=lambda message: f"{path}: {message}", **tolerance
-    )
 
 
 def state(model: nn.Module) -> dict[str, Any]:

@@ -23,6 +23,7 @@ pytest.importorskip("transformers", reason="needs the extra `models`")
 pytest.importorskip("accelerate", reason="Trainer needs it")
 
 import accelerate
+import tokenizers
 import transformers
 
 from tests.models.test_ragged_rows import MODELS
@@ -100,7 +101,29 @@ def metrics_of(prediction):
     }
 
 
-def make_trainer(folder, collator, make=llama, **options):
+def sft_trainer(model, arguments, *, train_dataset, eval_dataset, **options):
+    """The SFTTrainer of trl with the loss of Trainer: its own loss computes chunks of tokens that cross rows."""
+    trl, datasets = map(pytest.importorskip, ("trl", "datasets"))
+    tables = {
+        name: datasets.Dataset(datasets.table.InMemoryTable.from_pylist(rows), fingerprint=name)
+        for name, rows in {"train_dataset": train_dataset, "eval_dataset": eval_dataset}.items()
+    }
+    return type(
+        "RaggedSFTTrainer",
+        (trl.SFTTrainer,),
+        {name: vars(transformers.Trainer)[name] for name in ("compute_loss", "prediction_step")},
+    )(
+        *(model, arguments),
+        **tables,
+        **options,
+        processing_class=transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel({"end": 0}, unk_token="end")),
+            **dict.fromkeys(["pad_token", "eos_token"], "end"),
+        ),
+    )
+
+
+def make_trainer(folder, collator, make=llama, trainer=transformers.Trainer, **options):
     options = {
         "output_dir": str(folder),
         "eval_strategy": "steps",
@@ -115,7 +138,7 @@ def make_trainer(folder, collator, make=llama, **options):
         "use_cpu": True,
         "disable_tqdm": True,
     } | options
-    return transformers.Trainer(
+    return trainer(
         make(),
         transformers.TrainingArguments(**options),
         train_dataset=TRAIN,
@@ -145,6 +168,7 @@ OPTIONS = {
     "evaluation in parts": {"eval_accumulation_steps": 1},
     "all columns": {"remove_unused_columns": False},
     "bfloat16": {"bf16": True},
+    "trl": {"trainer": sft_trainer},
     "LoRA": {"make": partial(with_lora, "plain")},
     "LoRA beside int8 weights": {"make": partial(with_lora, "int8 before")},
 }
@@ -235,8 +259,9 @@ def test_torch_compile_is_refused(backend, error, words, tmp_path):
         make_trainer(tmp_path, RaggedCollator(), torch_compile_backend=backend).train()
 
 
-RUNS = {"ordinary": (with_padding, llama), **{name: (each, llama) for name, each in LAYOUTS.items()}}
-RUNS["compiled"] = RaggedCollator(), lambda: desugar.compile(llama(), backend="eager")
+RUNS = {name: (each, llama) for name, each in {"ordinary": with_padding, **LAYOUTS}.items()} | {
+    "compiled": (RaggedCollator(), lambda: desugar.compile(llama(), backend="eager"))
+}
 
 
 @on_ranks

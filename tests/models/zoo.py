@@ -7,8 +7,8 @@ out of it, by name, so that a decoder's second call goes on with the cache of it
 from __future__ import annotations
 
 import operator
+from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -69,19 +69,9 @@ TINY_SPEECH: dict[str, Any] = TINY | {
 }
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """A kind of model.
-
-    Attributes:
-        build: Makes the model, in eval mode.
-        calls: The forwards to try, in their order.
-        training: Makes the arguments of a training step; the output has a `loss`.
-    """
-
-    build: Callable[[], nn.Module]
-    calls: tuple[Call, ...]
-    training: Callable[[], dict[str, Any]]
+# How a kind of model is built, in eval mode; the forwards to try, in their order; and what makes the arguments of a
+# training step, whose output has a `loss`.
+Architecture = namedtuple("Architecture", "build calls training")
 
 
 # ------------------------------------------------------------------------------------------- models and arguments
@@ -203,15 +193,6 @@ def images_and_texts(size: int, length: int) -> dict[str, Any]:
     return texts(size, length) | {"pixel_values": floats(size, 3, 16, 16)}
 
 
-def clip() -> Architecture:
-    """Images and padded texts."""
-    return Architecture(
-        lambda: build("CLIPModel", {"text_config": TINY, "vision_config": TINY_VISION, "projection_dim": 16}),
-        (lambda _: images_and_texts(2, 7), lambda _: images_and_texts(3, 5)),
-        lambda: images_and_texts(2, 7) | {"return_loss": True},
-    )
-
-
 def waves(batch: int, length: int) -> dict[str, Any]:
     """Waves, the first of them with 100 places of padding."""
     return {"input_values": floats(batch, length), "attention_mask": mask(batch, length, count=100)}
@@ -228,18 +209,6 @@ def speech(name: str, **sizes: Any) -> Architecture:
 
 def spectrograms(size: int, length: int) -> dict[str, Any]:
     return {"input_features": floats(size, 8, 24), "decoder_input_ids": ids(size, length)}
-
-
-def whisper() -> Architecture:
-    """Spectrograms of a fixed length, and text."""
-    return Architecture(
-        lambda: build(
-            "WhisperForConditionalGeneration",
-            TINY_PAIR | {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 20},
-        ),
-        (lambda _: spectrograms(2, 4), further, lambda _: spectrograms(3, 5)),
-        lambda: {"input_features": floats(2, 8, 24), "labels": ids(2, 4)},
-    )
 
 
 # ------------------------------------------------------------------------------------------- the table
@@ -259,7 +228,6 @@ DEEPSEEK = {
     "num_experts_per_tok": 2,
     "first_k_dense_replace": 1,
 }
-JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4}
 T5 = {"d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4}
 SWITCH = T5 | {
     "num_layers": 1,
@@ -268,8 +236,6 @@ SWITCH = T5 | {
     "num_sparse_decoder_layers": 1,
     "num_experts": 2,
 }
-SWIN = {"embed_dim": 16, "depths": [2, 2], "num_attention_heads": [2, 4], "window_size": 2}
-MAMBA2 = {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4}
 
 ZOO: dict[str, Architecture] = {
     # decoders
@@ -302,7 +268,9 @@ ZOO: dict[str, Architecture] = {
     "gpt_oss": decoder("GptOssForCausalLM", **EXPERTS, num_local_experts=4, head_dim=8),
     # recurrent models and state spaces
     "mamba": decoder("MambaForCausalLM", "cache_params", state_size=4),
-    "mamba2": decoder("Mamba2ForCausalLM", "cache_params", **MAMBA2),
+    "mamba2": decoder(
+        "Mamba2ForCausalLM", "cache_params", state_size=4, num_heads=8, head_dim=8, n_groups=2, chunk_size=4
+    ),
     "rwkv": decoder("RwkvForCausalLM", "state", attention_hidden_size=32),
     "recurrent_gemma": decoder(
         "RecurrentGemmaForCausalLM",
@@ -312,7 +280,14 @@ ZOO: dict[str, Architecture] = {
         num_hidden_layers=3,
         attention_window_size=4,
     ),
-    "jamba": decoder("JambaForCausalLM", **GROUPED, **JAMBA),
+    "jamba": decoder(
+        "JambaForCausalLM",
+        **GROUPED,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=2,
+        mamba_d_state=4,
+    ),
     # encoders
     "bert": encoder("BertForMaskedLM"),
     "roberta": encoder("RobertaForMaskedLM"),
@@ -335,7 +310,9 @@ ZOO: dict[str, Architecture] = {
     # images
     "vit": vision("ViTForImageClassification"),
     "deit": vision("DeiTForImageClassification"),
-    "swin": vision("SwinForImageClassification", **SWIN),
+    "swin": vision(
+        "SwinForImageClassification", embed_dim=16, depths=[2, 2], num_attention_heads=[2, 4], window_size=2
+    ),
     "convnext": vision(
         "ConvNextForImageClassification", 24, hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2
     ),
@@ -344,11 +321,22 @@ ZOO: dict[str, Architecture] = {
     "resnet": vision(
         "ResNetForImageClassification", 24, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]
     ),
-    "clip": clip(),
+    "clip": Architecture(  # images and padded texts
+        lambda: build("CLIPModel", {"text_config": TINY, "vision_config": TINY_VISION, "projection_dim": 16}),
+        (lambda _: images_and_texts(2, 7), lambda _: images_and_texts(3, 5)),
+        lambda: images_and_texts(2, 7) | {"return_loss": True},
+    ),
     # speech
     "wav2vec2": speech("Wav2Vec2ForCTC"),
     "hubert": speech("HubertForCTC"),
-    "whisper": whisper(),
+    "whisper": Architecture(  # spectrograms of a fixed length, and text
+        lambda: build(
+            "WhisperForConditionalGeneration",
+            TINY_PAIR | {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 20},
+        ),
+        (lambda _: spectrograms(2, 4), further, lambda _: spectrograms(3, 5)),
+        lambda: {"input_features": floats(2, 8, 24), "labels": ids(2, 4)},
+    ),
 }
 
 # Mixtures of experts that are tried on ragged rows alone.

@@ -66,8 +66,14 @@ def without_place(index: tuple[Any, ...], place: int) -> tuple[Any, ...]:
 
 
 def is_all(i: Any) -> bool:
-    """Returns whether an entry selects a whole dimension."""
-    return isinstance(i, slice) and i == ALL
+    """Returns whether an entry selects a whole dimension; False for a symbolic bound, whose value is unknown."""
+    if not isinstance(i, slice) or i.stop is not None:
+        return False
+    return (i.start is None or _is(i.start, 0)) and (i.step is None or _is(i.step, 1))
+
+
+def _is(n: Any, expected: int) -> bool:
+    return type(n) is int and n == expected
 
 
 def is_int(i: Any) -> bool:

@@ -72,8 +72,7 @@ def _getitem(func: Any, x: Any, index: Any) -> Any:
 
 def _check_whole(x: Any, i: Any) -> None:
     """Raises if an index cuts merged dimensions; `feature_dim` raises later for a layout with rows first."""
-    whole = isinstance(i, slice) and i.start in (None, 0) and i.stop is None and i.step in (None, 1)
-    if not (x.rows_first or whole):
+    if not (x.rows_first or is_all(i)):
         raise DispatchError(
             f"indexing {shown(x)}: merged dimensions stay whole",
             code="row-dims",

@@ -10,6 +10,7 @@ from desugar.backward.prune import prune_missing
 from desugar.flatten.fakes import hint
 from desugar.ir.fx_utils import copy_graph, output_nodes
 from desugar.ir.stages import FromForward, FromInput, FromTangent
+from subclasses.ragged import JaggedTensor
 from tests.desugar.classes import EVERY, Nested, Pair, Tensor, TwoTensor, make, targets
 from tests.desugar.judge import judge
 
@@ -61,6 +62,17 @@ def test_the_backward_takes_the_owner_and_makes_the_view(cls):
     assert FromInput(0) in split.backward_inputs
     assert aten.t.default in targets(program.backward) or aten.permute.default in targets(program.backward)
     judge(fn, make_args)
+
+
+def test_no_size_of_a_tangent_is_saved():
+    """Only data determines the size of the result, and the backward reads it from the tangent."""
+    judge(
+        lambda x, w: torch.conv1d(x.mT, w, stride=2).mT.unflatten(-1, (2, 4)).flatten(-2),
+        lambda: (
+            JaggedTensor.from_tensors([torch.randn(n, 4) for n in (7, 3, 5)]).requires_grad_(),
+            torch.randn(8, 4, 3),
+        ),
+    )
 
 
 # ---- writes at the end of the forward ------------------------------------------------------------------------

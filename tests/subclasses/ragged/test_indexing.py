@@ -36,6 +36,7 @@ ALL = slice(None)
 
 OF_ROWS = {  # of [B, T, 4] and [T, 4], which an index of every row gives
     "slice": lambda t, at: t[(*at, slice(1, 3))],
+    "from the first on": lambda t, at: t[(*at, slice(0, None))],
     "from the second on": lambda t, at: t[(*at, slice(1, None))],
     "the first two": lambda t, at: t[(*at, slice(None, 2))],
     "from the end": lambda t, at: t[(*at, slice(-2, None))],
@@ -206,7 +207,11 @@ test_slices_share_the_values = giving(
         "a slice": (
             lambda: (lambda x: x[1:, :-1].values.data_ptr() == x.values.data_ptr())(make_batch().x),
             True,
-        )
+        ),
+        "all entries have the same rows": (
+            lambda: (lambda x: x[0:, 0::1].offsets is x.offsets)(make_batch().x),
+            True,
+        ),
     }
 )
 
