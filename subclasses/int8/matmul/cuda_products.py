@@ -12,7 +12,7 @@ compiler fuses this sum with the ops that follow. No program waits for another o
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]
@@ -57,7 +57,9 @@ FEW_ROWS_OF_INTEGERS = (
     *(Tiles(64, 64, 128, 4, 4), Tiles(64, 32, 256, 4, 3), Tiles(64, 16, 256, 4, 3)),
 )
 WARPS_OF_ONE_ROW, PROGRAMS_OF_FEW_ROWS = 16, 2  # for each multiprocessor; registers suffice for so many warps
-TILES_OF_A_PART = 4  # at least so many tiles of a row are summed by one program
+# At least so many tiles of a row are summed by one program; at least so many entries for each row of the input, so that
+# the partial sums have at most a quarter of the matrix's bytes.
+TILES_OF_A_PART, ENTRIES_OF_A_PART = 4, 16
 LEAST_GROUP = 8  # groups of fewer entries, or no multiple of as many, would be read in pieces
 
 
@@ -84,17 +86,19 @@ def tiles_of_one_row(columns: int, width: int, count: int) -> Tiles:
     return max(fitting or ONE_ROW[:1], key=share)
 
 
-def tiles_of_rows(table: tuple[Tiles, ...], rows: int, columns: int, programs: int) -> Tiles:
+def tiles_of_rows(table: tuple[Tiles, ...], rows: int, columns: int, count: int) -> Tiles:
     """Chooses the widest tile that gives work to all programs, and else the narrowest."""
+    programs = PROGRAMS_OF_FEW_ROWS * count
     height = next(tiles.rows for tiles in table if rows <= tiles.rows)
     fitting = [tiles for tiles in table if tiles.rows == height]
     return next((t for t in fitting if math.ceil(columns / t.columns) >= programs), fitting[-1])
 
 
-def parts_of_rows(tiles: Tiles, columns: int, width: int, programs: int) -> int:
-    """Returns the power of two in whose number of parts a row is summed, so that all programs have work."""
-    parts, count = 1, math.ceil(columns / tiles.columns)
-    while parts * count < programs and width >= 2 * parts * TILES_OF_A_PART * tiles.width:
+def parts_of_rows(tiles: Tiles, columns: int, width: int, count: int) -> int:
+    """Returns in how many parts a row is summed, a power of two, so that all programs have work."""
+    parts, programs = 1, PROGRAMS_OF_FEW_ROWS * count
+    least = max(TILES_OF_A_PART * tiles.width, ENTRIES_OF_A_PART * tiles.rows)
+    while parts * math.ceil(columns / tiles.columns) < programs and width >= 2 * parts * least:
         parts *= 2
     return parts
 
@@ -105,6 +109,14 @@ def takes_groups_of(width: int) -> bool:
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def wait_for_last_kernel(IS_DEPENDENT: tl.constexpr):
+    """Waits for the kernel before this one, which a dependent launch does not, and lets the next one start."""
+    if IS_DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -123,12 +135,14 @@ def int8_row_kernel(  # noqa: PLR0913
     PART: tl.constexpr,
     IS_GROUPED: tl.constexpr,
     HAS_ZERO: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Computes ``x @ ((w - zero) * scale).T`` of one row in float32; all matrices are contiguous.
 
     A program computes every `num_programs`-th tile of `BLOCK_N` sums, and reads the next part of the matrix before it
     multiplies the last one. The entries of a row are read in parts of `PART`, each of one group.
     """
+    wait_for_last_kernel(IS_DEPENDENT)
     n, k = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     parts = tl.arange(0, BLOCK_K // PART)
     first, start = tl.program_id(0) * BLOCK_N, 0
@@ -191,6 +205,7 @@ def int8_rows_kernel(  # noqa: PLR0913
     PART: tl.constexpr,
     IS_GROUPED: tl.constexpr,
     HAS_ZERO: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Computes a tile of ``x @ ((w - zero) * scale).T``, summed in float32; all matrices are contiguous.
 
@@ -198,6 +213,7 @@ def int8_rows_kernel(  # noqa: PLR0913
     the matrix, the sum is scaled. Else the entries are scaled, and rounded to the dtype of `x`. The entries of a row
     are read in parts of `PART`, each of one group, with one scale and one zero point.
     """
+    wait_for_last_kernel(IS_DEPENDENT)
     m = tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     parts, within = tl.arange(0, BLOCK_K // PART), tl.arange(0, PART)
@@ -257,38 +273,45 @@ def int8_by_int8_rows_kernel(  # noqa: PLR0913
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    X_ROWS: tl.constexpr,
     QUANTIZES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Computes a tile of ``(x @ w.T) * x_scale * scale.T`` of integers, summed in int32; all matrices are contiguous.
 
     With `QUANTIZES`, the rows of `x` are floats: the program computes their scales, as `affine.py` does, and quantizes.
+    It reads `X_ROWS` rows of `x`, and repeats them where matrix units need more.
     """
-    m = tl.arange(0, BLOCK_M)
+    wait_for_last_kernel(IS_DEPENDENT)
+    m, m_of_x = tl.arange(0, BLOCK_M), tl.arange(0, X_ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    exists = m_of_x[:, None] < rows
+    x_ptrs = x_ptr + m_of_x[:, None] * width
     if QUANTIZES:
-        top = tl.zeros((BLOCK_M, BLOCK_K), dtype=x_ptr.dtype.element_ty)
+        top = tl.zeros((X_ROWS, BLOCK_K), dtype=x_ptr.dtype.element_ty)
         for start in range(0, width, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            inside = (m[:, None] < rows) & (k[None, :] < width)
-            x = tl.load(x_ptr + m[:, None] * width + k[None, :], mask=inside, other=0.0)
+            k = start + tl.arange(0, BLOCK_K)[None, :]
+            x = tl.load(x_ptrs + k, mask=exists & (k < width), other=0.0, eviction_policy="evict_last")
             top = tl.maximum(top, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
         top = tl.reduce(top.to(tl.float32), 1, _largest)
-        x_scale = tl.div_rn(top, tl.full((BLOCK_M,), 127.5, tl.float32))
+        x_scale = tl.div_rn(top, tl.full((X_ROWS,), 127.5, tl.float32))
         if x_ptr.dtype.element_ty == tl.bfloat16:
             x_scale = x_scale.to(tl.bfloat16).to(tl.float32)
         x_scale = tl.maximum(x_scale, 1.1754943508222875e-38, propagate_nan=tl.PropagateNan.ALL)
     else:
-        x_scale = tl.load(x_scale_ptr + m, mask=m < rows, other=0.0)
+        x_scale = tl.load(x_scale_ptr + m_of_x, mask=m_of_x < rows, other=0.0)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
     for start in range(0, width, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        inside = (m[:, None] < rows) & (k[None, :] < width)
-        x = tl.load(x_ptr + m[:, None] * width + k[None, :], mask=inside, other=0, eviction_policy="evict_last")
+        inside = exists & (k[None, :] < width)
+        x = tl.load(x_ptrs + k[None, :], mask=inside, other=0, eviction_policy="evict_last")
         if QUANTIZES:
-            divisor = tl.broadcast_to(x_scale[:, None], (BLOCK_M, BLOCK_K))
+            divisor = tl.broadcast_to(x_scale[:, None], (X_ROWS, BLOCK_K))
             # Adding 1.5 * 2**23 rounds to the nearest integer, of two the even one.
             q = tl.div_rn(x.to(tl.float32), divisor) + 12582912.0 - 12582912.0
-            x = tl.minimum(tl.maximum(q, -128.0), 127.0).to(tl.int8)
+            q = tl.minimum(tl.maximum(q, -128.0), 127.0).to(tl.int8)
+            repeated = tl.broadcast_to(q[None, :, :], (BLOCK_M // X_ROWS, X_ROWS, BLOCK_K))
+            x = tl.reshape(repeated, (BLOCK_M, BLOCK_K))
         w = tl.load(
             w_ptr + n[None, :].to(tl.int64) * width + k[:, None],
             mask=(n[None, :] < columns) & (k[:, None] < width),
@@ -297,9 +320,84 @@ def int8_by_int8_rows_kernel(  # noqa: PLR0913
         )
         total = tl.dot(x, w, total)
     scale = tl.load(scale_ptr + n * row_step, mask=n < columns, other=0.0)
-    y = total.to(tl.float32) * x_scale[:, None] * scale[None, :]
+    repeated = tl.broadcast_to(x_scale[None, :], (BLOCK_M // X_ROWS, X_ROWS))
+    y = total.to(tl.float32) * tl.reshape(repeated, (BLOCK_M,))[:, None] * scale[None, :]
     inside = (m[:, None] < rows) & (n[None, :] < columns)
     tl.store(y_ptr + m[:, None] * columns + n[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+# ---- launches --------------------------------------------------------------------------------------------------
+
+
+def can_depend(device: torch.device) -> bool:
+    """Whether kernels can start before the last kernel ends: Triton and the device, Hopper or later, offer it."""
+    has_wait = hasattr(tl.extra.cuda, "gdc_wait")
+    return has_wait and torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], tiles: Tiles, is_dependent: bool, *args: Any) -> None:
+    options = {"launch_pdl": True} if is_dependent else {}
+    launch = torch.library.wrap_triton(kernel)[grid]
+    launch(*args, is_dependent, num_warps=tiles.warps, num_stages=tiles.stages, **options)
+
+
+def multiply_row(w: Weight, x: Tensor, tiles: Tiles, is_dependent: bool = False) -> Tensor:
+    """Computes :func:`int8_rows` of one row with tiles of `ONE_ROW`."""
+    y = x.new_empty(1, w.qdata.shape[0])
+    programs = programs_of_one_row(tiles, multiprocessors(x.device))
+    grid = (min(triton.cdiv(w.qdata.shape[0], tiles.columns), programs),)
+    args = (x, *w.pointers(), y, *w.qdata.shape, *w.steps(), *tiles[1:3], *w.constants(tiles))
+    _launch(int8_row_kernel, grid, tiles, is_dependent, *args)
+    return y
+
+
+def multiply_rows(w: Weight, x: Tensor, tiles: Tiles, parts: int, is_dependent: bool = False) -> Tensor:
+    """Computes :func:`int8_rows` with tiles of `FEW_ROWS`; each row of the matrix is summed in parts."""
+    (rows, width), columns = x.shape, w.qdata.shape[0]
+    y = x.new_empty((parts, rows, columns), dtype=x.dtype if parts == 1 else torch.float32)
+    part_width = triton.cdiv(triton.cdiv(width, tiles.width), parts) * tiles.width
+    args = (x, *w.pointers(), y, rows, columns, width, *w.steps(), part_width, *tiles[:3])
+    grid = (triton.cdiv(columns, tiles.columns), parts)
+    _launch(int8_rows_kernel, grid, tiles, is_dependent, *args, *w.constants(tiles))
+    return y[0] if parts == 1 else y.sum(0).to(x.dtype)
+
+
+def multiply_integers(
+    w: Weight, x: Tensor, x_scale: Tensor | None, dtype: torch.dtype, tiles: Tiles, is_dependent: bool = False
+) -> Tensor:
+    """Computes :func:`int8_by_int8_rows` with tiles of `FEW_ROWS_OF_INTEGERS`."""
+    (rows, width), columns = x.shape, w.qdata.shape[0]
+    y = x.new_empty((rows, columns), dtype=dtype)
+    qdata, scale, _ = w.pointers()
+    args = (x, x if x_scale is None else x_scale.contiguous(), qdata, scale, y, rows, columns, width)
+    read = triton.next_power_of_2(rows) if x_scale is None else tiles.rows
+    args = (*args, w.steps()[1], *tiles[:3], read, x_scale is None)
+    _launch(int8_by_int8_rows_kernel, (triton.cdiv(columns, tiles.columns),), tiles, is_dependent, *args)
+    return y
+
+
+class Weight(NamedTuple):
+    """An int8 matrix, its scales and its zero points, which may be missing, as the kernels get them."""
+
+    qdata: Tensor
+    scale: Tensor
+    zero_point: Tensor | None = None
+
+    def pointers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the matrix, the scales and the zero points; passes the matrix for missing zero points."""
+        zero_point = self.qdata if self.zero_point is None else self.zero_point.contiguous()
+        return self.qdata, self.scale.contiguous(), zero_point
+
+    def steps(self) -> tuple[int, int]:
+        """Returns the width of a group, and the number of scales from a row of the matrix to the next."""
+        step = 0 if self.scale.shape[0] == 1 else self.scale.shape[1]
+        return block_size_of(self.qdata.shape, self.scale.shape)[1], step
+
+    def constants(self, tiles: Tiles) -> tuple[int, bool, bool]:
+        """Returns the width of a part that lies in one group, whether there are groups, and zero points."""
+        is_grouped = self.scale.shape[1] > 1
+        part = math.gcd(tiles.width, self.steps()[0]) if is_grouped else tiles.width
+        return part, is_grouped, self.zero_point is not None
 
 
 # ---- ops -------------------------------------------------------------------------------------------------------
@@ -315,63 +413,12 @@ def int8_rows(x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Tensor | None
         scale: floats, ``[N or 1, groups]``; with more than one group, their width fulfils :func:`takes_groups_of`.
         zero_point: int8, of the size of ``scale``; None means 0 everywhere.
     """
-    (rows, width), columns, count = x.shape, qdata.shape[0], multiprocessors(x.device)
-    if rows == 1:
-        return multiply_row(x, qdata, scale, zero_point, tiles_of_one_row(columns, width, count))
-    programs = PROGRAMS_OF_FEW_ROWS * count
-    tiles = tiles_of_rows(FEW_ROWS, rows, columns, programs)
-    parts = parts_of_rows(tiles, columns, width, programs)
-    return multiply_rows(x, qdata, scale, zero_point, tiles, parts)
-
-
-def multiply_row(
-    x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, tiles: Tiles
-) -> Tensor:
-    """Computes :func:`int8_rows` of one row with tiles of `ONE_ROW`."""
-    y = x.new_empty(1, qdata.shape[0])
-    programs = programs_of_one_row(tiles, multiprocessors(x.device))
-    programs = min(triton.cdiv(qdata.shape[0], tiles.columns), programs)
-    torch.library.wrap_triton(int8_row_kernel)[(programs,)](
-        *(x, *_pointers(qdata, scale, zero_point), y, *qdata.shape),
-        *_of_groups(qdata, scale),
-        *(tiles.columns, tiles.width, *_constants(qdata, scale, zero_point, tiles)),
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
-    return y
-
-
-def multiply_rows(  # noqa: PLR0913
-    x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, tiles: Tiles, parts: int
-) -> Tensor:
-    """Computes :func:`int8_rows` with tiles of `FEW_ROWS`; each row of the matrix is summed in parts."""
     (rows, width), columns = x.shape, qdata.shape[0]
-    y = x.new_empty((parts, rows, columns), dtype=x.dtype if parts == 1 else torch.float32)
-    part_width = triton.cdiv(triton.cdiv(width, tiles.width), parts) * tiles.width
-    torch.library.wrap_triton(int8_rows_kernel)[(triton.cdiv(columns, tiles.columns), parts)](
-        *(x, *_pointers(qdata, scale, zero_point), y, rows, columns, width),
-        *(*_of_groups(qdata, scale), part_width),
-        *(*tiles[:3], *_constants(qdata, scale, zero_point, tiles)),
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
-    return y[0] if parts == 1 else y.sum(0).to(x.dtype)
-
-
-def _pointers(qdata: Tensor, scale: Tensor, zero_point: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the matrix, the scales and the zero points; passes the matrix for missing zero points."""
-    return qdata, scale.contiguous(), qdata if zero_point is None else zero_point.contiguous()
-
-
-def _of_groups(qdata: Tensor, scale: Tensor) -> tuple[int, int]:
-    """Returns the width of a group, and the number of scales from a row of the matrix to the next."""
-    return block_size_of(qdata.shape, scale.shape)[1], 0 if scale.shape[0] == 1 else scale.shape[1]
-
-
-def _constants(qdata: Tensor, scale: Tensor, zero_point: Tensor | None, tiles: Tiles) -> tuple[int, bool, bool]:
-    """Returns the width of a part that lies in one group, whether there are groups, and zero points."""
-    is_grouped, width = scale.shape[1] > 1, block_size_of(qdata.shape, scale.shape)[1]
-    return math.gcd(tiles.width, width) if is_grouped else tiles.width, is_grouped, zero_point is not None
+    w, count = Weight(qdata, scale, zero_point), multiprocessors(x.device)
+    if rows == 1:
+        return multiply_row(w, x, tiles_of_one_row(columns, width, count))
+    tiles = tiles_of_rows(FEW_ROWS, rows, columns, count)
+    return multiply_rows(w, x, tiles, parts_of_rows(tiles, columns, width, count))
 
 
 @torch.library.triton_op("subclasses::int8_by_int8_rows", mutates_args={})
@@ -381,21 +428,11 @@ def int8_by_int8_rows(
     """Returns ``(x @ qdata.T) * x_scale * scale.T`` of integers in ``dtype``; sums are exact.
 
     Args:
-        x: int8, ``[M, K]`` contiguous, at most 64 rows; or floats, which the kernel quantizes by row.
+        x: int8, ``[M, K]`` contiguous, at most 64 rows; or floats of 16 bits, which the kernel quantizes by row.
         x_scale: float32, ``[M, 1]``; None if ``x`` are floats.
         qdata: int8, ``[N, K]`` contiguous.
         scale: float32, ``[N, 1]`` or ``[1, 1]``.
         dtype: The dtype of the result.
     """
-    (rows, width), columns = x.shape, qdata.shape[0]
-    programs = PROGRAMS_OF_FEW_ROWS * multiprocessors(x.device)
-    tiles = tiles_of_rows(FEW_ROWS_OF_INTEGERS, rows, columns, programs)
-    y = x.new_empty((rows, columns), dtype=dtype)
-    torch.library.wrap_triton(int8_by_int8_rows_kernel)[(triton.cdiv(columns, tiles.columns),)](
-        *(x, x if x_scale is None else x_scale.contiguous(), qdata, scale.contiguous(), y),
-        *(rows, columns, width, 0 if scale.shape[0] == 1 else 1),
-        *(*tiles[:3], x_scale is None),
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
-    return y
+    tiles = tiles_of_rows(FEW_ROWS_OF_INTEGERS, x.shape[0], qdata.shape[0], multiprocessors(x.device))
+    return multiply_integers(Weight(qdata, scale), x, x_scale, dtype, tiles)
