@@ -1,10 +1,10 @@
 """Matrix products with int8 weights: floats times integers, and integers times integers.
 
-Weight-only layers multiply floats with the integers and scale the sum. For one row, and for few rows of a small matrix
-on the CPU, the product is a sum of products. A compiler fuses this sum, so that the weight is read as int8. Processors
-with AVX2 alone do not use it. On the CPU, all other products are one op (`products.py`); on CUDA, a few rows are one
-kernel (`cuda_products.py`). Dynamic layers quantize their input, by row or as a whole, multiply integers into int32,
-and scale.
+Weight-only layers multiply floats with the integers and scale the sum. On CUDA, kernels of this library multiply a few
+rows of half precision (`cuda_products.py`). For one row elsewhere, and for few rows of a small matrix on the CPU, the
+product is a sum of products. A compiler fuses this sum, so that the weight is read as int8. Processors with AVX2 alone
+do not use it. On the CPU, all other products are one op (`products.py`). Dynamic layers quantize their input, by row or
+as a whole, multiply integers into int32, and scale.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from subclasses.spec.values import holds_always
 
 # Requirements of the CUDA kernel: more than 16 rows, and extents that are multiples of 8.
 CUDA_ROWS, CUDA_MULTIPLE = 17, 8
-# Up to this many rows of half precision, a product on CUDA takes as long as reading the weight.
-CUDA_FEW_ROWS = 64
+# Up to this many rows, a product on CUDA takes as long as reading the weight; up to the second number, each program of
+# a kernel quantizes the rows itself.
+CUDA_FEW_ROWS, CUDA_ROWS_QUANTIZED_INSIDE = 64, 4
+HALF = (torch.bfloat16, torch.float16)
 # Up to this many products on the CPU, the call of a matrix product takes more time than a fused sum.
 FEW_PRODUCTS = 2**14
 
@@ -56,16 +58,20 @@ class Rows(NamedTuple):
 
 def float_times_int8(x: Tensor, w: Rows) -> Tensor:
     """Returns ``x @ w.T`` in the dtype of ``x``; differentiable in ``x`` and the scale."""
+    if _is_few_rows_on_cuda(x, w.qdata) and _has_kernel_on_cuda(x, w):
+        return _few_rows_on_cuda(x, w)
     if _is_fused(x, w):
         return _sum_products(x, w)
-    rows = x if x.dim() == 2 else x.reshape(num_rows(x), x.shape[-1])
-    if _is_few_rows_on_cuda(rows, w):
-        return _few_rows_on_cuda(rows, w).reshape(*x.shape[:-1], w.qdata.shape[0])
+    rows = _matrix_of(x)
     # A sum of unscaled products may overflow float16.
     scales_sums = w.scale.shape[1] == 1 and x.dtype is not torch.float16
     y = products.multiply(rows, w.qdata, None if scales_sums else w.scale, w.zero_point)
     y = y if rows is x else y.reshape(*x.shape[:-1], w.qdata.shape[0])
     return (y * w.scale.reshape(-1)).to(x.dtype) if scales_sums else y
+
+
+def _matrix_of(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.reshape(num_rows(x), x.shape[-1])
 
 
 def num_rows(x: Tensor) -> int:
@@ -113,23 +119,22 @@ def _sum_products(x: Tensor, w: Rows) -> Tensor:
     return y.to(x.dtype).reshape(*x.shape[:-1], w.qdata.shape[0])
 
 
-def _is_few_rows_on_cuda(x: Tensor, w: Rows) -> bool:
-    """Whether the kernel for a few rows computes a product; it has no derivatives and no rule for vmap."""
+def _is_few_rows_on_cuda(x: Tensor, qdata: Tensor) -> bool:
+    """Whether a product is one that kernels for a few rows compute; they have no rule for vmap."""
     return (
         x.device.type == "cuda"
         and torch.version.cuda is not None
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and w.qdata.is_contiguous()
-        and not torch.is_grad_enabled()
+        and qdata.is_contiguous()
         and current_transform() is None
-        and 0 < x.shape[0] <= CUDA_FEW_ROWS
-        and 0 not in w.qdata.shape
-        and _are_groups_for_cuda(w)
+        and 0 < num_rows(x) <= CUDA_FEW_ROWS
+        and 0 not in qdata.shape
     )
 
 
-def _are_groups_for_cuda(w: Rows) -> bool:
-    """Whether the kernel for a few rows accepts the blocks along a matrix's rows."""
+def _has_kernel_on_cuda(x: Tensor, w: Rows) -> bool:
+    """Whether the kernels accept the dtype and the blocks along a matrix's rows; they have no derivatives."""
+    if x.dtype not in HALF or torch.is_grad_enabled():
+        return False
     if w.scale.shape[1] == 1:
         return True
     from subclasses.int8.matmul.cuda_products import takes_groups_of  # needs Triton
@@ -141,7 +146,8 @@ def _few_rows_on_cuda(x: Tensor, w: Rows) -> Tensor:
     """Multiplies by a kernel that reads the weight as int8, once; the sum is in float32 and is narrowed once scaled."""
     from subclasses.int8.matmul.cuda_products import int8_rows  # needs Triton
 
-    return int8_rows(x.contiguous(), w.qdata, w.scale, w.zero_point)
+    y = int8_rows(_matrix_of(x).contiguous(), w.qdata, w.scale, w.zero_point)
+    return y.reshape(*x.shape[:-1], w.qdata.shape[0])
 
 
 # ---- integers times integers -------------------------------------------------------------------------------
@@ -254,7 +260,20 @@ def dynamic_linear(x: Tensor, w: Rows, activation: str, symmetric: bool) -> Tens
 
 
 def _quantized_linear(x: Tensor, w: Rows, activation: str, symmetric: bool) -> Tensor:
-    is_by_row = activation == "row" and symmetric and w.zero_point is None
-    if is_by_row and dynamic_products.takes(x, w.qdata, w.scale):
+    if not (activation == "row" and symmetric and w.zero_point is None):
+        return int8_times_int8(quantize_rows(x, activation, symmetric), w, x.dtype)
+    if dynamic_products.takes(x, w.qdata, w.scale):
         return dynamic_products.dynamic_product(x, w.qdata, w.scale)
+    if x.dtype is not torch.float64 and _is_few_rows_on_cuda(x, w.qdata):
+        return _dynamic_rows_on_cuda(x, w)
     return int8_times_int8(quantize_rows(x, activation, symmetric), w, x.dtype)
+
+
+def _dynamic_rows_on_cuda(x: Tensor, w: Rows) -> Tensor:
+    """Multiplies by a kernel that scales the sums, and that quantizes the fewest rows itself."""
+    from subclasses.int8.matmul.cuda_products import int8_by_int8_rows  # needs Triton
+
+    if x.shape[0] <= CUDA_ROWS_QUANTIZED_INSIDE and x.dtype in HALF:
+        return int8_by_int8_rows(x.contiguous(), None, w.qdata, w.scale, x.dtype)
+    rows = quantize_rows(x, "row", symmetric=True)
+    return int8_by_int8_rows(rows.qdata.contiguous(), rows.scale, w.qdata, w.scale, x.dtype)
