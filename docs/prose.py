@@ -1,7 +1,8 @@
 """``python -m docs.prose``: reads the prose of README and docs with proselint, and with a short list of our own words.
 
 Fences, tables, headings and comments are left out, and a code span is one word. Prints ``page:line: what to write`` for
-each finding; the exit status is 1 if there is one. Docstrings and comments are read by :mod:`docs.code_prose`.
+each finding; the exit status is 1 if there is one. :mod:`docs.code_prose` has the rules for sentences, and reads the
+docstrings, comments and messages of both packages.
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ def find(texts: dict[str, str]) -> list[str]:
     """All findings in the text of pages."""
     plain = {page: prose_of(text) for page, text in texts.items()}
     ours = [finding for page, text in plain.items() for finding in by_our_words(page, text)]
+    ours += [
+        f"{page}:{line + 1}: {words!r}: {instead}"
+        for page, text in plain.items()
+        if not page.startswith(code_prose.NOT_YET)
+        for line, words, instead in code_prose.by_sentences(text)
+    ]
     return [*ours, *by_proselint(plain)]
 
 

@@ -22,7 +22,7 @@ import subclasses
 from bench import starts
 from bench.report import save_rows
 from desugar.compare import judge
-from docs import code_prose, gains, prose, wrap
+from docs import code_prose, gains, prose, subject, wrap
 from docs.blocks import collect_blocks, compare_outputs, emit_program, refresh_page
 from subclasses.ragged import JaggedTensor
 from tests.tables import giving
@@ -274,7 +274,24 @@ class A:
         x: the one
             that stands for y. They are told apart.
     """
+
+    raise ValueError(f"{{x}} is {{y}} " "of, x is what it is")
+    log.info(
+        "the cause and the mend of it, %s", "that of " "y", "that of a b c".split()
+    )
 '''
+SUBJECTS = {
+    "Add a rule for sums of rows": [],
+    "Pass keywords on": [],
+    "Focus the bias, embed a string": [],
+    "add a rule": ["begin with a capital letter"],
+    "Adds a rule": ["write the imperative: Add, not Adds"],
+    "Added a rule": ["write the imperative: Add, not Added"],
+    "Adding rules": ["write the imperative: Add, not Adding"],
+    "Rule: add one.": ["name no area before the verb", "leave out the full stop"],
+    "Add a rule, and drop another": ["make a commit of each change"],
+    f"Add {'a' * 69}": ["write at most 72 characters"],
+}
 
 
 test_what_is_found_in_prose = giving(
@@ -297,8 +314,15 @@ test_what_is_found_in_prose = giving(
                 "of.py:19: 'told apart': distinguishes",
                 "of.py:10: 'It knows code of': 26 words in a sentence, at most 25",
                 "of.py:10: 'knows': calls, dispatches, reads, has",
+                "of.py:22: 'is what': name the subject",
+                "of.py:24: 'mend': fix, subclass, function, caller",
             ],
         ),
+        "each kind of finding in subjects of commits": (
+            lambda: {text: [*subject.by_rules(text)] for text in SUBJECTS},
+            SUBJECTS,
+        ),
+        "subjects that git writes": (lambda: [*subject.by_rules("Merge branch 'x': a; b.")], []),
     }
 )
 
