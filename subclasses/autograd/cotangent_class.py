@@ -98,8 +98,8 @@ def _check_points(cls: Any, func: Any, operands: Sequence[Any]) -> None:
     for x in operands:
         if isinstance(x, cls._value_cls) and not (is_cotangent(x) or is_point(x)):
             raise DispatchError(
-                f"{resolve_name(func) or func} on {one_of(cls)} beside {one_of(type(x))}: what a product or a sum of "
-                "derivatives and a value means is not known",
+                f"{resolve_name(func) or func} on {one_of(cls)} beside {one_of(type(x))}: a product or a sum of "
+                "derivatives and a value has no defined meaning",
                 code="cotangent-mixed",
                 hint="compute with inner tensors, g.unwrap() and x.unwrap(). An optimizer is given "
                 "torch.nn.Parameter(x), and not x",

@@ -111,8 +111,8 @@ def check_told_apart(x: Any) -> None:
             if isinstance(out, cls) and _geometry(out) == _geometry(x) and _parts(out) != _parts(x):
                 raise DispatchError(
                     f"{aten.as_strided.default} on {one_of(cls)} of size {tuple(x.shape)} and stride {x.stride()}, "
-                    f"with which torch.compile remakes views of its arguments: what the rule for {op} returns has the "
-                    "same size and stride, so that it may be asked for, or the value itself",
+                    f"with which torch.compile remakes views of its arguments: the result of the rule for {op} has "
+                    "the size and stride of the value, so as_strided cannot distinguish them",
                     code="strided-view",
                     hint=f"let {cls.__name__}.outer give the strides of a view, as Outer(size, stride=...), or "
                     f"{strided_advice(cls, aten.as_strided.default)}",
@@ -150,8 +150,8 @@ def strided_advice(cls: Any, op: OpOverload) -> str:
     name = cls.__name__
     rule = (
         f"add a rule with @{name}.implements(torch.ops.{op}). The rule gets the size, stride and "
-        f"storage offset that {name}.outer gives for the view: it has to give those of views, and a view of an inner "
-        f"tensor t of that size is func(t, size, stride, offset - x.storage_offset() + t.storage_offset())"
+        f"storage offset that {name}.outer returns for the view, so `outer` must return them for views. The view of an "
+        f"inner tensor t of that size is func(t, size, stride, offset - x.storage_offset() + t.storage_offset())"
     )
     return (
         f"return such a view from no function that torch.compile compiles, or compile it with desugar.compile, which "
@@ -175,7 +175,7 @@ def with_checked_views(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Cal
             kind = "a plain tensor" if type(out) is Tensor else one_of(type(out))
             raise DispatchError(
                 f"x[...] = value on {one_of(cls)}: the rule for {op} returned {kind} with memory of its own, in place "
-                "of a view, and what is written to that would be lost",
+                "of a view, and a write to it would be lost",
                 code="rule-write",
                 hint=f"let it return a {cls.__name__} that holds views of the inner tensors, or use a functional op "
                 "such as torch.where",

@@ -109,8 +109,8 @@ def _with_copies(cls: Any, run: Call) -> Call:
                 f"{op} of {one_of(type(source))} to a Parameter of {one_of(cls)}: a plain tensor, as a checkpoint may "
                 "hold and as arithmetic on values gives, has no inner tensors",
                 code="write-misfit",
-                hint=f"Make {one_of(cls)} of it first; or update in place, as average.lerp_(p, 0.1) does; for an "
-                "AveragedModel pass multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn(); to initialize it, "
+                hint=f"Make {one_of(cls)} of it first, or update in place, as average.lerp_(p, 0.1) does. For an "
+                "AveragedModel pass multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn(). To initialize it, "
                 f"call the function on its inner tensors, as in {fills}",
             )
         return run(x, source, *args)

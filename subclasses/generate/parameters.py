@@ -118,7 +118,7 @@ def _why_not(cls: Any) -> str:
     """Returns the reason why adding a gradient to a value in place is not an optimizer's step; empty if it is one."""
     step, spec = _find_step(cls, torch.ops.aten.add_.Tensor), cls.__spec__
     if step == "materialize":
-        return "adding to what it materializes to would be lost"
+        return "an addition to its materialized tensor would be lost"
     if step == "error":
         return "it has no rule for aten.add_.Tensor"
     if "rule" in step and cls._traits.has_cotangents and spec.fallback != "map" and not spec.has_materialize:

@@ -125,8 +125,8 @@ def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
             f"{op} on {one_of(cls)}: {words} returned a value with memory of its own, in place of the {cls.__name__} "
             "to write to",
             code="rule-write",
-            hint=f"write to its inner tensors, as x.{field}.copy_(...) does, and return x; or give the rule to the "
-            "form of the op that writes nothing, if there is one, from which this form follows",
+            hint=f"write to its inner tensors, as x.{field}.copy_(...) does, and return x. Or register a rule for the "
+            "functional form of the op, from which this form follows",
         )
 
 
@@ -140,7 +140,7 @@ def _check_changed(cls: Any, op: OpOverload, words: str, target: Any, result: An
             f"{op} on {one_of(cls)}: {words} returned a new value, in place of the {cls.__name__} that is to have its "
             "sizes",
             code="rule-write",
-            hint=f"change those of its inner tensors, as x.{field}.{method}(...) does, and return x",
+            hint=f"change the sizes of its inner tensors, as x.{field}.{method}(...) does, and return x",
         )
 
 

@@ -173,8 +173,8 @@ def with_note_on_copies(cls: type, rule: Rule, run: Rule) -> Rule:
         except Exception as error:
             if isinstance(source, cls) and not isinstance(error, DispatchError):
                 error.add_note(
-                    f"The rule {describe(rule)} for copy_ was given {one_of(cls)} to copy. It is asked for that where "
-                    f"an in-place op without a rule, or compiled code, writes what it computed: let it copy the inner "
+                    f"The rule {describe(rule)} for copy_ was given {one_of(cls)} to copy. It is called so where "
+                    f"an in-place op without a rule, or compiled code, writes its result: let it copy the inner "
                     f"tensors of the source if isinstance(source, {cls.__name__})"
                 )
             raise

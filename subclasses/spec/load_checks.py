@@ -102,8 +102,8 @@ def check_extras(cls: Any, extras: dict[str, Any]) -> None:
                 raise TypeError(f"{cls.__name__}.{name}: expected a bool, got {_describe(value)}")
         elif name in own or name.startswith(("__", OF_DYNAMO)) or _is_of_class(cls, name):
             raise ValueError(
-                f"{cls.__name__}.{name}: is set on a value as an attribute of its own, which a file may not do to what "
-                f"the class has: fields, methods, and names that torch reads"
+                f"{cls.__name__}.{name}: is set on a value, and such an attribute may not replace a "
+                f"field, a method, or a name that torch reads"
             )
 
 

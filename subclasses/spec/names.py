@@ -185,10 +185,10 @@ def _check_operators(cls: type) -> None:
     """Raises SpecError for an operator that is a method: most ways to write what it computes would not call it."""
     for name in sorted(_OPS_OF_OPERATORS.keys() & vars(cls)):
         raise SpecError(
-            f"{cls.__name__}.{name} is not called by the function of torch that computes the same, nor where a tensor "
-            "stands on the left, or the value is written in place",
+            f"{cls.__name__}.{name} is not called by torch.{_OPS_OF_OPERATORS[name]}, nor for a tensor "
+            "on the left, nor in place",
             code="method-not-called",
-            hint=f"write a rule, which they ask: @{cls.__name__}.implements(torch.{_OPS_OF_OPERATORS[name]})",
+            hint=f"write a rule, which they call: @{cls.__name__}.implements(torch.{_OPS_OF_OPERATORS[name]})",
         )
 
 
@@ -203,7 +203,7 @@ def _check_hooks(cls: type) -> None:
         )
     if checks is not None and not isinstance(checks, classmethod):
         raise SpecError(
-            f"{cls.__name__}.check_loaded is asked before there is a value",
+            f"{cls.__name__}.check_loaded is called before there is a value",
             code="method-signature",
             hint="write `@classmethod` above `def check_loaded(cls, **fields)`",
         )

@@ -41,9 +41,8 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
             raise TypeError(f"{cls}.{name}: expected static metadata, got {describe(tensor)}; use inner()")
         if (symbol := _find_symbol(value)) is not None:
             raise TypeError(
-                f"{cls}.{name}: expected static metadata, got {symbol}, which depends on the numbers in a tensor and "
-                f"is known when the compiled function runs; declare it dynamic() if it is an int, or compute it "
-                f"outside of the function"
+                f"{cls}.{name}: expected static metadata, got {symbol}, which depends on data of a tensor. "
+                f"Declare it dynamic() if it is an int, or compute it outside of the function"
             )
         try:
             hash(value)

@@ -23,7 +23,7 @@ class Promise:
         check: ``check(subject, case)``: runs a case in its contexts, and raises where an oracle finds a difference.
         cases: makes the cases for a class; by default the class as a whole is the one case.
         mend: advice for a class that breaks it.
-        declared: advice for a declared class, where ``mend`` fits only a class written by hand.
+        declared: advice for a declared class, where that one fits only a class written by hand.
         level: the least level at which it is tried.
         may_refuse: whether a class may refuse its cases.
     """
@@ -48,7 +48,7 @@ class Failure:
         got: the result, or the error.
         expected: the result that was expected, where one was.
         code: the code of the error, if it is one of this package.
-        hint: how to mend it, for the first failure of a promise.
+        hint: how to correct it, for the first failure of a promise.
         text: all of it in a sentence.
     """
 
@@ -70,7 +70,7 @@ class Outcome:
         promise: the promise.
         state: kept, broken, or skipped where it could not be checked.
         detail: the reason why it is broken or was skipped.
-        mend: how to mend it, if broken.
+        mend: how to correct it, if broken.
         refused: the calls that the class refused cleanly, each with the first line of its message.
         failures: a record of each case that failed.
     """
