@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = 120
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(page for folder in (".", "docs", "bench") for page in sorted((ROOT / folder).glob("*.md")))]
 
 MARKER = re.compile(r"(\s*)([-*+]|\d+\.|:)(\s+)")  # of a list item or of a definition
 SPAN = re.compile(r"[^\s`]*(?:`+[^`]+`+[^\s`]*)+|\S+")  # a word, code spans in it included
