@@ -102,7 +102,7 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
     """Returns the error for operands that are not matching cotangents and numbers."""
     shown = [one_of(type(v)) if hasattr(type(v), "__spec__") else "a plain tensor" for v in (x, other)]
     if in_backward():
-        mend = (
+        hint = (
             "Part of the function reads inner tensors with unwrap(), or returns the value, and part uses it as a whole"
             + ", which a backward with create_graph=True cannot add" * torch.is_grad_enabled()
             + f": let both read inner tensors. Where another value holds {one_of(cls)}, call the op on x.unwrap(...). "
@@ -111,12 +111,12 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
             "torch.compile differentiates each result by the whole value"
         )
     elif cls._traits.trainable:
-        mend = (
+        hint = (
             "A step of an optimizer takes Parameters, their gradients from a backward, torch.zeros_like(parameter), "
             "and numbers. Make another value a Parameter first: torch.nn.Parameter(value, requires_grad=False)"
         )
     else:
-        mend = (
+        hint = (
             f"If this is a step of an optimizer, declare {cls.__name__} with trainable=True, so that it updates each "
             f"inner tensor. Or make the inner tensors parameters"
         )
@@ -124,7 +124,7 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
         f"{op} on {shown[0]} and {shown[1]}: cotangents of {one_of(cls)} are added to one another and scaled by "
         "numbers only",
         code="cotangent-mixed",
-        hint=mend,
+        hint=hint,
     )
 
 
@@ -145,21 +145,21 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
     if any(x._layout.cotangent for x in wrappers):
         name = op.overloadpacket.__name__
         if is_tracing() and cls._has_formulas:
-            mend = (
+            hint = (
                 "torch.compile differentiates a returned value by its inner tensors, and the rule for an op that made "
                 "it has no such derivative: return x.materialize(), or compile the function with desugar.compile"
             )
         elif name.endswith("_backward"):
-            mend = f"{NO_DERIVATIVE}; or add a rule with @{cls.__name__}.implements(torch.ops.{op})"
+            hint = f"{NO_DERIVATIVE}; or add a rule with @{cls.__name__}.implements(torch.ops.{op})"
         elif is_called_by_engine():
-            mend = (
+            hint = (
                 f"PyTorch's derivative of another op ({backward_node()}) calls it: let that op compute with the "
                 f"inner tensors, x.unwrap(), or with x.materialize()"
             )
         else:
-            mend = "read its inner tensors instead"
+            hint = "read its inner tensors instead"
             if not in_backward():
-                mend += (
+                hint += (
                     "; for a tensor of the size of a Parameter p, as from zeros_like, call it on p.materialize()"
                     if cls._traits.trainable
                     else f", or, for an optimizer, declare {cls.__name__} with trainable=True"
@@ -167,7 +167,7 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
         raise DispatchError(
             f"{op} on a cotangent of {cls.__name__} (a gradient, say), which does not represent a plain tensor",
             code="cotangent-operand",
-            hint=mend,
+            hint=hint,
         )
 
 

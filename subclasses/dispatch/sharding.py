@@ -21,7 +21,7 @@ from subclasses._torch_callers import fsdp_ranks, sharding_caller
 from subclasses._torch_distributed import undo_refused_sharding
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
-from subclasses.spec.values import PART, POINT, is_point, map_inners
+from subclasses.spec.values import OF_PARAMETER, PART, is_of_parameter, map_inners
 
 aten = torch.ops.aten
 
@@ -187,8 +187,8 @@ def _map_cut(x: Any, change: Callable[[Tensor], Tensor], keep: Callable[[Tensor]
 
     out = map_inners(x, replace)
     out.__dict__[PART] = True
-    if is_point(x) and type(x)._traits.trainable:
-        out.__dict__[POINT] = True
+    if is_of_parameter(x) and type(x)._traits.trainable:
+        out.__dict__[OF_PARAMETER] = True
     return out
 
 

@@ -45,7 +45,7 @@ def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
 
     def plan(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
         if list(size) == list(x.shape) and list(stride) == list(x.stride()):
-            check_told_apart(x)
+            check_distinguishable(x)
         results = []
         for name in spec.attributes:
             t = x.__dict__[name]
@@ -71,9 +71,11 @@ def _further_dims(x: Any, t: Any) -> tuple[int, Sequence[Any], Sequence[Any]]:
     count = x.dim()
     sizes, strides = t.shape[count:], t.stride()[count:]
     entries = math.prod(sizes)
-    is_told = t.shape[:count] == x.shape and t.stride()[:count] == tuple([entries * s for s in x.stride()])
-    is_told = is_told and is_dense(sizes, strides) and (not sizes or tells_strides(type(x)))
-    return entries if is_told else 0, sizes, strides
+    is_distinguished = t.shape[:count] == x.shape and t.stride()[:count] == tuple(
+        [entries * s for s in x.stride()]
+    )
+    is_distinguished = is_distinguished and is_dense(sizes, strides) and (not sizes or tells_strides(type(x)))
+    return entries if is_distinguished else 0, sizes, strides
 
 
 def _strides_error(op: OpOverload, x: Any, name: str, t: Any) -> DispatchError:
@@ -97,7 +99,7 @@ def check_strided_copy(cls: Any, op: OpOverload) -> None:
         )
 
 
-def check_told_apart(x: Any) -> None:
+def check_distinguishable(x: Any) -> None:
     """Raises DispatchError for a value in its own geometry if a view by a rule of its class may have the same geometry.
 
     A transpose of a square value has the value's size, and its strides if ``outer`` gives none. ``as_strided`` has the

@@ -393,14 +393,14 @@ def _sizes_error(op: OpOverload, target: Any, value: Any) -> DispatchError:
     pairs = [(f.name, target.__dict__[f.attribute], value.__dict__[f.attribute]) for f in spec.inners]
     sizes += [(f"size of {name}", a.shape, b.shape) for name, a, b in pairs if a is not None]
     what, wanted, got = next(entry for entry in sizes if entry[1] != entry[2])
-    mend = "a functional op, such as x + y for x += y, makes a new value"
+    hint = "a functional op, such as x + y for x += y, makes a new value"
     if op is torch.ops.aten.copy_.default:
-        mend = "use the other value itself, as load_state_dict(state, assign=True) does"
+        hint = "use the other value itself, as load_state_dict(state, assign=True) does"
     return DispatchError(
         f"{op}: cannot write {one_of(type(value))} into one of another {what}: expected {_show(wanted)}, got "
         f"{_show(got)}",
         code="write-misfit",
-        hint=mend,
+        hint=hint,
     )
 
 

@@ -61,11 +61,11 @@ def check_key(cls: type, key: Any) -> None:
     if isinstance(key, OpOverload) and not _takes_a_tensor(key):
         packet = key.overloadpacket
         others = [str(op) for op in ops_of_packet(packet) if _takes_a_tensor(op)]
-        mend = f"name torch.ops.{packet}, for {' and '.join(others[:3])}" if others else "name one that does"
+        hint = f"name torch.ops.{packet}, for {' and '.join(others[:3])}" if others else "name one that does"
         raise SpecError(
             f"{name}: torch never calls a rule for {key}, which takes no tensor",
             code="rule-not-called",
-            hint=mend,
+            hint=hint,
         )
     if isinstance(key, OpOverload | OpOverloadPacket | torch.Tag | HigherOrderOperator | Family):
         return

@@ -36,10 +36,10 @@ def raise_metadata_by_position(
         if not isinstance(value, Tensor)
     ]
     if given and len(more) <= len(metadata):
-        mend = f"pass it by keyword: {', '.join(given)}"
+        hint = f"pass it by keyword: {', '.join(given)}"
     else:
-        mend = f"and by keyword {', '.join(metadata)}"
-    raise TypeError(f"{cls} takes {inner}, got {len(inners) + len(more)}; {mend}")
+        hint = f"and by keyword {', '.join(metadata)}"
+    raise TypeError(f"{cls} takes {inner}, got {len(inners) + len(more)}; {hint}")
 
 
 def raise_missing_metadata(cls: str, given: dict[str, object]) -> NoReturn:
@@ -237,13 +237,13 @@ def _check_made(cls: Any, made: Any) -> None:
     if (is_made and "_layout" in made.__dict__) or in_function_mode():  # a mode may return any object
         return
     fields = ", ".join(cls.__spec__.inner_names)
-    mend = f"end it with `return super().__new__(cls, {fields})`"
+    hint = f"end it with `return super().__new__(cls, {fields})`"
     if is_made:
         raise TypeError(
             f"{cls.__name__}.__new__ returned {one_of(cls)} without fields, which the generated constructor did not "
-            f"make (Tensor.__new__ and Tensor._make_subclass know no inner tensors); {mend}"
+            f"make (Tensor.__new__ and Tensor._make_subclass know no inner tensors); {hint}"
         )
-    raise TypeError(f"{cls.__name__}.__new__ returned {describe(made)}, expected {one_of(cls)}; {mend}")
+    raise TypeError(f"{cls.__name__}.__new__ returned {describe(made)}, expected {one_of(cls)}; {hint}")
 
 
 def checked_init(author: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from torch import nn
 
 import subclasses
 from subclasses import DispatchError, Outer, inner
-from subclasses.spec.values import POINT
+from subclasses.spec.values import OF_PARAMETER
 from tests.doors import COMPILED, DOORS
 from tests.subclasses.dispatch.training import check_trained, innermost, saved
 from tests.subclasses.subjects import LowRank, Pair, declare
@@ -102,7 +102,7 @@ def test_a_gradient_is_one_at_every_depth(door):
 def test_the_value_that_a_parameter_is_made_of_keeps_its_meaning():
     base = LowRank(torch.randn(4, 2), torch.randn(2, 3))
     p = nn.Parameter(ByRow(base, torch.ones(4, 1)))
-    assert POINT in p.__dict__["base"].__dict__ and POINT not in base.__dict__
+    assert OF_PARAMETER in p.__dict__["base"].__dict__ and OF_PARAMETER not in base.__dict__
     with pytest.raises(DispatchError, match="a write to its materialized tensor would be lost"):
         base.mul_(2)
 
