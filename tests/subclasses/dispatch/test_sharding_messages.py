@@ -108,8 +108,8 @@ CHECKPOINTS = {
     "rows of another meaning": (
         lambda n: Reversed(torch.randn(n, 4)),
         0,
-        r"a distributed checkpoint of a Reversed of size \(4, 4\), .*rows differ from a value of the same rows of its inner "
-        r"tensors; load it with as many ranks as saved it, or write rules for torch.ops.aten.slice.Tensor and view",
+        r"a distributed checkpoint of a Reversed of size \(4, 4\), .*rows differ from a value of the same rows of its "
+        r"inner tensors; load it with as many ranks as saved it, or write rules for torch.ops.aten.slice.Tensor and view",
     ),
 }
 
