@@ -109,6 +109,6 @@ def by_rules(path: str, source: str) -> Iterator[str]:
 
 def find() -> Iterator[str]:
     """Yields all findings."""
-    for package in ("subclasses", "desugar"):
+    for package in ("subclasses", "desugar", "docs"):
         for path in sorted((ROOT / package).rglob("*.py")):
             yield from by_rules(path.relative_to(ROOT).as_posix(), path.read_text())

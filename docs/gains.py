@@ -1,7 +1,7 @@
 """``python -m docs.gains``: writes the tables of README and of ``docs/performance.md``, and the picture of README.
 
-Every figure is read from the files that the benchmarks wrote into ``bench/results/``, or from a page that a test
-compares with its command, so a test can compare the tables with them.
+Every figure is read from the files that the benchmarks wrote into ``bench/results/``, or from a page. A test compares
+the tables with them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "gains.svg"
 TABLE = re.compile(r"(<!-- written by python -m docs.gains -->\n)(.*?)(\n?<!-- end -->)", re.DOTALL)
 DIRECT, STOCK = "desugar.compile", "torch.compile"
-CLASS, ROWS, CALLS = "a class in ten lines", "Hugging Face without padding", "cheaper calls and starts"
+CLASS, ROWS, CALLS = "short classes", "Hugging Face without padding", "cheaper calls and starts"
 
 # ---- figures -------------------------------------------------------------------------------------------------
 
