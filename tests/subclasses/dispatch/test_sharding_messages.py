@@ -109,7 +109,8 @@ CHECKPOINTS = {
         lambda n: Reversed(torch.randn(n, 4)),
         0,
         r"a distributed checkpoint of a Reversed of size \(4, 4\), .*rows differ from a value of the same rows of its "
-        r"inner tensors; load it with as many ranks as saved it, or write rules for torch.ops.aten.slice.Tensor and view",
+        r"inner tensors; load it with as many ranks as saved it, or write rules for torch.ops.aten.slice.Tensor "
+        r"and view",
     ),
 }
 
