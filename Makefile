@@ -31,7 +31,7 @@ OTHER_TORCH := $(filter-out $(shell sed -n 's/^torch==//p' constraints.txt),$(TO
 VENV := .venv$(if $(OTHER_PYTHON),-py$(OTHER_PYTHON))$(if $(OTHER_TORCH),-torch-$(OTHER_TORCH))
 BIN := $(VENV)/bin
 PINS := $(VENV)/constraints.txt
-PROSE := *.md docs/*.md subclasses desugar
+PROSE := *.md docs/*.md bench/*.md subclasses desugar
 TORCHRUN := $(BIN)/python -m torch.distributed.run --standalone
 
 export OMP_NUM_THREADS ?= 1

@@ -277,6 +277,6 @@ class RecordedStep:
         except RuntimeError as error:
             raise DesugarError(
                 f"record: the step cannot be captured as a CUDA graph: {error}",
-                instead="read no tensor on the host in the step, such as by .item() or print(), create optimizers like "
+                instead="read no tensor on the host in the step, such as by .item() or print(). Create optimizers like "
                 "Adam with capturable=True, and pass batches of JaggedTensor.pack",
             ) from error

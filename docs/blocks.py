@@ -1,11 +1,10 @@
-"""Runs the Python of a Markdown page, and compares what it prints with what the page shows.
+"""Runs the Python of a Markdown page, and compares its output with the output on the page.
 
 A page's ```` ```python ```` fences are one program, run from top to bottom. A fence under the comment
 ``<!-- output -->`` shows what the fence before it printed; ``...`` stands for any text there, as in
 doctest. The comment is invisible on the page, and a fence of output may name any language, so generated
-source is highlighted (between ``<!-- fmt: off -->`` and ``<!-- fmt: on -->``: ruff formats the Python of a page,
-and what was printed stays as it was printed). The program keeps the page's line numbers, so a traceback names
-the page's own lines.
+source is highlighted. It lies between ``<!-- fmt: off -->`` and ``<!-- fmt: on -->``, since ruff formats the Python
+of a page. The program keeps the page's line numbers, so a traceback names the page's own lines.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Block:
     is_output: bool
 
     def is_program(self) -> bool:
-        """Does this fence run?"""
+        """Returns whether this fence runs."""
         return self.language == "python" and not self.is_output
 
 
@@ -67,7 +66,7 @@ def emit_program(lines: list[str], blocks: list[Block]) -> str:
 
 
 def run_page(page: Path, folder: Path) -> list[str]:
-    """What each block of a page prints; the program is written to `folder` and imported from there.
+    """Returns the output of each block of a page; the program is written to `folder` and imported from there.
 
     An error that names a line of the program then names the line of the page.
     """
@@ -85,19 +84,19 @@ def run_page(page: Path, folder: Path) -> list[str]:
     return [text.rstrip() + "\n" for text in texts]
 
 
-# ---- what is shown, what is printed ------------------------------------------------------------------------
+# ---- outputs, on the page and printed -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A fence of output, and what the block before it printed."""
+    """A fence of output, and the output of the block before it."""
 
     block: Block
     want: str
     got: str
 
     def agrees(self) -> bool:
-        """Are they the same, up to ``...``?"""
+        """Returns whether they are the same, up to ``...``."""
         return _agree(self.want, self.got)
 
     def renewed(self) -> list[str]:
@@ -116,7 +115,7 @@ def _agree(want: str, got: str) -> bool:
 
 
 def compare_outputs(page: Path, folder: Path) -> list[Shown]:
-    """Every fence of output on a page beside what was printed."""
+    """Returns every fence of output on a page, with the printed output."""
     lines = page.read_text().splitlines()
     blocks = collect_blocks(lines)
     printed = dict(zip(filter(Block.is_program, blocks), run_page(page, folder), strict=True))

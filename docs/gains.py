@@ -1,15 +1,15 @@
-"""``python -m docs.gains``: the first page's table and picture, from the files that benchmarks wrote.
+"""``python -m docs.gains``: writes the tables of README and of ``docs/performance.md``, and the picture of README.
 
-Every cell is read from a file in ``bench/results``, counted in the sources, or counted in a table of a page that a
-command writes; the last column names that command. Nothing is measured here. The picture is an SVG, which is text.
+Every figure is read from the files that the benchmarks wrote into ``bench/results/``, or from a page. A test compares
+the tables with them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -18,74 +18,83 @@ from bench.report import load_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-README, PICTURE = ROOT / "README.md", ROOT / "docs" / "gains.svg"
-TABLE = re.compile(r"(<!-- written by python -m docs.gains -->\n).*?(\n<!-- end -->)", re.DOTALL)
-HEADINGS = ("", "desugar", "stock PyTorch", "torchao", "`torch.nested`", "measured by")
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+PICTURE = ROOT / "docs" / "gains.svg"
+TABLE = re.compile(r"(<!-- written by python -m docs.gains -->\n)(.*?)(\n?<!-- end -->)", re.DOTALL)
 DIRECT, STOCK = "desugar.compile", "torch.compile"
+CLASS, ROWS, CALLS = "short classes", "Hugging Face without padding", "cheaper calls and starts"
 
 # ---- figures -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A row: what was measured, in which unit, our figure, those of others, and the command that finds them."""
+    """A row: a measurement, its unit, our figure, the figures of others, the command and the machine.
+
+    ``shows`` is the gain of the first page that the row has a figure of; other rows are in the long table alone.
+    """
 
     what: str
     unit: str
     command: str
     ours: float
-    stock: float | None = None
-    torchao: float | None = None
-    nested: float | None = None
+    rivals: Mapping[str, float]
+    machine: str = ""
+    shows: str = ""
+    drawn: bool = False
 
     def cells(self) -> tuple[str, ...]:
-        """The cells of a row of the table."""
+        """Returns the cells of a row of the table."""
         what = f"{self.what}, {self.unit}" if self.unit else self.what
-        figures = (shown(value) for value in (self.stock, self.torchao, self.nested))
-        return (what, f"**{shown(self.ours)}**", *figures, f"`{self.command}`")
+        rivals = "; ".join(f"{name} {shown(value)}" for name, value in self.rivals.items())
+        measured = "; ".join(filter(None, (f"`{self.command}`", self.machine)))
+        return (what, f"**{shown(self.ours)}**", rivals, measured)
 
 
-def shown(value: float | None) -> str:
-    """A count as it is, a time in three digits, nothing where there is no figure."""
-    if value is None:
-        return ""
+def shown(value: float) -> str:
+    """Returns a count as it is, and a time in three digits."""
     return f"{value}" if isinstance(value, int) else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def find_gains() -> list[Gain]:
-    """All rows, in the order of the table."""
-    return [*_written(), *_right(), *_calls(), *_steps(), *_starts()]
+    """Returns all rows, in the order of the long table."""
+    return [*_written(), *_right(), *_models(), *_calls(), *_layers(), *_starts()]
 
 
 def _measured(file: str, group: str, *names: str) -> list[float]:
-    """The medians of some rows of a saved run, in its unit."""
+    """Returns the medians of some rows of a saved run, in its unit."""
     found = {(row.group, row.name): row.timing.median for row in load_rows(RESULTS / f"{file}.json")[0]}
     return [found[group, name] for name in names]
 
 
+def _machine(file: str, instructions: str = "AVX2") -> str:
+    machine = load_rows(RESULTS / f"{file}.json")[1]
+    release = machine["torch"].partition("+")[0]
+    return f"{machine['cpu']}, {machine.get('instructions', instructions)}; torch {release}"
+
+
 def _written() -> Iterator[Gain]:
     count = next(count for count in lines.count_gallery() if count.name == "low_rank")
-    yield Gain(
-        "lines of code of a matrix stored as two factors",
-        "",
-        "python -m bench.lines",
-        count.declared,
-        count.by_hand,
-    )
+    what = "code of a matrix stored as two factors"
+    assert count.by_hand is not None
+    by_hand = {"by hand": count.by_hand}
+    yield Gain(what, "lines", "python -m bench.lines", count.declared, by_hand, shows=CLASS, drawn=True)
 
 
 def _right() -> Iterator[Gain]:
-    found = json.loads((RESULTS / "cases.json").read_text())["cases"]
+    saved = json.loads((RESULTS / "cases.json").read_text())
+    found = saved["cases"]
     ours, stock = (cases.count(found, way)["right"] for way in (cases.DIRECT, cases.STOCK))
     what = f"compiled calls that do what eager mode does, of {len(found)} hard ones"
-    yield Gain(what, "", "python -m bench.cases", ours, stock)
+    release = f"torch {saved['machine']['torch'].partition('+')[0]}"
+    yield Gain(what, "", "python -m bench.cases", ours, {"stock": stock}, release, CLASS)
     total, right = count_ranks((ROOT / "docs" / "distributed.md").read_text())
     what = f"the same on two processes, of {total}"
-    yield Gain(what, "", "python -m tests.distributed.table", right[DIRECT], right["stock"])
+    yield Gain(what, "", "python -m tests.distributed.table", right[DIRECT], {"stock": right["stock"]})
 
 
 def count_ranks(page: str) -> tuple[int, dict[str, int]]:
-    """The number of cases of the tables for two processes, and how many are right in each way."""
+    """Returns the number of cases of the tables for two processes, and how many are right in each way."""
     rows, columns, total, right = re.findall(r"^\| (.+) \|$", page, re.MULTILINE), [], 0, {}
     for _, *cells in (row.split(" | ") for row in rows):
         if cells[0] == "eager":
@@ -97,64 +106,95 @@ def count_ranks(page: str) -> tuple[int, dict[str, int]]:
     return total, right
 
 
+def _models() -> Iterator[Gain]:
+    page = (ROOT / "docs" / "hugging-face.md").read_text()
+    ours, flat, padded = (
+        float(re.findall(rf"^\| {way}, compiled \| (\d+) ms", page, re.MULTILINE)[0])
+        for way in ("ragged", "flattened", "padded")
+    )
+    (machine,) = re.findall(r"with (AVX\S+), with (PyTorch \S+ and transformers \d+\.\d+)", page)
+    rivals = {"flattened by hand": flat, "padded": padded}
+    command = "python examples/finetune_hf.py --compile"
+    what = "a training step of a small Llama"
+    yield Gain(what, "ms", command, ours, rivals, "x86, " + "; ".join(machine), ROWS, drawn=True)
+    names = {
+        "jagged under stock": f"JaggedTensor, {STOCK}",
+        "jagged, eager": "JaggedTensor, eager",
+        "padded by length": f"PaddedTensor, by length, {DIRECT}",
+        "padded under stock": f"dense table, {STOCK}",
+    }
+    group = load_rows(RESULTS / "long-rows.json")[0][0].group
+    ours, *others = _measured("long-rows", group, f"JaggedTensor, {DIRECT}", *names.values())
+    rivals = dict(zip(names, others, strict=True))
+    what = "a training step of a language model on uneven rows"
+    yield Gain(what, "ms", "python -m bench.long_rows", ours, rivals, _machine("long-rows"), ROWS)
+
+
 def _calls() -> Iterator[Gain]:
     group = "inference, N = 5"
     ours, stock = _measured("wrappers", group, f"declared, {DIRECT}", f"TwoTensor, {STOCK}")
-    yield Gain("a call with five arguments of two tensors each", "µs", "make bench", ours, stock)
+    what, rivals = "a call with five arguments of two tensors each", {"stock": stock}
+    yield Gain(what, "µs", "make bench", ours, rivals, _machine("wrappers"), CALLS, drawn=True)
     names = (f"Int8Tensor, {DIRECT}", f"by hand, {STOCK}", f"torchao, {STOCK}")
     ours, stock, torchao = _measured("kinds", f"Int8, {group}", *names)
-    yield Gain("a call with five small int8 weights", "µs", "make bench", ours, stock, torchao)
+    rivals, machine = {"by hand under stock": stock, "torchao": torchao}, _machine("kinds")
+    yield Gain("a call with five small int8 weights", "µs", "make bench", ours, rivals, machine)
     ours, nested = _measured("kinds", f"Jagged, {group}", f"JaggedTensor, {DIRECT}", f"torch.nested, {STOCK}")
-    yield Gain("a call with five batches of uneven rows", "µs", "make bench", ours, nested=nested)
+    rivals = {"`torch.nested`": nested}
+    yield Gain("a call with five batches of uneven rows", "µs", "make bench", ours, rivals, machine)
 
 
-def _steps() -> Iterator[Gain]:
+def _layers() -> Iterator[Gain]:
     names = (f"weight-only, {DIRECT}", f"floats, {STOCK}", "weight-only, torchao")
     group = "bfloat16, 4096 by 4096, batch 1, inference, weight-only"
-    ours, stock, torchao = _measured("int8-sizes", group, *names)
-    what = "one row through 4096 by 4096 int8 weights (stock: bfloat16)"
-    yield Gain(what, "µs", "python -m bench.int8_sizes", ours, stock, torchao)
+    what = "one row through 4096 by 4096 int8 weights"
+    for file in ("int8-sizes", "int8-sizes-avx512"):
+        ours, stock, torchao = _measured(file, group, *names)
+        rivals = {"bfloat16 under stock": stock, "torchao": torchao}
+        yield Gain(what, "µs", "python -m bench.int8_sizes", ours, rivals, _machine(file, "AVX-512"))
     names = (f"JaggedTensor, {DIRECT}", f"dense table, {STOCK}", f"torch.nested, {STOCK}")
     ours, stock, nested = _measured("layouts", "64 rows, training", *names)
-    what = "a training step of a layer on uneven rows (stock: padded)"
-    yield Gain(what, "µs", "make bench", ours, stock, nested=nested)
-    rows = load_rows(RESULTS / "long-rows.json")[0]
-    ours, stock = _measured("long-rows", rows[0].group, f"JaggedTensor, {DIRECT}", f"dense table, {STOCK}")
-    what = "a training step of a language model on uneven rows (stock: padded)"
-    yield Gain(what, "ms", "python -m bench.long_rows", ours, stock)
-    page = (ROOT / "docs" / "hugging-face.md").read_text()
-    ours, stock = (
-        float(re.findall(rf"^\| {way}, compiled \| (\d+) ms", page, re.MULTILINE)[0])
-        for way in ("ragged", "flattened")
-    )
-    what = "a training step of a Llama of Hugging Face without padding (stock: flattened by hand; AVX-512)"
-    yield Gain(what, "ms", "python examples/finetune_hf.py --compile", ours, stock)
+    rivals = {"padded under stock": stock, "`torch.nested`": nested}
+    what = "a training step of a layer on uneven rows"
+    yield Gain(what, "µs", "make bench", ours, rivals, _machine("layouts"))
 
 
 def _starts() -> Iterator[Gain]:
     ours, stock = _measured("compiling", "cold start, x * 2, N = 5, inference", DIRECT, STOCK)
-    yield Gain("a first call in a process that has compiled before", "ms", "make bench", ours, stock)
-    if (RESULTS / "starts.json").exists():  # takes an hour to measure
-        ours, stock = _measured("starts", "cold start, int8 MLP of 12 layers, inference, wall", DIRECT, STOCK)
-        yield Gain("a first call with empty caches, 12 layers", "ms", "python -m bench.starts", ours, stock)
-        ours, stock = _measured("starts", "warm start, int8 MLP of 12 layers, inference, wall", DIRECT, STOCK)
-        yield Gain("a first call in the next process, 12 layers", "ms", "python -m bench.starts", ours, stock)
+    what, rivals = "a first call in a process that has compiled before", {"stock": stock}
+    yield Gain(what, "ms", "make bench", ours, rivals, _machine("compiling"))
+    if not (RESULTS / "starts.json").exists():  # takes an hour to measure
+        return
+    command, machine, what = "python -m bench.starts", _machine("starts"), "a first call in the next process"
+    group = "{} start, int8 MLP of 12 layers, inference, {}"
+    ours, stock = _measured("starts", group.format("cold", "wall"), DIRECT, STOCK)
+    empty = "a first call with empty caches, 12 layers"
+    yield Gain(empty, "ms", command, ours, {"stock": stock}, machine)
+    ours, stock = _measured("starts", group.format("warm", "wall"), DIRECT, STOCK)
+    yield Gain(f"{what}, 12 layers", "ms", command, ours, {"stock": stock}, machine, CALLS, drawn=True)
+    more = _measured("starts", group.format("warm", "imports"), DIRECT, STOCK)
+    ours, rivals = ours + more[0], {"stock": stock + more[1]}
+    yield Gain(f"{what}, imports included", "ms", command, ours, rivals, machine, CALLS)
 
 
-# ---- the table -----------------------------------------------------------------------------------------------
+# ---- the tables ----------------------------------------------------------------------------------------------
 
 
 def emit_table(gains: list[Gain]) -> str:
-    """The table in Markdown, and what it was measured on."""
-    out = [f"| {' | '.join(HEADINGS)} |", "|---" + "|---:" * 4 + "|---|"]
-    out += [f"| {' | '.join(gain.cells())} |" for gain in gains]
-    machine = load_rows(RESULTS / "wrappers.json")[1]
-    out += [
-        "",
-        f"Measured on a CPU ({machine['cpu']}, {machine['instructions']}, {machine['cores']} cores) with PyTorch "
-        f"{machine['torch']}.",
+    """Returns the long table in Markdown."""
+    out = ["|  | desugar | others | measured by |", "|---|---:|---|---|"]
+    return "\n".join([*out, *(f"| {' | '.join(gain.cells())} |" for gain in gains)])
+
+
+def emit_first(gains: list[Gain]) -> str:
+    """Returns the table of the first page in Markdown: the rows that show one of its gains, after its name."""
+    firsts = {gain.shows: gain for gain in reversed(gains) if gain.shows}
+    rows = [
+        replace(gain, what=f"**{gain.shows}:** {gain.what}" if firsts[gain.shows] is gain else gain.what)
+        for gain in gains
+        if gain.shows
     ]
-    return "\n".join(out)
+    return emit_table(rows)
 
 
 # ---- the picture ---------------------------------------------------------------------------------------------
@@ -172,42 +212,41 @@ text { font: 17px system-ui, sans-serif; fill: #24292f }
 
 
 def emit_picture(gains: list[Gain]) -> str:
-    """One pair of bars for each time: ours over that of the others, the longest of which fills the width."""
-    timed = [gain for gain in gains if gain.unit]
-    height = TOP + ROW * len(timed) + 8
+    """Returns a pair of bars for each drawn gain: ours over the strongest rival's; the longer one fills the width."""
+    drawn = [gain for gain in gains if gain.drawn]
+    height = TOP + ROW * len(drawn) + 8
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="t">',
         f"<style>{STYLE}</style>",
         f'<rect class="ground" width="{WIDTH}" height="{height}" rx="6"/>',
-        '<title id="t">Times of the table below: desugar in blue, the slowest of the others in grey</title>',
-        f'<text class="title" x="{LEFT}" y="24">Time, beside the slowest of the others (shorter is better)</text>',
-        f'<text class="figure" x="{LEFT}" y="44">blue: desugar; grey: stock PyTorch, torchao or torch.nested</text>',
+        '<title id="t">Figures of the table below: desugar in blue, the strongest rival in grey</title>',
+        f'<text class="title" x="{LEFT}" y="24">Beside the strongest rival (shorter is better)</text>',
+        f'<text class="figure" x="{LEFT}" y="44">blue: desugar; grey: the rival that is named</text>',
     ]
-    for place, gain in enumerate(timed):
+    for place, gain in enumerate(drawn):
         out += _pair(gain, TOP + ROW * place)
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
 def _pair(gain: Gain, y: int) -> Iterator[str]:
-    others = {"stock": gain.stock, "torchao": gain.torchao, "torch.nested": gain.nested}
-    slowest, most = max(((k, v) for k, v in others.items() if v is not None), key=lambda item: item[1])
-    scale = (WIDTH - 2 * LEFT) / max(most, gain.ours)
-    what = gain.what.split(" (stock")[0]
-    yield f'<text x="{LEFT}" y="{y + 14}">{escape(what)}</text>'
-    figures = f"{shown(gain.ours)} {gain.unit}, {slowest} {shown(most)} {gain.unit}"
+    rival, least = min(gain.rivals.items(), key=lambda item: item[1])
+    scale = (WIDTH - 2 * LEFT) / max(least, gain.ours)
+    yield f'<text x="{LEFT}" y="{y + 14}">{escape(gain.what)}</text>'
+    figures = f"{shown(gain.ours)} {gain.unit}, {rival} {shown(least)} {gain.unit}"
     yield f'<text class="figure" x="{WIDTH - LEFT}" y="{y + 14}" text-anchor="end">{escape(figures)}</text>'
-    for name, value in (("other", most), ("ours", gain.ours)):
+    for name, value in (("other", least), ("ours", gain.ours)):
         thick = BAR if name == "other" else BAR // 2
         top = y + 20 + (BAR - thick) // 2
         yield f'<rect class="{name}" x="{LEFT}" y="{top}" width="{value * scale:.1f}" height="{thick}" rx="2"/>'
 
 
 def write() -> None:
-    """Writes the table into the first page, and the picture beside the docs."""
+    """Writes the tables into their pages, and the picture beside the docs."""
     gains = find_gains()
-    text = README.read_text()
-    README.write_text(TABLE.sub(lambda match: match[1] + emit_table(gains) + match[2], text))
+    for page, table in ((README, emit_first(gains)), (PERFORMANCE, emit_table(gains))):
+        text = page.read_text()
+        page.write_text(TABLE.sub(lambda match, table=table: match[1] + table + "\n<!-- end -->", text))
     PICTURE.write_text(emit_picture(gains))
 
 

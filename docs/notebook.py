@@ -1,4 +1,4 @@
-"""Runs the code cells of a notebook from top to bottom, and compares what they print with what the notebook shows.
+"""Runs the code cells of a notebook from top to bottom, and compares their output with the output in the notebook.
 
 The cells become the Python blocks of a page (see ``docs/blocks.py``), so no kernel is needed. A cell shows its output
 by ``print``. ``python -m docs.notebook`` writes what the cells print into ``examples/tour.ipynb``.
@@ -18,12 +18,12 @@ TOUR = Path(__file__).parents[1] / "examples" / "tour.ipynb"
 
 
 def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cells that run."""
+    """Returns the cells that run."""
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
 def run_cells(notebook: dict[str, Any], folder: Path) -> list[str]:
-    """What each code cell prints; the cells run as one program in `folder`."""
+    """Returns the output of each code cell; the cells run as one program in `folder`."""
     page = folder / "notebook.md"
     page.write_text(
         "".join(f"```python\n{''.join(cell['source'])}\n```\n\n" for cell in code_cells(notebook))
@@ -34,12 +34,12 @@ def run_cells(notebook: dict[str, Any], folder: Path) -> list[str]:
 
 
 def shown(cell: dict[str, Any]) -> str:
-    """What a notebook shows below a cell."""
+    """Returns the output that a notebook has below a cell."""
     return "".join(line for output in cell["outputs"] for line in output["text"])
 
 
 def with_outputs(notebook: dict[str, Any], printed: list[str]) -> dict[str, Any]:
-    """The notebook with other outputs, and its cells numbered in order."""
+    """Returns the notebook with other outputs, and its cells numbered in order."""
     found = json.loads(json.dumps(notebook))
     for number, (cell, text) in enumerate(zip(code_cells(found), printed, strict=True), 1):
         cell["execution_count"] = number

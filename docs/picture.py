@@ -1,4 +1,4 @@
-"""``python -m docs.picture``: the picture of a report in README and docs, taken of the demo's own page.
+"""``python -m docs.picture``: the picture of a report in the docs, taken of the demo's own page.
 
 Needs ``playwright`` and Chromium or Chrome, as the tests of the page do. ``--page report.html`` takes it of a page
 that is there already.

@@ -1,7 +1,8 @@
 """``python -m docs.prose``: reads the prose of README and docs with proselint, and with a short list of our own words.
 
 Fences, tables, headings and comments are left out, and a code span is one word. Prints ``page:line: what to write`` for
-each finding; the exit status is 1 if there is one. Docstrings and comments are read by :mod:`docs.code_prose`.
+each finding; the exit status is 1 if there is one. :mod:`docs.code_prose` has the rules for sentences, and reads the
+docstrings, comments and messages of both packages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from docs import code_prose
 from docs.wrap import PAGES, ROOT, prose
 
-# What is written here by habit, and what a reader of English expects.
+# Habits of ours, and the plain English for each.
 OUR_WORDS = {
     r"(?<!there\s)\b(?:is|are) no (?!longer|more|less)": "is not a, has no",
     r"\bstands? (?:for|in|on|at)\b": "represents, is",
@@ -25,7 +26,7 @@ OUR_WORDS = {
     r"\bgives? what\b": "has the result that",
     r"\bas good as nothing\b": "almost nothing",
 }
-# What proselint is not asked: quotes and dots as in books, times of the day, "very", which it only jokes about.
+# Checks of proselint that are left out: quotes and dots as in books, times of the day, "very".
 LEFT_OUT = ("typography.", "dates_times.", "weasel_words.")
 CODE, TARGET = re.compile(r"`[^`]*`"), re.compile(r"\]\([^)]*\)")
 
@@ -43,14 +44,14 @@ def prose_of(text: str) -> str:
 
 
 def by_our_words(page: str, text: str) -> Iterator[str]:
-    """What the list above finds."""
+    """Yields the findings by the list above."""
     for pattern, instead in OUR_WORDS.items():
         for found in re.finditer(pattern, text, re.IGNORECASE):
             yield f"{page}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]!r}: {instead}"
 
 
 def by_proselint(texts: dict[str, str]) -> Iterator[str]:
-    """What proselint finds."""
+    """Yields the findings of proselint."""
     with tempfile.TemporaryDirectory() as folder:
         paths = {page: Path(folder) / page.replace("/", "--") for page in texts}
         for page, path in paths.items():
@@ -69,6 +70,12 @@ def find(texts: dict[str, str]) -> list[str]:
     """All findings in the text of pages."""
     plain = {page: prose_of(text) for page, text in texts.items()}
     ours = [finding for page, text in plain.items() for finding in by_our_words(page, text)]
+    ours += [
+        f"{page}:{line + 1}: {words!r}: {instead}"
+        for page, text in plain.items()
+        if not page.startswith(code_prose.NOT_YET)
+        for line, words, instead in code_prose.by_sentences(text)
+    ]
     return [*ours, *by_proselint(plain)]
 
 

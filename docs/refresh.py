@@ -27,7 +27,7 @@ TABLE = ROOT / "bench" / "results" / "demo.md"
 
 
 def run_demo() -> str:
-    """Runs the demo, which saves the picture; returns its table, what it was measured on, and the picture."""
+    """Runs the demo, which saves the picture; returns its table, the machine, and the picture."""
     command = [sys.executable, DEMO, "--out", PICTURE]
     environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
     out = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
@@ -37,7 +37,7 @@ def run_demo() -> str:
 
 
 def _refresh(page: Path, folder: Path) -> int:
-    torch.compiler.reset()  # else sizes that differ from those of an earlier run would be symbols
+    torch.compiler.reset()  # else sizes that differ from an earlier run would be symbols
     return refresh_page(page, folder)
 
 

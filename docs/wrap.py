@@ -1,8 +1,8 @@
 """``python -m docs.wrap``: wraps the prose of README and docs at 120 columns.
 
-Only a paragraph that has a longer line is wrapped anew. Fences, tables, headings, comments and HTML stay as they are,
-and no line gets to start with what has another meaning there (a list, a quotation). A code span is broken up only if it
-is longer than a line.
+Only a paragraph that has a longer line is wrapped anew. Fences, tables, headings, comments and HTML stay as they are.
+No line gets to start with a mark that has a meaning there (a list, a quotation). A code span is broken up only if it is
+longer than a line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = 120
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(page for folder in (".", "docs", "bench") for page in sorted((ROOT / folder).glob("*.md")))]
 
 MARKER = re.compile(r"(\s*)([-*+]|\d+\.|:)(\s+)")  # of a list item or of a definition
 SPAN = re.compile(r"[^\s`]*(?:`+[^`]+`+[^\s`]*)+|\S+")  # a word, code spans in it included
@@ -49,7 +49,7 @@ def too_long(lines: list[str]) -> list[int]:
 
 
 def _words(text: str, columns: int) -> list[str]:
-    """What stays together: words, code spans that fit in a line, and what must not start one with the word before."""
+    """Returns the pieces that stay together: words, short code spans, and a mark with the word before it."""
     words: list[str] = []
     for span in SPAN.findall(text):
         for word in [" ".join(span.split())] if len(span) <= columns else span.split():

@@ -70,7 +70,7 @@ class TensorSubclass(Tensor):
     _is_cotangent = False
     _value_cls: Any  # the class of values, of a class of cotangents; any other class itself
     Cotangent: Any
-    """The class of the derivatives by the inner tensors of a value: what ``x.cotangent(...)`` makes."""
+    """The class of the derivatives by the inner tensors of a value; ``x.cotangent(...)`` makes one."""
     _has_function_rules = False  # whether it has rules for Python-level functions
     _runs_above = False  # whether rules for its ops run above autograd
     _rules_views = False  # whether one of them is for a view
@@ -226,8 +226,8 @@ class TensorSubclass(Tensor):
             )
         if isinstance(func, OpOverload | OpOverloadPacket) and not is_decomposed(func):
             raise SpecError(
-                f"{cls.__name__}.unruled takes a Python-level function, such as torch.add, got {func}, whose rule is "
-                "asked for below",
+                f"{cls.__name__}.unruled takes a Python-level function, such as torch.add, got {func}, whose rule runs "
+                "below autograd",
                 code="rule-key",
                 hint="compute with the inner tensors, or with x.materialize()",
             )

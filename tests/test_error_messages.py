@@ -732,7 +732,7 @@ ELSEW__file__ = {
         "tests/desugar/tracing/test_unsupported.py",
         "test_data_that_a_dispatch_assigns",
     ),
-    "(or gets it as an argument, too), which Dynamo does before the graph runs": (
+    "in an op, and Dynamo reads .": (
         "tests/desugar/dynamo/test_attributes.py",
         "test_a_replaced_inner_tensor_that_is_used_is_refused",
     ),

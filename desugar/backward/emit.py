@@ -253,7 +253,7 @@ class VariantEmitter:
     def _emit_gradients(self, variant: Variant, items: dict[int, str]) -> None:
         out = self.out
         if any(self.plan.reads.get(source, "").startswith("saved") for source in variant.sources):
-            note_skipped_check(out, "type, dtype and size of what was saved: the compiled forward made it")
+            note_skipped_check(out, "type, dtype and size of saved tensors: the compiled forward made them")
             out.writeline("saved = ctx.saved_tensors")
         arguments = [
             items[source.index] if isinstance(source, FromTangent) else self.plan.reads[source]

@@ -214,7 +214,7 @@ class Recompute:
         if leaf is None:
             raise DesugarError(
                 f"this backward has to run the function again, and {self._describe(n)} is gone",
-                instead="keep the arguments until the backward has run; if the code around this function made it, as "
+                instead="keep the arguments until the backward has run. If code around this function made it, as "
                 "before a graph break, compile that code with it, or take second derivatives in eager mode",
             )
         return leaf

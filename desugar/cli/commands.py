@@ -39,7 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="What desugaring did to your code, and whether it will work here.",
+    help="Shows how desugaring changed your code, and whether it works here.",
 )
 
 Target = Annotated[

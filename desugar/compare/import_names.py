@@ -116,13 +116,13 @@ def find_calls(module: ModuleType, fn: Any, inputs: str | None, name: str) -> li
     if inputs is None:
         if needed := needed_by(fn):
             raise TargetError(
-                f"it takes {', '.join(needed)}: name a function that makes a tuple of arguments (or a dict of "
-                f"arguments by name) with --inputs, or call one {name}_inputs in the same module"
+                f"it takes {', '.join(needed)}: name a function that makes a tuple or dict of arguments with --inputs, "
+                f"or call one {name}_inputs in the same module"
             )
         return [((), {})]
     calls = [_call(made) for made in _each(find_factory(inputs, module)())]
     if not calls:
-        raise TargetError(f"{inputs} made no arguments; expected those of at least one call")
+        raise TargetError(f"{inputs} made no arguments; expected the arguments of at least one call")
     for args, kwargs in calls:
         _check_fits(fn, name, inputs, args, kwargs)
     return calls

@@ -317,7 +317,7 @@ class ScriptCalls:
 
 
 _NO_OWNER = (
-    'it was compiled outside of a call of what desugar.compile or torch.compile(backend="desugar") returned; '
+    'it was compiled outside of a call of a function from desugar.compile or torch.compile(backend="desugar"); '
     "`desugar compare` times any function"
 )
 

@@ -120,7 +120,7 @@ def _cause_of_time(way: Way, ours: Way, lost: float, backend: Any, options: Mapp
             way.name == TUNED and bool(settings),
         ),
         (
-            f"{duration(outside)} of a call are guards, the wrapper and autograd, whatever the sizes are; compile more "
+            f"{duration(outside)} of a call are guards, the wrapper and autograd, whatever the sizes are. Compile more "
             "of the program as one function, or leave this one uncompiled",
             outside * 2 > lost,
         ),

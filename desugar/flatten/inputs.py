@@ -101,8 +101,8 @@ class Inputs:
         """
         if self.is_sealed:
             raise DesugarError(
-                f"{one_of(type(tensor))} of size {tuple(tensor.shape)} is made inside the function in a way "
-                "that torch does not see (torch.from_numpy, torch.frombuffer, torch.Tensor(...), a class's own code)",
+                f"{one_of(type(tensor))} of size {tuple(tensor.shape)} is made inside the function by code that "
+                "torch does not dispatch, such as torch.from_numpy, torch.frombuffer or torch.Tensor(...)",
                 instead="make it outside the function, or with torch.tensor(...)",
             )
         self.captured.append(tensor)
@@ -121,7 +121,7 @@ class Inputs:
             return
         if self.is_sealed:
             raise DesugarError(
-                "a torch.Generator is made inside the function; a program would keep using the one of the trace",
+                "a torch.Generator is made inside the function; a program would keep using the generator of the trace",
                 instead="make it outside the function",
                 stock_is_wrong=True,
             )

@@ -105,7 +105,7 @@ class _Reader:
         if not isinstance(function, types.FunctionType):
             if root_of(_home_of(function)) in _KNOWN:
                 return
-            raise CannotStore(f"what {function!r} does cannot be told from its code")
+            raise CannotStore(f"the behaviour of {function!r} does not follow from its code")
         if not self._is_new(function):
             return
         if root_of(function.__globals__.get("__name__") or "") in _KNOWN:

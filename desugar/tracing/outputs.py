@@ -189,7 +189,7 @@ class _ResultUnwrapper:
                     raise DesugarError(
                         f"a result shares memory with {of} {index}, from which it was detached, and was then written "
                         f"to by an op that autograd records: it would lose the gradient of that write",
-                        instead="write to a clone() of what is detached, or return a clone() of the result",
+                        instead="write to a clone() of the detached tensor, or return a clone() of the result",
                         stock_is_wrong=of == "input",
                     )
                 return self._detached_view(of, index, leaf, base)

@@ -94,7 +94,7 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
             if fake.layout is not torch.strided:
                 raise DesugarError(
                     "a result that requires grad is a sparse tensor",
-                    instead="return its values and indices, or to_dense() of what is detached",
+                    instead="return its values and indices, or to_dense() of the detached tensor",
                 )
             if not all_inner and not is_differentiable(fake):
                 return Constant(None, index)

@@ -215,8 +215,8 @@ def _check_assigned(run: Run, inputs: Inputs) -> None:
         for name in assigned_inners(input_leaf, run.items):
             if not read.isdisjoint(slots_of(dict(input_leaf.value.inner)[name])):  # type: ignore[union-attr]
                 raise DesugarError(
-                    f"the class of {leaf_name(number, inputs)} replaces its inner tensor .{name} in an op, and the "
-                    f"function reads .{name} (or gets it as an argument, too), which Dynamo does before the graph runs",
+                    f"the class of {leaf_name(number, inputs)} replaces its inner tensor .{name} in an op, and "
+                    f"Dynamo reads .{name} before the graph runs",
                     instead=f"write to .{name} with copy_() in __torch_dispatch__, or pass a clone() of .{name}",
                     stock_is_wrong=True,
                 )
@@ -328,8 +328,8 @@ def check_constants(graph: fx.GraphModule) -> None:
         constant = getattr(graph, node.target)
         if isinstance(constant, private.FakeTensor):
             raise DesugarError(
-                f"the function keeps a tensor of size {tuple(constant.shape)} for its next call (in an attribute, "
-                "a global, functools.lru_cache), which holds no data after a trace",
+                f"the function keeps a tensor of size {tuple(constant.shape)} for its next call, in an attribute or "
+                "functools.lru_cache, which holds no data after a trace",
                 instead="make that tensor before the first compiled call, and clear the cache that holds it now",
             )
 

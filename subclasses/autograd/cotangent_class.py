@@ -28,7 +28,7 @@ from subclasses.autograd.calling import CALLING
 from subclasses.autograd.construct import cotangent_like
 from subclasses.autograd.gradient_errors import TAKES_GRADIENTS
 from subclasses.errors import DispatchError, one_of
-from subclasses.spec.values import is_differentiable, is_point, known_to_differ, tensors_in
+from subclasses.spec.values import is_differentiable, is_of_parameter, known_to_differ, tensors_in
 
 
 class CotangentClass:
@@ -73,7 +73,7 @@ def call_without_rules(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
     """
     is_mixed = cls._value_cls in types and func not in _TAKING_BOTH and not isinstance(func, OpOverload)
     if is_mixed and not (torch.compiler.is_dynamo_compiling() or is_tracing() or is_below_autograd()):
-        _check_points(cls, func, tensors_in(args, kwargs or {}))
+        _check_operands(cls, func, tensors_in(args, kwargs or {}))
     before = CALLING.func
     if not is_below_autograd():  # else a plan calls an op on the inner tensors of a cotangent
         CALLING.func = None if func in TAKES_GRADIENTS else func
@@ -93,13 +93,13 @@ _TAKING_BOTH = frozenset(
 )
 
 
-def _check_points(cls: Any, func: Any, operands: Sequence[Any]) -> None:
+def _check_operands(cls: Any, func: Any, operands: Sequence[Any]) -> None:
     """Raises DispatchError if an operand is a value that no optimizer updates: not a Parameter or a copy of one."""
     for x in operands:
-        if isinstance(x, cls._value_cls) and not (is_cotangent(x) or is_point(x)):
+        if isinstance(x, cls._value_cls) and not (is_cotangent(x) or is_of_parameter(x)):
             raise DispatchError(
-                f"{resolve_name(func) or func} on {one_of(cls)} beside {one_of(type(x))}: what a product or a sum of "
-                "derivatives and a value means is not known",
+                f"{resolve_name(func) or func} on {one_of(cls)} beside {one_of(type(x))}: a product or a sum of "
+                "derivatives and a value has no defined meaning",
                 code="cotangent-mixed",
                 hint="compute with inner tensors, g.unwrap() and x.unwrap(). An optimizer is given "
                 "torch.nn.Parameter(x), and not x",

@@ -102,30 +102,29 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
     """Returns the error for operands that are not matching cotangents and numbers."""
     shown = [one_of(type(v)) if hasattr(type(v), "__spec__") else "a plain tensor" for v in (x, other)]
     if in_backward():
-        mend = (
+        hint = (
             "Part of the function reads inner tensors with unwrap(), or returns the value, and part uses it as a whole"
             + ", which a backward with create_graph=True cannot add" * torch.is_grad_enabled()
             + f": let both read inner tensors. Where another value holds {one_of(cls)}, call the op on x.unwrap(...). "
             + "Where `x[i] += y` wrote to a view, write x[i].add_(y). Where a compiled "
-            "function writes to a value in place, and what it returned is read, compile it with desugar.compile: "
-            "torch.compile takes each result for a use as a whole"
+            "function writes to a value in place and its result is read, compile it with desugar.compile: "
+            "torch.compile differentiates each result by the whole value"
         )
     elif cls._traits.trainable:
-        mend = (
-            "A step of an optimizer takes Parameters, their gradients as a backward makes them, what torch.zeros_like "
-            "gives for a Parameter, and numbers; make another value a Parameter first, as "
-            "torch.nn.Parameter(value, requires_grad=False)"
+        hint = (
+            "A step of an optimizer takes Parameters, their gradients from a backward, torch.zeros_like(parameter), "
+            "and numbers. Make another value a Parameter first: torch.nn.Parameter(value, requires_grad=False)"
         )
     else:
-        mend = (
-            f"If this is a step of an optimizer, declare {cls.__name__} with trainable=True, which lets it update each "
-            f"inner tensor, or make the inner tensors parameters"
+        hint = (
+            f"If this is a step of an optimizer, declare {cls.__name__} with trainable=True, so that it updates each "
+            f"inner tensor. Or make the inner tensors parameters"
         )
     return DispatchError(
         f"{op} on {shown[0]} and {shown[1]}: cotangents of {one_of(cls)} are added to one another and scaled by "
         "numbers only",
         code="cotangent-mixed",
-        hint=mend,
+        hint=hint,
     )
 
 
@@ -133,7 +132,7 @@ def inside_error(cls: Any, op: OpOverload) -> DispatchError:
     """Returns the error for a formula that computes with cotangents of a class with rules."""
     advice = f"register a rule for cotangents with @{cls.__name__}.Cotangent.implements(torch.ops.{op})"
     return DispatchError(
-        f"{op} on {one_of(cls.Cotangent)}: PyTorch's formula for an op asks for it. The formula is not the derivative "
+        f"{op} on {one_of(cls.Cotangent)}: PyTorch's formula for an op calls it. The formula is not the derivative "
         f"of the rules of {cls.__name__}, which run above autograd where an op is called on {one_of(cls)}",
         code="cotangent-operand",
         hint=f"If another value holds {one_of(cls)} as an inner tensor, call the op on that inner tensor, "
@@ -146,36 +145,34 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
     if any(x._layout.cotangent for x in wrappers):
         name = op.overloadpacket.__name__
         if is_tracing() and cls._has_formulas:
-            mend = (
-                "torch.compile asks for the gradient of a value that a program returns by its inner tensors, and a "
-                "rule for an op, which made the value, has none: return x.materialize(), or compile the function with "
-                "desugar.compile"
+            hint = (
+                "torch.compile differentiates a returned value by its inner tensors, and the rule for an op that made "
+                "it has no such derivative: return x.materialize(), or compile the function with desugar.compile"
             )
         elif name.endswith("_backward"):
-            mend = f"{NO_DERIVATIVE}; or add a rule with @{cls.__name__}.implements(torch.ops.{op})"
+            hint = f"{NO_DERIVATIVE}; or add a rule with @{cls.__name__}.implements(torch.ops.{op})"
         elif is_called_by_engine():
-            mend = (
-                f"PyTorch's derivative of another op ({backward_node()}) asks for it: let that op compute with the "
+            hint = (
+                f"PyTorch's derivative of another op ({backward_node()}) calls it: let that op compute with the "
                 f"inner tensors, x.unwrap(), or with x.materialize()"
             )
         else:
-            mend = "read its inner tensors instead"
+            hint = "read its inner tensors instead"
             if not in_backward():
-                mend += (
-                    "; for a tensor like the one that a Parameter p represents, as zeros_like gives, call it on "
-                    "p.materialize()"
+                hint += (
+                    "; for a tensor of the size of a Parameter p, as from zeros_like, call it on p.materialize()"
                     if cls._traits.trainable
                     else f", or, for an optimizer, declare {cls.__name__} with trainable=True"
                 )
         raise DispatchError(
             f"{op} on a cotangent of {cls.__name__} (a gradient, say), which does not represent a plain tensor",
             code="cotangent-operand",
-            hint=mend,
+            hint=hint,
         )
 
 
 # The hint for a class without a rule for an op that a derivative calls.
 NO_DERIVATIVE = (
-    "it is the derivative of another op, and is not asked for if the rule of that one is registered for the "
-    "function, such as torch.relu, and reads inner tensors with x.unwrap()"
+    "PyTorch calls it in the derivative of another op. Register the rule of that op for the function, such as "
+    "torch.relu, and read inner tensors with x.unwrap() in it"
 )

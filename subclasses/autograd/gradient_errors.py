@@ -22,8 +22,8 @@ def formula_error(cls: Any) -> DispatchError:
         f"{one_of(cls)} that a rule for an op made: its inner tensors are read where gradients are recorded. PyTorch's "
         "formula for the op gives a gradient to the tensor which the value represents, and none to them",
         code="formula-result",
-        hint="Read x.materialize(); or register the rule for the function, such as torch.mul, and read x.unwrap() in "
-        f"it; or, if a value of {cls.__name__} is its inner tensors, declare it with kind='structure', and its rules "
+        hint="Read x.materialize(). Or register the rule for the function, such as torch.mul, and read x.unwrap() in "
+        f"it. Or, if a value of {cls.__name__} is its inner tensors, declare it with kind='structure', and its rules "
         "without derivative='formula'",
     )
 
@@ -31,8 +31,8 @@ def formula_error(cls: Any) -> DispatchError:
 def open_formula_error(cls: Any, op: Any) -> DispatchError:
     """Returns the error for a rule that calls an op with ``derivative="formula"`` on a value that it differentiates."""
     return DispatchError(
-        f"{op} on {one_of(cls)} inside of a rule: the rule for {op} has derivative='formula', which is the gradient of "
-        "the tensor that a value represents, and the rule that calls it is differentiated by inner tensors",
+        f"{op} on {one_of(cls)} inside of a rule: the rule for {op} has derivative='formula', the gradient of the "
+        "materialized tensor, and the calling rule is differentiated by inner tensors",
         code="formula-result",
         hint="compute with inner tensors there, or with x.materialize()",
     )
@@ -53,7 +53,7 @@ def value_gradient_error(cls: Any) -> DispatchError:
     """Returns the error for a value in place of a cotangent."""
     fields = ", ".join(f"{f.name}=..." for f in cls.__spec__.inners)
     return DispatchError(
-        f"{one_of(cls)} was given or returned as a gradient: its arithmetic is that of values, and a gradient has the "
+        f"{one_of(cls)} was given or returned as a gradient: it has the arithmetic of values, and a gradient has the "
         "derivatives by inner tensors",
         code="value-as-cotangent",
         hint=f"Write x.cotangent({fields}), where x is the value that the gradient is of",
@@ -71,12 +71,12 @@ def fitting(cls: Any, names: Sequence[str], gradients: Iterable[Any], sizes: Ite
         if g is not None and known_to_differ(g.shape, size):
             raise DispatchError(
                 f"{one_of(cls)}: the gradient by its inner tensor {field_name(name)} of size {tuple(size)} has size "
-                f"{tuple(g.shape)}. It is from PyTorch's formula for an op, a view in most cases, which ran on each "
-                "inner tensor alike and does not fit this one",
+                f"{tuple(g.shape)}. PyTorch's formula for an op, a view in most cases, ran on each inner tensor "
+                "and does not fit this one",
                 code="gradient-misfit",
                 hint="Write a rule for the derivative that the formula calls, such as "
-                "torch.ops.aten.select_backward.default, or read inner tensors of the view before the value that it is "
-                "a view of is written to",
+                "torch.ops.aten.select_backward.default. Or read inner tensors of the view before its base is "
+                "written to",
             )
     return found
 
@@ -103,7 +103,7 @@ def class_gradient_error(kind: Any, what: str, tensor: str) -> DispatchError:
     kind = kind._value_cls
     return DispatchError(
         f"{one_of(kind)}: {what} is {one_of(kind.Cotangent)}. A plain tensor that {tensor} is an operand of an op that "
-        f"maps to the inner tensors of {one_of(kind)}, and has a gradient by each of them",
+        f"maps to inner tensors, and has a gradient by each of them",
         code="gradient-misfit",
         hint=f"make it a value first, as in `x / {kind.__name__}(t, ...)` for `x / t`, with t in place of each inner "
         "tensor; its gradient is their sum",
@@ -139,7 +139,7 @@ def view_rule_error(cls: Any, op: Any) -> DispatchError:
         "not be the derivative of the rule",
         code="view-derivative",
         hint=f"If the dims of {one_of(cls)} are the leading dims of each inner tensor, declare so, as in `{fields}`, "
-        f"and remove the rule; else write a method that makes {one_of(cls)} of x.unwrap(), or call the view under "
+        f"and remove the rule. Else write a method that makes {one_of(cls)} of x.unwrap(), or call the view under "
         "torch.no_grad()",
     )
 
@@ -174,11 +174,10 @@ def assigned_error(cls: Any) -> DispatchError:
 def refuse_tangents(ctx: Any, *tangents: Any) -> Any:
     """Raises DispatchError: the ``jvp`` of the functions that construct and unwrap values."""
     raise DispatchError(
-        "a dual tensor of torch.autograd.forward_ad that requires grad too became part of a value of a declared class, "
-        "or such a value became one and was read: what connects a value with its inner tensors in the graph has no "
-        "forward derivative",
+        "a dual tensor of torch.autograd.forward_ad that requires grad too was put into a value of a declared class, "
+        "or was read from one: the nodes that connect a value with its inner tensors have no forward derivative",
         code="forward-mode",
-        hint="Pass dual tensors that do not require grad, and compute with x.unwrap() or x.materialize(), or "
+        hint="Pass dual tensors that do not require grad, and compute with x.unwrap() or x.materialize(). Or "
         "differentiate with torch.autograd.grad or torch.autograd.functional.jvp",
     )
 

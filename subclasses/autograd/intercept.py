@@ -38,9 +38,8 @@ def check_interceptable(cls: type, op: OpOverload) -> None:
     """Raises SpecError if a composite op has no Python-level function that can be intercepted."""
     if not python_functions(op):
         raise SpecError(
-            f"{cls.__name__}: {op} is composite: PyTorch decomposes it before a rule is called, and no Python-level "
-            "function in torch, torch.Tensor, torch.nn.functional or torch.linalg calls it that could have the rule "
-            "instead",
+            f"{cls.__name__}: {op} is composite: PyTorch decomposes it before a rule is called, and no function of "
+            "torch, torch.Tensor, torch.nn.functional or torch.linalg calls it",
             code="rule-not-called",
             hint="write rules for the ops that it decomposes to",
         )

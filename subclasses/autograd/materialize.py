@@ -76,7 +76,7 @@ def _check_not_cotangent(x: Any) -> None:
             f"{type(x).__name__}.materialize() of a cotangent (a gradient, say), which does not represent a plain "
             "tensor",
             code="cotangent-operand",
-            hint="read its inner tensors instead. A derivative calls ops, and asks their rules; a rule for the "
+            hint="read its inner tensors instead. A derivative calls ops, and so their rules. A rule for the "
             "function, such as torch.mul, that reads inner tensors with x.unwrap() has no such derivative",
         )
 

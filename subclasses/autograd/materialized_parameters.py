@@ -54,8 +54,8 @@ def _check_of(x: Any) -> Callable[[Any], None]:
         if not primal.is_of(x):
             cls = primal.layout.cls
             raise DispatchError(
-                f"the gradient of a Parameter goes through {cls.__name__}.materialize() with the inner tensors of the "
-                "forward, and one of them has been modified in place or assigned since, as by an optimizer's step",
+                f"the gradient of a Parameter goes through {cls.__name__}.materialize(), and an inner tensor "
+                "was modified in place or assigned since, as by an optimizer's step",
                 code="inner-modified",
                 hint=f"run the backward before that, or give {one_of(cls)} a rule for the function that reads "
                 "x.unwrap()",

@@ -41,12 +41,12 @@ from subclasses.ops.aliasing import argument, bump_versions
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.registry import find_op_rule
 from subclasses.spec.values import (
-    POINT,
+    OF_PARAMETER,
     PRIMAL,
     dynamic_ints,
     inner_tensors,
     is_differentiable,
-    is_point,
+    is_of_parameter,
     map_tensors,
     with_inners,
 )
@@ -212,7 +212,7 @@ def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
             return target
         first = args[0]
         if op in MOVING_OPS and isinstance(first, value) and not is_cotangent(first):
-            return remade(first, results, first._layout, POINT)
+            return remade(first, results, first._layout, OF_PARAMETER)
         out = remade(x, results, cotangent_layout(x._layout))
         primal = next((v.__dict__[PRIMAL] for v in operands if PRIMAL in v.__dict__), None)
         if primal is not None:
@@ -222,12 +222,12 @@ def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
     return plan
 
 
-def _moving(value: Any, mapped: Call, of_points: Call) -> Call:
+def _moving(value: Any, mapped: Call, of_parameters: Call) -> Call:
     """Returns the plan of an op of a mapped class whose result is where its first operand was, such as a Parameter."""
 
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
-        is_moved = isinstance(x, value) and not type(x)._is_cotangent and is_point(x)
-        return (of_points if is_moved else mapped)(x, *args, **kwargs)
+        is_moved = isinstance(x, value) and not type(x)._is_cotangent and is_of_parameter(x)
+        return (of_parameters if is_moved else mapped)(x, *args, **kwargs)
 
     return plan
 
@@ -239,7 +239,7 @@ def _fits(x: Any, v: Any, value: Any) -> bool:
     """
     if not isinstance(v, value):
         return v.dim() == 0
-    is_one = is_cotangent(v) or is_point(v) or (is_tracing() and not in_backward())
+    is_one = is_cotangent(v) or is_of_parameter(v) or (is_tracing() and not in_backward())
     return is_one and are_alike(v._layout, x._layout) and dynamic_ints(v) == dynamic_ints(x)
 
 

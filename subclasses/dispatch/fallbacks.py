@@ -109,7 +109,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
             for x in wrappers_in(cls, argument(facts, args, kwargs, i)):
                 _check_same_metadata(cls, op, args)
                 raise DispatchError(
-                    f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost",
+                    f"{op} writes to {one_of(cls)}, and a write to its materialized tensor would be lost",
                     code="write-refused",
                     hint=_instead_of_writing(cls, op, x),
                 )

@@ -29,7 +29,7 @@ from subclasses.layout import cotangent_layout
 from subclasses.ops.aliasing import PLAIN, argument, bump_versions, may_overlap
 from subclasses.ops.schema import OpFacts, op_facts
 from subclasses.ops.write_checks import check_sizes, one_element
-from subclasses.spec.values import POINT, is_point
+from subclasses.spec.values import OF_PARAMETER, is_of_parameter
 
 
 class Row(NamedTuple):
@@ -111,7 +111,7 @@ def _owner(call: Call, tensors: tuple[Tensor, ...]) -> Any:
     written = [tensors[j] for j in call.written if isinstance(tensors[j], cls)]
     if any(is_cotangent(t) for t in mine):
         return cls
-    if records(tensors) or not any(is_point(t) for t in written):
+    if records(tensors) or not any(is_of_parameter(t) for t in written):
         return None
     check_not_traced(cls, call.op)
     return cls
@@ -214,6 +214,6 @@ def _join(call: Call, cls: Any, tensors: tuple[Tensor, ...], results: dict[str, 
         return joint_norm(x, results, call.values[1] if call.values[1] is not None else 2)
     if cls._traits.is_mapped:
         return remade(x, results, x._layout)
-    if name in _MOVING and isinstance(first, cls) and is_point(first):
-        return remade(first, results, first._layout, POINT)
+    if name in _MOVING and isinstance(first, cls) and is_of_parameter(first):
+        return remade(first, results, first._layout, OF_PARAMETER)
     return remade(x, results, cotangent_layout(x._layout))

@@ -343,7 +343,7 @@ def _emit_result(e: Emitter, spec: SubclassSpec, facts: OpFacts) -> None:
     if facts.written:
         e.writeline(f"_bump(({', '.join(outs)},))")
         (returned,) = facts.returned
-        assert returned is not None, "an op that writes and returns one tensor returns what it wrote"
+        assert returned is not None, "an op that writes and returns one tensor returns its argument"
         e.writeline(f"return {facts.arguments[returned].name}")
         return
     for field in spec.inners:
@@ -382,7 +382,7 @@ def check_alike(op: OpOverload, x: Any, y: Any) -> None:
     raise DispatchError(
         f"{op} on two {type(x).__name__} with different metadata: {_metadata(x)} and {_metadata(y)}",
         code="metadata-differs",
-        hint=f"write a rule that says what the result has: @{type(x).__name__}.implements(torch.ops.{op})",
+        hint=f"write a rule that makes the result: @{type(x).__name__}.implements(torch.ops.{op})",
     )
 
 
@@ -471,7 +471,7 @@ def check_size(op: OpOverload, x: Any, outs: dict[str, Any]) -> None:
         raise DispatchError(
             f"{op}: the inner tensors of {one_of(cls)} give results of sizes {shown}",
             code="inners-disagree",
-            hint=f"say what the result has in a rule: @{cls.__name__}.implements(torch.ops.{op})",
+            hint=f"make the result in a rule: @{cls.__name__}.implements(torch.ops.{op})",
         )
 
 
@@ -697,10 +697,10 @@ def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
             raise DispatchError(
                 f"{op}: the {which} is {one_of(cls)} of size {tuple(x.shape)}, and its inner tensor {field.name!r} "
                 f'has size {tuple(t.shape)}. fallback="views" maps an op that names dims or sizes only over inner '
-                f"tensors of the outer size, since the same dims mean other elements there",
+                f"tensors of the outer size",
                 code="inners-disagree",
-                hint=f"where a rule that broadcasts made the value, let it broadcast {field.name!r} too; else say what "
-                f"the result has in a rule: @{cls.__name__}.implements(torch.ops.{op})",
+                hint=f"where a rule that broadcasts made the value, let it broadcast {field.name!r} too; else make "
+                f"the result in a rule: @{cls.__name__}.implements(torch.ops.{op})",
             )
 
 
@@ -736,7 +736,7 @@ def _check_not_cut(x: Any, out: Any, dim: int) -> None:
             and part.shape[dim] < out.shape[dim]
         ):
             raise DispatchError(
-                f"aten.slice on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors, of which "
+                f"aten.slice on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors: "
                 f"{field.name!r} of size {tuple(t.shape)} has fewer of these elements along dim {dim}",
                 code="inner-size",
                 hint=f"write a rule: @{cls.__name__}.implements(torch.ops.aten.slice)",
@@ -1002,10 +1002,9 @@ _OF_OPTIMIZERS = frozenset({"add_", "lerp_", "addcmul_", "addcdiv_"})
 
 
 _OF_BACKWARD = (
-    "; but if backward() of a value asks, call it on a plain tensor that x.unwrap() or a method gives"
+    "; where backward() of a value calls it, start from a plain tensor that x.unwrap() or a method returns"
 )
 _OF_A_DERIVATIVE = (
-    "autograd asks for it in a derivative, as for a sum in that of expand, a cat in that of split, a stack in that of "
-    "unbind; a rule for a function, such as torch.sum, is not asked there, so the op needs one, which works on each "
-    "inner tensor"
+    "autograd calls it in a derivative: expand calls a sum, split a cat, unbind a stack. No rule for a function, such "
+    "as torch.sum, runs there. Write a rule for the op, which works on each inner tensor"
 )

@@ -1,4 +1,4 @@
-"""Parts of the arithmetic of optimizers: an op on the differentiable inner tensors of points and cotangents."""
+"""Parts of the arithmetic of optimizers: an op on the differentiable inner tensors of Parameters and cotangents."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from subclasses.autograd.cotangent_class import is_cotangent
 from subclasses.autograd.engine_ops import mixed_error
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import are_alike
-from subclasses.spec.values import RANKS, dynamic_ints, is_differentiable, is_point, with_inners
+from subclasses.spec.values import RANKS, dynamic_ints, is_differentiable, is_of_parameter, with_inners
 
 
 def records(values: Any) -> bool:
-    """Whether autograd records an op on these values; its formula holds for values, not for points."""
+    """Whether autograd records an op on these values; its formula holds for values, not for Parameters."""
     return torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values)
 
 
 def check_not_traced(cls: Any, op: OpOverload) -> None:
-    """Raises DispatchError in a trace, for an op that belongs to an optimizer only because an operand is a point.
+    """Raises DispatchError in a trace, for an op that belongs to an optimizer only because an operand is a Parameter.
 
     Dynamo breaks the graph at this error, and eager mode runs the op.
     """
@@ -37,16 +37,18 @@ def check_not_traced(cls: Any, op: OpOverload) -> None:
 
 
 def check_operands(cls: Any, op: OpOverload, operands: Iterable[Any]) -> None:
-    """Raises DispatchError unless all operands are matching points and cotangents of a class, or numbers.
+    """Raises DispatchError unless all operands are matching Parameters and cotangents of a class, or numbers.
 
-    A trace has no record of points, and accepts any value as one.
+    A trace has no record of Parameters, and accepts any value as one.
     """
     x, is_traced = next(v for v in operands if isinstance(v, cls)), is_tracing()
     for v in operands:
         if isinstance(v, cls):
             same = are_alike(v._layout, x._layout)
             fits = (
-                same and dynamic_ints(v) == dynamic_ints(x) and (is_traced or is_cotangent(v) or is_point(v))
+                same
+                and dynamic_ints(v) == dynamic_ints(x)
+                and (is_traced or is_cotangent(v) or is_of_parameter(v))
             )
         else:
             fits = v.dim() == 0

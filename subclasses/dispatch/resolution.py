@@ -391,7 +391,7 @@ def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
         plain = [t.__name__ for t in declared if t.__spec__.has_materialize]
         convert = f", or call it with the materialize() of the {plain[-1]}" if plain else ""
         raise DispatchError(
-            f"{op} on {names}: none of the classes has a rule for it, and what one makes of the other is not known",
+            f"{op} on {names}: none of the classes has a rule for it",
             code="classes-mixed",
             hint=f"{way_out(cls, f'add one to either: @{cls.__name__}.implements(torch.ops.{op})')}{convert}",
         )

@@ -21,7 +21,7 @@ from subclasses._torch_callers import fsdp_ranks, sharding_caller
 from subclasses._torch_distributed import undo_refused_sharding
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
-from subclasses.spec.values import PART, POINT, is_point, map_inners
+from subclasses.spec.values import OF_PARAMETER, PART, is_of_parameter, map_inners
 
 aten = torch.ops.aten
 
@@ -63,7 +63,7 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
             f"fully_shard of a Parameter that is {one_of(cls)} and requires grad: the gradients of inner tensors are "
             "summed over the ranks, and its class is not one whose inner tensors are trained",
             code="shard-refused",
-            hint="Declare it with trainable=True; or freeze it with requires_grad_(False); or make the inner tensors "
+            hint="Declare it with trainable=True, or freeze it with requires_grad_(False). Or make the inner tensors "
             f"Parameters of the module, and {one_of(cls)} of them in its forward",
         )
     if name := _handwritten_inside(x):
@@ -90,7 +90,7 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
     _check_cut(x, size)
     if not (x.is_meta or _are_rows(x, parts)):
         raise DispatchError(
-            f"fully_shard of {one_of(cls)}: its rows are not what the same rows of its inner tensors stand for, so it "
+            f"fully_shard of {one_of(cls)}: its rows differ from a value of the same rows of its inner tensors, so it "
             "cannot be cut",
             code="shard-refused",
             hint="pass it to fully_shard in ignored_params, or write rules for torch.ops.aten.split.Tensor, "
@@ -187,8 +187,8 @@ def _map_cut(x: Any, change: Callable[[Tensor], Tensor], keep: Callable[[Tensor]
 
     out = map_inners(x, replace)
     out.__dict__[PART] = True
-    if is_point(x) and type(x)._traits.trainable:
-        out.__dict__[POINT] = True
+    if is_of_parameter(x) and type(x)._traits.trainable:
+        out.__dict__[OF_PARAMETER] = True
     return out
 
 
@@ -222,7 +222,7 @@ def narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
     )
     if dim != 0:
         raise DispatchError(
-            f"{refused}values that are no plain tensors are cut into rows, and this asks for a part of dim {dim}",
+            f"{refused}values that are not plain tensors are cut into rows, got a cut of dim {dim}",
             code="shard-refused",
             hint="load it with the placements and as many ranks as it was saved with",
         )
@@ -234,7 +234,7 @@ def narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
         fits = _are_same(materialize_apart(x)[start:stop], materialize_apart(part))
     if not fits:
         raise DispatchError(
-            f"{refused}its rows are not what the same rows of its inner tensors stand for",
+            f"{refused}its rows differ from a value of the same rows of its inner tensors",
             code="shard-refused",
             hint="load it with as many ranks as saved it, or write rules for torch.ops.aten.slice.Tensor and view",
         )

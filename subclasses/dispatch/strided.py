@@ -45,7 +45,7 @@ def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
 
     def plan(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
         if list(size) == list(x.shape) and list(stride) == list(x.stride()):
-            check_told_apart(x)
+            check_distinguishable(x)
         results = []
         for name in spec.attributes:
             t = x.__dict__[name]
@@ -71,9 +71,11 @@ def _further_dims(x: Any, t: Any) -> tuple[int, Sequence[Any], Sequence[Any]]:
     count = x.dim()
     sizes, strides = t.shape[count:], t.stride()[count:]
     entries = math.prod(sizes)
-    is_told = t.shape[:count] == x.shape and t.stride()[:count] == tuple([entries * s for s in x.stride()])
-    is_told = is_told and is_dense(sizes, strides) and (not sizes or tells_strides(type(x)))
-    return entries if is_told else 0, sizes, strides
+    is_distinguished = t.shape[:count] == x.shape and t.stride()[:count] == tuple(
+        [entries * s for s in x.stride()]
+    )
+    is_distinguished = is_distinguished and is_dense(sizes, strides) and (not sizes or tells_strides(type(x)))
+    return entries if is_distinguished else 0, sizes, strides
 
 
 def _strides_error(op: OpOverload, x: Any, name: str, t: Any) -> DispatchError:
@@ -97,7 +99,7 @@ def check_strided_copy(cls: Any, op: OpOverload) -> None:
         )
 
 
-def check_told_apart(x: Any) -> None:
+def check_distinguishable(x: Any) -> None:
     """Raises DispatchError for a value in its own geometry if a view by a rule of its class may have the same geometry.
 
     A transpose of a square value has the value's size, and its strides if ``outer`` gives none. ``as_strided`` has the
@@ -111,8 +113,8 @@ def check_told_apart(x: Any) -> None:
             if isinstance(out, cls) and _geometry(out) == _geometry(x) and _parts(out) != _parts(x):
                 raise DispatchError(
                     f"{aten.as_strided.default} on {one_of(cls)} of size {tuple(x.shape)} and stride {x.stride()}, "
-                    f"with which torch.compile remakes views of its arguments: what the rule for {op} returns has the "
-                    "same size and stride, so that it may be asked for, or the value itself",
+                    f"with which torch.compile remakes views of its arguments: the result of the rule for {op} has "
+                    "the size and stride of the value, so as_strided cannot distinguish them",
                     code="strided-view",
                     hint=f"let {cls.__name__}.outer give the strides of a view, as Outer(size, stride=...), or "
                     f"{strided_advice(cls, aten.as_strided.default)}",
@@ -150,8 +152,8 @@ def strided_advice(cls: Any, op: OpOverload) -> str:
     name = cls.__name__
     rule = (
         f"add a rule with @{name}.implements(torch.ops.{op}). The rule gets the size, stride and "
-        f"storage offset that {name}.outer gives for the view: it has to give those of views, and a view of an inner "
-        f"tensor t of that size is func(t, size, stride, offset - x.storage_offset() + t.storage_offset())"
+        f"storage offset that {name}.outer returns for the view, so `outer` must return them for views. The view of an "
+        f"inner tensor t of that size is func(t, size, stride, offset - x.storage_offset() + t.storage_offset())"
     )
     return (
         f"return such a view from no function that torch.compile compiles, or compile it with desugar.compile, which "
@@ -175,7 +177,7 @@ def with_checked_views(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Cal
             kind = "a plain tensor" if type(out) is Tensor else one_of(type(out))
             raise DispatchError(
                 f"x[...] = value on {one_of(cls)}: the rule for {op} returned {kind} with memory of its own, in place "
-                "of a view, and what is written to that would be lost",
+                "of a view, and a write to it would be lost",
                 code="rule-write",
                 hint=f"let it return a {cls.__name__} that holds views of the inner tensors, or use a functional op "
                 "such as torch.where",

@@ -15,11 +15,11 @@ import torch
 from subclasses._torch import OpOverload, in_backward
 from subclasses.autograd.detach import own_gradients
 from subclasses.dispatch.per_inner import records
-from subclasses.dispatch.strided import check_told_apart
+from subclasses.dispatch.strided import check_distinguishable
 from subclasses.errors import DispatchError, one_of
 from subclasses.ops.aliasing import with_aliasing, write_into
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import PART, POINT, RANKS, is_point, map_inners
+from subclasses.spec.values import OF_PARAMETER, PART, RANKS, is_of_parameter, map_inners
 
 aten = torch.ops.aten
 
@@ -104,7 +104,7 @@ def _copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
 
 def _as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
     """Returns the value in its own geometry; AOTAutograd calls this for a result that aliases an argument."""
-    check_told_apart(x)
+    check_distinguishable(x)
     return map_inners(x, lambda _, t: aten.alias.default(t))
 
 
@@ -236,7 +236,7 @@ def raise_dtype_stays(cls: type, op: OpOverload, out: Any, kwargs: dict[str, Any
     )
 
 
-# ---- marks of points and gradients -------------------------------------------------------------------------
+# ---- marks of Parameters and gradients ---------------------------------------------------------------------
 
 # Their result refers to the same Parameter, or is a copy of it.
 COPYING_OPS = frozenset(
@@ -251,7 +251,7 @@ COPYING_OPS = frozenset(
 
 
 def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
-    """Wraps a plan so that a copy of a point is a point, unless autograd records the copy."""
+    """Wraps a plan so that a copy of a Parameter has its mark, unless autograd records the copy."""
     trainable = cls._traits.trainable
 
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -259,8 +259,8 @@ def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
         if type(out) is type(x):
             if op is aten.detach.default and in_backward():
                 out = own_gradients(x, out)
-            if trainable and is_point(x) and (op is aten.detach.default or not records((x,))):
-                out.__dict__[POINT] = True
+            if trainable and is_of_parameter(x) and (op is aten.detach.default or not records((x,))):
+                out.__dict__[OF_PARAMETER] = True
             if PART in x.__dict__:
                 out.__dict__[PART] = True
             if RANKS in x.__dict__:

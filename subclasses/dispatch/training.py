@@ -1,17 +1,18 @@
 """Steps of optimizers on a trainable class, which update the inner tensors as if they were the parameters.
 
-An optimizer computes with *points* (Parameters, and detached aliases and copies of them) and *cotangents* (gradients,
-and the states that are made like them). :mod:`subclasses.dispatch.cotangents` runs ops on cotangents. This module has
-the ops on points alone, which run once for each differentiable inner tensor:
+An optimizer computes with Parameters, which include detached aliases and copies here. It also computes with
+*cotangents*: gradients, and the states that are made like them. :mod:`subclasses.dispatch.cotangents` runs ops on
+cotangents. This module has the ops on Parameters alone, which run once for each differentiable inner tensor:
 
-- a pointwise op that writes to a point,
-- ``zeros_like`` and the like of a point, which make a state of the optimizer: a cotangent,
+- a pointwise op that writes to a Parameter,
+- ``zeros_like`` and the like of a Parameter, which make a state of the optimizer: a cotangent,
 - ops on lists of tensors, one element at a time, since a model has plain parameters and other classes' parameters too.
 
 Ops on any other value run as usual. With ``fallback="map"`` every op without a rule runs on the inner tensors anyway.
 
-In a compiler's trace, cotangents have their own type, and points do not. Some ops belong to an optimizer only because
-an operand is a point. They raise where Dynamo, which has a record of points, first runs them; eager mode runs them.
+In a compiler's trace, cotangents have their own type, and Parameters do not. Some ops belong to an optimizer only
+because an operand is a Parameter. They raise where Dynamo, which has a record of Parameters, first runs them; eager
+mode runs them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from subclasses.layout import cotangent_layout
 from subclasses.ops.aliasing import argument, bump_versions
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.registry import find_op_rule, has_op_rules
-from subclasses.spec.values import float_fields, is_point
+from subclasses.spec.values import float_fields, is_of_parameter
 
 aten = torch.ops.aten
 
@@ -87,7 +88,7 @@ def _with_steps(cls: Any, op: OpOverload, run: Call) -> Call:
     def plan(*args: Any, **kwargs: Any) -> Any:
         for i in facts.written:
             x = argument(facts, args, kwargs, i)
-            if isinstance(x, cls) and is_point(x) and not records((*args, *kwargs.values())):
+            if isinstance(x, cls) and is_of_parameter(x) and not records((*args, *kwargs.values())):
                 check_not_traced(cls, op)
                 check_operands(cls, op, [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)])
                 bump_versions(list(run_per_inner(cls, op, x, args, kwargs).values()))
@@ -103,14 +104,19 @@ def _with_copies(cls: Any, run: Call) -> Call:
     ruled, mapped = find_op_rule(cls, op) is not None, cls._traits.is_mapped
 
     def plan(x: Any, source: Any, *args: Any) -> Any:
-        if not (ruled or mapped) and isinstance(x, cls) and is_point(x) and not isinstance(source, cls):
+        if (
+            not (ruled or mapped)
+            and isinstance(x, cls)
+            and is_of_parameter(x)
+            and not isinstance(source, cls)
+        ):
             fills = " and ".join(f"torch.nn.init.orthogonal_(x.{name})" for name in float_fields(x))
             raise DispatchError(
                 f"{op} of {one_of(type(source))} to a Parameter of {one_of(cls)}: a plain tensor, as a checkpoint may "
                 "hold and as arithmetic on values gives, has no inner tensors",
                 code="write-misfit",
-                hint=f"Make {one_of(cls)} of it first; or update in place, as average.lerp_(p, 0.1) does; for an "
-                "AveragedModel pass multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn(); to initialize it, "
+                hint=f"Make {one_of(cls)} of it first, or update in place, as average.lerp_(p, 0.1) does. For an "
+                "AveragedModel pass multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn(). To initialize it, "
                 f"call the function on its inner tensors, as in {fills}",
             )
         return run(x, source, *args)
@@ -123,7 +129,7 @@ def _with_copies(cls: Any, run: Call) -> Call:
 
 def _with_states(cls: Any, op: OpOverload, run: Call) -> Call:
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_point(x):
+        if not is_of_parameter(x):
             return run(x, *args, **kwargs)
         return remade(x, run_per_inner(cls, op, x, (x, *args), kwargs), cotangent_layout(x._layout))
 

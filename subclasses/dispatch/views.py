@@ -85,7 +85,7 @@ def set_item(func: Any, x: Any, index: Any, value: Any) -> None:
         for op in (torch.ops.aten.select.int, torch.ops.aten.slice.Tensor):
             if find_step(cls, op) == "materialize":
                 raise DispatchError(
-                    f"x[...] = value writes to {one_of(cls)}, and writing to what it materializes to would be lost",
+                    f"x[...] = value writes to {one_of(cls)}, and a write to its materialized tensor would be lost",
                     code="write-refused",
                     hint="use a functional op such as torch.where, or add rules for select, slice, copy_ and, for a "
                     "number, fill_",

@@ -119,9 +119,9 @@ def set_field(x: Any, name: str, value: Any) -> None:
     is_open = cls._runs_above and in_rule() and not x.requires_grad  # a rule runs on it
     if isinstance(value, Tensor) and value.requires_grad and not is_open:
         raise ValueError(
-            f"{cls.__name__}.{name}: inner tensors are stored raw and never require grad. To be differentiable in what "
-            f"is assigned, construct a new {cls.__name__}, or hand it to super().__new__ in a __new__ of the class, "
-            f"where an __init__ assigns it; otherwise assign .detach(), and derivatives are by the value's own {name}"
+            f"{cls.__name__}.{name}: inner tensors are stored raw and never require grad. To differentiate by the "
+            f"tensor, construct a new {cls.__name__}. Where an __init__ assigns it, hand it to super().__new__ in a "
+            f"__new__ of the class. Otherwise assign .detach(): derivatives are by the value's own {name}"
         )
     inners = {f.name: x.__dict__[f.attribute] for f in spec.inners} | {name: value}
     meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}

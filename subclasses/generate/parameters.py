@@ -39,7 +39,7 @@ from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout, field_name, with_nested
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import HOOKS, POINT, dynamic_ints, is_differentiable, with_inners
+from subclasses.spec.values import HOOKS, OF_PARAMETER, dynamic_ints, is_differentiable, with_inners
 
 
 def become_parameter(x: Any, value: bool) -> None:
@@ -50,7 +50,7 @@ def become_parameter(x: Any, value: bool) -> None:
     if not type(x)._traits.trainable or x._layout.nested:
         _watch_optimizers()
     if type(x)._traits.trainable:
-        _mark_inner_points(x)
+        _mark_inner_parameters(x)
         _convert_gradients(x)
 
 
@@ -69,12 +69,12 @@ def _is_real(x: Any) -> bool:
     return isinstance(x, Tensor) and type(x) in (Tensor, torch.nn.Parameter)
 
 
-def _mark_inner_points(x: Any) -> None:
+def _mark_inner_parameters(x: Any) -> None:
     """Marks the wrappers inside of a Parameter, which are its own aliases: an optimizer updates them with it."""
     for _, inner in _nested(x):
         if type(inner)._traits.trainable:
-            inner.__dict__[POINT] = True
-            _mark_inner_points(inner)
+            inner.__dict__[OF_PARAMETER] = True
+            _mark_inner_parameters(inner)
 
 
 def _nested(x: Any) -> list[tuple[str, Any]]:
@@ -118,7 +118,7 @@ def _why_not(cls: Any) -> str:
     """Returns the reason why adding a gradient to a value in place is not an optimizer's step; empty if it is one."""
     step, spec = _find_step(cls, torch.ops.aten.add_.Tensor), cls.__spec__
     if step == "materialize":
-        return "adding to what it materializes to would be lost"
+        return "an addition to its materialized tensor would be lost"
     if step == "error":
         return "it has no rule for aten.add_.Tensor"
     if "rule" in step and cls._traits.has_cotangents and spec.fallback != "map" and not spec.has_materialize:
@@ -204,7 +204,7 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
 
 
 def mark_gradient(grad: Any, held: dict[str, Any]) -> Any:
-    """Returns a gradient of a point with these attributes as a cotangent; converts the gradients inside of it, too."""
+    """Returns a gradient of a Parameter with these attributes as a cotangent; converts the gradients inside, too."""
     if not held["_layout"].nested:
         return as_cotangent(grad)
     names = type(grad).__spec__.attributes
@@ -216,7 +216,9 @@ def mark_gradient(grad: Any, held: dict[str, Any]) -> Any:
 
 def _convert_inner(grad: Any, x: Any) -> Any:
     """Returns the gradient of a wrapper inside of a Parameter; it is plain if the wrapper was materialized."""
-    if POINT not in x.__dict__ or (is_traceable_wrapper_subclass(grad) and not isinstance(grad, type(x))):
+    if OF_PARAMETER not in x.__dict__ or (
+        is_traceable_wrapper_subclass(grad) and not isinstance(grad, type(x))
+    ):
         return grad
     return mark_gradient(grad if isinstance(grad, type(x)) else wrap_cotangent(x, grad), x.__dict__)
 

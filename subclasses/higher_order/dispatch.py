@@ -56,7 +56,7 @@ def _run_cond(op: HigherOrderOperator, pred: Any, true_fn: Call, false_fn: Call,
     if is_declared(pred):
         raise TypeError(
             f"torch.cond: expected a bool or a plain bool tensor of one element as the predicate, got "
-            f"{one_of(type(pred))}; read an inner tensor, or reduce to a plain tensor"
+            f"{one_of(type(pred))}. Read an inner tensor, or reduce to a plain tensor"
         )
     if not is_traced(op, (pred, operands)):
         return tree_map(with_carriers, (true_fn if pred else false_fn)(*operands))

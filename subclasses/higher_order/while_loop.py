@@ -70,7 +70,7 @@ def _condition(cond_fn: Call, *values: Any) -> Any:
     if is_declared(found):
         raise TypeError(
             f"while_loop: expected cond_fn to return a bool or a plain bool tensor of one element, got "
-            f"{one_of(type(found))}; read an inner tensor, or reduce to a plain tensor"
+            f"{one_of(type(found))}. Read an inner tensor, or reduce to a plain tensor"
         )
     return found
 

@@ -73,8 +73,7 @@ def _per_inner(func: Any, filled: list[Any], *rest: Any) -> Any:
             raise DispatchError(
                 f"{func}: expected {_describe(first)} throughout, got {_describe(t)} too",
                 code="argument-refused",
-                hint="quantize what each rank gives and what it receives alike, all with symmetric=True or all with "
-                "symmetric=False",
+                hint="quantize the inputs and outputs of all ranks alike, with symmetric=True or with symmetric=False",
             )
         if t.scale.shape != first.scale.shape:
             raise DispatchError(

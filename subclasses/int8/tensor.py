@@ -192,7 +192,7 @@ def _check_parts(qdata: Tensor, scale: Tensor, zero_point: Any, block_size: bloc
         )
     if block_size is not None and blocks.block_counts(qdata.shape, block_size) != tuple(scale.shape):
         raise ValueError(
-            f"Int8Tensor.block_size: {tuple(block_size)} asks for a scale of size "
+            f"Int8Tensor.block_size: {tuple(block_size)} needs a scale of size "
             f"{blocks.block_counts(qdata.shape, block_size)}, got {tuple(scale.shape)}"
         )
 

@@ -201,7 +201,7 @@ def check_counts(counts: Any, dim: int) -> None:
     """Raises unless the counts are a sequence of ints, along the keys."""
     if dim not in (0, -3):
         raise DispatchError(
-            f"{_NAME}.split: only dim 0, that of the keys, is split, got dim {dim}",
+            f"{_NAME}.split: only dim 0, of the keys, is split, got dim {dim}",
             code="argument-refused",
             hint="x[key] is a JaggedTensor",
         )

@@ -89,7 +89,7 @@ def check_weights(x: JaggedTensor, weights: Any) -> JaggedTensor:
         return weights
     raise ValueError(
         f"expected one weight for each entry as a JaggedTensor with the rows of the feature of size {tuple(x.shape)}, "
-        f"got {shown}; make it by feature.with_values(weights)"
+        f"got {shown}. Make it by feature.with_values(weights)"
     )
 
 

@@ -125,8 +125,8 @@ def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
             f"{op} on {one_of(cls)}: {words} returned a value with memory of its own, in place of the {cls.__name__} "
             "to write to",
             code="rule-write",
-            hint=f"write to its inner tensors, as x.{field}.copy_(...) does, and return x; or give the rule to the "
-            "form of the op that writes nothing, if there is one, from which this form follows",
+            hint=f"write to its inner tensors, as x.{field}.copy_(...) does, and return x. Or register a rule for the "
+            "functional form of the op, from which this form follows",
         )
 
 
@@ -140,7 +140,7 @@ def _check_changed(cls: Any, op: OpOverload, words: str, target: Any, result: An
             f"{op} on {one_of(cls)}: {words} returned a new value, in place of the {cls.__name__} that is to have its "
             "sizes",
             code="rule-write",
-            hint=f"change those of its inner tensors, as x.{field}.{method}(...) does, and return x",
+            hint=f"change the sizes of its inner tensors, as x.{field}.{method}(...) does, and return x",
         )
 
 
@@ -393,14 +393,14 @@ def _sizes_error(op: OpOverload, target: Any, value: Any) -> DispatchError:
     pairs = [(f.name, target.__dict__[f.attribute], value.__dict__[f.attribute]) for f in spec.inners]
     sizes += [(f"size of {name}", a.shape, b.shape) for name, a, b in pairs if a is not None]
     what, wanted, got = next(entry for entry in sizes if entry[1] != entry[2])
-    mend = "a functional op, such as x + y for x += y, makes a new value"
+    hint = "a functional op, such as x + y for x += y, makes a new value"
     if op is torch.ops.aten.copy_.default:
-        mend = "use the other value itself, as load_state_dict(state, assign=True) does"
+        hint = "use the other value itself, as load_state_dict(state, assign=True) does"
     return DispatchError(
         f"{op}: cannot write {one_of(type(value))} into one of another {what}: expected {_show(wanted)}, got "
         f"{_show(got)}",
         code="write-misfit",
-        hint=mend,
+        hint=hint,
     )
 
 

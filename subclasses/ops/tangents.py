@@ -17,9 +17,8 @@ from subclasses.layout import RAW
 from subclasses.spec.values import tensors_in
 
 IN_FORWARD_MODE = (
-    "PyTorch asks for it in forward mode (torch.func.jvp, torch.autograd.forward_ad), whose formulas mix values with "
-    "plain tensors; compute with inner tensors there, as x.unwrap() gives them, or write a rule for the function of "
-    "the op, such as torch.mul"
+    "PyTorch calls it in forward mode (torch.func.jvp, torch.autograd.forward_ad), whose formulas mix values with "
+    "plain tensors. Compute with x.unwrap() there, or write a rule for the function of the op, such as torch.mul"
 )
 # Ops that forward mode calls on a tangent. It also decomposes an op on a zero tangent to prims.
 _OF_TANGENTS = frozenset({"is_same_size", "_has_same_storage_numel", "_efficientzerotensor"})

@@ -238,7 +238,7 @@ def _check_budget(sampler: TokenBatchSampler) -> None:
     if tokens is not None and (tokens < 1 or longest > tokens // ranks):
         raise ValueError(
             f"TokenBatchSampler: expected rows of at most {tokens // ranks} tokens, a rank's share of "
-            f"tokens_per_step={tokens} on {ranks} ranks, got a row of {longest}; pass tokens_per_step="
+            f"tokens_per_step={tokens} on {ranks} ranks, got a row of {longest}. Pass tokens_per_step="
             f"{max(longest, 1) * ranks} or more, or cut the row"
         )
     if rows is not None and rows < ranks:

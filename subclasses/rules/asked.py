@@ -37,8 +37,8 @@ def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
             )
         if (name := getattr(key, "__name__", "")) in UNASKED and getattr(Tensor, name) is key:
             raise SpecError(
-                f"{cls.__name__}.implements: compiled code calls no rule for Tensor.{name}, since the size says what "
-                "it gives",
+                f"{cls.__name__}.implements: compiled code calls no rule for Tensor.{name}, since the size "
+                "determines its result",
                 code="rule-not-called",
                 hint="write a method of another name, or say with `outer` what the value shows",
             )
@@ -48,7 +48,7 @@ def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
         if author is not None and not _may_call_super(vars(author)[hook]):
             raise SpecError(
                 f"{cls.__name__}.implements: torch never calls a rule for {key}, since {author.__name__} defines "
-                f"{hook} without super(), by which it calls the generated one, which asks for rules",
+                f"{hook} without super(), by which it calls the generated one, which calls rules",
                 code="rule-not-called",
                 hint=f"end it with `return super().{hook}(func, types, args, kwargs)`, or remove it",
             )

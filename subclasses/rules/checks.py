@@ -24,8 +24,8 @@ from subclasses.rules.families import Family
 # ---- functions that dispatch -------------------------------------------------------------------------------
 
 _ACCEPTED = (
-    "ops (torch.ops.aten.mul.Tensor), packets (torch.ops.aten.mul), families (subclasses.arithmetic), functions "
-    "(torch.sum, F.linear, and for an attribute torch.Tensor.T.__get__) and tags (torch.Tag.pointwise)"
+    "ops (torch.ops.aten.mul.Tensor), packets (torch.ops.aten.mul), families (subclasses.arithmetic), tags "
+    "(torch.Tag.pointwise) and functions: torch.sum, F.linear, and for an attribute torch.Tensor.T.__get__"
 )
 _C_CALLABLES = (
     types.BuiltinFunctionType,
@@ -61,11 +61,11 @@ def check_key(cls: type, key: Any) -> None:
     if isinstance(key, OpOverload) and not _takes_a_tensor(key):
         packet = key.overloadpacket
         others = [str(op) for op in ops_of_packet(packet) if _takes_a_tensor(op)]
-        mend = f"name torch.ops.{packet}, for {' and '.join(others[:3])}" if others else "name one that does"
+        hint = f"name torch.ops.{packet}, for {' and '.join(others[:3])}" if others else "name one that does"
         raise SpecError(
             f"{name}: torch never calls a rule for {key}, which takes no tensor",
             code="rule-not-called",
-            hint=mend,
+            hint=hint,
         )
     if isinstance(key, OpOverload | OpOverloadPacket | torch.Tag | HigherOrderOperator | Family):
         return
@@ -187,17 +187,15 @@ def _advice(cls: type, key: Any) -> str:
     if isinstance(getattr(key, "__self__", None), Tensor):
         return f"Name the function and not a method of one tensor: torch.Tensor.{key.__name__}."
     if isinstance(key, _C_CALLABLES) and _is_a_factory(key):
-        return (
-            "It makes a tensor from none, and asks no class; call the constructor, or a function of your own."
-        )
+        return "It makes a tensor from none, and dispatches to no class: call the constructor or a function of yours."
     module = getattr(key, "__module__", None) or ""
     if module.partition(".")[0] == "torch" or _is_function_class(getattr(key, "__self__", None)):
-        return "It runs as Python code, and the functions of torch that it calls ask for a rule: name one of those."
+        return "It runs as Python code, and the functions of torch that it calls dispatch to rules: name one of those."
     if not isinstance(key, types.FunctionType):
         return "Name a function of torch."
     return (
         f"A decorator names its op: write `@{cls.__name__}.implements(torch.add)` above `def rule(func, *args, "
-        f"**kwargs)`. A function of your own asks for a rule if torch.overrides.wrap_torch_function decorates it."
+        f"**kwargs)`. A function of your own dispatches to rules if torch.overrides.wrap_torch_function decorates it."
     )
 
 

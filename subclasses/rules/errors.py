@@ -104,8 +104,8 @@ def _raise_endless(cls: Any, func: Any, error: RecursionError, operands: Any) ->
     if error.calls > _WITHOUT_END and (code := _code_for(cls, func)):  # type: ignore[attr-defined]
         _raise_for_redefined(cls, resolve_name(func) or str(func))
         raise EndlessRuleError(
-            f"{_shown(cls, func)}: {code} calls itself without end, since it applies an op to a value of the class; "
-            f"let it compute with inner tensors, as x.unwrap() gives them, or, in the rule of a function of torch, "
+            f"{_shown(cls, func)}: {code} calls itself without end, since it applies an op to a value of the class. "
+            f"Let it compute with inner tensors, x.unwrap(), or, in the rule of a function of torch, "
             f"call {cls.__name__}.unruled(func, ...)"
         ) from None
 
@@ -151,8 +151,8 @@ def _raise_for_redefined(cls: Any, name: str) -> None:
     if isinstance(now, type) and now is not cls:
         raise EndlessRuleError(
             f"{name} on {one_of(cls)} of an earlier definition: `class {cls.__name__}` has run again since the value "
-            f"was made, as by a cell of a notebook, and the code of its rules now finds the new class under that name; "
-            f"make the value again"
+            f"was made, as by a cell of a notebook. Its rules now find the new class under that name. "
+            f"Make the value again"
         ) from None
 
 

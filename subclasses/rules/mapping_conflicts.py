@@ -42,7 +42,7 @@ def with_rules_above(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
         call += f"grad, jvp, ...) for a result of an op, or from another class that maps {op}"
         raise DispatchError(
             f"{call if func is None else f'{_shown(func)} on {one_of(cls)} computes by {op}'}, for which the rule of "
-            f"the function {_shown(ruled[0])} is not asked, and mapping {op} would not be what that rule says",
+            f"the function {_shown(ruled[0])} is not called, and mapping {op} could have another result than that rule",
             code="rule-not-asked",
             hint=f"add a rule for the op, @{cls.__name__}.implements(torch.ops.{op}), or for each function that "
             "computes by it",

@@ -235,7 +235,7 @@ def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
         raise DispatchError(
             f"{cls.__name__} has a rule for {key.__name__} and none for Tensor.{in_place.__name__}",
             code="rule-not-asked",
-            hint=f"write x = {_shown(key)}(x, ...) for what writes to x, or add one with "
+            hint=f"write x = {_shown(key)}(x, ...) in place of a write to x, or add one with "
             f"@{cls.__name__}.implements({_op_or_method(in_place)})",
         )
 

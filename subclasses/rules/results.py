@@ -91,8 +91,8 @@ def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) 
         if out is NotImplemented:
             refuse(args, kwargs)
             return out
-        mend = _mend_of_one(cls, out)
-        raise _result_error(cls, op, rule, out, "the op has one tensor as its result", mend)
+        hint = _hint_of_one(cls, out)
+        raise _result_error(cls, op, rule, out, "the op has one tensor as its result", hint)
 
     return checked
 
@@ -128,8 +128,8 @@ def with_tensors(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse)
             refuse(args, kwargs)
             return out
         expected = "a list of tensors" if count is None else f"{count} tensors"
-        mend = "return them in a tuple, or NotImplemented where the class has no answer"
-        raise _result_error(cls, op, rule, out, f"the op has {expected} as its result", mend)
+        hint = "return them in a tuple, or NotImplemented where the class has no answer"
+        raise _result_error(cls, op, rule, out, f"the op has {expected} as its result", hint)
 
     return checked
 
@@ -173,8 +173,8 @@ def with_note_on_copies(cls: type, rule: Rule, run: Rule) -> Rule:
         except Exception as error:
             if isinstance(source, cls) and not isinstance(error, DispatchError):
                 error.add_note(
-                    f"The rule {describe(rule)} for copy_ was given {one_of(cls)} to copy. It is asked for that where "
-                    f"an in-place op without a rule, or compiled code, writes what it computed: let it copy the inner "
+                    f"The rule {describe(rule)} for copy_ was given {one_of(cls)} to copy. It is called so where "
+                    f"an in-place op without a rule, or compiled code, writes its result: let it copy the inner "
                     f"tensors of the source if isinstance(source, {cls.__name__})"
                 )
             raise
@@ -233,7 +233,7 @@ _ENDS = (
 )
 
 
-def _mend_of_one(cls: Any, out: Any) -> str:
+def _hint_of_one(cls: Any, out: Any) -> str:
     """Returns a hint for a rule that returns a number or several tensors for an op with one tensor as its result."""
     if isinstance(out, bool | int | float | complex):
         field = cls.__spec__.inners[0].name
@@ -248,12 +248,12 @@ def _mend_of_one(cls: Any, out: Any) -> str:
 
 
 def _result_error(
-    cls: type, name: Any, rule: Rule, out: Any, expected: str, mend: str = _ENDS
+    cls: type, name: Any, rule: Rule, out: Any, expected: str, hint: str = _ENDS
 ) -> DispatchError:
     return DispatchError(
         f"{name} on {one_of(cls)}: the rule {describe(rule)} returned {_show(out)} for these arguments, and {expected}",
         code="rule-result",
-        hint=_ENDS if out is None else mend,
+        hint=_ENDS if out is None else hint,
     )
 
 

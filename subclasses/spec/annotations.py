@@ -103,7 +103,7 @@ def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[s
         raise SpecError(
             f"{cls.__name__}.{name}: expected a default of type {_named(hint)}, got {default!r}",
             code="default-refused",
-            hint="mend one of the two",
+            hint="change one of the two",
         )
     return accepted
 

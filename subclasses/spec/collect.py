@@ -401,7 +401,7 @@ def check_spec(cls: type, spec: SubclassSpec) -> None:
     if spec.fallback == "materialize" and not spec.has_materialize:
         raise SpecError(
             f'{spec.name}: fallback="materialize" needs a method `materialize(self) -> Tensor` that returns '
-            f"the plain tensor this stands for",
+            f"the plain tensor that a value represents",
             code="materialize-missing",
         )
     check_kind(spec)

@@ -44,7 +44,7 @@ class Constant:
 
     def __set__(self, x: Any, value: Any) -> None:
         raise AttributeError(
-            f"{self._name} is a constant of the class; declare an inner() for what differs by value"
+            f"{self._name} is a constant of the class; declare an inner() for a tensor that differs by value"
         )
 
     def __getattr__(self, attribute: str) -> Any:

@@ -36,10 +36,10 @@ def raise_metadata_by_position(
         if not isinstance(value, Tensor)
     ]
     if given and len(more) <= len(metadata):
-        mend = f"pass it by keyword: {', '.join(given)}"
+        hint = f"pass it by keyword: {', '.join(given)}"
     else:
-        mend = f"and by keyword {', '.join(metadata)}"
-    raise TypeError(f"{cls} takes {inner}, got {len(inners) + len(more)}; {mend}")
+        hint = f"and by keyword {', '.join(metadata)}"
+    raise TypeError(f"{cls} takes {inner}, got {len(inners) + len(more)}; {hint}")
 
 
 def raise_missing_metadata(cls: str, given: dict[str, object]) -> NoReturn:
@@ -58,8 +58,8 @@ def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoRet
         raise TypeError(
             f"{cls}.data: expected a {cls}, got a plain tensor of {asked}. If this is Module.to or Module.half: {cls} "
             f"is {now}, and {asked} has no imaginary part, so the conversion materialized it. Add a rule with "
-            f"@{cls}.implements(torch.ops.aten._to_copy.default) that returns a {cls} of a complex dtype where a real "
-            f"one is asked for; or convert the other parameters one by one"
+            f"@{cls}.implements(torch.ops.aten._to_copy.default) that keeps a complex dtype. "
+            f"Or convert the other parameters one by one"
         )
     raise TypeError(
         f"{cls}.data: expected a {cls}, got a plain tensor of {asked}. If this is Module.to or Module.half: {cls} does "
@@ -81,10 +81,10 @@ def raise_failed_outer(cls: str, error: RuntimeError) -> NoReturn:
         if type(error).__name__ not in _DATA_DEPENDENT:
             raise error
         raise DispatchError(
-            f"{cls}.outer reads what is in an inner tensor, as int(t.max()) does, and no compiler knows it ({error}): "
+            f"{cls}.outer reads the data of an inner tensor, as int(t.max()) does, which no compiler has ({error}): "
             "compute the size from sizes and metadata",
             code="outer-reads-data",
-            hint="Declare one that only the contents tell as a field, `length: int = dynamic()`, and pass it to the "
+            hint="Declare a size that depends on data as a field, `length: int = dynamic()`, and pass it to the "
             "constructor",
         ) from error
     finally:
@@ -128,7 +128,7 @@ def check_materialized(x: Any, plain: Any) -> None:
     elif plain is x or (type(plain) is type(x) and not x._layout.nested):
         raise coded(
             ValueError,
-            f"{type(x).__name__}.materialize: expected a plain tensor, which is what ops without a rule compute with, "
+            f"{type(x).__name__}.materialize: expected a plain tensor, on which ops without a rule run, "
             f"got a {type(x).__name__} again",
             code="materialize-result",
             hint=f"compute it from the inner tensors, as in self.{x._layout.present[0]}",
@@ -152,8 +152,8 @@ def check_materialized(x: Any, plain: Any) -> None:
         f"{type(x).__name__}.materialize: expected a tensor of the outer size {tuple(x.shape)} and {x.dtype}, got "
         f"{got}",
         code="materialize-result",
-        hint="mend it, or say with size_from=, dtype_from= or `outer` what the value shows. Where other values pass, "
-        "a rule made this one with inner tensors that do not go together, as a slice of one of them alone",
+        hint="correct it, or declare with size_from=, dtype_from= or `outer` what the value shows. Where other values "
+        "pass, a rule made this one with inner tensors that do not go together, as a slice of one of them alone",
     )
 
 
@@ -237,13 +237,13 @@ def _check_made(cls: Any, made: Any) -> None:
     if (is_made and "_layout" in made.__dict__) or in_function_mode():  # a mode may return any object
         return
     fields = ", ".join(cls.__spec__.inner_names)
-    mend = f"end it with `return super().__new__(cls, {fields})`"
+    hint = f"end it with `return super().__new__(cls, {fields})`"
     if is_made:
         raise TypeError(
             f"{cls.__name__}.__new__ returned {one_of(cls)} without fields, which the generated constructor did not "
-            f"make (Tensor.__new__ and Tensor._make_subclass know no inner tensors); {mend}"
+            f"make (Tensor.__new__ and Tensor._make_subclass know no inner tensors); {hint}"
         )
-    raise TypeError(f"{cls.__name__}.__new__ returned {describe(made)}, expected {one_of(cls)}; {mend}")
+    raise TypeError(f"{cls.__name__}.__new__ returned {describe(made)}, expected {one_of(cls)}; {hint}")
 
 
 def checked_init(author: Callable[..., Any]) -> Callable[..., Any]:

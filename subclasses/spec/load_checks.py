@@ -17,12 +17,12 @@ from subclasses.errors import one_of
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.fields import MISSING
 from subclasses.spec.names import OWN_NAMES
-from subclasses.spec.values import DERIVED, HOOKS, PART, POINT, PRIMAL, RANKS, carrier
+from subclasses.spec.values import DERIVED, HOOKS, OF_PARAMETER, PART, PRIMAL, RANKS, carrier
 
 # Prefix of the attributes that Dynamo sets on tensors; files store dynamic dims among the flags.
 OF_DYNAMO = "_dynamo_"
 # Marks that torch and this package set on values, each of which is True or, for a Parameter, a bool.
-_MARKS = frozenset({"_is_param", POINT})
+_MARKS = frozenset({"_is_param", OF_PARAMETER})
 _FLAGS = ("requires_grad", "cotangent", "dynamic_dims")
 
 # ---- the arguments -----------------------------------------------------------------------------------------
@@ -102,8 +102,8 @@ def check_extras(cls: Any, extras: dict[str, Any]) -> None:
                 raise TypeError(f"{cls.__name__}.{name}: expected a bool, got {_describe(value)}")
         elif name in own or name.startswith(("__", OF_DYNAMO)) or _is_of_class(cls, name):
             raise ValueError(
-                f"{cls.__name__}.{name}: is set on a value as an attribute of its own, which a file may not do to what "
-                f"the class has: fields, methods, and names that torch reads"
+                f"{cls.__name__}.{name}: is set on a value, and such an attribute may not replace a "
+                f"field, a method, or a name that torch reads"
             )
 
 

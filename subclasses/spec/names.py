@@ -90,22 +90,22 @@ def check_method_name(cls: type, name: str, value: object) -> None:
 
 def _check_relied_on(cls: type, name: str) -> None:
     if name in _OF_CLASSES or name.startswith(LIVE):
-        reason, mend = "is a name that this package uses on every class", ""
+        reason, hint = "is a name that this package uses on every class", ""
     elif name in _SHOWING:
         reason = "hides a method by which PyTorch learns what the value shows, and which compiled code does not call"
-        mend = ", or say with `outer` what the value shows"
+        hint = ", or say with `outer` what the value shows"
     elif name in _RELIED_ON or (
         name.startswith("_") and not name.startswith("__") and is_data_attribute(name)
     ):
         reason = "hides what PyTorch itself calls or reads on every tensor"
-        mend = f", or write a rule: @{cls.__name__}.implements(torch.ops.aten.detach.default)"
-        mend = mend if name == "detach" else ""
+        hint = f", or write a rule: @{cls.__name__}.implements(torch.ops.aten.detach.default)"
+        hint = hint if name == "detach" else ""
     else:
         return
     raise SpecError(
         f"{cls.__name__}.{name} {reason}",
         code="name-taken",
-        hint=f"choose another name, such as {name.strip('_')}_of_mine{mend}",
+        hint=f"choose another name, such as {name.strip('_')}_of_mine{hint}",
     )
 
 
@@ -185,10 +185,10 @@ def _check_operators(cls: type) -> None:
     """Raises SpecError for an operator that is a method: most ways to write what it computes would not call it."""
     for name in sorted(_OPS_OF_OPERATORS.keys() & vars(cls)):
         raise SpecError(
-            f"{cls.__name__}.{name} is not called by the function of torch that computes the same, nor where a tensor "
-            "stands on the left, or the value is written in place",
+            f"{cls.__name__}.{name} is not called by torch.{_OPS_OF_OPERATORS[name]}, nor for a tensor "
+            "on the left, nor in place",
             code="method-not-called",
-            hint=f"write a rule, which they ask: @{cls.__name__}.implements(torch.{_OPS_OF_OPERATORS[name]})",
+            hint=f"write a rule, which they call: @{cls.__name__}.implements(torch.{_OPS_OF_OPERATORS[name]})",
         )
 
 
@@ -203,7 +203,7 @@ def _check_hooks(cls: type) -> None:
         )
     if checks is not None and not isinstance(checks, classmethod):
         raise SpecError(
-            f"{cls.__name__}.check_loaded is asked before there is a value",
+            f"{cls.__name__}.check_loaded is called before there is a value",
             code="method-signature",
             hint="write `@classmethod` above `def check_loaded(cls, **fields)`",
         )

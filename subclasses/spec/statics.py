@@ -41,9 +41,8 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
             raise TypeError(f"{cls}.{name}: expected static metadata, got {describe(tensor)}; use inner()")
         if (symbol := _find_symbol(value)) is not None:
             raise TypeError(
-                f"{cls}.{name}: expected static metadata, got {symbol}, which depends on the numbers in a tensor and "
-                f"is known when the compiled function runs; declare it dynamic() if it is an int, or compute it "
-                f"outside of the function"
+                f"{cls}.{name}: expected static metadata, got {symbol}, which depends on data of a tensor. "
+                f"Declare it dynamic() if it is an int, or compute it outside of the function"
             )
         try:
             hash(value)
@@ -55,7 +54,7 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
         if (changeable := find_changeable(value)) is not None:
             raise TypeError(
                 f"{cls}.{name}: expected metadata that is compared by value and cannot change in place, since compiled "
-                f"programs are found by it, got {mend_changeable(value, changeable)}"
+                f"programs are found by it, got {describe_changeable(value, changeable)}"
             )
         if field.kinds and is_unlike(value, field.kinds):
             raise TypeError(
@@ -92,7 +91,7 @@ def check_default(cls: str, field: Any) -> None:
     if (found := find_changeable(field.default)) is not None:
         raise SpecError(
             f"{cls}.{field.name}: expected a default that is compared by value and cannot change in place, since "
-            f"compiled programs are found by it, got {mend_changeable(field.default, found)}",
+            f"compiled programs are found by it, got {describe_changeable(field.default, found)}",
             code="default-refused",
         )
     if is_no_choice(field.default, field.choices):
@@ -286,7 +285,7 @@ _LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy"})
 _CONSTANTS = (types.ModuleType, OpOverload, OpOverloadPacket, HigherOrderOperator)
 
 
-def mend_changeable(value: object, found: object) -> str:
+def describe_changeable(value: object, found: object) -> str:
     """Returns a phrase that describes a changeable object in metadata, with a hint."""
     kind = type(found)
     shown = (
@@ -299,14 +298,14 @@ def mend_changeable(value: object, found: object) -> str:
     if isinstance(found, list | dict | set | bytearray):
         return f"{shown}; use a tuple, or numbers as metadata of their own"
     if isinstance(found, torch.nn.Module):
-        mend = (
+        hint = (
             "declare its numbers as metadata of their own, its tensors with inner(), and call a function of "
         )
-        return f"{shown}; {mend}torch.nn.functional with them"
+        return f"{shown}; {hint}torch.nn.functional with them"
     if kind.__module__.partition(".")[0] == "torch":
         return f"{shown}; declare its numbers as metadata of their own, and its tensors with inner()"
-    mend = f"make {kind.__name__} a @dataclass(frozen=True)"
-    return f"{shown}; {mend}, or pass what is read from it as metadata of its own"
+    hint = f"make {kind.__name__} a @dataclass(frozen=True)"
+    return f"{shown}; {hint}, or pass what is read from it as metadata of its own"
 
 
 def describe(value: object) -> str:

@@ -133,7 +133,7 @@ def _raise_undeclared(cls: type, name: str, annotation: Any, value: object, scop
     raise SpecError(
         f"{cls.__name__}: `{name}: {written}{given}` declares no field",
         code="field-undeclared",
-        hint=f"{_mend(name, written, kinds, value)}. For a constant of the class, write "
+        hint=f"{_hint(name, written, kinds, value)}. For a constant of the class, write "
         f"`{f'{name} = constant([...])' if _are_tensors(kinds) else fixed}`",
     )
 
@@ -143,7 +143,7 @@ def _are_tensors(kinds: set[Any]) -> bool:
     return bool(plain) and all(isinstance(k, type) and issubclass(k, Tensor) for k in plain)
 
 
-def _mend(name: str, written: str, kinds: set[Any], value: object) -> str:
+def _hint(name: str, written: str, kinds: set[Any], value: object) -> str:
     """Returns a hint that declares the intended field, and that the next check accepts."""
     plain = kinds - {types.NoneType}
     if _are_tensors(kinds):
@@ -155,10 +155,10 @@ def _mend(name: str, written: str, kinds: set[Any], value: object) -> str:
     if any((typing.get_origin(k) or k) in mutable for k in plain) or type(value) in mutable:
         return f"metadata is hashable, so declare a tuple or a frozen dataclass, `{name}: tuple = static()`"
     default = "" if value is _MISSING else f"default={_show(value)}"
-    mend = f"metadata is declared with `{name}: {written} = static({default})`"
+    hint = f"metadata is declared with `{name}: {written} = static({default})`"
     if plain == {int} and (value is _MISSING or (type(value) is int and value >= 0)):
-        mend += f", or with dynamic({default}) if a change is not to recompile"
-    return mend
+        hint += f", or with dynamic({default}) if a change is not to recompile"
+    return hint
 
 
 def _show(value: object) -> str:

@@ -14,10 +14,11 @@ from subclasses.layout import with_nested
 if TYPE_CHECKING:
     from subclasses.spec.collect import InnerField
 
-# Attributes that values carry besides their fields. POINT marks a detached copy of a Parameter of a trainable class.
-# HOOKS is a weak reference to the hooks of a Parameter. PART marks a part of a Parameter that was cut for several
-# ranks. RANKS, on the gradient of a part, holds the number of ranks and the inner tensors that each rank has whole.
-POINT, HOOKS = "_of_parameter", "_gradient_hooks"
+# Attributes that values carry besides their fields. OF_PARAMETER marks a detached copy of a Parameter of a trainable
+# class. HOOKS is a weak reference to the hooks of a Parameter. PART marks a part of a Parameter that was cut for
+# several ranks. RANKS, on the gradient of a part, holds the number of ranks and the inner tensors that each rank has
+# whole.
+OF_PARAMETER, HOOKS = "_of_parameter", "_gradient_hooks"
 PART, RANKS = "_part", "_ranks"
 # The attribute of a value that keeps its derived tensors.
 DERIVED = "_derived"
@@ -38,10 +39,10 @@ def is_differentiable(t: Tensor | None) -> bool:
     return t is not None and (t.is_floating_point() or t.is_complex())
 
 
-def is_point(x: Any) -> bool:
+def is_of_parameter(x: Any) -> bool:
     """Whether a value is an ``nn.Parameter``, or a detached alias or copy of one."""
     held = x.__dict__
-    return held.get("_is_param", False) or POINT in held
+    return held.get("_is_param", False) or OF_PARAMETER in held
 
 
 def known_to_differ(one: Sequence[Any], other: Sequence[Any]) -> bool:

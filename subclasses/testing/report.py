@@ -61,7 +61,7 @@ class Failure:
         got: the result, or the error.
         expected: the result that was expected, where one was.
         code: the code of the error, if it is one of this package.
-        hint: how to mend it, for the first failure of a promise.
+        hint: the way to fix it, for the first failure of a promise.
         text: all of it in a sentence.
     """
 
@@ -83,7 +83,7 @@ class Outcome:
         promise: the promise.
         state: kept, broken, or skipped where it could not be checked.
         detail: the reason why it is broken or was skipped.
-        mend: how to mend it, if broken.
+        mend: the way to fix it, if broken.
         refused: the calls that the class refused cleanly, each with the first line of its message.
         failures: a record of each case that failed.
     """

@@ -319,7 +319,7 @@ COTANGENTS = {
     "unwrap, for a value that represents no plain tensor": (
         {"rules": SUM_BY_OP},
         lambda x: x.sum().backward(),
-        r"if backward\(\) of a value asks, .* that x\.unwrap\(\) or a method",
+        r"where backward\(\) of a value calls it, .* that x\.unwrap\(\) or a method",
         {"rules": SUM_BY_OP},
         lambda x: x.sum().unwrap("held").backward(),
     ),
@@ -347,9 +347,7 @@ Halved = declare(
 
 def test_a_complex_value_in_a_derivative():
     t, v = torch.rand(2, 2, requires_grad=True), torch.rand(2, dtype=torch.complex64)
-    with pytest.raises(
-        DispatchError, match=r"\(ToCopyBackward0\) asks for it: .*, or with x\.materialize\(\)"
-    ):
+    with pytest.raises(DispatchError, match=r"\(ToCopyBackward0\) calls it: .*, or with x\.materialize\(\)"):
         (Halved(t).to(torch.complex64) @ v).abs().sum().backward()
     (got,) = torch.autograd.grad((Halved(t).materialize().to(torch.complex64) @ v).abs().sum(), t)
     (want,) = torch.autograd.grad(((2 * t).to(torch.complex64) @ v).abs().sum(), t)

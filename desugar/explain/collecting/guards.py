@@ -164,7 +164,7 @@ _CODES = [
 
 def _metadata(name: str, leaf: Leaf | None) -> Iterator[str]:
     if leaf is None:
-        yield f"the metadata of {name} is what it was"
+        yield f"the metadata of {name} is unchanged"
         return
     yield f"{name} has the inner tensors {', '.join(inner.name for inner in leaf.inner)}"
     yield from (f"{name}.{field} == {value}" for field, value in leaf.metadata)

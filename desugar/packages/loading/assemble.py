@@ -64,8 +64,7 @@ def assemble(record: ProgramRecord, load: LoadGraph) -> Assembled:
 def _refuse_sharing(*leaves: Any) -> NoReturn:
     raise SignatureError(
         None,
-        "arguments that begin where those of the saved call did in their memory, and share none with one that the "
-        "function writes to",
+        "arguments with the saved storage offsets that do not overlap one that is written to",
         "others; pass clones",
     )
 
@@ -117,7 +116,7 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
         known = [[n for n, p in enumerate(one) if p] for one in saved]
         raise SignatureError(
             "the gradients",
-            f"those of results {' or '.join(map(str, known))} (counted among those with one)",
+            f"gradients of results {' or '.join(map(str, known))} (counted among results with one)",
             str(arrived),
         )
 

@@ -44,7 +44,7 @@ def container(cls: type) -> Any:
     is_named_tuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
     found = private.registered_container(namedtuple if is_named_tuple else cls)
     if found is None:
-        raise PackageError(f"{cls.__qualname__} is no container that torch.utils._pytree knows")
+        raise PackageError(f"{cls.__qualname__} is not registered as a container in torch.utils._pytree")
     return found
 
 

@@ -357,7 +357,7 @@ class Description:
                 return Restrided(path, is_unwrapped, size, stride, start, tuple(found.values()))  # type: ignore[arg-type]
         raise PackageError(
             "a result is a view of an argument or of another result, of another dtype, of a wrapper, or with sizes "
-            "that are not its own: return a clone()"
+            "not its own: return a clone()"
         )
 
     def _result_leaf(self, leaf: Any) -> Result | Constant | Origin | Symbol | Expression:

@@ -145,7 +145,7 @@ _NORMS = (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.
 @TableShard.Cotangent.implements(*_NORMS)
 def _(func: Any, *args: Any, **kwargs: Any) -> Any:
     raise DispatchError(
-        f"{func.__name__} of a TableShard, such as clip_grad_norm_ asks for, would be that of this rank's rows alone, "
+        f"{func.__name__} of a TableShard, which clip_grad_norm_ calls, would count this rank's rows alone, "
         "and differ between ranks",
         code="argument-refused",
         hint="clip the gradients of the other parameters, or add up squares of x.rows_here() over all ranks",

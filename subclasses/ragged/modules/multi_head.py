@@ -50,7 +50,7 @@ def _multi_head(  # noqa: PLR0913
 ) -> Any:
     _check_added_keys(func, bias_k is not None or add_zero_attn, need_weights, static_k, static_v)
     if is_causal and attn_mask is None:
-        raise ValueError(f"{name_of(func)}: is_causal says what attn_mask is; pass attn_mask as well")
+        raise ValueError(f"{name_of(func)}: is_causal only describes attn_mask; pass attn_mask as well")
     rows: dict[int, Any] = {}
     q, k, v = (rows.setdefault(id(x), _batch_first(func, x)) for x in (query, key, value))
     q, k, v = all_as_rows(q, k, v)
@@ -114,8 +114,8 @@ def _check_added_keys(func: Any, adds: bool, need_weights: bool, static_k: Any, 
         )
     if adds and need_weights:
         raise DispatchError(
-            f"{name_of(func)}: the weights of keys that add_bias_kv or add_zero_attn adds come behind those of each "
-            "row, at another place in each",
+            f"{name_of(func)}: the keys of add_bias_kv or add_zero_attn come behind the keys of each row, so "
+            "their weights lie at another index in each row",
             code="argument-refused",
             hint="pass need_weights=False",
         )

@@ -45,7 +45,7 @@ def check_fits(func: Any, x: PaddedTensor, y: Any) -> None:
             raise DispatchError(
                 f"{name_of(func)}: a single row is not repeated: {shown(x)} and {shown(y)}",
                 code="rows-apart",
-                hint="a table is, with 0 where it has no entry: write y.to_dense() for the one of a single "
+                hint="a table is, with 0 where it has no entry: write y.to_dense() for the table of a single "
                 f"row{_widened(x, y)}",
             )
         check_rows_match(func, x, y)

@@ -73,7 +73,7 @@ def _by_mask(func: Any, x: Any, mask: Any, value: Any) -> Tensor:
         check_mask(func, x, mask)
         return _put_back(x, as_wide(x, mask), value)
     raise DispatchError(
-        f"{doing(func)} {shown(x)}: expected a number, or what x[mask] gives for a mask [B, T], got {shown(value)}",
+        f"{doing(func)} {shown(x)}: expected a number, or the result of x[mask] for a mask [B, T], got {shown(value)}",
         code="argument-refused",
     )
 

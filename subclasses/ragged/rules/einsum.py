@@ -46,7 +46,9 @@ def parse(equation: str, operands: Sequence[Tensor]) -> Terms:
     for term, t in zip(terms, operands, strict=True):
         more = t.dim() - len(term.replace("...", ""))
         if more < 0 or (more and "..." not in term):
-            raise ValueError(f"einsum: {term!r} in {equation!r} stands for a tensor of size {tuple(t.shape)}")
+            raise ValueError(
+                f"einsum: {term!r} in {equation!r} does not fit a tensor of size {tuple(t.shape)}"
+            )
         dots = "".join(free[len(free) - more :])
         widest = max(widest, dots, key=len)
         inputs.append(term.replace("...", dots))

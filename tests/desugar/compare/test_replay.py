@@ -171,7 +171,7 @@ def test_what_cannot_be_made_again_says_why():
     for reason, start in zip(
         reasons,
         (
-            "it was compiled outside of a call of what desugar.compile or torch.compile(",
+            "it was compiled outside of a call of a function from desugar.compile or torch.compile(",
             "its arguments share memory, and copies of them would not",
             "made again after the script's end, it raised IndexError",
             "its backend is a function of the script's",

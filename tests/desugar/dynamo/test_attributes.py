@@ -314,12 +314,12 @@ REFUSED = {
     "read": (
         lambda x: (x.mul_(2), x.a + 1)[1],
         lambda x: (x,),
-        r"which Dynamo does before the graph runs[\s\S]*instead: write to \.a with copy_",
+        r"Dynamo reads \.a before the graph runs[\s\S]*instead: write to \.a with copy_",
     ),
     "an argument too": (
         adds,
         lambda x: (x, x.a),
-        r"gets it as an argument, too[\s\S]*pass a clone\(\) of \.a",
+        r"before the graph runs[\s\S]*pass a clone\(\) of \.a",
     ),
 }
 

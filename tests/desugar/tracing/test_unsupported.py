@@ -204,7 +204,7 @@ UNLOOKED_AT = {
     "retain_grad": (retains_grad, r"retain_grad\(\) is called"),
     "a buffer": (
         lambda x: torch.frombuffer(bytearray(12), dtype=torch.float32) + x,
-        "made inside the function in a way",
+        "made inside the function by code",
     ),
     "a parameter": (lambda x: bypass(x, outside), "reaches an autograd.Function directly"),
 }

@@ -128,7 +128,7 @@ test_a_change_between_forward_and_backward_is_refused = raising(
         **{
             f"{name}, {changed}": (
                 lambda call=call, change=change: change_between(call, change),
-                r"materialize\(\) with the inner tensors of the forward, and one of them",
+                r"materialize\(\), and an inner tensor",
             )
             for name, call in CALLS.items()
             for changed, change in CHANGES.items()

@@ -160,7 +160,7 @@ def test_an_outer_of_the_class_comes_first():
     y = Shown(parts).mT
     assert y.shape == (2, 3) and torch.autograd.grad(y[0].parts.sum(), parts)[0].sum() == 6
     with pytest.raises(
-        Exception, match="has to give those of views"
+        Exception, match="must return them for views"
     ):  # the strides that it gives are not a view's
         torch.compile(lambda x: x.transpose(0, 1), backend="aot_eager")(Shown(parts.detach()))
 

@@ -332,7 +332,7 @@ def test_dims_are_those_of_the_value(name, door):
     compiled, x = DOORS[door](run), poses()
     if door == "stock" and name in REMADE:  # by strides, and `outer` gives none
         with pytest.raises(
-            DispatchError, match=r"compile it with desugar\.compile.*has to give those of views"
+            DispatchError, match=r"compile it with desugar\.compile.*must return them for views"
         ):
             compiled(x)
         return

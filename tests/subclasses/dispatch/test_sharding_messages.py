@@ -102,14 +102,15 @@ CHECKPOINTS = {
         lambda n: Halves(torch.randn(4, n)),
         1,
         r"a distributed checkpoint of a Halves of size \(4, 4\), saved or loaded by another number of ranks: values "
-        r"that are no plain tensors are cut into rows, and this asks for a part of dim 1; load it with the placements "
+        r"that are not plain tensors are cut into rows, got a cut of dim 1; load it with the placements "
         r"and as many ranks as it was saved with",
     ),
     "rows of another meaning": (
         lambda n: Reversed(torch.randn(n, 4)),
         0,
-        r"a distributed checkpoint of a Reversed of size \(4, 4\), .* not what the same rows of its inner tensors "
-        r"stand for; load it with as many ranks as saved it, or write rules for torch.ops.aten.slice.Tensor and view",
+        r"a distributed checkpoint of a Reversed of size \(4, 4\), .*rows differ from a value of the same rows of its "
+        r"inner tensors; load it with as many ranks as saved it, or write rules for torch.ops.aten.slice.Tensor "
+        r"and view",
     ),
 }
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import subclasses
 from subclasses import DispatchError, Outer, inner
-from subclasses.spec.values import POINT
+from subclasses.spec.values import OF_PARAMETER
 from tests.doors import COMPILED, DOORS
 from tests.subclasses.dispatch.training import check_trained, innermost, saved
 from tests.subclasses.subjects import LowRank, Pair, declare
@@ -102,8 +102,8 @@ def test_a_gradient_is_one_at_every_depth(door):
 def test_the_value_that_a_parameter_is_made_of_keeps_its_meaning():
     base = LowRank(torch.randn(4, 2), torch.randn(2, 3))
     p = nn.Parameter(ByRow(base, torch.ones(4, 1)))
-    assert POINT in p.__dict__["base"].__dict__ and POINT not in base.__dict__
-    with pytest.raises(DispatchError, match="writing to what it materializes to would be lost"):
+    assert OF_PARAMETER in p.__dict__["base"].__dict__ and OF_PARAMETER not in base.__dict__
+    with pytest.raises(DispatchError, match="a write to its materialized tensor would be lost"):
         base.mul_(2)
 
 
@@ -249,7 +249,7 @@ def test_a_graph_does_not_write_to_a_parameter(op, make, door):
 def test_a_gradient_of_the_users_own(cls):
     p = nn.Parameter(cls(torch.ones(2), torch.ones(2)))
     p.grad = torch.ones(2)
-    words = r"A step of an optimizer takes Parameters, .* what torch.zeros_like gives for a Parameter"
+    words = r"A step of an optimizer takes Parameters, .* torch.zeros_like\(parameter\)"
     with pytest.raises(DispatchError, match=words):
         torch.optim.SGD([p]).step()
     p.grad = torch.zeros_like(p).add_(1)

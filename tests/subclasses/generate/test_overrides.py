@@ -219,7 +219,7 @@ def test_an_outer_size_that_is_read_from_a_tensor(compiler):
     assert (x * 2).shape == (2, 3)
     with pytest.raises(
         Exception,
-        match=r"Ragged\.outer reads what is in an inner tensor.*as a field, `length: int = dynamic\(\)`",
+        match=r"Ragged\.outer reads the data of an inner tensor.*as a field, `length: int = dynamic\(\)`",
     ):
         COMPILERS[compiler](lambda x: x * 2)(x)
 

@@ -182,11 +182,11 @@ def send(mesh, folder):
 SENT = {
     "a plain tensor": (
         lambda: torch.randn(4, 8),
-        r"got a Tensor of size \(4, 8\) too; quantize what each rank gives and what it receives alike",
+        r"got a Tensor of size \(4, 8\) too; quantize the inputs and outputs of all ranks alike",
     ),
     "numbers with a zero point": (
         lambda: random_int8(symmetric=False),
-        r"got Int8Tensors with a scale of \(4, 1\) and a zero point too; quantize .* alike, all with symmetric=True or",
+        r"got Int8Tensors with a scale of \(4, 1\) and a zero point too; quantize .* alike, with symmetric=True or",
     ),
     "other blocks": (
         lambda: random_int8(block_size=(4, 8)),

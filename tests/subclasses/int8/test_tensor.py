@@ -117,7 +117,7 @@ test_refused = raising(
             ),
             (lambda: Int8Tensor(Q, torch.ones(3, 1)), ValueError, r"got \(3, 1\)"),
             (lambda: Int8Tensor(Q, S, torch.zeros(1, 6, dtype=torch.int8)), ValueError, "zero_point"),
-            (lambda: Int8Tensor(Q, S, block_size=(1, 3)), ValueError, r"asks for a scale of size \(4, 2\)"),
+            (lambda: Int8Tensor(Q, S, block_size=(1, 3)), ValueError, r"needs a scale of size \(4, 2\)"),
             (lambda: Int8Tensor(Q, S, block_size=(6,)), ValueError, "each of the 2 dimensions"),
             (lambda: Int8Tensor.from_float(S, block_size=4), ValueError, "each of the 2 dimensions"),
             (lambda: Int8Tensor(Q.float(), S), ValueError, "torch.int8"),

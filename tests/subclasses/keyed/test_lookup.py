@@ -313,7 +313,7 @@ WRONG_BATCHES = {
     "split": (lambda: batch([1, 2]).split([1, 2]), r"add up to 2, got \[1, 2\]"),
     "split by size": (lambda: batch([1, 2]).split(1), "the number of keys of each part"),
     "split by torch": (lambda: torch.split(batch([1, 2]), 1), "the number of keys of each part"),
-    "split of rows": (lambda: torch.split(batch([1, 2]), [1, 1], 1), "only dim 0, that of the keys"),
+    "split of rows": (lambda: torch.split(batch([1, 2]), [1, 1], 1), "only dim 0, of the keys"),
     "split by fractions": (lambda: batch([1, 2]).split([1.0, 1.0]), r"such as \[2, 1\], got \[1.0, 1.0\]"),
     "permute by a string": (lambda: batch([1, 2]).permute("ab"), "keys or of indices of keys, got 'ab'"),
     "permute by a fraction": (lambda: batch([1, 2]).permute([1.5]), r"indices of keys, got \[1.5\]"),
@@ -363,7 +363,7 @@ WRONG_BATCHES |= {
     ),
     "weights of two columns": (
         from_jagged(**{key: SOME.with_values(torch.ones(6, 2))[key] for key in "ab"}),
-        "make it by feature",
+        "Make it by feature",
     ),
 }
 ERRORS = TypeError, ValueError, LookupError, DispatchError
@@ -509,7 +509,7 @@ WRITING = {
 
 
 IN_A_GRAPH = (
-    r"max_norm.*: each lookup writes to it, which is no part of a graph of jagged ids; make it without max_norm "
+    r"max_norm.*: each lookup writes to it, which a graph of jagged ids does not contain. Make it without max_norm "
     r"and renormalise its rows after the optimizer's step, or call it outside of the compiled function"
 )
 GRAPHS = {  # the first with Dynamo's own error around ours

@@ -609,7 +609,7 @@ test_what_einsum_refuses = refused(
         "a letter too few": (
             lambda x: torch.einsum("bt->b", x),
             ValueError,
-            "'bt' in 'bt->b' stands for a tensor",
+            "'bt' in 'bt->b' does not fit a tensor",
         ),
         "other lengths": (
             lambda x: torch.einsum("btd,btd->bt", x, x[[1, 0, 2, 3]]),

@@ -306,11 +306,11 @@ PADDED = {
     "a single row": (
         lambda: padded() + padded(lengths=(3,)),
         rf"add: a single row is not repeated: {NAME} and a PaddedTensor of size \(1, 3, 4\), .*; a table is, with 0 "
-        rf"where it has no entry: write y.to_dense\(\) for the one of a single row$",
+        rf"where it has no entry: write y.to_dense\(\) for the table of a single row$",
     ),
     "a single row of another width": (
         lambda: padded() + padded(lengths=(2,)),
-        r"write y.to_dense\(\) for the one of a single row, after x.to_padded\(at_least=3\) for both",
+        r"write y.to_dense\(\) for the table of a single row, after x.to_padded\(at_least=3\) for both",
     ),
     "factors of other widths": (
         lambda: padded().mT @ padded().to_padded(at_least=5),
@@ -412,7 +412,7 @@ PADDED = {
     ),
     "values by what is no mask": (
         lambda: (lambda x: written(x, x, x))(padded().mT),
-        r"writing into a PaddedTensor of size \(3, 4, 3\), .*: expected a number, or what x\[mask\] gives for a mask",
+        r"writing into a PaddedTensor of size \(3, 4, 3\), .*: expected a number, or the result of x\[mask\]",
     ),
     "rows put": (
         lambda: padded().index_put((ROWS,), padded(lengths=(3, 2))),
@@ -582,7 +582,7 @@ test_refused_of_layers = raising(
                 "no mask that is causal": (
                     lambda cls: attend_itself(cls, is_causal=True),
                     ValueError,
-                    r"multi_head_attention_forward: is_causal says what attn_mask is; pass",
+                    r"multi_head_attention_forward: is_causal only describes attn_mask; pass",
                 ),
                 "entries of another size": (
                     lambda cls: attend_itself(cls, nn.MultiheadAttention(6, 2, batch_first=True)),

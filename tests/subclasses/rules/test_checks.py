@@ -80,9 +80,9 @@ NEVER = {
     "partial": (functools.partial(torch.add, 1), "Name a function of torch"),
     "module": (nn.ReLU(), "A module calls functions in its forward"),
     "bound": (torch.ones(2).add, r"torch\.Tensor\.add"),
-    "autograd function": (Function.apply, "the functions of torch that it calls ask"),
+    "autograd function": (Function.apply, "the functions of torch that it calls dispatch"),
     "custom op": (double, r"torch\.ops\.my_library\.my_op"),
-    "composed": (F.sigmoid, "the functions of torch that it calls ask"),
+    "composed": (F.sigmoid, "the functions of torch that it calls dispatch"),
     "compile": (torch.compile, "the function compile of torch"),
     "numbers": (
         torch.ops.aten.mul.default,

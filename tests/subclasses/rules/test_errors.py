@@ -172,7 +172,7 @@ def test_a_missing_derivative_is_named_with_the_way_around_it(key):
     rule = lambda func, x: type(x)(func(x.held))  # noqa: E731
     Relu = declare(held=inner(differentiable=True), rules={key: rule})
     held = torch.ones(2, requires_grad=True)
-    with pytest.raises(DispatchError, match=r"threshold_backward.*registered for the function.*unwrap"):
+    with pytest.raises(DispatchError, match=r"threshold_backward.*for the function.*unwrap"):
         aten.threshold_backward.default(torch.ones(2), Relu(held.detach()), 0.0)  # as PyTorch's formula does
     Relu(held).relu().held.sum().backward()  # the rule's own derivative
     assert held.grad.tolist() == [1.0, 1.0]
@@ -248,7 +248,7 @@ def compiled(compiler):
     return lambda: compiler(add, backend="eager")(endless(aten.add.Tensor)(torch.ones(2)))
 
 
-ENDLESS = r"on an Endless: the rule .*calls itself.*as x\.unwrap\(\) gives them"
+ENDLESS = r"on an Endless: the rule .*calls itself.*inner tensors, x\.unwrap\(\)"
 NO_PLAIN = r"Made\.materialize: expected a plain tensor, .*as in self\.held"
 RAISED = r"on a Named: the rule .*raised TypeError: softmax"
 test_the_error_of_a_rule_or_of_materialize = pytest.mark.usefixtures("without_garbage_collection")(
@@ -340,7 +340,7 @@ def test_a_value_of_an_earlier_definition(notebook):
     x = notebook.Scaled(notebook.torch.ones(2))
     assert (x * 3).tolist() == [6, 6]
     run_cell(notebook)
-    with pytest.raises(RecursionError, match=r"`class Scaled` has run again .* make the value again"):
+    with pytest.raises(RecursionError, match=r"`class Scaled` has run again .* Make the value again"):
         _ = x * 3
     assert (notebook.Scaled(x.raw) * 3).tolist() == [6, 6]
 

@@ -131,7 +131,7 @@ def test_an_op_of_a_ruled_function_is_refused_in_another_function(norm, door):
     assert torch.linalg.vector_norm(value).item() == pytest.approx(50**0.5)
     words = (
         r"computes by aten.linalg_vector_norm.default, for which the rule of the function "
-        r"torch.linalg.vector_norm is not asked.*@Wind.implements\(torch.ops.aten.linalg_vector_norm.default\)"
+        r"torch.linalg.vector_norm is not called.*@Wind.implements\(torch.ops.aten.linalg_vector_norm.default\)"
     )
     with pytest.raises(DispatchError, match=words):
         DOORS[door](lambda value: NORMS[norm](value))(value)

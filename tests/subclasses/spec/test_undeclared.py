@@ -212,7 +212,7 @@ REFUSED = {
     },
     "a check of files that is no class method": (
         lambda: declare({}, check_loaded=lambda self, **fields: None),
-        r"Bad\.check_loaded is asked before there is a value; write `@classmethod`",
+        r"Bad\.check_loaded is called before there is a value; write `@classmethod`",
     ),
     "a field of a dataclass": (
         lambda: declare({"k": int}, k=dataclasses.field(default=1)),

@@ -172,7 +172,7 @@ PLANTED = {
         declare(Base, materialize=lambda self: self * 2),
         Base,
         ["readable"],
-        ["applies an op to a value of the class; let it compute with inner tensors"],
+        ["applies an op to a value of the class. Let it compute with inner tensors"],
     ),
     "a rule that detaches": (
         ruled(F.linear, detached),

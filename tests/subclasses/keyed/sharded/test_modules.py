@@ -433,7 +433,7 @@ def test_gradients_accumulate_and_are_clipped(sparse):
         assert p.grad.local.abs().max() == 0.25
 
 
-NORM = "would be that of this rank's rows alone"
+NORM = "would count this rank's rows alone"
 REFUSED_OPS = {
     "norm": (lambda p: p.grad.norm(), NORM),
     "linalg.norm": (lambda p: torch.linalg.norm(p.grad), NORM),
