@@ -42,7 +42,7 @@ class MXFP8(TensorSubclass, fallback="materialize"):
             raise ValueError(
                 f"{x.dtype} of size {list(x.shape)}: need float32 or bfloat16 in blocks of {BLOCK}"
             )
-        blocks = x.detach().float().unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
+        blocks = x.detach().float().contiguous().unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
         largest = blocks.abs().amax(-1)
         exponent = ((largest.view(torch.int32) >> 23) - 8).clamp(min=0)
         exponent = exponent.where(~largest.isnan(), 255)

@@ -73,7 +73,7 @@ class NF4(TensorSubclass, dtype_from="scale", fallback="materialize"):
             raise ValueError(
                 f"{group} blocks of {block} in a matrix of size {list(w.shape)}: need whole groups"
             )
-        blocks = w.detach().unflatten(1, (w.shape[1] // block, block))
+        blocks = w.detach().contiguous().unflatten(1, (w.shape[1] // block, block))
         largest = blocks.abs().amax(2)
         numbers = blocks / largest.where(largest > 0, 1).unsqueeze(2)
         codes = (numbers.unsqueeze(-1) - numbers.new_tensor(LEVELS)).abs().min(-1).indices

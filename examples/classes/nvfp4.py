@@ -52,7 +52,7 @@ class NVFP4(TensorSubclass, fallback="materialize"):
             raise ValueError(
                 f"{x.dtype} of size {list(x.shape)}: need float32 or bfloat16 in blocks of {BLOCK}"
             )
-        blocks = x.detach().float().unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
+        blocks = x.detach().float().contiguous().unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
         largest = blocks.abs().amax(-1)
         whole = largest.amax() / (MOST * LEVELS[-1]) if x.numel() else largest.new_ones(())
         whole = whole.where(whole > 0, 1)

@@ -105,7 +105,7 @@ def test_the_numbers_and_scales_are_torchaos(name, dtype, factor):
     w = torch.randn(256, 192) * torch.logspace(-2, 2, 192)
     w[1], w[2, :16] = torch.arange(192) / 16, 0.0
     w = (w * factor).to(dtype)
-    ours = getattr(FORMATS[name], "func", FORMATS[name])(w)
+    ours = getattr(FORMATS[name], "func", FORMATS[name])(w.t().contiguous().t())  # the strides do not matter
     for one, other in pairs(ours, make_theirs(pytest.importorskip(module), w)):
         one = one.materialize() if type(one) is type(ours) else one
         assert one.dtype == other.dtype
