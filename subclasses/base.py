@@ -51,14 +51,17 @@ class TensorSubclass(Tensor):
     Class keywords:
         size_from: name of the inner tensor whose size, stride and device are the outer ones. Default: the first.
         dtype_from: name of the inner tensor whose dtype is the outer one. Default: ``size_from``.
-        fallback: how an op without a rule runs: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``.
+        fallback: how an op without a rule runs: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``. Default:
+            ``"error"``.
         decompose: whether PyTorch's decompositions may be used, or the collection of ops that may be decomposed.
-        trainable: whether an optimizer updates the inner tensors of an ``nn.Parameter``. Default: ``fallback="map"``.
-        kind: a value is one plain tensor (``"representation"``) or its inner tensors (``"structure"``).
+        trainable: whether an optimizer updates the inner tensors of an ``nn.Parameter``. Default: True
+            with ``fallback="map"``, else False.
+        kind: a value is one plain tensor (``"representation"``) or its inner tensors (``"structure"``). Default: a
+            representation if the class has ``materialize``, except with ``fallback="map"``.
 
     The gradient of a Parameter of a trainable class is a cotangent of the class. Weight decay, clipping and averages
-    act on each differentiable inner tensor. A step of an optimizer with a Parameter of any other class raises before it
-    writes, unless the class has a rule for ``add_``.
+    act on each differentiable inner tensor. A class that is not trainable needs a rule for ``add_`` or ``add``: else a
+    step of an optimizer with such a Parameter raises before it writes.
     """
 
     __spec__: SubclassSpec
@@ -170,8 +173,9 @@ class TensorSubclass(Tensor):
         Args:
             *ops: each an ``OpOverload`` or a packet, a Python-level function, a ``torch.Tag``, or a family of ops
                 (``subclasses.arithmetic``, ``comparisons``, ``reductions``). The rule of a function runs above
-                autograd. The rule of an ``OpOverload`` or a packet runs below autograd, on raw inner tensors. A
-                function of the author is accepted if it dispatches by ``torch.overrides.wrap_torch_function``.
+                autograd, on differentiable inner tensors. So does a rule of a structure for an op. A rule of a
+                representation for an op, a family or a tag runs below autograd, on raw inner tensors. A function of
+                the author is accepted if it dispatches by ``torch.overrides.wrap_torch_function``.
             derivative: ``"formula"`` for a rule of a structure with ``materialize`` that computes the op on the tensors
                 which values represent. Its derivative is PyTorch's formula, as for a rule of a representation. It runs
                 below autograd. Reading inner tensors of its result raises where gradients are recorded.

@@ -1,15 +1,6 @@
 """Op resolution: decides once for each class and op how the op runs, and returns one callable.
 
-The steps in order:
-
-- an exact rule,
-- an op derived from the rule of its functional counterpart,
-- a structure-preserving op,
-- a rule for a tag,
-- PyTorch's decomposition, where the class allows it,
-- the class's fallback, whose last resort is a :class:`DispatchError`.
-
-The generated ``__torch_dispatch__`` caches the callable in a dict.
+:class:`Step` lists the steps in order. The generated ``__torch_dispatch__`` caches the callable in a dict.
 """
 
 from __future__ import annotations
@@ -97,19 +88,19 @@ _FILLING = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
 
 
 class Step(StrEnum):
-    """The steps of resolution, in order of precedence."""
+    """The steps of resolution, in order of precedence; the first that applies decides."""
 
-    RULE = "rule"
-    DERIVED = "derived"
-    STRUCTURE = "structure"
-    TAG_RULE = "tag rule"
-    DECOMPOSITION = "decomposition"
-    MAP = "map"
+    HIGHER_ORDER = "higher-order"  # an op that takes functions, such as cond
+    COTANGENT = "cotangent"  # the table of the class's cotangents
+    RULE = "rule"  # of the author, for this very op
+    DERIVED = "derived"  # an in-place or out= op, from the plan of its functional counterpart
+    INNERS = "inner tensors"  # an op that keeps the structure, such as detach: it runs on each inner tensor
+    TAG_RULE = "tag rule"  # of the author, for a tag of the op
+    DECOMPOSITION = "decomposition"  # PyTorch's, where the class allows it
+    MAP = "map"  # this and the following are fallbacks, of which a class has one
     VIEWS = "views"
     MATERIALIZE = "materialize"
     ERROR = "error"
-    HIGHER_ORDER = "higher-order"
-    COTANGENT = "cotangent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +111,7 @@ class Plan:
         step: The resolution step that applies.
         run: The callable.
         source: For a derived op its functional counterpart, and the step that applies to the counterpart.
-        functional: For a derived op the plan of its functional counterpart.
+        functional: For a derived op the callable of its functional counterpart.
         stages: The names of the stages around it, from the innermost.
         by_formula: Whether the rule that runs has PyTorch's formula as its derivative.
     """
@@ -152,12 +143,12 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if isinstance(op, HigherOrderOperator):
         return Plan(Step.HIGHER_ORDER, higher_order_run(cls, op))
     if cls._is_cotangent:
-        is_structure, run = cotangent_run(cls, op, partial(_find_own, op))
+        keeps_structure, run = cotangent_run(cls, op, partial(_find_own, op))
         cuts_rows = op is aten.slice.Tensor and cls.__spec__.fallback == "materialize"
         if op in WHOLE and not cls._traits.is_mapped and not cuts_rows:
             run = WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
         run = with_counted_writes(cls._value_cls, op, with_absent_gradients(op, run))
-        return Plan(Step.STRUCTURE if is_structure else Step.COTANGENT, run)
+        return Plan(Step.INNERS if keeps_structure else Step.COTANGENT, run)
     plan = _plan_before_fallback(cls, op) or Plan(Step(fallback_step(cls, op)), fallback_run(cls, op))
     run, names = plan.run, list[str]()
     for name, wrap in _stages(cls, op, plan, names):
@@ -177,25 +168,25 @@ def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[
         plan: The plan of the step that applies.
         names: The stages that have been added so far.
     """
-    facts, step, is_ours = op_facts(op), plan.step, not plan.by_rule
-    if op in WHOLE and is_ours and (step != Step.MAP or op is aten.slice.Tensor):
+    facts, step, by_library = op_facts(op), plan.step, not plan.by_rule
+    if op in WHOLE and by_library and (step != Step.MAP or op is aten.slice.Tensor):
         yield "whole", lambda run: WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
     if step in (Step.MAP, Step.VIEWS):
         yield "rules above", partial(with_rules_above, cls, op)
     yield from _gradient_stages(cls, op, plan)
     if step != Step.RULE:
         yield "sharding", partial(with_sharding, cls, op)
-    is_each_inner = step == Step.STRUCTURE and not names
+    is_each_inner = step == Step.INNERS and not names
     if op in COPYING_OPS:
         yield "marks", partial(with_marks, cls, op)
     if facts.viewed and step != Step.DECOMPOSITION:  # each of its ops has these itself
         yield "checked strides", partial(with_checked_strides, cls, op)
-        if not is_ours:
+        if not by_library:
             yield "checked views", partial(with_checked_views, cls, op)
         is_copy = step == Step.MATERIALIZE
         yield (
             "versions of base",
-            lambda run: with_versions_of_base(op, run, is_copy=is_copy, by_rule=not is_ours),
+            lambda run: with_versions_of_base(op, run, is_copy=is_copy, by_rule=not by_library),
         )
     if facts.written:
         yield "counted writes", partial(with_counted_writes, cls, op)
@@ -314,7 +305,7 @@ def _structural(cls: Any, op: OpOverload) -> Plan | None:
             structural.raise_dtype_stays(cls, op, out, kwargs)
         return out
 
-    return Plan(Step.STRUCTURE, plan)
+    return Plan(Step.INNERS, plan)
 
 
 def _tagged(cls: Any, op: OpOverload) -> Plan | None:
@@ -342,7 +333,7 @@ def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
     return None
 
 
-# ---- the steps ---------------------------------------------------------------------------------------------
+# ---- writes ------------------------------------------------------------------------------------------------
 
 
 def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
@@ -381,12 +372,12 @@ def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
         DispatchError: the other class is a base of this class, and the op would be mapped over inner tensors of one
             of them. Also if all classes in the call are declared, and each leaves the op to the others.
     """
-    if not _leaves(cls, op, types, args):
+    if not _defers(cls, op, types, args):
         return False
     declared = [t for t in types if hasattr(t, "__spec__")]
     if _is_left_to_python(op) or len(declared) < sum(map(is_traceable_wrapper_subclass_type, types)):
         return True
-    if all(_leaves(t, op, types, args) for t in declared if t is not cls):
+    if all(_defers(t, op, types, args) for t in declared if t is not cls):
         names = " and ".join(map(one_of, declared))
         plain = [t.__name__ for t in declared if t.__spec__.has_materialize]
         convert = f", or call it with the materialize() of the {plain[-1]}" if plain else ""
@@ -398,7 +389,7 @@ def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
     return True
 
 
-def _leaves(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
+def _defers(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
     """Whether a class leaves an op to another subclass in the call."""
     others: list[type] = [
         t for t in types if not issubclass(t, cls._value_cls) and is_traceable_wrapper_subclass_type(t)
@@ -409,7 +400,7 @@ def _leaves(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
         return False  # its plan leaves elements of other classes to them
     inside = {layout.cls for x in wrappers_in(cls, args) for _, layout in x._layout.nested}
     bases = [t for t in others if issubclass(cls, t)]
-    is_mapped = cls._traits.is_mapped and find_step(cls, op) in ("map", "structure")
+    is_mapped = cls._traits.is_mapped and find_step(cls, op) in (Step.MAP, Step.INNERS)
     if bases and is_mapped and not inside.issuperset(bases):
         raise DispatchError(
             f"{op} on {one_of(cls)} and {one_of(bases[0])}: an op is mapped over the inner tensors of values of one "
