@@ -79,7 +79,7 @@ class OuterOp(Record):
     Attributes:
         number: The number by which graph nodes refer to the op.
         name: `torch.nn.functional.linear`, `aten.mul.Tensor`.
-        kind: "plain", "rule", "inner tensors", "derived", "tag", "decomposition", "map", "materialize", "inside" (see
+        kind: "plain", "rule", "inners", "derived", "tag", "decomposition", "map", "materialize", "inside" (see
             the ops inside), "class" (of a class written by hand).
         how: The kind with names: the rule, and its position in the source.
         operands: Types and sizes of its tensors.

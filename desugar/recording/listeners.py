@@ -26,7 +26,7 @@ class Op:
     Attributes:
         number: Its index in the recording.
         name: `torch.nn.functional.linear`, `aten.mul.Tensor`.
-        how: The mechanism that turned it into plain ops: a rule, "inner tensors", "materialize", ...; "plain" where no
+        how: The mechanism that turned it into plain ops: a rule, "inners", "materialize", ...; "plain" where no
             argument is a subclass; empty for a torch function without a rule.
         operands: Types and sizes of its tensor arguments.
         line: The line of the user's code that ran it.

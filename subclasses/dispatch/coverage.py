@@ -14,7 +14,7 @@ from subclasses.ops.schema import op_facts
 
 # In order of precedence. The first word of a step is its kind.
 KINDS = (
-    *("rule", "derived", "inner tensors", "tag", "decomposition"),
+    *("rule", "derived", "inners", "tag", "decomposition"),
     *("map", "views", "materialize", "error", "ambiguous"),
 )
 OWN_KINDS = ("rule", "derived", "tag", "ambiguous")
@@ -27,7 +27,7 @@ class Coverage:
     Attributes:
         name: the name of the class.
         steps: for each op, such as ``"aten.add.Tensor"``, the resolution step that applies:
-            ``"rule"``, ``"derived from aten.add.Tensor (rule)"``, ``"inner tensors"``, ``"tag rule"``,
+            ``"rule"``, ``"derived from aten.add.Tensor (rule)"``, ``"inners"``, ``"tag rule"``,
             ``"decomposition"``, or the class's fallback ``"map"``, ``"views"``, ``"materialize"`` or
             ``"error"``;
             ``"ambiguous"`` where two equally specific rules apply.

@@ -94,7 +94,7 @@ class Step(StrEnum):
     COTANGENT = "cotangent"  # the table of the class's cotangents
     RULE = "rule"  # of the author, for this very op
     DERIVED = "derived"  # an in-place or out= op, from the plan of its functional counterpart
-    INNERS = "inner tensors"  # an op that keeps the structure, such as detach: it runs on each inner tensor
+    INNERS = "inners"  # an op that keeps the structure, such as detach: it runs on each inner tensor
     TAG_RULE = "tag rule"  # of the author, for a tag of the op
     DECOMPOSITION = "decomposition"  # PyTorch's, where the class allows it
     MAP = "map"  # this and the following are fallbacks, of which a class has one

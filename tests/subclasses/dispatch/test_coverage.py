@@ -37,7 +37,7 @@ Some = declare(keywords={"decompose": [aten.addcmul]})
 STEPS = {
     (Ruled, "aten.add.Tensor"): "rule",
     (Ruled, "aten.add_.Tensor"): "derived from aten.add.Tensor (rule)",
-    (Ruled, "aten.detach.default"): "inner tensors",
+    (Ruled, "aten.detach.default"): "inners",
     (Ruled, "aten.cos.default"): "tag rule",
     (Ruled, "aten.cos_.default"): "derived from aten.cos.default (tag rule)",
     (Ruled, "aten.linear.default"): "decomposition",

@@ -248,7 +248,7 @@ STEPS = {
     **dict.fromkeys(["aten.transpose.int", "aten.zeros_like.default"], "views"),
     **dict.fromkeys(["aten.t_.default", "aten.view.default"], "views"),
     **dict.fromkeys(["aten.exp.default", "aten.as_strided_.default"], "error"),
-    "aten.clone.default": "inner tensors",
+    "aten.clone.default": "inners",
 }
 
 
