@@ -290,8 +290,9 @@ class Subject:
             raise Skipped(
                 f"pass construct=, which makes {one_of(cls)} from {', '.join(map(field_name, names))}{words}"
             )
-        fields = [f.name for f in cls.__spec__.inners if f.attribute in names]
-        return lambda *parts: self.of_fields(x, **dict(zip(fields, parts, strict=True))), names
+        # A compiler traces the function, so that it holds no value.
+        fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], metadata(x)
+        return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
 
     @functools.cached_property
     def _wrong_constructor(self) -> str:
