@@ -235,7 +235,9 @@ def _code_of(s: Subject, error: Any) -> str:
     if _REAL_TENSOR in str(error):
         return "tensor-from-outside"
     is_field = isinstance(error, AttributeError) and s.declared and error.name in s.cls.__spec__.names
-    return "field-of-operand" if is_field and not isinstance(error.obj, s.cls) else code_of(error) or ""
+    if is_field and not isinstance(error.obj, s.cls):
+        return "field-of-operand"
+    return error.fault if isinstance(error, Broken) else code_of(error) or ""
 
 
 def _hint(s: Subject, promise: Promise, error: Exception, code: str, own: str, run: Callable[[], Any]) -> str:

@@ -183,7 +183,7 @@ def outside(s: Subject, case: Case) -> None:
     x = s.make()
     if odd := s.odd_sizes() if s.is_mapped else {}:
         words = " and ".join(f"{name} has size {size}" for name, size in odd.items())
-        raise Broken(f"{words}, the value {list(x.shape)}", code="inner-size")
+        raise Broken(f"{words}, the value {list(x.shape)}", fault="inner-size")
     _check_outside(s, x)
 
 

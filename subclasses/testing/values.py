@@ -97,7 +97,7 @@ def by_reference(s: Subject, case: Case, setting: Setting, *, rounded: bool = Fa
         lambda: check_stands_for(s, f"{case.name}{setting.words}", got, expected, rounded=rounded)
     )
     if isinstance(error, Broken) and any(_defaults(s, setting.operand(), result) for result in leaves(got)):
-        error.code = "metadata-default"
+        error.fault = "metadata-default"
     if error is not None:
         raise error
 
@@ -313,7 +313,7 @@ def kept_metadata(s: Subject, case: Case) -> None:
             lost = _defaults(s, x, result)
             if lost and not derive.is_told_apart(s, x, lost):
                 shown = ", ".join(f"{n}={value!r}, not {getattr(x, n)!r}" for n, value in lost.items())
-                raise Broken(f"{case.name} has the default {shown}", code="metadata-default")
+                raise Broken(f"{case.name} has the default {shown}", fault="metadata-default")
 
 
 def _defaults(s: Subject, x: Any, result: Any) -> dict[str, Any]:
