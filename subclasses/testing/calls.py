@@ -24,11 +24,13 @@ class Case:
         name: the call, as an author would write it.
         run: the call, as a function of its operand.
         works: whether the class is known to take it in eager mode.
+        parts: the calls of which it is made, if they are compiled together.
     """
 
     name: str
     run: Callable[[Any], Any]
     works: bool = False
+    parts: tuple[Case, ...] = ()
 
 
 WHOLE = Case("", lambda x: x)

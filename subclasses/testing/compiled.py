@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -96,14 +95,9 @@ def under(
     return context
 
 
-def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles nothing."""
-    return function
-
-
-def by_compiler(s: Subject, case: Any, setting: Setting) -> None:
+def by_compiler(s: Subject, case: Case, setting: Setting) -> None:
     """Raises unless a compiled case gives the result of eager mode, or is refused; a group is bisected then."""
-    works, expected = s.works(case.name, lambda: case.run(eagerly))
+    works, expected = s.works(case.name, lambda: case.run(WHOLE.run))
     if not works:
         return
     what = f"{case.name}{setting.words}"
@@ -112,7 +106,7 @@ def by_compiler(s: Subject, case: Any, setting: Setting) -> None:
     _, error = tried(lambda: check_equal(s, words, case.run(setting.operand()), expected))
     torch.compiler.reset()
     if error is not None:
-        refused, parts = len(s.refused), getattr(case, "parts", ())
+        refused, parts = len(s.refused), case.parts
         for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]) if len(parts) > 1 else ():
             by_compiler(s, group(s, half), setting)
         if len(s.refused) == refused and not s.refuses(what, error, deliberate=False):
@@ -135,18 +129,11 @@ def together(cases: Sequence[Case]) -> Callable[[Any], list[Any]]:
     return run
 
 
-@dataclass(frozen=True)
-class Group(Case):
-    """Calls that compile together, as one function of one value."""
-
-    parts: tuple[Case, ...] = ()
-
-
-def group(s: Subject, cases: Sequence[Case]) -> Group:
+def group(s: Subject, cases: Sequence[Case]) -> Case:
     """The group of some calls."""
     name = cases[0].name if len(cases) == 1 else "all ops at once"
     run = torch.no_grad()(lambda compile: compile(together(cases))(s.make()))
-    return Group(name, run, parts=tuple(cases))
+    return Case(name, run, parts=tuple(cases))
 
 
 def groups(s: Subject, most: int | None = None) -> list[Case]:
@@ -257,7 +244,6 @@ def construction(s: Subject) -> list[Case]:
         s.declared or s.options.get("construct"),
         f"pass construct=, which makes {one_of(s.cls)} from {', '.join(s.inners(x))}",
     )
-    skip_unless(all(type(t) is Tensor for t in s.inners(x).values()), "the inner tensors are not plain")
     build, names = s.builder(x)
     parts = [t for n, t in s.inners(x).items() if n in names]
 

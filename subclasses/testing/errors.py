@@ -24,7 +24,7 @@ class Broken(AssertionError):
         got: the result, if it was compared with another one.
         expected: the result of the reference, of eager mode or of a difference.
         mend: replaces the promise's own advice where the cause is known.
-        code: a code of ``ADVICE`` whose advice replaces it.
+        fault: a key of ``ADVICE``, whose advice replaces it.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class Broken(AssertionError):
         expected: str = "",
         *,
         mend: str | None = None,
-        code: str | None = None,
+        fault: str = "",
     ) -> None:
         super().__init__(f"{what}: {got} instead of {expected}" if expected else what)
-        self.got, self.expected, self.mend, self.code = got or what, expected, mend, code
+        self.got, self.expected, self.mend, self.fault = got or what, expected, mend, fault
 
 
 class Skipped(Exception):

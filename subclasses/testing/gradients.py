@@ -179,8 +179,7 @@ def cotangents(s: Subject, case: Case) -> None:
 
 def inner_requires_grad(s: Subject, case: Case) -> None:
     """Raises where inner tensors that require grad are kept as they are, or cut off, without an error."""
-    if problem := _unconnected(s):
-        raise Broken(problem)
+    check_that(not _unconnected(s), _unconnected(s))
 
 
 @once

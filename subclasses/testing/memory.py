@@ -76,12 +76,10 @@ def first_of(case: Case) -> Case:
 
 def is_view_of_plain(s: Subject, case: Case) -> bool:
     """Whether a case gives a plain tensor itself or a view of it, as ``contiguous`` and ``reshape`` may."""
-    for plain in stand_ins(s):
-        results, _ = tried_alone(case.run, plain)
-        found = [r for r in leaves(results) if isinstance(r, Tensor)]
-        if any(storage_key(r) == storage_key(plain) or (r._is_view() and r._base is plain) for r in found):
-            return True
-    return False
+    results = [
+        (r, p) for p in stand_ins(s) for r in leaves(tried_alone(case.run, p)[0]) if isinstance(r, Tensor)
+    ]
+    return any(storage_key(r) == storage_key(p) or (r._is_view() and r._base is p) for r, p in results)
 
 
 # ---- writes ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from subclasses.testing import compiled, gradients, memory, op_infos, structure, values
-from subclasses.testing.calls import PAIRS, RANDOM, VIEWS, Case
+from subclasses.testing.calls import LAZY, PAIRS, RANDOM, VIEWS, Case
 from subclasses.testing.cases import (
     accepted,
     applicable,
@@ -316,6 +316,10 @@ PROMISES = [
     Promise(
         "randomness",
         "Random ops follow the seed: the same after the same seed, something new at the next call.",
+        needs=(
+            "reals",
+            "many numbers",
+        ),
         cases=RANDOM,
         oracle=values.randomness,
         mend=(
@@ -327,6 +331,10 @@ PROMISES = [
         "random_backward",
         "Forward and backward of dropout agree on what was dropped.",
         level="gradients",
+        needs=(
+            "gradients",
+            "reals",
+        ),
         oracle=values.random_backward,
         mend="the backward of a random op must use the mask of its forward: save it, do not draw anew",
         declared=(
@@ -338,7 +346,7 @@ PROMISES = [
         "lazy_bits",
         "Conjugate and negative bits are kept, on a value and on its inner tensors.",
         needs=("reference",),
-        cases=values.lazy_cases,
+        cases=lambda s: (applicable(s, LAZY) if s.dtype.is_complex else []) + accepted(s)[:9],
         context=CONTEXTS["lazy bits"],
         oracle=values.lazy_bits,
         mend=(
@@ -365,6 +373,7 @@ PROMISES = [
     Promise(
         "autocast",
         "What an op gives under autocast is, up to rounding, what it gives there on the tensor stood for.",
+        needs=("autocast",),
         cases=accepted,
         context=CONTEXTS["autocast"],
         oracle=partial(by_reference, rounded=True),
@@ -447,7 +456,7 @@ PROMISES = [
     Promise(
         "clone_and_detach",
         "clone() gives an equal value with memory of its own, detach() one that shares it.",
-        cases=structure.local_copies,
+        cases=lambda s: structure.LOCAL_COPIES,
         oracle=structure.copied,
         may_refuse=False,
         mend=(
@@ -469,6 +478,7 @@ PROMISES = [
     Promise(
         "serialization",
         "A value comes back from pickle and from torch.save, with weights_only=True too.",
+        needs=("module",),
         cases=structure.files,
         oracle=structure.copied,
         may_refuse=False,
@@ -672,7 +682,7 @@ PROMISES = [
         "compiled_construction",
         "A value may be made from plain tensors, and taken apart, inside a compiled function.",
         level="gradients",
-        needs=("flatten",),
+        needs=("flatten", "plain inner tensors"),
         cases=compiled.construction,
         context=compiled.under(),
         oracle=compiled.by_compiler,

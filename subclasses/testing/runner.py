@@ -137,7 +137,6 @@ def suite(factory: Factory, **options: Unpack[Options]) -> type:
         TestMine = suite(make_mine)
     """
     check_options(factory, options)
-
     subject = functools.cache(lambda: Subject(factory, options))
     tests = {f"test_{p.name}": lambda self, p=p: run_test(subject(), p) for p in chosen(options)}
     return type("ConformanceSuite", (), {"__doc__": "One test for each promise.", **tests})
@@ -155,8 +154,9 @@ def outcome_of(s: Subject, promise: Promise) -> Outcome:
     """
     s.refused.clear()
     failures, skipped = list[Failure](), ""
-    trials, failure = tried(_trials, s, promise)
-    for case, words, run in [(WHOLE, "", int)] if failure else trials:
+    find = partial(_trials, s, promise)
+    trials, failure = tried(find)
+    for case, words, run in [(WHOLE, "", find)] if failure else trials:
         error = failure or tried(run)[1]
         if isinstance(error, Skipped):
             skipped = str(error)
@@ -194,7 +194,7 @@ def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], 
 
 # ---- hints ---------------------------------------------------------------------------------------------------
 
-# The codes of errors of this package that tell a fault of the class, with the advice; {} is the error's own hint.
+# Codes of errors of this package, and faults that the kit sees, with the advice; {} is the error's own hint.
 ADVICE = {
     "rule-result": "correct what that rule returns: {}",
     "rule-parameters": "correct the parameters of that rule: {}",
@@ -235,7 +235,9 @@ def _code_of(s: Subject, error: Any) -> str:
     if _REAL_TENSOR in str(error):
         return "tensor-from-outside"
     is_field = isinstance(error, AttributeError) and s.declared and error.name in s.cls.__spec__.names
-    return "field-of-operand" if is_field and not isinstance(error.obj, s.cls) else code_of(error) or ""
+    if is_field and not isinstance(error.obj, s.cls):
+        return "field-of-operand"
+    return error.fault if isinstance(error, Broken) else code_of(error) or ""
 
 
 def _hint(s: Subject, promise: Promise, error: Exception, code: str, own: str, run: Callable[[], Any]) -> str:

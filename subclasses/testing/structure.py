@@ -23,7 +23,6 @@ from subclasses.testing.errors import (
     check_that,
     problem,
     refusal,
-    skip_unless,
     succeeds,
     tried,
 )
@@ -184,7 +183,7 @@ def outside(s: Subject, case: Case) -> None:
     x = s.make()
     if odd := s.odd_sizes() if s.is_mapped else {}:
         words = " and ".join(f"{name} has size {size}" for name, size in odd.items())
-        raise Broken(f"{words}, the value {list(x.shape)}", code="inner-size")
+        raise Broken(f"{words}, the value {list(x.shape)}", fault="inner-size")
     _check_outside(s, x)
 
 
@@ -263,21 +262,14 @@ def _saved(x: Any) -> Any:
 DEEPCOPY = Copy("copy.deepcopy(x)", copy.deepcopy, trains=True)
 
 
-def local_copies(s: Subject) -> list[Case]:
-    """The copies that a program makes for itself."""
-    return [Copy("x.clone()", lambda x: x.clone()), Copy("x.detach()", lambda x: x.detach(), shares=True)]
+LOCAL_COPIES: list[Case] = [
+    Copy("x.clone()", lambda x: x.clone()),
+    Copy("x.detach()", lambda x: x.detach(), shares=True),
+]
 
 
 def files(s: Subject) -> list[Case]:
-    """The copies that go through a file.
-
-    Raises:
-        Skipped: pickle cannot find the class.
-    """
-    skip_unless(
-        "<locals>" not in s.cls.__qualname__,
-        "pickle finds a class by its name, and this one is local to a function: declare it in a module",
-    )
+    """The copies that go through a file."""
     cases: list[Case] = [Copy("a pickled value", _pickled), Copy("torch.load(weights_only=True)", _saved)]
     # torch cannot pickle plain float8 tensors
     return cases if all(succeeds(_pickled, t) for t in s.inners(s.make().detach()).values()) else cases[1:]

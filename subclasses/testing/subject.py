@@ -168,6 +168,17 @@ FACTS: dict[str, tuple[Callable[[Subject], object], str]] = {
     "materialize": (lambda s: hasattr(s.cls, "materialize"), "{s.name} has no materialize()"),
     "declared materialize": (lambda s: s.has_materialize, "{s.name} has no materialize()"),
     "gradients": (lambda s: is_differentiable(s.make()), "{s.dtype} cannot require grad"),
+    "autocast": (lambda s: s.dtype is torch.float32, "autocast leaves {s.dtype} as it is"),
+    "reals": (lambda s: s.dtype.is_floating_point, "dropout is defined for floating point numbers alone"),
+    "many numbers": (lambda s: s.make().numel() > 8, "random ops are told apart by more than 8 numbers"),
+    "module": (
+        lambda s: "<locals>" not in s.cls.__qualname__,
+        "pickle finds a class by its name, and this one is local to a function: declare it in a module",
+    ),
+    "plain inner tensors": (
+        lambda s: all(type(t) is Tensor for t in s.inners(s.make()).values()),
+        "the inner tensors are not plain",
+    ),
 }
 
 
@@ -290,8 +301,9 @@ class Subject:
             raise Skipped(
                 f"pass construct=, which makes {one_of(cls)} from {', '.join(map(field_name, names))}{words}"
             )
-        fields = [f.name for f in cls.__spec__.inners if f.attribute in names]
-        return lambda *parts: self.of_fields(x, **dict(zip(fields, parts, strict=True))), names
+        # A compiler traces the function, so that it holds no value.
+        fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], metadata(x)
+        return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
 
     @functools.cached_property
     def _wrong_constructor(self) -> str:

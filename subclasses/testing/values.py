@@ -30,7 +30,6 @@ from subclasses.testing import derive
 from subclasses.testing.calls import LAZY, MORE_PAIRS, PAIRS, POINTWISE, VIEWS, WHOLE, Case, like, operands
 from subclasses.testing.cases import (
     accepted,
-    applicable,
     callable_on,
     functional_cases,
     pair_calls_of,
@@ -98,7 +97,7 @@ def by_reference(s: Subject, case: Case, setting: Setting, *, rounded: bool = Fa
         lambda: check_stands_for(s, f"{case.name}{setting.words}", got, expected, rounded=rounded)
     )
     if isinstance(error, Broken) and any(_defaults(s, setting.operand(), result) for result in leaves(got)):
-        error.code = "metadata-default"
+        error.fault = "metadata-default"
     if error is not None:
         raise error
 
@@ -183,12 +182,6 @@ def two(s: Subject) -> list[Any]:
     return values_of(s, s.factory, derive.second(s))
 
 
-def _autocast(s: Subject) -> Setting:
-    x = s.make()
-    skip_unless(x.dtype is torch.float32, f"autocast leaves {x.dtype} as it is")
-    return Setting(s.make, " under autocast", lambda: torch.autocast(x.device.type, torch.bfloat16))
-
-
 def _lazy(s: Subject) -> Setting:
     x = s.make()
     lazy = s.changed(x, _lazily)
@@ -204,14 +197,20 @@ def _lazy(s: Subject) -> Setting:
 CONTEXTS: dict[str, Callable[[Subject], list[Setting]]] = {
     "eager": lambda s: [Setting(s.make)],
     "detached": lambda s: [Setting(lambda: s.make().detach())],
-    "autocast": lambda s: [_autocast(s)],
+    "autocast": lambda s: [
+        Setting(s.make, " under autocast", lambda: torch.autocast(s.make().device.type, torch.bfloat16))
+    ],
     "grad": lambda s: [Setting(s.trainable, mode=torch.enable_grad)],
     "inference": lambda s: [
         Setting(partial(WHOLE.run, s.make()), " of a value from outside", torch.inference_mode),
         Setting(s.make, mode=torch.inference_mode),
     ],
     "parameters": lambda s: [
-        Setting(s.make, " with Parameters for plain operands", lambda: operands(_parameter))
+        Setting(
+            s.make,
+            " with Parameters for plain operands",
+            lambda: operands(partial(nn.Parameter, requires_grad=False)),
+        )
     ],
     "other metadata": lambda s: [
         Setting(partial(s.make, make), f" {words}") for words, make in derive.named_variants(s)
@@ -238,10 +237,6 @@ CONTEXTS: dict[str, Callable[[Subject], list[Setting]]] = {
         for pair, name in (((s.factory, make), "y"), ((make, s.factory), "x"))
     ],
 }
-
-
-def _parameter(plain: Tensor) -> Tensor:
-    return nn.Parameter(plain, requires_grad=False)
 
 
 # ---- two values --------------------------------------------------------------------------------------------
@@ -318,7 +313,7 @@ def kept_metadata(s: Subject, case: Case) -> None:
             lost = _defaults(s, x, result)
             if lost and not derive.is_told_apart(s, x, lost):
                 shown = ", ".join(f"{n}={value!r}, not {getattr(x, n)!r}" for n, value in lost.items())
-                raise Broken(f"{case.name} has the default {shown}", code="metadata-default")
+                raise Broken(f"{case.name} has the default {shown}", fault="metadata-default")
 
 
 def _defaults(s: Subject, x: Any, result: Any) -> dict[str, Any]:
@@ -500,7 +495,6 @@ def randomness(s: Subject, case: Case) -> None:
 def random_backward(s: Subject, case: Case) -> None:
     """Compares the entries that dropout kept with the entries that have a gradient."""
     x = s.trainable()
-    skip_unless(x.is_floating_point(), "dropout of complex numbers is not defined")
     y = torch.nn.functional.dropout(x, 0.5)
     (grad,) = torch.autograd.grad(y, x, torch.ones(x.shape, dtype=x.dtype))
     if isinstance(grad, s.cls) and not isinstance(y, s.cls):
@@ -512,11 +506,6 @@ def random_backward(s: Subject, case: Case) -> None:
             not ((g != 0) != (k != 0))[plain != 0].any(),
             "entries that F.dropout dropped have a gradient, or kept ones have none",
         )
-
-
-def lazy_cases(s: Subject) -> list[Case]:
-    """Calls of complex numbers that set conjugate bits, and some that read inner tensors."""
-    return (applicable(s, LAZY) if s.make().is_complex() else []) + accepted(s)[:9]
 
 
 def lazy_bits(s: Subject, case: Case, setting: Setting) -> None:
