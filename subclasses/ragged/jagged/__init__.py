@@ -296,7 +296,9 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     def kept(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
         """Returns a tensor with the shape of ``values`` and ``fill`` in holes; without holes the same tensor."""
-        return self.trailing(self.segments.keep(self.leading(values), fill)) if self.has_gaps else values
+        if self.lengths is None and self.count is None:
+            return values
+        return self.trailing(self.segments.keep(self.leading(values), fill))
 
     def clean_values(self) -> Tensor:
         """Returns the values as a differentiable function of this tensor, with 0 in holes.
