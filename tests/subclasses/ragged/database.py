@@ -76,7 +76,10 @@ def make_counted(nested: Tensor, place: int, once: Callable[[Tensor | None], Any
     tail = torch.full_like(x.values.narrow(place - 1, 0, 1), poison(x.dtype))
     values, lengths = torch.cat([x.values, tail], place - 1), x.lengths
     offsets = torch.cat([x.offsets, torch.tensor([values.shape[place - 1]] * 2)])
-    rows = {"lengths": None if lengths is None else once(F.pad(lengths, [0, 2])), "count": once(torch.tensor(len(x)))}
+    rows = {
+        "lengths": None if lengths is None else once(F.pad(lengths, [0, 2])),
+        "count": once(torch.tensor(len(x))),
+    }
     return JaggedTensor(values, once(offsets), **rows, ragged_dim=place)  # type: ignore[arg-type]
 
 
