@@ -217,7 +217,12 @@ class StepGraph:
 
 def _gradients() -> list[tuple[Tensor, Tensor | None, int]]:
     """Returns all parameters with their gradients and the versions of these."""
-    tensors = (t for t in gc.get_objects() if issubclass(type(t), Tensor))
+    is_frozen = gc.get_freeze_count() > 0
+    if is_frozen:  # by gc.freeze(), which takes objects out of those that get_objects() returns
+        gc.unfreeze()
+    tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
+    if is_frozen:
+        gc.freeze()
     return [
         (t, t.grad, 0 if t.grad is None else t.grad._version) for t in tensors if isinstance(t, Parameter)
     ]

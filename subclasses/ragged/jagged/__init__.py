@@ -296,7 +296,9 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     def kept(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
         """Returns a tensor with the shape of ``values`` and ``fill`` in holes; without holes the same tensor."""
-        return self.trailing(self.segments.keep(self.leading(values), fill)) if self.has_gaps else values
+        if self.lengths is None and self.count is None:
+            return values
+        return self.trailing(self.segments.keep(self.leading(values), fill))
 
     def clean_values(self) -> Tensor:
         """Returns the values as a differentiable function of this tensor, with 0 in holes.
@@ -321,8 +323,10 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         """Returns other values for the same rows; ``ragged_dim`` is their ragged dimension, if it differs."""
         layout = self._layout
         place: int = layout.statics[0] if ragged_dim is None else ragged_dim
-        rows = self.offsets, self.lengths, self.count
-        held = (without_gradient_at_holes(values, *rows, place), *rows)
+        offsets, lengths, count = self.offsets, self.lengths, self.count
+        if lengths is not None or count is not None:
+            values = without_gradient_at_holes(values, offsets, lengths, count, place)
+        held = (values, offsets, lengths, count)
         # No check: the rows are unchanged.
         if not is_bare(values) or layout.nested:
             return TensorSubclass.__new__(type(self), *held, ragged_dim=place, max_length=self.max_length)

@@ -56,7 +56,7 @@ class JaggedInterface(RaggedTensor):
 
     def leader(self: Any, values: Sequence[Any]) -> Any:
         """Returns the first operand with rows; a merged one may have an entry for each row, as `per_row` returns."""
-        if self.ragged_dim or self.lengths is None:
+        if self.lengths is None or self.ragged_dim:
             return self
         return next((v for v in values if isinstance(v, self.ragged_class) and v.ragged_dim), self)
 

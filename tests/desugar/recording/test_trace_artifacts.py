@@ -22,6 +22,7 @@ from desugar.recording.trace_artifacts import collect_texts
 from desugar.recording.user_names import function_name, leaf_names, readable
 from subclasses.ragged import JaggedTensor
 from tests.doors import by_torch
+from tests.tables import giving
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -122,9 +123,12 @@ def test_tlparse_shows_those_of_a_folder_with_a_file_for_each_rank(trace, tmp_pa
 @pytest.mark.parametrize(("level", "has_texts"), [("desugar", False), ("+desugar", True)])
 def test_torch_logs_sets_the_level(run_script, level, has_texts):
     said = run_script(TORCH_LOGS=level)
-    assert "compiled program 1 of <lambda>: first call" in said
-    assert "compiled program 2 of <lambda>: x.requires_grad: expected True, got False" in said
-    assert "compiled a graph of <lambda> for torch.compile" in said
+    for text in (
+        "compiled program 1 of <lambda>: first call",
+        "compiled program 2 of <lambda>: x.requires_grad: expected True, got False",
+        "compiled a graph of <lambda> for torch.compile",
+    ):
+        assert text in said
     assert ("def run(a0):" in said) is has_texts
 
 
@@ -142,9 +146,13 @@ def test_the_logger_has_the_same_levels(caplog):
     assert last.endswith(": x.dtype: expected float32, got float64")
 
 
-def test_a_failed_compilation_has_its_error():
-    texts = collect_texts(Recording(len, "first call", error=ValueError("odd")))
-    assert json.loads(texts["reason"])["error"] == "ValueError: odd" and "wrapper" not in texts
+FAILED = collect_texts(Recording(len, "first call", error=ValueError("odd")))
+test_a_failed_compilation_has_its_error = giving(
+    {
+        "error": (lambda: json.loads(FAILED["reason"])["error"], "ValueError: odd"),
+        "wrapper": (lambda: "wrapper" in FAILED, False),
+    }
+)
 
 
 # ---- Dynamo's names in those of the user ----------------------------------------------------------------------------
@@ -170,11 +178,16 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("dynamos", "users"), NAMES)
-def test_expressions(dynamos, users):
-    assert readable(dynamos) == users
-    without_scope = re.sub(r"L\['(\w+)'\]", r"\1", dynamos)  # as reasons of recompilations have it
-    assert readable(without_scope) == users
+# Reasons of recompilations have names without their scope.
+test_expressions = giving(
+    {
+        dynamos: (
+            lambda dynamos=dynamos: [readable(dynamos), readable(re.sub(r"L\['(\w+)'\]", r"\1", dynamos))],
+            [users] * 2,
+        )
+        for dynamos, users in NAMES
+    }
+)
 
 
 class Plain(nn.Module):
@@ -185,18 +198,18 @@ class Any(nn.Module):
     def forward(self, x, *more, module=None, **rest): ...
 
 
-@pytest.mark.parametrize(
-    ("module", "dynamos", "users"),
-    [
-        (nn.ReLU(), "L['module'].inplace == False", "self.inplace == False"),
-        (Plain(), "L['module'].a + L['module_1'].b", "module.a + self.b"),
-        (Any(), "module.a + args[0] + args[2] + kwargs['module']", "self.a + x + more[1] + module"),
-        (Any(), "x.module == 'module' and kwargs['b'].args[0]", "x.module == 'module' and b.args[0]"),
-    ],
+test_names_in_the_call_of_a_module = giving(
+    {
+        dynamos: (lambda module=module, dynamos=dynamos: readable(dynamos, *module), users)
+        for module, dynamos, users in [
+            ([nn.ReLU()], "L['module'].inplace == False", "self.inplace == False"),
+            ([Plain()], "L['module'].a + L['module_1'].b", "module.a + self.b"),
+            ([Any()], "module.a + args[0] + args[2] + kwargs['module']", "self.a + x + more[1] + module"),
+            ([Any()], "x.module == 'module' and kwargs['b'].args[0]", "x.module == 'module' and b.args[0]"),
+            ([], "module.a + args[0]", "module.a + args[0]"),  # of a function, these are the user's own
+        ]
+    }
 )
-def test_names_in_the_call_of_a_module(module, dynamos, users):
-    assert readable(dynamos, module) == users
-    assert readable("module.a + args[0]") == "module.a + args[0]", "of a function, these are the user's own"
 
 
 class Layer(nn.Linear):

@@ -74,11 +74,13 @@ def make_counted(nested: Tensor, place: int, once: Callable[[Tensor | None], Any
     """The rows of a nested tensor and two spare ones, the first with an entry of poison."""
     x = make_jagged(nested, place, once)
     tail = torch.full_like(x.values.narrow(place - 1, 0, 1), poison(x.dtype))
-    values = torch.cat([x.values, tail], place - 1)
-    end = torch.tensor([values.shape[place - 1]] * 2)
-    lengths = None if x.lengths is None else once(F.pad(x.lengths, [0, 2]))
-    offsets, count = once(torch.cat([x.offsets, end])), once(torch.tensor(len(x)))
-    return JaggedTensor(values, offsets, lengths=lengths, count=count, ragged_dim=place)
+    values, lengths = torch.cat([x.values, tail], place - 1), x.lengths
+    offsets = torch.cat([x.offsets, torch.tensor([values.shape[place - 1]] * 2)])
+    rows = {
+        "lengths": None if lengths is None else once(F.pad(lengths, [0, 2])),
+        "count": once(torch.tensor(len(x))),
+    }
+    return JaggedTensor(values, once(offsets), **rows, ragged_dim=place)  # type: ignore[arg-type]
 
 
 def has_operand_of_rows(sample: Any) -> bool:
@@ -244,9 +246,7 @@ def noted(errors: list[str]) -> Iterator[None]:
 def count(op: Any, layout: str, run: Any = run_eager, stride: int = 1) -> tuple[list[str], list[str]]:
     """What is wrong with an op's samples, forward and backward; only where gradients are compared there is a second."""
     forward, backward = [], []
-    samples = samples_of(op)
-    if layout == "counted":
-        samples = [(sample, expected) for sample, expected in samples if not has_operand_of_rows(sample)]
+    samples = [s for s in samples_of(op) if layout != "counted" or not has_operand_of_rows(s[0])]
     for sample, expected in samples[::stride]:
         theirs = expected_grads(op, sample, expected)
         with noted(forward):

@@ -96,13 +96,12 @@ def make_batch(
     if layout == "holes" and dtype.is_floating_point:
         for end, gap in zip(offsets[1:].tolist(), gaps.tolist(), strict=True):
             values[end - gap : end] = float("nan")
-    if spare and dtype.is_floating_point:
-        values[-sum(spare) :] = float("nan")
+    if dtype.is_floating_point:
+        values[values.shape[0] - sum(spare) :] = float("nan")
     leaf = values.to(dtype).requires_grad_(dtype.is_floating_point)
     place = 2 if layout == "ragged dim 2" else 1
-    count = torch.tensor(len(lengths)) if spare else None
-    width = max([*lengths, *spare], default=0)
-    return Batch(leaf, offsets, sizes if layout == "holes" else None, place, width, count=count)
+    rows = offsets, sizes if layout == "holes" else None, place, max([*lengths, *spare], default=0)
+    return Batch(leaf, *rows, count=torch.tensor(len(lengths)) if spare else None)
 
 
 @dataclass

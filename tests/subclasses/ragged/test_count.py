@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 from examples._language_model import LanguageModel
-from subclasses.ragged import JaggedTensor
+from subclasses.ragged import JaggedTensor, weighted_loss
 from tests.doors import by_desugar, eager
 from tests.tables import giving, raising
 
@@ -103,6 +103,7 @@ test_which_rows_exist = giving(
         "text": (lambda: str(X).count("tensor("), 3),
         "of each row": (lambda: X.sum(1).to_tensors()[0].tolist(), [[2.0, 4.0], [0.0, 0.0], [1.0, 2.0]]),
         "last of each row": (lambda: X[:, 1:].sum((1, 2)).mean().item(), 1.0),
+        "tokens": (lambda: weighted_loss(X.sum(), X.mask().sum()).item(), 1.5 * 2),
         "mean over the batch": (lambda: X.mean().item(), 1.5),
         "padded": (lambda: X.to_padded().sum(1).mean().item(), 1.5),
         "copied": (lambda: copy.deepcopy(X).row_lengths().tolist(), [2, 0, 1]),
