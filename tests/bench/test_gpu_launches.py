@@ -7,6 +7,7 @@ the conversion of a module's parameters, which PyTorch refuses for fake tensors.
 import inspect
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def without_a_device(monkeypatch, recorded):
     for owner, name, stand_in in (
         (int8, "_check", lambda found, expected: None),  # fake tensors have no data
         (torch.testing, "assert_close", lambda *args, **options: None),
-        (training.copy, "deepcopy", lambda layer: layer),
+        (training, "copy", SimpleNamespace(deepcopy=lambda layer: layer)),
         (padded, "count_graphs", lambda: len(recorded)),
         (model, "SMALL", SCALE),
         (model, "look_inside", lambda *args: None),
