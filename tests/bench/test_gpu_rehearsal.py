@@ -27,18 +27,18 @@ HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
 MISSING = {
     "model": {model.NESTED},
     "training": {training.FLEX, training.NESTED},
-    "int8": {int8.GEMLITE, *int8.PLANNED},
+    "int8": {int8.GEMLITE, *(name for rows in int8.TILES for name in int8.kernel_ways(rows))},
     "chain": {int8.GEMLITE},
-    "dynamic": {*int8.PLANNED_DYNAMIC},
+    "dynamic": {*int8.kernel_ways_of_integers()},
     "padded": {padded.WITHOUT_MASK},
 }
 TIMED = {
     "basics": 3 + 2 + 2,
     "model": 2,
     "training": 6,
-    "int8": 2 * 6,
+    "int8": 2 * 6 + 3 * 2,
     "chain": 6,
-    "dynamic": 5,
+    "dynamic": 5 + 2,
     "padded": 4,
     "calls": 7 + 6,
     "events": 2,

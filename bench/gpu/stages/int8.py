@@ -7,6 +7,7 @@ else. torchao runs twice: with the settings of Inductor that it chooses itself, 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -33,9 +34,15 @@ TORCHAO_TUNED = "int8 weight-only, torchao, its own configuration"
 TORCHAO_DYNAMIC = "int8 dynamic, torchao, its own configuration"
 GEMLITE = "int8 weight-only, gemlite"
 FLOOR = "floor: reading the int8 weight"
-# What GPU kernels are planned, and the file that will hold them.
-PLANNED = ("a kernel for one row of its own", "a kernel for 2 to 64 rows that splits K")
-PLANNED_DYNAMIC = ("dynamic quantization inside of the product", "programmatic dependent launch")
+KERNEL = "int8, the kernel alone"
+# Tiles of this library's kernels by the rows of the input: columns, width, warps, stages. The kernels choose among the
+# first of them (`subclasses/int8/matmul/cuda_products.py`); the others are candidates.
+TILES = {
+    1: ((8, 512, 4, 1), (4, 1024, 4, 1), (4, 2048, 8, 1), (2, 2048, 4, 1), (1, 4096, 4, 1)),
+    16: ((32, 256, 4, 4), (64, 128, 4, 4), (64, 128, 4, 5), (64, 256, 4, 3), (128, 128, 4, 4)),
+    64: ((64, 128, 4, 3),),
+}
+TILES_OF_INTEGERS = ((16, 512, 4, 4), (32, 256, 4, 4))
 Linear = Callable[[Tensor], Any]
 
 
@@ -142,6 +149,48 @@ def _keep_gemlite(run: Run) -> None:
         sys.modules["gemlite"].cache_config(str(cached))
 
 
+def _by_tiles(kernel: str, tiles: Sequence[int], options: Any, run: Run, weights: Any) -> list[Linear]:
+    """Calls a kernel of this library by itself."""
+    if run.device.name != "cuda":
+        raise Absent("kernels of Triton need CUDA")
+    from subclasses.int8 import Int8Tensor
+    from subclasses.int8.matmul import cuda_products as kernels
+
+    if options["is_dependent"] and not kernels.can_depend(weights[0].device):
+        raise Absent("a dependent launch needs a Triton that offers it, and a device of Hopper or later")
+    multiply = partial(getattr(kernels, kernel), tiles=kernels.Tiles(*tiles), **options)
+    return [partial(multiply, kernels.Weight(*Int8Tensor.from_float(w).unwrap())) for w in weights]
+
+
+def kernel_ways(rows: int) -> dict[str, Callable[[Run, Any], list[Linear]]]:
+    """Returns the ways to call a kernel for ``rows`` rows: each tile, whole rows or parts, each kind of launch."""
+    kernel, choices = ("multiply_row", [{}]) if rows == 1 else ("multiply_rows", [{"parts": 1}, {"parts": 4}])
+    found = {}
+    for tiles, more, is_dependent in itertools.product(TILES[rows], choices, (False, True)):
+        name = _name_tiles(tiles, f"in {more['parts']} parts, " if more else "", is_dependent)
+        options = {**more, "is_dependent": is_dependent}
+        if not is_dependent or tiles == TILES[rows][0]:
+            found[name] = partial(_by_tiles, kernel, (rows, *tiles), options)
+    return found
+
+
+def kernel_ways_of_integers() -> dict[str, Callable[[Run, Any], list[Linear]]]:
+    """Returns the ways to call the kernel that quantizes one row and multiplies integers."""
+    options = {"x_scale": None, "dtype": torch.bfloat16}
+    return {
+        _name_tiles(tiles, "integers, ", is_dependent): partial(
+            _by_tiles, "multiply_integers", (16, *tiles), {**options, "is_dependent": is_dependent}
+        )
+        for tiles, is_dependent in itertools.product(TILES_OF_INTEGERS, (False, True))
+    }
+
+
+def _name_tiles(tiles: Sequence[int], more: str, is_dependent: bool) -> str:
+    columns, width, warps, stages = tiles
+    launch = ", dependent launch" if is_dependent else ""
+    return f"{KERNEL}: {more}tiles of {columns} x {width}, {warps} warps, {stages} stages{launch}"
+
+
 WAYS: dict[str, Callable[[Run, Sequence[Tensor]], list[Linear]]] = {
     PLAIN: _plain,
     WEIGHT_ONLY: partial(_ours, None),
@@ -174,28 +223,30 @@ def read_steps(run: Run, weights: Sequence[Tensor]) -> list[Call]:
 # ---------------------------------------------------------------------------------------------------------
 
 
-def _say_absent(run: Run, names: Sequence[str]) -> None:
-    for name in names:
-        run.line("int8, kernels that are planned", name, error="does not exist yet")
-
-
 @torch.no_grad()
 def measure_int8(run: Run) -> None:
-    """Times one layer of each shape at each batch size."""
-    _say_absent(run, PLANNED)
-    for shape in run.device.pick(SHAPES, ((64, 32),)):
+    """Times one layer of each shape at each batch size, then the kernels alone."""
+    shapes = run.device.pick(SHAPES, ((64, 32),))
+    for shape in shapes:
         _measure_layers(run, shape, run.device.pick(BATCHES, (1, 16)), WAYS)
+    for m in TILES:
+        _measure_layers(run, shapes[0], (m,), {PLAIN: _plain, **kernel_ways(m)}, "int8, kernels")
 
 
 @torch.no_grad()
 def measure_dynamic(run: Run) -> None:
     """Times layers that quantize their input, beside weight-only ones."""
-    _say_absent(run, PLANNED_DYNAMIC)
-    for shape in run.device.pick(SHAPES[:2], ((64, 32),)):
+    shapes = run.device.pick(SHAPES[:2], ((64, 32),))
+    for shape in shapes:
         _measure_layers(run, shape, run.device.pick((1, 16), (1,)), DYNAMIC_WAYS)
+    _measure_layers(
+        run, shapes[0], (1,), {PLAIN: _plain, **kernel_ways_of_integers()}, "int8 dynamic, kernels"
+    )
 
 
-def _measure_layers(run: Run, shape: tuple[int, int], batches: Sequence[int], ways: dict[str, Any]) -> None:
+def _measure_layers(
+    run: Run, shape: tuple[int, int], batches: Sequence[int], ways: dict[str, Any], kind: str = "int8"
+) -> None:
     options: dict[str, Any] = {"device": run.device.name, "dtype": torch.bfloat16}
     count = run.device.pick(max(3, -(-CACHE // (shape[0] * shape[1]))), 2)
     weights = [torch.randn(shape, **options) / shape[1] ** 0.5 for _ in range(count)]
@@ -205,7 +256,7 @@ def _measure_layers(run: Run, shape: tuple[int, int], batches: Sequence[int], wa
         makers = {name: partial(_layer, run, way, weights, x) for name, way in ways.items()}
         makers[FLOOR] = lambda: run.device.record(at_least_64(read_steps(run, weights)))
         sizes = f"N = K = {shape[0]}" if shape[0] == shape[1] else f"N = {shape[0]}, K = {shape[1]}"
-        group = f"int8, M = {m}, {sizes}"
+        group = f"{kind}, M = {m}, {sizes}"
         run.compare(group, makers, Turns(PLAIN, items=len(at_least_64(weights)), seconds=2.0))
     _keep_gemlite(run)
 
