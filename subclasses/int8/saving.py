@@ -104,7 +104,7 @@ def _read_json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     try:
         found = json.loads(metadata.get(key, "{}"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"from_plain: {key} is no JSON text: {error}") from error
+        raise ValueError(f"from_plain: {key} is not JSON text: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"from_plain: expected names in {key}, got {found!r:.200}")
     return found
