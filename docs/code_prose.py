@@ -12,7 +12,7 @@ import io
 import itertools
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from docs.wrap import ROOT
 
@@ -23,10 +23,18 @@ RULES = {
     r"|returns?|sees?|reads?|says?|gives?)\s+)what\b(?!\s+to\b|[:,])": "name the subject",
     r"\b(?:that|those)\s+of\b": "repeat the noun, or write its genitive",
     r"\bthe\s+ones?\s+(?:that|of|which|it|they|in|with)\b": "repeat the noun",
-    r"\bstands?\s+for\b": "represents, is",
+    r"\bstands?\s+(?:for|in|on|at)\b": "represents, is",
+    r"\bgives?\s+what\b": "has the result that",
+    r"\bas\s+good\s+as\s+nothing\b": "almost nothing",
     r"\b(?:told|tells?)\s+(?:\w+\s+){0,4}apart\b": "distinguishes",
     r"\b(?:asks|asked|knows)\b": "calls, dispatches, reads, has",
     r"\b(?:mend(?:s|ed|ing)?|heirs?|doors?|who\s+asks)\b(?!:)": "fix, subclass, function, caller",
+}
+# Habits of ours, and the plain English for each.
+HABITS = {
+    r"(?<!there\s)\b(?:is|are)\s+no\s+(?!longer|more|less)": "is not a, has no",
+    r"\bstand-ins?\b": "a placeholder, a fake tensor",
+    r"\btak(?:e|es|ing|en)\s+(?:\w+\s+){0,3}apart\b": "flattens, decomposes",
 }
 # The sentences of these pages and messages are not read yet: they are reworded elsewhere.
 NOT_YET = (
@@ -84,11 +92,11 @@ def messages(node: ast.AST, documented: set[ast.AST | None]) -> Iterator[tuple[i
                 yield from messages(child, documented)
 
 
-def by_sentences(text: str) -> Iterator[tuple[int, str, str]]:
+def by_sentences(text: str, rules: Mapping[str, str] = RULES) -> Iterator[tuple[int, str, str]]:
     """Yields the line, the words and the advice of each finding in a text, whose lines are counted from 0."""
     found = [
-        (m.start() + re.search(r"\w", m[0]).start(), m[0], RULES[rule])  # type: ignore[union-attr]
-        for rule in RULES
+        (m.start() + re.search(r"\w", m[0]).start(), m[0], rules[rule])  # type: ignore[union-attr]
+        for rule in rules
         for m in re.finditer(rule, text, re.I)
     ]
     for start, end in itertools.pairwise([0, *(m.end() for m in END.finditer(text)), len(text)]):
@@ -100,10 +108,11 @@ def by_sentences(text: str) -> Iterator[tuple[int, str, str]]:
 
 def by_rules(path: str, source: str) -> Iterator[str]:
     """Yields the findings in the text of a file."""
-    for first, text in texts(source, reads_messages=not path.startswith(NOT_YET)):
+    is_read = not path.startswith(NOT_YET)
+    for first, text in texts(source, reads_messages=is_read):
         text = BLOCK.sub(lambda code: "\n" * code[0].count("\n"), text)
         text = SPAN.sub(lambda code: "code" + "\n" * code[0].count("\n"), text)
-        for line, words, plain in by_sentences(text):
+        for line, words, plain in by_sentences(text, RULES | HABITS if is_read else RULES):
             yield f"{path}:{first + line}: {words!r}: {plain}"
 
 

@@ -1,4 +1,4 @@
-"""``python -m docs.prose``: reads the prose of README and docs with proselint, and with a short list of our own words.
+"""``python -m docs.prose``: reads the prose of README and docs with proselint, and with :mod:`docs.code_prose`.
 
 Fences, tables, headings and comments are left out, and a code span is one word. Prints ``page:line: what to write`` for
 each finding; the exit status is 1 if there is one. :mod:`docs.code_prose` has the rules for sentences, and reads the
@@ -17,15 +17,6 @@ from pathlib import Path
 from docs import code_prose
 from docs.wrap import PAGES, ROOT, prose
 
-# Habits of ours, and the plain English for each.
-OUR_WORDS = {
-    r"(?<!there\s)\b(?:is|are) no (?!longer|more|less)": "is not a, has no",
-    r"\bstands? (?:for|in|on|at)\b": "represents, is",
-    r"\bstand-ins?\b": "a placeholder, a fake tensor",
-    r"\btak(?:e|es|ing|en) (?:\w+ ){0,3}apart\b": "flattens, decomposes",
-    r"\bgives? what\b": "has the result that",
-    r"\bas good as nothing\b": "almost nothing",
-}
 # Checks of proselint that are left out: quotes and dots as in books, times of the day, "very".
 LEFT_OUT = ("typography.", "dates_times.", "weasel_words.")
 CODE, TARGET = re.compile(r"`[^`]*`"), re.compile(r"\]\([^)]*\)")
@@ -45,7 +36,7 @@ def prose_of(text: str) -> str:
 
 def by_our_words(page: str, text: str) -> Iterator[str]:
     """Yields the findings by the list above."""
-    for pattern, instead in OUR_WORDS.items():
+    for pattern, instead in code_prose.HABITS.items():
         for found in re.finditer(pattern, text, re.IGNORECASE):
             yield f"{page}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]!r}: {instead}"
 

@@ -2,7 +2,7 @@
 
 AOTInductor's libraries take and return only tensors. So a library reads a symbol from a tensor that has it as a size.
 Another int is passed as the size of an empty tensor. For an int that the graph returns, the library returns a tensor of
-one number. An output that the graph does not compute (an input, None) is no result of the library.
+one number. An output that the graph does not compute (an input, None) is not a result of the library.
 """
 
 from __future__ import annotations

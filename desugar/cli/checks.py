@@ -41,7 +41,7 @@ def check_outputs(*outputs: tuple[str, Path | None, str]) -> None:
 
 
 def check_backend(name: str) -> None:
-    """Raises `typer.BadParameter` for a name that is no backend's."""
+    """Raises `typer.BadParameter` for a name that is not a backend's."""
     try:
         choose_backend(name)
     except ValueError as error:

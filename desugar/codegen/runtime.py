@@ -43,7 +43,7 @@ def placed(gradient: Any, context: DTensorContext) -> Any:
     """Returns a gradient laid out over the mesh as in the trace, with its collectives ended.
 
     Gradients of one `DTensor` may arrive with any placements; a sum of partial sums, for example, is replicated. An
-    object that is no `DTensor` on the same mesh is returned unchanged. So is a gradient that is differentiated further.
+    object that is not a `DTensor` on the same mesh is returned as is. So is a gradient that is differentiated further.
     """
     if not is_dtensor(gradient) or torch.is_grad_enabled():
         return gradient

@@ -155,7 +155,7 @@ def copy_call(call: Call) -> Call:
 
 
 def _copy_tensor(tensor: Tensor) -> Tensor:
-    """Copies a tensor with its strides; the copy of a non-leaf tensor is no autograd leaf, either."""
+    """Copies a tensor with its strides; the copy of a non-leaf tensor is not an autograd leaf, either."""
     with torch.no_grad():
         copied = _copy_values(tensor.detach())
     if isinstance(tensor, nn.Parameter):

@@ -11,7 +11,7 @@ from desugar.explain.records import Worth
 from desugar.explain.text import bytes_text, count, duration
 
 _EQUAL = 1.05  # times and bytes that differ by a smaller factor are equal
-_LITTLE = 2**20  # bytes; a smaller difference is no loss
+_LITTLE = 2**20  # bytes; a smaller difference is not a loss
 
 
 def sum_up(

@@ -89,7 +89,7 @@ def is_saving() -> bool:
 
 
 def _is_plain_subclass(x: Any) -> bool:
-    """Returns whether a tensor's class is a subclass that is no wrapper and inherits `__torch_function__`."""
+    """Returns whether a tensor's class is a subclass that is not a wrapper and inherits `__torch_function__`."""
     if not isinstance(x, Tensor) or type(x) is Tensor or is_wrapper(x):
         return False
     function = getattr(type(x).__torch_function__, "__func__", None)

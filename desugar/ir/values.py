@@ -328,7 +328,7 @@ def slots_of(value: Value) -> Iterator[int]:
 
 
 def parts_of(value: Value) -> Iterator[tuple[Value, tuple[str, ...]]]:
-    """Yields (part, attribute path from the leaf) of each part of a value that is no wrapper."""
+    """Yields (part, attribute path from the leaf) of each part of a value that is not a wrapper."""
     if isinstance(value, Wrapper):
         for name, inner in value.inner:
             yield from ((part, (name, *path)) for part, path in parts_of(inner))

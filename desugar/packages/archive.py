@@ -88,7 +88,7 @@ class Archive:
 
         Raises:
             FileNotFoundError: The file does not exist.
-            PackageError: The file is no package, or has another digest.
+            PackageError: The file is not a package, or has another digest.
         """
         self.path = Path(path)
         if not self.path.is_file():
@@ -103,7 +103,7 @@ class Archive:
         try:
             self._file = zipfile.ZipFile(self.path)
         except zipfile.BadZipFile as error:
-            raise PackageError(f"{self.path} is no package that can be read: {error}") from error
+            raise PackageError(f"{self.path} is not a package that can be read: {error}") from error
         # The name of each entry begins with the archive's name, as in files of `torch.save`.
         self._entries = {entry.filename.partition("/")[2]: entry for entry in self._file.infolist()}
         if MANIFEST not in self._entries:
@@ -156,7 +156,7 @@ class Archive:
     def _read(self, name: str) -> bytes:
         entry = self._entries.get(name)
         if entry is None or entry.compress_type != zipfile.ZIP_STORED:
-            raise PackageError(f"{self.path} is no whole package: it has no {name}")
+            raise PackageError(f"{self.path} is not a whole package: it has no {name}")
         try:
             return self._file.read(entry)
         except (zipfile.BadZipFile, EOFError, OSError) as error:

@@ -38,7 +38,7 @@ def write(graph: fx.GraphModule) -> Any:
     """Returns a graph as JSON data: the name of each node's op, its arguments and its keywords.
 
     Raises:
-        PackageError: A node is no call of an op that :func:`read` accepts, such as `cond` or a constant tensor.
+        PackageError: A node is not a call of an op that :func:`read` accepts, such as `cond` or a constant tensor.
     """
     writer, entries = _GraphWriter(), []
     for node in graph.graph.nodes:
@@ -141,5 +141,5 @@ def _find_op(name: str) -> Callable[..., Any]:
         )
     found = getattr(getattr(getattr(torch.ops, space), packet), overload)
     if not isinstance(found, OpOverload):
-        raise PackageError(f"a plain graph of this package has {name!r}, which is no op")
+        raise PackageError(f"a plain graph of this package has {name!r}, which is not an op")
     return found

@@ -20,7 +20,7 @@ def show(path: str) -> str:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        PackageError: The file is no package.
+        PackageError: The file is not a package.
     """
     archive = Archive(path)
     names, data = archive.manifest()

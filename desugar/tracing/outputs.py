@@ -148,7 +148,7 @@ class _ResultUnwrapper:
         return next((n for n in sharing if leaves[n] is base), sharing[0] if sharing else None)
 
     def _is_computed(self, leaf: Tensor) -> bool:
-        """Returns whether a result is no view of an input, and its base passes on its gradient."""
+        """Returns whether a result is not a view of an input, and its base passes on its gradient."""
         if find_inner(self.run, leaf) is not None or _has_own_gradient(leaf):
             return False
         return self._input_sharing_memory(leaf) is None

@@ -242,7 +242,7 @@ def record_backward_calls(results: Sequence[Tensor]) -> Iterator[list[GradientCa
     nodes = autograd_nodes(results) if len(results) > 1 else ()
     handles = []
     for node in nodes:
-        # The node of an argument that is no leaf returns the gradient that it receives.
+        # The node of an argument that is not a leaf returns the gradient that it receives.
         if isinstance(node, BackwardCFunction) and node._forward_cls is not NonLeaf:  # type: ignore[attr-defined]
             is_linear = node._forward_cls.__module__.startswith("subclasses.")  # type: ignore[attr-defined]
 

@@ -182,7 +182,7 @@ def _read_of(value: Any) -> Read:
     try:
         freeze(value)
     except NotConstant:
-        raise NotProved(f"{type(value).__name__} is no plain value") from None
+        raise NotProved(f"{type(value).__name__} is not a plain value") from None
     if is_atom(value):
         return Read(How.VALUE)
     return Read(How.ITEMS if type(value) in (list, tuple) and all(map(is_atom, value)) else How.PARTS)

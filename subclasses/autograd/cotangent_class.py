@@ -123,7 +123,9 @@ def make_cotangent(x: Any, inners: Sequence[Any], named: Mapping[str, Any]) -> A
     given = dict(zip(held, inners, strict=False))
     for name, g in named.items():
         if name not in held or name in given:
-            why = "is given twice" if name in given else f"is no inner tensor; these are {', '.join(held)}"
+            why = (
+                "is given twice" if name in given else f"is not an inner tensor; these are {', '.join(held)}"
+            )
             raise TypeError(f"{call}: {name} {why}")
         given[name] = g
     for name, g in given.items():

@@ -23,7 +23,7 @@ from subclasses.spec.values import inner_tensors, is_differentiable
 def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
     """Returns an author's ``materialize`` as a differentiable function of the value, whose result is checked."""
 
-    @leave_in_graph  # Dynamo cannot take an argument apart as this does
+    @leave_in_graph  # Dynamo cannot flatten an argument as this does
     def run(self: Any) -> Tensor:
         _check_not_cotangent(self)
         if is_exporting():  # its graph reads inner tensors as functions of the value

@@ -75,7 +75,7 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
         )
     if dim != 0:
         raise DispatchError(
-            f"fully_shard of {one_of(cls)} along dim {dim}: values that are no plain tensors are cut into rows",
+            f"fully_shard of {one_of(cls)} along dim {dim}: values that are not plain tensors are cut into rows",
             code="shard-refused",
             hint="let shard_placement_fn return Shard(0) or None for it, or pass it in ignored_params",
         )
@@ -83,7 +83,7 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
     if (rows and rows % size) or fsdp_ranks() not in (None, len(parts)):
         raise DispatchError(
             f"fully_shard of {one_of(cls)} of size {tuple(x.shape)}: FSDP2 gathers equal numbers of rows of values "
-            "that are no plain tensors",
+            "that are not plain tensors",
             code="shard-refused",
             hint="pass it to fully_shard in ignored_params, or make dim 0 divisible by the ranks",
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from subclasses.keyed.kernels import Part, parts_of
 
-# The reason that a lookup with max_norm is no part of a graph.
+# The reason that a lookup with max_norm is not part of a graph.
 WRITES_TO_TABLES = (
     "each lookup writes to it, which a graph of jagged ids does not contain. Make it without max_norm and "
     "renormalise its rows after the optimizer's step, or call it outside of the compiled function"

@@ -125,5 +125,5 @@ def check_not_recorded(op: Any, x: Any) -> None:
             f"{op}: reached from inside another op, whose gradient would count entries that {one_of(type(x))} does not "
             "have",
             code="padding-counted",
-            hint="use x.sum(...), or take the op apart into ones that have rules",
+            hint="use x.sum(...), or decompose the op into ops that have rules",
         )

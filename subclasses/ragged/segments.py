@@ -5,7 +5,7 @@ table has the shape ``[B, T, ...]``. All functions are plain PyTorch on the devi
 ``values``. They read no data, so they trace with symbolic sizes and never wait for a GPU.
 
 Entries are moved by a scatter or gather with precomputed slots, whose derivatives are again a gather or scatter. There
-is no table of ``B * T`` indices, so the cost depends on the number of entries.
+is not a table of ``B * T`` indices, so the cost depends on the number of entries.
 """
 
 from __future__ import annotations

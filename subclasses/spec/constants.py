@@ -53,7 +53,7 @@ class Constant:
         name = vars(self).get("_name")
         if name and hasattr(Tensor, attribute) and not attribute.startswith("__"):
             words = (
-                f"{name}, read from the class, is no tensor and has no {attribute!r}: {name}.on(device) is the "
+                f"{name}, read from the class, is not a tensor and has no {attribute!r}: {name}.on(device) is the "
                 f"tensor, and a method reads it from a value, as self.{name.rpartition('.')[2]}"
             )
         raise AttributeError(words)

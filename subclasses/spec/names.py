@@ -166,7 +166,7 @@ def check_special_methods(cls: type) -> None:
             )
     if "__post_init__" in body:
         raise SpecError(
-            f"{cls.__name__}.__post_init__ is never called, since the class is no dataclass",
+            f"{cls.__name__}.__post_init__ is never called, since the class is not a dataclass",
             code="method-not-called",
             hint="write its checks in a `__new__` that ends with `return super().__new__(cls, ...)`",
         )

@@ -80,7 +80,7 @@ class TakenGuards:
     def _texts(self, guard: Any) -> Iterator[str]:
         name, kind = readable(guard.name, self.what), guard.create_fn_name()
         if kind == "TENSOR_MATCH":
-            if not name.endswith("_carrier"):  # the carrier of a dynamic int is no tensor of the user's
+            if not name.endswith("_carrier"):  # the carrier of a dynamic int is not a tensor of the user's
                 yield f"{name}: {leaf_text(self.leaves[name]) if name in self.leaves else 'a tensor as it was'}"
         elif kind == "TENSOR_SUBCLASS_METADATA_MATCH":
             yield from _metadata(name, self.leaves.get(name))

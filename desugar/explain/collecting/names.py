@@ -76,7 +76,7 @@ class Names:
 
 
 def _is_captured(graph: fx.GraphModule, number: int, name: str) -> bool:
-    """Whether a graph input is no argument of the function, or belongs to a module."""
+    """Whether a graph input is not an argument of the function, or belongs to a module."""
     nodes = graph.graph.find_nodes(op="placeholder")
     if number >= len(nodes):
         return not name.startswith("gradient")

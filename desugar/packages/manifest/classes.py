@@ -49,7 +49,7 @@ def find_classes(fingerprints: Mapping[str, str], given: Iterable[type]) -> dict
 
     Raises:
         PackageError: A class is missing, or its declaration has changed.
-        TypeError: A given object is no class.
+        TypeError: A given object is not a class.
     """
     known: dict[str, type] = {}
     for cls in given:

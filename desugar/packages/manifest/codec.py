@@ -159,9 +159,9 @@ def check(value: Any, kind: Any) -> None:
     if not _is_of(value, kind):
         raise PackageError(f"a package cannot hold {value!r:.80} in place of {kind}")
     if kind in (str, Word) and (not value.isidentifier() or keyword.iskeyword(value)):
-        raise PackageError(f"{value!r} is no name that a package can hold")
+        raise PackageError(f"{value!r} is not a name that a package can hold")
     if kind is str and value.startswith("__"):
-        raise PackageError(f"{value!r} is no name of an inner tensor")
+        raise PackageError(f"{value!r} is not a name of an inner tensor")
     for part, of in _annotated(value, kind):
         check(part, of)
 

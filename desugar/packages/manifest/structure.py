@@ -27,7 +27,7 @@ _OF_SIZES = SimpleNamespace(
     flatten_fn=lambda size: (list(size), None), unflatten_fn=lambda parts, _: torch.Size(parts)
 )
 
-# Replaces a default that is no constant; it marks an argument that a call leaves out.
+# Replaces a default that is not a constant; it marks an argument that a call leaves out.
 LEFT = type("LeftOut", (), {"__repr__": lambda self: "..."})()
 
 # --------------------------------------------------------------------------------------------- one structure

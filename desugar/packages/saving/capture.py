@@ -2,7 +2,7 @@
 
 Dynamo produces a graph of the function, and bytecode that reads the arguments, calls the graph and builds the result. A
 package cannot hold that bytecode, which refers to objects of this process. So `capture_call` runs it once on fake
-tensors, with stand-ins for the results of the graph. The positions of the stand-ins in the result give its structure.
+tensors, with placeholders for the results of the graph. Their positions in the result give its structure.
 Dynamo's sources give the origin of each graph input. A function that changes objects other than tensors raises
 `PackageError`, since a graph does not hold these changes.
 """
@@ -51,7 +51,7 @@ def call(*args: Any, **kwargs: Any) -> Call:
 
 
 class Placeholder(int):
-    """The stand-in of a number that the graph returns."""
+    """The placeholder of a number that the graph returns."""
 
 
 @dataclass(slots=True)
@@ -68,8 +68,8 @@ class Captured:
         leaf_sources: Number of an argument leaf -> Dynamo's expression of the leaf.
         facts: Dynamo's expressions of the objects whose values it guards.
         duplicated: Expressions of parts of arguments that are the same object as something outside the arguments.
-        standins: The stand-ins of the program's results.
-        result: The result of the call, made of stand-ins and of fakes of the arguments.
+        standins: The placeholders of the program's results.
+        result: The result of the call, made of placeholders and of fakes of the arguments.
     """
 
     flattened: Flattened

@@ -154,7 +154,7 @@ def _names_held(fn: Any) -> dict[int, list[str]]:
     """Returns the names in the modules that a function closes over or has among its globals."""
     try:
         held = inspect.getclosurevars(inspect.unwrap(fn))
-    except (TypeError, ValueError):  # it is no function of Python, or a cell is empty
+    except (TypeError, ValueError):  # it is not a function of Python, or a cell is empty
         return {}
     found: dict[int, list[str]] = {}
     for name, value in {**held.globals, **held.nonlocals}.items():
@@ -275,15 +275,15 @@ class Description:
             )
 
     def _finish(self, record: ProgramRecord) -> ProgramRecord:
-        """Adds the guards and symbols; raises `PackageError` for a symbol that is no size or int of an argument."""
+        """Adds the guards and symbols; raises `PackageError` for a symbol that is not a size or int of an argument."""
         guards = self.symbols.guards()
         symbols = tuple(self.symbols.records())
         read = {extent.index for extent in _extents_in(record.leaf_facts) if isinstance(extent, Symbol)}
         missing = set(range(len(symbols))) - read
         if missing:
             raise PackageError(
-                f"{len(missing)} sizes of the program are no sizes of its arguments; pass dynamic=False, or mark which "
-                "sizes change with torch._dynamo.mark_dynamic"
+                f"{len(missing)} sizes of the program are not sizes of its arguments; pass dynamic=False, or mark "
+                "sizes that change with torch._dynamo.mark_dynamic"
             )
         return replace(record, guards=guards, symbols=symbols)
 
@@ -317,7 +317,7 @@ class Description:
         value = example.node.hint if isinstance(example, SymInt) else example
         if type(value) is not int:
             raise PackageError(
-                f"the function holds {value!r:.80}, which is no tensor and no int: pass it as an argument"
+                f"the function holds {value!r:.80}, which is neither a tensor nor an int: pass it as an argument"
             )
         self.symbols.hold(example, value)
         return Constant(value)

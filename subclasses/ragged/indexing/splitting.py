@@ -101,7 +101,7 @@ def _split_along(func: Any, x: Any, where: Any) -> Any:
     name = func.__name__
     dim = {"vsplit": 0, "hsplit": 1, "dsplit": 2}[name]
     if isinstance(where, int) and x.shape[dim] % where and dim not in x.row_dims:
-        raise RuntimeError(f"{name}: dimension {dim} of {shown(x)} is no multiple of {where}")
+        raise RuntimeError(f"{name}: dimension {dim} of {shown(x)} is not a multiple of {where}")
     return torch.tensor_split(x, where, dim)
 
 

@@ -90,7 +90,7 @@ def _check(func: Any, input: Any, hx: Any, batch_first: bool) -> Any:
         )
     if is_traced(x.row_lengths()):
         raise DispatchError(
-            f"{name_of(func)}: the kernel needs the lengths of the rows on the host, so it is no part of a graph",
+            f"{name_of(func)}: the kernel needs the lengths of the rows on the host, so it is not part of a graph",
             code="graph-refused",
             hint="call the layer outside of the compiled function, or leave torch._dynamo.config.allow_rnn False, with "
             "which Dynamo breaks the graph there",

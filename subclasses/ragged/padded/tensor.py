@@ -158,7 +158,7 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         """Makes rows of the entries of ``padded [B, T, ...]`` where ``mask [B, T]`` is True; differentiable.
 
         Raises:
-            ValueError: ``mask`` is no bool tensor of that shape.
+            ValueError: ``mask`` is not a bool tensor of that shape.
             RuntimeError: the True elements of a row do not come first (on CUDA and in graphs by an asynchronous
                 assertion); ``JaggedTensor.from_mask`` takes entries from anywhere.
         """

@@ -214,7 +214,7 @@ def _sum_to_size(func: Any, x: Any, *size: Any) -> Any:
     before = x.dim() - len(wanted)
     dims = [d for d in range(x.dim()) if d < before or (wanted[d - before] == 1 and x.shape[d] != 1)]
     if before < 0 or any(d not in dims and n != wanted[d - before] for d, n in enumerate(x.shape)):
-        raise ValueError(f"sum_to_size: {shown(x)} is no expansion of a tensor of size {tuple(wanted)}")
+        raise ValueError(f"sum_to_size: {shown(x)} is not an expansion of a tensor of size {tuple(wanted)}")
     result = x.sum(dims, keepdim=True) if dims else x
     return result.squeeze(tuple(range(before))) if before else result
 

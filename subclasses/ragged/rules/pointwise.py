@@ -101,7 +101,7 @@ def _aligned(func: Any, x: Any, a: Any) -> Any:
 
 # ---- lists -----------------------------------------------------------------------------------------------------
 
-# Keywords of ops on lists that are no operands.
+# Keywords of ops on lists that are not operands.
 OPTIONS = ("alpha", "dtype", "non_blocking", "ord", "value")
 # Ops on lists that take numbers, where the op of the same name on one tensor takes none.
 LIMITS = {"maximum": ("maximum", "clamp_min"), "minimum": ("minimum", "clamp_max")}

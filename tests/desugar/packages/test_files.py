@@ -69,14 +69,14 @@ def assert_refused(place, said=None):
 
 
 NO_PACKAGES = {
-    "text": (lambda _, path: path.write_text("no archive"), "is no package that can be read"),
+    "text": (lambda _, path: path.write_text("no archive"), "is not a package that can be read"),
     "another archive": (
         lambda _, path: torch.save({"x": torch.ones(2)}, path),
         r"is an archive, and no package of desugar\.save",
     ),
     "half of a package": (
         lambda package, path: path.write_bytes(package.read_bytes()[: package.stat().st_size // 2]),
-        "is no package that can be read",
+        "is not a package that can be read",
     ),
 }
 

@@ -101,8 +101,8 @@ def test_what_cannot_be_saved(pack, fn, make, dynamic):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"path": ["__dict__"]}, "'__dict__' is no name of an inner tensor"),
-        ({"path": ["lambda"]}, "'lambda' is no name"),
+        ({"path": ["__dict__"]}, "'__dict__' is not a name of an inner tensor"),
+        ({"path": ["lambda"]}, "'lambda' is not a name"),
         ({"reads": [[0, "__len__", 0]]}, "does not fit its schema .*__len__"),
     ],
 )

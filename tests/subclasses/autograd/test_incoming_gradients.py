@@ -152,7 +152,7 @@ def test_a_value_that_an_autograd_function_returns_is_refused_by_a_representatio
 ONE = torch.ones(1)
 WRONG = [
     (lambda x: x.cotangent(ONE, second=torch.ones(2)), ValueError, r"second.*size \(1,\), got.*\(2,\)"),
-    (lambda x: x.cotangent(third=ONE), TypeError, r"third is no inner tensor; these are first, second"),
+    (lambda x: x.cotangent(third=ONE), TypeError, r"third is not an inner tensor; these are first, second"),
     (lambda x: x.cotangent(ONE, first=ONE), TypeError, r"first is given twice"),
     (lambda x: x.cotangent(ONE, ONE, ONE), TypeError, r"at most 2 derivatives \(first, second\), got 3"),
     (

@@ -458,7 +458,7 @@ test_what_is_refused = raising(
             "or 'powers', got 'primes'",
         ),
         "no programs": (lambda: propose_buckets([3], programs=0), ValueError, "at least 1, got 0"),
-        "no multiple": (lambda: propose_buckets([3], multiple=0), ValueError, "at least 1, got 0"),
+        "not a multiple": (lambda: propose_buckets([3], multiple=0), ValueError, "at least 1, got 0"),
         "no lengths": (lambda: propose_buckets([]), ValueError, "one length or more"),
         "a row that fits nowhere": (
             lambda: PaddedTensor.by_length([torch.ones(9, 1)], [4, 8]),

@@ -906,7 +906,7 @@ test_ops_within_entries_that_are_refused = refused(
         "flip of merged rows": (lambda x: x.flatten(0, 1).flip(0), NotImplementedError, REFUSED_ALONG),
         "glu of rows": (lambda x: F.glu(x, 1), NotImplementedError, REFUSED_ALONG),
         "nuclear norm": (lambda x: torch.linalg.norm(x, "nuc", (1, 2)), NotImplementedError, REFUSED_ALONG),
-        "sum_to_size": (lambda x: x.sum_to_size(3, 4), ValueError, "is no expansion of"),
+        "sum_to_size": (lambda x: x.sum_to_size(3, 4), ValueError, "is not an expansion of"),
     }
 )
 # A dense tensor that is written to would get the size of what is stored.

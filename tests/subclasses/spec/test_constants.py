@@ -182,7 +182,7 @@ test_what_it_is_made_from = giving(
 
 TAKES = r"constant\(\) takes numbers, nested lists of them or a tensor with data"
 NO_TENSOR = (
-    r"Coded\.levels, read from the class, is no tensor and has no 'shape': Coded\.levels\.on\(device\) is"
+    r"Coded\.levels, read from the class, is not a tensor and has no 'shape': Coded\.levels\.on\(device\) is"
 )
 REFUSED = {
     "a tensor whose gradient would be lost": (
