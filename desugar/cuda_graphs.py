@@ -184,7 +184,7 @@ class StepGraph:
             self.optimizers.append(optimizer)
 
     def _current_settings(self) -> list[Any]:
-        """Returns the hyperparameters of the optimizers that are no tensors, which are constants of the graph."""
+        """Returns the hyperparameters of the optimizers other than tensors, which are constants of the graph."""
         return [
             [v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)]
             for optimizer in self.optimizers

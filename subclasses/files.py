@@ -57,7 +57,7 @@ def to_plain(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str
         The tensors, contiguous, and metadata of strings, which :func:`from_plain` needs.
 
     Raises:
-        TypeError: an entry is no tensor, of a class that is not declared, or has metadata that JSON does not hold.
+        TypeError: an entry is not a tensor, of a class that is not declared, or has metadata that JSON does not hold.
         ValueError: two tensors would have the same name.
     """
     tensors: dict[str, Tensor] = {}
@@ -188,7 +188,7 @@ def _read_json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     try:
         found = json.loads(metadata.get(key, "{}"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"from_plain: {key} is no JSON text: {error}") from error
+        raise ValueError(f"from_plain: {key} is not JSON text: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"from_plain: expected names in {key}, got {found!r:.200}")
     return found

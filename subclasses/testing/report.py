@@ -60,7 +60,7 @@ class Failure:
         case: the call, with its context; empty for a promise about the class as a whole.
         got: the result, or the error.
         expected: the result that was expected, where one was.
-        code: the code of the error, if it is one of this package, or of a fault that the kit knows.
+        code: the code of the error, if it is one of this package, or a code of the kit.
         hint: the way to fix it, for the first failure of a promise.
         text: all of it in a sentence.
     """
