@@ -1,6 +1,6 @@
 """Batches of about equally many tokens for the ranks of a data-parallel job.
 
-A *step* is the rows of all ranks between two updates of the weights. Steps are filled row by row in the order of the
+A *step* is the rows of one batch of all ranks together. Steps are filled row by row in the order of the
 epoch, so that they do not depend on the number of ranks. The rows of each step are then assigned to ranks, longest
 first. Each row goes to the rank with the fewest tokens so far (Graham, "Bounds on Multiprocessing Timing Anomalies",
 1969). Every rank computes the same plan from the lengths and the seed, without communication.
@@ -43,9 +43,11 @@ class TokenBatchSampler(Sampler[list[int]]):
         rows_per_rank: the most rows of a batch; given beside ``tokens_per_step``. A step also ends where the next row
             would exceed these rows or a rank's share of the tokens. ``JaggedTensor.pack`` accepts a batch of these
             budgets; its ``rows`` include one for each ``longest`` tokens of the tail.
-        num_replicas: the number of ranks. None: the size of the default process group, or 1 without a group.
+        num_replicas: the number of ranks. None: the size of the default process group, or 1 without a group. Give 1
+            where another library deals batches to the processes, as accelerate does.
         rank: the index of this rank, from 0; given together with ``num_replicas``.
-        shuffle: whether each epoch has another order, by ``seed + epoch``. False: the order of ``lengths``.
+        shuffle: whether each epoch has another order, by ``seed + epoch``. False: steps follow the order of ``lengths``.
+            Within a batch the longest row is first.
         seed: the same on all ranks.
         drop_last: drops the last step if it is not full. Otherwise a last step with fewer rows than ranks takes the
             last rows of the step before. If that step has too few rows, the two become one, which may exceed the

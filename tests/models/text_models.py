@@ -62,13 +62,19 @@ REASONS = {
     "expected a dense attn_mask": "a bias of attention with rows",
     "the batch dimension": "a dimension before the batch",
     "in pairs of ints": "padding that depends on the longest row",
-    "two ragged dimensions": "attention by hand, not by `scaled_dot_product_attention`",
+    "two ragged dimensions": "attention written in the layer, which `attn_implementation` does not replace",
     "cannot view": "a view that merges rows with heads or features",
     "copy_": "a state of one size for all rows",
     "__setitem__": "a write of rows into a dense tensor",
     "gather": "a dense index, one place for each row",
     "scatter": "a scatter into rows",
     "pad": "an entry before the first, or behind the last one, of a short row",
+    "_fft": "a Fourier transform along the rows",
+    "_unsafe_view": "windows over merged rows",
+    "each row has the same length": "a sum of rows with other lengths",
+    "as many dimensions": "a sum with a tensor that is ragged along another dimension",
+    "merged dimensions": "a transpose of merged rows",
+    "repeat": "a repetition of merged rows",
 }
 
 
