@@ -751,6 +751,10 @@ ELSEW__file__ = {
     "the gradient of a custom autograd.Function is to be differentiated, and torch.compile records its "
     "backward without gradients": ("tests/desugar/test_custom_ops.py", "is to be differentiated"),
     f"{AGAIN}and": ("tests/desugar/backward/test_backward.py", "has been assigned"),
+    "record: the step cannot be captured as a CUDA graph:": (
+        "tests/desugar/test_cuda_graphs.py",
+        "stream is capturing",
+    ),
     "requires grad although gradients are off around the call": (
         "tests/desugar/tracing/test_unsupported.py",
         "gradients are off",
