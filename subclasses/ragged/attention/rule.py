@@ -165,7 +165,9 @@ def _attend_rows(  # noqa: PLR0913
 
 def _share_rows(query: Any, key: Any) -> bool:
     """Returns whether query and key share the lengths of their rows, without a comparison of the lengths."""
-    return query is key or (query.lengths is key.lengths and not torch.compiler.is_dynamo_compiling())
+    if query is key or torch.compiler.is_dynamo_compiling():
+        return query is key
+    return query.lengths is key.lengths and (not query.rows_first or query.offsets is key.offsets)
 
 
 def _say_padded(query: Any, jagged: bool, attn_mask: Any, is_causal: bool, dropout_p: float) -> None:
