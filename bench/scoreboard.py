@@ -109,7 +109,7 @@ torchao or PyTorch has reviewed them. A maintainer of the library should run eac
 intended: the entry then becomes a refusal. Views in inference mode fail in PyTorch's own code for wrapper subclasses.
 
 Of the classes of this project, each difference that the kit finds counts as broken. Ragged tensors share offsets or
-lengths with their copies, and a `JaggedTensor` copies where a dense tensor has a view; [their own tests](jagged.md)
+lengths with their copies, and a `JaggedTensor` copies where a dense tensor has a view. [Their own tests](jagged.md)
 compare them with a loop over rows.
 
 Four classes are missing. torchao's `Int4Tensor` needs the package `mslk`. The kit cannot read a `DTensor`, whose

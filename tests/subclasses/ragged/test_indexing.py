@@ -480,7 +480,7 @@ test_what_is_refused = refused(
         "no section": (lambda x: x.tensor_split(0, 1), RuntimeError, "1 section or more"),
         "no chunk": (lambda x: x.chunk(0, 1), RuntimeError, "at least 1 chunk"),
         "no chunk of the batch": (lambda x: x.chunk(0), RuntimeError, "at least 1 chunk|greater than 0"),
-        "a remainder": (lambda x: x.dsplit(3), RuntimeError, "no multiple of 3"),
+        "a remainder": (lambda x: x.dsplit(3), RuntimeError, "is not a multiple of 3"),
         "a section too long": (
             lambda x: x.split([2, x.shape[1] - 2], 1),
             RuntimeError,
