@@ -44,8 +44,7 @@ def check(x, qdata, scale):
 
 def assert_same(got, expected):
     assert got.dtype is expected.dtype and got.shape == expected.shape and got.is_contiguous()
-    assert torch.equal(got.isnan(), expected.isnan())
-    assert torch.equal(got.nan_to_num(), expected.nan_to_num())
+    assert torch.equal(got.isnan(), expected.isnan()) and torch.equal(got.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.sweep(2)
