@@ -50,7 +50,7 @@ def multiply(x, w):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_int8_decode_reads_the_weight_once_as_int8_in_one_kernel(size, batch, dtype):
-    """A second kernel, which a compiler writes, adds the parts of long sums: at most a quarter of the weight's bytes."""
+    """A second kernel, of a compiler, adds the parts of long sums: at most a quarter of the weight's bytes."""
     weight = Int8Tensor.from_float(torch.ones(size, size, dtype=dtype))
     (stage,) = ours(multiply, torch.ones(batch, size, dtype=dtype), weight)
     kernel, *adds = stage.kernels
