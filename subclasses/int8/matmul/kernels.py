@@ -27,8 +27,8 @@ from subclasses.spec.values import holds_always
 
 # Requirements of the CUDA kernel: more than 16 rows, and extents that are multiples of 8.
 CUDA_ROWS, CUDA_MULTIPLE = 17, 8
-# Up to this many rows, a product on CUDA takes as long as reading the weight; up to the second number, each program of
-# a kernel quantizes the rows itself.
+# Up to the first number of rows, a product on CUDA takes as long as reading the weight. Up to the second number, each
+# program of a kernel quantizes the rows itself.
 CUDA_FEW_ROWS, CUDA_ROWS_QUANTIZED_INSIDE = 64, 4
 HALF = (torch.bfloat16, torch.float16)
 # Up to this many products on the CPU, the call of a matrix product takes more time than a fused sum.

@@ -343,9 +343,12 @@ def test_the_kernels_read_16_bytes_a_thread_ahead_and_spill_nothing(name, tables
         wide = r"ld\.global\.[\w:.]*v4\.b32" if tiles.rows == 1 else r"cp\.async\.cg[\w:.]* [^;]*, 0x10"
         ahead = (2 if tiles.rows == 1 else tiles.stages - 1) * tiles.columns * tiles.width
         assert found.count(wide) >= ahead // (16 * 32 * tiles.warps), f"{tiles}: loads of fewer bytes"
-        assert found.count("evict_first") and found.count("griddepcontrol") == 2 * (tiles == table[0])
-        assert found.spills == 0 and found.registers <= registers, f"{tiles}: {found.registers} registers"
-        assert found.shared <= 99 * 1024, "more than small devices have"
+        # Before 3.9, Triton's copies to shared memory lose the policy.
+        assert tiles.rows > 1 or found.count("evict_first")
+        assert found.count("griddepcontrol") == 2 * (tiles == table[0]) and found.spills == 0
+        assert found.registers <= registers and found.shared <= 99 * 1024, (
+            f"{tiles}: {found.registers} registers"
+        )
 
 
 @needs_triton
