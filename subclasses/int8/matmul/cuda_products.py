@@ -57,7 +57,7 @@ FEW_ROWS_OF_INTEGERS = (
     *(Tiles(64, 64, 128, 4, 4), Tiles(64, 32, 256, 4, 3), Tiles(64, 16, 256, 4, 3)),
 )
 WARPS_OF_ONE_ROW, PROGRAMS_OF_FEW_ROWS = 16, 2  # for each multiprocessor; registers suffice for so many warps
-# A program sums at least so many tiles of a row, and so many entries for each row of the input. So the partial sums have
+# A program sums at least so many tiles of a row, and so many entries for each row of the input. So partial sums have
 # at most a quarter of the matrix's bytes.
 TILES_OF_A_PART, ENTRIES_OF_A_PART = 4, 16
 LEAST_GROUP = 8  # groups of fewer entries, or no multiple of as many, would be read in pieces
