@@ -32,7 +32,7 @@ class Tiles(NamedTuple):
         columns: the rows of the matrix, which are columns of the result.
         width: the entries of a row of the matrix.
         warps: the warps of a program.
-        stages: the tiles in flight, the current tile included; the kernel for one row prefetches by itself.
+        stages: the tiles that are prefetched, with the tile in use; the kernel for one row prefetches by itself.
     """
 
     rows: int
@@ -57,8 +57,8 @@ FEW_ROWS_OF_INTEGERS = (
     *(Tiles(64, 64, 128, 4, 4), Tiles(64, 32, 256, 4, 3), Tiles(64, 16, 256, 4, 3)),
 )
 WARPS_OF_ONE_ROW, PROGRAMS_OF_FEW_ROWS = 16, 2  # for each multiprocessor; registers suffice for so many warps
-# A program sums at least so many tiles of a row. It sums at least so many entries for each row of the input. Then the
-# partial sums have at most a quarter of the matrix's bytes.
+# A program sums at least so many tiles of a row, and so many entries for each row of the input. So partial sums have
+# at most a quarter of the matrix's bytes.
 TILES_OF_A_PART, ENTRIES_OF_A_PART = 4, 16
 LEAST_GROUP = 8  # groups of fewer entries, or no multiple of as many, would be read in pieces
 
@@ -288,16 +288,16 @@ def int8_by_int8_rows_kernel(  # noqa: PLR0913
     exists = m_of_x[:, None] < rows
     x_ptrs = x_ptr + m_of_x[:, None] * width
     if QUANTIZES:
-        top = tl.zeros((X_ROWS, BLOCK_K), dtype=x_ptr.dtype.element_ty)
+        top = tl.zeros((X_ROWS, BLOCK_K), dtype=tl.float32)
         for start in range(0, width, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)[None, :]
             x = tl.load(x_ptrs + k, mask=exists & (k < width), other=0.0, eviction_policy="evict_last")
-            top = tl.maximum(top, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
-        top = tl.reduce(top.to(tl.float32), 1, _largest)
+            top = _largest(top, tl.abs(x.to(tl.float32)))
+        top = tl.reduce(top, 1, _largest)
         x_scale = tl.div_rn(top, tl.full((X_ROWS,), 127.5, tl.float32))
         if x_ptr.dtype.element_ty == tl.bfloat16:
             x_scale = x_scale.to(tl.bfloat16).to(tl.float32)
-        x_scale = tl.maximum(x_scale, 1.1754943508222875e-38, propagate_nan=tl.PropagateNan.ALL)
+        x_scale = _largest(x_scale, 1.1754943508222875e-38)
     else:
         x_scale = tl.load(x_scale_ptr + m_of_x, mask=m_of_x < rows, other=0.0)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)

@@ -9,6 +9,8 @@ as a whole, multiply integers into int32, and scale.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 from typing import Any, NamedTuple
 
@@ -123,12 +125,18 @@ def _is_few_rows_on_cuda(x: Tensor, qdata: Tensor) -> bool:
     """Whether a product is one that kernels for a few rows compute; they have no rule for vmap."""
     return (
         x.device.type == "cuda"
-        and torch.version.cuda is not None
+        and has_triton()
         and qdata.is_contiguous()
         and current_transform() is None
         and 0 < num_rows(x) <= CUDA_FEW_ROWS
         and 0 not in qdata.shape
     )
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether PyTorch is built for CUDA, and Triton is installed; on Windows it is not."""
+    return torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
 
 
 def _has_kernel_on_cuda(x: Tensor, w: Rows) -> bool:

@@ -286,20 +286,29 @@ def test_what_cudas_kernel_is_given(k, n, m):
 
 
 @needs_cuda_build
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "installed",
+    [(torch.float32, True), (torch.bfloat16, True), (torch.float16, True), (torch.float16, False)],
+)
 @pytest.mark.parametrize(
     ("rows", "columns", "groups", "products"),
-    [(1, 16, 1, 0), (2, 16, 1, 1), (2, 24, 3, 1), (2, 24, 4, 0)],  # groups of 8 and of 6 numbers
+    [(1, 16, 1, 1), (2, 16, 1, 1), (2, 24, 3, 1), (2, 24, 4, 0)],  # groups of 8 and of 6 numbers
 )
-def test_one_row_on_cuda_reads_the_integers_in_a_graph_alone(rows, columns, groups, products, dtype):
+def test_a_few_rows_on_cuda_are_one_op_that_reads_the_integers(
+    rows, columns, groups, products, installed, monkeypatch
+):
+    """Without Triton, PyTorch's ops compute them."""
+    dtype, triton = installed
+    monkeypatch.setattr(kernels, "has_triton", lambda: triton)
     if dtype is torch.float32 and groups > 1:
         pytest.skip("the product of floats is PyTorch's")
     with fake_mode(), torch.no_grad(), Calls() as calls:
         scale = on_cuda(8, groups, dtype=torch.float32 if groups == 1 else dtype)
         w = Int8Tensor(on_cuda(8, columns), scale, float_dtype=dtype)
         assert F.linear(on_cuda(rows, columns, dtype=dtype), w).dtype == dtype
-    product = "aten::mm" if dtype is torch.float32 else "subclasses::int8_rows"
-    assert len(calls.sizes[product]) == products
+    by_kernel = products and triton and dtype is not torch.float32
+    assert len(calls.sizes["subclasses::int8_rows"]) == by_kernel
+    assert len(calls.sizes["aten::mm"]) == (rows > 1 and not by_kernel)
 
 
 @pytest.mark.gpu

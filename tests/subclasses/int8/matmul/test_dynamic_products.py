@@ -44,8 +44,7 @@ def check(x, qdata, scale):
 
 def assert_same(got, expected):
     assert got.dtype is expected.dtype and got.shape == expected.shape and got.is_contiguous()
-    assert torch.equal(got.isnan(), expected.isnan())
-    assert torch.equal(got.nan_to_num(), expected.nan_to_num())
+    assert torch.equal(got.isnan(), expected.isnan()) and torch.equal(got.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.sweep(2)
@@ -175,9 +174,10 @@ def test_a_compiled_layer_is_eagers_for_any_batch(door, dtype):
 def test_a_program_has_one_op_for_the_product():
     compiled = by_desugar(frozen(64, 48, DYNAMIC))
     compiled(torch.randn(3, 64))
-    names = [str(node.target) for node in compiled.programs[0].joint.graph.nodes]
-    found = [name for name in names if "int8" in name or "mm" in name]
-    assert found == ["subclasses.int8_dynamic_product.default"]
+    names = (str(node.target) for node in compiled.programs[0].joint.graph.nodes)
+    assert [name for name in names if "int8" in name or "mm" in name] == [
+        "subclasses.int8_dynamic_product.default"
+    ]
 
 
 @pytest.mark.usefixtures("_instructions")
@@ -191,6 +191,5 @@ def test_gradients_are_straight_through(learned):
     cotangent = torch.randn_like(y)
     seen = kernels.quantize_rows(x, "row", symmetric=True).to_float(torch.float32)
     expected = [cotangent @ (qdata * scale), (cotangent * (seen @ qdata.float().t())).sum(0)[:, None]]
-    count = 1 + learned
-    found = torch.autograd.grad(y, leaves[:count], cotangent)
-    torch.testing.assert_close(list(found), expected[:count], rtol=1e-4, atol=1e-3)
+    found = torch.autograd.grad(y, leaves[: 1 + learned], cotangent)
+    torch.testing.assert_close(list(found), expected[: len(found)], rtol=1e-4, atol=1e-3)
