@@ -77,7 +77,7 @@ def test_what_it_is_stands_on_the_first_screen(page):
     assert box["y"] + box["height"] <= page.viewport_size["height"]
     assert [h.strip("¶#") for h in page.locator("article h2").all_text_contents()] == [
         "What you gain",
-        "Ten lines",
+        "A class",
         "Try it",
         "Install",
         "Where to go",

@@ -58,13 +58,13 @@ test_what_is_counted = giving(
             [],
         ),
         "declarations are short": (lambda: max(count.declared for count in GALLERY) <= 85, True),
-        "the guide gives torchao's": (
+        "the reference gives torchao's": (
             lambda: (
                 {
                     str(count.by_hand)
                     for count in sorted(lines.count_torchao(), key=lambda count: count.by_hand)[::3]
                 }
-                - set((ROOT / "docs" / "authors-guide.md").read_text().split())
+                - set((ROOT / "docs" / "authors-reference.md").read_text().split())
             ),
             set(),
         ),
