@@ -46,8 +46,8 @@ class TokenBatchSampler(Sampler[list[int]]):
         num_replicas: the number of ranks. None: the size of the default process group, or 1 without a group. Give 1
             where another library deals batches to the processes, as accelerate does.
         rank: the index of this rank, from 0; given together with ``num_replicas``.
-        shuffle: whether each epoch has another order, by ``seed + epoch``. False: steps follow the order of ``lengths``.
-            Within a batch the longest row is first.
+        shuffle: whether each epoch has another order, by ``seed + epoch``. False: steps follow the order of
+            ``lengths``, and within a batch the longest row is first.
         seed: the same on all ranks.
         drop_last: drops the last step if it is not full. Otherwise a last step with fewer rows than ranks takes the
             last rows of the step before. If that step has too few rows, the two become one, which may exceed the
