@@ -130,14 +130,13 @@ def _models() -> Iterator[Gain]:
         float(re.findall(rf"^\| {way}, compiled \| (\d+) ms", page, re.MULTILINE)[0])
         for way in ("ragged", "flattened", "padded")
     )
-    (machine,) = re.findall(r"with (AVX\S+), with\s(PyTorch \S+ and transformers \d+\.\d+)", page)
+    pattern = r"with (AVX\S+), with\s(PyTorch \S+ and transformers \d+\.\d+)"
+    ((instructions, releases),) = re.findall(pattern, page)
     (sizes,) = re.findall(r"model has (\d+ layers of width \d+)", page)
-    rivals = {"flattened, dense mask": flat, "padded": padded}
-    command = "python examples/finetune_hf.py --compile"
-    what = "a training step of a small Llama"
-    yield Gain(
-        what, "ms", command, ours, rivals, f"{sizes}; one thread, {'; '.join(machine)}", ROWS, drawn=True
-    )
+    rivals, details = {"flattened": flat, "padded": padded}, {"flattened": "dense mask"}
+    command, where = "python examples/finetune_hf.py --compile", f"one thread, {instructions}; {releases}"
+    what = f"a training step of a Llama, {sizes}"
+    yield Gain(what, "ms", command, ours, rivals, where, ROWS, drawn=True, details=details)
     names = {
         "jagged under stock": f"JaggedTensor, {STOCK}",
         "jagged, eager": "JaggedTensor, eager",
@@ -213,10 +212,14 @@ def emit_table(gains: list[Gain]) -> str:
 
 
 def emit_first(gains: list[Gain]) -> str:
-    """Returns the table of the first page in Markdown: the rows that show one of its gains, after its name."""
+    """Returns the table of the first page: the rows that show one of its gains, after its name; without machines."""
     firsts = {gain.shows: gain for gain in reversed(gains) if gain.shows}
     rows = [
-        replace(gain, what=f"**{gain.shows}:** {gain.what}" if firsts[gain.shows] is gain else gain.what)
+        replace(
+            gain,
+            what=f"**{gain.shows}:** {gain.what}" if firsts[gain.shows] is gain else gain.what,
+            machine="",
+        )
         for gain in gains
         if gain.shows
     ]
