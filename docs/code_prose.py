@@ -36,15 +36,11 @@ HABITS = {
     r"\bstand-ins?\b": "a placeholder, a fake tensor",
     r"\btak(?:e|es|ing|en)\s+(?:\w+\s+){0,3}apart\b": "flattens, decomposes",
 }
-# The sentences of these pages and messages are not read yet: they are reworded elsewhere.
+# The sentences of these pages are not read yet: they are reworded elsewhere.
 NOT_YET = (
     "docs/conformance.md",
     "docs/gpu.md",
     "docs/hugging-face.md",
-    "subclasses/testing/",
-    "subclasses/ragged/hugging_face.py",
-    "subclasses/ragged/attention/",
-    "subclasses/ragged/jagged/",
 )
 SPAN, WORD = re.compile(r"(?::[\w:]+:)?(`+)[^`]+\1"), re.compile(r"[\w'-]+")
 SPANS = re.compile(r"\bcode\d*(?:,\s+code\d*)+")  # a list of code spans is one word

@@ -150,7 +150,10 @@ test_a_rule_that_is_wrong_for_a_vector = pytest.mark.sweep(4)(
             call: (
                 "values",
                 for_vectors(key, side, torch.add),
-                [f"{call} is not what its reference gives", "correct what the rule gives for such operands"],
+                [
+                    f"{call} is not what its reference gives",
+                    "correct the result of the rule for such operands",
+                ],
                 for_vectors(key, side, torch.mul),
             )
             for key, side, call in VECTORS
@@ -618,7 +621,7 @@ test_what_materialize_keeps_is_found = pytest.mark.slow(
             "of numbers": (
                 "fresh_values",
                 functools.partial(make, declare(Quantity, materialize=kept_on_value)),
-                ["stale after a step of an optimizer"],
+                ["stale after an optimizer's step"],
                 functools.partial(make, Quantity),
             )
         }
