@@ -159,8 +159,8 @@ def _as_row(where: str, name: str, values: Any) -> Tensor:
         raise TypeError(f"{where}: expected {name!r} as a list or tensor of integers: {error}") from error
     if row.dim() != 1:
         raise ValueError(
-            f"{where}: expected {name!r} as one row of integers, one for each token, got the shape "
-            f"{tuple(row.shape)}; pass one row in each example, as tokenizers return it without return_tensors"
+            f"{where}: expected {name!r} as one row of integers, got the shape {tuple(row.shape)}; pass one integer "
+            f"for each token, as tokenizers return it without return_tensors"
         )
     if len(row) and (row.is_floating_point() or row.is_complex()):
         raise TypeError(f"{where}: expected {name!r} as integers, got {row.dtype}; convert the column")
@@ -173,8 +173,8 @@ def _kept(where: str, mask: Tensor) -> slice:
     first, end = (places[0], places[-1] + 1) if places else (0, 0)
     if len(places) < end - first or not ((mask == 0) | (mask == 1)).all():
         raise ValueError(
-            f"{where}: expected an attention_mask of ones with zeros to the left or to the right of them, got "
-            f"{mask.tolist()}; remove the tokens that no other token may see from the example"
+            f"{where}: expected an attention_mask of ones with zeros to the left or to the right, got {mask.tolist()}; "
+            f"remove tokens that no other token may see"
         )
     return slice(first, end)
 
@@ -197,8 +197,8 @@ def _shifted(labels: Tensor, start: int) -> Tensor:
 def _check_positions(where: str, positions: Tensor) -> None:
     if not torch.equal(positions, torch.arange(len(positions), device=positions.device)):
         raise ValueError(
-            f"{where}: expected position_ids that count from 0, as the model numbers the tokens of a row, got "
-            f"{positions.tolist()}; pass each document of a packed example as an example of its own"
+            f"{where}: expected position_ids that count from 0, got {positions.tolist()}; "
+            f"pass each document of a packed example as an example of its own"
         )
 
 

@@ -274,7 +274,7 @@ def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.Funct
         tried(run)
     finally:
         sys.setprofile(before if callable(before) else None)
-        if hasattr(before, "enable"):  # cProfile's, which is no function
+        if hasattr(before, "enable"):  # cProfile's, which is not a function
             before.enable()
     return [(key, rule) for key, rule in functions_of(s.cls) if rule.__code__ in codes]
 
@@ -295,7 +295,7 @@ def is_for_op(key: Any) -> bool:
 
 # Properties that give a tensor.
 _PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
-# Ops whose results are no function of their arguments.
+# Ops whose results their arguments do not determine.
 _UNDEFINED = ("empty", "new_empty")
 # Modules whose functions call an op named after both, such as aten.linalg_inv for torch.linalg.inv.
 _NAMESPACES = ("linalg", "special", "fft")

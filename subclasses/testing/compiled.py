@@ -43,7 +43,7 @@ def named(target: str, **options: Any) -> Compile:
         backend = options.get("backend")
         skip_unless(
             package != "torch" or backend in torch.compiler.list_backends(exclude_tags=()),
-            f"torch.compile knows no backend {backend}",
+            f"torch.compile has no backend {backend}",
         )
         return pkgutil.resolve_name(target)(fn, **options)
 
@@ -137,7 +137,7 @@ def group(s: Subject, cases: Sequence[Case]) -> Case:
 
 
 def groups(s: Subject, most: int | None = None) -> list[Case]:
-    """The calls that are no views, all together; an op that writes to the value gets one of its own."""
+    """The calls that are not views, all together; an op that writes to the value gets one of its own."""
     cases = [c for c in accepted(s) if c.name not in VIEWS and not is_view_of_plain(s, c)] or [CLONE]
     writing = [c for c in cases if c.name.partition(".")[0].endswith("_")]
     rest = [c for c in cases if c not in writing]
@@ -238,7 +238,7 @@ def tangents(s: Subject) -> list[Case]:
 
 
 def construction(s: Subject) -> list[Case]:
-    """A value that is made, and taken apart, in a compiled function."""
+    """A value that is made, and decomposed, in a compiled function."""
     x = s.make()
     skip_unless(
         s.declared or s.options.get("construct"),

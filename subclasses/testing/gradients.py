@@ -215,13 +215,13 @@ _STEPS, _TOLERANCE, _KINK = (1e-6, 1e-5), 1e-4, 1e-3
 def inner_gradients(s: Subject, case: Case) -> None:
     """Compares gradients by the inner tensors with differences, for the plain tensors that results represent.
 
-    By decision of PyTorch the derivative of some ops is no slope for a plain tensor either: the derivative of
+    By decision of PyTorch the derivative of some ops is not the slope for a plain tensor either: the derivative of
     ``F.embedding(i, x, padding_idx=0)`` is zero in row 0. The expected gradient is then the gradient of the op on
     materialize().
     """
     skip_unless(
         not _estimates(s),
-        "what materialize() gives has another gradient than its differences; see `materialize_gradients`",
+        "the result of materialize() has another gradient than its differences; see `materialize_gradients`",
     )
     slopes = _slopes_of(s, case.run)
     if slopes is None or not (s.has_materialize or _are_close(s, *slopes) or _is_slope_of_plain(s, case)):

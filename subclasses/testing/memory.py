@@ -58,7 +58,7 @@ def views(s: Subject, case: Case) -> None:
         ),
         (
             not is_own or claims or view is x or case.name == "x.detach()",
-            "is no view of x to autograd: _base is not x",
+            "is not a view of x to autograd: _base is not x",
         ),
         (not is_own or shares, "holds copies: no inner tensor shares memory with one of x"),
         (
@@ -117,7 +117,7 @@ def mutations(s: Subject) -> list[Case]:
 
 
 def writes_to_results(s: Subject) -> Iterator[Case]:
-    """Each call whose results are no views, and each write to the first of its results."""
+    """Each call whose results are not views, and each write to the first of its results."""
     by_step = {"a step of an optimizer on nn.Parameter(y)": lambda y: step(s, y)}
     for case in (*harmless(s), *argument_cases(s)):
         x = s.make()
@@ -178,7 +178,7 @@ def written(s: Subject, case: Any) -> None:
 def _copies(s: Subject, case: Any, shared: list[tuple[str, str]]) -> str:
     """The advice to copy what a rule hands on, in the way in which it reads its operand."""
     run = [pair for pair in rules_run(s, lambda: case.find(s.make())) if pair[0] != "materialize"]
-    pairs = ", ".join(f"y{of_y} in that of x{of_x}" for of_y, of_x in shared)
+    pairs = ", ".join(f"y{of_y} in the memory of x{of_x}" for of_y, of_x in shared)
     read = ".{}" if all(is_for_op(key) for key, _ in run) else '.unwrap("{}")'
     parts = dict.fromkeys(of_x.removeprefix(".").partition(".")[::2] for _, of_x in shared)
     copies = [f"x{read.format(field)}{'.' * bool(rest)}{rest}.clone()" for field, rest in parts]

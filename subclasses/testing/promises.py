@@ -24,41 +24,41 @@ ALIASING = (
     "args, kwargs, out)`"
 )
 _OUTSIDE = (
-    "say with size_from=, dtype_from= or `outer` what the value shows: the size, dtype and device of what "
-    "materialize() gives, computed from the inner tensors"
+    "declare the outer size, dtype and device with size_from=, dtype_from= or `outer`: the result of materialize() "
+    "has the same, computed from the inner tensors"
 )
 _REFUSE = "raise subclasses.DispatchError or NotImplementedError"
 _BOTH = (
-    "a rule for an op on several values computes each inner tensor of its result from those of all of "
-    "them, in the order of the operands, and with each argument, such as alpha=: for x + y, from x.field and "
-    "y.field, and not from x.field twice"
+    "a rule for several values computes each inner tensor of its result from the inner tensors of all operands, in "
+    "their order. It applies each argument, such as alpha=. For x + y, it computes from x.field and y.field, and "
+    "not from x.field twice"
 )
 _DERIVATIVE = (
-    "PyTorch's formula for the op is the derivative of a rule for an op of a representation: the rule "
-    "must compute the op of the tensors that the values represent. PyTorch differentiates the ops of any "
-    "other rule on inner tensors: it sees none where the rule calls detach(), reads .data, converts to "
-    "numpy or turns gradients off, or where a rule for a function reads fields in place of x.unwrap(name)"
+    "PyTorch's formula for the op is the derivative of a rule for an op of a representation: the rule must compute "
+    "the op of the tensors that the values represent. PyTorch differentiates the ops of any other rule on inner "
+    "tensors: it sees none where the rule calls detach(), reads .data, converts to numpy or turns gradients off. It "
+    "sees none either where a rule for a function reads fields in place of x.unwrap(name)"
 )
 _VIEWS = (
-    "give the rule to the op, as torch.ops.aten.t, or to aten.view, and let it make views of the inner "
-    "tensors, as x.values.select(...) does; what a rule for a function returns is no view to PyTorch. "
-    "Where the result has to be a copy, keep a rule for the function and pass skip={'views', "
-    "'writes_to_views'}; what inner tensors cannot say, refuse with NotImplementedError"
+    "give the rule to the op, as torch.ops.aten.t, or to aten.view. Let it make views of the inner tensors, as "
+    "x.values.select(...) does. PyTorch records no view for the result of a rule for a function. Where the result "
+    "has to be a copy, keep a rule for the function and pass skip={'views', 'writes_to_views'}. Where inner tensors "
+    "cannot hold the view, refuse the op with NotImplementedError"
 )
 
 PROMISES = [
     # ---- structure
     Promise(
         "readable",
-        "A value has a shape and a dtype, can be flattened, and says what it stands for, as its copy does.",
+        "A value and its copy have a shape and a dtype, can be flattened, and can be read as the tensors that they "
+        "represent.",
         oracle=structure.readable,
         may_refuse=False,
         mend=(
-            "correct what is named: each other promise needs it, and is tried when this one is kept. "
-            "Ops, copies and compilers make values of fields alone: declare what materialize() and rules "
-            "read, as `scale: float = static()` or `scale: Tensor = inner()`, let materialize() compute with "
-            "the fields and not with the value itself, into new tensors, and fit the sizes of the inner "
-            "tensors that its error names"
+            "correct the named fault: the kit tries every other promise once this one is kept. Ops, copies and "
+            "compilers make values of fields alone: declare all that materialize() and rules read, as `scale: float "
+            "= static()` or `scale: Tensor = inner()`. Let materialize() compute with the fields and not with the "
+            "value itself, into new tensors. Fit the sizes of the inner tensors that its error names"
         ),
     ),
     Promise(
@@ -74,13 +74,13 @@ PROMISES = [
         cases=structure.ROUND_TRIPS,
         oracle=structure.round_trip,
         mend=(
-            "__tensor_unflatten__ must use every inner tensor, the context, and give back the outer "
-            "size, stride and dtype; what is neither an inner tensor nor in the context is lost under "
-            "torch.compile: return it in the context of __tensor_flatten__"
+            "__tensor_unflatten__ must use every inner tensor and the context, and give back the outer size, stride "
+            "and dtype. torch.compile loses each attribute that is neither an inner tensor nor in the context: "
+            "return it in the context of __tensor_flatten__"
         ),
         declared=(
-            "a value is put together from its fields alone: let materialize(), `outer` and methods "
-            "compute from fields, and declare what else they read, as `scale: float = static()`"
+            "a value is put together from its fields alone: let materialize(), `outer` and methods compute from "
+            "fields. Declare each other attribute that they read, as `scale: float = static()`"
         ),
     ),
     Promise(
@@ -90,19 +90,18 @@ PROMISES = [
         oracle=structure.check_metadata,
         may_refuse=False,
         mend=(
-            "make the context a tuple or a frozen dataclass of plain values; tensors belong among the "
-            "inner tensors, and an object compared by identity makes torch.compile recompile at each call"
+            "make the context a tuple or a frozen dataclass of plain values. Tensors belong among the inner "
+            "tensors. An object compared by identity makes torch.compile recompile at each call"
         ),
     ),
     Promise(
         "sizes",
-        "Sizes are no metadata: values that differ in sizes alone have one context.",
+        "Sizes are not metadata: values that differ in sizes alone have one context.",
         needs=("flatten",),
         oracle=structure.sizes,
         mend=(
-            "leave sizes out of the context: derive the outer size from the inner tensors or from "
-            "outer_size, which __tensor_unflatten__ is given; a size in the context is wrong as soon as it is "
-            "dynamic"
+            "leave sizes out of the context: derive the outer size from the inner tensors or from outer_size, which "
+            "__tensor_unflatten__ is given. A size in the context is wrong as soon as it is dynamic"
         ),
         declared=_OUTSIDE,
     ),
@@ -110,12 +109,12 @@ PROMISES = [
         "outside",
         "The outside of a value tells the truth.",
         oracle=structure.outside,
-        mend="pass the size, dtype and device of what the value stands for to _make_wrapper_subclass",
+        mend="pass the size, dtype and device of the represented tensor to _make_wrapper_subclass",
         declared=_OUTSIDE,
     ),
     Promise(
         "without_data",
-        "Values are taken apart and put together without a look at their data.",
+        "Values are flattened and unflattened without reading their data.",
         needs=("flatten",),
         oracle=structure.without_data,
         may_refuse=False,
@@ -143,45 +142,44 @@ PROMISES = [
     # ---- values
     Promise(
         "values",
-        "An op on a value gives what it gives on the tensor that the value stands for.",
+        "An op on a value returns the result of the op on the tensor that the value represents.",
         cases=functional_cases,
         context=CONTEXTS["eager"],
         oracle=by_reference,
         tells=True,
         mend=(
-            f"write a rule that computes this, or refuse the op: {_REFUSE} with a message, or return "
-            f"NotImplemented; an assert is no refusal. Code that is called with any operand of the class, the "
-            "right one too, asks isinstance(operand, cls) before it reads what a plain tensor lacks"
+            f"write a rule that computes this result, or refuse the op: {_REFUSE} with a message, or return "
+            "NotImplemented. An assert does not refuse. Code runs for any operand of the class, the right one too: "
+            "it checks isinstance(operand, cls) before it reads attributes that plain tensors lack"
         ),
         declared=(
-            "correct what the rule gives for such operands (a vector, a number, a value on either "
-            f"side), or refuse them: {_REFUSE} with a message, or return NotImplemented. A rule is called "
-            f"when any operand is of the class, the right one too: it asks isinstance(operand, cls) before it "
-            "reads a field"
+            "correct the result of the rule for such operands (a vector, a number, a value on either side), or "
+            f"refuse them: {_REFUSE} with a message, or return NotImplemented. A rule is called when any operand is "
+            "of the class, the right one too: it checks isinstance(operand, cls) before it reads a field"
         ),
     ),
     Promise(
         "mapped_values",
-        "What materialize() gives of a result that was mapped is the op on what it gives of the operand.",
+        "materialize() of a mapped result equals the op on materialize() of the operand.",
         cases=values.mapped_cases,
         oracle=values.mapped_values,
         mend=(
-            'fallback="map" runs an op on each inner tensor, which is not the op on what materialize() gives: use '
-            'fallback="materialize", write rules for the ops, or give the method that is no more than a reading of the '
-            "inner tensors another name. If they are meant to differ: skip={'mapped_values'}"
+            'fallback="map" runs an op on each inner tensor, which is not the op on the result of materialize(): '
+            'use fallback="materialize", write rules for the ops, or rename the method if it only reads the inner '
+            "tensors. If they are meant to differ: skip={'mapped_values'}"
         ),
     ),
     Promise(
         "keyword_arguments",
-        "An argument that is not the default means what it means for the tensor that the value stands for.",
+        "An argument that is not the default has the effect that it has on the tensor that the value represents.",
         needs=("reference",),
         cases=argument_cases,
         context=CONTEXTS["eager"],
         oracle=by_reference,
         mend=(
-            "a rule takes every argument of its op, and refuses those that it has no answer to: an alpha=, "
-            "rounding_mode=, keepdim= or dtype= that is dropped, a negative number, or operands in the other "
-            "order, is a wrong result without an error"
+            "a rule takes every argument of its op, and refuses arguments that it does not support: an alpha=, "
+            "rounding_mode=, keepdim= or dtype= that is dropped, a negative number, or operands in the other order, "
+            "is a wrong result without an error"
         ),
     ),
     Promise(
@@ -193,8 +191,8 @@ PROMISES = [
         right=True,
         may_refuse=False,
         mend=(
-            "ask isinstance(operand, cls) of an operand, not type(operand) is torch.Tensor: a Parameter is of "
-            "another type, and so is each plain operand while a compiler traces"
+            "check isinstance(operand, cls), not type(operand) is torch.Tensor: a Parameter has another type, and "
+            "so has each plain operand while a compiler traces"
         ),
     ),
     Promise(
@@ -211,14 +209,14 @@ PROMISES = [
     ),
     Promise(
         "inference_mode",
-        "An op gives in inference mode what it gives outside of it.",
+        "An op has the same result in inference mode as outside of it.",
         cases=accepted,
         context=CONTEXTS["inference"],
         oracle=by_eager,
         mend=(
-            "there, composite ops (linear, matmul, reshape) reach __torch_dispatch__ whole: take those "
-            "without a rule apart with func.decompose(), as outside of inference mode; views of a value from "
-            "outside must be made under torch.inference_mode(False), for they share its version counter"
+            "there, composite ops (linear, matmul, reshape) reach __torch_dispatch__ whole: decompose ops without a "
+            "rule with func.decompose(), as outside of inference mode. Make views of a value from outside under "
+            "torch.inference_mode(False), for they share its version counter"
         ),
     ),
     Promise(
@@ -228,17 +226,18 @@ PROMISES = [
         cases=recorded,
         context=CONTEXTS["grad"],
         oracle=by_eager,
-        mend="a rule must not look at grad mode, and a rule above autograd must give what the op below it gives",
+        mend="a rule must not read grad mode, and a rule above autograd must have the result of the op below it",
     ),
     Promise(
         "other_metadata",
-        "An op on a value with other metadata gives what it gives on the tensor that this value stands for.",
+        "An op on a value with other metadata returns the result of the op on the tensor that this value "
+        "represents.",
         cases=lambda s: functional_cases(s) + argument_cases(s),
         context=CONTEXTS["other metadata"],
         oracle=by_reference,
         mend=(
-            "a rule must compute with the static and dynamic fields of its operands, none of which it may "
-            f"take for granted; what it has no answer to it refuses: {_REFUSE}"
+            "a rule must compute with the static and dynamic fields of its operands, and take none of them for "
+            f"granted. It refuses operands that it does not support: {_REFUSE}"
         ),
     ),
     Promise(
@@ -250,46 +249,47 @@ PROMISES = [
     ),
     Promise(
         "kept_inners",
-        "An op on each entry hands on what the reference does not show: optional inner tensors, integers as labels.",
+        "An op on each entry hands on fields that the reference does not show: optional inner tensors, integers as "
+        "labels.",
         cases=values.pointwise,
         oracle=values.kept_inners,
         mend=(
-            "the rule makes its result without that inner tensor, or with another: pass on what it does not "
-            "compute with, as in type(x)(..., white=x.white). If the op is meant to leave one out, such as a "
-            "cache, or to change it: skip={'kept_inners'}"
+            "the rule makes its result without that inner tensor, or with another: pass on each inner tensor "
+            "that it does not compute with, as in type(x)(..., white=x.white). If the op is meant to leave one out, "
+            "such as a cache, or to change it: skip={'kept_inners'}"
         ),
     ),
     Promise(
         "two_values",
-        "An op on two values with different numbers gives what it gives on the tensors that they stand for.",
+        "An op on two values with different numbers returns the result of the op on the tensors that they "
+        "represent.",
         needs=("reference",),
         cases=values.pair_cases,
         context=lambda s: CONTEXTS["two values"](s) + CONTEXTS["other integers"](s),
         oracle=by_reference,
-        mend=f"{_BOTH}; what it has no answer to it refuses: {_REFUSE}",
+        mend=f"{_BOTH}. It refuses operands that it does not support: {_REFUSE}",
     ),
     Promise(
         "mixed_metadata",
-        "An op on two values of different metadata gives what it gives on the tensors that they stand for.",
+        "An op on two values of different metadata returns the result of the op on the tensors that they represent.",
         cases=PAIRS,
         context=CONTEXTS["mixed metadata"],
         oracle=values.mixed_metadata,
         mend=(
-            "a rule for an op on two values must look at the metadata of both: convert one of them where they differ, "
-            f"or refuse the op: {_REFUSE}. If what a value stands for does not depend on its metadata, as on names of "
-            "dimensions: skip={'mixed_metadata'}"
+            "a rule for an op on two values must read the metadata of both: convert one of them where they differ, "
+            f"or refuse the op: {_REFUSE}. If the represented tensor does not depend on the metadata, such as names "
+            f"of dimensions: skip={{'mixed_metadata'}}"
         ),
     ),
     Promise(
         "fresh_values",
-        "What a value stands for follows a write to its inner tensors.",
+        "The tensor that a value represents follows a write to its inner tensors.",
         needs=("materialize", "flatten"),
         cases=lambda s: [Case(how, partial(change, s)) for how, change in values.CHANGES.items()],
         oracle=values.fresh_values,
         mend=(
-            "let materialize() compute from the inner tensors at each call: what it keeps, on the value "
-            "or by functools.cached_property or lru_cache, is stale after a step of an optimizer, a load or "
-            "any write"
+            "let materialize() compute from the inner tensors at each call: a kept result, on the value or by "
+            "functools.cached_property or lru_cache, is stale after an optimizer's step, a load or any write"
         ),
     ),
     Promise(
@@ -299,8 +299,8 @@ PROMISES = [
         cases=values.computed,
         oracle=values.fresh_results,
         mend=(
-            "a rule computes anew at each call: what it keeps for an operand, with functools.lru_cache or in "
-            "a dict by id(), is stale after a step of an optimizer, a load or any write. Leave the cache out"
+            "a rule computes anew at each call: a result that it keeps, with functools.lru_cache or in a dict by "
+            "id(), is stale after an optimizer's step, a load or any write. Leave the cache out"
         ),
     ),
     Promise(
@@ -329,7 +329,7 @@ PROMISES = [
     ),
     Promise(
         "random_backward",
-        "Forward and backward of dropout agree on what was dropped.",
+        "Forward and backward of dropout drop the same entries.",
         level="gradients",
         needs=(
             "gradients",
@@ -361,18 +361,19 @@ PROMISES = [
     ),
     Promise(
         "threads",
-        "Calls from several threads at once give what each gives alone.",
+        "Calls from several threads at once return the results of the same calls alone.",
         level="gradients",
         oracle=values.threads,
         may_refuse=False,
         mend=(
-            "keep what belongs to one call in local variables: no scratch on the class or the module, no "
-            "flag that is set and put back; a table that is filled on the way must not be seen half filled"
+            "keep the state of one call in local variables, not on the class or the module, and set no flag that is "
+            "put back later. Another thread must not see a table half filled"
         ),
     ),
     Promise(
         "autocast",
-        "What an op gives under autocast is, up to rounding, what it gives there on the tensor stood for.",
+        "Under autocast an op returns, up to rounding, the result of the op on the tensor that the value "
+        "represents.",
         needs=("autocast",),
         cases=accepted,
         context=CONTEXTS["autocast"],
@@ -404,12 +405,12 @@ PROMISES = [
     ),
     Promise(
         "own_memory",
-        "A write to the result of an op that is no view leaves the value that it was computed from alone.",
+        "A write to the result of an op that is not a view leaves the value that it was computed from alone.",
         needs=("flatten",),
         cases=memory.writes_to_results,
         oracle=memory.written,
         mend=(
-            "the result of an op that is no view has memory of its own: a rule hands on a copy of an inner "
+            "the result of an op that is not a view has memory of its own: a rule hands on a copy of an inner "
             "tensor, as in x.values.clone(), and not x.values itself"
         ),
     ),
@@ -420,25 +421,22 @@ PROMISES = [
         oracle=memory.written,
         mend=(
             "write into the inner tensors (copy_) and return the very argument that was written, with its new "
-            "sizes, through return_and_correct_aliasing; where a class cannot, raise before anything is "
-            "written"
+            "sizes, through return_and_correct_aliasing. Where a class cannot, raise before anything is written"
         ),
         declared=(
-            "correct the rule: it writes the new numbers to the inner tensors of what is to be "
-            "written (copy_), x or out=, and returns that very argument; where it cannot, it raises before "
-            "anything is written"
+            "correct the rule: it writes the new numbers to the inner tensors of x or out= (copy_), and returns "
+            "that very argument. Where it cannot, it raises before anything is written"
         ),
     ),
     Promise(
         "writes_to_views",
-        "What is written to a view is in the value, in every inner tensor: the same view, taken again, has it.",
+        "A write to a view reaches every inner tensor of the value: the same view, taken again, has it.",
         needs=("flatten",),
         cases=memory.writes_to_views,
         oracle=memory.written,
         mend=(
-            "a view holds views of all inner tensors, none of them a copy: what is written to the view is "
-            "lost otherwise. Let the rule make each by a view op, such as x.values.select(...), or refuse the "
-            "op"
+            "a view holds views of all inner tensors, none of them a copy: a write to a copy is lost. Let the rule "
+            "make each by a view op, such as x.values.select(...), or refuse the op"
         ),
     ),
     Promise(
@@ -446,10 +444,13 @@ PROMISES = [
         "A gradient that needs a value which has been overwritten is an error.",
         level="gradients",
         oracle=memory.stale_gradients,
-        mend="save tensors with ctx.save_for_backward, and raise version counters of what a rule writes to",
+        mend=(
+            "save tensors with ctx.save_for_backward, and raise version counters of the tensors that a rule writes "
+            "to"
+        ),
         declared=(
-            "register the rule that writes for the op, as torch.ops.aten.mul_, whose writes are "
-            "counted, and write to the tensors that its operands hold"
+            "register the rule that writes for the op, as torch.ops.aten.mul_, whose writes are counted. Let it "
+            "write to the tensors that its operands hold"
         ),
     ),
     # ---- copies
@@ -483,7 +484,7 @@ PROMISES = [
         oracle=structure.copied,
         may_refuse=False,
         mend=(
-            "pickling must carry every inner tensor and the metadata; for torch.load(weights_only=True) build "
+            "pickling must carry every inner tensor and the metadata. For torch.load(weights_only=True), build "
             "values by a function or class that is registered with torch.serialization.add_safe_globals"
         ),
     ),
@@ -500,7 +501,7 @@ PROMISES = [
     ),
     Promise(
         "optimizer",
-        "A step of SGD moves a parameter as it would move what the parameter stands for, or is refused.",
+        "A step of SGD moves a parameter as it would move the tensor that the parameter represents, or is refused.",
         level="gradients",
         oracle=structure.optimizer,
         mend=(
@@ -510,7 +511,7 @@ PROMISES = [
     ),
     Promise(
         "conversion",
-        'x.to(dtype) has that dtype, and stands for the converted tensor; x.to("meta") moves.',
+        'x.to(dtype) has that dtype, and represents the converted tensor; x.to("meta") moves.',
         cases=structure.CONVERSIONS,
         oracle=structure.conversion,
         mend=(
@@ -521,21 +522,21 @@ PROMISES = [
     # ---- gradients
     Promise(
         "gradients",
-        "The gradient by a value means the gradient by the tensor that it stands for.",
+        "The gradient by a value means the gradient by the tensor that it represents.",
         level="gradients",
         cases=recorded,
         context=CONTEXTS["detached"],
         oracle=gradients.by_gradients,
         right=True,
         mend=(
-            "a rule above autograd must be made of differentiable parts (unwrap, not raw inner tensors); a "
-            "rule below it must compute what PyTorch's formula for the op assumes"
+            "a rule above autograd must be made of differentiable parts (unwrap, not raw inner tensors). A rule "
+            "below it must compute the op that PyTorch's formula assumes"
         ),
         declared=_DERIVATIVE,
     ),
     Promise(
         "two_value_gradients",
-        "The gradient of an op on two values by each of them means that by the tensor that it stands for.",
+        "The gradient of an op on two values by each of them means the gradient by the tensor that it represents.",
         level="gradients",
         needs=("reference", "gradients"),
         cases=gradients.recorded_pairs,
@@ -553,8 +554,8 @@ PROMISES = [
         oracle=partial(gradients.by_gradients, of_operands=True),
         right=True,
         mend=(
-            "a rule above autograd computes with a plain operand as it comes, not with operand.detach(), "
-            ".data or under no_grad; a rule below it must compute what PyTorch's formula for the op assumes"
+            "a rule above autograd computes with a plain operand as it comes, not with operand.detach(), .data or "
+            "under no_grad. A rule below it must compute the op that PyTorch's formula assumes"
         ),
     ),
     Promise(
@@ -563,21 +564,20 @@ PROMISES = [
         level="gradients",
         oracle=gradients.inner_requires_grad,
         mend=(
-            "in __new__, raise for an inner tensor that requires grad, or detach it and connect it to "
-            "the value by an autograd.Function (subclasses.TensorSubclass does): autograd sees the outer "
-            "tensor alone"
+            "in __new__, raise for an inner tensor that requires grad. Or detach it and connect it to the value by "
+            "an autograd.Function (subclasses.TensorSubclass does): autograd sees the outer tensor alone"
         ),
     ),
     Promise(
         "materialize_gradients",
-        "An inner tensor that materialize() depends on gets from it the gradient of what it gives.",
+        "An inner tensor that materialize() depends on gets the gradient of the result of materialize().",
         level="gradients",
         needs=("declared materialize",),
         oracle=gradients.materialize_gradients,
         mend=(
-            "let materialize() compute with the tensor itself, not with .detach() or .data of it, nor "
-            "under no_grad. If its gradient is meant to be another one, as that of a straight-through "
-            "estimator: skip={'materialize_gradients'}"
+            "let materialize() compute with the tensor itself, not with .detach() or .data of it, nor under "
+            "no_grad. If its gradient is meant to be another one, such as a straight-through estimator: "
+            "skip={'materialize_gradients'}"
         ),
     ),
     Promise(
@@ -616,7 +616,7 @@ PROMISES = [
     # ---- compilers
     Promise(
         "compiled_values",
-        "A compiled op gives what it gives in eager mode.",
+        "A compiled op returns the result of eager mode.",
         level="gradients",
         needs=("flatten",),
         cases=compiled.groups,
@@ -646,10 +646,10 @@ PROMISES = [
         context=compiled.under(),
         oracle=compiled.by_compiler,
         mend=(
-            "a view must share its storage with its base (see the promise `views`), and a class with rules "
-            "for views needs one for as_strided, with which PyTorch remakes a view of an argument by its "
-            "sizes and strides; the outer storage offset must fit, and so must the strides: a rule for a view "
-            "that changes metadata alone needs an `outer` that gives them"
+            "a view must share its storage with its base (see the promise `views`). A class with rules for views "
+            "needs a rule for as_strided, with which PyTorch remakes a view of an argument by its sizes and "
+            "strides. The outer storage offset and the strides must fit: a rule for a view that changes metadata "
+            "alone needs an `outer` that gives them"
         ),
     ),
     Promise(
@@ -667,7 +667,7 @@ PROMISES = [
     ),
     Promise(
         "compiled_gradients",
-        "A compiled function's gradient is that of eager mode, for every kind of tangent.",
+        "The gradient of a compiled function equals the gradient of eager mode, for every kind of tangent.",
         level="gradients",
         needs=("flatten",),
         cases=compiled.tangents,
@@ -680,7 +680,7 @@ PROMISES = [
     ),
     Promise(
         "compiled_construction",
-        "A value may be made from plain tensors, and taken apart, inside a compiled function.",
+        "A value may be made from plain tensors, and decomposed, inside a compiled function.",
         level="gradients",
         needs=("flatten", "plain inner tensors"),
         cases=compiled.construction,
@@ -697,8 +697,8 @@ PROMISES = [
         context=compiled.under(),
         oracle=compiled.by_compiler,
         mend=(
-            "derive sizes from the inner tensors or from outer_size, never from the context, and compute with "
-            "them as symbols; a size that may be anything belongs among the dynamic ints"
+            "derive sizes from the inner tensors or from outer_size, never from the context, and compute with them "
+            "as symbols. A size that may be anything belongs among the dynamic ints"
         ),
     ),
     Promise(
@@ -716,7 +716,7 @@ PROMISES = [
     ),
     Promise(
         "compiled_module",
-        "A compiled module with a parameter of the class gives what it gives in eager mode.",
+        "A compiled module with a parameter of the class returns the result of eager mode.",
         level="gradients",
         needs=("flatten",),
         cases=compiled.modules,
@@ -733,8 +733,8 @@ PROMISES = [
         context=compiled.under(compiled.EXPORT),
         oracle=compiled.by_compiler,
         mend=(
-            "torch.export takes a parameter apart by __tensor_flatten__: ops on it must give plain tensors in "
-            "the end, and a class that is constructed inside needs a constructor that Dynamo traces"
+            "torch.export flattens a parameter by __tensor_flatten__: ops on it must give plain tensors in the end, "
+            "and a class that is constructed inside needs a constructor that Dynamo traces"
         ),
     ),
     # ---- nesting
@@ -758,9 +758,9 @@ PROMISES = [
         oracle=by_eager,
         right=True,
         mend=(
-            "run ops by calling the op itself (func) on the inner tensors, so that a wrapper around this one "
-            "sees them. A rule for a Python-level function is not asked inside of another wrapper, which asks "
-            "for ops alone"
+            "run ops by calling the op itself (func) on the inner tensors, so that a wrapper around this one sees "
+            "them. A rule for a Python-level function is not called inside of another wrapper, which dispatches ops "
+            "alone"
         ),
     ),
     Promise(
@@ -771,12 +771,12 @@ PROMISES = [
         cases=compiled.nests,
         context=compiled.under(),
         oracle=compiled.by_compiler,
-        mend="the compiler takes nested wrappers apart with __tensor_flatten__, all the way; see `nested_inside`",
+        mend="the compiler flattens nested wrappers with __tensor_flatten__, all the way; see `nested_inside`",
     ),
     # ---- many ops, and Inductor
     Promise(
         "op_infos_agree",
-        "PyTorch's own sample inputs of each op give what they give on the reference, or are refused.",
+        "Each op on PyTorch's own sample inputs returns the result of the reference, or is refused.",
         level="gradients",
         cases=op_infos.promised_samples,
         oracle=op_infos.on_sample,
@@ -784,7 +784,7 @@ PROMISES = [
     ),
     Promise(
         "inductor",
-        "A program of Inductor gives what eager mode gives.",
+        "A program of Inductor returns the results of eager mode.",
         level="full",
         needs=("flatten",),
         cases=lambda s: compiled.groups(s, 8)[:1],

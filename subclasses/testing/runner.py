@@ -89,9 +89,9 @@ def _warnings(s: Subject) -> Iterator[str]:
         yield (
             f"NO RESULT WAS COMPARED WITH PLAIN TENSORS: pass reference=, a function from {one_of(s.cls)} to the"
         )
-        yield f"  tensor that it stands for{such}"
+        yield f"  tensor that it represents{such}"
     if not s.traceable:
-        yield f"NOTHING WAS COMPILED OR TAKEN APART: {s.name} is not a traceable wrapper subclass; see `flatten`"
+        yield f"NOTHING WAS COMPILED OR FLATTENED: {s.name} is not a traceable wrapper subclass; see `flatten`"
 
 
 def check(factory: Factory, **options: Unpack[Options]) -> Report:
@@ -198,22 +198,29 @@ def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], 
 ADVICE = {
     "rule-result": "correct what that rule returns: {}",
     "rule-parameters": "correct the parameters of that rule: {}",
-    "materialize-result": "correct materialize(): it returns a plain tensor of the size, dtype and device that the "
-    "value shows; or say with size_from=, dtype_from= or `outer` what the value shows",
-    "inner-size": 'fallback="map" runs each op on each inner tensor, and dims, indices and plain operands fit one size '
-    'alone: use fallback="materialize" with a materialize() that says what the value is, write rules for the ops, or '
-    "hold the numbers in the size of the value. If the class is a container, on which no such ops are called: skip= "
-    "the promise",
-    "field-of-operand": "a rule is called when any operand is of the class, the right one too, beside numbers and "
-    "plain tensors: it asks isinstance(operand, cls) before it reads a field, and computes with other operands or "
-    "refuses them",
+    "materialize-result": (
+        "correct materialize(): it returns a plain tensor of the size, dtype and device that the value shows. Or "
+        "declare the outer size and dtype with size_from=, dtype_from= or `outer`"
+    ),
+    "inner-size": (
+        'fallback="map" runs each op on each inner tensor, and dims, indices and plain operands fit one size alone: '
+        'use fallback="materialize" with a materialize() that returns the represented tensor, write rules for the '
+        "ops, or hold the numbers in the value's size. If the class is a container, on which no such ops are "
+        "called: skip= the promise"
+    ),
+    "field-of-operand": (
+        "a rule is called when any operand is of the class, the right one too, beside numbers and plain tensors: it "
+        "checks isinstance(operand, cls) before it reads a field, and computes with other operands or refuses them"
+    ),
     "metadata-default": "a result has the metadata that the rule passes to the constructor, and the default of any "
     "other: pass each field on, as in type(x)(..., unit=x.unit)",
-    "tensor-from-outside": "a rule or materialize() uses a tensor that is neither an operand nor an inner tensor. A "
-    "compiler traces with stand-ins and has none for it: declare it as a constant of the class, with constant(), or as "
-    "a field, with inner()",
+    "tensor-from-outside": (
+        "a rule or materialize() uses a tensor that is neither an operand nor an inner tensor. A compiler traces "
+        "with fake tensors and has none for it: declare it as a constant of the class, with constant(), or as a "
+        "field, with inner()"
+    ),
 }
-# PyTorch's message where a compiler's stand-in meets a tensor with data that is no argument.
+# PyTorch's message where a compiler's fake tensor meets a tensor with data that is not an argument.
 _REAL_TENSOR = "Please convert all Tensors to FakeTensors"
 
 

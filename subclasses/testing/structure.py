@@ -86,12 +86,12 @@ def readable(s: Subject, case: Case) -> None:
 
 
 def flatten(s: Subject, case: Case) -> None:
-    """Raises where __tensor_flatten__ names an attribute that is no tensor."""
+    """Raises where __tensor_flatten__ names an attribute that is not a tensor."""
     x = s.make()
     if not s.traceable:
         lacks = [n for n in ("__tensor_flatten__", "__tensor_unflatten__") if not hasattr(s.cls, n)]
         raise Broken(
-            f"{s.name} has no {' and no '.join(lacks)}: no compiler, torch.export or fake tensor can take it apart",
+            f"{s.name} has no {' and no '.join(lacks)}: no compiler, torch.export or fake tensor can flatten it",
             mend=f"write both; its attributes hold the tensors {', '.join(s.inners(x)) or 'none'}, the names to return",
         )
     names, _ = x.__tensor_flatten__()
@@ -142,7 +142,7 @@ def _lost(s: Subject, x: Any, back: Any) -> str:
     lost = [n for n, v in held if not isinstance(v, Tensor) and (n not in kept or kept[n] != v)]
     names = " and ".join(f"{n} ({vars(x)[n]!r}, afterwards {kept.get(n)!r})" for n in lost)
     loss = f", where the flatten context {s.context(x)!r} loses {names}" if lost else ""
-    return f"what a value stands for that is put together from its parts{loss}"
+    return f"the tensor that a value represents once it is put together from its parts{loss}"
 
 
 def check_metadata(s: Subject, case: Case) -> None:
@@ -198,7 +198,7 @@ def _check_outside(s: Subject, x: Any) -> None:
 
 
 def without_data(s: Subject, case: Case) -> None:
-    """Takes a value apart and puts it together as a fake, which has no data."""
+    """Flattens a value and unflattens it as a fake, which has no data."""
     x, mode = s.make(), fake_mode()
     fake = mode.from_tensor(x)
     with mode:

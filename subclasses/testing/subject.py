@@ -114,7 +114,7 @@ def check_options(factory: Any, options: Mapping[str, Any]) -> None:
     """Checks that options are known, and functions where functions are expected.
 
     Raises:
-        TypeError: an option is unknown or of the wrong type, or the factory is no function.
+        TypeError: an option is unknown or of the wrong type, or the factory is not a function.
     """
     unknown = set(options) - set(Options.__annotations__)
     if unknown:
@@ -157,11 +157,11 @@ FACTS: dict[str, tuple[Callable[[Subject], object], str]] = {
     ),
     "reference": (
         lambda s: s.has_reference,
-        "pass reference=, which says what plain tensor {a_value} stands for",
+        "pass reference=, which returns the plain tensor that {a_value} represents",
     ),
     "one plain tensor": (
         lambda s: len(s.meaning(s.make().detach())) == 1,
-        "values stand for no plain tensors, or for several",
+        "values represent no plain tensors, or several",
     ),
     "rules": (lambda s: s.declared, "only a declared class lists its rules"),
     "metadata": (lambda s: not s.declared or metadata(s.make()), "{s.name} has no metadata"),
@@ -170,7 +170,10 @@ FACTS: dict[str, tuple[Callable[[Subject], object], str]] = {
     "gradients": (lambda s: is_differentiable(s.make()), "{s.dtype} cannot require grad"),
     "autocast": (lambda s: s.dtype is torch.float32, "autocast leaves {s.dtype} as it is"),
     "reals": (lambda s: s.dtype.is_floating_point, "dropout is defined for floating point numbers alone"),
-    "many numbers": (lambda s: s.make().numel() > 8, "random ops are told apart by more than 8 numbers"),
+    "many numbers": (
+        lambda s: s.make().numel() > 8,
+        "draws of random ops need more than 8 numbers to differ",
+    ),
     "module": (
         lambda s: "<locals>" not in s.cls.__qualname__,
         "pickle finds a class by its name, and this one is local to a function: declare it in a module",
@@ -289,7 +292,7 @@ class Subject:
             Skipped: the kit has no constructor to call; ``construct=`` passes one.
         """
         cls, names, build = self.cls, list(self.inners(x)), self.options.get("construct")
-        if self.declared:  # carriers of dynamic ints are no part of a construction
+        if self.declared:  # carriers of dynamic ints are not part of a construction
             names = [n for n in names if n in cls.__spec__.attributes]
         if build is not None:
             return build, names

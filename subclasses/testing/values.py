@@ -266,8 +266,8 @@ def mixed_metadata(s: Subject, case: Case, setting: Setting) -> None:
     if error is None and _is_unseen(s, setting.operand(), got):
         words = setting.words.partition(" ")[2].partition(" ")[2]
         raise Skipped(
-            f"pass reference=, which tells values {words} from others, as by numbers in one unit: both stand for the "
-            f"same so far, and {case.name} was not refused"
+            f"pass reference=, which distinguishes values {words} from others, as by numbers in one unit: both "
+            f"represent the same so far, and {case.name} was not refused"
         )
 
 
@@ -410,12 +410,12 @@ CHANGES: dict[str, Callable[..., Any]] = {
 
 
 COPIES = 16
-"""Copies that live at once: the first ones take the addresses, and so the ids, of values that are gone, for which
-a result may have been kept; the last one is unknown to what keeps them."""
+"""Copies that live at once. The first ones take the addresses, and so the ids, of freed values, for which a rule
+may have kept a result. No result is kept for the last one."""
 
 
 def computed(s: Subject) -> list[Case]:
-    """The calls that may compute by a rule and are no views; for a class written by hand, the first eight."""
+    """The calls that may compute by a rule and are not views; for a class written by hand, the first eight."""
     if s.declared and not all_rules(s.cls):
         return []
     calls = [case for case in accepted(s) if case.name not in VIEWS]
@@ -582,7 +582,7 @@ def strangers(s: Subject, case: Case) -> None:
         ForeignSubclass.asked.clear()
         works, _ = s.works(case.name, lambda o=order: case.run(*(x, ForeignSubclass(like(x)))[::o]))
         if works and not any(s.cls in types for types in ForeignSubclass.asked):
-            asked = "asked about its part alone" if ForeignSubclass.asked else "never asked"
+            asked = "called for its part alone" if ForeignSubclass.asked else "never called"
             raise Broken(
                 f"{case.name} on a {s.name} and an unknown subclass gave a result, and the unknown subclass was {asked}"
             )

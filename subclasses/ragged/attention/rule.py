@@ -203,8 +203,8 @@ def _remedy_for(attn_mask: Any) -> str:
     if not isinstance(attn_mask, Tensor) or attn_mask.dtype == torch.bool:
         return remedy
     return (
-        f"{remedy}; with a bias, let a batch have rows of about one length, or attend to a few long rows one by one, "
-        f"each with attn_mask[..., :n, :n]"
+        f"{remedy}. With a bias, batch rows of about one length, or attend to a few long rows one by one, each with "
+        "attn_mask[..., :n, :n]"
     )
 
 

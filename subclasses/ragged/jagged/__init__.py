@@ -222,7 +222,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         extent is the extent of ``padded``.
 
         Raises:
-            ValueError: ``mask`` is no bool tensor of that shape.
+            ValueError: ``mask`` is not a bool tensor of that shape.
         """
         check_mask(padded, mask)
         values = padded.flatten(0, 1).index_select(0, true_places(mask.flatten()))
@@ -233,7 +233,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         """Makes the rows of a ``torch.nested`` tensor of jagged layout, whose values it shares; differentiable in it.
 
         Raises:
-            TypeError: ``nested`` is no nested tensor of jagged layout.
+            TypeError: ``nested`` is not a nested tensor of jagged layout.
         """
         validation.check_nested(nested)
         offsets = nested.offsets().to(torch.int64)  # type: ignore[attr-defined]

@@ -59,13 +59,13 @@ def check_writable(x: Any, func: Any, *operands: Any) -> None:
     if root is base:
         raise DispatchError(
             f"{name}: a slice of this JaggedTensor, or the same with its dimensions merged, is in use and shares its "
-            "values, and its gradient would not know of the write",
+            "values. The gradient of the slice would miss the write",
             code="write-shared",
             hint="take the slice after the write, or write to a copy by clone()",
         )
     raise DispatchError(
-        f"{name}: this JaggedTensor is a slice of another one, or has its dimensions merged, and shares its values, so "
-        "the gradient of the other would not know of the write",
+        f"{name}: this JaggedTensor is a slice of another one, or has its dimensions merged, and shares its values. "
+        "The gradient of the other would miss the write",
         code="write-shared",
         hint="write to the other one, such as y[index] = value, or to a copy by clone()",
     )

@@ -132,7 +132,7 @@ def longest_row(values: Any, offsets: Any, lengths: Any, count: Any, ragged_dim:
     found = lengths.tolist()
     if any(not 0 <= n <= span for n, span in zip(found, spans, strict=True)):
         raise ValueError(
-            f"JaggedTensor.lengths: expected from 0 up to what lies between the offsets, {spans}, got {found}"
+            f"JaggedTensor.lengths: expected from 0 up to the differences of the offsets, {spans}, got {found}"
         )
     return max(found, default=0)
 
@@ -150,7 +150,7 @@ def check_loaded(
 ) -> None:
     """Raises unless the parts of a jagged tensor describe rows, and the outer extent fits the longest row.
 
-    The constructor raises for wrong dtypes, and for an outer extent that is no int, and names the field.
+    The constructor raises for wrong dtypes, and for an outer extent that is not an int, and names the field.
     """
     check_parts(values, offsets, lengths, count, ragged_dim)
     parts = [("offsets", offsets), ("lengths", lengths), ("count", count)]

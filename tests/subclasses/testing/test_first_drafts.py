@@ -86,7 +86,7 @@ DRAFTS = {
                 ("values", "other_metadata", "mutation", "writes_to_views", "optimizer"), OPERAND
             ),
             "keyword_arguments": "an alpha=, rounding_mode=, keepdim= or dtype= that is dropped",
-            "two_values": "with each argument, such as alpha=",
+            "two_values": "each argument, such as alpha=",
             "mixed_metadata": "convert one of them where they differ",
         },
         lambda cls: {"variants": [fixed(cls, digits=6)]},
@@ -111,7 +111,7 @@ DRAFTS = {
         lambda func, x, w, bias=None: func(x, w.signs.to(x.dtype), bias) * w.scale.t(),
         linear,
         {
-            "values": "correct what the rule gives for such operands",
+            "values": "correct the result of the rule for such operands",
             "two_values": OPERAND,
             **dict.fromkeys(("gradients", "inner_gradients"), "in place of x.unwrap(name)"),
         },

@@ -150,7 +150,10 @@ test_a_rule_that_is_wrong_for_a_vector = pytest.mark.sweep(4)(
             call: (
                 "values",
                 for_vectors(key, side, torch.add),
-                [f"{call} is not what its reference gives", "correct what the rule gives for such operands"],
+                [
+                    f"{call} is not what its reference gives",
+                    "correct the result of the rule for such operands",
+                ],
                 for_vectors(key, side, torch.mul),
             )
             for key, side, call in VECTORS
@@ -288,7 +291,7 @@ def test_metres_and_kilometres_need_a_reference_that_tells_them_apart(order):
     make, variants = length(unit=one), [length(unit=other)]
     found = outcome(make, "mixed_metadata", variants=variants)
     assert found.state == "skipped"
-    assert found.detail.startswith(f"pass reference=, which tells values with unit='{other}' from others")
+    assert found.detail.startswith(f"pass reference=, which distinguishes values with unit='{other}' from others")
     reference = lambda x: x.unwrap("number") * {"m": 1, "km": 1000}[x.unit]  # noqa: E731
     words = [f"x + y, y with unit='{other}'"]
     check_found(make, "mixed_metadata", words, variants=variants, reference=reference)
@@ -618,7 +621,7 @@ test_what_materialize_keeps_is_found = pytest.mark.slow(
             "of numbers": (
                 "fresh_values",
                 functools.partial(make, declare(Quantity, materialize=kept_on_value)),
-                ["stale after a step of an optimizer"],
+                ["stale after an optimizer's step"],
                 functools.partial(make, Quantity),
             )
         }

@@ -208,7 +208,7 @@ PLANTED = {
         ruled(aten.mul.Tensor, left),
         ruled(aten.mul.Tensor, lambda func, x, y: func(plain(x), plain(y))),
         ["values"],
-        ["left (", "asks isinstance(operand, cls) before it reads a field", "the right one too"],
+        ["left (", "checks isinstance(operand, cls) before it reads a field", "the right one too"],
     ),
     "a rule without out": (
         ruled(torch.mul, without_out),
@@ -493,7 +493,7 @@ test_it_is_found = finding(
         "a rule written by hand that takes a plain operand for its own": (
             "values",
             of_tensors(Left, (4, 6)),
-            ["object has no attribute 'tag'", "asks isinstance(operand, cls)"],
+            ["object has no attribute 'tag'", "checks isinstance(operand, cls)"],
         ),
         "a copy that is lost where a module loads": (
             "parameter",
@@ -641,12 +641,16 @@ UNREADABLE = {
     "an attribute that is no field": (
         of_tensors(WithAttribute, (4, 6)),
         of_tensors(WithStatic, (4, 6)),
-        ["x.detach().materialize() raised AttributeError", "no attribute 'temperature'", "declare what"],
+        [
+            "x.detach().materialize() raised AttributeError",
+            "no attribute 'temperature'",
+            "declare all that materialize()",
+        ],
     ),
     "sizes that materialize() does not fit": (
         of_tensors(PerColumn, (4, 6), (4,)),
         of_tensors(PerRow, (4, 6), (4,)),
-        ["x.materialize() raised RuntimeError: The size of tensor a (6) must match", "fit the sizes"],
+        ["x.materialize() raised RuntimeError: The size of tensor a (6) must match", "Fit the sizes"],
     ),
 }
 
@@ -675,7 +679,7 @@ ONE_CAUSE = {
     ),
     "a materialize() that writes": (
         lambda: Adding(torch.randn(4, 6)),
-        *(1, "x.materialize() changed x: raw", ["correct what is named"]),
+        *(1, "x.materialize() changed x: raw", ["correct the named fault"]),
     ),
     "a rule that lacks a parameter": (
         of_rule(
@@ -712,4 +716,4 @@ def test_a_size_that_outer_does_not_compute():
     report = examine(first, paths={}, sizes=sizes)
     (found,) = [o for o in report.of("broken") if o.promise.name == "sizes"]
     assert "of a value of size [4, 3]" in found.detail and "got one of size (5, 3)" in found.detail
-    assert "or `outer` what the value shows" in found.mend
+    assert "Or declare the outer size and dtype" in found.mend

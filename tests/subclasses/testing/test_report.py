@@ -73,7 +73,7 @@ def test_a_class_that_cannot_be_flattened_is_told_what_it_lacks_and_what_works()
     for words in (
         "NO RESULT WAS COMPARED",
         "such as reference=lambda x: x.get_data()",
-        "NOTHING WAS COMPILED OR TAKEN APART: MaskedTensor is not a traceable wrapper subclass",
+        "NOTHING WAS COMPILED OR FLATTENED: MaskedTensor is not a traceable wrapper subclass",
         "MaskedTensor has no __tensor_flatten__ and no __tensor_unflatten__",
         "its attributes hold the tensors _masked_data, _masked_mask",
     ):
@@ -183,7 +183,7 @@ test_an_accident_is_no_refusal = finding(
             (with_exp("InsideTorch", lambda x: torch.ones(2) @ torch.ones(3)), []),
             (with_exp("Silent", raises(ValueError)), []),
             # An assertion is to become a refusal.
-            (Asserts, ["an assert is no refusal"]),
+            (Asserts, ["An assert does not refuse"]),
         )
     }
 )

@@ -71,7 +71,7 @@ def from_the_left(func, x, y, alpha=1):
     return plain(x) - plain(y) * alpha
 
 
-MEMORY = ["hands on memory of its operand (y.coarse in that of x.coarse)", "return x.coarse.clone()"]
+MEMORY = ["hands on memory of its operand (y.coarse in the memory of x.coarse)", "return x.coarse.clone()"]
 
 
 def copying(func, x):
@@ -99,7 +99,7 @@ FAULTS = {
         aten.exp.default,
         lambda func, x: x.coarse,
         with_options,
-        ["y = x.exp(); y.mul_(2) changed x: coarse", "(y in that of x.coarse)"],
+        ["y = x.exp(); y.mul_(2) changed x: coarse", "(y in the memory of x.coarse)"],
     ),
     "one of two copied in a view": (
         "writes_to_views",
