@@ -34,21 +34,6 @@ def test_ever_new_sizes_take_two_programs(cls):
     assert [p.is_dynamic for p in compiled.programs] == [True, cls is Labeled]  # which has a dynamic int
 
 
-@pytest.mark.sweep(12)
-@pytest.mark.parametrize("cls", [TwoTensor, Pair, Labeled, Tagged, Nested])
-def test_several_arguments_and_dimensions(cls):
-    calls = [
-        lambda n=n: (make(cls, n, n + 3, grad=True), torch.randn(n + 3, 2, requires_grad=True)) for n in NEW
-    ]
-    assert_programs(lambda x, y: (x @ y, y.shape[0]), calls, 2)
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("cls", [TwoTensor, Pair, Halves])
-def test_zero_and_one_have_programs_of_their_own(cls):
-    assert_programs(lambda x: (x * 2, x.sum()), rows(cls, numbers=(4, 5, 0, 1, 2, 0, 1, 8)), 4)
-
-
 def split(cls, left, right):
     return lambda: (cls(torch.randn(3, left), torch.randn(3, right)).requires_grad_(),)
 
@@ -81,6 +66,9 @@ double = lambda x: x * 2  # noqa: E731
 
 write = lambda x: (x.mul_(2), x.sum())[1]  # noqa: E731
 
+
+BY_ROWS = [TwoTensor, Pair, Labeled, Tagged, Nested]
+SLICED = {"view": lambda x: (x[1:], x * 2), "itself": lambda x: (x, x.t() + 1, x.shape[0])}
 
 # The function, its calls, how many programs they make, and whether sizes are dynamic from the start.
 PROGRAMS = {
@@ -157,6 +145,38 @@ PROGRAMS = {
             2,
         )
         for cls in (TwoTensor, Pair)
+    },
+    **{
+        f"several arguments and dimensions, {cls.__name__}": (
+            lambda x, y: (x @ y, y.shape[0]),
+            [
+                lambda n=n, cls=cls: (
+                    make(cls, n, n + 3, grad=True),
+                    torch.randn(n + 3, 2, requires_grad=True),
+                )
+                for n in NEW
+            ],
+            2,
+        )
+        for cls in BY_ROWS
+    },
+    **{
+        f"zero and one have programs of their own, {cls.__name__}": (
+            lambda x: (x * 2, x.sum()),
+            rows(cls, numbers=(4, 5, 0, 1, 2, 0, 1, 8)),
+            4,
+        )
+        for cls in (TwoTensor, Pair, Halves)
+    },
+    **{
+        f"slices of larger values, {name}, {cls.__name__}, dynamic={dynamic}": (
+            fn,
+            slices(cls),
+            *(count, dynamic),
+        )
+        for name, fn in SLICED.items()
+        for cls in BY_ROWS
+        for dynamic, count in ((None, 2), (True, 1))
     },
     "written slices, by hand": (write, slices(TwoTensor, grad=False), 1, True),
     "written slices, nested": (write, slices(Nested, grad=False), 1, True),
@@ -250,8 +270,12 @@ UNBACKED = {
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", UNBACKED)
 def test_numbers_and_sizes_that_only_data_tells_in_one_graph(name, grad):
-    compiled = capturing(whole)(UNBACKED[name])
-    judge(UNBACKED[name], lambda: (torch.randn(5, requires_grad=grad),), compiled, calls=3)
+    judge(
+        UNBACKED[name],
+        lambda: (torch.randn(5, requires_grad=grad),),
+        capturing(whole)(UNBACKED[name]),
+        calls=3,
+    )
 
 
 def test_a_size_is_read_once():
@@ -303,18 +327,6 @@ def test_their_second_derivatives():
 
 
 # ---- views ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep(48)
-@pytest.mark.parametrize("cls", [TwoTensor, Pair, Labeled, Tagged, Nested])
-@pytest.mark.parametrize(
-    "fn",
-    [lambda x: (x[1:], x * 2), lambda x: (x, x.t() + 1, x.shape[0])],
-    ids=["view", "itself"],
-)
-@pytest.mark.parametrize(("dynamic", "count"), [(None, 2), (True, 1)])
-def test_slices_of_larger_values(fn, cls, dynamic, count):
-    assert_programs(fn, slices(cls), count, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("door", [by_pass, by_dynamo])
@@ -460,8 +472,11 @@ def attend(q, bias):
 @pytest.mark.parametrize("width", [pytest.param(16, marks=pytest.mark.slow), 8])
 def test_a_size_that_occurs_twice_in_a_stride(width):
     """The longest row, the mask and the heads have one size: a stride is the square of the symbol, or times others."""
-    rows = [torch.randn(n, 2, width) for n in (width, 5, 6)]
-    q = JaggedTensor.from_tensors(rows).transpose(1, 2).requires_grad_()
+    q = (
+        JaggedTensor.from_tensors([torch.randn(n, 2, width) for n in (width, 5, 6)])
+        .transpose(1, 2)
+        .requires_grad_()
+    )
     bias, products = torch.randn(width, width), []
 
     def backend(graph, inputs):

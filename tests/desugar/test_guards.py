@@ -62,13 +62,6 @@ AROUND = {
 }
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("name", AROUND)
-def test_the_state_around(name):
-    fn, call, *around = AROUND[name]
-    assert_programs(fn, [call] * len(around), len(around), around)
-
-
 # ---- arguments -----------------------------------------------------------------------------------------------
 
 
@@ -108,12 +101,6 @@ APART = {
         lambda: (TwoTensor(ROWS, ROWS), TwoTensor(OTHERS_ROWS, OTHERS_ROWS)),
     ],
 }
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("name", APART)
-def test_what_tells_arguments_apart(name):
-    assert_programs(product, APART[name], len(APART[name]))
 
 
 GLOBAL, GLOBAL_PAIR = torch.ones(3), make(TwoTensor, 3)
@@ -157,21 +144,6 @@ def test_a_wrapper_inside_of_two_others():
     assert_programs(lambda x, y: x * y, [lambda: (Nested(pair, flat), Nested(pair, flat))], 1)
 
 
-def test_structure():
-    calls = [
-        lambda: ({"a": t(3)},),
-        lambda: ({"a": t(3), "b": t(3)},),
-        lambda: ({"b": t(3), "a": t(3)},),
-        lambda: ([t(3)],),
-        lambda: ((t(3),),),
-        lambda: (t(3),),
-        lambda: (Point(t(3), t(3)),),
-    ]
-    assert_programs(
-        lambda d: sum(d.values()) * 2 if isinstance(d, dict) else d[0] * 2, calls, 7
-    )  # the order of a dict's keys counts
-
-
 @pytest.mark.parametrize("kind", [dict, OrderedDict, lambda d: defaultdict(list, d), None])
 def test_the_order_of_a_dict_and_of_keyword_arguments(kind):
     compiled = by_pass(lambda x=None, **named: torch.stack([*(x["k"] if x else named).values()]))
@@ -185,18 +157,9 @@ def test_the_order_of_a_dict_and_of_keyword_arguments(kind):
 CONSTANTS = [1, True, 1.0, 2, 2.0, 1j, math.inf]
 
 
-def test_nan_is_nan():
-    assert_programs(
-        lambda x, n: torch.copysign(x, torch.tensor(n)),
-        [lambda n=n: (torch.ones(3), n) for n in (math.nan, float("nan"))],
-        1,
-    )
-
-
 def test_constants_by_type_and_value():
     """Ints share a program from the third one on, and so do floats."""
-    calls = [lambda n=n: (make(Pair, 3), n) for n in CONSTANTS]
-    compiled = assert_programs(lambda x, n: x * n, calls, 6)
+    compiled = assert_programs(lambda x, n: x * n, [lambda n=n: (make(Pair, 3), n) for n in CONSTANTS], 6)
     for n in (5, 6, 3.5, 4.5):
         judge(lambda x, n: x * n, lambda n=n: (make(Pair, 3), n), compiled)
     assert len(compiled.programs) == 6
@@ -227,11 +190,43 @@ OTHERS = {
 }
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_constants(name):
-    fn, values = OTHERS[name]
-    assert_programs(fn, [lambda n=n: (make(Pair, 4), n) for n in values], len(values))
+# The function, its calls, how many programs they make, and the mode around each call.
+PROGRAMS = {
+    **{
+        f"around: {name}": (fn, [call] * len(around), len(around), around)
+        for name, (fn, call, *around) in AROUND.items()
+    },
+    **{f"apart: {name}": (product, calls, len(calls)) for name, calls in APART.items()},
+    **{
+        f"constant: {name}": (fn, [lambda n=n: (make(Pair, 4), n) for n in values], len(values))
+        for name, (fn, values) in OTHERS.items()
+    },
+    "nan is nan": (
+        lambda x, n: torch.copysign(x, torch.tensor(n)),
+        [lambda n=n: (torch.ones(3), n) for n in (math.nan, float("nan"))],
+        1,
+    ),
+    # The order of a dict's keys counts.
+    "structure": (
+        lambda d: sum(d.values()) * 2 if isinstance(d, dict) else d[0] * 2,
+        [
+            lambda: ({"a": t(3)},),
+            lambda: ({"a": t(3), "b": t(3)},),
+            lambda: ({"b": t(3), "a": t(3)},),
+            lambda: ([t(3)],),
+            lambda: ((t(3),),),
+            lambda: (t(3),),
+            lambda: (Point(t(3), t(3)),),
+        ],
+        7,
+    ),
+}
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_needs_a_program_of_its_own(name):
+    assert_programs(*PROGRAMS[name])
 
 
 # ---- modules -------------------------------------------------------------------------------------------------

@@ -23,11 +23,10 @@ def test_nothing_slow_is_imported(name):
     )
 
 
-@pytest.mark.slow
-def test_what_torch_has_in_public_stays_what_it_is():
-    """Names that exist before an import mean the same object after it, in modules and in their classes."""
-    run(
-        """
+# Each runs in a process of its own.
+SCRIPTS = {
+    # Names that exist before an import mean the same object after it, in modules and in their classes.
+    "what torch has in public stays what it is": """
 import sys
 import torch, torch.masked, torch.nested, torch.distributed, torch.func, torch.utils.data
 import torch._dynamo  # else `desugar` would wait with what it changes there
@@ -52,27 +51,15 @@ import desugar, subclasses.int8, subclasses.keyed, subclasses.ragged, subclasses
 after = held()
 changed = {key for key, value in before.items() if after.get(key) is not value}
 assert not changed, changed
-"""
-    )
-
-
-@pytest.mark.slow
-def test_what_explains_is_imported_by_the_first_explanation():
-    run(
-        """
+""",
+    "what explains is imported by the first explanation": """
 import sys, torch, desugar
 late = {"desugar.explain.collecting.collect", "desugar.explain.collecting.guards", "desugar.explain.records"}
 assert not late & {*sys.modules}
 explanation = desugar.explain(torch.relu, torch.ones(2))
 assert "relu" in str(explanation) and callable(desugar.explain)
-"""
-    )
-
-
-@pytest.mark.slow
-def test_what_compiles_is_imported_when_something_is_compiled():
-    run(
-        """
+""",
+    "what compiles is imported when something is compiled": """
 import sys, torch, desugar
 waiting = {"desugar.api", "desugar.program", "desugar.pipeline", "desugar.dynamo.backend", "desugar.packages", "optree"}
 assert not waiting & {*sys.modules}, waiting & {*sys.modules}
@@ -80,14 +67,8 @@ assert {*desugar.__all__} <= {*dir(desugar)}
 assert desugar.compile.__module__ == desugar.trace.__module__ == "desugar.api"
 assert desugar.compile is desugar.api.compile and desugar.Program is desugar.program.Program
 assert "desugar.pipeline" in sys.modules and "desugar.packages" not in sys.modules
-"""
-    )
-
-
-@pytest.mark.slow
-def test_rules_are_not_taken_apart_where_a_look_at_them_is_enough():
-    run(
-        """
+""",
+    "rules are not taken apart where a look at them is enough": """
 import dis, torch, subclasses
 taken, take_apart = [], dis.get_instructions
 
@@ -111,8 +92,14 @@ except subclasses.SpecError as error:
 else:
     raise AssertionError("a rule that returns nothing was taken")
 assert any(code.co_name == "rule" for code in taken), taken
-"""
-    )
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_in_a_new_process(name):
+    run(SCRIPTS[name])
 
 
 @pytest.mark.slow

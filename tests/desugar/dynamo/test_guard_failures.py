@@ -281,25 +281,14 @@ def test_what_changes_between_calls_is_named(name, monkeypatch):
     assert reasons_of(by_pass(what(held)), args, *steps) == ["", *changes]
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize(
-    ("mode", "says"),
-    [
-        (torch.no_grad, "gradients: expected on, got off"),
-        (functools.partial(torch.autocast, "cpu"), "autocast on cpu: expected off, got on"),
-        (functools.partial(torch.device, "cpu"), "another mode: torch function modes"),
-        (
-            lambda: switched(torch.set_default_dtype, torch.float64, torch.float32),
-            "default dtype: expected another value, got float64",
-        ),
-    ],
-)
-def test_modes_are_named(mode, says):
+def within(mode):
+    """A call in a mode."""
+
     def call(f):
         with mode():
             f(X)
 
-    assert reasons_of(by_pass(twice), (X,), call) == ["", says]
+    return call
 
 
 def marked():
@@ -308,18 +297,26 @@ def marked():
     return x
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (
-            torch.inference_mode()(lambda: ones(2)),
-            "x: expected an ordinary tensor, got a tensor made in inference mode",
-        ),
-        (marked, "a tensor has marked dimensions, and had none"),
-    ],
+OTHER_CALLS = [
+    (lambda: within(torch.no_grad), "gradients: expected on, got off"),
+    (lambda: within(functools.partial(torch.autocast, "cpu")), "autocast on cpu: expected off, got on"),
+    (lambda: within(functools.partial(torch.device, "cpu")), "another mode: torch function modes"),
+    (
+        lambda: within(lambda: switched(torch.set_default_dtype, torch.float64, torch.float32)),
+        "default dtype: expected another value, got float64",
+    ),
+    (
+        lambda: (torch.inference_mode()(ones)(2),),
+        "x: expected an ordinary tensor, got a tensor made in inference mode",
+    ),
+    (lambda: (marked(),), "a tensor has marked dimensions, and had none"),
+]
+test_modes_and_tensors_of_other_kinds_are_named = giving(
+    {
+        says: (lambda make=make: reasons_of(by_pass(twice), (X,), make()), ["", says])
+        for make, says in OTHER_CALLS
+    }
 )
-def test_tensors_of_other_kinds(make, says):
-    assert reasons_of(by_pass(twice), (X,), (make(),)) == ["", says]
 
 
 # --------------------------------------------------------------------------------------------------- and else
@@ -329,11 +326,6 @@ def breaks(x, n):
     y = x * n
     torch._dynamo.graph_break()
     return y + n
-
-
-def test_a_function_that_breaks_says_it_for_each_part():
-    found = reasons_of(by_pass(breaks), (X, 2), (ones(3), 2))
-    assert found == ["", "", "x.size(0): expected 2, got 3", "y.size(0): expected 2, got 3"]
 
 
 def test_what_the_call_holds_is_not_kept():
@@ -354,9 +346,23 @@ class Odd:
         raise ValueError("no")
 
 
-def test_an_error_in_a_users_class_does_not_end_a_compilation():
-    found = reasons_of(by_pass(lambda x, o: x * 2 if o is None else x * o.scale), (X, None), (X, Odd()))
-    assert found[1].startswith("o: expected None, got <Odd instance at")
+test_all_that_is_said = giving(
+    {
+        "a function that breaks says it for each part": (
+            lambda: reasons_of(by_pass(breaks), (X, 2), (ones(3), 2)),
+            ["", "", "x.size(0): expected 2, got 3", "y.size(0): expected 2, got 3"],
+        ),
+        "an error in a user's class does not end a compilation": (
+            lambda: [
+                says.partition(" instance at")[:2]
+                for says in reasons_of(
+                    by_pass(lambda x, o: x * 2 if o is None else x * o.scale), (X, None), (X, Odd())
+                )
+            ],
+            [("", ""), ("o: expected None, got <Odd", " instance at")],
+        ),
+    }
+)
 
 
 FOUND = [
@@ -373,36 +379,40 @@ test_a_value_is_found_by_its_name = giving(
 )
 
 
-@pytest.mark.parametrize(
-    ("reason", "says"),
-    [
-        ("a text of a later release about L['x']._modules['a']", "a text of a later release about x.a"),
-        (
-            "not ___dict_contains('p', L['self'].__dict__)  # code",
-            "'p' in self.__dict__: expected False, got True",
-        ),
-        ("set.__contains__(L['s'], 'a')", "'a' in s: expected True, got False"),
-        ("o == 'a < b'", "o: expected 'a < b', got 'c'"),
-        ("odd.y == 3", "odd.y: expected 3"),  # a value that cannot be read is left out
-        ("len(n) == 3", "len(n): expected 3"),
-        (
-            "Cache line invalidated because L['x'] got deallocated",
-            "Cache line invalidated because x got deallocated",
-        ),
-        ("Unable to find recompilation reasons", "no guard fails any more"),
-        (
-            "tensor 'x' Tensor device index mismatch. Expected device index to be 0, actual 1",
-            "x.device.index: expected 0, got 1",
-        ),
-        (
-            "tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU, ADInplaceOrView, AutogradCPU), actual "
-            "DispatchKeySet(CUDA, ADInplaceOrView, AutogradCUDA)",
-            "dispatch keys of x: expected AutogradCPU, CPU, got AutogradCUDA, CUDA",
-        ),
-    ],
+TEXTS = [
+    ("a text of a later release about L['x']._modules['a']", "a text of a later release about x.a"),
+    (
+        "not ___dict_contains('p', L['self'].__dict__)  # code",
+        "'p' in self.__dict__: expected False, got True",
+    ),
+    ("set.__contains__(L['s'], 'a')", "'a' in s: expected True, got False"),
+    ("o == 'a < b'", "o: expected 'a < b', got 'c'"),
+    ("odd.y == 3", "odd.y: expected 3"),  # a value that cannot be read is left out
+    ("len(n) == 3", "len(n): expected 3"),
+    (
+        "Cache line invalidated because L['x'] got deallocated",
+        "Cache line invalidated because x got deallocated",
+    ),
+    ("Unable to find recompilation reasons", "no guard fails any more"),
+    (
+        "tensor 'x' Tensor device index mismatch. Expected device index to be 0, actual 1",
+        "x.device.index: expected 0, got 1",
+    ),
+    (
+        "tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU, ADInplaceOrView, AutogradCPU), actual "
+        "DispatchKeySet(CUDA, ADInplaceOrView, AutogradCUDA)",
+        "dispatch keys of x: expected AutogradCPU, CPU, got AutogradCUDA, CUDA",
+    ),
+]
+test_texts_of_dynamos = giving(
+    {
+        reason: (
+            lambda reason=reason: in_words(reason, Failure(frame={"o": "c", "odd": Odd(), "n": 5})),
+            says,
+        )
+        for reason, says in TEXTS
+    }
 )
-def test_texts_of_dynamos(reason, says):
-    assert in_words(reason, Failure(frame={"o": "c", "odd": Odd(), "n": 5})) == says
 
 
 test_values_are_short = giving(

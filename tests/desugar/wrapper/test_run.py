@@ -87,9 +87,8 @@ class TestSamples(expecttest.TestCase):
     maxDiff = None
 
     def test_inference(self):
-        text = text_of(lambda x, w: (x * w, w), make(Pair, 2, 3), torch.ones(3))
         self.assertExpectedInline(
-            text,
+            text_of(lambda x, w: (x * w, w), make(Pair, 2, 3), torch.ones(3)),
             """\
 def run(a0, a1):
     a0_a = a0.a
@@ -105,9 +104,8 @@ def run(a0, a1):
         )
 
     def test_training(self):
-        text = text_of(lambda x, w: x * w, make(Pair, 2, 3, grad=True), torch.ones(3))
         self.assertExpectedInline(
-            text,
+            text_of(lambda x, w: x * w, make(Pair, 2, 3, grad=True), torch.ones(3)),
             """\
 class Backward(Function):
     @staticmethod
@@ -194,8 +192,7 @@ def of_third_order(fn, cls):
     x = make(cls, 3, 6, grad=True)
     value, seeds = fn(x), torch.Generator().manual_seed(3)
     for _ in range(3):
-        seed = as_cotangents(random_like(value, seeds))
-        (value,) = torch.autograd.grad(value, x, seed, create_graph=True)
+        (value,) = torch.autograd.grad(value, x, as_cotangents(random_like(value, seeds)), create_graph=True)
     return [value.detach()]
 
 
@@ -210,15 +207,22 @@ def of_two_views(fn, cls):
 views_of_one_intermediate = lambda x: (lambda y: (y.view(6, 3), y.view(2, 9)))(x * x * x)  # noqa: E731
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("twice", [False, True])
-@pytest.mark.parametrize("cls", [TwoTensor, Beside])
-def test_a_gradient_of_another_kind_where_the_argument_is_gone(cls, twice):
-    assert_same(torch.tanh, of_an_argument_that_is_gone, cls, twice)
+FIRST = {
+    **{
+        f"of another kind where the argument is gone, {cls.__name__}, twice={twice}": (
+            torch.tanh,
+            *(of_an_argument_that_is_gone, cls, twice),
+        )
+        for cls in (TwoTensor, Beside)
+        for twice in (False, True)
+    },
+    "of some results and arguments": (lambda x, w: (x * w, w * w, x + 1), of_subsets),
+}
 
 
-def test_gradients_of_some_results_and_arguments():
-    assert_same(lambda x, w: (x * w, w * w, x + 1), of_subsets)
+@pytest.mark.parametrize("name", FIRST)
+def test_gradients(name):
+    assert_same(*FIRST[name])
 
 
 @pytest.mark.sweep(28)
@@ -284,8 +288,7 @@ def test_a_gradient_with_other_metadata():
     x = make(Tagged, 3, grad=True)
     out, grad = by_pass(lambda x: x * 2)(x), Tagged(torch.ones(3), torch.ones(3), "other")
     with contextlib.suppress(DesugarError):
-        got = torch.autograd.grad(out, x, grad)
-        assert_same_values(got, torch.autograd.grad(x * 2, x, grad))
+        assert_same_values(torch.autograd.grad(out, x, grad), torch.autograd.grad(x * 2, x, grad))
 
 
 HIGHER = {
