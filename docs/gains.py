@@ -249,8 +249,8 @@ def emit_picture(gains: list[Gain]) -> str:
         f'viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="t">',
         f"<style>{STYLE}</style>",
         f'<rect class="ground" width="{WIDTH}" height="{height}" rx="6"/>',
-        '<title id="t">Figures of the table below: desugar in blue, the strongest rival in grey</title>',
-        f'<text class="title" x="{LEFT}" y="24">Beside the strongest rival (shorter is better)</text>',
+        '<title id="t">Figures of the table below: desugar in blue, the fastest measured rival in grey</title>',
+        f'<text class="title" x="{LEFT}" y="24">Beside the fastest rival that was measured (shorter is better)</text>',
         f'<text class="figure" x="{LEFT}" y="44">blue: desugar; grey: the rival that is named</text>',
     ]
     for place, gain in enumerate(drawn):

@@ -1,7 +1,7 @@
-"""Fine-tune a Llama of transformers in three ways, and compare seconds, memory and losses.
+"""Train a Llama of transformers from random weights in three ways, and compare seconds, memory and losses.
 
 The data are the paragraphs of the Python standard library's own source, one token for each word: most are short, some
-are long, so about a third of a padded table is real. The model has random weights. Three ways lay out a batch:
+are long, so about a quarter of a padded table is real. Three ways lay out a batch:
 
 - padded: an ordinary collator fills a table; `attention_mask` and labels of -100 mark its padding.
 - flattened: the rows form one row `[1, total]`, as in transformers' `DataCollatorWithFlattening`. Positions start

@@ -60,8 +60,8 @@ class TensorSubclass(Tensor):
             representation if the class has ``materialize``, except with ``fallback="map"``.
 
     The gradient of a Parameter of a trainable class is a cotangent of the class. Weight decay, clipping and averages
-    act on each differentiable inner tensor. A class that is not trainable needs a rule for ``add_`` or ``add``: else a
-    step of an optimizer with such a Parameter raises before it writes.
+    act on each differentiable inner tensor. With a Parameter of a class that is not trainable, a step of
+    an optimizer raises before it writes. A rule for ``add_`` or ``add`` of a representation allows the step.
     """
 
     __spec__: SubclassSpec
@@ -180,7 +180,8 @@ class TensorSubclass(Tensor):
                 which values represent. Its derivative is PyTorch's formula, as for a rule of a representation. It runs
                 below autograd. Reading inner tensors of its result raises where gradients are recorded.
 
-        If values of the class exist, compiled programs of the process are dropped: they may not call the rule.
+        If values of the class exist, `torch.compiler.reset()` drops all compiled programs of the process: one may
+        have been compiled without the rule.
 
         Raises:
             SpecError: an op is of another kind, torch never calls a rule for it, or it already has a rule on this
@@ -216,7 +217,7 @@ class TensorSubclass(Tensor):
 
         Args:
             func: the function, or an op that PyTorch decomposes before dispatch. A rule for any other op, for a family
-                or for a tag runs below this, and cannot be skipped.
+                or for a tag cannot be skipped.
             *args: its arguments.
             **kwargs: its keyword arguments.
 

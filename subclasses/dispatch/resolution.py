@@ -1,4 +1,4 @@
-"""Op resolution: decides once for each class and op how the op runs, and returns one callable.
+"""Op resolution: picks the step for each class and op once, and returns one callable.
 
 :class:`Step` lists the steps in order. The generated ``__torch_dispatch__`` caches the callable in a dict.
 """
@@ -94,9 +94,9 @@ class Step(StrEnum):
     COTANGENT = "cotangent"  # the table of the class's cotangents
     RULE = "rule"  # of the author, for this very op
     DERIVED = "derived"  # an in-place or out= op, from the plan of its functional counterpart
-    INNERS = "inners"  # an op that keeps the structure, such as detach: it runs on each inner tensor
+    INNERS = "inners"  # an op such as detach, on each inner tensor, unless its arguments change the structure
     TAG_RULE = "tag rule"  # of the author, for a tag of the op
-    DECOMPOSITION = "decomposition"  # PyTorch's, where the class allows it
+    DECOMPOSITION = "decomposition"  # PyTorch's: of a composite op, and of others where the class allows it
     MAP = "map"  # this and the following are fallbacks, of which a class has one
     VIEWS = "views"
     MATERIALIZE = "materialize"

@@ -1,9 +1,9 @@
 """Batches of about equally many tokens for the ranks of a data-parallel job.
 
-A *step* is the rows of one batch of all ranks together. Steps are filled row by row in the order of the
-epoch, so that they do not depend on the number of ranks. The rows of each step are then assigned to ranks, longest
-first. Each row goes to the rank with the fewest tokens so far (Graham, "Bounds on Multiprocessing Timing Anomalies",
-1969). Every rank computes the same plan from the lengths and the seed, without communication.
+A *step* is the rows of one batch of all ranks together. Steps are filled row by row in the order of the epoch. They do
+not depend on the number of ranks, except with `rows_per_rank`. The rows of each step are then assigned to ranks,
+longest first. Each row goes to the rank with the fewest tokens so far (Graham, "Bounds on Multiprocessing Timing
+Anomalies", 1969). Every rank computes the same plan from the lengths and the seed, without communication.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ Step = list[int]
 class TokenBatchSampler(Sampler[list[int]]):
     """Batches of row numbers for one rank; in each step all ranks get about equally many tokens.
 
-    In an epoch every row is in one batch of one rank, and all ranks have the same number of batches. No batch is empty.
-    The tokens of two ranks in a step differ by no more than the shortest row of the rank with more tokens. The rows of
-    a step do not depend on the number of ranks (but see ``drop_last``). So a job may resume with another number of
-    ranks. Call `set_epoch` before each epoch, or every epoch has the order of the first.
+    In an epoch every row is in one batch of one rank, and all ranks have the same number of batches. No batch is
+    empty. The tokens of two ranks in a step differ by no more than the shortest row of the rank with more tokens.
+    The rows of a step do not depend on the number of ranks (but see ``drop_last`` and ``rows_per_rank``). So a job
+    may resume with another number of ranks. Call `set_epoch` before each epoch, or every epoch has the order of the
+    first.
 
     It is a ``batch_sampler``::
 
@@ -38,7 +39,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         lengths: ``[rows]``, the number of tokens of each row: a list of ints, or a tensor of an integer dtype.
         tokens_per_step: the budget of a step, in tokens of all ranks together. A step ends where the next row would
             exceed it. No row may be longer than a rank's share, ``tokens_per_step // num_replicas``. So no rank gets
-            more than two shares, and every full step has a row for each rank.
+            more than two shares, and every step but the last has a row for each rank.
         rows_per_step: the rows of a step, of all ranks together; given instead of ``tokens_per_step``.
         rows_per_rank: the most rows of a batch; given beside ``tokens_per_step``. A step also ends where the next row
             would exceed these rows or a rank's share of the tokens. ``JaggedTensor.pack`` accepts a batch of these
@@ -49,7 +50,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         shuffle: whether each epoch has another order, by ``seed + epoch``. False: steps follow the order of
             ``lengths``, and within a batch the longest row is first.
         seed: the same on all ranks.
-        drop_last: drops the last step if it is not full. Otherwise a last step with fewer rows than ranks takes the
+        drop_last: drops the last step unless its tokens, or its rows, equal the budget exactly. Otherwise a last step with fewer rows than ranks takes the
             last rows of the step before. If that step has too few rows, the two become one, which may exceed the
             budget.
 
