@@ -36,19 +36,13 @@ HABITS = {
     r"\bstand-ins?\b": "a placeholder, a fake tensor",
     r"\btak(?:e|es|ing|en)\s+(?:\w+\s+){0,3}apart\b": "flattens, decomposes",
 }
-# The sentences of these pages are not read yet: they are reworded elsewhere.
-NOT_YET = (
-    "docs/conformance.md",
-    "docs/gpu.md",
-    "docs/hugging-face.md",
-)
 SPAN, WORD = re.compile(r"(?::[\w:]+:)?(`+)[^`]+\1"), re.compile(r"[\w'-]+")
 SPANS = re.compile(r"\bcode\d*(?:,\s+code\d*)+")  # a list of code spans is one word
 BLOCK = re.compile(r"(?<=::\n)(?:[ \t]*\n|[ \t]+\S.*(?:\n|\Z))+")
 END = re.compile(r"(?<=[.:?!])[)\"'”*_]*\s+|\n\s*\n|\n\s*(?:[-*]|\d+\.|:) |\n(?=\s*[*\w]+: )")
 
 
-def texts(source: str, *, reads_messages: bool = True) -> Iterator[tuple[int, str]]:
+def texts(source: str) -> Iterator[tuple[int, str]]:
     """Yields the first line and the text of each docstring, of comments on neighbouring lines, and of each message."""
     tree, documented = ast.parse(source), set()
     for node in ast.walk(tree):
@@ -63,7 +57,7 @@ def texts(source: str, *, reads_messages: bool = True) -> Iterator[tuple[int, st
                 block = []
             (row, column), block = token.start, [*block, token.string.lstrip("# ")]
     yield row - len(block) + 1, "\n".join(block)
-    for line, text in messages(tree, documented) if reads_messages else ():
+    for line, text in messages(tree, documented):
         if len(text.split()) >= 5:
             yield line, text
 
@@ -104,11 +98,10 @@ def by_sentences(text: str, rules: Mapping[str, str] = RULES) -> Iterator[tuple[
 
 def by_rules(path: str, source: str) -> Iterator[str]:
     """Yields the findings in the text of a file."""
-    is_read = not path.startswith(NOT_YET)
-    for first, text in texts(source, reads_messages=is_read):
+    for first, text in texts(source):
         text = BLOCK.sub(lambda code: "\n" * code[0].count("\n"), text)
         text = SPAN.sub(lambda code: "code" + "\n" * code[0].count("\n"), text)
-        for line, words, plain in by_sentences(text, RULES | HABITS if is_read else RULES):
+        for line, words, plain in by_sentences(text, RULES | HABITS):
             yield f"{path}:{first + line}: {words!r}: {plain}"
 
 

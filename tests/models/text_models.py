@@ -202,7 +202,7 @@ def main():
     if words:
         return
     lists = [
-        f"**{title} ({len(found[kind, ''])}):** {', '.join(found[kind, ''])}.\n"
+        f"**{title} ({len(found[kind, ''])}):** {', '.join(f'`{name}`' for name in found[kind, ''])}.\n"
         for kind, title in TITLES.items()
     ]
     refused = [
@@ -217,7 +217,7 @@ def main():
 def running(*kinds):
     """The models of these kinds that the page lists: pairs of a kind and a name."""
     found = re.findall(r"\*\*([^*]+?) \(\d+\):\*\*\s+([^*|]+?)\.\n", PAGE.read_text())
-    names = {" ".join(title.split()): re.split(r",\s+", names) for title, names in found}
+    names = {" ".join(title.split()): re.findall(r"`(.+?)`", names) for title, names in found}
     return [(kind, name) for kind in kinds for name in names.get(TITLES[kind], [])]
 
 

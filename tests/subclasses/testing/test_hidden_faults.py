@@ -291,7 +291,9 @@ def test_metres_and_kilometres_need_a_reference_that_tells_them_apart(order):
     make, variants = length(unit=one), [length(unit=other)]
     found = outcome(make, "mixed_metadata", variants=variants)
     assert found.state == "skipped"
-    assert found.detail.startswith(f"pass reference=, which tells values with unit='{other}' from others")
+    assert found.detail.startswith(
+        f"pass reference=, which distinguishes values with unit='{other}' from others"
+    )
     reference = lambda x: x.unwrap("number") * {"m": 1, "km": 1000}[x.unit]  # noqa: E731
     words = [f"x + y, y with unit='{other}'"]
     check_found(make, "mixed_metadata", words, variants=variants, reference=reference)
