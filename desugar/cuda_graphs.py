@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -19,12 +20,12 @@ from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from desugar.errors import DesugarError
-from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses._torch_capture import pytree
 from subclasses.slow_paths import say_once
 
 _UNCAPTURED = 2  # calls of one size before the capture, which compile and create the states of optimizers
-_GRAPHS = 32  # the most graphs of a step, each with the memory of its largest intermediate results
+_GRAPHS = 32  # the most graphs of a step; their intermediate results share a pool of memory
 _SIZES = 1000  # the most sizes whose calls are counted
 
 Step = Callable[..., Any]
@@ -37,21 +38,24 @@ def record(step: Step) -> Step:
     arguments of one size captures a graph, and further calls of that size replay it. Results are new tensors
     without ``grad_fn``. A call runs the step uncaptured if
 
-    * a tensor is not on the CUDA device, requires grad, or is not strided,
+    * a tensor is not on the CUDA device, requires grad, is not strided, or is a view of another argument's memory,
     * an argument is not hashable,
     * a `JaggedTensor` varies in size from call to call; ``JaggedTensor.pack`` makes batches of one size,
     * there are 32 graphs already, or fewer than two calls of its size came before.
 
     The Python code of the step does not run in a replay. The step must not read tensors on the host (``.item()``). It
-    may depend on its arguments, on tensors that it writes, and on hyperparameters of its optimizers. A changed
-    hyperparameter captures the graph anew, except in a tensor: ``lr=torch.tensor(...)``, where the optimizer supports
-    it. Adam and the like need ``capturable=True``.
+    may depend on its arguments, on Parameters, on tensors that it holds and writes in place, and on hyperparameters of
+    its optimizers. A changed hyperparameter captures the graph anew, except in a tensor on the device:
+    ``lr=torch.tensor(..., device="cuda")``, where the optimizer supports it. So does a Parameter or a state with
+    another address. Adam and the like need ``capturable=True``. Calls of ``train()`` and ``eval()`` are not noticed,
+    nor an assignment of another tensor to an attribute.
 
     Args:
         step: the function. Tensors in its arguments may be in lists, tuples and dicts.
 
     Raises:
-        DesugarError: at the capture, if an operation in the step cannot be part of a CUDA graph.
+        DesugarError: at the capture, if an operation in the step cannot be part of a CUDA graph. Also if the step
+            writes to an argument, or a result is not a tensor.
     """
     return RecordedStep(step, CudaGraphs()) if torch.cuda.is_available() else step
 
@@ -120,14 +124,17 @@ def size_of(leaf: Any, device: str, seen: dict[int, int]) -> Any:
     Args:
         leaf: the argument.
         device: the type of device that tensors must be on.
-        seen: numbers of the plain tensors so far, by id: a graph relies on which arguments share one.
+        seen: storage of each plain tensor so far -> its id: a graph relies on which arguments share one.
     """
     if not isinstance(leaf, Tensor):
         return (type(leaf), leaf)
     if leaf.requires_grad or leaf.device.type != device or leaf.layout is not torch.strided:
         return None
     if not is_traceable_wrapper_subclass(leaf):
-        number = seen.setdefault(id(leaf), len(seen))
+        number = seen.setdefault(storage_key(leaf), id(leaf))
+        if number != id(leaf):
+            return None  # two tensors over one memory, which two static tensors would not have
+        number = [*seen.values()].index(number)
         return (type(leaf), leaf.dtype, leaf.device, tuple(leaf.shape), number)
     names, context = leaf.__tensor_flatten__()
     inners = [size_of(getattr(leaf, name), device, seen) for name in names]
@@ -137,7 +144,8 @@ def size_of(leaf: Any, device: str, seen: dict[int, int]) -> Any:
 def _modes() -> tuple[Any, ...]:
     """Returns the modes of PyTorch that change the kernels of a step."""
     cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast
+    kernels = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast, kernels
 
 
 # ---- one graph -------------------------------------------------------------------------------------------------
@@ -156,19 +164,25 @@ class StepGraph:
         args, kwargs = pytree.tree_unflatten(own, structure)
         self.inputs = list(copies.values())
         self.optimizers: list[torch.optim.Optimizer] = []
+        versions = [0 if t.is_inference() else t._version for t in self.inputs]
         before = _gradients()
         handle = register_optimizer_step_pre_hook(self._note_optimizer)
+        torch.clear_autocast_cache()  # a copy in it would be freed, while replays read it
         try:
             self.result, self.replay = graphs.capture(lambda: step(*args, **kwargs))
+            for leaf in pytree.tree_leaves(self.result):
+                if not isinstance(leaf, Tensor | None):
+                    raise RuntimeError(f"expected tensors as its results, got {type(leaf).__name__}")
+            if versions != [0 if t.is_inference() else t._version for t in self.inputs]:
+                raise RuntimeError("it writes to an argument, and a graph gets copies of the arguments")
         except BaseException:
             for parameter, gradient, _ in before:
                 parameter.grad = gradient
             raise
         finally:
             handle.remove()
-        for leaf in pytree.tree_leaves(self.result):
-            if not isinstance(leaf, Tensor | str | int | float | complex | None):
-                raise RuntimeError(f"expected tensors and numbers as its results, got {type(leaf).__name__}")
+            torch.clear_autocast_cache()
+        self.addresses = [(weakref.ref(p), _constant(p)) for p, _, _ in before]
         self.settings = self._current_settings()
         stepped = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
         self.gradients = [
@@ -184,11 +198,12 @@ class StepGraph:
             self.optimizers.append(optimizer)
 
     def _current_settings(self) -> list[Any]:
-        """Returns the hyperparameters of the optimizers other than tensors, which are constants of the graph."""
+        """Returns the constants of the graph: hyperparameters, and the addresses of the states of optimizers."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
         return [
-            [v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)]
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
+            [_constant(v) for group in groups for k, v in group.items() if k != "params"],
+            [_constant(v) for state in states for v in state.values()],
         ]
 
     def is_current(self) -> bool:
@@ -197,9 +212,14 @@ class StepGraph:
         A gradient accumulates into the tensor, or None, that a parameter had at the capture. If the step assigned
         another gradient although there was one, it has reset the gradient itself, so any value is right.
         """
-        return self.settings == self._current_settings() and all(
-            p.grad is before or not (before is None or after is None or after is before)
-            for p, before, after in self.gradients
+        is_moved = any((p := of()) is not None and _constant(p) != known for of, known in self.addresses)
+        return (
+            not is_moved
+            and self.settings == self._current_settings()
+            and all(
+                p.grad is before or not (before is None or after is None or after is before)
+                for p, before, after in self.gradients
+            )
         )
 
     def run(self, leaves: list[Any]) -> Any:
@@ -213,6 +233,14 @@ class StepGraph:
             if parameter.grad is not after:
                 parameter.grad = after
         return pytree.tree_map(_cloned, self.result)
+
+
+def _constant(value: Any) -> Any:
+    """Returns the places of a tensor in memory, or the value of a number, also in a tensor on the CPU."""
+    if not isinstance(value, Tensor):
+        return value
+    is_number = value.device.type == "cpu" and value.dim() == 0
+    return value.item() if is_number else [(storage_key(t), t.storage_offset()) for t in plain_tensors(value)]
 
 
 def _gradients() -> list[tuple[Tensor, Tensor | None, int]]:
@@ -259,7 +287,7 @@ class RecordedStep:
         if graph is not None and not graph.is_current():
             say_once(
                 "a recorded step was captured anew, since a hyperparameter of its optimizer or a gradient has changed",
-                "give the optimizer lr=torch.tensor(...), and reset gradients in the step",
+                'give the optimizer lr=torch.tensor(..., device="cuda"), and reset gradients in the step',
             )
             graph = None
         if graph is None:
@@ -283,5 +311,5 @@ class RecordedStep:
             raise DesugarError(
                 f"record: the step cannot be captured as a CUDA graph: {error}",
                 instead="read no tensor on the host in the step, such as by .item() or print(). Create optimizers like "
-                "Adam with capturable=True, and pass batches of JaggedTensor.pack",
+                "Adam with capturable=True, and pass batches of JaggedTensor.pack. Hold a tensor that the step writes",
             ) from error

@@ -159,8 +159,8 @@ def _as_row(where: str, name: str, values: Any) -> Tensor:
         raise TypeError(f"{where}: expected {name!r} as a list or tensor of integers: {error}") from error
     if row.dim() != 1:
         raise ValueError(
-            f"{where}: expected {name!r} as one row of integers, got the shape {tuple(row.shape)}; pass one integer "
-            f"for each token, as tokenizers return it without return_tensors"
+            f"{where}: expected {name!r} as one row of integers, got the shape {tuple(row.shape)}; pass one row "
+            f"in each example, as tokenizers return it without return_tensors"
         )
     if len(row) and (row.is_floating_point() or row.is_complex()):
         raise TypeError(f"{where}: expected {name!r} as integers, got {row.dtype}; convert the column")

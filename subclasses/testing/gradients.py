@@ -254,7 +254,7 @@ def materialize_gradients(s: Subject, case: Case) -> None:
             lost = f"depends on {_shown(name)}, which gets no gradient from it"
             other = f"has another gradient by {_shown(name)} than its differences, in a random direction"
             words = other if slopes[0] else lost
-            raise Broken(f"what materialize() gives {words}", *(f"{slope:.4g}" for slope in slopes))
+            raise Broken(f"the result of materialize() {words}", *(f"{slope:.4g}" for slope in slopes))
 
 
 def _doubles(s: Subject) -> tuple[Any, dict[str, Tensor]]:

@@ -463,7 +463,7 @@ BAD = {
     "hole": (
         GOOD | {"attention_mask": [1, 0, 1]},
         ValueError,
-        r"zeros to the left or to the right of them, got \[1, 0, 1\]; remove the tokens",
+        r"zeros to the left or to the right, got \[1, 0, 1\]; remove tokens",
     ),
     "weights": (GOOD | {"attention_mask": [1, 2, 0]}, ValueError, "expected an attention_mask of ones"),
     "two dims": (

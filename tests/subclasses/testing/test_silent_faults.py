@@ -353,7 +353,7 @@ test_gradients_of_another_function = pytest.mark.slow(
                     )
                 ),
                 [
-                    "what materialize() gives has another gradient by coarse",
+                    "the result of materialize() has another gradient by coarse",
                     "straight-through estimator: skip={'materialize_gradients'}",
                 ],
                 of_tensors(Smooth),
