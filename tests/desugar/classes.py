@@ -283,8 +283,9 @@ def make(cls: type, *size: int, grad: bool = False, dtype: torch.dtype = torch.f
 def rebuilt(x: Any) -> Any:
     """Another wrapper around the same inner tensors."""
     names, context = x.__tensor_flatten__()
-    inner = {name: getattr(x, name) for name in names}
-    return type(x).__tensor_unflatten__(inner, context, x.size(), x.stride())
+    return type(x).__tensor_unflatten__(
+        {name: getattr(x, name) for name in names}, context, x.size(), x.stride()
+    )
 
 
 def inner_names(x: Any) -> list[str]:

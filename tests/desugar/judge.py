@@ -215,8 +215,11 @@ BOTH_DOORS = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 
 def warned(caplog):
     """What the pass has handed over, by its warnings."""
-    found = [r for r in caplog.records if r.name == "desugar" and r.levelno >= logging.WARNING]
-    return [record.getMessage() for record in found]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "desugar" and record.levelno >= logging.WARNING
+    ]
 
 
 def snapshot(args):

@@ -252,8 +252,9 @@ def test_a_thread_is_not_kept_waiting_by_a_call_that_is_compiled_already():
         stack.callback(go_on.set)
         waiting = pool.submit(by_pass(slow), torch.ones(2))
         assert entered.wait(timeout=60)
-        result = pool.submit(compiled, torch.ones(2)).result(timeout=30)
-        torch.testing.assert_close(result, torch.ones(2).sin())
+        torch.testing.assert_close(
+            pool.submit(compiled, torch.ones(2)).result(timeout=30), torch.ones(2).sin()
+        )
         go_on.set()
         torch.testing.assert_close(waiting.result(timeout=60), torch.full((2,), 2.0))
 
@@ -280,8 +281,9 @@ def test_a_list_of_programs_is_a_line_each():
     compiled = by_pass(lambda x, y: x * y)
     compiled(make(Pair, 2, grad=True), torch.ones(2))
     compiled(torch.ones(3), 3)
-    many = desugar.trace(lambda *xs: sum(xs), *map(torch.ones, [2] * 8))
-    assert list(map(repr, [*compiled.programs, many])) == [
+    assert list(
+        map(repr, [*compiled.programs, desugar.trace(lambda *xs: sum(xs), *map(torch.ones, [2] * 8))])
+    ) == [
         "<Program x.size(0): int, x: Tensor, y: int -> Tensor; compiled, inference, dynamic sizes>",
         "<Program x: Pair, y: Tensor -> Pair; compiled, training>",
         "<Program xs[0]: Tensor, xs[1]: Tensor, xs[2]: Tensor, xs[3]: Tensor and 4 more -> Tensor; "

@@ -138,8 +138,9 @@ def test_built_inside(way, name):
         assert first[0].requires_grad == first[1].requires_grad
         if first[0].requires_grad:
             wanted = [x] if "outside" not in name else [x, values]
-            grads = [torch.autograd.grad(y.sum(), wanted, allow_unused=True) for y in first]
-            torch.testing.assert_close(*grads)
+            torch.testing.assert_close(
+                *[torch.autograd.grad(y.sum(), wanted, allow_unused=True) for y in first]
+            )
 
 
 def test_what_is_from_outside_is_the_same_object():

@@ -168,8 +168,9 @@ def write(name: str, x: Any, y: Any, cls: type) -> None:
 
 def fits(small: torch.Size, large: torch.Size) -> bool:
     """Whether a shape broadcasts to another."""
-    aligned = zip(reversed(small), reversed(large), strict=False)
-    return len(small) <= len(large) and all(a in (1, b) for a, b in aligned)
+    return len(small) <= len(large) and all(
+        a in (1, b) for a, b in zip(reversed(small), reversed(large), strict=False)
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the judge
@@ -193,8 +194,7 @@ def play(fn: Callable[..., Any], script: Script, args: list[Any], write: bool | 
             seen.append(attempt(lambda: gradients(kept, leaves, tangents), 50))
         target = results[(script.written or 0) % len(results)]
         if write is None:
-            plain_view = not isinstance(target, script.cls) and target._is_view()
-            write = script.written is not None and not plain_view
+            write = script.written is not None and (isinstance(target, script.cls) or not target._is_view())
             seen.append(write)
         if write:
             with torch.no_grad():
@@ -264,8 +264,9 @@ def check(script: Script, door: Callable[..., Any] = by_pass) -> str:
         return "right"  # the backward met a saved tensor that had changed; the program may not have needed it
     found = difference(got, want)
     assert found is None, found
-    again = play(compiled, script, arguments_of(script), write)
-    assert difference(again, want) is None, "the second call differs"
+    assert difference(play(compiled, script, arguments_of(script), write), want) is None, (
+        "the second call differs"
+    )
     if door is by_pass and not compiled.programs and num_ops() > known:
         check_refused(fn, script, write)
     return "right" if num_ops() > known else "nothing to compute"

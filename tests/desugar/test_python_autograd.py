@@ -49,8 +49,12 @@ def test_arguments_that_are_changed_as_tensors(name, cls, door):
 @BOTH_DOORS
 @pytest.mark.parametrize("size", [(0,), (7,), (3, 2)])
 def test_an_out_that_gets_another_size(size, door):
-    make_args = lambda: (torch.ones(2, 3), torch.zeros(size))  # noqa: E731
-    judge(lambda x, out: torch.mul(x, 2, out=out), make_args, way=door, calls=3)
+    judge(
+        lambda x, out: torch.mul(x, 2, out=out),
+        lambda: (torch.ones(2, 3), torch.zeros(size)),
+        way=door,
+        calls=3,
+    )
 
 
 @EVERY_DOOR

@@ -99,8 +99,9 @@ test_every_way_works = giving(
 
 @pytest.mark.parametrize("way", ["eager", "inference mode"])
 def test_a_wrong_rule_would_show(way, monkeypatch):
-    wrong = staticmethod(lambda x, w, bias=None: F.linear(x, w.qdata.to(x.dtype)))
-    monkeypatch.setattr(Int8ByHand, "linear", wrong)
+    monkeypatch.setattr(
+        Int8ByHand, "linear", staticmethod(lambda x, w, bias=None: F.linear(x, w.qdata.to(x.dtype)))
+    )
     assert int8_weight.try_ways(Int8ByHand)[way] == "wrong"
 
 

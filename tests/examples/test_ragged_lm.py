@@ -112,8 +112,9 @@ def test_batches_are_real_lines_and_an_epoch_ends_with_a_short_one():
 def test_padding_is_left_out_of_the_loss(model):
     rows = read_lines(longest=20)[:5]
     each = torch.stack([model(*train_ragged_lm.dense([row])) * (len(row) - 1) for row in rows])
-    together = model(*train_ragged_lm.dense(rows))
-    torch.testing.assert_close(together, each.sum() / sum(len(row) - 1 for row in rows))
+    torch.testing.assert_close(
+        model(*train_ragged_lm.dense(rows)), each.sum() / sum(len(row) - 1 for row in rows)
+    )
 
 
 # ---- what fails ------------------------------------------------------------------------------------------------

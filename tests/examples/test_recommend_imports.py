@@ -53,8 +53,9 @@ def test_compiled_it_is_the_same_training_by_one_program(data):
 
 @pytest.mark.slow
 def test_the_report(monkeypatch, capsys):
-    options = ["--files", "50", "--steps", "5", "--backend", "eager"]
-    monkeypatch.setattr(sys, "argv", ["recommend_imports.py", *options])
+    monkeypatch.setattr(
+        sys, "argv", ["recommend_imports.py", "--files", "50", "--steps", "5", "--backend", "eager"]
+    )
     example.main()
     out = capsys.readouterr().out
     assert "eager: loss" in out and "compiled: loss" in out

@@ -51,8 +51,7 @@ def test_which_weights(weight_only, monkeypatch):
     asked = []
     monkeypatch.setattr(example, "compare", lambda model, kinds, *_: asked.extend(kinds))
     monkeypatch.setattr(example, "make_requests", lambda *_: [])
-    options = ["--quick", "--slots=2", *["--weight-only"] * weight_only]
-    assert run_command(example.main, *options).exit_code == 0
+    assert run_command(example.main, "--quick", "--slots=2", *["--weight-only"] * weight_only).exit_code == 0
     assert asked == ["float32", "int8 weights" if weight_only else "int8 weights, activations"]
     assert set(example.TIES) == set(example.CONFIGS)
 
@@ -98,8 +97,9 @@ def test_a_request_waits_until_it_arrives(model, monkeypatch):
     server, order = example.Server(model, SLOTS, lambda function: function), []
     early, late = Request(torch.tensor([1, 2]), 2, arrives=0), Request(torch.tensor([3]), 1, arrives=5)
     give = server.give
-    watched = lambda slot, token: (order.append(server.busy[slot]), give(slot, token))  # noqa: E731
-    monkeypatch.setattr(server, "give", watched)
+    monkeypatch.setattr(
+        server, "give", lambda slot, token: (order.append(server.busy[slot]), give(slot, token))
+    )
     server.serve([early, late])
     assert order == [early, early, late]
     assert len(early.answer) == 2 and len(late.answer) == 1

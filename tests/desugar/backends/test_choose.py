@@ -86,8 +86,13 @@ def test_inductor(name):
 def test_inductor_with_dynamic_sizes_and_missing_gradients():
     fn, compiled = lambda x, y: ((x * y).sin(), x.sum()), None
     for n, missing in ((4, []), (5, []), (7, [0]), (9, [1])):
-        make_args = lambda n=n: (make(Pair, n, 3, grad=True), torch.randn(3, requires_grad=True))  # noqa: E731
-        compiled = judge(fn, make_args, compiled, way=desugar.compile, missing=missing)
+        compiled = judge(
+            fn,
+            lambda n=n: (make(Pair, n, 3, grad=True), torch.randn(3, requires_grad=True)),
+            compiled,
+            way=desugar.compile,
+            missing=missing,
+        )
     assert len(compiled.programs) == 2
 
 
@@ -110,8 +115,9 @@ def test_mode_and_options(monkeypatch):
         return compile_inner(*args, **kwargs)
 
     monkeypatch.setattr(private, "compile_fx_inner", spy)
-    options = {"mode": "max-autotune-no-cudagraphs", "options": {"epilogue-fusion": False}}
-    desugar.compile(torch.sin, **options)(make(Pair, 3))
+    desugar.compile(torch.sin, mode="max-autotune-no-cudagraphs", options={"epilogue-fusion": False})(
+        make(Pair, 3)
+    )
     assert seen == [(True, False)] and not config.max_autotune
 
 

@@ -92,8 +92,9 @@ def test_a_backward_that_runs_the_function_again_refuses_what_was_assigned(cls):
     out = by_pass(lambda x, y: x.sin() * y)(x, y)
     with torch.no_grad():
         y.a = y.a * 2
-    match = r"and 'a' of its argument, an? \w+ of size \(2, 3\), has been assigned"
-    with pytest.raises(DesugarError, match=match):
+    with pytest.raises(
+        DesugarError, match=r"and 'a' of its argument, an? \w+ of size \(2, 3\), has been assigned"
+    ):
         torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
 
 
@@ -124,8 +125,7 @@ def test_strides_of_gradients():
 
 def test_what_has_no_gradient_is_shared_with_the_result():
     """int8 data of a gradient: compared by identity, then by value, and no input of the backward."""
-    compiled = judge(torch.clone, lambda: (make(Int8Like, 2, 3, grad=True),))
-    (program,) = compiled.programs
+    (program,) = judge(torch.clone, lambda: (make(Int8Like, 2, 3, grad=True),)).programs
     companion, *_ = program.variants.plan.others
     assert isinstance(program.outputs[0], Wrapper) and companion.endswith(".qdata")
     assert len(program.variants.traced.tangent_items) == 1 and "equal(" in program.variants.sources[0]
@@ -430,8 +430,10 @@ def test_the_gradient_is_that_of_eager_mode(door, dynamic, wanted):
 def test_without_gradients_there_is_none(door):
     x, y = make_tangents(3)
     compiled = TANGENTS_DOORS[door](product)
-    found = torch.no_grad()(compiled)(x, y), compiled(x, y), compiled(x, y.detach())
-    assert [first.requires_grad for first, _ in found] == [False, True, False]
+    assert [
+        first.requires_grad
+        for first, _ in (torch.no_grad()(compiled)(x, y), compiled(x, y), compiled(x, y.detach()))
+    ] == [False, True, False]
 
 
 @pytest.mark.slow

@@ -37,8 +37,7 @@ def test_a_comparison_is_printed_and_written(run, tmp_path):
     result = run("compare", f"{SUBJECTS}:pairs", *QUICK, "--json", str(data))
     assert result.exit_code == 0, result.output  # ours are right, stock is not
     found = json.loads(data.read_text())
-    states = {way["name"]: way["verdict"]["state"] for way in found["ways"]}
-    assert states == {
+    assert {way["name"]: way["verdict"]["state"] for way in found["ways"]} == {
         "eager": "judge",
         "torch.compile": "wrong",
         "stock, tuned": "wrong",

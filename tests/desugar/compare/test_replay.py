@@ -539,8 +539,7 @@ test_what_cannot_be_copied_says_so = raising(
 def test_state_is_restored():
     net = nn.BatchNorm1d(3)
     net.weight.grad = torch.ones(3)
-    state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-    with restored(state):
+    with restored({**dict(net.named_parameters()), **dict(net.named_buffers())}):
         net(torch.randn(5, 3) + 7).sum().backward()
         net.weight.grad = None
         assert net.num_batches_tracked == 1

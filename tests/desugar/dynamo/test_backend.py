@@ -402,8 +402,7 @@ def test_the_innermost_one_is_found():
     def run(backend):
         inner = torch.compile(free, backend=backend)
         in_eager_mode = torch._dynamo.disable(lambda x: inner(x), recursive=False)
-        outer = torch.compile(lambda x: in_eager_mode(x), backend=lambda graph, inputs: graph.forward)
-        outer(torch.ones(2))
+        torch.compile(lambda x: in_eager_mode(x), backend=lambda graph, inputs: graph.forward)(torch.ones(2))
 
     (call,) = calls_of(run)
     assert call.what is free

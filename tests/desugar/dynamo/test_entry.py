@@ -160,8 +160,10 @@ DOORS = pytest.mark.parametrize("door", [by_desugar, by_torch])
 def test_calls_and_graphs_have_names(door):
     compiled, x = door(double), torch.ones(3)
     compiled(x)
-    names = ["desugar: double", "desugar graph: double, forward"]
-    assert names_of(lambda: [compiled(x), compiled(x)]) == names * 2
+    assert (
+        names_of(lambda: [compiled(x), compiled(x)])
+        == ["desugar: double", "desugar graph: double, forward"] * 2
+    )
 
 
 @DOORS
@@ -206,5 +208,4 @@ def test_modules_and_functions_that_break():
 def test_without_a_profiler_graphs_keep_no_names():
     compiled = by_desugar(double)
     compiled(torch.ones(3))
-    run = compiled.programs[0].run
-    assert run.__globals__["compiled_graph"].__qualname__.startswith("run_eagerly")
+    assert compiled.programs[0].run.__globals__["compiled_graph"].__qualname__.startswith("run_eagerly")

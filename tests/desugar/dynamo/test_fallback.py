@@ -43,8 +43,10 @@ def nothing(shared):
 @torch._dynamo.config.patch(enable_aot_compile=True)
 def test_a_graph_that_writes_is_not_saved():
     backend = {"backend": "desugar", "options": {"backend": "eager"}}
-    tensors = [TwoTensor(torch.ones(3), torch.ones(3)) for _ in range(2)]
-    args = (*tensors, torch.ones(3, requires_grad=True)), {}
+    args = (
+        (*[TwoTensor(torch.ones(3), torch.ones(3)) for _ in range(2)], torch.ones(3, requires_grad=True)),
+        {},
+    )
     torch.compile(only_read, fullgraph=True, dynamic=True, **backend).aot_compile(args)
     with pytest.raises(DesugarError, match="writes to an argument"):
         torch.compile(write_and_read, fullgraph=True, dynamic=True, **backend).aot_compile(args)

@@ -321,8 +321,9 @@ shifted_more = lambda out: out + 5.0  # noqa: E731
 
 def local(tensor, like, mesh=None):
     """A parameter with a local tensor, placed as another."""
-    placed = DTensor.from_local(tensor, mesh or like.device_mesh, like.placements, run_check=False)
-    return nn.Parameter(placed)
+    return nn.Parameter(
+        DTensor.from_local(tensor, mesh or like.device_mesh, like.placements, run_check=False)
+    )
 
 
 def replace_mesh(net, hooks):

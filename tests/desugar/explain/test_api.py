@@ -329,8 +329,9 @@ def test_graphs_run_as_they_are_printed(explained, tmp_path, number):
     traced = getattr(desugar.trace(layer, make_x(), make_weight()), graph.name)
     fakes = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
     arguments = [torch.ones(tuple(fake.shape), dtype=fake.dtype) for fake in fakes]
-    found = printed(tmp_path / "printed.py", graph)(*arguments)
-    torch.testing.assert_close(list(found), list(traced(*arguments)))
+    torch.testing.assert_close(
+        list(printed(tmp_path / "printed.py", graph)(*arguments)), list(traced(*arguments))
+    )
 
 
 @pytest.mark.slow
@@ -406,8 +407,9 @@ GUARDS = tuple(Guard(f"x{n} == 0", name=f"x{n}") for n in range(300))
 
 
 def not_timed(program, *reasons):
-    programs = tuple(replace(program, no_worth=reason) for reason in reasons)
-    return render_report_text(Report("a script", programs))
+    return render_report_text(
+        Report("a script", tuple(replace(program, no_worth=reason) for reason in reasons))
+    )
 
 
 def shows(*parts, **changes):

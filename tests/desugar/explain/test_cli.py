@@ -268,17 +268,20 @@ def script(tmp_path):
 def report(script, *arguments, options=(), code=0):
     """In a process of its own: a script may do as it likes with the one it runs in."""
     command = [sys.executable, "-m", "desugar", "report", *options, str(script), *arguments]
-    environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        command, cwd=script.parent, env=environment, capture_output=True, text=True, check=False
+        command,
+        cwd=script.parent,
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == code, done.stderr
     return done
 
 
 def test_report_runs_a_script_with_its_arguments(script, tmp_path):
-    options = ("-o", "out.html", "--json", "out.json")
-    done = report(script, "--steps", "3", "one", options=options)
+    done = report(script, "--steps", "3", "one", options=("-o", "out.html", "--json", "out.json"))
     assert done.stdout.split("\n")[0] == f"['--steps', '3', 'one'] __main__ {script}"
     assert "script.py: 2 programs" in done.stderr and "wrote out.html" in done.stderr
     data = json.loads((tmp_path / "out.json").read_text())
@@ -309,8 +312,7 @@ def test_report_times_calls_in_other_ways_if_asked_to(script, tmp_path):
         )
         assert f"was it worth it: {program['worth']['answer']}; eager " in done.stderr
         assert tuple(name for name, nbytes in program["worth"]["memory"] if nbytes) == WAYS
-    plain = report(script, options=("--json", "out.json"))
-    assert "worth it" not in plain.stderr
+    assert "worth it" not in report(script, options=("--json", "out.json")).stderr
     assert json.loads((tmp_path / "out.json").read_text())["programs"][0]["worth"] is None
 
 

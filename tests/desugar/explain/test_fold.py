@@ -250,13 +250,11 @@ def test_a_run_is_what_it_says(items):
     for run in find_runs(items):
         assert run.start >= end and run.count >= 3
         end = run.end
-        block = items[run.start : run.start + run.length]
-        assert items[run.start : run.end] == block * run.count
+        assert items[run.start : run.end] == items[run.start : run.start + run.length] * run.count
 
 
 def test_a_long_graph_takes_no_time():
-    layer = [f"op{n % 17}" for n in range(120)]
-    items = [*map(str, range(300)), *layer * 60, *map(str, range(300))]
+    items = [*map(str, range(300)), *[f"op{n % 17}" for n in range(120)] * 60, *map(str, range(300))]
     start = time.perf_counter()
     (run,) = find_runs(items)
     assert (run.length, run.count) == (120, 60)

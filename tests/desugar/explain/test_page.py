@@ -62,8 +62,9 @@ def values_of(text, wanted):
 
 def declared(text):
     """The names that the script declares; a browser refuses one that declares a name twice."""
-    pattern = r"^(?:async )?(?:const|let|var|function|class) (\w+)"
-    return re.findall(pattern, Page(text).parts["script"], re.MULTILINE)
+    return re.findall(
+        r"^(?:async )?(?:const|let|var|function|class) (\w+)", Page(text).parts["script"], re.MULTILINE
+    )
 
 
 FETCHES = r"https?:|@import|url\(|import\(|fetch\(|XMLHttpRequest"
@@ -128,8 +129,9 @@ def test_a_frame_holds_the_page_and_is_of_another_origin(explanation):
 
 
 def test_it_is_written_to_a_path(explanation, tmp_path):
-    path = explanation.to_html(tmp_path / "page.html")
-    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (
+        explanation.to_html(tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    )
 
 
 @pytest.mark.slow

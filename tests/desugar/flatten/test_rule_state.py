@@ -96,8 +96,13 @@ def test_a_change_between_two_calls_is_seen(name, way, needs_grad, monkeypatch):
     compiled = WAYS[way](fn)
     for do in CHANGES:
         do(monkeypatch, change)
-        make_args = lambda: (cls(torch.randn(3, dtype=torch.float64)).requires_grad_(needs_grad),)  # noqa: E731
-        judge(fn, make_args, compiled, rtol=0, atol=0)
+        judge(
+            fn,
+            lambda: (cls(torch.randn(3, dtype=torch.float64)).requires_grad_(needs_grad),),
+            compiled,
+            rtol=0,
+            atol=0,
+        )
         values.add(tuple(fn(cls(torch.full((3,), 1.5))).tolist()))
     assert len(values) > 1
 

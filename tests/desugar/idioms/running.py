@@ -231,15 +231,18 @@ def _structure(value: Any, tensors: list[Tensor]) -> Any:
             tensors.append(value)
             return f"tensor {len(tensors) - 1}"
         case dict():
-            items = [(_structure(key, tensors), _structure(entry, tensors)) for key, entry in value.items()]
-            return kind, items
+            return kind, [
+                (_structure(key, tensors), _structure(entry, tensors)) for key, entry in value.items()
+            ]
         case tuple() | list() | deque():
             return kind, [_structure(entry, tensors) for entry in value]
         case set() | frozenset():
             return kind, sorted(map(repr, value))
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = dataclasses.fields(value)
-            return kind, [(field.name, _structure(getattr(value, field.name), tensors)) for field in fields]
+            return kind, [
+                (field.name, _structure(getattr(value, field.name), tensors))
+                for field in dataclasses.fields(value)
+            ]
     return kind, value
 
 

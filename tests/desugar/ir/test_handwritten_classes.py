@@ -105,6 +105,7 @@ def test_what_does_nothing_is_seen_to():
 @pytest.mark.parametrize("cls", [Single, Counted, Asking, Reading])
 @pytest.mark.parametrize("grad", [False, True])
 def test_results_are_eagers(cls, grad):
-    compiled = judge(lambda x: (x * 2).sin(), lambda: (cls(torch.randn(2, 3)).requires_grad_(grad),))
-    (program,) = compiled.programs
+    (program,) = judge(
+        lambda x: (x * 2).sin(), lambda: (cls(torch.randn(2, 3)).requires_grad_(grad),)
+    ).programs
     assert ("__tensor_unflatten__" in program.wrapper) == (cls is Counted)

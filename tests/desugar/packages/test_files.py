@@ -27,8 +27,7 @@ def saved(tmp_path_factory):
     """A package of rows: its file, the model, and what the manifest says."""
     place, model = tmp_path_factory.mktemp("packages") / "rows.pt2", Block()
     torch.compiler.reset()
-    digest = desugar.save(place, model, desugar.call(rows(3, 5, 2)), native=False)
-    return place, model, digest
+    return place, model, desugar.save(place, model, desugar.call(rows(3, 5, 2)), native=False)
 
 
 @pytest.fixture(autouse=True)
@@ -182,16 +181,16 @@ def test_a_manifest_that_somebody_signed_anew(saved, tmp_path_factory, position,
     """A changed manifest with a digest that fits: an error of the package, or a call that ends; never code."""
     target = rewrite(saved[0], tmp_path_factory.mktemp("signed") / "rows.pt2", replaced(position, byte))
     # The errors besides those of a package are those of a valid manifest of another program.
-    errors = PackageError, RuntimeError, TypeError, ValueError, AttributeError, IndexError
-    with contextlib.suppress(*errors):
+    with contextlib.suppress(PackageError, RuntimeError, TypeError, ValueError, AttributeError, IndexError):
         desugar.load(target, native=False)(rows(1, 4))
 
 
 def test_a_tensor_has_a_stride_for_each_dimension(saved, tmp_path):
     """The check in C++ would read a second one behind the end of the first."""
     change = in_json(lambda data: data["manifest"]["programs"][0]["leaf_facts"][0]["stride"].pop())
-    target = rewrite(saved[0], tmp_path / "strides.pt2", change)
-    assert_refused(target, "a tensor of 2 dimensions has 1 strides")
+    assert_refused(
+        rewrite(saved[0], tmp_path / "strides.pt2", change), "a tensor of 2 dimensions has 1 strides"
+    )
 
 
 def rename_inner(manifest, name):
@@ -221,8 +220,7 @@ NO_NAMES = ["__class__", "x; import os", "__dict__", "a.b", "values()", "", "_la
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_names_become_no_text(saved, tmp_path, name, rename):
     """Names of a manifest stand in generated text only if they are names of inner tensors or parameters."""
-    change = in_json(lambda data: rename(data["manifest"], name))
-    target = rewrite(saved[0], tmp_path / "named.pt2", change)
+    target = rewrite(saved[0], tmp_path / "named.pt2", in_json(lambda data: rename(data["manifest"], name)))
     if rename is rename_parameter and name in ("__class__", "__dict__"):  # valid names of a parameter
         desugar.load(target, native=False)
     else:

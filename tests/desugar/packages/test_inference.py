@@ -367,8 +367,7 @@ def test_calls(pack, name):
 def test_dynamic_sizes(pack, size):
     model = Block()
     saved = [of(4, 8), *([of(size, 8)] if size == 0 else [])]  # a program for another size takes no 0
-    package = pack(model, *saved, dynamic=True)
-    check(package, model, torch.randn(size, 8))
+    check(pack(model, *saved, dynamic=True), model, torch.randn(size, 8))
 
 
 def test_a_static_batch_of_another_size(pack):

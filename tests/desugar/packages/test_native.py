@@ -121,8 +121,7 @@ def test_training(tmp_path):
 class Attention(Held):
     def forward(self, x):
         q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
-        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.out(y.transpose(1, 2).flatten(2))
+        return self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 @pytest.mark.slow
@@ -170,8 +169,7 @@ def test_from_cpp(tmp_path):
     (record,) = package.programs
     weights = list(package.state.values())
     given = [weights[source.index] if isinstance(source, FromWeight) else None for source in record.sources]
-    inputs = plain_inputs(record, given, x)
-    torch.save([tensor.detach() for tensor in inputs], tmp_path / "inputs.pt")
+    torch.save([tensor.detach() for tensor in plain_inputs(record, given, x)], tmp_path / "inputs.pt")
     libraries = Path(torch.__file__).parent / "lib"
     includes = [f"-I{folder}" for folder in cpp_extension.include_paths()]
     linked = [f"-L{libraries}", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"]

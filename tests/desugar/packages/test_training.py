@@ -114,17 +114,14 @@ def test_ragged_arguments_that_require_grad(pack):
 
 
 def test_second_derivatives_are_refused(pack):
-    model = nn.Linear(3, 1)
-    package = pack(model, desugar.call(torch.randn(2, 3)), training=True)
+    package = pack(nn.Linear(3, 1), desugar.call(torch.randn(2, 3)), training=True)
     with pytest.raises(SignatureError, match="of first order"):
         torch.autograd.grad(package(torch.randn(2, 3)).sum(), list(package.parameters()), create_graph=True)
 
 
 def test_a_weight_that_is_written_between_forward_and_backward(pack):
-    model = nn.Linear(3, 2)
-    package = pack(model, desugar.call(torch.randn(2, 3, requires_grad=True)), training=True)
-    x = torch.randn(2, 3, requires_grad=True)
-    loss = package(x).sum()
+    package = pack(nn.Linear(3, 2), desugar.call(torch.randn(2, 3, requires_grad=True)), training=True)
+    loss = package(torch.randn(2, 3, requires_grad=True)).sum()
     with torch.no_grad():
         package.state["weight"].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -53,8 +53,7 @@ VIEWS = {
 @pytest.mark.parametrize("name", VIEWS)
 def test_of_an_argument_or_a_tensor_inside_of_it(pack, name):
     fn, make, sizes, base_of = VIEWS[name]
-    dynamic = True if make is torch.randn else None
-    package = pack(fn, desugar.call(make(*sizes[0])), dynamic=dynamic)
+    package = pack(fn, desugar.call(make(*sizes[0])), dynamic=True if make is torch.randn else None)
     for size in sizes:
         x = make(*size)
         check_view(package, fn, x, base_of(x))
@@ -72,8 +71,7 @@ def test_with_gradients(pack):
         found = []
         for function in (package, fn):
             transposed, column, total = function(x, r)
-            loss = transposed.square().sum() + column.square().sum() + total
-            found.append(grads_of(loss, x, r))
+            found.append(grads_of(transposed.square().sum() + column.square().sum() + total, x, r))
         assert all(torch.allclose(mine, theirs) for mine, theirs in zip(*found, strict=True))
 
 

@@ -109,8 +109,7 @@ def test_many_writes_are_one_store():
 
 def test_what_is_not_written_is_not_stored():
     _, graph = compiled_graph(lambda x, y: (x.add_(y), None)[1], make(Nested, 3), make(Nested, 3))
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    assert [node.args[0] for node in stores(graph)] == placeholders[:3]
+    assert [node.args[0] for node in stores(graph)] == graph.graph.find_nodes(op="placeholder")[:3]
     assert output_nodes(graph) == [None] * 3  # a stored value is not returned as well
 
 
@@ -206,8 +205,7 @@ def test_members_have_no_op_of_the_missing_result(cls, missing):
 
 def test_no_gradient_at_all():
     program = desugar.trace(lambda x: (x * 2, x * 3), make(Pair, 3, grad=True))
-    backward = program.variants.table[False, False]
-    assert backward(None, None, None) == (None, None, None)
+    assert program.variants.table[False, False](None, None, None) == (None, None, None)
     assert "compiled_graph" not in program.variants.sources[0]
 
 

@@ -319,8 +319,7 @@ def test_a_constructor_that_cheats_is_caught(rechecking):
     """A class by hand whose instances change behind the wrapper's back."""
     compiled, x = by_pass(lambda x: x * 2), make(Pair, 3)
     compiled(x)
-    scope = compiled.programs[0].run.__globals__
-    scope["compiled_graph"] = lambda items: (torch.ones(4), torch.ones(3))
+    compiled.programs[0].run.__globals__["compiled_graph"] = lambda items: (torch.ones(4), torch.ones(3))
     with pytest.raises(InvariantError, match="size of results"):
         compiled(x)
 

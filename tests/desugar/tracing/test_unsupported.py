@@ -117,8 +117,9 @@ def test_data_of_an_argument_assigned(cls, door, caplog):
     )
     compiled, x = door(data_assigned), make(cls, 2, 3)
     for _ in range(2):
-        sides = [(fn(x, y), y) for fn in (compiled, data_assigned) for y in [torch.full((2, 3), 3.0)]]
-        assert_same_values(*sides)
+        assert_same_values(
+            *[(fn(x, y), y) for fn in (compiled, data_assigned) for y in [torch.full((2, 3), 3.0)]]
+        )
     said = any("another size, stride or inner tensor" in message for message in warned(caplog))
     assert said is (door is not by_stock)
 
@@ -182,8 +183,7 @@ def test_a_zero_gradient_whose_size_would_be_a_constant(grad, way, caplog):
         judge(fn, lambda size=size: (torch.randn(size, 3, requires_grad=grad),), compiled)
     assert bool(warned(caplog)) is grad
     torch.compiler.reset()
-    context = pytest.raises(DesugarError, match="dynamic=False") if grad else contextlib.nullcontext()
-    with context:
+    with pytest.raises(DesugarError, match="dynamic=False") if grad else contextlib.nullcontext():
         by_pass(fn, dynamic=True, strict=True)(torch.randn(4, 3, requires_grad=grad))
 
 

@@ -228,9 +228,12 @@ def test_it_is_taken_again(name, argument, grad, door):
 @pytest.mark.parametrize("door", DETACHED_DOORS)
 @pytest.mark.parametrize("argument", ARGUMENTS)
 def test_a_write_to_the_result_reaches_the_argument_detached(argument, door):
-    fn = DETACHED_FUNCTIONS["a view of it"]
     assert_plays_as_eager(
-        fn, lambda: (ARGUMENTS[argument](),), DETACHED_DOORS[door], "result", contextlib.nullcontext
+        DETACHED_FUNCTIONS["a view of it"],
+        lambda: (ARGUMENTS[argument](),),
+        DETACHED_DOORS[door],
+        "result",
+        contextlib.nullcontext,
     )
 
 

@@ -21,8 +21,9 @@ def check_gradients(
     """Compares values, and the gradients of a loss of them."""
     torch.testing.assert_close(got, expected)
     options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
-    grads = [torch.autograd.grad(loss(value), leaves, **options) for value in (got, expected)]
-    torch.testing.assert_close(*grads)
+    torch.testing.assert_close(
+        *[torch.autograd.grad(loss(value), leaves, **options) for value in (got, expected)]
+    )
 
 
 def inners_of(x: Any) -> list[Tensor]:

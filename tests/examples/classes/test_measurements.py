@@ -317,8 +317,7 @@ def told(x):
 @pytest.mark.sweep(3)
 def test_a_unit_that_does_not_fit_is_an_error(way):
     x, y = quantity(m=1), quantity(s=1)
-    sums = (torch.add, torch.sub, torch.lt, lambda x, y: x + 1, lambda x, y: 1 - x, lambda x, y: x > 0)
-    for wrong in sums:
+    for wrong in (torch.add, torch.sub, torch.lt, lambda x, y: x + 1, lambda x, y: 1 - x, lambda x, y: x > 0):
         with pytest.raises(Exception, match=r"m and (s|no unit) in one sum or comparison"):
             way(wrong)(x, y)
 

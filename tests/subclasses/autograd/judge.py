@@ -128,7 +128,11 @@ def agreeing(
 
     @pytest.mark.parametrize(("name", "door"), [*alone, *one, *together])
     def test(name: str, door: str) -> None:
-        fns = joined(cases.values() if name == "all" else [cases[name]])
-        agree(*fns, door=doors[door], twice=door in twice, **how)
+        agree(
+            *joined(cases.values() if name == "all" else [cases[name]]),
+            door=doors[door],
+            twice=door in twice,
+            **how,
+        )
 
     return test

@@ -251,8 +251,7 @@ test_access = giving(
 def test_a_cotangent_holds_the_fixed_inner_tensors(backend):
     """And the gradients of two accesses add up."""
     x = make_int8(zero=True).requires_grad_()
-    run = run_with(backend, lambda x: x.unwrap("scale") * 2)
-    (run(x).sum() + x.unwrap("scale").sum() * 3).backward()
+    (run_with(backend, lambda x: x.unwrap("scale") * 2)(x).sum() + x.unwrap("scale").sum() * 3).backward()
     assert type(x.grad) is Int8Weight.Cotangent and x.grad.qdata.equal(x.qdata)
     assert x.grad.scale.tolist() == [[5]] * 4 and x.grad.zero.tolist() == [[0]] * 4
 

@@ -182,6 +182,7 @@ def test_what_needs_no_gradient_of_the_parameter_is_no_business_of_its_own():
 
 def test_a_checkpointed_forward_is_checked_against_the_one_that_runs_again():
     w, x = make(), X.clone().requires_grad_()
-    out = torch.utils.checkpoint.checkpoint(lambda x: F.linear(x, w).square(), x, use_reentrant=False)
-    out.sum().backward()
+    torch.utils.checkpoint.checkpoint(
+        lambda x: F.linear(x, w).square(), x, use_reentrant=False
+    ).sum().backward()
     assert w.grad.left.tolist() == [[8], [8]]

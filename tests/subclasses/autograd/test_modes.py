@@ -79,8 +79,9 @@ def gradients(function, mode):
 @pytest.mark.parametrize("mode", [Logging, lambda: FlopCounterMode(display=False)], ids=["log", "flops"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_derivatives_are_those_of_the_rules(name, mode):
-    expected = gradients(FUNCTIONS[name], contextlib.nullcontext())
-    torch.testing.assert_close(gradients(FUNCTIONS[name], mode()), expected)
+    torch.testing.assert_close(
+        gradients(FUNCTIONS[name], mode()), gradients(FUNCTIONS[name], contextlib.nullcontext())
+    )
 
 
 def test_a_mode_sees_the_ops():
@@ -104,8 +105,7 @@ def test_gradients_are_added_by_inner_tensors(mode):
 @pytest.mark.parametrize("name", ["in place", "copied", "view"])
 def test_explain_shows_the_program_that_runs(name):
     _, x, y = operands()
-    shown = desugar.explain(FUNCTIONS[name], x, y).program
-    graph = next(g for g in shown.graphs if "backward" in g.name)
+    graph = next(g for g in desugar.explain(FUNCTIONS[name], x, y).program.graphs if "backward" in g.name)
     backward = desugar.trace(FUNCTIONS[name], x, y).backward
     ops = [n.target.__name__ for n in backward.graph.nodes if n.op == "call_function"]
     assert graph.text.count("torch.ops.") == len(ops)
@@ -114,8 +114,7 @@ def test_explain_shows_the_program_that_runs(name):
 
 @pytest.mark.parametrize("door", [door for door in DOORS if door != "stock"])
 def test_what_is_overwritten_gets_zeros(door):
-    run = DOORS[door](FUNCTIONS["copied"])
-    _, known, *found = gradients(run, contextlib.nullcontext())
+    _, known, *found = gradients(DOORS[door](FUNCTIONS["copied"]), contextlib.nullcontext())
     torch.testing.assert_close(found, [torch.zeros(2, 2), torch.ones(2, 2)])
     assert bool(known.all())
 
@@ -193,8 +192,7 @@ def test_a_rule_that_meets_a_plain_tensor_keeps_its_result(hook, key, trainable)
 
 def test_an_in_place_op_of_a_gradient():
     def add(func, x, y, alpha=1):
-        plain = y.materialize() if isinstance(y, Total) else y
-        return Total(x.high + alpha * plain, x.low)
+        return Total(x.high + alpha * (y.materialize() if isinstance(y, Total) else y), x.low)
 
     Total = declare(
         keywords={"fallback": "materialize"},

@@ -90,8 +90,7 @@ def test_hooks_and_a_second_backward():
 
 
 def test_a_rule_without_a_derivative_gives_a_result_without_one():
-    out = torch.relu(Weighted(torch.rand(3, requires_grad=True), torch.ones(3)))
-    assert not out.requires_grad
+    assert not torch.relu(Weighted(torch.rand(3, requires_grad=True), torch.ones(3))).requires_grad
 
 
 def test_an_operand_that_was_written_to_is_noticed():
@@ -266,7 +265,6 @@ test_what_a_rule_makes_leads_the_gradient_on = agreeing(
 
 def test_outside_of_a_rule_they_are_raw():
     """As of any value: only ``unwrap``, and a field that says so, are differentiable."""
-    a = torch.ones(2, requires_grad=True)
-    x = Length(a, unit=2.0)
+    x = Length(torch.ones(2, requires_grad=True), unit=2.0)
     (x + x).unwrap("number").sum().backward()
     assert not x.number.requires_grad and not x.to_unit(1.0).number.requires_grad

@@ -357,8 +357,9 @@ def test_a_rule_for_copy_writes_the_mask_of_a_view(door):
     run = DOORS[door](assign)
 
     def assigned(a, b):
-        known = torch.zeros(2, 2, dtype=torch.bool)
-        y = run(cls(a * 1, known), cls(b * 1, torch.ones(2, 2, dtype=torch.bool)))
+        y = run(
+            cls(a * 1, torch.zeros(2, 2, dtype=torch.bool)), cls(b * 1, torch.ones(2, 2, dtype=torch.bool))
+        )
         assert y.known.tolist() == [[False, False], [True, True]]
         return y.unwrap("held")
 

@@ -33,8 +33,9 @@ def pooled_by_loop(x, tables, mode):
         kept = [row != (-1 if table.padding_idx is None else table.padding_idx) for row in rows]
         entries = [table.weight[row[keep]] for row, keep in zip(rows, kept, strict=True)]
         if factors is not None:
-            pairs = zip(entries, factors[key], kept, strict=True)
-            entries = [v * f[keep].unsqueeze(1) for v, f, keep in pairs]
+            entries = [
+                v * f[keep].unsqueeze(1) for v, f, keep in zip(entries, factors[key], kept, strict=True)
+            ]
         found[key] = torch.stack([POOL[mode](v) for v in entries])
     return found
 
@@ -146,8 +147,7 @@ def test_values_and_gradients(name, way):
         check_gradients(module, run, by_loop(module), batch(lengths, weighted=weighted), sparse)
     if way == "desugar.compile":
         assert len(run.programs) <= 2  # one row in the batch has a program of its own
-    x = batch(LENGTHS[0], weighted=weighted)
-    check_gradients(module, run, by_loop(module), x, sparse, torch.int32)
+    check_gradients(module, run, by_loop(module), batch(LENGTHS[0], weighted=weighted), sparse, torch.int32)
 
 
 @pytest.mark.slow
@@ -204,8 +204,9 @@ def test_one_table_for_two_keys(kind, sparse, way):
     module = kind({"a": shared, "b": shared})
     WAYS[way](lambda x: sum(f.sum() for f in module(x).values()))(x).backward()
     assert shared.weight.grad.is_sparse is sparse
-    counts = torch.bincount(x.values, minlength=IDS).float()
-    assert shared.weight.grad.to_dense().equal(counts[:, None].expand(-1, 3))
+    assert shared.weight.grad.to_dense().equal(
+        torch.bincount(x.values, minlength=IDS).float()[:, None].expand(-1, 3)
+    )
 
 
 @pytest.mark.sweep(3)

@@ -60,8 +60,7 @@ def double(x: Tensor) -> Tensor:
 
 def answers(key, of=None):
     """A value whose rule for a key answers a word."""
-    cls = declare(name="Box", rules={key: lambda func, *args: "ruled"})
-    return cls(torch.ones(2, dtype=of))
+    return declare(name="Box", rules={key: lambda func, *args: "ruled"})(torch.ones(2, dtype=of))
 
 
 @pytest.mark.parametrize("function", [asking, asking_by_hand, Asking()])

@@ -169,8 +169,7 @@ def test_nested_values_may_run_a_rule_in_itself():
 
 @pytest.mark.parametrize("key", [aten.relu, torch.relu])
 def test_a_missing_derivative_is_named_with_the_way_around_it(key):
-    rule = lambda func, x: type(x)(func(x.held))  # noqa: E731
-    Relu = declare(held=inner(differentiable=True), rules={key: rule})
+    Relu = declare(held=inner(differentiable=True), rules={key: lambda func, x: type(x)(func(x.held))})
     held = torch.ones(2, requires_grad=True)
     with pytest.raises(DispatchError, match=r"threshold_backward.*for the function.*unwrap"):
         aten.threshold_backward.default(torch.ones(2), Relu(held.detach()), 0.0)  # as PyTorch's formula does

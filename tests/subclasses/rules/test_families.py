@@ -91,8 +91,7 @@ TWO["in-place forms"] = scale
 
 def one_by_one_and_compiled_at_once(calls):
     """The cases of a table by door: each alone in eager mode, and all in one graph of each compiler."""
-    compiled = [(door, [*calls]) for door in DOORS if door != "eager"]
-    cases = [("eager", [name]) for name in calls] + compiled
+    cases = [("eager", [name]) for name in calls] + [(door, [*calls]) for door in DOORS if door != "eager"]
     return pytest.mark.parametrize(("door", "names"), cases, ids=str)
 
 

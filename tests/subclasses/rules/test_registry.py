@@ -410,8 +410,7 @@ def test_a_rule_for_the_op_or_the_in_place_form_applies(key, inherits):
 @pytest.mark.parametrize("in_place_first", [False, True])
 @pytest.mark.parametrize("name", ["and", "or", "xor", "lshift", "rshift"])
 def test_operators_with_methods_of_their_own_have_the_rule_of_the_function(name, in_place_first):
-    names = {"lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift"}
-    called = names.get(name, f"bitwise_{name}")
+    called = {"lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift"}.get(name, f"bitwise_{name}")
     rules = [(getattr(torch, called), answer("new")), (getattr(Tensor, f"{called}_"), answer("in place"))]
     Box = declare(keywords={"fallback": "map"}, rules=dict(reversed(rules) if in_place_first else rules))
     x = Box(torch.ones(2, dtype=torch.int64))

@@ -49,8 +49,7 @@ def test_a_dim_is_no_flag(name, call, door):
         pytest.skip("no method")
     cls = with_rule(getattr(aten, name), lambda func, x, *args, **kwargs: func(x.raw, *args, **kwargs))
     plain, run = torch.arange(6.0).view(3, 2), REDUCING[call]
-    got = MODES[door](lambda x: run(x, name))(cls(plain))
-    torch.testing.assert_close(got, run(plain, name))
+    torch.testing.assert_close(MODES[door](lambda x: run(x, name))(cls(plain)), run(plain, name))
 
 
 # ---- functions ---------------------------------------------------------------------------------------------
@@ -155,8 +154,9 @@ def test_second_derivatives_of_an_index(indexed, door):
         return torch.autograd.grad(loss + g.square().sum(), leaf)[0]
 
     x = indexed(leaf)  # which a second derivative runs the function with again
-    got = penalized(MODES[door](lambda x: x[rows])(x).unwrap("raw"))
-    torch.testing.assert_close(got, penalized(leaf[rows]))
+    torch.testing.assert_close(
+        penalized(MODES[door](lambda x: x[rows])(x).unwrap("raw")), penalized(leaf[rows])
+    )
 
 
 def test_hooks_on_what_is_indexed(indexed):
@@ -197,8 +197,9 @@ def five_times(func, x, *args, **kwargs):
 
 
 def ruled(key, rule):
-    product = lambda func, x, y: type(x)(func(x.held, y))  # noqa: E731
-    return declare(name="Ruled", rules={torch.ops.aten.mul: product, key: rule})
+    return declare(
+        name="Ruled", rules={torch.ops.aten.mul: lambda func, x, y: type(x)(func(x.held, y)), key: rule}
+    )
 
 
 @pytest.mark.sweep(12)
@@ -224,8 +225,9 @@ def test_a_write_that_autograd_does_not_see_is_an_error(name, door):
 def test_a_write_that_would_be_lost_is_an_error(name, door):
     key, call = WRITES[name]
     x = ruled(key, five_times)(torch.ones(2))
-    words = r"returned a value with memory of its own, in place of the Ruled to write to"
-    with pytest.raises(Exception, match=words):
+    with pytest.raises(
+        Exception, match=r"returned a value with memory of its own, in place of the Ruled to write to"
+    ):
         DOORS[door](lambda x: call(x))(x)
     assert x.held.tolist() == [1.0, 1.0]
 

@@ -413,8 +413,7 @@ def test_a_coalesced_gradient_is_sparse_in_the_whole_table():
     assert type(found) is torch.Tensor and found.shape == (ROWS, 2) and found.is_coalesced()
     assert found.indices().tolist() == [[START, START + 2]]
     assert torch.equal(found.to_dense()[START : START + 3], p.grad.local.to_dense())
-    masked = torch.zeros_like(p).add_(p).sparse_mask(found)
-    assert torch.equal(masked.to_dense()[START + 2], p.rows_here()[2])
+    assert torch.equal(torch.zeros_like(p).add_(p).sparse_mask(found).to_dense()[START + 2], p.rows_here()[2])
     before, grad = p.rows_here().clone(), p.grad.local.to_dense()
     for added, alpha, factor in ((found, -0.5, -0.5), (p.grad, 0.75, 0.25)):
         with torch.no_grad():

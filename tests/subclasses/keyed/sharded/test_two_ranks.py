@@ -114,9 +114,11 @@ def tables_may_have_several_dtypes(mesh):
 
     def make():
         torch.manual_seed(0)
-        dtypes = {"a": torch.float32, "b": torch.float64}
         return EmbeddingBagCollection(
-            {k: nn.EmbeddingBag(6, 2, mode="sum", dtype=t) for k, t in dtypes.items()}
+            {
+                k: nn.EmbeddingBag(6, 2, mode="sum", dtype=t)
+                for k, t in {"a": torch.float32, "b": torch.float64}.items()
+            }
         )
 
     rank, whole = mesh.get_local_rank(), make()
@@ -341,8 +343,12 @@ def train_whole(name, steps):
     """What one process has after some steps."""
     sparse, make_optimizer = OPTIMIZERS[name]
     whole = make_collection("sum", sparse=sparse)
-    optimizer = make_optimizer([*whole.parameters()])
-    train(whole, optimizer, lambda m: joint_loss(m, batches("rows of all lengths")), steps)
+    train(
+        whole,
+        make_optimizer([*whole.parameters()]),
+        lambda m: joint_loss(m, batches("rows of all lengths")),
+        steps,
+    )
     return whole
 
 
@@ -351,8 +357,7 @@ def train_whole(name, steps):
 
 def make(mesh, name, plan, seed):
     sparse, make_optimizer = OPTIMIZERS[name]
-    whole = make_collection("sum", seed, sparse=sparse)
-    sharded = shard(whole, mesh, make_plan(plan))
+    sharded = shard(make_collection("sum", seed, sparse=sparse), mesh, make_plan(plan))
     return sharded, make_optimizer([*sharded.parameters()])
 
 
