@@ -10,7 +10,8 @@ recorded run may be the only one (`trace_once`). Each run has these steps:
 4. If a result requires grad, `torch.autograd.grad` runs, with subclasses rebuilt around the tangents.
 
 The recorded graph holds plain tensors only. Functionalization is below the subclasses, so it finds mutation and
-aliasing among *inner* tensors. AOTAutograd has the same stages, but functionalizes above the subclasses.
+aliasing among *inner* tensors. AOTAutograd functionalizes inner tensors, too, but collects its metadata of mutated
+inputs and of aliases by outer tensor.
 """
 
 from __future__ import annotations
