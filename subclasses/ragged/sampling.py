@@ -50,9 +50,9 @@ class TokenBatchSampler(Sampler[list[int]]):
         shuffle: whether each epoch has another order, by ``seed + epoch``. False: steps follow the order of
             ``lengths``, and within a batch the longest row is first.
         seed: the same on all ranks.
-        drop_last: drops the last step unless its tokens, or its rows, equal the budget exactly. Otherwise a last step with fewer rows than ranks takes the
-            last rows of the step before. If that step has too few rows, the two become one, which may exceed the
-            budget.
+        drop_last: drops the last step unless its tokens, or its rows, equal the budget exactly. Otherwise a last
+            step with fewer rows than ranks takes the last rows of the step before. If that step has too few rows,
+            the two become one, which may exceed the budget.
 
     Raises:
         TypeError: ``lengths`` are not integers.
