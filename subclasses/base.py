@@ -51,13 +51,12 @@ class TensorSubclass(Tensor):
     Class keywords:
         size_from: name of the inner tensor whose size, stride and device are the outer ones. Default: the first.
         dtype_from: name of the inner tensor whose dtype is the outer one. Default: ``size_from``.
-        fallback: how an op without a rule runs: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``. Default:
-            ``"error"``.
+        fallback: how an op without a rule runs: ``"error"`` (default), ``"views"``, ``"materialize"`` or ``"map"``.
         decompose: whether PyTorch's decompositions may be used, or the collection of ops that may be decomposed.
-        trainable: whether an optimizer updates the inner tensors of an ``nn.Parameter``. Default: True
-            with ``fallback="map"``, else False.
-        kind: a value is one plain tensor (``"representation"``) or its inner tensors (``"structure"``). Default: a
-            representation if the class has ``materialize``, except with ``fallback="map"``.
+        trainable: whether an optimizer updates the inner tensors of a Parameter. Default: only with ``fallback="map"``.
+        kind: a value is one plain tensor (``"representation"``) or its inner tensors (``"structure"``).
+
+    A class with ``materialize`` is a representation by default, except with ``fallback="map"``.
 
     The gradient of a Parameter of a trainable class is a cotangent of the class. Weight decay, clipping and averages
     act on each differentiable inner tensor. With a Parameter of a class that is not trainable, a step of

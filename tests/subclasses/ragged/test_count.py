@@ -6,7 +6,6 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import nn
 
 from examples._language_model import LanguageModel
@@ -46,7 +45,9 @@ BATCHES = [[torch.randint(64, (n,)) for n in lengths] for lengths in ([9, 31, 2,
 MODELS = {
     "language": (lambda: LanguageModel(16, 2, 2, 32), lambda model, *rows: model(*rows)),
     "llama": (
-        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **HEADS)),
+        lambda: (lambda t: t.LlamaForCausalLM(t.LlamaConfig(**SIZES, **HEADS)))(
+            pytest.importorskip("transformers")
+        ),
         lambda model, tokens, classes: model(input_ids=tokens, labels=classes, use_cache=False).loss,
     ),
 }
