@@ -229,7 +229,7 @@ class _Search:
         if not is_authors(function.__code__.co_filename):
             return None
         names = frozenset(_names_in(function.__code__)).difference(_names_in(function.__code__, _STORES))
-        for name in names if cls is not None else ():
+        for name in sorted(names) if cls is not None else ():  # the store's key has the reads in their order
             self._add_member(cls, name, names)  # type: ignore[arg-type]
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         scope = function.__globals__

@@ -183,6 +183,13 @@ def test_what_is_read_is_found():
     }
 
 
+def test_reads_are_in_one_order():
+    """In each process, since the key of a stored program has them in their order."""
+    factors = {f"factor_{name}": 2.0 for name in "abcdefgh"}
+    code = f"lambda self: self.data_ * {' * '.join(f'self.{name}' for name in reversed(factors))}"
+    assert [read.name for read in state_read(class_with(eval(code), **factors))] == list(factors)
+
+
 class Factor:
     """An object whose attribute is that of its class, and one with slots."""
 
