@@ -62,6 +62,11 @@ def check_keyword(fits: bool, takes: str, got: object) -> None:
         raise SpecError(f"{takes}, got {got!r}", code="keyword-value")
 
 
+def full_name(cls: type) -> str:
+    """Returns the name of a class with its module, by which files name it."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def one_of(cls: type) -> str:
     """Names a class with its article, for error messages: "a Pair", "an Int8Tensor", "an LSTMState"."""
     name = cls.__name__

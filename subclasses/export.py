@@ -8,7 +8,7 @@ the pytree: a program refuses values of another layout, and ``torch.export.save`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ from subclasses._torch import (
     tree_map,
 )
 from subclasses._torch_tracing import is_compiling_here
-from subclasses.base import TensorSubclass
-from subclasses.errors import one_of
+from subclasses.base import TensorSubclass, descendants
+from subclasses.errors import full_name, one_of
 from subclasses.spec.collect import SubclassSpec
 
 __all__ = ["Flattened", "InnerTensors", "dynamic_shapes", "flatten", "unflatten"]
@@ -176,28 +176,18 @@ def _leaves(node: InnerTensors) -> tuple[list[Any], Kind]:
 
 def _to_json(kind: Kind) -> str:
     cls, names, statics = kind
-    return json.dumps([_name(cls), names, [_encode(cls, value) for value in statics]])
+    return json.dumps([full_name(cls), names, [_encode(cls, value) for value in statics]])
 
 
 def _from_json(text: str) -> Kind:
     name, names, statics = json.loads(text)
-    cls = next((cls for cls in _declared(TensorSubclass) if _name(cls) == name), None)
+    cls = next((cls for cls in descendants(TensorSubclass) if full_name(cls) == name), None)
     if cls is None:
         raise ValueError(
             f"this program takes or returns a {name}, which no module declares that is imported: import it before "
             f"torch.export.load"
         )
     return cls, tuple(names), tuple(map(_decode, statics))
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _declared(cls: type) -> Iterator[type]:
-    for child in cls.__subclasses__():
-        yield child
-        yield from _declared(child)
 
 
 def _encode(cls: type, value: Any) -> Any:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subclasses.base import TensorSubclass
-from subclasses.errors import one_of
+from subclasses.base import TensorSubclass, descendants
+from subclasses.errors import full_name, one_of
 from subclasses.serialize import rebuild, reduce
 
 VALUES_KEY, TIED_KEY = "declared_values", "tied_tensors"
@@ -90,7 +90,7 @@ def _flatten(name: str, value: Any) -> tuple[dict[str, Any] | None, dict[str, Te
             tensors |= parts
             nested |= {} if inside is None else {field: inside}
         encoded = {key: _encode(f"{name}.{key}", entry) for key, entry in metadata.items()}
-        return {"class": _name_of(cls), "metadata": encoded, "nested": nested}, tensors
+        return {"class": full_name(cls), "metadata": encoded, "nested": nested}, tensors
     cls: Any = type(value)
     if cls.__torch_dispatch__ is not _dispatch_of_plain:
         raise TypeError(
@@ -98,10 +98,6 @@ def _flatten(name: str, value: Any) -> tuple[dict[str, Any] | None, dict[str, Te
             "plain tensor or a declared class first, or use torch.save"
         )
     return None, {name: value.detach()}
-
-
-def _name_of(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _encode(name: str, entry: Any) -> Any:
@@ -219,20 +215,13 @@ def _build(name: str, description: Any, state: dict[str, Any]) -> Any:
 
 def _find_class(name: str, wanted: Any) -> Any:
     """Returns the class that was declared last under a name."""
-    for cls in reversed(list(_declared_below(TensorSubclass))):
-        if _name_of(cls) == wanted:
+    for cls in reversed(descendants(TensorSubclass)):
+        if full_name(cls) == wanted and not cls._is_cotangent:  # type: ignore[attr-defined]
             return cls
     raise ValueError(
         f"from_plain: {name} is of the class {wanted!r:.200}, which is not declared in this process: import the module "
         "that declares it first"
     )
-
-
-def _declared_below(cls: Any) -> Iterator[Any]:
-    for child in cls.__subclasses__():
-        if not child._is_cotangent:
-            yield child
-            yield from _declared_below(child)
 
 
 def _decode(key: str, entry: Any, choices: Sequence[Any]) -> Any:

@@ -35,6 +35,7 @@ from desugar.passes.verify import rechecks_enabled
 from desugar.store.code import describe_code, root_of
 from desugar.store.pickling import DAMAGED, CannotStore
 from subclasses._torch import OpOverload, OpOverloadPacket
+from subclasses.errors import full_name
 from subclasses.generate.compile_cache import describe_value, fingerprint
 from subclasses.handwritten import DTensorContext, OpaqueContext
 
@@ -71,7 +72,7 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
     try:
         _check_cacheable(graph)
         wrappers = [wrapper for value in spec.values for wrapper in _wrappers_in(value)]
-        classes = sorted({wrapper.cls for wrapper in wrappers} | _made_in(graph), key=_name)
+        classes = sorted({wrapper.cls for wrapper in wrappers} | _made_in(graph), key=full_name)
         _check_classes(classes, wrappers)
         contexts = [wrapper.context for wrapper in wrappers]
         statics = [static for context in contexts for static in getattr(context, "statics", (context,))]
@@ -84,7 +85,7 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
             [astuple(origin) for origin in spec.origins],
             sorted(spec.parameters),
             spec.static,
-            [(_name(cls), fingerprint(cls)) for cls in classes],
+            [(full_name(cls), fingerprint(cls)) for cls in classes],
             describe_code(classes, statics),
             [(one.name, describe_value(one.value)) for one in read],
             _ranges(inputs),
@@ -192,10 +193,6 @@ def _flags(value: Value) -> Any:
             return getattr(value, "is_leaf", None)
 
 
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def _ranges(inputs: Inputs) -> list[str]:
     """Returns the range of each symbol before the trace."""
     env = inputs.fakes.env
@@ -224,7 +221,7 @@ def _check_classes(classes: Iterable[type], wrappers: Iterable[Wrapper]) -> None
         for part in cls.__qualname__.split("."):
             found = getattr(found, part, None)
         if found is not cls:
-            raise CannotStore(f"{_name(cls)} is not found by its name")
+            raise CannotStore(f"{full_name(cls)} is not found by its name")
 
 
 # --------------------------------------------------------------------------------- releases and settings

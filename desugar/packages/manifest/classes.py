@@ -11,6 +11,7 @@ from typing import Any
 
 from desugar.errors import PackageError
 from subclasses import TensorSubclass
+from subclasses.errors import full_name
 
 # Classes that ship with this library, which `load` finds without its argument `classes`: name -> module.
 _SHIPPED = {
@@ -19,11 +20,6 @@ _SHIPPED = {
     "Int8Tensor": "subclasses.int8",
     "KeyedJaggedTensor": "subclasses.keyed",
 }
-
-
-def class_name(cls: type) -> str:
-    """Returns the name of a class in a manifest."""
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def fingerprint(cls: type) -> str:
@@ -56,7 +52,7 @@ def find_classes(fingerprints: Mapping[str, str], given: Iterable[type]) -> dict
         if not isinstance(cls, type):
             raise TypeError(f"expected classes, got {cls!r:.100}")
         # The script that saved the package may have declared the class.
-        known |= {f"__main__.{cls.__qualname__}": cls, class_name(cls): cls}
+        known |= {f"__main__.{cls.__qualname__}": cls, full_name(cls): cls}
     found = {}
     for name, digest in fingerprints.items():
         short = name.rpartition(".")[2]
@@ -77,4 +73,4 @@ def _shipped(name: str, short: str) -> type | None:
     if short not in _SHIPPED or not name.startswith("subclasses."):
         return None
     cls = getattr(importlib.import_module(_SHIPPED[short]), short)
-    return cls if class_name(cls) == name else None
+    return cls if full_name(cls) == name else None

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 
 from desugar.errors import PackageError
-from desugar.packages.manifest.classes import class_name
 from desugar.packages.manifest.records import RECORDS, Text, Word, fields_of
+from subclasses.errors import full_name
 from subclasses.layout import Layout, intern_layout
 
 KIND, VALUE = "is", "value"  # keys of an object: the name of its class; its value
@@ -73,8 +73,8 @@ class Writer:
         if cls in _BUILTIN.values():
             return cls.__name__  # type: ignore[no-any-return]
         of_values = cls._value_cls if getattr(cls, "_is_cotangent", False) else cls
-        self.classes[class_name(of_values)] = of_values
-        return "cotangent " * (cls is not of_values) + class_name(of_values)
+        self.classes[full_name(of_values)] = of_values
+        return "cotangent " * (cls is not of_values) + full_name(of_values)
 
 
 # ------------------------------------------------------------------------------------------------- reading
