@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -19,10 +20,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from desugar import _torch as private
 from desugar.errors import DesugarError
 from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses._torch_capture import pytree
 from subclasses.slow_paths import say_once
+from subclasses.spec.values import PLAIN
 
 _UNCAPTURED = 2  # calls of one size before the capture, which compile and create the states of optimizers
 _GRAPHS = 32  # the most graphs of a step; their intermediate results share a pool of memory
@@ -118,23 +121,22 @@ def rebuilt(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     return type(x).__tensor_unflatten__(inners, context, x.size(), x.stride())  # type: ignore[attr-defined]
 
 
-def size_of(leaf: Any, device: str, seen: dict[int, int]) -> Any:
+def size_of(leaf: Any, device: str, seen: dict[int, tuple[int, int]]) -> Any:
     """Returns a hashable description of an argument, without the data of its tensors; None if no graph takes it.
 
     Args:
         leaf: the argument.
         device: the type of device that tensors must be on.
-        seen: storage of each plain tensor so far -> its id: a graph relies on which arguments share one.
+        seen: storage of each plain tensor so far -> its id and number: a graph relies on which arguments share one.
     """
     if not isinstance(leaf, Tensor):
         return (type(leaf), leaf)
     if leaf.requires_grad or leaf.device.type != device or leaf.layout is not torch.strided:
         return None
     if not is_traceable_wrapper_subclass(leaf):
-        number = seen.setdefault(storage_key(leaf), id(leaf))
-        if number != id(leaf):
+        owner, number = seen.setdefault(storage_key(leaf), (id(leaf), len(seen)))
+        if owner != id(leaf):
             return None  # two tensors over one memory, which two static tensors would not have
-        number = [*seen.values()].index(number)
         return (type(leaf), leaf.dtype, leaf.device, tuple(leaf.shape), number)
     names, context = leaf.__tensor_flatten__()
     inners = [size_of(getattr(leaf, name), device, seen) for name in names]
@@ -158,7 +160,9 @@ class StepGraph:
         copies: dict[int, Tensor] = {}
 
         def static(plain: Tensor) -> Tensor:
-            return copies.setdefault(id(plain), plain.clone())
+            if id(plain) not in copies:
+                copies[id(plain)] = plain.clone()
+            return copies[id(plain)]
 
         own = [rebuilt(x, static) if isinstance(x, Tensor) else x for x in leaves]
         args, kwargs = pytree.tree_unflatten(own, structure)
@@ -175,6 +179,7 @@ class StepGraph:
                     raise RuntimeError(f"expected tensors as its results, got {type(leaf).__name__}")
             if versions != [0 if t.is_inference() else t._version for t in self.inputs]:
                 raise RuntimeError("it writes to an argument, and a graph gets copies of the arguments")
+            self.states = self._current_states()
         except BaseException:
             for parameter, gradient, _ in before:
                 parameter.grad = gradient
@@ -182,7 +187,10 @@ class StepGraph:
         finally:
             handle.remove()
             torch.clear_autocast_cache()
-        self.addresses = [(weakref.ref(p), _constant(p)) for p, _, _ in before]
+        tensors = [p for p, _, _ in before] + [v for v in self.states if isinstance(v, Tensor)]
+        self.addresses = [
+            (weakref.ref(t), _address(t)) for t in tensors if not isinstance(t, private.FakeTensor)
+        ]
         self.settings = self._current_settings()
         stepped = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
         self.gradients = [
@@ -198,13 +206,14 @@ class StepGraph:
             self.optimizers.append(optimizer)
 
     def _current_settings(self) -> list[Any]:
-        """Returns the constants of the graph: hyperparameters, and the addresses of the states of optimizers."""
+        """Returns the hyperparameters of the optimizers, which are constants of the graph."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return [_constant(v) for group in groups for k, v in group.items() if k != "params"]
+
+    def _current_states(self) -> list[Any]:
+        """Returns the states of the optimizers."""
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
-        return [
-            [_constant(v) for group in groups for k, v in group.items() if k != "params"],
-            [_constant(v) for state in states for v in state.values()],
-        ]
+        return [v for state in states for v in state.values()]
 
     def is_current(self) -> bool:
         """Returns whether the Python code of the step would run the same kernels as at the capture.
@@ -212,9 +221,12 @@ class StepGraph:
         A gradient accumulates into the tensor, or None, that a parameter had at the capture. If the step assigned
         another gradient although there was one, it has reset the gradient itself, so any value is right.
         """
-        is_moved = any((p := of()) is not None and _constant(p) != known for of, known in self.addresses)
+        is_moved = any((t := of()) is not None and _address(t) != known for of, known in self.addresses)
+        states = self._current_states()
         return (
             not is_moved
+            and len(states) == len(self.states)
+            and all(map(operator.is_, states, self.states))
             and self.settings == self._current_settings()
             and all(
                 p.grad is before or not (before is None or after is None or after is before)
@@ -236,11 +248,15 @@ class StepGraph:
 
 
 def _constant(value: Any) -> Any:
-    """Returns the places of a tensor in memory, or the value of a number, also in a tensor on the CPU."""
+    """Returns the value of a hyperparameter, or the address of a tensor on the device, which replays read."""
     if not isinstance(value, Tensor):
         return value
-    is_number = value.device.type == "cpu" and value.dim() == 0
-    return value.item() if is_number else [(storage_key(t), t.storage_offset()) for t in plain_tensors(value)]
+    return value.tolist() if value.device.type == "cpu" else _address(value)
+
+
+def _address(x: Tensor) -> Any:
+    """Returns the address of the data of a tensor, or of each plain tensor that it consists of."""
+    return x.data_ptr() if type(x) in PLAIN else [plain.data_ptr() for plain in plain_tensors(x)]
 
 
 def _gradients() -> list[tuple[Tensor, Tensor | None, int]]:
@@ -295,7 +311,7 @@ class RecordedStep:
         return graph.run(leaves)
 
     def _key(self, leaves: list[Any], structure: Any) -> Any:
-        seen: dict[int, int] = {}
+        seen: dict[int, tuple[int, int]] = {}
         sizes = [size_of(leaf, self.graphs.device, seen) for leaf in leaves]
         key = (structure, _modes(), *sizes)
         try:
