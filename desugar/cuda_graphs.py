@@ -58,7 +58,7 @@ def record(step: Step) -> Step:
 
     Raises:
         DesugarError: at the capture, if an operation in the step cannot be part of a CUDA graph. Also if the step
-            writes to an argument, or a result is not a tensor.
+            writes to an argument, a result is not a tensor, or an optimizer keeps a number on the host.
     """
     return RecordedStep(step, CudaGraphs()) if torch.cuda.is_available() else step
 
@@ -180,6 +180,10 @@ class StepGraph:
             if versions != [0 if t.is_inference() else t._version for t in self.inputs]:
                 raise RuntimeError("it writes to an argument, and a graph gets copies of the arguments")
             self.states = self._current_states()
+            if any(type(v) in (int, float) or _is_elsewhere(v, graphs.device) for v in self.states):
+                raise RuntimeError(
+                    "an optimizer keeps a number on the host, which a replay would not count up"
+                )
         except BaseException:
             for parameter, gradient, _ in before:
                 parameter.grad = gradient
@@ -257,6 +261,10 @@ def _constant(value: Any) -> Any:
 def _address(x: Tensor) -> Any:
     """Returns the address of the data of a tensor, or of each plain tensor that it consists of."""
     return x.data_ptr() if type(x) in PLAIN else [plain.data_ptr() for plain in plain_tensors(x)]
+
+
+def _is_elsewhere(value: Any, device: str) -> bool:
+    return isinstance(value, Tensor) and value.device.type != device
 
 
 def _gradients() -> list[tuple[Tensor, Tensor | None, int]]:

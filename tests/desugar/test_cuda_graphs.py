@@ -118,6 +118,8 @@ def captures_of(*calls, step=lambda x, *rest, **options: x * 2):
 
 
 X = torch.ones(3)
+COUNTER = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+COUNTER.register_step_post_hook(lambda optimizer, *_: optimizer.state["step"].update(count=1))
 test_which_calls_are_captured = giving(
     {
         "one size": (lambda: captures_of([X], [X + 1]), 1),
@@ -143,6 +145,11 @@ test_what_is_refused = raising(
             lambda: captures_of([X.clone()], step=lambda x: x.add_(1) * 0),
             DesugarError,
             "writes to an argument",
+        ),
+        (
+            lambda: captures_of([X], step=lambda x: COUNTER.step() or x * 2),
+            DesugarError,
+            "keeps a number on the host",
         ),
         (
             lambda: list(map(RecordedStep(set, Tapes()), [(1,)] * 3)),
