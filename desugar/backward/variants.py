@@ -201,14 +201,19 @@ class BackwardVariants:
         present = tuple(tangent is not None for tangent in tangents)
         return self.recompute(ctx, tangents) if all(present) else self.table[present](ctx, *tangents)
 
-    def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
+    @property
+    def _whole(self) -> fx.GraphModule:
+        """The backward for all gradients."""
         backward = self.graphs.all[2]
         assert backward is not None
+        return backward
+
+    def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
         if all(present):
-            return backward
+            return self._whole
         names = self._source_names()
         tangents = {name: source.index for name, source in names.items() if isinstance(source, FromTangent)}
-        graph = prune_missing(backward, tangents, self._missing(present), self._gradient_dependencies())
+        graph = prune_missing(self._whole, tangents, self._missing(present), self._gradient_dependencies())
         check_pruned(graph, names)
         return graph
 
@@ -235,7 +240,7 @@ class BackwardVariants:
         )
 
     def _source_names(self) -> dict[str, BackwardInput]:
-        placeholders = self._graph((True,) * len(self.traced.tangents)).graph.find_nodes(op="placeholder")
+        placeholders = self._whole.graph.find_nodes(op="placeholder")
         return {n.name: source for n, source in zip(placeholders, self.split.backward_inputs, strict=True)}
 
     def _sources(self, graph: fx.GraphModule) -> tuple[BackwardInput, ...]:
