@@ -69,9 +69,11 @@ def build_program(
     known = graph_texts()
     try:
         with private.compile_lock, private.use_lazy_graph_module(True), _trace_modes():
-            stored, kernels = None if place is None else _load(place, function, inputs), PendingKernels()
-            if (compiled := stored) is None:
+            stored = None if place is None else _load(place, function, inputs)
+            if stored is None:
                 compiled, kernels = _compile(function, inputs, backend)
+            else:
+                compiled, kernels = stored, PendingKernels()
             program = _wrap_program(compiled, function, inputs.fakes, backend, fallback, place)
             program.is_stored = stored is not None
             if stored is None:
