@@ -161,7 +161,7 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    if inputs.spec().has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
+    if graph.graph.find_nodes(op="call_function", target=_ZEROS) and inputs.spec().has_symbols:
         raise DesugarError(
             "a zero gradient would be traced with constant sizes, and the sizes of this call are symbols",
             instead="compile with dynamic=False",
