@@ -192,9 +192,7 @@ class StepGraph:
             handle.remove()
             torch.clear_autocast_cache()
         tensors = [p for p, _, _ in before] + [v for v in self.states if isinstance(v, Tensor)]
-        self.addresses = [
-            (weakref.ref(t), _address(t)) for t in tensors if not isinstance(t, private.FakeTensor)
-        ]
+        self.addresses = [(weakref.ref(t), address) for t in tensors if (address := _address(t)) is not None]
         self.settings = self._current_settings()
         stepped = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
         self.gradients = [
@@ -258,9 +256,16 @@ def _constant(value: Any) -> Any:
     return value.tolist() if value.device.type == "cpu" else _address(value)
 
 
-def _address(x: Tensor) -> Any:
-    """Returns the address of the data of a tensor, or of each plain tensor that it consists of."""
-    return x.data_ptr() if type(x) in PLAIN else [plain.data_ptr() for plain in plain_tensors(x)]
+def _address(x: Tensor) -> list[int] | None:
+    """Returns the addresses of the plain tensors that a tensor consists of; None if one has no memory of its own."""
+    try:
+        if type(x) in PLAIN:
+            return [x.data_ptr()]
+        plains = plain_tensors(x)
+        is_fake = any(isinstance(plain, private.FakeTensor) for plain in plains)
+        return None if is_fake else [plain.data_ptr() for plain in plains]
+    except RuntimeError:  # a sparse or functional tensor, or one in a transform such as vmap
+        return None
 
 
 def _is_elsewhere(value: Any, device: str) -> bool:

@@ -13,6 +13,7 @@ import desugar
 from desugar import DesugarError
 from desugar.cuda_graphs import RecordedStep
 from examples._language_model import LanguageModel
+from subclasses._torch import fake_mode
 from subclasses.ragged import JaggedTensor
 from tests.doors import by_desugar, eager
 from tests.tables import giving, raising
@@ -70,6 +71,7 @@ def train(wrap, resets, door):
 
     resetting = {resets: optimizer.zero_grad}
 
+    @wrap
     def step(tokens, targets):
         resetting.get("first", int)()
         loss = loss_of(tokens, targets)
@@ -78,7 +80,6 @@ def train(wrap, resets, door):
         resetting.get("last", int)()
         return {"loss": loss}
 
-    step = wrap(step)
     gc.freeze()  # as a training loop may do, after it made the model
     for number in range(11):
         resetting.get("outside", int)()
@@ -118,6 +119,7 @@ def captures_of(*calls, step=lambda x, *rest, **options: x * 2):
 
 
 X = torch.ones(3)
+WITHOUT_ADDRESS = [torch.nn.Parameter(x) for x in (fake_mode().from_tensor(ROWS), torch.eye(3).to_sparse())]
 COUNTER = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
 COUNTER.register_step_post_hook(lambda optimizer, *_: optimizer.state["step"].update(count=1))
 test_which_calls_are_captured = giving(
