@@ -23,6 +23,7 @@ html_title = "desugar"
 
 default_role = "literal"
 napoleon_use_ivar = True
+autodoc_mock_imports = ["transformers"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

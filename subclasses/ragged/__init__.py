@@ -1,6 +1,6 @@
 """Ragged tensors: rows of uneven length, back to back or in a dense table."""
 
-from subclasses.ragged.hugging_face import patch_libraries
+from subclasses.ragged.hugging_face.patches import patch_libraries
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded import PaddedTensor, kernel_multiple, propose_buckets
 from subclasses.ragged.register import register_rules

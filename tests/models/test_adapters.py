@@ -46,7 +46,6 @@ def with_adapters(name, weights):
 @pytest.mark.parametrize("weights", ["plain", "int8 before", "int8 after"])
 @pytest.mark.parametrize("name", TARGETS)
 def test_train_and_switch(name, weights):
-    torch._dynamo.reset()
     model = with_adapters(name, weights)
     other = copy.deepcopy(model)
     fast = desugar.compile(other, backend="eager")

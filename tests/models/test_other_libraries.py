@@ -133,7 +133,6 @@ MODELS = {
 @pytest.mark.parametrize("weights", ["plain", "int8"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_forward_and_a_training_step(name, weights):
-    torch._dynamo.reset()
     make, arguments = MODELS[name]
     torch.manual_seed(0)
     model = make().eval()

@@ -1,6 +1,7 @@
 """Hugging Face models on ragged batches of tokens: each row as that row alone, and one program for ever-new lengths."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -9,15 +10,19 @@ from torch.nn.utils.rnn import pad_sequence
 import desugar
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.ragged import JaggedTensor
+from tests.tables import raising
 
 pytest.importorskip("transformers", reason="needs the extra `models`")
+from transformers.cache_utils import DynamicCache
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from subclasses.ragged.hugging_face import RaggedCache
 from tests.models.text_models import (
     LAYOUTS,
     ROWS,
     TEXTS,
     TITLES,
+    check_generation,
     check_rows,
     gradients_of,
     model_of,
@@ -48,11 +53,6 @@ MODELS = {
 GENERATES = """llama mistral qwen2 qwen3 gemma gemma3 phi phi3 gpt2 gpt_neox gpt_bigcode opt falcon stablelm cohere olmo
     starcoder2 mixtral t5 bart""".split()
 COMPILED = [("llama", "inductor"), ("gpt2", "inductor")]
-
-
-@pytest.fixture(autouse=True)
-def _reset():
-    torch.compiler.reset()
 
 
 # ---- each row as that row alone --------------------------------------------------------------------------------
@@ -91,19 +91,14 @@ def test_the_loss_of_the_routers_is_that_of_all_tokens():
         model(input_ids=tokens.to_padded(), output_router_logits=True)
 
 
-@layouts
-@torch.no_grad()
-def test_further_tokens_with_a_ragged_cache_are_refused(layout):
-    model = ZOO["llama"].build()
-    cache = model(input_ids=LAYOUTS[layout](ROWS)).past_key_values
-    for further in (ids(3, 1), LAYOUTS[layout](list(ids(3, 1)))):
-        with pytest.raises(NotImplementedError, match=r"would get wrong positions; call model\.generate"):
-            model(input_ids=further, past_key_values=cache)
-
-
 @pytest.mark.parametrize("beams", [1, 3])
-@layouts
-@pytest.mark.parametrize("name", [*GENERATES, "int8 llama"])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *itertools.product([*GENERATES, "int8 llama"], LAYOUTS),
+        *itertools.product(["llama", "gpt2", "int8 llama"], ["cached"]),
+    ],
+)
 def test_generate(name, layout, beams):
     """Each row is what its prompt gives alone; a row ends behind its first end of text."""
     model = ZOO[name.removeprefix("int8 ")].build()
@@ -113,7 +108,8 @@ def test_generate(name, layout, beams):
     longest = model.generate(ROWS[0][None], min_new_tokens=6, **options)
     options["eos_token_id"] = options["pad_token_id"] = int(longest[0, -3])
     want = [row for prompt in ROWS for row in model.generate(prompt[None], **options)]
-    got = model.generate(LAYOUTS[layout](ROWS), **options)
+    cached = {"past_key_values": RaggedCache(model.config)} if layout == "cached" else {}
+    got = model.generate(LAYOUTS.get(layout, JaggedTensor.from_tensors)(ROWS), **options, **cached)
     for one, other in zip(got.to_tensors(), want, strict=True):
         assert torch.equal(one, other[: len(one)]) and {*other[len(one) :].tolist()} <= {
             options["pad_token_id"]
@@ -136,23 +132,85 @@ def test_sampling(count, layout):
     assert found[0].row_lengths().tolist() == [len(row) + 6 for row in rows]
 
 
-def test_generate_compiled():
+@pytest.mark.parametrize("cached", [False, True])
+def test_generate_compiled(cached):
     model = ZOO["llama"].build()
     fast = desugar.compile(model, backend="eager", dynamic=True)
     for lengths in BATCHES:
-        prompts = {
-            "input_ids": JaggedTensor.from_tensors([ids(1, n, seed=n)[0] for n in lengths]),
-            "max_new_tokens": 5,
-            "do_sample": False,
-        }
-        assert torch.equal(model.generate(**prompts).values, fast.generate(**prompts).values)
+        prompts = JaggedTensor.from_tensors([ids(1, n, seed=n)[0] for n in lengths])
+        options = {"max_new_tokens": 5, "do_sample": False}
+        want = model.generate(prompts, **options)
+        cache = {"past_key_values": RaggedCache(model.config)} if cached else {}
+        assert torch.equal(want.values, fast.generate(prompts, **options, **cache).values)
     assert len(fast.programs) == 2  # for the prompts, and for one token more
 
 
-@pytest.mark.parametrize("refused", [{"attention_mask": torch.ones(3, 7)}, {"past_key_values": ()}])
-def test_what_generate_refuses(refused):
-    with pytest.raises(NotImplementedError, match="beside ragged prompts; leave out"):
-        ZOO["llama"].build().generate(JaggedTensor.from_tensors(ROWS), **refused)
+# ---- a ragged cache --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("_", "name"), running("cached"))
+def test_generate_with_a_ragged_cache(_, name):
+    check_generation(name)
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_further_tokens(attention, way):
+    """Rows of other lengths, one of none, then as many tokens for each row."""
+    model = ZOO["llama"].build()
+    model.set_attn_implementation(attention)
+    call = desugar.compile(model, backend="eager") if way == "compiled" else model
+    cache, cuts = RaggedCache(model.config), [*zip(ROWS, (5, 1, 5), strict=True)]
+    parts = [row[:n] for row, n in cuts], [row[n:] for row, n in cuts]
+    steps = *map(JaggedTensor.from_tensors, parts), ids(3, 2), ids(3, 1)
+    found = [call(x, past_key_values=cache, position_ids=cache.positions(x)).logits.unbind(0) for x in steps]
+    for tokens, logits in zip(zip(*parts, *steps[2:], strict=True), zip(*found, strict=True), strict=True):
+        want = model(torch.cat(tokens)[None]).logits[0]
+        torch.testing.assert_close(torch.cat(logits), want, atol=1e-5, rtol=1e-4)
+
+
+def steps_of(*steps, model="llama", cache=lambda config: RaggedCache(config), **options):
+    """Calls a model for each step, with one cache."""
+    model = ZOO[model].build()
+    cache = cache(model.config)
+    return [model(step, past_key_values=cache, **options) for step in steps]
+
+
+PROMPTS = JaggedTensor.from_tensors(ROWS)
+test_what_is_refused = raising(
+    [
+        (lambda: steps_of(PROMPTS, ids(3, 1)), "no common length; pass position_ids=cache"),
+        (lambda: steps_of(ids(3, 4)), "expected a JaggedTensor of prompts"),
+        (lambda: steps_of(PROMPTS.to_padded()), "expected a JaggedTensor of prompts"),
+        (lambda: steps_of(PROMPTS, model="mistral"), "got mistral with DynamicSlidingWindowLayer"),
+        (lambda: steps_of(PROMPTS, model="t5"), "got t5 with an encoder"),
+        (
+            lambda: steps_of(
+                PROMPTS, ids(3, 1), attention_mask=torch.ones(3, 8), position_ids=torch.arange(1)[None]
+            ),
+            "expected no attention_mask",
+        ),
+        (
+            lambda: steps_of(PROMPTS, ids(3, 1), cache=lambda config: DynamicCache(config=config)),
+            "would get wrong positions; pass past_key_values=RaggedCache",
+        ),
+        (
+            lambda: ZOO["llama"].build().generate(PROMPTS, attention_mask=torch.ones(3, 7)),
+            "beside ragged prompts; leave out",
+        ),
+        (
+            lambda: ZOO["llama"].build().generate(PROMPTS, past_key_values=()),
+            "beside ragged prompts; leave out",
+        ),
+        (
+            lambda: (model := ZOO["llama"].build()).generate(
+                PROMPTS, past_key_values=RaggedCache(model.config), use_cache=False, max_new_tokens=3
+            ),
+            "got 8; use_cache is off",
+        ),
+    ]
+)
 
 
 @layouts

@@ -3,11 +3,8 @@
 import copy
 import os
 import random
-import re
-import runpy
 from functools import partial
 from itertools import pairwise, product
-from pathlib import Path
 
 import pytest
 import torch
@@ -50,9 +47,8 @@ WIDE = TINY | {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads"
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    """No dtype of an earlier test's autocast, and no programs."""
+    """No dtype of an earlier test's autocast."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    torch.compiler.reset()
 
 
 def llama():
@@ -380,16 +376,3 @@ def test_accelerate(layout):
     (got, labels), (want, padded) = found[1], found[0]
     assert torch.equal(labels[:, : padded.shape[1]], padded) and (labels[:, padded.shape[1] :] == -100).all()
     assert torch.equal(got[:, : padded.shape[1]][padded != -100], want[padded != -100])
-
-
-def test_the_blocks_on_the_page_run(tmp_path, monkeypatch):
-    """The page itself runs where transformers is not installed, so all of its blocks run here, in order."""
-    blocks = re.findall(
-        r"^```py(?:thon)?\n(.*?)^```",
-        (Path(__file__).parents[2] / "docs" / "hugging-face.md").read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-    assert sum("transformers.Trainer(" in block for block in blocks) == 1
-    (tmp_path / "blocks.py").write_text("\n".join(blocks))
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path("blocks.py")

@@ -22,6 +22,7 @@ from transformers.models.auto import modeling_auto
 
 from docs.wrap import wrap
 from subclasses.ragged import JaggedTensor, PaddedTensor
+from subclasses.ragged.hugging_face import RaggedCache
 from tests.models.encoder_models import CASES, Encoder
 from tests.models.zoo import MIXTURES, NO_DROPOUT, TINY, ZOO, build, ids
 
@@ -40,6 +41,7 @@ TITLES = {
     "masked": "Masked language models",
     "speech": "Speech encoders",
     "vision": "Vision transformers",
+    "cached": "Causal language models that generate with `RaggedCache`",
 }
 ROWS = [ids(1, length, seed=length)[0] for length in (7, 3, 5)]
 TEXTS = {  # a causal model has no target for a first token
@@ -174,6 +176,17 @@ def check_rows(model, call, layout, want):
     torch.testing.assert_close([p[1:] for p in parts], [p[1:] for p in expected[0]], atol=1e-4, rtol=1e-3)
 
 
+def check_generation(name):
+    """Raises AssertionError where rows of a `RaggedCache` differ from each prompt alone."""
+    model, options = build_text_model("causal", name), {"max_new_tokens": 5, "eos_token_id": None}
+    options |= {"do_sample": False, "pad_token_id": 0}
+    want = [model.generate(row[None], **options)[0] for row in ROWS]
+    cache = RaggedCache(model.config)
+    got = model.generate(JaggedTensor.from_tensors(ROWS), past_key_values=cache, **options)
+    torch.testing.assert_close(got.to_tensors(), want)
+    assert cache.row_lengths.tolist() == [len(row) - 1 for row in want]
+
+
 def outcome(kind, name):
     """The reason that rows are refused: empty for a model that runs, and None where dense rows fail, too.
 
@@ -201,6 +214,10 @@ def main():
             print(f"{kind} {name}:", "runs" if result == "" else result)
     if words:
         return
+    for name in found["causal", ""]:
+        with suppress(NotImplementedError):
+            check_generation(name)
+            found["cached", ""].append(name)
     lists = [
         f"**{title} ({len(found[kind, ''])}):** {', '.join(f'`{name}`' for name in found[kind, ''])}.\n"
         for kind, title in TITLES.items()

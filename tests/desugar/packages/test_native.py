@@ -127,7 +127,6 @@ class Attention(Held):
 @pytest.mark.slow
 def test_attention_and_lookups_are_served_without_dynamo(tmp_path):
     """The first call of an op of `torch.library.custom_op` imports it, in seconds. A batch of one row has a program."""
-    torch.compiler.reset()
     model = Attention(into=torch.nn.Linear(16, 48), out=torch.nn.Linear(16, 16))
     parts = [torch.randn(n, 16) for n in (3, 5, 2)]
     given = JaggedTensor.from_tensors(parts), PaddedTensor.from_tensors(parts)

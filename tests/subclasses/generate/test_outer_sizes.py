@@ -59,7 +59,6 @@ Longer = declare(
 
 @pytest.fixture(params=COMPILED)
 def compile_by(request):
-    torch._dynamo.reset()
     return functools.partial(COMPILED[request.param], fullgraph=True)
 
 

@@ -25,11 +25,10 @@ from subclasses.ragged import (
     JaggedTensor,
     PaddedTensor,
     TokenBatchSampler,
-    hugging_face,
     mean_over_ranks,
     weighted_loss,
 )
-from subclasses.ragged.hugging_face import RaggedCollator
+from subclasses.ragged.hugging_face import RaggedCollator, patches
 from tests.subclasses.ragged.judge import numbers_of
 from tests.subclasses.ragged.ranks import in_processes, on_ranks
 from tests.tables import giving, raising
@@ -556,7 +555,7 @@ def patched(patch, name, **methods):
 def test_results_are_padded_before_they_are_gathered(kind):
     batch, plain = COLLATORS[kind](examples()), torch.ones(2)
     as_it_is = {"pad_across_processes": lambda self, tensor, dim=0, pad_index=0, pad_first=False: tensor}
-    pad = patched(hugging_face._pad_ragged_results, "Accelerator", **as_it_is).pad_across_processes
+    pad = patched(patches._pad_ragged_results, "Accelerator", **as_it_is).pad_across_processes
     first, (same,), last = pad((batch, [plain], batch["labels"]), dim=1, pad_index=-100)
     assert same is plain and type(first) is dict and pad(plain, pad_first=True) is plain
     for x, want in ((first["input_ids"], batch["input_ids"]), (last, batch["labels"])):
@@ -572,7 +571,7 @@ def test_label_smoothing_counts_labels(kind):
             num_items_in_batch
         )
     }
-    smoother = patched(hugging_face._count_labels, "LabelSmoother", ignore_index=-100, **methods)
+    smoother = patched(patches._count_labels, "LabelSmoother", ignore_index=-100, **methods)
     labels = COLLATORS[kind](examples())["labels"]
     assert smoother(None, labels, True) == smoother(None, labels) == 6
     assert smoother(None, labels, True, 3) == smoother(None, labels, num_items_in_batch=3) == 3

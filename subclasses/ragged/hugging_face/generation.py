@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor
+from subclasses.ragged.jagged import JaggedTensor
 
 # The rows determine the mask and the positions. Earlier keys, and embeddings instead of tokens, are dense.
 _REFUSED = ("attention_mask", "position_ids", "past_key_values", "inputs_embeds")
@@ -21,9 +22,15 @@ def patch_generate(utils: Any) -> None:
     """Patches ``GenerationMixin.generate`` to accept ragged prompts, and to return ragged sequences.
 
     transformers generates from a table whose rows end in the same column, with a mask. The patch converts the prompts
-    to such a table. Each row of the result is a prompt with its new tokens.
+    to such a table. Each row of the result is a prompt with its new tokens. With a `RaggedCache`, a second patch gives
+    the model rows instead of the table.
     """
-    original = utils.GenerationMixin.generate
+    from subclasses.ragged.hugging_face.cache import RaggedCache  # imports transformers
+
+    original, original_inputs = (
+        utils.GenerationMixin.generate,
+        utils.GenerationMixin.prepare_inputs_for_generation,
+    )
 
     @functools.wraps(original)
     def generate(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -33,7 +40,35 @@ def patch_generate(utils: Any) -> None:
         kwargs.pop("input_ids", None)
         return _generate(original, self, prompts, args, kwargs)
 
+    @functools.wraps(original_inputs)
+    def prepare_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = original_inputs(self, *args, **kwargs)
+        is_ragged = isinstance(given.get("past_key_values"), RaggedCache)
+        return _inputs_of_rows(given) if is_ragged else given
+
     utils.GenerationMixin.generate = generate
+    utils.GenerationMixin.prepare_inputs_for_generation = prepare_inputs
+
+
+def _inputs_of_rows(given: dict[str, Any]) -> dict[str, Any]:
+    """Replaces a table of prompts and its mask by rows, and sets the positions of prompts and further tokens."""
+    cache, mask = given["past_key_values"], given.pop("attention_mask", None)
+    table = given["input_ids"]
+    if cache.is_empty:
+        mask = torch.ones_like(table) if mask is None else mask
+        lengths, exists = mask.sum(1), mask.bool()
+        for name, x in given.items():
+            if isinstance(x, Tensor) and x.shape == table.shape:
+                given[name] = JaggedTensor.from_lengths(x[exists], lengths)
+    elif table.shape[1] > 1:
+        raise DispatchError(
+            f"generate: expected one token for each row of a RaggedCache, got {table.shape[1]}; use_cache is off, or "
+            "this way of generation passes several",
+            code="argument-refused",
+            hint="pass use_cache=True; or leave out past_key_values",
+        )
+    given["position_ids"] = cache.positions(given["input_ids"])
+    return given
 
 
 def _generate(
@@ -73,7 +108,8 @@ def _check(model: Any, rows: list[Tensor], kwargs: Mapping[str, Any]) -> None:
     """Raises for arguments that do not go with ragged prompts."""
     name = type(model).__name__
     for refused in _REFUSED:
-        if kwargs.get(refused) is not None:
+        given = kwargs.get(refused)
+        if given is not None and not getattr(given, "is_empty", False):  # an empty RaggedCache
             raise DispatchError(
                 f"{name}.generate: expected no {refused} beside ragged prompts",
                 code="argument-refused",
