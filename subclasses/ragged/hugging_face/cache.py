@@ -41,7 +41,7 @@ class RaggedCache(DynamicCache):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config=config)
-        self._has_mask = False  # whether the mask of the current step is of this cache
+        self._makes_masks = False  # whether the model takes its masks from this cache
         other = next((type(layer).__name__ for layer in self.layers if type(layer) is not DynamicLayer), None)
         if config.is_encoder_decoder or other is not None:
             raise DispatchError(
@@ -70,7 +70,6 @@ class RaggedCache(DynamicCache):
         Returns:
             int64 of the same rows.
         """
-        self._has_mask = False
         steps = torch.arange(tokens.shape[1], device=tokens.device)
         positions = torch.zeros_like(tokens, dtype=torch.int64) + steps
         return positions if self.is_empty else positions + self.row_lengths.unsqueeze(1)
@@ -98,7 +97,7 @@ class RaggedCache(DynamicCache):
                 code="argument-refused",
                 hint="pass JaggedTensor.from_tensors(rows) as input_ids",
             )
-        if not (is_first or self._has_mask or key_states.shape[-2] == 1):
+        if not (is_first or self._makes_masks or key_states.shape[-2] == 1):
             raise DispatchError(
                 f"RaggedCache: expected one token for each row, got {key_states.shape[-2]}: the model creates its own "
                 "mask, which does not see the lengths of the rows",
@@ -123,10 +122,10 @@ class RaggedCache(DynamicCache):
                 code="argument-refused",
                 hint='call model.set_attn_implementation("sdpa")',
             )
+        self._makes_masks = True
         if embeds.shape[1] == 1:
             return None
         last: Any = self.positions(embeds[..., 0])
-        self._has_mask = True
         last = last.to_dense() if isinstance(last, JaggedTensor) else last
         keys = torch.arange(self.layers[0].keys.shape[-2] + embeds.shape[1], device=last.device)
         return (keys <= last.unsqueeze(-1)).unsqueeze(1)

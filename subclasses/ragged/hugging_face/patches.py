@@ -64,9 +64,6 @@ _PACKED = (
 )
 
 
-_MADE = torch.empty(1, 1, 1, 1)  # a mask of four dimensions, which transformers uses as it is
-
-
 def _leave_out_masks(masking_utils: Any) -> None:
     """Patches transformers to create no mask for ragged rows in a compiled model, as in an eager model.
 
@@ -77,6 +74,7 @@ def _leave_out_masks(masking_utils: Any) -> None:
     original = getattr(masking_utils, "_preprocess_mask_arguments", None)
     if original is None:
         return
+    made = torch.empty(1, 1, 1, 1, device="cpu")  # transformers uses a mask of four dimensions as it is
 
     @functools.wraps(original)
     def preprocess(
@@ -89,7 +87,7 @@ def _leave_out_masks(masking_utils: Any) -> None:
                     code="argument-refused",
                     hint="leave out attention_mask",
                 )
-            is_final, _, *others = original(config, embeds, _MADE, cache, position_ids, *args, **kwargs)
+            is_final, _, *others = original(config, embeds, made, cache, position_ids, *args, **kwargs)
             return is_final, cache.mask_of(embeds, config._attn_implementation), *others
         is_traced = torch.compiler.is_dynamo_compiling()
         if is_traced and isinstance(embeds, RaggedTensor) and mask is None and position_ids is not None:
