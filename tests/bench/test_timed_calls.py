@@ -119,7 +119,6 @@ def test_bags_are_looked_up_alike(eager_only, mode):
 def test_the_mean_is_checked(monkeypatch, causal):
     monkeypatch.setattr(attention_dropout, "WAYS", {"eager": lambda f: f})
     monkeypatch.setattr(attention_dropout, "WIDTH", 16)
-    torch.manual_seed(0)
     calls = attention_dropout.make_calls([20, 60, 3], causal)
     attention_dropout.check_mean(calls)
     with pytest.raises(ValueError, match="expected the attention without dropout"):

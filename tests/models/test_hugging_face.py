@@ -100,8 +100,9 @@ CACHES = [(name, "static") for name in ("llama", "gpt2", "gemma2", "qwen3", "mix
 )
 def test_generate(name, cache, weights):
     model = BUILD[weights](name)
-    other = copy.deepcopy(model)
+    other, calls = copy.deepcopy(model), []
     other.forward = fast = compiled(other.forward)
+    other.register_forward_hook(lambda *_: calls.append("forward"))
     decoder_only = not model.config.is_encoder_decoder
     prompt = {"input_ids": ids(2, 7), "attention_mask": mask(2, 7, left=decoder_only)}
     if cache == "static":
@@ -112,13 +113,16 @@ def test_generate(name, cache, weights):
     )
     assert want.shape[1] == (12 if decoder_only else 6)
     assert_same(got, want)
+    assert calls == ["forward"] * 5
     assert len(getattr(fast, "programs", ())) <= 3
 
 
+@pytest.mark.skipif(
+    os.environ.get("MODELS_WAY", "desugar") != "desugar",
+    reason="a module made by torch.compile generates with the one behind it",
+)
 @pytest.mark.parametrize("weights", BUILD)
 def test_generate_of_a_compiled_module(weights):
-    if os.environ.get("MODELS_WAY", "desugar") != "desugar":
-        pytest.skip("a module made by torch.compile generates with the one behind it")
     model = BUILD[weights]("llama")
     fast = compiled(copy.deepcopy(model))
     prompt = {"input_ids": ids(2, 7), "max_new_tokens": 5, "do_sample": False}

@@ -134,7 +134,6 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_forward_and_a_training_step(name, weights):
     make, arguments = MODELS[name]
-    torch.manual_seed(0)
     model = make().eval()
     if weights == "int8":
         quantize_(model, Int8WeightOnlyConfig())

@@ -178,8 +178,8 @@ def check_rows(model, call, layout, want):
 
 def check_generation(name):
     """Raises AssertionError where rows of a `RaggedCache` differ from each prompt alone."""
-    model, options = build_text_model("causal", name), {"max_new_tokens": 5, "eos_token_id": None}
-    options |= {"do_sample": False, "pad_token_id": 0}
+    model = build_text_model("causal", name)
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     want = [model.generate(row[None], **options)[0] for row in ROWS]
     cache = RaggedCache(model.config)
     got = model.generate(JaggedTensor.from_tensors(ROWS), past_key_values=cache, **options)

@@ -9,7 +9,7 @@ from torch import nn
 from desugar.compare.import_names import TargetError
 from desugar.compare.records import Request
 from desugar.compare.subject import find_subject
-from tests.tables import giving
+from tests.tables import giving, raising
 
 SUBJECTS = str(Path(__file__).parent / "subjects.py")
 
@@ -47,16 +47,16 @@ test_what_a_function_is = giving(
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
+test_a_wrong_target_says_what_to_do = raising(
     [
-        ("make_nothing", "expected a function or module, got int"),
-        ("guarded", "belongs at the top level of the module"),
-    ],
+        (
+            lambda: find("make_nothing").make_calls(),
+            TargetError,
+            "expected a function or module, got int",
+        ),
+        (lambda: find("guarded").make_calls(), TargetError, "belongs at the top level of the module"),
+    ]
 )
-def test_a_wrong_target_says_what_to_do(name, says):
-    with pytest.raises(TargetError, match=says):
-        find(name).make_calls()
 
 
 COMPILED = """

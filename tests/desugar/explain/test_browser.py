@@ -199,6 +199,18 @@ def test_search_and_selection_open_what_is_folded(opened, deep):
         assert page.locator("[data-op].on").first.is_visible()
 
 
+def test_guards_of_layers_are_one_block_with_their_number(opened, deep):
+    page = opened(Report("deep", (deep.program,)))
+    guards = page.locator("section", has=page.locator("h2", has_text="A call runs this"))
+    assert (
+        "checks of Dynamo's" in guards.inner_text() and guards.locator(".row .n").first.inner_text().isdigit()
+    )
+    block = guards.locator(".fold", has_text="self.layers[0 … 8].up.weight").first
+    assert "\u00d7 9" in block.inner_text()
+    block.locator("button").click()
+    assert block.get_by_text("self.layers[3].up.weight").is_visible()
+
+
 @pytest.mark.parametrize("width", [1400, 400])
 @pytest.mark.parametrize("place", ["", "#program-1"])
 def test_every_part_of_the_time_bar_has_a_label(opened, width, place):
