@@ -178,7 +178,7 @@ def meets_plain_gradients(value: Value | None) -> bool:
     """
     if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
         return False
-    return value.cls._traits.pulls_back and value.cls._traits.has_cotangents  # type: ignore[attr-defined]
+    return value.cls._traits.meets_plain_cotangents  # type: ignore[attr-defined]
 
 
 def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:

@@ -26,6 +26,7 @@ from subclasses.autograd.calling import in_rule
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import BY_FORMULA, RAW, Layout, are_alike, cotangent_layout, with_nested
 from subclasses.spec.values import (
+    PLAIN,
     PRIMAL,
     dynamic_ints,
     inner_tensors,
@@ -90,12 +91,11 @@ class Construct(torch.autograd.Function):
         cls = ctx.layout.cls
         if not cls._traits.pulls_back:
             return
+        ctx.likes = None
         if not cls.__spec__.has_materialize:
-            # Without `materialize`, pulling back does not use the contents; NaN shows where an author's method does.
-            inners = [
-                t if size is None else t.new_full((), torch.nan).expand(size)
-                for t, size in zip(inners, ctx.sizes, strict=True)
-            ]
+            # Without `materialize`, pulling back does not use the contents of differentiable inner tensors.
+            ctx.likes = [None if size is None else Like(t) for t, size in zip(inners, ctx.sizes, strict=True)]
+            inners = [t if size is None else None for t, size in zip(inners, ctx.sizes, strict=True)]
         ctx.save_for_backward(*inners)
 
     @staticmethod
@@ -116,7 +116,13 @@ class Construct(torch.autograd.Function):
             grads = [cotangent for _ in ctx.sizes]
         elif cls._traits.pulls_back:
             # An open wrapper: its inner tensors may require grad, which a double backward needs.
-            primal = cls._wrap(ctx.layout, *ctx.saved_tensors, *ctx.dynamics)
+            inners = ctx.saved_tensors
+            if ctx.likes is not None:  # NaN shows where an author's method reads the contents
+                inners = [
+                    t if like is None else like.filled(torch.nan)
+                    for t, like in zip(inners, ctx.likes, strict=True)
+                ]
+            primal = cls._wrap(ctx.layout, *inners, *ctx.dynamics)
             grads = wrap_cotangent(primal, cotangent, ctx.needs_input_grad[2:]).unwrap()
         else:
             raise errors.cotangent_error(cls, cotangent)
@@ -194,7 +200,7 @@ def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
     cls, held = type(x), inner_tensors(x)
     parts = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
     cotangent = _construct_cotangent(x._layout, dynamic_ints(x), parts)
-    if cls._traits.pulls_back:
+    if cls._traits.meets_plain_cotangents:
         cotangent.__dict__[PRIMAL] = Primal(x)
     return cotangent
 
@@ -210,6 +216,27 @@ def _zero_like(t: Any) -> Any:
         return t
     names = type(t).__spec__.attributes if hasattr(type(t), "__spec__") else None
     return torch.zeros_like(t) if names is None else cotangent_like(t, [None] * len(names))
+
+
+class Like:
+    """The size, dtype and device of a differentiable inner tensor, whose memory is free until the backward.
+
+    Wrappers are kept as they are: values, and tensors of other classes.
+    """
+
+    __slots__ = ("device", "dtype", "size", "wrapper")
+
+    def __init__(self, t: Any) -> None:
+        self.wrapper = None if type(t) in PLAIN else t
+        self.size, self.dtype, self.device = t.shape, t.dtype, t.device
+
+    def filled(self, number: float) -> Any:
+        """Returns a tensor with one number in all places; zeros of a value are its cotangent."""
+        if self.wrapper is None:
+            return torch.full(self.size, number, dtype=self.dtype, device=self.device)
+        if number == 0:
+            return _zero_like(self.wrapper)
+        return self.wrapper.new_full((), number).expand(self.size)
 
 
 class Unwrap(torch.autograd.Function):
@@ -238,7 +265,7 @@ class Unwrap(torch.autograd.Function):
         spec = cls.__spec__
         # Only the size and dtype of a differentiable one are read, so a later write to it is not an error.
         named = spec.attributes == names  # all of them are differentiable then
-        likes = {n: held[n] for n in names} if named else _differentiable_in(held, spec.attributes)
+        likes = {n: Like(held[n]) for n in names} if named else _differentiable_in(held, spec.attributes)
         fixed: dict[str, Tensor] = {}
         if len(likes) < len(spec.attributes):
             fixed = {n: t for n in spec.attributes if n not in likes and (t := held[n]) is not None}
@@ -247,7 +274,7 @@ class Unwrap(torch.autograd.Function):
         ctx.names, ctx.fixed, ctx.likes = names, tuple(fixed), likes
         # Converts a plain cotangent that is added to this one. Dynamo does not keep such an attribute of ctx.
         ctx.primal = None
-        if cls._traits.pulls_back and not torch.compiler.is_dynamo_compiling():
+        if cls._traits.meets_plain_cotangents and not torch.compiler.is_dynamo_compiling():
             ctx.primal = Primal(x)
 
     @staticmethod
@@ -258,7 +285,7 @@ class Unwrap(torch.autograd.Function):
         parts: dict[str, Any] = dict(zip(ctx.names, map(_without_lazy_bits, cotangents), strict=True))
         errors.check_plain(ctx.layout.cls, parts.items(), ctx.likes)
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
-        parts |= {n: _zero_like(t) for n, t in ctx.likes.items() if parts.get(n) is None}
+        parts |= {n: like.filled(0) for n, like in ctx.likes.items() if parts.get(n) is None}
         inners = [parts.get(n) for n in ctx.layout.cls.__spec__.attributes]
         cotangent = _construct_cotangent(ctx.layout, ctx.dynamics, inners)
         if ctx.primal is not None:
@@ -271,8 +298,8 @@ class Unwrap(torch.autograd.Function):
         return apply_function(Unwrap, x, names, written), tuple(None for _ in names)
 
 
-def _differentiable_in(held: dict[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
-    return {n: t for n in names if is_differentiable(t := held[n])}
+def _differentiable_in(held: dict[str, Any], names: Sequence[str]) -> dict[str, Like]:
+    return {n: Like(t) for n in names if is_differentiable(t := held[n])}
 
 
 def _versions(inners: list[Tensor | None]) -> list[int]:

@@ -87,10 +87,10 @@ def check_plain(cls: Any, gradients: Iterable[tuple[str, Any]], likes: Mapping[s
     Args:
         cls: the class.
         gradients: the attributes with their gradients.
-        likes: attribute -> inner tensor.
+        likes: attribute -> the `Like` of the inner tensor.
     """
     for name, g in gradients:
-        if hasattr(type(g), "__spec__") and not hasattr(type(likes[name]), "__spec__"):
+        if hasattr(type(g), "__spec__") and not hasattr(type(likes[name].wrapper), "__spec__"):
             raise class_gradient_error(
                 type(g),
                 f"the gradient of its inner tensor {field_name(name)}",

@@ -48,6 +48,11 @@ class Traits:
         return self.kind is not Kind.RAGGED
 
     @property
+    def meets_plain_cotangents(self) -> bool:
+        """Whether autograd may add a plain gradient to a cotangent of the class; ragged classes have a rule for it."""
+        return self.pulls_back and self.has_cotangents
+
+    @property
     def has_leaf_cotangents(self) -> bool:
         """Whether the gradient of a leaf is a cotangent, and not a plain tensor or a value."""
         return self.has_cotangents and (self.trainable or not self.is_representation)

@@ -107,6 +107,27 @@ def test_several_outputs_and_a_second_derivative(cls):
     assert second.tolist() == [[2, 4, 6], [8, 0, 0], [10, 12, 0]]
 
 
+test_values_are_free_until_the_backward = giving(
+    {  # as those of a plain sum, which saves their size
+        cls.__name__: (
+            lambda cls=cls: (
+                (
+                    summed := (
+                        lambda y: (
+                            torch.multiprocessing.reductions.StorageWeakRef(y.stored.untyped_storage()),
+                            y.sum(),
+                        )
+                    )(leaf_of(cls) * 2)
+                )[0].expired()
+                and summed[1].requires_grad
+            ),
+            True,
+        )
+        for cls in (JaggedTensor, PaddedTensor)
+    }
+)
+
+
 # ---- given by a hook -------------------------------------------------------------------------------------------
 
 
