@@ -74,7 +74,7 @@ class TensorSubclass(Tensor):
     Cotangent: Any
     """The class of the derivatives by the inner tensors of a value; ``x.cotangent(...)`` makes one."""
     _has_function_rules = False  # whether it has rules for Python-level functions
-    _runs_above = False  # whether rules for its ops run above autograd
+    _runs_above = False  # whether its ops run above autograd where gradients are recorded
     _rules_views = False  # whether one of them is for a view
     _has_formulas = False  # whether it has rules for ops whose derivative is PyTorch's formula
     # Returns the dims of a value (key "") and of its inner tensors, by field, that differ from value to value.

@@ -29,7 +29,7 @@ from subclasses import TensorSubclass
 from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext, OpaqueContext
 from subclasses.layout import cotangent_layout, value_layout
-from subclasses.spec.values import PRIMAL, is_differentiable
+from subclasses.spec.values import is_differentiable
 
 # ------------------------------------------------------------------------------------------------- variants
 
@@ -274,10 +274,7 @@ class VariantEmitter:
             items_of_leaf = [variant.gradients[slot] for slot, _ in paths_of(value)]
             # A gradient of a class also holds non-differentiable inner tensors, such as offsets.
             if any(isinstance(item, Tensor) and is_differentiable(item) for item in items_of_leaf):
-                gradient = emit_value(out, value, lambda slot: gradients[slot], f"d{number}")
-                if number in self.plan.primal_reads:
-                    out.writeline(f"{gradient}.__dict__[{PRIMAL!r}] = {self.plan.primal_reads[number]}")
-                returned.append(gradient)
+                returned.append(emit_value(out, value, lambda slot: gradients[slot], f"d{number}"))
             else:
                 returned.append("None")
         out.writeline(f"return {', '.join(returned)}")

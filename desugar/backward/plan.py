@@ -18,9 +18,7 @@ from desugar.ir.stages import (
     ProgramSpec,
     Split,
 )
-from desugar.ir.values import Constant, Value, Wrapper, parts_of, paths_of
-from desugar.tracing.tangents import meets_plain_gradients
-from subclasses.autograd.construct import Primal
+from desugar.ir.values import Constant, Value, parts_of, paths_of
 from subclasses.codegen.emitter import Emitter
 
 
@@ -31,14 +29,12 @@ class BackwardPlan:
     Attributes:
         saved: Expressions in the forward of the objects passed to `save_for_backward`.
         others: Expressions in the forward of the other objects that a backward reads: ints, and sizes of results whose
-            gradients may not arrive. Also non-differentiable inner tensors that a gradient shares with its result, and
-            arguments whose gradients may be added to plain gradients.
+            gradients may not arrive. Also non-differentiable inner tensors that a gradient shares with its result.
         leaves: Input leaf -> index in `saved`, for leaves that are saved themselves.
         inner: (input leaf, attribute path, index in `saved`) of each inner tensor of an input that is saved.
         reads: Backward input -> expression in the backward.
         size_reads: Tangent slot -> expression of its size in the backward.
         companion_reads: (result leaf, attribute path) -> expression of a companion in the backward.
-        primal_reads: Input leaf -> expression in the backward of its inner tensors as the function got them.
         referred: Argument leaves that are neither saved nor in the autograd graph. The forward references them weakly,
             for a backward that runs the function again (:mod:`desugar.backward.recompute`).
         held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
@@ -60,7 +56,6 @@ class BackwardPlan:
     reads: dict[BackwardInput, str] = field(default_factory=dict)
     size_reads: dict[int, str] = field(default_factory=dict)
     companion_reads: dict[tuple[int, tuple[str, ...]], str] = field(default_factory=dict)
-    primal_reads: dict[int, str] = field(default_factory=dict)
     referred: list[int] = field(default_factory=list)
     held: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
@@ -136,16 +131,7 @@ def plan_backward(
                 pass
     plan.leaves |= {leaf: plan.keep(inputs.leaves[leaf]) for leaf, _, _ in plan.inner}
     _plan_tangents(plan, traced, leaves)
-    _plan_primals(out, plan, spec, inputs)
     return plan
-
-
-def _plan_primals(out: Emitter, plan: BackwardPlan, spec: ProgramSpec, inputs: Names) -> None:
-    for number, value in spec.interface.grads:
-        # A plain argument may have a gradient of a class, too, if an op on both arguments passes its gradient on.
-        if isinstance(spec.inputs.values[number], Wrapper) and meets_plain_gradients(value):
-            primal = f"{out.bind(Primal, 'Primal')}({inputs.leaves[number]})"
-            plan.primal_reads[number] = plan.keep_other(primal)
 
 
 def _plan_tangents(plan: BackwardPlan, traced: Interface, leaves: Mapping[int, str]) -> None:

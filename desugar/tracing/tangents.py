@@ -39,10 +39,10 @@ from desugar.ir.values import (
 from desugar.tracing.captured_tensors import NonLeaf
 from desugar.tracing.run import from_functional, identity
 from subclasses import TensorSubclass
-from subclasses.autograd.construct import Primal, as_cotangent, wrap_cotangent
+from subclasses.autograd.construct import as_cotangent, wrap_cotangent
 from subclasses.handwritten import DTensorContext
 from subclasses.layout import Layout, cotangent_layout, intern_layout
-from subclasses.spec.values import PRIMAL, is_differentiable
+from subclasses.spec.values import is_differentiable
 
 
 def make_tangents(
@@ -164,18 +164,11 @@ def build_tangent(value: Value, items: Sequence[Any], output: Any, output_items:
         stride=tuple(output.stride()),
         dynamics=tuple((name, getattr(output, name)) for name, _ in value.dynamics),
     )
-    tangent = wrap_value(live, [*inner.values()])
-    if meets_plain_gradients(value):
-        tangent.__dict__[PRIMAL] = Primal(output)
-    return tangent
+    return wrap_value(live, [*inner.values()])
 
 
 def meets_plain_gradients(value: Value | None) -> bool:
-    """Returns whether two uses of one value may return gradients of this class and plain gradients.
-
-    A function that reads inner tensors returns a gradient of the value's class. An op that materializes the value
-    returns a plain gradient, which is converted with the value's inner tensors (`Primal`).
-    """
+    """Returns whether a result may get a plain gradient where a gradient of its class was traced."""
     if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
         return False
     return value.cls._traits.meets_plain_cotangents  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Rules of a structure above autograd: an op opens its operands, runs once, and closes its results.
+"""Ops above autograd: an op of a structure opens its operands, runs its rule once, and closes its results.
 
 A value is *closed* where its user and autograd see it: it requires grad, and its inner tensors are raw. It is *open*
 inside of a rule: it does not require grad, and its inner tensors are differentiable functions of the closed value.
@@ -10,7 +10,9 @@ Autograd differentiates the computation of the rule on them::
 are excluded, so that its op is dispatched to the class, whose plan opens the operands. A function of several ops runs
 under a mode, which leaves ops on plain tensors to autograd. A view runs on closed values, with autograd, and PyTorch's
 formula for it acts on each inner tensor. A write runs the op that makes a new value, and then PyTorch's ``copy_`` of
-the new value into the old one.
+the new value into the old one. An op whose derivative is PyTorch's formula runs on closed values, too: of a
+representation, of a rule with ``derivative="formula"``, or on materialized values. Its plain gradient is converted to a
+cotangent of the operand at once.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from subclasses._torch import (
 )
 from subclasses._torch_capture import is_exporting
 from subclasses.autograd.calling import CALLING, in_rule
-from subclasses.autograd.construct import Construct, unwrap_recorded
+from subclasses.autograd.construct import Construct, as_operand, unwrap_recorded
 from subclasses.autograd.gradient_errors import (
     TAKES_GRADIENTS,
     check_gradients,
@@ -182,6 +184,8 @@ def _find_way(func: Any) -> _Way:
         return _Way.AS_IT_IS
     ops = _ops_of(func)
     facts = [op_facts(op) for op in ops]
+    if any(op.namespace == "export" for op in ops):  # an exported program reads an inner tensor
+        return _Way.AS_IT_IS
     if facts and all(set(f.returns) <= {"other"} and not f.written for f in facts):
         return _Way.AS_IT_IS
     if not ops or any(map(is_composite, ops)):
@@ -226,7 +230,7 @@ class _EachOp(TorchDispatchMode):
 
 
 def is_above(t: Any) -> bool:
-    """Whether a tensor is a value of a structure with rules for ops, which run above autograd."""
+    """Whether a tensor is a value whose ops run above autograd: it has rules for ops, or materializes."""
     return getattr(type(t), "_runs_above", False)
 
 
@@ -337,19 +341,50 @@ def run_native(op: OpOverload, run: Call) -> Call:
     return plan
 
 
-def run_by_formula(op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of an op with ``derivative="formula"``, which PyTorch runs on closed values, with autograd.
+def run_by_formula(op: OpOverload, run: Call, *, makes_views: bool = False) -> Call:
+    """Wraps the plan of an op whose derivative is PyTorch's formula, which runs on closed values, with autograd.
+
+    Args:
+        op: The op.
+        run: Its plan.
+        makes_views: Whether its results are views of its operands, whose gradients stay plain.
+    """
+    native, facts = run_native(op, run), op_facts(op)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if CALLING.opens and not makes_views:
+            written = {id(t) for t in _targets(facts, args, kwargs)}
+            with _recording():
+                args, kwargs = (
+                    map_tensors(v, lambda t: t if id(t) in written else as_operand(t)) for v in (args, kwargs)
+                )
+        return native(*args, **kwargs)
+
+    return plan
+
+
+def run_rule_by_formula(op: OpOverload, run: Call) -> Call:
+    """Wraps the plan of an op with ``derivative="formula"``, or of a rule of a representation.
 
     Raises:
         DispatchError: from the plan, if a rule calls it on a value that it differentiates by its inner tensors.
     """
-    native = run_native(op, run)
+    by_formula = run_by_formula(op, run, makes_views=bool(op_facts(op).viewed))
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         for x in tensors_in(args, kwargs):
             if is_open(x):
                 raise open_formula_error(type(x), op)
-        return native(*args, **kwargs)
+        return by_formula(*args, **kwargs)
+
+    return plan
+
+
+def where_opened(opened: Call, run: Call) -> Call:
+    """Returns the plan that runs one plan in a call above autograd, and another below it."""
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        return (opened if CALLING.opens else run)(*args, **kwargs)
 
     return plan
 
@@ -383,13 +418,13 @@ def run_each_op(run: Call) -> Call:
     return plan
 
 
-def run_open(run: Call, opens: Callable[[Any], bool] = is_above) -> Call:
+def run_open(run: Call) -> Call:
     """Wraps the plan of an op that makes values: it runs on open operands, and its results are closed."""
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         if not CALLING.opens:
             return run(*args, **kwargs)
-        return call_open(run, args, kwargs, opens)
+        return call_open(run, args, kwargs)
 
     return plan
 
@@ -404,11 +439,6 @@ def run_copy(op: OpOverload, run: Call) -> Call:
         return opened(*args, **kwargs)
 
     return plan
-
-
-def is_read_by_materialize(t: Any) -> bool:
-    """Whether a fallback that materializes a value opens it: the gradient of one by formula is plain."""
-    return is_above(t) and BY_FORMULA not in t.__dict__
 
 
 def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = is_above) -> Any:

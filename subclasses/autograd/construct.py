@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import any_requires_grad, apply_function, autograd_enabled, is_recording, skip_frames
+from subclasses._torch import any_requires_grad, apply_function, is_recording, skip_frames
 from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import leave_in_graph, without_lazy_bits
 from subclasses.autograd import gradient_errors as errors
@@ -27,7 +27,6 @@ from subclasses.errors import DispatchError, one_of
 from subclasses.layout import BY_FORMULA, RAW, Layout, are_alike, cotangent_layout, with_nested
 from subclasses.spec.values import (
     PLAIN,
-    PRIMAL,
     dynamic_ints,
     inner_tensors,
     is_differentiable,
@@ -197,12 +196,9 @@ def make_leaf(t: Tensor, create_graph: bool) -> Tensor:
 
 def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
     """Constructs a cotangent of a value from its inner tensors' cotangents, with zeros for each that is None."""
-    cls, held = type(x), inner_tensors(x)
+    held = inner_tensors(x)
     parts = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
-    cotangent = _construct_cotangent(x._layout, dynamic_ints(x), parts)
-    if cls._traits.meets_plain_cotangents:
-        cotangent.__dict__[PRIMAL] = Primal(x)
-    return cotangent
+    return _construct_cotangent(x._layout, dynamic_ints(x), parts)
 
 
 def _construct_cotangent(layout: Layout, dynamics: tuple[Any, ...], inners: Sequence[Any]) -> Any:
@@ -272,10 +268,6 @@ class Unwrap(torch.autograd.Function):
             ctx.save_for_backward(*(t.clone() if written else t for t in fixed.values()))
         ctx.layout, ctx.dynamics = held["_layout"], dynamic_ints(x) if spec.dynamics else ()
         ctx.names, ctx.fixed, ctx.likes = names, tuple(fixed), likes
-        # Converts a plain cotangent that is added to this one. Dynamo does not keep such an attribute of ctx.
-        ctx.primal = None
-        if cls._traits.meets_plain_cotangents and not torch.compiler.is_dynamo_compiling():
-            ctx.primal = Primal(x)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
@@ -287,10 +279,7 @@ class Unwrap(torch.autograd.Function):
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
         parts |= {n: like.filled(0) for n, like in ctx.likes.items() if parts.get(n) is None}
         inners = [parts.get(n) for n in ctx.layout.cls.__spec__.attributes]
-        cotangent = _construct_cotangent(ctx.layout, ctx.dynamics, inners)
-        if ctx.primal is not None:
-            cotangent.__dict__[PRIMAL] = ctx.primal
-        return cotangent, None, None
+        return _construct_cotangent(ctx.layout, ctx.dynamics, inners), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Any, names: tuple[str, ...], written: bool) -> tuple[Any, Any]:
@@ -298,54 +287,57 @@ class Unwrap(torch.autograd.Function):
         return apply_function(Unwrap, x, names, written), tuple(None for _ in names)
 
 
+class Operand(torch.autograd.Function):
+    """A value as the operand of an op by formula; the backward converts the plain gradient of the op to a cotangent.
+
+    All gradients of a value are cotangents then, which the engine adds, and which follow from the inner tensors that
+    the op read.
+    """
+
+    jvp = staticmethod(errors.refuse_tangents)
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        """Returns another value of the same inner tensors, which only the op sees."""
+        return with_inners(x, inner_tensors(x))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Saves the inner tensors, whose versions PyTorch compares."""
+        (x,) = inputs
+        ctx.set_materialize_grads(False)
+        ctx.layout, ctx.dynamics = x.__dict__["_layout"], dynamic_ints(x)
+        ctx.save_for_backward(*inner_tensors(x))
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        """Returns a cotangent of the class; one that is to be differentiated again stays a function of the value."""
+        cls = ctx.layout.cls
+        if cotangent is None or torch.is_grad_enabled():
+            return cotangent
+        cotangent = as_gradient(cls, cotangent)
+        if isinstance(cotangent, cls):
+            return cotangent
+        inners = ctx.saved_tensors
+        x = cls._wrap(ctx.layout, *inners, *ctx.dynamics)
+        return as_cotangent(wrap_cotangent(x, cotangent, [*map(is_differentiable, inners)]))
+
+
+def as_operand(x: Any) -> Any:
+    """Returns a value that an op by formula takes; its gradient is converted before it is added to others."""
+    if not hasattr(type(x), "__spec__") or BY_FORMULA in x.__dict__ or not is_recorded(x):
+        return x
+    traits = type(x)._traits
+    return apply_function(Operand, x) if traits.meets_plain_cotangents and converts_gradients(x) else x
+
+
+def converts_gradients(x: Any) -> bool:
+    """Whether gradients of a value are converted where an op makes them; a leaf may have a plain gradient."""
+    return type(x)._traits.has_leaf_cotangents or x.grad_fn is not None
+
+
 def _differentiable_in(held: dict[str, Any], names: Sequence[str]) -> dict[str, Like]:
     return {n: Like(t) for n in names if is_differentiable(t := held[n])}
-
-
-def _versions(inners: list[Tensor | None]) -> list[int]:
-    return [0 if t is None or t.is_inference() else t._version for t in inners]
-
-
-class Primal:
-    """The inner tensors of the value that a cotangent belongs to, with their versions when they were unwrapped."""
-
-    __slots__ = ("dynamics", "inners", "layout", "versions")
-
-    def __init__(self, x: Any) -> None:
-        held, spec = x.__dict__, x.__spec__
-        self.layout = held["_layout"]
-        self.dynamics = dynamic_ints(x) if spec.dynamics else ()
-        self.inners = inners = [held[n] for n in spec.attributes]
-        try:
-            self.versions = [0 if t is None else t._version for t in inners]
-        except RuntimeError:  # an inference tensor has no version
-            self.versions = _versions(inners)
-
-    def is_of(self, x: Any) -> bool:
-        """Whether a value holds the inner tensors and the ints that it held, unmodified."""
-        is_same = all(t is u for t, u in zip(self.inners, inner_tensors(x), strict=True))
-        return is_same and self.dynamics == dynamic_ints(x) and not self.is_modified()
-
-    def is_modified(self) -> bool:
-        """Whether an inner tensor was modified in place since."""
-        return _versions(self.inners) != self.versions
-
-    def wrap_cotangent(self, plain: Tensor) -> Any:
-        """Converts a plain cotangent of the value to one of its class.
-
-        Raises:
-            DispatchError: an inner tensor was modified in place after it was unwrapped.
-        """
-        cls = self.layout.cls
-        if self.is_modified():
-            raise DispatchError(
-                f"{cls.__name__}: a plain cotangent needs the inner tensors that unwrap() gave, and one of them was "
-                "modified by an in-place operation since",
-                code="inner-modified",
-            )
-        with autograd_enabled():  # the engine adds cotangents below autograd
-            found = wrap_cotangent(cls._wrap(self.layout, *self.inners, *self.dynamics), plain)
-        return as_cotangent(found)
 
 
 def is_recorded(x: Any) -> bool:
@@ -457,5 +449,5 @@ def with_layout(x: Any, layout: Layout) -> Any:
 
 # The engine calls these, also where a compiled function calls `backward()` between two graphs: Dynamo would compile
 # each as a frame of the user.
-for _function in (Construct, Unwrap):
+for _function in (Construct, Unwrap, Operand):
     skip_frames(_function.backward)

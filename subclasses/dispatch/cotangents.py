@@ -17,7 +17,6 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, in_backward, is_composite, is_tracing
 from subclasses.autograd.calling import is_called_by_engine
-from subclasses.autograd.construct import as_gradient
 from subclasses.autograd.cotangent_class import is_cotangent
 from subclasses.autograd.detach import in_one_step
 from subclasses.autograd.engine_ops import (
@@ -42,7 +41,6 @@ from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.registry import find_op_rule
 from subclasses.spec.values import (
     OF_PARAMETER,
-    PRIMAL,
     dynamic_ints,
     inner_tensors,
     is_differentiable,
@@ -197,8 +195,6 @@ def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
             if is_tracing() and value._has_formulas:
                 check_no_cotangents(value, op, [v for v in args if is_cotangent(v)])
             raise inside_error(value, op)
-        if op is aten.add.Tensor and not kwargs:
-            args = _wrap_plain(*args)
         operands: list[Any] = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
         x = next(v for v in operands if is_cotangent(v))
         target = argument(facts, args, kwargs, facts.written[0]) if facts.written else None
@@ -213,11 +209,7 @@ def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
         first = args[0]
         if op in MOVING_OPS and isinstance(first, value) and not is_cotangent(first):
             return remade(first, results, first._layout, OF_PARAMETER)
-        out = remade(x, results, cotangent_layout(x._layout))
-        primal = next((v.__dict__[PRIMAL] for v in operands if PRIMAL in v.__dict__), None)
-        if primal is not None:
-            out.__dict__[PRIMAL] = primal
-        return out
+        return remade(x, results, cotangent_layout(x._layout))
 
     return plan
 
@@ -243,26 +235,6 @@ def _fits(x: Any, v: Any, value: Any) -> bool:
     return is_one and are_alike(v._layout, x._layout) and dynamic_ints(v) == dynamic_ints(x)
 
 
-def _wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
-    """Converts two cotangents of the same value, of which one is plain, to cotangents of the class.
-
-    The autograd engine adds such a pair if a function reads inner tensors with ``unwrap`` and also uses the value as a
-    whole. Both stay unchanged if the sum must be differentiable, or if the value's inner tensors were not stored.
-    """
-    if is_cotangent(x) and is_cotangent(y):
-        return x, y
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or x.shape != y.shape:
-        return x, y
-    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
-        return x, y
-    primal = next((v.__dict__[PRIMAL] for v in (x, y) if PRIMAL in v.__dict__), None)
-    if primal is None:
-        return x, y
-    found = [as_gradient(primal.layout.cls, v) for v in (x, y)]
-    one, other = (v if is_cotangent(v) else primal.wrap_cotangent(v) for v in found)
-    return one, other
-
-
 # ---- ops of formulas ---------------------------------------------------------------------------------------
 
 
@@ -281,7 +253,7 @@ def _of_formula(cot: Any, op: OpOverload, find_own: Callable[[Any], Call | None]
         return _with_values_as_cotangents(cot, op)
     if op in ADDITIVE_OPS or op in SCALING_OPS:
         return functools.partial(_refuse_mixed, value, op)
-    if value._runs_above:
+    if value._runs_above and not value._traits.is_representation:
         return functools.partial(_refuse_inside, value, op)
     return fallback_run(value, op)
 

@@ -25,15 +25,15 @@ from subclasses._torch import (
 )
 from subclasses.autograd.above import (
     copied,
-    is_above,
-    is_read_by_materialize,
     run_by_formula,
     run_copy,
     run_each_op,
     run_native,
     run_open,
+    run_rule_by_formula,
     run_view_rule,
     run_write,
+    where_opened,
 )
 from subclasses.autograd.by_formula import noting_results
 from subclasses.autograd.calling import in_rule
@@ -170,7 +170,7 @@ def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[
     """
     facts, step, by_library = op_facts(op), plan.step, not plan.by_rule
     if op in WHOLE and by_library and (step != Step.MAP or op is aten.slice.Tensor):
-        yield "whole", lambda run: WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
+        yield "whole", partial(_run_whole, cls, op)
     if step in (Step.MAP, Step.VIEWS):
         yield "rules above", partial(with_rules_above, cls, op)
     yield from _gradient_stages(cls, op, plan)
@@ -205,30 +205,37 @@ def _gradient_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str
     yield "absent gradients", partial(with_absent_gradients, op)
 
 
+def _run_whole(cls: Any, op: OpOverload, run: Call) -> Call:
+    return WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
+
+
 def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
-    """Wraps the plan of an op of a structure with rules, for a call where autograd records."""
+    """Wraps the plan of an op for a call where autograd records."""
     facts = op_facts(op)
     if plan.step == Step.DECOMPOSITION:
         return run_each_op(run)
+    # Zeros of a value's size do not depend on the value.
+    makes_like = op is not aten._to_copy.default and is_factory(op)
+    if plan.step == Step.MATERIALIZE and not makes_like:
+        found = run_by_formula(op, run)
+        return where_opened(_run_whole(cls, op, found), run) if op in WHOLE else found
     if plan.by_formula and op not in COPYING_OPS:
-        return run_by_formula(op, run)
+        return run_rule_by_formula(op, run)
     is_out = any(facts.arguments[i].keyword for i in facts.written)
     if facts.written and not (is_out or facts.changes_metadata or op in _FILLING):
         return run_write(op, run, plan.functional, by_rule=plan.by_rule)
     if facts.viewed and plan.by_rule:
         return run_view_rule(op, run)
-    # Zeros of a value's size do not depend on the value.
-    makes_like = op is not aten._to_copy.default and is_factory(op)
     computes = set(facts.returns) != {"other"} and not (facts.viewed or makes_like)
     if facts.written or not computes:
         return run_native(op, run)
     if op in COPYING_OPS:
         return run_copy(op, run) if plan.by_rule else run_native(op, run)
-    return run_open(run, is_read_by_materialize if plan.step == Step.MATERIALIZE else is_above)
+    return run_open(run)
 
 
 def _rule_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
-    """Yields the stage of a class with rules: above autograd, or with a note on results of rules below it."""
+    """Yields the stages above autograd, and with a note on results of rules below it."""
     if cls._runs_above:
         yield "above autograd", partial(_run_above, cls, op, plan)
     if cls._has_formulas and op is not aten.detach.default:

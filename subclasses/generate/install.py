@@ -20,7 +20,6 @@ from subclasses._torch_distributed import size_inner_dtensors
 from subclasses.autograd import construct, materialize
 from subclasses.autograd.above import call
 from subclasses.autograd.cotangent_class import call_without_rules
-from subclasses.autograd.materialized_parameters import call_materializing
 from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.views import view_functions
@@ -155,17 +154,17 @@ def _refresh(
         functions.update(view_functions)
     functions.update(with_ints(collect_function_rules(cls)))
     cls._has_function_rules = bool(functions)
-    is_recorded = (
-        (has_op_rules(cls) or cls.__spec__.leads) and cls._traits.has_cotangents and not cls._is_cotangent
-    )
-    cls._runs_above = is_recorded and not cls._traits.is_representation
-    cls._rules_views = cls._runs_above and rules_views(cls)
-    cls._has_formulas = is_recorded and (cls._traits.is_representation or has_formulas(cls))
+    is_of_values = cls._traits.has_cotangents and not cls._is_cotangent
+    is_ruled = is_of_values and (has_op_rules(cls) or cls.__spec__.leads)
+    materializes = is_of_values and cls.__spec__.fallback == "materialize"
+    cls._runs_above = is_ruled or materializes
+    cls._rules_views = cls._runs_above and (materializes or rules_views(cls))
+    cls._has_formulas = is_ruled and (cls._traits.is_representation or has_formulas(cls))
     name = "__torch_function__"
     if cls._is_cotangent:
         cls.__torch_function__ = classmethod(made[name] if functions else call_without_rules)
     elif not _is_overridden(cls, name, root):
-        is_asked = cls._has_function_rules or is_recorded or "_serves_super" in vars(cls)
+        is_asked = cls._has_function_rules or cls._runs_above or "_serves_super" in vars(cls)
         found = classmethod(made[name]) if is_asked else disabled_torch_function_impl
         setattr(cls, name, found)
 
@@ -187,7 +186,7 @@ def _generated_globals(
         "_add_carriers": add_carriers,
         "_as_cotangent": construct.as_cotangent,
         "_check_constant": check_constant,
-        "_call_unruled": call_materializing if spec.trainable and spec.fallback == "materialize" else call,
+        "_call_unruled": call,
         "_coerce_tangent": construct.coerce_tangent,
         "_construct": construct.construct_recorded,
         "_functions": functions,

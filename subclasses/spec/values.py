@@ -22,8 +22,6 @@ OF_PARAMETER, HOOKS = "_of_parameter", "_gradient_hooks"
 PART, RANKS = "_part", "_ranks"
 # The attribute of a value that keeps its derived tensors.
 DERIVED = "_derived"
-# The attribute of a cotangent that holds the tensors by which a plain gradient of the same value is converted to one.
-PRIMAL = "_primal"
 
 # The classes of tensors that hold their own memory.
 PLAIN = frozenset({Tensor, torch.nn.Parameter})

@@ -261,12 +261,18 @@ def test_a_cotangent_holds_the_fixed_inner_tensors(backend):
 @pytest.mark.parametrize("leaf", [False, True])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_wrapper_and_a_plain_cotangent_meet(door, leaf, swapped):
+    """A leaf of a class that is not trainable has a plain gradient, and no sum of both."""
+
     def loss(x):
         terms = [(x.unwrap("data_") ** 2).sum(), (x * x).sum(), x.unwrap("factor").exp()]
         return sum(reversed(terms) if swapped else terms)
 
     data, factor = leaves(3, ())
-    x = Scaled(data.detach(), factor.detach()).requires_grad_() if leaf else Scaled(data, factor)
+    if leaf:
+        with pytest.raises(Exception, match=r"let both read inner tensors"):
+            DOORS[door](loss)(Scaled(data.detach(), factor.detach()).requires_grad_()).backward()
+    Trained = declare(Scaled, keywords={"trainable": True})
+    x = Trained(data.detach(), factor.detach()).requires_grad_() if leaf else Scaled(data, factor)
     DOORS[door](loss)(x).backward()
     got = (x.grad.data_, x.grad.factor) if leaf else (data.grad, factor.grad)
     d, f = (t.detach().clone().requires_grad_() for t in (data, factor))
@@ -278,7 +284,7 @@ def test_a_plain_cotangent_and_a_value_written_to_since():
     x = Scaled(*leaves(3, ()))
     loss = x.unwrap("data_").sum() + (x * 2).sum()
     x.data_.mul_(2)
-    with pytest.raises((DispatchError, RuntimeError), match="modified by an in-place operation"):
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
 
