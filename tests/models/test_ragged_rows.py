@@ -121,13 +121,15 @@ def test_generate(name, layout, beams):
 def test_sampling(count, layout):
     """The numbers of one seed are those of the padded batch, so one prompt has those of that prompt alone."""
     model, rows, found = ZOO["llama"].build(), ROWS[:count], []
+    # A processor of logits sees the padding of the table.
+    options = {"do_sample": True, "no_repeat_ngram_size": 2, "pad_token_id": 7, "eos_token_id": None}
     table, ones = (
-        pad_sequence(each, batch_first=True, padding_side="left")
-        for each in (rows, [*map(torch.ones_like, rows)])
+        pad_sequence(each, batch_first=True, padding_side="left", padding_value=value)
+        for each, value in ((rows, 7), ([*map(torch.ones_like, rows)], 0))
     )
     for prompts in ({"input_ids": LAYOUTS[layout](rows)}, {"input_ids": table, "attention_mask": ones}):
         torch.manual_seed(0)
-        found.append(model.generate(**prompts, do_sample=True, max_new_tokens=6, eos_token_id=None))
+        found.append(model.generate(**prompts, max_new_tokens=6, **options))
     assert [row[-6:].tolist() for row in found[0].to_tensors()] == found[1][:, -6:].tolist()
     assert found[0].row_lengths().tolist() == [len(row) + 6 for row in rows]
 
@@ -177,6 +179,14 @@ def steps_of(*steps, model="llama", cache=lambda config: RaggedCache(config), **
     return [model(step, past_key_values=cache, **options) for step in steps]
 
 
+def scaled(kind, *rows, cache=None):
+    """Calls a Llama whose positions of rows longer than 6 are scaled."""
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 6}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4} if kind == "longrope" else {}
+    model = build("LlamaForCausalLM", TINY | {"rope_parameters": rope})
+    return model(JaggedTensor.from_tensors(rows), past_key_values=cache and cache(model.config))
+
+
 PROMPTS = JaggedTensor.from_tensors(ROWS)
 test_what_is_refused = raising(
     [
@@ -208,6 +218,23 @@ test_what_is_refused = raising(
                 PROMPTS, past_key_values=RaggedCache(model.config), use_cache=False, max_new_tokens=3
             ),
             "got 8; use_cache is off",
+        ),
+        (
+            lambda: ZOO["llama"].build().generate(PROMPTS, negative_prompt_ids=PROMPTS[:, 1:]),
+            "rows of negative_prompt_ids as long as the prompts",
+        ),
+        (lambda: ZOO["llama"].build()(PROMPTS, attention_mask=PROMPTS), "expected none, got rows; leave out"),
+        (
+            lambda: ZOO["llama"].build()(PROMPTS, attention_mask=PROMPTS.to_dense(0).flip(1).ne(0)),
+            "got a zero, as of padding on the left; leave out attention_mask",
+        ),
+        *[
+            (lambda kind=kind: scaled(kind, *ids(2, 8), ids(1, 3)[0]), "rows of up to 6 tokens beside longer")
+            for kind in ("longrope", "dynamic")
+        ],
+        (
+            lambda: scaled("longrope", *ids(2, 8), cache=RaggedCache),
+            "positions that depend on the longest row",
         ),
     ]
 )

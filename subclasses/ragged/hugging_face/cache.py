@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer  # type: ignore[
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, shown
+from subclasses.ragged.hugging_face.positions import scaled_positions
 from subclasses.ragged.jagged import JaggedTensor
 
 __all__ = ["RaggedCache"]
@@ -33,8 +34,8 @@ class RaggedCache(DynamicCache):
         config: the configuration of the model.
 
     Raises:
-        DispatchError: a layer of the model has no cache of all tokens, such as a layer with a sliding window; or the
-            model has an encoder.
+        DispatchError: a layer of the model has no cache of all tokens, such as a layer with a sliding window. Or the
+            model has an encoder, or rotary positions that depend on the longest row.
     """
 
     layers: Any  # each is a DynamicLayer
@@ -43,6 +44,8 @@ class RaggedCache(DynamicCache):
         super().__init__(config=config)
         self._makes_masks = False  # whether the model takes its masks from this cache
         other = next((type(layer).__name__ for layer in self.layers if type(layer) is not DynamicLayer), None)
+        if scaled_positions(config):
+            other = "positions that depend on the longest row"
         if config.is_encoder_decoder or other is not None:
             raise DispatchError(
                 f"RaggedCache: expected a decoder whose layers attend to all earlier tokens, got {config.model_type} "

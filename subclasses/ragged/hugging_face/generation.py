@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ def patch_generate(utils: Any) -> None:
         utils.GenerationMixin.generate,
         utils.GenerationMixin.prepare_inputs_for_generation,
     )
+    names = [*inspect.signature(original).parameters][2:]  # after `self` and `inputs`
 
     @functools.wraps(original)
     def generate(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -38,7 +40,7 @@ def patch_generate(utils: Any) -> None:
         if not isinstance(prompts, RaggedTensor):
             return original(self, inputs, *args, **kwargs)
         kwargs.pop("input_ids", None)
-        return _generate(original, self, prompts, args, kwargs)
+        return _generate(original, self, prompts, kwargs | dict(zip(names, args, strict=False)))
 
     @functools.wraps(original_inputs)
     def prepare_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,9 +73,7 @@ def _inputs_of_rows(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _generate(
-    original: Callable[..., Any], model: Any, prompts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _generate(original: Callable[..., Any], model: Any, prompts: Any, kwargs: dict[str, Any]) -> Any:
     rows = prompts.to_tensors()
     _check(model, rows, kwargs)
     side = "right" if model.config.is_encoder_decoder else "left"
@@ -83,15 +83,15 @@ def _generate(
         for name, given in kwargs.items()
         if isinstance(given, RaggedTensor)
     }
-    table, mask = pad(rows), pad([torch.ones_like(row) for row in rows])
-    found = original(model, table, *args, **(kwargs | tables), attention_mask=mask)
+    stops, padding = _special_tokens(model, kwargs)
+    table, mask = pad(rows, padding_value=padding or 0), pad([torch.ones_like(row) for row in rows])
+    found = original(model, table, **(kwargs | tables), attention_mask=mask)
     sequences: Tensor = found if isinstance(found, Tensor) else found.sequences
     if model.config.is_encoder_decoder:
         starts, width = None, 1  # results begin with the start of a target
     else:
         starts, width = rows, table.shape[1]
-    config = args[0] if args else kwargs.get("generation_config")
-    ends = _ends(sequences, width, kwargs, [config, model.generation_config])
+    ends = _ends(sequences, width, stops, padding if _may_stop_otherwise(model, kwargs) else None)
     count = len(sequences) // len(rows)
     results = [
         row[:end] if starts is None else torch.cat([starts[number // count], row[width:end]])
@@ -115,6 +115,14 @@ def _check(model: Any, rows: list[Tensor], kwargs: Mapping[str, Any]) -> None:
                 code="argument-refused",
                 hint=f"leave out {refused}, or pass a dense batch: input_ids.to_dense(fill), with an attention_mask",
             )
+    for column, given in kwargs.items():
+        if isinstance(given, RaggedTensor) and [*map(len, given.to_tensors())] != [*map(len, rows)]:  # type: ignore[attr-defined]
+            raise DispatchError(
+                f"{name}.generate: expected rows of {column} as long as the prompts, since the padding of other rows "
+                "would be read",
+                code="argument-refused",
+                hint=f"generate without {column}, or each prompt alone",
+            )
     if rows[0].dim() != 1 or rows[0].is_floating_point():
         raise DispatchError(
             f"{name}.generate: expected ragged prompts of tokens, integers of size [rows, length], got rows of size "
@@ -131,24 +139,32 @@ def _check(model: Any, rows: list[Tensor], kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def _ends(sequences: Tensor, width: int, kwargs: Mapping[str, Any], configs: list[Any]) -> list[int]:
-    """Returns the end of each sequence: after its end-of-text token, or before padding if other criteria may end it."""
+def _option(model: Any, kwargs: Mapping[str, Any], name: str) -> Any:
+    if name in kwargs:  # None turns the option off
+        return kwargs[name]
+    configs = (kwargs.get("generation_config"), model.generation_config)
+    return next((value for c in configs if (value := getattr(c, name, None)) is not None), None)
 
-    def option(name: str) -> Any:
-        if name in kwargs:  # None turns the option off
-            return kwargs[name]
-        values = (getattr(config, name, None) for config in configs)
-        return next((value for value in values if value is not None), None)
 
-    end_of_text, padding = option("eos_token_id"), option("pad_token_id")
+def _special_tokens(model: Any, kwargs: Mapping[str, Any]) -> tuple[list[int], int | None]:
+    """Returns the tokens that end a text, and the token that pads a table."""
+    end_of_text, padding = (_option(model, kwargs, name) for name in ("eos_token_id", "pad_token_id"))
     stops = [] if end_of_text is None else torch.as_tensor(end_of_text).flatten().tolist()
-    others_stop = option("stop_strings") is not None or bool(kwargs.get("stopping_criteria"))
-    padding = stops[0] if padding is None and stops else padding
+    return stops, int(padding) if padding is not None else stops[0] if stops else None
+
+
+def _may_stop_otherwise(model: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether other criteria than a token may end a row: transformers pads such a row if a token may end others."""
+    return bool(_option(model, kwargs, "stop_strings") or kwargs.get("stopping_criteria"))
+
+
+def _ends(sequences: Tensor, width: int, stops: list[int], padding: int | None) -> list[int]:
+    """Returns the end of each sequence: after its end-of-text token, or before padding if other criteria may end it."""
     ends = []
     for row in sequences.tolist():
         first = next((i + 1 for i in range(width, len(row)) if row[i] in stops), None)
         end = len(row) if first is None else first
-        while first is None and others_stop and end > width and row[end - 1] == padding:
+        while first is None and stops and end > width and row[end - 1] == padding:
             end -= 1
         ends.append(end)
     return ends

@@ -17,6 +17,7 @@ from subclasses.errors import DispatchError
 from subclasses.ragged.attention.rule import attend_by_hand
 from subclasses.ragged.base import RaggedTensor, shown
 from subclasses.ragged.hugging_face.generation import patch_generate
+from subclasses.ragged.hugging_face.positions import scaled_positions
 
 
 def patch_libraries() -> None:
@@ -59,9 +60,49 @@ def _check_keys(keys: Any) -> None:
 
 
 _PACKED = (
-    "position_ids of a ragged batch: expected positions that grow by 1 in each row; pass each document as a row of its "
-    "own, or do not compile the model"
+    "position_ids of a ragged batch: expected positions that grow by 1 in each row",
+    "pass each document as a row of its own, or do not compile the model",
 )
+_MASKED = (
+    "attention_mask beside ragged rows: expected ones at the tokens of the rows, got a zero, as of padding on the left",
+    "leave out attention_mask",
+)
+_SCALED = (
+    "rotary positions that depend on the longest row: with rope_type={!r}, rows of up to {} tokens beside longer ones "
+    "would not have the results that each has alone",
+    "make batches of shorter rows, or of longer ones",
+)
+
+
+def _require(condition: Tensor, message: str, hint: str) -> None:
+    """Raises unless a tensor is true; a compiled program checks it when it runs."""
+    if torch.compiler.is_dynamo_compiling():
+        torch.ops.aten._assert_async.msg(condition, f"{message}; {hint}")
+    elif not condition:
+        raise DispatchError(message, code="argument-refused", hint=hint)
+
+
+def _check_mask(rows: Any, mask: Any) -> None:
+    """Raises for a mask of a padded table that hides existing tokens."""
+    if isinstance(mask, RaggedTensor):
+        raise DispatchError(
+            "attention_mask beside ragged rows: expected none, got rows",
+            code="argument-refused",
+            hint="leave out attention_mask",
+        )
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        exists = torch.arange(mask.shape[1], device=mask.device) < rows.row_lengths()[:, None]
+        _require((mask.bool() | ~exists).all(), *_MASKED)
+
+
+def _check_rope(config: Any, rows: Any) -> None:
+    """Raises where transformers scales the positions of all rows by the length of the longest one."""
+    for kind, limit in scaled_positions(config):
+        lengths = rows.row_lengths()
+        longest = lengths.max()
+        others = (lengths > 0) & (lengths <= limit if kind == "longrope" else lengths < longest)
+        message, hint = _SCALED
+        _require((longest <= limit) | ~others.any(), message.format(kind, limit), hint)
 
 
 def _leave_out_masks(masking_utils: Any) -> None:
@@ -90,8 +131,11 @@ def _leave_out_masks(masking_utils: Any) -> None:
             is_final, _, *others = original(config, embeds, made, cache, position_ids, *args, **kwargs)
             return is_final, cache.mask_of(embeds, config._attn_implementation), *others
         is_traced = torch.compiler.is_dynamo_compiling()
+        if isinstance(embeds, RaggedTensor):
+            _check_mask(embeds, mask)
+            _check_rope(config, embeds)
         if is_traced and isinstance(embeds, RaggedTensor) and mask is None and position_ids is not None:
-            torch.ops.aten._assert_async.msg((position_ids[:, 1:] - position_ids[:, :-1] == 1).all(), _PACKED)
+            _require((position_ids[:, 1:] - position_ids[:, :-1] == 1).all(), *_PACKED)
             position_ids = None
         return original(config, embeds, mask, cache, position_ids, *args, **kwargs)
 

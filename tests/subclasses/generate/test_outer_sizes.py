@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd import subclass_utils
 
 from subclasses import Outer, dynamic, inner
-from tests.doors import COMPILED
+from tests.doors import COMPILED, by_stock
 from tests.subclasses.subjects import declare
 
 
@@ -93,7 +94,11 @@ def test_a_size_of_several_symbols_takes_one_more_program(cls, compile_by):
         torch.testing.assert_close(got, expected)
         losses = [sum(t.square().sum() for t in results) for results in (got, expected)]
         torch.testing.assert_close(*(torch.autograd.grad(loss, parts) for loss in losses))
-    assert counters["stats"]["unique_graphs"] == 2
+    # The gradient of the argument has its class. AOTAutograd of 2.15 guards on the sizes of its inner tensors.
+    is_guarded = (
+        cls is Flipped and compile_by.func is by_stock and hasattr(subclass_utils, "_safe_metadata_eq")
+    )
+    assert counters["stats"]["unique_graphs"] == 2 + is_guarded
 
 
 @pytest.mark.sweep(3)
