@@ -14,14 +14,17 @@ shuffled at each step. A step is forward, backward and update. Making a batch is
 meanwhile. The script fails if the losses of a step differ by more than float32 rounding (`RELATIVE_TOLERANCE`).
 
 Memory is measured in a process for each way, on Linux: how far the steps raise its resident memory at most, above
-weights and optimizer.
+weights and optimizer. The first step, which compiles, is timed there, too, without what earlier processes compiled. It
+is forward and backward.
 
     python examples/finetune_hf.py --layers 2 --width 256 --steps 12
     python examples/finetune_hf.py --compile
+    python examples/finetune_hf.py --shortest 64 --longest 64  # rows of one length
 """
 
 import argparse
 import math
+import os
 import random
 import re
 import sysconfig
@@ -34,6 +37,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -46,9 +50,9 @@ from subclasses.ragged.hugging_face import RaggedCollator
 
 IGNORED = -100  # the label that transformers leaves out of the loss
 RELATIVE_TOLERANCE = 1e-4
-HEADER = f"{'':20} step, ms  of padded  of flattened  memory, MiB  of padded  of flattened  last loss"
+HEADER = f"{'':20} step, ms  of padded  of flattened  memory, MiB  of padded  of flattened  first step, s  last loss"
 OPTIONS = {"layers": 2, "width": 256, "heads": 4, "vocabulary": 4096}
-OPTIONS |= {"batch": 16, "longest": 400, "steps": 12, "seed": 0}
+OPTIONS |= {"batch": 16, "shortest": 2, "longest": 400, "steps": 12, "seed": 0}
 
 Example = dict[str, list[int]]
 Batch = dict[str, Any]
@@ -56,18 +60,19 @@ Batch = dict[str, Any]
 # ---- the data: no download, the interpreter brought it along --------------------------------------------------------
 
 
-def read_examples(vocabulary: int, longest: int) -> list[Example]:
-    """The paragraphs of the standard library's modules, cut off at `longest` tokens; padding has token 0 for itself."""
+def read_examples(vocabulary: int, shortest: int, longest: int) -> list[Example]:
+    """Paragraphs of the standard library's modules, cut off at `longest` tokens; padding has token 0 for itself."""
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in sorted(stdlib.glob("*.py")))
     words = (re.findall(r"\w+|[^\w ]", part)[:longest] for text in texts for part in text.split("\n\n"))
     rows = ([1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in row] for row in words)
-    return [{"input_ids": row} for row in rows if len(row) > 1]
+    return [{"input_ids": row} for row in rows if len(row) >= shortest]
 
 
 def draw_batches(options: argparse.Namespace) -> list[list[Example]]:
     """A batch of random paragraphs for each step."""
-    examples, rng = read_examples(options.vocabulary, options.longest), random.Random(options.seed)
+    examples = read_examples(options.vocabulary, options.shortest, options.longest)
+    rng = random.Random(options.seed)
     return [rng.sample(examples, options.batch) for _ in range(options.steps)]
 
 
@@ -108,7 +113,10 @@ COMPILERS = {"padded": STOCK, "flattened": STOCK, "ragged": desugar.compile}
 
 @dataclass
 class Way:
-    """A layout, a model with an optimizer of its own, and the losses, seconds and MiB of its steps."""
+    """A layout, a model with an optimizer of its own, and the losses, seconds and MiB of its steps.
+
+    `first` is the seconds of the first forward and backward in a new process.
+    """
 
     layout: str
     backend: str | None
@@ -116,6 +124,7 @@ class Way:
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     memory: float = 0.0
+    first: float = 0.0
 
     def __post_init__(self):
         self.name = f"{self.layout}, compiled" if self.backend else self.layout
@@ -168,17 +177,22 @@ def train(ways: list[Way], batches: list[list[Example]], seed: int) -> None:
             way.train_step(examples)
 
 
-def measure_memory(backend: str | None, layout: str, options: argparse.Namespace) -> float:
-    """The MiB by which training steps raise the resident memory of this process, which runs nothing else."""
+def measure_process(backend: str | None, layout: str, options: argparse.Namespace) -> tuple[float, float]:
+    """The MiB by which training steps raise the resident memory of this process, and the seconds of its first step."""
     way, batches = make_way(backend, layout, options), draw_batches(options)
     short = sorted(batches[0], key=length)
-    way.warm_up(short[:2], short[:3])
+    start = time.perf_counter()
+    with TemporaryDirectory() as caches:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
+        way.warm_up(short[:2])
+        first = time.perf_counter() - start
+        way.warm_up(short[:3])
     way.train_step(short[:2])  # makes the state of the optimizer
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = resident("VmRSS")
     for examples in batches:
         way.train_step(examples)
-    return resident("VmHWM") - before
+    return resident("VmHWM") - before, first
 
 
 def resident(name: str) -> float:
@@ -212,7 +226,7 @@ def print_table(ways: list[Way], batches: list[list[Example]]) -> None:
         memories = [way.memory / (rival.memory or math.nan) for rival in rivals]
         speed = f"{1e3 * median(way.seconds):8.1f}  {times[0]:9.2f}  {times[1]:12.2f}"
         memory = f"{way.memory:11.1f}  {memories[0]:9.2f}  {memories[1]:12.2f}"
-        print(f"{way.name:20} {speed}  {memory}  {way.losses[-1]:9.5f}")
+        print(f"{way.name:20} {speed}  {memory}  {way.first:13.1f}  {way.losses[-1]:9.5f}")
 
 
 def main() -> None:
@@ -229,7 +243,7 @@ def main() -> None:
     check_agreement(ways)
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for way, kind in zip(ways, kinds, strict=True):
-            way.memory = pool.submit(measure_memory, *kind, options).result()
+            way.memory, way.first = pool.submit(measure_process, *kind, options).result()
     print_table(ways, batches)
 
 
