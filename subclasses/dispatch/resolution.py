@@ -190,7 +190,8 @@ def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[
         )
     if facts.written:
         yield "counted writes", partial(with_counted_writes, cls, op)
-    yield from _rule_stages(cls, op, plan)
+    if cls._runs_above:
+        yield "above autograd", partial(_run_recorded, cls, op, plan)
     if op is aten.detach.default and is_each_inner:
         yield "one step", partial(in_one_step, cls)
 
@@ -234,13 +235,13 @@ def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
     return run_open(run)
 
 
-def _rule_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
-    """Yields the stages above autograd, and with a note on results of rules below it."""
-    if cls._runs_above:
-        yield "above autograd", partial(_run_above, cls, op, plan)
-    if cls._has_formulas and op is not aten.detach.default:
-        # A copy keeps the mark of its operand, also if a rule makes it.
-        yield "by formula", partial(noting_results, by_rule=plan.by_formula and op not in COPYING_OPS)
+def _run_recorded(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
+    """Wraps the plan of an op where autograd records: it runs above autograd, and marks results by formula."""
+    run = _run_above(cls, op, plan, run)
+    if not cls._has_formulas or op is aten.detach.default:
+        return run
+    # A copy keeps the mark of its operand, also if a rule makes it.
+    return noting_results(run, by_rule=plan.by_formula and op not in COPYING_OPS)
 
 
 def find_step(cls: Any, op: OpOverload) -> str:
