@@ -353,7 +353,7 @@ def run_by_formula(op: OpOverload, run: Call, *, makes_views: bool = False) -> C
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         if CALLING.opens and not makes_views:
-            written = {id(t) for t in _targets(facts, args, kwargs)}
+            written = {id(t) for t in _targets(facts, args, kwargs)} if facts.written else ()
             with _recording():
                 args, kwargs = (
                     map_tensors(v, lambda t: t if id(t) in written else as_operand(t)) for v in (args, kwargs)

@@ -328,12 +328,9 @@ def as_operand(x: Any) -> Any:
     if not hasattr(type(x), "__spec__") or BY_FORMULA in x.__dict__ or not is_recorded(x):
         return x
     traits = type(x)._traits
-    return apply_function(Operand, x) if traits.meets_plain_cotangents and converts_gradients(x) else x
-
-
-def converts_gradients(x: Any) -> bool:
-    """Whether gradients of a value are converted where an op makes them; a leaf may have a plain gradient."""
-    return type(x)._traits.has_leaf_cotangents or x.grad_fn is not None
+    if not traits.meets_plain_cotangents or (x.is_leaf and not traits.has_leaf_cotangents):
+        return x
+    return apply_function(Operand, x)
 
 
 def _differentiable_in(held: dict[str, Any], names: Sequence[str]) -> dict[str, Like]:
