@@ -181,18 +181,18 @@ def measure_process(backend: str | None, layout: str, options: argparse.Namespac
     """The MiB by which training steps raise the resident memory of this process, and the seconds of its first step."""
     way, batches = make_way(backend, layout, options), draw_batches(options)
     short = sorted(batches[0], key=length)
-    start = time.perf_counter()
     with TemporaryDirectory() as caches:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
+        start = time.perf_counter()
         way.warm_up(short[:2])
         first = time.perf_counter() - start
         way.warm_up(short[:3])
-    way.train_step(short[:2])  # makes the state of the optimizer
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-    before = resident("VmRSS")
-    for examples in batches:
-        way.train_step(examples)
-    return resident("VmHWM") - before, first
+        way.train_step(short[:2])  # makes the state of the optimizer
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        before = resident("VmRSS")
+        for examples in batches:
+            way.train_step(examples)
+        return resident("VmHWM") - before, first
 
 
 def resident(name: str) -> float:
