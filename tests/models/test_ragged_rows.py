@@ -229,7 +229,10 @@ test_what_is_refused = raising(
             "got a zero, as of padding on the left; leave out attention_mask",
         ),
         *[
-            (lambda kind=kind: scaled(kind, *ids(2, 8), ids(1, 3)[0]), "rows of up to 6 tokens beside longer")
+            (
+                lambda kind=kind: scaled(kind, *ids(2, 8), ids(1, 3)[0]),
+                "a row longer than 6 tokens changes the results of shorter rows",
+            )
             for kind in ("longrope", "dynamic")
         ],
         (

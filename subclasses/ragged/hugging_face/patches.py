@@ -68,9 +68,9 @@ _MASKED = (
     "leave out attention_mask",
 )
 _SCALED = (
-    "rotary positions that depend on the longest row: with rope_type={!r}, rows of up to {} tokens beside longer ones "
-    "would not have the results that each has alone",
-    "make batches of shorter rows, or of longer ones",
+    "rotary positions that depend on the longest row: with rope_type={!r}, a row longer than {} tokens changes the "
+    "results of shorter rows",
+    "make batches of rows up to that length, or of one length",
 )
 
 
@@ -110,7 +110,8 @@ def _leave_out_masks(masking_utils: Any) -> None:
 
     transformers detects several documents in a row by its ``position_ids``. It cannot read them in a trace, and always
     creates a mask for documents there. With the patch, the program asserts the positions when it runs. A `RaggedCache`
-    with prompts makes the mask itself.
+    with prompts makes the mask itself. A mask that hides tokens of the rows raises. So do rows whose positions
+    transformers would scale by the longest one.
     """
     original = getattr(masking_utils, "_preprocess_mask_arguments", None)
     if original is None:
