@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="needs the extra `models`")
 
 from tests.models.judge import assert_same, gradients
 from tests.models.zoo import ZOO
+from tests.tables import raising
 
 peft = pytest.importorskip("peft", reason="needs the extra `models`")
 pytestmark = [
@@ -70,7 +71,6 @@ def test_train_and_switch(name, weights):
     assert torch.equal(seen[0], seen[3]) and len(compiled) <= 8
 
 
-def test_merging_into_int8_weights_is_refused():
-    model = with_adapters("llama", "int8 before")
-    with pytest.raises(NotImplementedError, match="writes to an Int8Tensor"):
-        model.merge_adapter()
+test_merging_into_int8_weights_is_refused = raising(
+    [(lambda: with_adapters("llama", "int8 before").merge_adapter(), "writes to an Int8Tensor")]
+)

@@ -68,12 +68,19 @@ def test_each_row_is_that_row_alone(kind, name, way, layout):
     check_rows(model, call, layout, of_rows(model, case))
 
 
+def built(name):
+    """A model of the table, with int8 weights if its name says so."""
+    model = ZOO[name.removeprefix("int8 ")].build()
+    if name.startswith("int8 "):
+        quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
 @layouts
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("name", ["int8 llama", "int8 gpt2", "int8 bert"])
 @torch.no_grad()
 def test_int8_weights(name, layout):
-    model = ZOO[name].build()
-    quantize_(model, Int8WeightOnlyConfig())
+    model = built(name)
     fast = desugar.compile(model, backend="eager")
     want = [model(input_ids=row[None]).logits[0] for row in ROWS]
     found = fast(input_ids=LAYOUTS[layout](ROWS)).logits
@@ -87,8 +94,6 @@ def test_the_loss_of_the_routers_is_that_of_all_tokens():
     alone = [model(input_ids=row[None], output_router_logits=True).router_logits for row in ROWS]
     want = load_balancing_loss_func(tuple(map(torch.cat, zip(*alone, strict=True))), 4, 2)
     torch.testing.assert_close(model(input_ids=tokens, output_router_logits=True).aux_loss, want)
-    with pytest.raises(NotImplementedError, match="batch and ragged dimension stay"):
-        model(input_ids=tokens.to_padded(), output_router_logits=True)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -101,10 +106,10 @@ def test_the_loss_of_the_routers_is_that_of_all_tokens():
 )
 def test_generate(name, layout, beams):
     """Each row is what its prompt gives alone; a row ends behind its first end of text."""
-    model = ZOO[name.removeprefix("int8 ")].build()
-    if name.startswith("int8"):
-        quantize_(model, Int8WeightOnlyConfig())
-    options = {"max_new_tokens": 6, "do_sample": False, "num_beams": beams, "num_return_sequences": beams}
+    model, options = (
+        built(name),
+        {"max_new_tokens": 6, "do_sample": False, "num_beams": beams, "num_return_sequences": beams},
+    )
     longest = model.generate(ROWS[0][None], min_new_tokens=6, **options)
     options["eos_token_id"] = options["pad_token_id"] = int(longest[0, -3])
     want = [row for prompt in ROWS for row in model.generate(prompt[None], **options)]
@@ -116,7 +121,7 @@ def test_generate(name, layout, beams):
         }
 
 
-@layouts
+@pytest.mark.parametrize("layout", [*LAYOUTS, "cached"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_sampling(count, layout):
     """The numbers of one seed are those of the padded batch, so one prompt has those of that prompt alone."""
@@ -127,24 +132,28 @@ def test_sampling(count, layout):
         pad_sequence(each, batch_first=True, padding_side="left", padding_value=value)
         for each, value in ((rows, 7), ([*map(torch.ones_like, rows)], 0))
     )
-    for prompts in ({"input_ids": LAYOUTS[layout](rows)}, {"input_ids": table, "attention_mask": ones}):
+    ragged = {"input_ids": LAYOUTS.get(layout, JaggedTensor.from_tensors)(rows)}
+    ragged |= {"past_key_values": RaggedCache(model.config)} if layout == "cached" else {}
+    for prompts in (ragged, {"input_ids": table, "attention_mask": ones}):
         torch.manual_seed(0)
         found.append(model.generate(**prompts, max_new_tokens=6, **options))
     assert [row[-6:].tolist() for row in found[0].to_tensors()] == found[1][:, -6:].tolist()
     assert found[0].row_lengths().tolist() == [len(row) + 6 for row in rows]
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_generate_compiled(cached):
-    model = ZOO["llama"].build()
+@pytest.mark.parametrize(("cached", "beams"), [(False, 1), (False, 3), (True, 1), (True, 3)])
+@pytest.mark.parametrize("name", ["llama", "int8 llama"])
+def test_generate_compiled(name, cached, beams):
+    model = built(name)
     fast = desugar.compile(model, backend="eager", dynamic=True)
     for lengths in BATCHES:
         prompts = JaggedTensor.from_tensors([ids(1, n, seed=n)[0] for n in lengths])
-        options = {"max_new_tokens": 5, "do_sample": False}
+        options = {"max_new_tokens": 5, "do_sample": False, "num_beams": beams}
         want = model.generate(prompts, **options)
-        cache = {"past_key_values": RaggedCache(model.config)} if cached else {}
-        assert torch.equal(want.values, fast.generate(prompts, **options, **cache).values)
-    assert len(fast.programs) == 2  # for the prompts, and for one token more
+        options |= {"past_key_values": RaggedCache(model.config)} if cached else {}
+        assert torch.equal(want.values, fast.generate(prompts, **options).values)
+    # For the prompts, and for one token more; beams repeat a cache of tables in one more.
+    assert len(fast.programs) == 2 + (beams > 1 and not cached)
 
 
 # ---- a ragged cache --------------------------------------------------------------------------------------------
@@ -222,6 +231,23 @@ test_what_is_refused = raising(
         (
             lambda: ZOO["llama"].build().generate(PROMPTS, negative_prompt_ids=PROMPTS[:, 1:]),
             "rows of negative_prompt_ids as long as the prompts",
+        ),
+        (
+            lambda: ZOO["t5"].build().generate(PROMPTS, labels=PROMPTS),
+            "expected no labels, which Seq2SeqTrainer passes",
+        ),
+        *[
+            (
+                lambda given=given: (model := ZOO["llama"].build()).generate(
+                    PROMPTS, past_key_values=RaggedCache(model.config), **given
+                ),
+                f"expected no {next(iter(given))} beside a RaggedCache",
+            )
+            for given in ({"prompt_lookup_num_tokens": 2}, {"prefill_chunk_size": 2})
+        ],
+        (
+            lambda: ZOO["mixtral"].build()(PROMPTS.to_padded(), output_router_logits=True),
+            "batch and ragged dimension stay",
         ),
         (lambda: ZOO["llama"].build()(PROMPTS, attention_mask=PROMPTS), "expected none, got rows; leave out"),
         (

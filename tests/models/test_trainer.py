@@ -167,6 +167,11 @@ OPTIONS = {
     "trl": {"trainer": sft_trainer},
     "LoRA": {"make": partial(with_lora, "plain")},
     "LoRA beside int8 weights": {"make": partial(with_lora, "int8 before")},
+    "LoRA, compiled": {"make": lambda: desugar.compile(with_lora("plain"), backend="eager", dynamic=True)},
+    "checkpointing, compiled": {
+        "make": lambda: desugar.compile(llama(), backend="eager", dynamic=True),
+        "activation_checkpointing": True,
+    },
 }
 
 
@@ -205,10 +210,12 @@ def test_predictions(layout, tmp_path):
 
 
 @layouts
-def test_a_run_goes_on_from_a_checkpoint(layout, tmp_path):
+@pytest.mark.parametrize("compile_", [None, desugar.compile])
+def test_a_run_goes_on_from_a_checkpoint(layout, compile_, tmp_path):
+    make = (lambda: compile_(llama(), backend="eager", dynamic=True)) if compile_ else llama
     options = {"save_strategy": "steps", "save_steps": 4}
-    trainer, whole = train(tmp_path, LAYOUTS[layout], **options)
-    again = make_trainer(tmp_path, LAYOUTS[layout], **options)
+    trainer, whole = train(tmp_path, LAYOUTS[layout], make, **options)
+    again = make_trainer(tmp_path, LAYOUTS[layout], make, **options)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     steps, rest = (
         [log for log in each if "grad_norm" in log]

@@ -17,6 +17,8 @@ from subclasses.ragged.jagged import JaggedTensor
 
 # The rows determine the mask and the positions. Earlier keys, and embeddings instead of tokens, are dense.
 _REFUSED = ("attention_mask", "position_ids", "past_key_values", "inputs_embeds")
+# They pass several tokens at once, or take tokens of the cache back.
+_REFUSED_WITH_CACHE = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size")
 
 
 def patch_generate(utils: Any) -> None:
@@ -115,6 +117,20 @@ def _check(model: Any, rows: list[Tensor], kwargs: Mapping[str, Any]) -> None:
                 code="argument-refused",
                 hint=f"leave out {refused}, or pass a dense batch: input_ids.to_dense(fill), with an attention_mask",
             )
+    for refused in _REFUSED_WITH_CACHE if kwargs.get("past_key_values") is not None else ():
+        if _option(model, kwargs, refused) is not None:
+            raise DispatchError(
+                f"{name}.generate: expected no {refused} beside a RaggedCache",
+                code="argument-refused",
+                hint=f"leave out {refused}, or past_key_values",
+            )
+    if isinstance(kwargs.get("labels"), RaggedTensor):
+        raise DispatchError(
+            f"{name}.generate: expected no labels, which Seq2SeqTrainer passes with predict_with_generate=True, and "
+            "whose rows it then pads",
+            code="argument-refused",
+            hint="generate without labels; or evaluate with a collator that pads",
+        )
     for column, given in kwargs.items():
         if isinstance(given, RaggedTensor) and [*map(len, given.to_tensors())] != [*map(len, rows)]:  # type: ignore[attr-defined]
             raise DispatchError(
@@ -123,6 +139,10 @@ def _check(model: Any, rows: list[Tensor], kwargs: Mapping[str, Any]) -> None:
                 code="argument-refused",
                 hint=f"generate without {column}, or each prompt alone",
             )
+    _check_prompts(name, rows)
+
+
+def _check_prompts(name: str, rows: list[Tensor]) -> None:
     if rows[0].dim() != 1 or rows[0].is_floating_point():
         raise DispatchError(
             f"{name}.generate: expected ragged prompts of tokens, integers of size [rows, length], got rows of size "
