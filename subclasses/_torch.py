@@ -433,6 +433,9 @@ efficient_attention_rows = torch.ops.aten._efficient_attention_forward
 # Whether the second op traces with its backward: up to 2.13 the meta kernel lacks an argument (2.14: not tried).
 efficient_attention_traces = torch.__version__ >= "2.15"
 
+# Whether F.grouped_mm traces operands of other dtypes than bfloat16: the meta kernel of 2.13 refuses them.
+grouped_mm_traces = torch.__version__ >= "2.15"
+
 # Asserts in a trace a condition on a size that data determines; documented despite its private name.
 check_in_graph = torch._check
 

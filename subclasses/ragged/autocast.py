@@ -39,8 +39,7 @@ def following_autocast(functions: tuple[Any, ...], rule: Callable[..., Any]) -> 
     @functools.wraps(rule)
     def following(func: Any, *args: Any, **kwargs: Any) -> Any:
         device = first_ragged((*args, *kwargs.values())).device.type
-        is_other = func.__name__ not in NAMES
-        if is_other or not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        if func.__name__ not in NAMES or not _is_enabled(device):
             return rule(func, *args, **kwargs)
         dtype = _target_dtype(func.__name__, device, kwargs)
         with torch.autocast(device, enabled=False):
@@ -48,6 +47,17 @@ def following_autocast(functions: tuple[Any, ...], rule: Callable[..., Any]) -> 
             return rule(func, *args, **{k: _cast(a, device, dtype) for k, a in kwargs.items()})
 
     return following
+
+
+def autocast_operands(device: str, *operands: Tensor) -> tuple[Tensor, ...]:
+    """Returns the operands of an op of the lower precision as autocast casts them, where it is enabled."""
+    if not _is_enabled(device):
+        return operands
+    return tuple([_cast(t, device, torch.get_autocast_dtype(device)) for t in operands])
+
+
+def _is_enabled(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _target_dtype(name: str, device: str, options: dict[str, Any]) -> torch.dtype | None:

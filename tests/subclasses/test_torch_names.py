@@ -660,6 +660,12 @@ def attention_of_rows():
             torch.autograd.grad(out.sum(), q)
 
 
+def grouped_products():
+    x, ends = torch.ones(4, 4, device="meta"), torch.tensor([1, 4], dtype=torch.int32, device="meta")
+    with nullcontext() if _torch.grouped_mm_traces else pytest.raises(RuntimeError, match="BF16"):
+        assert F.grouped_mm(x, x.expand(2, 4, 4), offs=ends).shape == (4, 4)
+
+
 def build_library():
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "answer.cpp"
@@ -941,6 +947,7 @@ CHECKS = {
     **for_names(
         ["flash_attention_rows", "efficient_attention_rows", "efficient_attention_traces"], attention_of_rows
     ),
+    "grouped_mm_traces": grouped_products,
 }
 TREE = {"a": [1, None]}
 REPEATED = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,), check_invariants=False)

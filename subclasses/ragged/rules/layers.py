@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subclasses._torch import grouped_mm_traces
 from subclasses.errors import DispatchError
+from subclasses.ragged.autocast import autocast_operands
 from subclasses.ragged.base import first_ragged, is_ragged, shown
 from subclasses.ragged.checks import is_traced
 from subclasses.ragged.registry import Rules
@@ -146,9 +148,13 @@ def _multiply_tables(func: Any, a: Any, b: Any) -> Any:
             code="ragged-dims",
             hint=x.contraction_hint,
         )
-    if x is a and _is_uneven(x, b):
-        rows = x.unwrap_stored().split(x.counts.tolist())
-        return x.with_stored(torch.cat([row @ matrix for row, matrix in zip(rows, b, strict=True)]))
+    if x is a and _takes_a_matrix_each(x, b):
+        values, matrices = autocast_operands(x.device.type, x.unwrap_stored(), b)
+        if _is_grouped(values, matrices):
+            return x.with_stored(RowProducts.apply(values, matrices, x.offsets[1:].to(torch.int32)))
+        if _is_uneven(x, b):
+            rows = x.unwrap_stored().split(x.counts.tolist())
+            return x.with_stored(torch.cat([row @ matrix for row, matrix in zip(rows, b, strict=True)]))
     x, width = ragged[0][0], max(t.width for t, _ in ragged)
     product = torch.matmul(*(t.to_table(width) if isinstance(t, x.ragged_class) else t for t in (a, b)))
     if contracted[0]:
@@ -158,15 +164,65 @@ def _multiply_tables(func: Any, a: Any, b: Any) -> Any:
     return x.from_table(product.narrow(x.ragged_dim, 0, x.width) if len(ragged) == 2 else product)
 
 
+# ---- a matrix for each row -------------------------------------------------------------------------------------
+
+
+class RowProducts(torch.autograd.Function):
+    """Products ``[total, K] @ [rows, K, N]`` of each row and a matrix of its own, by ``F.grouped_mm``."""
+
+    @staticmethod
+    def forward(values: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+        """Returns ``[total, N]``; ``ends`` are the offsets of the rows without the first, in int32."""
+        return F.grouped_mm(values, matrices, offs=ends)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Saves the operands."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns both gradients; the kernel refuses an expanded operand."""
+        values, matrices, ends = ctx.saved_tensors
+        by_values, by_matrices, _ = ctx.needs_input_grad
+        grad = grad.contiguous()
+        return (
+            RowProducts.apply(grad, matrices.mT, ends) if by_values else None,
+            F.grouped_mm(values.mT, grad, offs=ends) if by_matrices else None,
+            None,
+        )
+
+
+def _takes_a_matrix_each(x: Any, other: Any) -> bool:
+    if not x.rows_first or x.has_gaps or x.row_dims != (0, 1) or is_ragged(other) or x.rank != 3:
+        return False
+    return other.dim() == 3 and other.shape[0] == x.shape[0]
+
+
+_ALIGNED = 16  # bytes, of which ``F.grouped_mm`` wants multiples as strides
+
+
+def _is_grouped(values: Tensor, matrices: Tensor) -> bool:
+    """Returns whether PyTorch's grouped product supports the operands, and takes less time than a table."""
+    if values.dtype != matrices.dtype or values.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return False
+    if values.dtype != torch.bfloat16 and (
+        values.device.type == "cuda" or (is_traced(values) and not grouped_mm_traces)
+    ):
+        return False
+    if not values.is_contiguous() or not (matrices.is_contiguous() or matrices.mT.is_contiguous()):
+        return False
+    sizes = *matrices.shape[1:], values.itemsize
+    return all(type(n) is int for n in sizes) and all(n and n * sizes[2] % _ALIGNED == 0 for n in sizes[:2])
+
+
 # How many multiplications take as long as one more product, whose forward and backward calls take microseconds.
 _A_PRODUCT_MORE = 200_000
 
 
 def _is_uneven(x: Any, other: Any) -> bool:
     """Returns whether a product for each row takes less time than one product of a table, padding included."""
-    if not x.rows_first or x.has_gaps or x.row_dims != (0, 1) or is_ragged(other) or x.rank != 3:
-        return False
-    if x.device.type != "cpu" or is_traced(x.stored) or other.dim() != 3 or other.shape[0] != x.shape[0]:
+    if x.device.type != "cpu" or is_traced(x.stored):
         return False
     padding = x.shape[0] * x.width - x.stored.shape[0]
     return padding * other.shape[1] * other.shape[2] > x.shape[0] * _A_PRODUCT_MORE

@@ -206,7 +206,9 @@ def row_dim(batch: Any) -> int:
 # ---- judging ---------------------------------------------------------------------------------------------------
 
 
-def check_parts(batch: Any, got: Any, expected: Sequence[Tensor], parameters: Sequence[Any] = ()) -> None:
+def check_parts(
+    batch: Any, got: Any, expected: Sequence[Tensor], parameters: Sequence[Any] = (), **tolerance: Any
+) -> None:
     """Compares a result, or its parts, one by one, and the gradients that flow back from them."""
     if isinstance(got, JaggedTensor):
         assert got.max_length >= max(got.row_lengths().tolist(), default=0)
@@ -214,7 +216,7 @@ def check_parts(batch: Any, got: Any, expected: Sequence[Tensor], parameters: Se
     leaves = [b.leaf for b in batches] + [t for t in parameters if isinstance(t, Tensor)]
     recorded = [t for t in leaves if t.requires_grad] if any(p.requires_grad for p in expected) else []
     holes = [b.leaf for b in batches if isinstance(b, Batch) and (b.lengths, b.count) != (None, None)]
-    check_leaves(got, expected, recorded, holes)
+    check_leaves(got, expected, recorded, holes, **tolerance)
 
 
 def check_leaves(
@@ -266,6 +268,7 @@ def judge_rows(  # noqa: PLR0913
     width: int | None = None,
     whole: bool = False,
     by_rows: bool = False,
+    **tolerance: Any,
 ) -> Any:
     """Values and gradients of ``on_ragged(x, *parameters)``, by ``on_row(row, number, *parameters)``.
 
@@ -278,11 +281,13 @@ def judge_rows(  # noqa: PLR0913
     if by_rows:
         assert type(got) in (list, tuple, Tensor, type(batch.x))
         expected = on_row(batch.rows, *(p if isinstance(p, Tensor) else p.rows for p in parameters))
-        check_parts(batch, got, expected, parameters)
+        check_parts(batch, got, expected, parameters, **tolerance)
     elif whole:
-        check_parts(batch, [got], [on_row(torch.cat(batch.rows, row_dim(batch)), *parameters)], parameters)
+        expected = [on_row(torch.cat(batch.rows, row_dim(batch)), *parameters)]
+        check_parts(batch, [got], expected, parameters, **tolerance)
     else:
-        check_parts(batch, got, [on_row(row, i, *parameters) for i, row in enumerate(batch.rows)], parameters)
+        expected = [on_row(row, i, *parameters) for i, row in enumerate(batch.rows)]
+        check_parts(batch, got, expected, parameters, **tolerance)
     return got
 
 

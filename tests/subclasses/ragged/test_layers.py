@@ -533,6 +533,21 @@ test_with_a_matrix = judged(WITH_A_MATRIX, pairs_of(LAYOUTS, [eager, desugared])
 test_under_stock_compile = judged(
     {"btd,de->bte": WITH_A_MATRIX["btd,de->bte"]}, pairs_of(["back to back", "padded"], [stock])
 )
+# In float32 by PyTorch's grouped product, and in float64, which that refuses, by a table.
+test_a_matrix_for_each_row = judged(
+    {
+        f"{dtype} {name}": (
+            lambda x, w, dtype=dtype, turn=turn: (x.to(dtype) @ turn(w.to(dtype))).double(),
+            lambda row, i, w, dtype=dtype, turn=turn: (row.to(dtype) @ turn(w[i].to(dtype))).double(),
+            (4, 4, 4),
+        )
+        for dtype in (torch.float32, torch.float64)
+        for name, turn in {"matrices": lambda w: w, "transposes": lambda w: w.mT}.items()
+    },
+    pairs_of(LAYOUTS, [eager, desugared, stock]),
+    atol=1e-5,
+    rtol=1e-5,
+)
 test_with_itself = judged(
     {
         equation: (
