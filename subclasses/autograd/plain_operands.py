@@ -38,7 +38,11 @@ def sum_gradient(t: Any) -> None:
             return
         if node is not None:
             setattr(t, _NODE, node)
-        t.register_hook(_summed)
+        handle, hooks = t.register_hook(_summed), hooks_of(t)
+    before = [(i, hook) for i, hook in hooks.items() if i != handle.id]
+    for i, hook in before:  # a user's hooks come after it, as they receive the plain gradient
+        del hooks[i]
+        hooks[i] = hook
 
 
 @unserializable_hook
@@ -48,7 +52,9 @@ def _summed(gradient: Any) -> Any:
         return None
     cotangent, plain = _parts_of(gradient)
     parts: list[Any] = [
-        t for t in unwrap(as_cotangent(cotangent), cls.__spec__.attributes) if is_differentiable(t)
+        t if (nested := _summed(t)) is None else nested
+        for t in unwrap(as_cotangent(cotangent), cls.__spec__.attributes)
+        if is_differentiable(t)
     ]
     return sum(parts[1:], start=parts[0]) if plain is None else sum(parts, start=plain)
 
