@@ -18,13 +18,11 @@ from subclasses._torch import (
     HigherOrderOperator,
     OpOverload,
     is_composite,
-    is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
     python_decomposition,
     with_lazy_bits,
 )
 from subclasses.autograd.above import (
-    copied,
     run_by_formula,
     run_copy,
     run_each_op,
@@ -36,7 +34,6 @@ from subclasses.autograd.above import (
     where_opened,
 )
 from subclasses.autograd.by_formula import noting_results
-from subclasses.autograd.calling import in_rule
 from subclasses.autograd.detach import in_one_step
 from subclasses.autograd.engine_ops import (
     with_absent_gradients,
@@ -45,6 +42,7 @@ from subclasses.autograd.engine_ops import (
 )
 from subclasses.dispatch import structural
 from subclasses.dispatch.cotangents import cotangent_run
+from subclasses.dispatch.derived_writes import write_result
 from subclasses.dispatch.fallbacks import (
     decompose_run,
     fallback_run,
@@ -52,7 +50,7 @@ from subclasses.dispatch.fallbacks import (
     naming_whole,
     wrappers_in,
 )
-from subclasses.dispatch.mapping import WHOLE, is_factory, raise_writes_plain
+from subclasses.dispatch.mapping import WHOLE, is_factory
 from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.strided import with_checked_strides, with_checked_views
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
@@ -64,14 +62,12 @@ from subclasses.ops.aliasing import (
     with_counted_writes,
     with_kept_writes,
     with_versions_of_base,
-    write_into,
-    write_plain,
 )
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.errors import is_of_operator
 from subclasses.rules.mapping_conflicts import with_rules_above
 from subclasses.rules.registry import find_op_rule, find_tag_rule, has_formula
-from subclasses.rules.results import check_refusal, copying_by, describe, with_note_on_copies, with_results_of
+from subclasses.rules.results import check_refusal, describe, with_note_on_copies, with_results_of
 from subclasses.rules.symbolic_numbers import with_numbers
 
 aten = torch.ops.aten
@@ -291,7 +287,7 @@ def _derived(cls: Any, op: OpOverload) -> Plan | None:
     for step in (_exact, _tagged, _decomposed):
         plan = step(cls, functional)
         if plan is not None:
-            run, source = _write_result(cls, op, plan.run), (functional, plan.step)
+            run, source = write_result(cls, op, plan.run), (functional, plan.step)
             return Plan(Step.DERIVED, run, source, plan.run, by_formula=plan.by_formula)
     return None
 
@@ -334,40 +330,10 @@ def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
     if is_composite(op):
         return Plan(Step.DECOMPOSITION, decompose_run(op))
     allowed = cls.__spec__.decompose
-    if allowed is True or (allowed and op in allowed):
-        function = python_decomposition(op)
-        if function is not None:
-            return Plan(Step.DECOMPOSITION, with_aliasing(op, naming_whole(cls, op, function)))
+    is_allowed = allowed is True or (allowed and op in allowed)
+    if is_allowed and (function := python_decomposition(op)) is not None:
+        return Plan(Step.DECOMPOSITION, with_aliasing(op, naming_whole(cls, op, function)))
     return None
-
-
-# ---- writes ------------------------------------------------------------------------------------------------
-
-
-def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
-    facts, ruled = op_facts(op), find_op_rule(cls, aten.copy_.default)
-    # A rule for copy_ defines how every derived op writes to the class.
-    write = write_into if ruled is None else copying_by(cls, ruled)
-    # An in-place op names its target as its functional counterpart does; an out= op has additional parameters.
-    out = [facts.arguments[i].name for i in facts.written if facts.arguments[i].keyword]
-
-    def plan(*args: Any, **kwargs: Any) -> Any:
-        targets = [kwargs.pop(n) for n in out] or [args[i] for i in facts.written]
-        if in_rule() and cls._runs_above:  # which may have saved what is written to
-            args = tuple([copied(t) if any(t is x for x in targets) else t for t in args])
-        value = run(*args, **kwargs)
-        if value is NotImplemented:
-            return value
-        for target, one in zip(targets, value if len(targets) > 1 else [value], strict=True):
-            if isinstance(target, cls):
-                write(op, target, one)
-            elif not any(map(is_traceable_wrapper_subclass, (target, one))):
-                write_plain(op, target, one, is_out=bool(out))
-            else:
-                raise_writes_plain(op, cls)
-        return None if not facts.returns else targets[0] if len(targets) == 1 else tuple(targets)
-
-    return plan
 
 
 # ---- other subclasses in the same call ---------------------------------------------------------------------
