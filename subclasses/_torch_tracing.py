@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import (
 )
 
 from subclasses._torch import (
+    FunctionalTensor,
     any_requires_grad,
     current_transform,
     disable_current_modes,
@@ -113,9 +114,6 @@ def _fake_like(t: torch.Tensor) -> torch.Tensor:
 
 def functional_storage_key(t: torch.Tensor) -> int:
     """Returns the key of a tensor's storage below functionalization, which gives each input a storage of its own."""
-    # AOTAutograd functionalizes with these tensors.
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
     # Pending writes are applied first.
     if isinstance(t, FunctionalTensor):
         torch._sync(t)  # type: ignore[attr-defined]

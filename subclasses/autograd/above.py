@@ -55,7 +55,6 @@ from subclasses.autograd.gradient_errors import (
     transformed_error,
     view_rule_error,
 )
-from subclasses.errors import DispatchError, one_of
 from subclasses.layout import BY_FORMULA, Layout
 from subclasses.ops.aliasing import is_same_memory, return_written, write_into
 from subclasses.ops.schema import OpFacts, op_facts
@@ -325,17 +324,13 @@ class _Operands:
 
 def run_native(op: OpOverload, run: Call) -> Call:
     """Wraps the plan of an op that PyTorch runs on closed values, with autograd: a view, a factory, a predicate."""
-    changes_metadata = op_facts(op).changes_metadata
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         if not CALLING.opens:
             return run(*args, **kwargs)
-        operands = tensors_in(args, kwargs)
-        if any(map(is_open, operands)):
+        if any(map(is_open, tensors_in(args, kwargs))):
             with _recording():
                 return _run_rule(run, args, kwargs)
-        if changes_metadata:
-            _check_no_view(op, args[0])
         return _natively(op, args, kwargs)
 
     return plan
@@ -392,18 +387,6 @@ def where_opened(opened: Call, run: Call) -> Call:
 def _natively(op: OpOverload, args: Any, kwargs: Any) -> Any:
     with _recording(), DisableTorchFunctionSubclass():
         return op(*args, **kwargs)
-
-
-def _check_no_view(op: OpOverload, x: Any) -> None:
-    with DisableTorchFunctionSubclass():
-        if not x._is_view():
-            return
-    raise DispatchError(
-        f"{op} on {one_of(type(x))} that is a view and requires grad: PyTorch takes the view again, without this "
-        "change, for the gradient of a later write",
-        code="view-derivative",
-        hint="use the op that returns a view, such as x.mT",
-    )
 
 
 def run_each_op(run: Call) -> Call:

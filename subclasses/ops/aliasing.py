@@ -16,6 +16,7 @@ from torch import Tensor
 from subclasses._torch import (
     VIEWS_KEY,
     DisableTorchFunctionSubclass,
+    FunctionalTensor,
     OpOverload,
     is_excluded,
     return_and_correct_aliasing,
@@ -44,7 +45,7 @@ def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]
     if facts.functional:
         return run
     if facts.changes_metadata:
-        return lambda *args, **kwargs: return_and_correct_aliasing(op, args, kwargs, run(*args, **kwargs))
+        return lambda *args, **kwargs: _change_metadata(op, run, args, kwargs)
     correct = return_written if facts.written else alias_views
 
     def plan(*args: Any, **kwargs: Any) -> Any:
@@ -53,13 +54,32 @@ def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]
     return plan
 
 
+def _change_metadata(op: OpOverload, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Runs an op that changes sizes or strides in place.
+
+    Raises:
+        DispatchError: autograd records, and the value is a view.
+    """
+    x = args[0]
+    with DisableTorchFunctionSubclass():
+        is_view = x.requires_grad and x._is_view()
+    if is_view:
+        raise DispatchError(
+            f"{op} on {one_of(type(x))} that is a view and requires grad: PyTorch takes the view again, without this "
+            "change, for the gradient of a later write",
+            code="view-derivative",
+            hint="use the op that returns a view, such as x.mT",
+        )
+    return return_and_correct_aliasing(op, args, kwargs, run(*args, **kwargs))
+
+
 def holds_plain(x: Any) -> bool:
-    """Whether the innermost tensors of a value are plain, and not a trace's tensors."""
+    """Whether the innermost tensors of a value are plain, or a trace's tensors that count their versions."""
     while (layout := x.__dict__.get("_layout")) is not None:
         if not layout.present:
             return False
         x = x.__dict__[layout.present[0]]
-    return x.__class__ in PLAIN
+    return x.__class__ in PLAIN or x.__class__ is FunctionalTensor
 
 
 def alias_views(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:

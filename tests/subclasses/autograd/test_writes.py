@@ -1,5 +1,6 @@
 """What rules and ops write to in training: views, new values, masks, fields that a rule hands on."""
 
+from functools import partial
 from operator import iadd, imul
 
 import pytest
@@ -10,6 +11,7 @@ from subclasses import DispatchError, inner
 from tests.doors import DOORS
 from tests.subclasses.autograd.judge import agree, agreeing, gradients, numbers
 from tests.subclasses.subjects import declare
+from tests.tables import raising
 
 aten = torch.ops.aten
 
@@ -102,6 +104,40 @@ test_gradients_are_those_of_the_rules = agreeing(
     {
         f"{name}, {fallback}": of_ratio(name, ratio_class(fallback))
         for name in WRITES
+        for fallback in ("views", "map")
+    }
+)
+
+
+def class_with_exp(fallback):
+    """A class with a rule for an op whose derivative saves the result."""
+    Grown = declare(
+        keywords={"fallback": fallback},
+        one=inner(differentiable=True),
+        rules={
+            aten.exp.default: lambda func, x: Grown(x.one.exp()),
+            aten.mul.Tensor: lambda func, x, y: Grown(x.one * y),
+        },
+    )
+    return Grown
+
+
+def written_through_a_view(cls, x):
+    z = cls(x).exp()
+    z[1:].mul_(2.0)
+    return z.unwrap("one").sum()
+
+
+test_a_rule_saved_what_a_view_of_its_result_writes_to = raising(
+    {
+        f"{door}, {fallback}": (
+            lambda door=door, fallback=fallback: DOORS[door](
+                partial(written_through_a_view, class_with_exp(fallback))
+            )(torch.ones(3, requires_grad=True)).backward(),
+            RuntimeError,
+            "modified by an inplace operation",
+        )
+        for door in DOORS
         for fallback in ("views", "map")
     }
 )
