@@ -229,6 +229,10 @@ _OF_FRAMES = {
     "tb_next",
     "extract_tb",
     "walk_tb",
+    "extract_stack",
+    "walk_stack",
+    "f_locals",
+    "_use_count",
 }
 _TOOLS = ("subclasses/testing/", "desugar/compare/", "desugar/cli/")
 
