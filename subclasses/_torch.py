@@ -7,7 +7,6 @@ this folder. ``tests/subclasses/test_torch_names.py`` checks each of them on a n
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -232,30 +231,6 @@ def autograd_excluded() -> Any:
 # other one returns whether autograd records no op of this thread, as in ``__torch_dispatch__``.
 any_requires_grad = torch._C._any_requires_grad  # type: ignore[attr-defined]
 is_below_autograd = partial(is_excluded, torch._C.DispatchKey.AutogradFunctionality)  # type: ignore[attr-defined]
-
-
-def _keys() -> tuple[int, int]:
-    """Returns the dispatch keys that this thread adds to the tensors' keys, and the keys that it excludes."""
-    return _included_keys().raw_repr(), _excluded_keys().raw_repr()
-
-
-def _keys_in_new_thread() -> tuple[int, int]:
-    found: list[tuple[int, int]] = []
-    thread = threading.Thread(target=lambda: found.append(_keys()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-# Whether a profiler records ops, which has no public name.
-_is_profiling = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-# Modes, transforms, autocast, traces and inference mode change the keys, and the packages may be imported in one.
-_KEYS_OF_NEW_THREAD = _keys_in_new_thread()
-
-
-def is_dispatched_to_class() -> bool:
-    """Whether only autograd comes between a call on a value and its class: no mode, and no profiler that records it."""
-    return _keys() == _KEYS_OF_NEW_THREAD and not _is_profiling()
 
 
 def is_recording(

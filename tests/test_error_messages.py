@@ -509,6 +509,7 @@ DISPATCH += [
     (lambda: padded()[::2], "batch-padded", ["aten.slice.Tensor", "x.to_jagged()"]),
     (lambda: torch.linalg.norm(Structure(ONE)), "rule-not-asked", ["torch.linalg.norm", "vector_norm"]),
     (lambda: torch.func.grad(lambda t: Pair(t, t).first.sum())(ONE), "transform-refused", ["Pair"]),
+    (lambda: Pair(GRAD[None], GRAD[None])[:1].t_(), "view-derivative", ["aten.t_.default", "x.mT"]),
     (lambda: Structure(GRAD[None]).t(), "view-derivative", ["aten.t.default", "Structure"]),
     (
         lambda: Viewed(ONE[None], ONE[:1]).as_strided((3, 1), (1, 3)),

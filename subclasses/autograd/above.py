@@ -42,7 +42,6 @@ from subclasses._torch import (
     is_composite,
     is_differentiated_by_transform,
     is_dispatched,
-    is_dispatched_to_class,
 )
 from subclasses._torch_capture import is_exporting
 from subclasses.autograd.calling import CALLING, in_rule
@@ -82,16 +81,6 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if is_dynamo_compiling():
         return call_unruled(func, types, args, kwargs)
     runs_above = not types or any(map(_runs_above, types))
-    if runs_above and (op := _find_direct(func, args, kwargs)) is not None:
-        before, cls = (CALLING.func, CALLING.opens), type(args[0])
-        CALLING.func, CALLING.opens = func, True
-        try:
-            with DisableTorchFunctionSubclass():
-                out = cls.__torch_dispatch__(op, (cls,), args, {})
-        finally:
-            CALLING.func, CALLING.opens = before
-        if out is not NotImplemented:
-            return out
     if takes_gradients := func in TAKES_GRADIENTS:
         args, kwargs = check_gradients(func, args, kwargs)
     if is_below_autograd():
@@ -111,33 +100,6 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
                 return call_unruled(func, types, args, kwargs)
     finally:
         CALLING.func, CALLING.target, CALLING.opens = before
-
-
-def _find_direct(func: Any, args: Any, kwargs: Any) -> OpOverload | None:
-    """Returns the op of a call on values of one class, if PyTorch would dispatch the call to the class directly."""
-    if kwargs or not any_requires_grad(*args) or not is_above(args[0]):
-        return None
-    cls = type(args[0])
-    for x in args:
-        if type(x) is not cls:
-            return None
-    if CALLING.rules or not torch.is_grad_enabled() or not is_dispatched_to_class():
-        return None
-    return _op_on_tensors(func, len(args))
-
-
-@functools.cache
-def _op_on_tensors(func: Any, count: int) -> OpOverload | None:
-    """Returns the op that a function runs on ``count`` tensors, if it runs one op and the op returns a new tensor."""
-    ops = [op for op in _ops_of(func) if _takes_tensors(op, count)] if _find_way(func) is _Way.ONE_OP else []
-    return ops[0] if len(ops) == 1 else None
-
-
-def _takes_tensors(op: OpOverload, count: int) -> bool:
-    facts = op_facts(op)
-    given, others = facts.arguments[:count], facts.arguments[count:]
-    is_taken = len(given) == count and all(a.kind == "tensor" and not a.keyword for a in given)
-    return is_taken and all(a.default for a in others) and facts.functional and facts.returns == ("tensor",)
 
 
 def _way_of(func: Any, args: Any, kwargs: Any) -> _Way:

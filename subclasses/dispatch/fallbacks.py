@@ -106,7 +106,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         if is_message:
             raise message_error(cls, op)
         for i in written_indices:
-            for x in wrappers_in(cls, argument(facts, args, kwargs, i)):
+            for x in wrappers_in(cls, [argument(facts, args, kwargs, i)]):
                 _check_same_metadata(cls, op, args)
                 raise DispatchError(
                     f"{op} writes to {one_of(cls)}, and a write to its materialized tensor would be lost",
@@ -114,7 +114,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
                     hint=_instead_of_writing(cls, op, x),
                 )
         check_strided_copy(cls, op)
-        check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
+        check_no_cotangents(cls, op, wrappers_in(cls, args, kwargs))
         return run(args, kwargs)
 
     return plan

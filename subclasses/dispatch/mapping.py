@@ -78,6 +78,7 @@ from subclasses.spec.values import (
     fits_by_ones,
     has_one_size,
     known_to_differ,
+    map_tensors,
     may_differ,
     tensors_in,
     with_inners,
@@ -530,7 +531,7 @@ def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
             return run(*args, **kwargs)
         except RuntimeError as error:
             if not isinstance(error, DispatchError):
-                x = wrappers_in(cls, (args, kwargs))[0]
+                x = wrappers_in(cls, args, kwargs)[0]
                 held = ", ".join(f"{field_name(n)} ({x.__dict__[n].dtype})" for n in x._layout.present)
                 error.add_note(f"{op} ran on each inner tensor of {one_of(cls)}: {held}; {hint_for(cls, op)}")
             raise
@@ -544,7 +545,7 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
     is_message, tried = sends_message(op), is_tried_first(op)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
-        found = wrappers_in(cls, (args, kwargs))
+        found = wrappers_in(cls, args, kwargs)
         x = found[0]
         for t in tensors_in(args, kwargs):
             sum_gradient(t)
@@ -561,7 +562,7 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
             n: run_replaced(cls, op, lambda w, n=n: w.__dict__[n], args, kwargs) for n in x._layout.present
         }
         for i in fills:
-            filled = wrappers_in(cls, argument(facts, args, kwargs, i))
+            filled = wrappers_in(cls, [argument(facts, args, kwargs, i)])
             bump_versions([w.__dict__[n] for w in filled for n in x._layout.present])
         if facts.written:
             bump_versions([w.__dict__[n] for w in found for n in x._layout.present])
@@ -597,31 +598,15 @@ def _check_not_plain(cls: Any, op: OpOverload, written: Any) -> None:
             raise_writes_plain(op, cls)
 
 
-def wrappers_in(cls: Any, value: Any) -> list[Any]:
-    """Returns the values of a class among arguments, also inside lists and dicts."""
-    if isinstance(value, cls):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    return [w for part in value for w in wrappers_in(cls, part)]
+def wrappers_in(cls: Any, args: Any, kwargs: Any = None) -> list[Any]:
+    """Returns the values of a class among arguments, also inside lists."""
+    return [t for t in tensors_in(args, kwargs) if isinstance(t, cls)]
 
 
 def run_replaced(cls: Any, op: OpOverload, replace: Call, args: Any, kwargs: Any) -> Any:
     """Runs an op with every value of a class in its arguments replaced."""
-    return op(*_replace_wrappers(cls, replace, args), **_replace_wrappers(cls, replace, kwargs))
-
-
-def _replace_wrappers(cls: Any, replace: Call, value: Any) -> Any:
-    """Replaces the values of a class among arguments, also inside lists and dicts."""
-    if isinstance(value, cls):
-        return replace(value)
-    if isinstance(value, dict):
-        return {k: _replace_wrappers(cls, replace, v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_replace_wrappers(cls, replace, v) for v in value)
-    return value
+    args, kwargs = (map_tensors(v, lambda t: replace(t) if isinstance(t, cls) else t) for v in (args, kwargs))
+    return op(*args, **kwargs)
 
 
 def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> Any:

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._higher_order_ops import utils as higher_order_utils
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -265,29 +264,6 @@ def is_recording():
     assert ask(x) == (False, False) and ask(x.requires_grad_()) == (True, False)
     assert torch.no_grad()(ask)(x) == (False, False)
     assert x.cos().requires_grad and seen == [(False, True)] and ask(x) == (True, False)
-
-
-def is_dispatched_to_class():
-    contexts = (
-        *(
-            nullcontext,
-            torch.enable_grad,
-            torch.no_grad,
-            torch.inference_mode,
-            torch.autograd.profiler.profile,
-        ),
-        *(partial(torch.autocast, "cpu"), _torch.TorchDispatchMode, FakeTensorMode, _torch.autograd_excluded),
-    )
-
-    def ask():
-        for make in contexts:
-            with make():
-                seen.append(_torch.is_dispatched_to_class())
-        torch.func.vmap(lambda t: (seen.append(_torch.is_dispatched_to_class()), t)[1])(torch.ones(2))
-
-    seen = []
-    ThreadPoolExecutor(1).submit(ask).result()  # in a thread that no other test has changed
-    assert seen == [True] * 3 + [False] * 7
 
 
 Materialized = declare(a=inner(), materialize=lambda self: self.a)
@@ -882,7 +858,6 @@ CHECKS = {
         lambda: [_torch.any_requires_grad(*given) for given in ((X, LEAF), (X,), ())], [True, False, False]
     ),
     **for_names(["is_below_autograd", "is_recording"], is_recording),
-    "is_dispatched_to_class": is_dispatched_to_class,
     "choose_paths_as_eager": choose_paths_as_eager,
     "TorchDispatchMode": dispatch_mode,
     "dispatch_keys": gives(
