@@ -79,7 +79,8 @@ def with_padding(rows):
     return {
         name: pad_sequence([torch.tensor(row[name]) for row in given], batch_first=True, padding_value=fill)
         for given in [[row | {"attention_mask": [1] * len(row["input_ids"])} for row in rows]]
-        for name, fill in {"input_ids": 0, "labels": -100, "attention_mask": 0}.items()
+        for name, fill in {"input_ids": 0, "labels": -100, "attention_mask": 0, "token_type_ids": 0}.items()
+        if name in given[0]
     }
 
 
@@ -319,14 +320,26 @@ def test_float16_with_a_scaler(layout):
     torch.testing.assert_close(got, want, atol=2e-3, rtol=1e-3)
 
 
+TARGETS = [{"input_ids": one["input_ids"], "labels": other["input_ids"]} for one, other in pairwise(TRAIN)]
+COLUMNS = {
+    "t5": TARGETS,
+    "bart": TARGETS,
+    "bert": [
+        row
+        | {"token_type_ids": [int(i > 2) for i, _ in enumerate(row["input_ids"])], "labels": row["input_ids"]}
+        for row in TRAIN
+    ],
+}
+
+
 @pytest.mark.parametrize("layout", ["jagged", "padded"])
-@pytest.mark.parametrize("name", ["t5", "bart"])
-def test_an_encoder_and_a_decoder(name, layout):
-    """Targets have lengths of their own."""
-    model = ZOO[name].build()
+@pytest.mark.parametrize("name", COLUMNS)
+def test_other_columns(name, layout):
+    """Targets with lengths of their own, of an encoder and a decoder; pairs of sentences."""
+    model, rows = ZOO[name].build(), COLUMNS[name]
     model.config.use_cache = model.get_decoder().config.use_cache = False
-    rows = [{"input_ids": one["input_ids"], "labels": other["input_ids"]} for one, other in pairwise(TRAIN)]
-    collator = RaggedCollator(layout=layout, decoder_start=model.config.decoder_start_token_id)
+    start = getattr(model.config, "decoder_start_token_id", None)
+    collator = RaggedCollator(layout=layout, decoder_start=start)
     want = losses_and_norms(with_padding, copy.deepcopy(model), rows=rows)
     torch.testing.assert_close(losses_and_norms(collator, model, rows=rows), want, atol=1e-4, rtol=1e-4)
 
