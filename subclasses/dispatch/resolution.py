@@ -167,7 +167,7 @@ def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[
     facts, step, by_library = op_facts(op), plan.step, not plan.by_rule
     if op in WHOLE and by_library and (step != Step.MAP or op is aten.slice.Tensor):
         yield "whole", partial(_run_whole, cls, op)
-    if step in (Step.MAP, Step.VIEWS):
+    if step in (Step.MAP, Step.VIEWS) or (step == Step.MATERIALIZE and not cls._traits.is_representation):
         yield "rules above", partial(with_rules_above, cls, op)
     yield from _gradient_stages(cls, op, plan)
     if step != Step.RULE:

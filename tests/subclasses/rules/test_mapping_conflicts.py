@@ -54,13 +54,30 @@ def test_an_op_of_a_ruled_function_is_refused_in_a_transform(call, door):
         DOORS[door](lambda value: CALLS[call](lambda x: (value * x).std()))(pair())
 
 
-@doors
-def test_an_op_of_a_ruled_function_is_refused_inside_of_a_class_that_maps_it(door):
-    value = declare(keywords={"fallback": "map"})(pair())
-    with pytest.raises(
-        DispatchError, match=r"aten.std.correction on a Pair arrived without the function std"
-    ):
-        DOORS[door](torch.std)(value)
+def structure():
+    """A value with a rule for a function that computes no op of its materialized tensor."""
+    return declare(
+        name="Pair",
+        keywords={"kind": "structure", "fallback": "materialize"},
+        plus=inner(),
+        materialize=lambda self: self.plus * 1,
+        rules={torch.std: lambda func, x: x.plus.sum()},
+    )(torch.ones(2, 3))
+
+
+test_an_op_of_a_ruled_function_is_refused_inside = raising(
+    {
+        f"{name}, {door}": (
+            lambda call=call, way=way: call(way),
+            r"aten.std.\w+ on a Pair arrived without the function std",
+        )
+        for name, call in {
+            "a class that maps it": lambda way: way(torch.std)(declare(keywords={"fallback": "map"})(pair())),
+            "a transform of a structure": lambda way: way(torch.vmap(torch.std))(structure()),
+        }.items()
+        for door, way in DOORS.items()
+    }
+)
 
 
 # A value, a function of it and of a row, and a function of the inner tensor that gives the results under vmap.
