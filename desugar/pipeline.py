@@ -12,9 +12,8 @@ import torch
 from torch import fx
 
 from desugar import _torch as private
-from desugar.backends import graphs
-from desugar.backends.base import Backend, GraphKind
-from desugar.backends.parallel_build import PendingKernels
+from desugar.backends.base import Backend, GraphKind, compiling
+from desugar.backends.inductor_patches import PendingKernels
 from desugar.backward.recompute import CapturedFunction
 from desugar.backward.variants import BackwardVariants, expected_tangents
 from desugar.flatten.autocast import autocast_state
@@ -25,7 +24,7 @@ from desugar.ir.outputs import Outputs, held_positions, store_positions, token_p
 from desugar.ir.stages import Compiled, FromForward, Graphs, ProgramSpec, Split, Traced
 from desugar.passes import verify
 from desugar.passes.mutations import keep_old_values, store_results
-from desugar.passes.partition import partition
+from desugar.passes.partition import partition, restride_saved
 from desugar.program import Program
 from desugar.recording import listeners
 from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with, graph_texts
@@ -186,7 +185,7 @@ def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tupl
     described = inputs.spec()
     kind = GraphKind("inference", traced.num_forward, described.static)
     with stage("compile"):
-        forward, _ = graphs.compile_graph(backend, traced.graph, kind, inputs.fakes.mode)
+        forward, _ = backend.compile(traced.graph, kind, inputs.fakes.mode)
     spec = ProgramSpec(described, traced.interface, None, autocast_state())
     graphs_of = Graphs(lambda: (joint, graph, None))
     return Compiled(spec, graphs_of, forward, tuple(inputs.captured)), PendingKernels()
@@ -195,7 +194,7 @@ def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tupl
 def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Compiled, PendingKernels]:
     mode, described = inputs.fakes.mode, inputs.spec()
     joint = copy_graph(traced.graph)
-    with graphs.compiling(mode), stage("partition"):
+    with compiling(mode), stage("partition"):
         partitioned = partition(traced, inputs.primals(), list(described.static), backend.split)
     verify.check_partitioned(partitioned, traced, len(inputs.flat.items))
     partitioned = keep_old_values(partitioned, written_slots(inputs.values, traced.outputs))
@@ -204,10 +203,9 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple
     graph = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, described.static)
     with stage("compile forward"), backend.postpone(graph) as kernels:
-        forward, strides = graphs.compile_graph(backend, partitioned.forward, kind, mode)
-    for position, source in enumerate(partitioned.backward_inputs):
-        if strides is not None and isinstance(source, FromForward):
-            graphs.restride_saved(partitioned.backward, position, strides[source.index])
+        forward, strides = backend.compile(partitioned.forward, kind, mode)
+    if strides is not None:
+        restride_saved(partitioned, strides)
     split = Split.of(replace(partitioned, forward=graph))
     spec = ProgramSpec(described, traced.interface, split, autocast_state())
     made = Graphs(lambda: (joint, graph, partitioned.backward))

@@ -18,7 +18,7 @@ from bench.prediction.attention import attend
 from bench.prediction.autograd_engine import grad, note_materializing
 from bench.prediction.devices import Device, find_device
 from bench.prediction.recorder import Recorder
-from desugar.backends.kernel_libraries import recorded
+from desugar.backends.inductor_patches import recorded
 from desugar.ir.values import is_wrapper
 from desugar.user_code import is_library_file
 from subclasses.ragged.attention import fused

@@ -22,7 +22,7 @@ from torch import SymInt, Tensor, fx
 from desugar import _torch as private
 from desugar.backends.base import Backend, GraphKind
 from desugar.backends.inductor import inductor_backend
-from desugar.backends.vector_isa import tried_when_asked
+from desugar.backends.inductor_patches import tried_when_asked
 from desugar.errors import PackageError
 from desugar.flatten.storage_offsets import input_storage_offsets
 from desugar.ir.calling import Argument, Calling, Computed, Known, Passed

@@ -1,4 +1,4 @@
-"""The interface of a backend.
+"""The interface of a backend, and the context in which it compiles one plain graph.
 
 A compiled graph takes one list, which it may clear, and returns a sequence.
 """
@@ -6,7 +6,7 @@ A compiled graph takes one list, which it may clear, and returns a sequence.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from desugar import _torch as private
-from desugar.backends.parallel_build import PendingKernels
+from desugar.backends.inductor_patches import PendingKernels
+from desugar.ir.fx_utils import fake_inputs
 from subclasses._torch_tracing import is_compiling_here
 
 CompiledGraph = Callable[[list[Any]], Sequence[Any]]
@@ -60,6 +61,33 @@ class Backend:
     postpone: Callable[[fx.GraphModule], contextlib.AbstractContextManager[PendingKernels]] = lambda graph: (
         contextlib.nullcontext(PendingKernels())
     )
+
+    def compile(
+        self, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any
+    ) -> tuple[CompiledGraph, list[Any] | None]:
+        """Compiles a plain graph, in the context that Inductor expects.
+
+        Returns:
+            The compiled graph, and the strides of its outputs; None if the backend reports no strides.
+        """
+        context = private.TracingContext(fake_mode)
+        # Makes Inductor report strides as expressions over the trace's symbols, not as the first call's numbers.
+        context.fakify_first_call = True
+        with private.tracing(context), compiling(fake_mode), context.report_output_strides() as strides:
+            compiled = self.compile_graph(graph, fake_inputs(graph), kind)
+        return compiled, strides or None
+
+
+@contextlib.contextmanager
+def compiling(fake_mode: Any) -> Iterator[None]:
+    """Sets up a compilation: the trace's fake mode is active; autocast, gradients and compiled autograd are off."""
+    with (
+        private.V.set_fake_mode(fake_mode),
+        private.compiled_autograd._disable(),
+        private.DisableAutocast(),
+        torch.no_grad(),
+    ):
+        yield
 
 
 def run_eagerly(

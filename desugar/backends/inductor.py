@@ -11,9 +11,13 @@ from torch import fx
 
 from desugar import _torch as private
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
-from desugar.backends.kernel_libraries import ATTRIBUTE, recorded
-from desugar.backends.parallel_build import PendingKernels, postpone_kernels
-from desugar.backends.vector_isa import tried_when_asked
+from desugar.backends.inductor_patches import (
+    ATTRIBUTE,
+    PendingKernels,
+    postpone_kernels,
+    recorded,
+    tried_when_asked,
+)
 from desugar.flatten.storage_offsets import input_storage_offsets
 from desugar.ir.fx_utils import Results, clone_aliased_results, output_nodes
 from desugar.passes.verify import rechecks_enabled

@@ -1,7 +1,7 @@
 """Builds the backwards of one program: one variant for each set of results whose gradients arrive.
 
 A variant is generated when its set of gradients first arrives. It is compiled then, or earlier
-(:mod:`desugar.backends.parallel_build`). For gradients of the traced types, a variant runs a compiled graph on the
+(:mod:`desugar.backends.inductor_patches`). For gradients of the traced types, a variant runs a compiled graph on the
 saved values: the backward graph for all gradients, or a pruned graph if some do not arrive. For a gradient of another
 type or metadata, or if the backward is itself differentiated, :mod:`desugar.backward.recompute` runs.
 """
@@ -18,9 +18,8 @@ import torch
 from torch import fx
 
 from desugar import _torch as private
-from desugar.backends import graphs
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
-from desugar.backends.parallel_build import PendingKernels
+from desugar.backends.inductor_patches import PendingKernels
 from desugar.backward.emit import Variant, VariantEmitter, variant_name
 from desugar.backward.plan import BackwardPlan
 from desugar.backward.prune import prune_missing
@@ -251,7 +250,7 @@ class BackwardVariants:
         sources = self._sources(graph)
         saved = tuple(n for n, source in enumerate(sources) if not isinstance(source, FromTangent))
         kind = GraphKind("backward", len(output_nodes(graph)), saved)
-        return graphs.compile_graph(self.backend, copy_graph(graph), kind, self.fakes.mode)[0]
+        return self.backend.compile(copy_graph(graph), kind, self.fakes.mode)[0]
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from typing import Any
 from torch import fx
 
 from desugar import _torch as private
-from desugar.backends import kernel_libraries
+from desugar.backends import inductor_patches
 from desugar.backends.base import Backend, CompiledGraph, run_eagerly
 from desugar.flatten.autocast import autocast_state
 from desugar.flatten.inputs import Inputs
@@ -49,10 +49,10 @@ def dump_graph(compiled: CompiledGraph) -> bytes:
     if not isinstance(compiled, private.CompiledFxGraph):
         raise CannotStore(f"a graph was compiled to {one_of(type(compiled))}")
     stored = copy.copy(compiled)
-    made = stored.__dict__.pop(kernel_libraries.ATTRIBUTE, None)
+    kernels = stored.__dict__.pop(inductor_patches.ATTRIBUTE, {})
     stored.prepare_for_serialization()
     try:
-        return pickle.dumps((pickle.dumps(stored), {} if made is None else made.libraries()))
+        return pickle.dumps((pickle.dumps(stored), inductor_patches.libraries_of(kernels)))
     except DAMAGED as error:
         raise CannotStore(f"{type(error).__name__}: {error}") from error
 
@@ -75,7 +75,7 @@ def load_graph(
         return run_eagerly(graph())
     compiled, libraries = pickle.loads(content[0]), content[1]
     constants = private.CompiledFxGraphConstants()
-    with kernel_libraries.found(libraries):
+    with inductor_patches.found(libraries):
         compiled, _ = private.FxGraphCache.cache_hit_post_compile(compiled, {}, constants)
     if compiled is None:
         return None

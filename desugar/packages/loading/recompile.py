@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from desugar import _torch as private
-from desugar.backends import graphs
 from desugar.backends.base import CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.choose import choose_backend
 from desugar.ir.fx_utils import copy_graph, output_nodes
@@ -58,9 +57,8 @@ def recompiled(texts: Any, program: ProgramRecord) -> Callable[[GraphRecord], Co
             graph = graph_text.read(texts[record.name], list(map(fake, facts)))
         role = "backward" if not is_forward else "inference" if program.spec.split is None else "forward"
         kind = GraphKind(role, len(output_nodes(graph)))
-        backend, copied = choose_backend(BACKEND), copy_graph(graph)
         with private.oblivious_sizes():
-            compiled, _ = graphs.compile_graph(backend, copied, kind, mode)
+            compiled, _ = choose_backend(BACKEND).compile(copy_graph(graph), kind, mode)
         return compiled if len(env.guards) == num_guards else run_eagerly(graph)
 
     return load

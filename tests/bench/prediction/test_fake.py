@@ -7,7 +7,7 @@ from torch import nn
 from bench.prediction import _torch as private, _torch_patches as patches
 from bench.prediction.devices import DEVICES
 from bench.prediction.fake import check_installation, fake_device, move
-from desugar.backends.kernel_libraries import recorded
+from desugar.backends.inductor_patches import recorded
 from subclasses.ragged import JaggedTensor
 from tests.bench.prediction.needs import cuda_build
 

@@ -19,12 +19,9 @@ from torch._inductor.utils import fresh_cache
 
 import desugar
 from desugar import _torch as private
-from desugar.backends import graphs, inductor
-from desugar.backends.parallel_build import (
-    PendingKernels,
-    postpone_kernels,
-)
-from desugar.backends.vector_isa import tried_when_asked
+from desugar.backends import inductor
+from desugar.backends.base import Backend
+from desugar.backends.inductor_patches import PendingKernels, postpone_kernels, tried_when_asked
 from desugar.backward.variants import expected_tangents
 from desugar.dynamo.backend import dynamo_backend
 from desugar.recording.listeners import listen
@@ -59,13 +56,13 @@ def empty_cache():
 def backwards(monkeypatch):
     """How often a backward graph was compiled."""
     counted = []
-    compile_graph = graphs.compile_graph
+    compile_ = Backend.compile
 
     def counting(backend, graph, kind, mode):
         counted.extend([graph] * (kind.role == "backward"))
-        return compile_graph(backend, graph, kind, mode)
+        return compile_(backend, graph, kind, mode)
 
-    monkeypatch.setattr(graphs, "compile_graph", counting)
+    monkeypatch.setattr(Backend, "compile", counting)
     return counted
 
 
