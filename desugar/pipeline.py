@@ -17,11 +17,9 @@ from desugar.backends.inductor_patches import PendingKernels
 from desugar.backward.recompute import CapturedFunction
 from desugar.backward.variants import BackwardVariants, expected_tangents
 from desugar.flatten.autocast import autocast_state
-from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph
-from desugar.ir.outputs import Outputs, held_positions, store_positions, token_positions, written_slots
-from desugar.ir.stages import Compiled, FromForward, Graphs, ProgramSpec, Split, Traced
+from desugar.ir.stages import Compiled, FromForward, Graphs, Outputs, ProgramSpec, Split, Traced
 from desugar.passes import verify
 from desugar.passes.mutations import keep_old_values, store_results
 from desugar.passes.partition import partition, restride_saved
@@ -73,7 +71,7 @@ def build_program(
                 compiled, kernels = _compile(function, inputs, backend)
             else:
                 compiled, kernels = stored, PendingKernels()
-            program = _wrap_program(compiled, function, inputs.fakes, backend, fallback, place)
+            program = _wrap_program(compiled, function, inputs.mode, backend, fallback, place)
             program.is_stored = stored is not None
             if stored is None:
                 if program.variants is not None:
@@ -86,14 +84,14 @@ def build_program(
     forget_with(program, graph_texts() - known)
     inputs.release_arguments()
     if (recording := listeners.current()) is not None:
-        recording.program, recording.fakes = program, inputs.fakes
+        recording.program, recording.mode = program, inputs.mode
     return program
 
 
 def _wrap_program(
     compiled: Compiled,
     function: CapturedFunction,
-    fakes: Fakes,
+    mode: Any,
     backend: Backend,
     fallback: Callable[..., Any],
     place: Place | None,
@@ -103,7 +101,7 @@ def _wrap_program(
         text, plan = emit_program(compiled, fallback)
     variants = None
     if plan is not None:
-        variants = BackwardVariants(compiled, plan, backend, fakes, function, place)
+        variants = BackwardVariants(compiled, plan, backend, mode, function, place)
     program = Program(compiled.spec, compiled.graphs, text.source, variants)
     scope = text.namespace if variants is None else text.namespace | {"backwards": variants.table}
     functions = build_functions(text.source, scope, filename=WRAPPER_FILE, owner=program)
@@ -136,7 +134,7 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
     """
     traced = _trace(function, inputs, backend)
     if backend.reads_memory:
-        replace_floats(traced.graph, inputs.fakes.mode)
+        replace_floats(traced.graph, inputs.mode)
     verify.check_traced(traced, len(inputs.flat.items))
     return (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
 
@@ -155,12 +153,12 @@ def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Trac
     while True:
         with stage("discover"):
             outputs = discover(function.call, inputs)
-        assumed = len(inputs.fakes.env.guards)
+        assumed = len(inputs.mode.shape_env.guards)
         try:
             with stage("trace"):
                 return trace_graph(function.call, inputs, outputs, backend.decompositions())
         except OtherStructure:
-            if len(inputs.fakes.env.guards) == assumed:
+            if len(inputs.mode.shape_env.guards) == assumed:
                 raise
 
 
@@ -185,19 +183,19 @@ def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tupl
     described = inputs.spec()
     kind = GraphKind("inference", traced.num_forward, described.static)
     with stage("compile"):
-        forward, _ = backend.compile(traced.graph, kind, inputs.fakes.mode)
+        forward, _ = backend.compile(traced.graph, kind, inputs.mode)
     spec = ProgramSpec(described, traced.interface, None, autocast_state())
     graphs_of = Graphs(lambda: (joint, graph, None))
     return Compiled(spec, graphs_of, forward, tuple(inputs.captured)), PendingKernels()
 
 
 def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Compiled, PendingKernels]:
-    mode, described = inputs.fakes.mode, inputs.spec()
+    mode, described = inputs.mode, inputs.spec()
     joint = copy_graph(traced.graph)
     with compiling(mode), stage("partition"):
         partitioned = partition(traced, inputs.primals(), list(described.static), backend.split)
     verify.check_partitioned(partitioned, traced, len(inputs.flat.items))
-    partitioned = keep_old_values(partitioned, written_slots(inputs.values, traced.outputs))
+    partitioned = keep_old_values(partitioned, traced.outputs.written_slots(inputs.values))
     kept = {source.index for source in partitioned.backward_inputs if isinstance(source, FromForward)}
     _end_forward(partitioned.forward, traced.outputs, kept)
     graph = copy_graph(partitioned.forward)
@@ -214,9 +212,9 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple
 
 def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] = ()) -> None:
     """Adds the sinks of effect tokens and the stores into mutated inputs to a forward; the backward reads `kept`."""
-    stores = store_positions(outputs)
-    sink_tokens(graph, token_positions(outputs))
-    store_results(graph, stores, kept, held_positions(outputs))
+    stores = outputs.store_positions
+    sink_tokens(graph, outputs.token_positions)
+    store_results(graph, stores, kept, outputs.held_positions)
     verify.check_stores(graph, stores)
 
 

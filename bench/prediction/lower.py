@@ -16,7 +16,7 @@ from bench.prediction.recorder import Call, Compiled as CompiledKernel, Recorder
 from bench.prediction.records import Kernel, Stage
 from bench.prediction.roofline import predict_kernel
 from desugar.backends.base import Backend, GraphKind
-from desugar.flatten.fakes import hint
+from desugar.ir.abstract_values import hint
 from desugar.ir.fx_utils import fake_inputs
 
 Compiled = Callable[[list[Any]], Any]

@@ -21,7 +21,7 @@ from desugar.codegen.build_values import emit_constant, emit_graph_call, emit_va
 from desugar.codegen.debug_checks import emit_recheck, expect_plain
 from desugar.codegen.runtime import placed, restride, settle, tensor_guards
 from desugar.codegen.text import join_saved, targets_of, tuple_of
-from desugar.flatten.fakes import hint, is_symbolic
+from desugar.ir.abstract_values import hint, is_symbolic
 from desugar.ir.stages import BackwardInput, FromTangent, Interface, presence_bits
 from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of, take_apart
 from desugar.recording.listeners import note_skipped_check

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from desugar.codegen.unpack import Names
-from desugar.flatten.fakes import is_symbolic
+from desugar.ir.abstract_values import is_symbolic
 from desugar.ir.stages import (
     BackwardInput,
     FromForward,
@@ -106,7 +106,7 @@ def plan_backward(
     """
     plan, traced = BackwardPlan(), spec.interface
     input_paths, output_paths = first_paths(spec.inputs.values), first_paths(traced.outputs.values)
-    returned = traced.outputs.returned
+    returned = list(traced.outputs.positions)
     mutated = {leaf for leaf, _, _ in traced.outputs.versions}
     for source in split.backward_inputs:
         match source:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, fx
 
-from desugar.flatten.fakes import same_ints
+from desugar.ir.abstract_values import same_ints
 from desugar.ir.fx_utils import copy_graph, output_nodes, set_outputs, tangent_dependencies
 
 

@@ -25,7 +25,6 @@ from desugar.backward.plan import BackwardPlan
 from desugar.backward.prune import prune_missing
 from desugar.backward.recompute import CapturedFunction, Recompute
 from desugar.codegen.direct_calls import call_directly, replace_backward
-from desugar.flatten.fakes import Fakes
 from desugar.ir.fx_utils import copy_graph, fake_inputs, output_items, output_nodes
 from desugar.ir.stages import BackwardInput, Compiled, FromTangent, Interface
 from desugar.ir.values import Plain, Wrapper, slots_of
@@ -60,7 +59,7 @@ class BackwardVariants:
 
     Attributes:
         spec, traced, split, graphs: The program, its results and gradients, its forward and backward, and its graphs.
-        fakes: The fake mode and the shape environment of the graphs.
+        mode: The fake mode of the graphs, with their shape environment.
         backend: Compiles the graphs.
         plan: The values that the forward saves and records.
         place: Where compiled backwards are stored; None if they are not.
@@ -78,12 +77,12 @@ class BackwardVariants:
         compiled: Compiled,
         plan: BackwardPlan,
         backend: Backend,
-        fakes: Fakes,
+        mode: Any,
         captured: CapturedFunction,
         place: Place | None = None,
     ) -> None:
         assert compiled.spec.split is not None
-        self.spec, self.graphs, self.fakes = compiled.spec, compiled.graphs, fakes
+        self.spec, self.graphs, self.mode = compiled.spec, compiled.graphs, mode
         self.traced, self.split = compiled.spec.interface, compiled.spec.split
         self.backend, self.plan, self.place = backend, plan, place
         self.recompute = Recompute(compiled, plan, captured)
@@ -171,7 +170,7 @@ class BackwardVariants:
         return self.place.load_backward(present, lambda: self._graph(present))
 
     def _compile_and_save(self, present: tuple[bool, ...]) -> CompiledGraph:
-        env = self.fakes.env
+        env = self.mode.shape_env
         num_guards = len(env.guards)
         compiled, kernels = self._ahead.pop(present, (None, None))
         if compiled is None or kernels is None or not kernels.are_ready():
@@ -250,7 +249,7 @@ class BackwardVariants:
         sources = self._sources(graph)
         saved = tuple(n for n, source in enumerate(sources) if not isinstance(source, FromTangent))
         kind = GraphKind("backward", len(output_nodes(graph)), saved)
-        return self.backend.compile(copy_graph(graph), kind, self.fakes.mode)[0]
+        return self.backend.compile(copy_graph(graph), kind, self.mode)[0]
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -261,7 +260,7 @@ class BackwardVariants:
 
     def _compile_late(self, graph: fx.GraphModule) -> CompiledGraph:
         """Compiles a graph after Dynamo has built its guards; a graph that needs further guards runs op by op."""
-        env = self.fakes.env
+        env = self.mode.shape_env
         num_guards = len(env.guards)
         compiled = self._compile(graph)
         if len(env.guards) == num_guards:

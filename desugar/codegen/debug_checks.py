@@ -14,7 +14,7 @@ from typing import Any
 from torch import SymFloat, SymInt, Tensor, nn
 
 from desugar.codegen.text import tuple_of
-from desugar.flatten.fakes import is_symbolic
+from desugar.ir.abstract_values import is_symbolic
 from desugar.ir.values import Plain, Value, Wrapper, slots_of, take_apart
 from desugar.passes.verify import InvariantError, rechecks_enabled
 from subclasses import TensorSubclass

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.flatten.fakes import fixed_extents
+from desugar.ir.abstract_values import fixed_extents
 from desugar.ir.values import plain_parts
 from subclasses._torch_distributed import dtensor_spec
 from subclasses._torch_tracing import without_lazy_bits

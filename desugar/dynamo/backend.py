@@ -25,8 +25,7 @@ from desugar.dynamo.fallback import compile_by_stock, is_saving, run_op_by_op
 from desugar.dynamo.guard_failures import describe_failure, note_program
 from desugar.dynamo.profiling import with_profiler_name
 from desugar.errors import DesugarError
-from desugar.flatten.fakes import Fakes, check_memory
-from desugar.flatten.inputs import Inputs
+from desugar.flatten.inputs import Inputs, check_memory
 from desugar.flatten.rule_state import guard_state, state_read_by_rules
 from desugar.pipeline import build_program
 from desugar.program import Program
@@ -105,8 +104,7 @@ def compile_graph(
         check_memory(example_inputs)
     context = private.TracingContext.try_get()
     mode = context.fake_mode if context is not None else private.detect_fake_mode(example_inputs)
-    fakes = Fakes(mode.shape_env, mode) if mode is not None else Fakes()
-    inputs, leaves = Inputs(fakes), list(example_inputs)
+    inputs, leaves = Inputs() if mode is None else Inputs(mode), list(example_inputs)
 
     def call(traced: list[Any]) -> Any:
         return gm(*traced)
@@ -120,7 +118,7 @@ def compile_graph(
     made.guards = () if context is None else tuple(context.guards_context.dynamo_guards)
     with record_compilation(made):
         inputs.add_faked(
-            leaves, [_make_fake(leaf, fakes.mode, context) for leaf in leaves], private.source_names(gm)
+            leaves, [_make_fake(leaf, inputs.mode, context) for leaf in leaves], private.source_names(gm)
         )
         fallback = run_op_by_op(
             gm, f"a call of {function_name(gm, gm)} whose arguments overlap or begin elsewhere in memory"

@@ -17,7 +17,6 @@ from torch import Tensor, fx
 from desugar import _torch as private
 from desugar.backends.base import Backend
 from desugar.backward.recompute import CapturedFunction
-from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
 from desugar.ir.values import dynamic_names, is_wrapper, take_apart
 from desugar.pipeline import build_program
@@ -133,7 +132,7 @@ class Specialized:
                 "desugar",
             )
             return None
-        state, inputs = private.GlobalStateGuard(), Inputs(Fakes())
+        state, inputs = private.GlobalStateGuard(), Inputs()
         with record_compilation(Recording(self.graph, self.reason, tuple(leaves), self.graph)):
             inputs.add_arguments(leaves)
             function = CapturedFunction(self.call, self._differentiate)

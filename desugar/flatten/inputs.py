@@ -1,8 +1,11 @@
 """The inputs of a program: arguments and captured tensors, flattened into plain tensors and symbolic ints.
 
-Flattening is the first step of the pass. The plain tensors inside a tensor subclass replace it. Each occurrence of a
-plain tensor in the arguments of Dynamo's graph is an input (`add_faked`). A derivative is compiled for the identity of
-its arguments, so a tensor that occurs twice in them is one input (`add_arguments`).
+Flattening is the first step of the pass. The plain tensors inside a tensor subclass replace it. The trace uses a fake
+tensor for each of them, with the same dtype, device, size and stride. Dynamo makes the fakes of the arguments of its
+graphs, where a size that may change from call to call is a symbol. Other fakes have constant sizes.
+
+Each occurrence of a plain tensor in the arguments of Dynamo's graph is an input (`add_faked`). A derivative is compiled
+for the identity of its arguments, so a tensor that occurs twice in them is one input (`add_arguments`).
 
 A tensor that the function reads from elsewhere than its arguments, such as a closure cell of a rule, is *captured*:
 when the function first uses it, it becomes an input that the program holds by reference.
@@ -11,7 +14,7 @@ when the function first uses it, it becomes an input that the program holds by r
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +23,7 @@ from torch import SymInt, Tensor, nn
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.flatten.fakes import Fakes, check_class, check_nested
-from desugar.ir.inputs import InputSpec, Origin
+from desugar.ir.stages import InputSpec, Origin
 from desugar.ir.values import (
     Constant,
     Flat,
@@ -38,9 +40,15 @@ from desugar.ir.values import (
     unwrap_value,
     wrap_value,
 )
+from subclasses._torch import disabled_torch_function_impl
+from subclasses._torch_tracing import has_no_memory
 from subclasses.errors import one_of
 
 # -------------------------------------------------------------------------------------------------- inputs
+
+
+def _make_fake_mode() -> Any:
+    return private.FakeTensorMode(shape_env=private.ShapeEnv(duck_shape=False, specialize_zero_one=True))
 
 
 @dataclass(slots=True)
@@ -48,7 +56,7 @@ class Inputs:
     """The inputs of one program under construction; :meth:`spec` describes them.
 
     Attributes:
-        fakes: The fake mode and its shape environment.
+        mode: The fake mode, with its shape environment.
         values: One value per input leaf: argument leaves first, then captured tensors.
         captured: The captured tensors, in the order of their values.
         flat: Real plain tensors and symbolic ints, by input slot.
@@ -65,7 +73,7 @@ class Inputs:
         offsets_matter: Whether the function reads a storage offset (:mod:`desugar.flatten.storage_offsets`).
     """
 
-    fakes: Fakes
+    mode: Any = field(default_factory=_make_fake_mode)
     values: list[Value] = field(default_factory=list)
     captured: list[Tensor] = field(default_factory=list)
     flat: Flat = field(default_factory=Flat)
@@ -266,7 +274,7 @@ class Inputs:
         value = unwrap_value(leaf, self.flat)
         for slot, path in paths_of(value):
             if slot not in self.fake_items:
-                self.fake_items[slot] = self.fakes.tensor(self.flat.items[slot])
+                self.fake_items[slot] = _make_fake(self.mode, self.flat.items[slot])
                 self.origins[slot] = Origin(number, path)
                 self._note_inference(self.flat.items[slot], self.origins[slot])
         self.values.append(value)
@@ -287,7 +295,7 @@ class Inputs:
             return extent  # type: ignore[return-value]
         known = self.flat.integer(extent)
         if isinstance(known, Slot) and known.index not in self.fake_items:
-            self.fake_items[known.index] = self.fakes.canonical(extent)
+            self.fake_items[known.index] = _canonical(extent)
             self.origins[known.index] = origin
         return known
 
@@ -301,3 +309,117 @@ def is_traced(tensor: Tensor) -> bool:
     if not is_wrapper(tensor):
         return False
     return any(is_traced(getattr(tensor, name)) for name in inner_names(tensor))
+
+
+# --------------------------------------------------------------------------------------------- making fakes
+
+
+def _make_fake(mode: Any, real: Tensor) -> Tensor:
+    """Makes a fake of a plain tensor, with constant sizes and without autograd metadata.
+
+    Raises:
+        DesugarError: The tensor is of a kind that the pass does not support (sparse, quantized, lazily conjugated).
+    """
+    check_plain(real)
+    with torch.no_grad():
+        fake = mode.from_tensor(_bare_alias(real), static_shapes=True)
+    fake.item_memo = None
+    return fake
+
+
+def _bare_alias(real: Tensor) -> Tensor:
+    """Returns a tensor over the same memory that has no autograd state.
+
+    The result is not a view, not a parameter, not part of an autograd graph, and has no `.grad`.
+    """
+    if not real._is_view() and not real.requires_grad and type(real) is Tensor and real.grad is None:
+        return real
+    with torch.no_grad():
+        blank = torch.empty(0, dtype=real.dtype, device=real.device)
+        return blank.set_(real.untyped_storage(), real.storage_offset(), real.size(), real.stride())
+
+
+def _canonical(extent: SymInt) -> SymInt:
+    """Returns the symbol by which the trace replaced the equal symbol `extent`; else `extent` itself.
+
+    Inductor names the input after the returned symbol.
+    """
+    node = extent.node
+    is_own = node._expr == node.expr
+    return extent if is_own else node.shape_env.create_symintnode(node.expr, hint=node.hint)
+
+
+# ---------------------------------------------------------------------------------------- unsupported tensors
+
+
+def check_nested(leaf: object) -> None:
+    """Raises `DesugarError` for one of PyTorch's nested tensors, whose sizes a layout cannot describe."""
+    if isinstance(leaf, Tensor) and leaf.is_nested:
+        raise DesugarError(
+            "expected strided tensors, got one of PyTorch's nested tensors, whose sizes are not ints",
+            instead="pass or return its values and offsets, or a JaggedTensor (subclasses.ragged)",
+        )
+
+
+def check_plain(real: Tensor) -> None:
+    """Raises `DesugarError` for a plain tensor that is not an ordinary strided tensor."""
+    check_nested(real)
+    kinds = {
+        f"a {real.layout} tensor": real.layout is not torch.strided,
+        "a quantized tensor": real.is_quantized,
+        "a lazily conjugated or negated tensor": real.is_conj() or real.is_neg(),
+    }
+    unsupported = next((kind for kind, is_one in kinds.items() if is_one), None)
+    if unsupported is not None:
+        raise DesugarError(
+            f"expected strided tensors, got {unsupported}",
+            instead="convert it first (to_dense(), dequantize(), resolve_conj(), resolve_neg(), to_padded_tensor())",
+        )
+    check_class(real)
+
+
+def check_class(real: Tensor) -> None:
+    """Raises `DesugarError` for a tensor that a program cannot use because of its class.
+
+    Such a tensor belongs to a functorch transform that has ended. Or its class has no `__tensor_flatten__` but a
+    `__torch_function__`, which a program would not call.
+    """
+    if private.is_dead_tensor_wrapper(real):
+        raise DesugarError(
+            "an argument is a tensor of a functorch transform that has ended",
+            instead="pass its detach(), or return tensors from the transformed function",
+        )
+    cls = type(real)
+    if cls is not Tensor and cls.__torch_function__ is not disabled_torch_function_impl:
+        raise DesugarError(
+            f"expected plain tensors and wrapper subclasses, got {one_of(cls)}: its class cannot be flattened "
+            "(no __tensor_flatten__) and has a __torch_function__, which a program would not call",
+            instead="pass x.as_subclass(torch.Tensor) and make the result one of the class again",
+        )
+
+
+def check_memory(leaves: Iterable[Any]) -> None:
+    """Raises `DesugarError` for a tensor whose memory does not hold its values, inner tensors included.
+
+    The memory of a lazily negated tensor holds the negated values. The zeros that a derivative of `sgn` returns have
+    no memory.
+    """
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            continue
+        if is_wrapper(leaf):
+            check_memory(getattr(leaf, name) for name in inner_names(leaf))
+        elif leaf.is_neg():
+            raise DesugarError(
+                f"expected tensors with their values in memory, got a lazily negated one of size {tuple(leaf.shape)} "
+                "(the imag of a conjugated tensor, for instance)",
+                instead="call resolve_neg() on it before the compiled function",
+                stock_is_wrong=True,
+            )
+        elif has_no_memory(leaf):
+            raise DesugarError(
+                f"expected tensors with their values in memory, got zeros of size {tuple(leaf.shape)} without any (a "
+                "derivative of sgn or of another step, for instance)",
+                instead="pass their clone()",
+                stock_is_wrong=True,
+            )

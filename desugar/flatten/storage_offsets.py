@@ -8,15 +8,13 @@ of these, the offsets of its inputs are part of the signature.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from desugar.flatten.inputs import Inputs
 from desugar.ir.storage import storage_of
-
-if TYPE_CHECKING:
-    from desugar.flatten.inputs import Inputs
 
 # Ops with an offset from the start of the storage -> the position of that argument.
 _OPS = {

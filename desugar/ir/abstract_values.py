@@ -1,8 +1,8 @@
-"""Descriptions of tensors and numbers, from which a wrapper is generated without symbols.
+"""Sizes, strides and numbers that may differ from call to call.
 
-The data of a package describes its programs. The wrapper of a program is generated from descriptions with the methods
-of fake tensors and symbolic numbers. They need no shape environment, whose import alone takes longer than loading a
-package.
+In a trace they are symbols of a shape environment. The data of a package describes its programs: there they are an
+:class:`Unknown`, and a tensor is a :class:`Described`. These have the methods of symbols and fake tensors from which a
+wrapper is generated. They need no shape environment, whose import alone takes longer than loading a package.
 """
 
 from __future__ import annotations
@@ -58,3 +58,36 @@ class Described(Tensor):
 def is_unknown(extent: Any) -> bool:
     """Returns whether a size or stride is a symbol, or an :class:`Unknown`."""
     return isinstance(extent, SymInt | Unknown)
+
+
+def fixed_extents(extents: Sequence[Any]) -> list[int | None]:
+    """Returns sizes or strides in the form that the C++ check of tensors expects: None in place of a symbol."""
+    return [None if is_unknown(extent) else extent for extent in extents]
+
+
+def is_symbolic(fake: Any) -> bool:
+    """Returns whether an int is a symbol, or a fake tensor has a symbol in its size, stride or storage offset."""
+    if isinstance(fake, Tensor):
+        extents: Sequence[Any] = (*fake.size(), *fake.stride(), fake.storage_offset())
+        return any(map(is_unknown, extents))
+    return is_unknown(fake)
+
+
+def hint(extent: Any) -> int:
+    """Returns the value that an int had in the traced call.
+
+    For an unbacked int, which depends on data, every symbol in it counts as 64.
+    """
+    if not isinstance(extent, SymInt):
+        return extent
+    known, expression = extent.node.hint, extent.node.expr
+    return int(expression.xreplace(dict.fromkeys(expression.free_symbols, 64))) if known is None else known
+
+
+def same_ints(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Returns whether two sizes or strides have the same expressions; adds no guard."""
+    return [_expression(extent) for extent in one] == [_expression(extent) for extent in other]
+
+
+def _expression(extent: Any) -> Any:
+    return extent.node.expr if isinstance(extent, SymInt) else extent

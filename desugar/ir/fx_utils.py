@@ -1,4 +1,4 @@
-"""Helpers that read and edit `torch.fx` graphs and the autograd graph."""
+"""Helpers that read and edit `torch.fx` graphs, their results and the autograd graph."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ def set_outputs(graph: fx.GraphModule, outputs: list[Any]) -> None:
     output.meta = dict(meta)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def result_leaves(result: Any) -> list[Any]:
+    """Returns the leaves of a function's result; None is a leaf.
+
+    Dynamo's graphs return flat tuples. Dynamo itself flattens and rebuilds every other structure that the user's
+    function takes or returns.
+    """
+    import optree  # the wrappers of loaded programs do not need it
+
+    return optree.tree_leaves(result, none_is_leaf=True)
+
+
+def tensor_leaves(tree: Any) -> list[Tensor]:
+    """Returns the tensors among the leaves of a tree."""
+    return [leaf for leaf in result_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def fake_inputs(graph: fx.GraphModule) -> list[Any]:

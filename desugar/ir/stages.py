@@ -1,4 +1,4 @@
-"""Results of the stages: the traced joint graph, the forward and backward graphs, and the compiled program.
+"""The description of a program, and the results of the stages: traced, partitioned and compiled graphs.
 
 The passes work on the graphs. The wrapper is written from one description of a program (`ProgramSpec`), which the store
 and packages write to files. So a program from a file needs no graph: its graphs are loaded on first use (`Graphs`).
@@ -6,19 +6,180 @@ and packages write to files. So a program from a file needs no graph: its graphs
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from desugar.ir.fx_utils import fake_inputs, find_random_op, output_items, output_nodes
-from desugar.ir.inputs import InputSpec
-from desugar.ir.outputs import Outputs
-from desugar.ir.values import Value
+from desugar.ir.values import Plain, Value, View, Wrapper, slots_of
 
 LeafFunction = Callable[[list[Any]], Any]  # a function of the list of argument leaves
+
+# -------------------------------------------------------------------------------------------------- inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The source of an input slot at run time.
+
+    Attributes:
+        leaf: Index of the input leaf.
+        path: Attribute path from the leaf to the plain tensor or int.
+        method: For a symbol, the tensor method that returns it: "size" or "stride"; empty if the path leads to the int
+            itself. None for a tensor.
+        dim: The argument of the method; None if it has none.
+    """
+
+    leaf: int
+    path: tuple[str, ...] = ()
+    method: str | None = None
+    dim: int | None = None
+
+    @property
+    def is_symbol(self) -> bool:
+        """Whether the slot holds an int."""
+        return self.method is not None
+
+    def expression(self, *names: str) -> str:
+        """Returns the expression that reads the input (`a0.values.size(0)`).
+
+        Args:
+            *names: A name of the leaf, and of each attribute on the path.
+        """
+        dim = "" if self.dim is None else self.dim
+        return ".".join([*names, *([f"{self.method}({dim})"] if self.method else [])])
+
+    def integer(self, method: str = "", dim: int | None = None) -> Origin:
+        """Returns the origin of an int of this tensor, or of this object as an int."""
+        return replace(self, method=method, dim=dim)
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """The inputs of a program.
+
+    Attributes:
+        values: One value per input leaf: argument leaves first, then captured tensors. Their slots are input slots.
+        items: Input slot -> fake tensor or symbolic int.
+        origins: Input slot -> its source at run time.
+        num_arguments: The number of argument leaves in `values`.
+        parameters: Indices of the argument leaves that are an `nn.Parameter`.
+        inference: The places of the leaves and plain tensors that were made in inference mode.
+        static: Slots of tensors that keep their addresses from call to call: parameters, buffers, captured tensors.
+    """
+
+    values: tuple[Value, ...]
+    items: tuple[Any, ...]
+    origins: tuple[Origin, ...]
+    num_arguments: int
+    parameters: frozenset[int]
+    inference: frozenset[Origin]
+    static: tuple[int, ...]
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether a size, stride or int is a symbol."""
+        return any(origin.is_symbol for origin in self.origins)
+
+    @property
+    def tensor_leaves(self) -> list[int]:
+        """The input leaves that are tensors."""
+        return [n for n, value in enumerate(self.values) if isinstance(value, Plain | Wrapper)]
+
+    @property
+    def tensor_slots(self) -> list[int]:
+        """The input slots that hold tensors."""
+        return [slot for slot, item in enumerate(self.items) if isinstance(item, Tensor)]
+
+
+# ------------------------------------------------------------------------------------------------- results
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The results and the mutations of a function.
+
+    Attributes:
+        num_visible: The number of result leaves.
+        values: One value per result leaf, then one per hidden result: bases of views, new values of mutated inputs,
+            replaced inner tensors.
+        items: Fake tensors and symbolic ints, by output slot.
+        inputs: Output slot -> input slot, for each output that is an input itself.
+        writes: (input leaf, index in `values`) of each mutated input whose write autograd recorded. The wrapper copies
+            the value into the input after the call.
+        stores: (input slot, output slot) of each other mutated input tensor. The graph stores the output in it.
+        held: (output slot, input slot) of each computed inner tensor in the memory of an input in `stores`.
+        versions: (input leaf, attribute path, increase of the version counter) of each mutated tensor.
+        assigns: (input leaf, name, index in `values`) of each inner tensor that the function replaced.
+        tokens: Output slots of the last effect tokens.
+    """
+
+    num_visible: int
+    values: tuple[Value, ...]
+    items: tuple[Any, ...]
+    inputs: Mapping[int, int]
+    writes: tuple[tuple[int, int], ...] = ()
+    stores: tuple[tuple[int, int], ...] = ()
+    versions: tuple[tuple[int, tuple[str, ...], int], ...] = ()
+    assigns: tuple[tuple[int, str, int], ...] = ()
+    tokens: tuple[int, ...] = ()
+    held: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Output slot -> index among the graph's outputs, for each output that the graph computes, in their order."""
+        returned = (slot for slot in range(len(self.items)) if slot not in self.inputs)
+        return {slot: n for n, slot in enumerate(returned)}
+
+    @property
+    def store_positions(self) -> dict[int, int]:
+        """Input slot -> index of the graph output that the graph stores in it."""
+        positions = self.positions
+        return {slot: positions[value] for slot, value in self.stores}
+
+    @property
+    def held_positions(self) -> dict[int, int]:
+        """Index of a graph output -> the input slot whose memory holds it."""
+        positions = self.positions
+        return {positions[slot]: home for slot, home in self.held}
+
+    @property
+    def token_positions(self) -> list[int]:
+        """The indices of the graph outputs that are effect tokens."""
+        return [n for slot, n in self.positions.items() if slot in self.tokens]
+
+    @property
+    def unread_positions(self) -> set[int]:
+        """The indices of the graph outputs that the wrapper does not read: stored outputs and effect tokens."""
+        return {*self.store_positions.values(), *self.token_positions}
+
+    @property
+    def visible(self) -> tuple[Value, ...]:
+        """The values of the result leaves, without the hidden results."""
+        return self.values[: self.num_visible]
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether the function mutates its inputs or assigns to their inner tensors."""
+        return bool(self.versions or self.assigns)
+
+    def with_views_of(self, earlier: Outputs) -> Outputs:
+        """Returns a copy with the :class:`View` values of an earlier run of the same function."""
+        pairs = zip(self.values, earlier.values, strict=True)
+        return replace(self, values=tuple(old if isinstance(old, View) else new for new, old in pairs))
+
+    def written_slots(self, values: Sequence[Value]) -> set[int]:
+        """Returns the input slots whose memory the program changes, in the graph or after it.
+
+        Args:
+            values: One value per input leaf.
+        """
+        written = (values[leaf] for leaf, _ in self.writes)
+        return {slot for slot, _ in self.stores}.union(*map(slots_of, written))
+
 
 # -------------------------------------------------------------------------------------------------- traced
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.flatten.fakes import same_ints
+from desugar.ir.abstract_values import same_ints
 from desugar.ir.fx_utils import (
     Results,
     clone_aliased_results,
@@ -75,7 +75,7 @@ def _read_sizes_of_results(traced: Traced) -> None:
     first run, and the forward has the symbols of the second. So no forward node binds the symbol of a tangent.
     """
     graph = traced.graph
-    computed = dict(zip(traced.outputs.returned, output_nodes(graph), strict=False))
+    computed = dict(zip(traced.outputs.positions, output_nodes(graph), strict=False))
     extents: dict[Any, tuple[fx.Node, int]] = {}
     for number, value in traced.tangents:
         slots = {path: slot for slot, path in paths_of(traced.outputs.values[number])}

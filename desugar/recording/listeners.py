@@ -57,7 +57,7 @@ class Recording:
         stages: (name, seconds) in order; a stage that ran twice has two entries.
         ops: The ops of the recorded run of the function.
         materialized: (class name, op, line) of each materializing fallback in that run.
-        program, fakes: The program and its fakes; None before the compilation has succeeded.
+        program, mode: The program and its fake mode; None before the compilation has succeeded.
         error: The error that ended the compilation.
         seconds: How long the compilation took.
     """
@@ -72,7 +72,7 @@ class Recording:
     ops: list[Op] = field(default_factory=list)
     materialized: list[tuple[str, str, Line | None]] = field(default_factory=list)
     program: Any = None
-    fakes: Any = None
+    mode: Any = None
     error: BaseException | None = None
     seconds: float = 0.0
 
@@ -149,7 +149,7 @@ def publish_recording(made: Recording, *, also: Listener | None = None) -> Itera
     finally:
         for listener in listeners:
             listener(made)
-        made.args, made.graph, made.fakes = (), None, None
+        made.args, made.graph, made.mode = (), None, None
 
 
 @contextlib.contextmanager

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.ir.fx_utils import autograd_nodes
-from desugar.ir.pytree import tensor_leaves
+from desugar.ir.fx_utils import autograd_nodes, tensor_leaves
 from desugar.ir.values import is_wrapper
 from desugar.recording.listeners import Op, Recording, current
 from desugar.user_code import Line, find_line

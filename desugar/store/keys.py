@@ -195,7 +195,7 @@ def _flags(value: Value) -> Any:
 
 def _ranges(inputs: Inputs) -> list[str]:
     """Returns the range of each symbol before the trace."""
-    env = inputs.fakes.env
+    env = inputs.mode.shape_env
     return sorted(f"{symbol}: {env.var_to_range.get(symbol)}" for symbol in env.backed_var_to_val)
 
 

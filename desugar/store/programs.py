@@ -94,7 +94,7 @@ def pack(program: Compiled, inputs: Inputs) -> dict[str, Any]:
     """
     if inputs.captured or inputs.generators:
         raise CannotStore("it uses tensors or generators besides its arguments")
-    env = inputs.fakes.env
+    env = inputs.mode.shape_env
     guards = [guard.expr for guard in env.guards]
     if env.deferred_runtime_asserts or not _hold(guards, env):
         raise CannotStore("a size depends on data")
@@ -115,16 +115,16 @@ def unpack(content: dict[str, Any], inputs: Inputs) -> Compiled | None:
         content: The result of `pack`.
         inputs: The flattened arguments of the call. The program's guards are added to their shape environment.
     """
-    fakes, guards = inputs.fakes, pickle.loads(content["guards"])
-    if not _hold(guards, fakes.env):
+    mode, guards = inputs.mode, pickle.loads(content["guards"])
+    if not _hold(guards, mode.shape_env):
         return None
-    graphs = Graphs(lambda: _load_graphs(content["graphs"], fakes.mode))
-    interface, split = load(content["records"], fakes.mode)
+    graphs = Graphs(lambda: _load_graphs(content["graphs"], mode))
+    interface, split = load(content["records"], mode)
     forward = load_graph(content["forward"], lambda: graphs.all[1], is_backward=False)
     if forward is None:
         return None
     for guard in guards:
-        fakes.env.evaluate_expr(guard)
+        mode.shape_env.evaluate_expr(guard)
     return Compiled(ProgramSpec(inputs.spec(), interface, split, autocast_state()), graphs, forward)
 
 

@@ -22,8 +22,8 @@ from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.ir.outputs import Outputs
-from desugar.ir.pytree import result_leaves
+from desugar.ir.fx_utils import result_leaves
+from desugar.ir.stages import Outputs
 from desugar.ir.storage import base_of, storage_of
 from desugar.ir.values import (
     Flat,

@@ -9,17 +9,15 @@ value a symbol of the graph.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from desugar import _torch as private
+from desugar.flatten.inputs import Inputs
 from subclasses import TensorSubclass
 from subclasses._torch import disabled_torch_function_impl
-
-if TYPE_CHECKING:
-    from desugar.flatten.inputs import Inputs
 
 
 def replace_floats(graph: fx.GraphModule, mode: Any) -> None:

@@ -21,8 +21,7 @@ from torch.autograd.function import BackwardCFunction
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.ir.fx_utils import autograd_nodes, output_nodes, set_outputs, tangent_dependencies, tangent_slots
-from desugar.ir.outputs import Outputs
-from desugar.ir.stages import GradientCall
+from desugar.ir.stages import GradientCall, Outputs
 from desugar.ir.values import (
     Constant,
     Flat,

@@ -29,8 +29,7 @@ from desugar.errors import DesugarError
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.storage_offsets import depends_on_offsets
 from desugar.ir.fx_utils import multiply_in_pairs, read_sizes_early
-from desugar.ir.outputs import Outputs
-from desugar.ir.stages import GradientCall, LeafFunction, Traced
+from desugar.ir.stages import GradientCall, LeafFunction, Outputs, Traced
 from desugar.ir.values import Flat, Value, View, requires_grad
 from desugar.recording.ops import record_backward, record_ops
 from desugar.tracing import unsupported
@@ -92,7 +91,7 @@ def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
         DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`). No argument was
             changed.
     """
-    with tracing_modes(inputs.fakes.mode) as mode, inputs.fakes.env.ignore_fresh_unbacked_symbols():
+    with tracing_modes(inputs.mode) as mode, inputs.mode.shape_env.ignore_fresh_unbacked_symbols():
         run = run_function(call, inputs, inputs.primals())
         check_rng(mode.rng)
         unsupported.check_run(run, inputs)
@@ -119,7 +118,7 @@ def trace_graph(
         for number, value in enumerate(outputs.values)
         if torch.is_grad_enabled() and requires_grad(value)
     ]
-    with tracing_modes(inputs.fakes.mode):
+    with tracing_modes(inputs.mode):
         tangents, tangent_items = make_tangents(differentiable, outputs)
         recorder = _Recorder(call, inputs, outputs, tangents, tangent_items)
         graph = recorder.trace(decompositions)
@@ -136,10 +135,10 @@ def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, 
     Raises:
         DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
     """
-    env, recorder = inputs.fakes.env, _Recorder(call, inputs)
+    env, recorder = inputs.mode.shape_env, _Recorder(call, inputs)
     known = dict(env.replacements)
     try:
-        with tracing_modes(inputs.fakes.mode) as mode:
+        with tracing_modes(inputs.mode) as mode:
             graph = recorder.trace(decompositions)
             check_rng(mode.rng)
     except _TwoRunsNeeded:
@@ -169,7 +168,7 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     unsupported.check_higher_order_randomness(graph)
     return Traced(
         recorder.outputs,
-        len(recorder.outputs.returned),
+        len(recorder.outputs.positions),
         recorder.tangents,
         recorder.tangent_items,
         tuple(recorder.grads),
@@ -235,7 +234,7 @@ class _Recorder:
         elif any(isinstance(value, View) for value in outputs.values):
             raise _TwoRunsNeeded
         self.outputs = outputs
-        forward = [self.outputs.items[slot] for slot in self.outputs.returned]
+        forward = [self.outputs.items[slot] for slot in self.outputs.positions]
         return forward + self._backward(run, leaves, items, tangents) if self.tangents else forward
 
     def _backward(

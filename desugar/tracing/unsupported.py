@@ -9,19 +9,25 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx
 
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
-from desugar.flatten.fakes import check_nested
-from desugar.flatten.inputs import is_traced
-from desugar.ir.fx_utils import autograd_nodes, find_random_op, tangent_dependencies, tangent_slots
-from desugar.ir.pytree import tensor_leaves
+from desugar.flatten.inputs import Inputs, check_nested, is_traced
+from desugar.ir.fx_utils import (
+    autograd_nodes,
+    find_random_op,
+    tangent_dependencies,
+    tangent_slots,
+    tensor_leaves,
+)
+from desugar.ir.stages import Outputs
 from desugar.ir.values import Constant, Plain, Wrapper, is_wrapper, paths_of, slots_of, wrap_value
 from desugar.tracing.run import (
+    Run,
     assigned_inners,
     changed_slots,
     from_functional,
@@ -30,11 +36,6 @@ from desugar.tracing.run import (
     storages_of,
 )
 from subclasses import TensorSubclass
-
-if TYPE_CHECKING:
-    from desugar.flatten.inputs import Inputs
-    from desugar.ir.outputs import Outputs
-    from desugar.tracing.run import Run
 
 _USE_EAGER = "run this part in eager mode, outside the compiled function"
 

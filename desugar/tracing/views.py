@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.ir.outputs import Outputs
+from desugar.ir.stages import Outputs
 from desugar.ir.storage import base_of
 from desugar.ir.values import View, Wrapper, is_wrapper, paths_of
 from desugar.tracing.run import InputLeaf, Run, assigned_inners, identity

@@ -17,7 +17,6 @@ from desugar.backward.recompute import plan_recompute
 from desugar.codegen.build_values import emit_graph_call
 from desugar.codegen.text import targets_of, tuple_of
 from desugar.codegen.unpack import Names
-from desugar.ir.outputs import unread_positions
 from desugar.ir.stages import Compiled, FromForward, ProgramSpec, Split
 from desugar.ir.values import Plain, Wrapper
 from desugar.recording.listeners import note_skipped_check
@@ -62,7 +61,7 @@ def _emit_forward(out: Emitter, compiled: Compiled, split: Split) -> BackwardPla
     names = _emit_forward_names(out, spec)
     count = len(split.forward_outputs)
     read_later = {s.index for s in split.backward_inputs if isinstance(s, FromForward)}
-    unread = unread_positions(spec.outputs)
+    unread = spec.outputs.unread_positions
     results = emit_graph_call(
         out,
         compiled.forward,

@@ -25,11 +25,10 @@ def slot_reader(spec: ProgramSpec, names: Names, results: Sequence[str]) -> Read
         names: The names of input leaves and input slots.
         results: The names of the compiled graph's outputs.
     """
-    outputs = spec.outputs
-    positions = {slot: n for n, slot in enumerate(outputs.returned)}
+    inputs, positions = spec.outputs.inputs, spec.outputs.positions
 
     def read(slot: int) -> str:
-        return names.slots[outputs.inputs[slot]] if slot in outputs.inputs else results[positions[slot]]
+        return names.slots[inputs[slot]] if slot in inputs else results[positions[slot]]
 
     return read
 
@@ -48,7 +47,7 @@ def emit_results(out: Emitter, spec: ProgramSpec, names: Names, results: Sequenc
     """
     read = slot_reader(spec, names, results)
     items = spec.outputs.items
-    computed = [(text, items[slot]) for text, slot in zip(results, spec.outputs.returned, strict=False)]
+    computed = [(text, items[slot]) for text, slot in zip(results, spec.outputs.positions, strict=False)]
     computed = [(text, fake) for text, fake in computed if text != "_"]
     emit_recheck(out, [text for text, _ in computed], expect_plain("results", [fake for _, fake in computed]))
     leaves: dict[int, str] = {}

@@ -17,7 +17,6 @@ from desugar.codegen.debug_checks import Expected, emit_recheck
 from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
 from desugar.codegen.text import tuple_of
 from desugar.codegen.unpack import Names, emit_unpacking
-from desugar.ir.outputs import unread_positions, written_slots
 from desugar.ir.stages import Compiled, ProgramSpec
 from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Same, Value, View, Wrapper
@@ -88,7 +87,7 @@ def _emit_run(out: Emitter, compiled: Compiled, fallback: Callable[..., Any]) ->
 
 def _overlaps(out: Emitter, spec: ProgramSpec, names: Names) -> list[str]:
     """Returns the condition that a mutated tensor shares memory with another tensor; an empty list if no tensor can."""
-    written, tensors = written_slots(spec.inputs.values, spec.outputs), spec.inputs.tensor_slots
+    written, tensors = spec.outputs.written_slots(spec.inputs.values), spec.inputs.tensor_slots
     if not written or len(tensors) < 2:
         return []
     mutated = tuple_of(names.slots[n] for n in tensors if n in written)
@@ -139,7 +138,7 @@ def _other_extents(out: Emitter, name: str, value: Wrapper) -> Iterator[str]:
 
 def _emit_inference_check(out: Emitter, spec: ProgramSpec, names: Names) -> None:
     """Emits a check of inference mode if the program writes to inference tensors: Dynamo does not guard the mode."""
-    inputs, written = spec.inputs, written_slots(spec.inputs.values, spec.outputs)
+    inputs, written = spec.inputs, spec.outputs.written_slots(spec.inputs.values)
     inference = [slot for slot in sorted(written) if inputs.origins[slot] in inputs.inference]
     if inference:
         check = out.bind(check_inference_mode, "check_inference_mode")
@@ -183,7 +182,7 @@ def _emit_views(
 
 def _emit_inference(out: Emitter, compiled: Compiled, names: Names) -> tuple[dict[int, str], ReadSlot]:
     spec = compiled.spec
-    unread = unread_positions(spec.outputs)
+    unread = spec.outputs.unread_positions
     hints = ["_" if n in unread else f"r{n}" for n in range(spec.interface.num_forward)]
     note_skipped_check(
         out, "a walk over the arguments, and a copy of their list: the items are named one by one"

@@ -10,7 +10,7 @@ from torch import SymInt, Tensor
 
 from desugar.explain.collecting.names import Names
 from desugar.explain.records import Leaf, Symbol
-from desugar.flatten.fakes import hint
+from desugar.ir.abstract_values import hint
 from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper, wrap_value
 from subclasses import TensorSubclass
 from subclasses.layout import field_name

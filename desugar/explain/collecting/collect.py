@@ -39,7 +39,7 @@ def collect_program(recording: Recording, backend: str = "") -> Program:
         "sources": describe_sources(op.line for op in recording.ops),
     }
     program = recording.program
-    if program is None or recording.fakes is None:
+    if program is None or recording.mode is None:
         return Program(**head, error=str(recording.error or "not finished"))
     names = Names(recording)
     saved = tuple(describe_saved(program, names))

@@ -14,8 +14,8 @@ import torch
 from torch import SymInt, Tensor
 
 from desugar.explain.records import Cost
-from desugar.flatten.fakes import hint
-from desugar.ir.outputs import Outputs
+from desugar.ir.abstract_values import hint
+from desugar.ir.stages import Outputs
 from desugar.program import Program
 
 _GRAPH = "compiled_graph"  # the name of the forward or inference graph in generated text

@@ -11,7 +11,7 @@ from torch import Tensor
 from desugar.explain.collecting.arguments import dtype_text, extent_text
 from desugar.explain.collecting.names import Names
 from desugar.explain.records import Saved
-from desugar.flatten.fakes import hint
+from desugar.ir.abstract_values import hint
 from desugar.ir.stages import FromForward, FromInput
 from desugar.ir.values import Same, Value, View, inner_names, is_wrapper, paths_of
 from subclasses.layout import field_name

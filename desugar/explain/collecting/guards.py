@@ -184,7 +184,7 @@ def take_guards(recording: Recording, record: Program) -> TakenGuards:
         record: Its record.
     """
     context = private.CompileContext.try_get()
-    sizes = [str(guard.expr) for guard in recording.fakes.env.guards]
+    sizes = [str(guard.expr) for guard in recording.mode.shape_env.guards]
     if recording.guards:
         sizes = [] if context is None else context.shape_env_guards
     wrappers = {} if isinstance(recording.fn, fx.GraphModule) else _wrappers(recording)

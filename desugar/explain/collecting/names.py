@@ -25,7 +25,7 @@ class Names:
 
     def __init__(self, recording: Recording) -> None:
         spec = recording.program.spec
-        self.inputs, self.outputs, self.mode = spec.inputs, spec.outputs, recording.fakes.mode
+        self.inputs, self.outputs, self.mode = spec.inputs, spec.outputs, recording.mode
         self._graph, arguments = recording.graph, recording.program.names
         more, results = len(self.inputs.values) - len(arguments), len(self.outputs.visible)
         self._names = {

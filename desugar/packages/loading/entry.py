@@ -23,7 +23,7 @@ from desugar import _torch as private
 from desugar.codegen.build_values import emit_constant
 from desugar.codegen.text import tuple_of
 from desugar.errors import SignatureError
-from desugar.ir.inputs import Origin
+from desugar.ir.stages import Origin
 from desugar.ir.values import Constant, Plain, Same, Slot, Wrapper, is_wrapper
 from desugar.packages.loading.assemble import FILE, Assembled
 from desugar.packages.loading.guards import Guards, WeightGuards

@@ -19,14 +19,15 @@ from torch import Tensor
 from desugar.backward.emit import Variant
 from desugar.errors import PackageError
 from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
-from desugar.ir.inputs import InputSpec, Origin
-from desugar.ir.outputs import Outputs
 from desugar.ir.stages import (
     FromForward,
     FromInput,
     FromTangent,
     GradientCall,
+    InputSpec,
     Interface,
+    Origin,
+    Outputs,
     ProgramSpec,
     Split,
 )

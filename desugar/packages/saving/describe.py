@@ -15,7 +15,7 @@ from torch import SymInt, Tensor, nn
 from desugar import _torch as private
 from desugar.backward.emit import Variant
 from desugar.errors import PackageError
-from desugar.ir.inputs import Origin
+from desugar.ir.stages import Origin
 from desugar.ir.storage import base_of
 from desugar.ir.values import (
     Constant,
@@ -183,7 +183,7 @@ class Description:
             raise PackageError("the graph was not compiled by this library, so there is nothing to save")
         self.captured, self.weights, self.grads = captured, weights, grads
         self.stored, self.inputs = place.stored, place.inputs
-        self.symbols = Symbols(self.inputs.fakes.env)
+        self.symbols = Symbols(self.inputs.mode.shape_env)
         self._leaves, self._fakes = captured.flattened.leaves, captured.fake_leaves
 
     def record(self, graphs: dict[int, GraphRecord]) -> ProgramRecord:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from desugar.errors import DesugarError
-from desugar.flatten.fakes import check_plain
+from desugar.flatten.inputs import check_plain
 from desugar.flatten.rule_state import StateRead, state_read_by_rules
 from subclasses import TensorSubclass, constant, inner
 from tests.desugar.classes import Pair

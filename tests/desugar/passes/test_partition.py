@@ -7,7 +7,7 @@ import torch
 
 import desugar
 from desugar.backward.prune import prune_missing
-from desugar.flatten.fakes import hint
+from desugar.ir.abstract_values import hint
 from desugar.ir.fx_utils import copy_graph, output_nodes
 from desugar.ir.stages import FromForward, FromInput, FromTangent
 from subclasses.ragged import JaggedTensor

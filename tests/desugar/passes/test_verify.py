@@ -10,10 +10,8 @@ import torch
 from torch import fx
 
 from desugar.codegen.debug_checks import Expected, recheck
-from desugar.flatten.fakes import Fakes
 from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import output_nodes, set_outputs
-from desugar.ir.outputs import store_positions
 from desugar.ir.stages import FromForward, FromInput, FromTangent
 from desugar.ir.values import Flat, unwrap_value
 from desugar.passes.mutations import store_results
@@ -37,7 +35,7 @@ aten = torch.ops.aten
 @pytest.fixture
 def staged() -> Any:
     """(traced, inputs) of a function with a backward."""
-    inputs = Inputs(Fakes())
+    inputs = Inputs()
     inputs.add_arguments([make(Pair, 2, 3, grad=True), torch.ones(3, requires_grad=True)])
     return traced_of(lambda leaves: ((leaves[0] * leaves[1]).sin(), leaves[0].sum()), inputs), inputs
 
@@ -196,10 +194,10 @@ def test_a_broken_split(name, split):
 @pytest.fixture
 def stored():
     """(graph, slots) of a function that writes to its first argument."""
-    inputs = Inputs(Fakes())
+    inputs = Inputs()
     inputs.add_arguments([torch.ones(2, 3), torch.ones(3)])
     traced = traced_of(lambda leaves: (leaves[0].mul_(2), leaves[0] * leaves[1])[1], inputs)
-    stores = store_positions(traced.outputs)
+    stores = traced.outputs.store_positions
     store_results(traced.graph, stores)
     check_stores(traced.graph, stores)
     return traced.graph, stores
