@@ -110,15 +110,7 @@ def compile(  # noqa: PLR0913 - the options of `torch.compile`
     choose_backend(backend, mode, options)  # raises for a wrong backend, mode or options
     rest = {"backend": backend} if backend != "inductor" else {}
     rest |= {"strict": True} if strict else {}
-    choice = {
-        "backend": backend,
-        "fullgraph": fullgraph,
-        "dynamic": dynamic,
-        "mode": mode,
-        "options": options,
-        "strict": strict,
-    }
-    compile_with = _Compile(fullgraph, dynamic, mode, {**(options or {}), **rest}, choice)
+    compile_with = _Compile(fullgraph, dynamic, mode, {**(options or {}), **rest})
     return compile_with if fn is None else compile_with(fn)
 
 
@@ -197,16 +189,12 @@ def with_own_code(fn: types.FunctionType) -> types.FunctionType:
 
 @dataclass(frozen=True, slots=True)
 class _Compile:
-    """`compile` with its options: `options` go to the Dynamo backend, `choice` holds the user's arguments."""
+    """`compile` with its options; `options` go to the Dynamo backend."""
 
     fullgraph: bool
     dynamic: bool | None
     mode: str | None
     options: dict[str, Any]
-    choice: dict[str, Any]
-
-    def __reduce__(self) -> Any:
-        return functools.partial(compile, **self.choice), ()
 
     def __call__(self, fn: Any) -> Any:
         if not callable(fn):
@@ -276,12 +264,9 @@ class CompiledFunction(functools.partial, Generic[P, R]):
 
 
 def _is_found_by_name(compiled: CompiledFunction) -> bool:
-    names = getattr(compiled, "__module__", None), getattr(compiled, "__qualname__", None)
-    if not all(isinstance(name, str) for name in names):
-        return False
     try:
-        return operator.attrgetter(names[1])(sys.modules[names[0]]) is compiled  # type: ignore[index]
-    except (AttributeError, KeyError):
+        return operator.attrgetter(compiled.__qualname__)(sys.modules[compiled.__module__]) is compiled  # type: ignore[attr-defined]
+    except (AttributeError, KeyError, TypeError):  # it lacks a name, or the name is not a string
         return False
 
 
@@ -292,17 +277,10 @@ def compiled_module(module: nn.Module, compile_with: _Compile) -> nn.Module:
     """Returns a module with the state of `module` (the same `__dict__`) whose calls run compiled programs."""
     module = module_behind(module)
     calls = compile_with.calls(module, is_method=True)
-
-    def copied(self: nn.Module, memo: dict[int, Any]) -> Any:
-        return compile_with(copy.deepcopy(module, memo))
-
-    def rebuild(self: nn.Module, protocol: Any) -> Any:
-        return compile_with, (module,)
-
     body = {
         "__call__": calls.function,
-        "__deepcopy__": copied,
-        "__reduce_ex__": rebuild,
+        "__deepcopy__": lambda self, memo: compile_with(copy.deepcopy(module, memo)),
+        "__reduce_ex__": lambda self, protocol: (compile_with, (module,)),
         "programs": property(lambda self: list(calls.programs)),
         "_desugar_calls": calls,
         "_desugar_module": module,

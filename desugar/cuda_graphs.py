@@ -13,7 +13,7 @@ import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,22 +63,8 @@ def record(step: Step) -> Step:
     return RecordedStep(step, CudaGraphs()) if torch.cuda.is_available() else step
 
 
-class Graphs(Protocol):
-    """Captures calls for a device; a test has one for the CPU."""
-
-    device: str
-
-    def warm(self, call: Callable[[], Any]) -> Any:
-        """Runs a call uncaptured, ready for a capture of the same call."""
-        ...
-
-    def capture(self, call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """Returns the static results of a call, and a function that computes them; it has not run yet."""
-        ...
-
-
 class CudaGraphs:
-    """Captures calls as CUDA graphs, which share a pool of memory."""
+    """Captures calls as CUDA graphs, which share a pool of memory; a test has the same methods for the CPU."""
 
     device = "cuda"
 
@@ -95,7 +81,7 @@ class CudaGraphs:
         return result
 
     def capture(self, call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """Captures a call; the device has computed nothing when it returns."""
+        """Returns the static results of a call, and a function that computes them; it has not run yet."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             result = call()
@@ -106,7 +92,7 @@ class CudaGraphs:
 
 
 def plain_tensors(x: Tensor) -> list[Tensor]:
-    """Returns the plain tensors that a tensor consists of."""
+    """Returns the plain tensors that a tensor consists of, with the carriers of its dynamic ints."""
     if not is_traceable_wrapper_subclass(x):
         return [x]
     return [plain for name in x.__tensor_flatten__()[0] for plain in plain_tensors(getattr(x, name))]
@@ -156,7 +142,7 @@ def _modes() -> tuple[Any, ...]:
 class StepGraph:
     """A captured call: its static arguments and results, and the state of the step's Python code that it relies on."""
 
-    def __init__(self, step: Step, leaves: list[Any], structure: Any, graphs: Graphs) -> None:
+    def __init__(self, step: Step, leaves: list[Any], structure: Any, graphs: CudaGraphs) -> None:
         copies: dict[int, Tensor] = {}
 
         def static(plain: Tensor) -> Tensor:
@@ -180,7 +166,11 @@ class StepGraph:
             if versions != [0 if t.is_inference() else t._version for t in self.inputs]:
                 raise RuntimeError("it writes to an argument, and a graph gets copies of the arguments")
             self.states = self._current_states()
-            if any(type(v) in (int, float) or _is_elsewhere(v, graphs.device) for v in self.states):
+            on_host = (
+                v.device.type != graphs.device if isinstance(v, Tensor) else type(v) in (int, float)
+                for v in self.states
+            )
+            if any(on_host):
                 raise RuntimeError(
                     "an optimizer keeps a number on the host, which a replay would not count up"
                 )
@@ -268,10 +258,6 @@ def _address(x: Tensor) -> list[int] | None:
         return None
 
 
-def _is_elsewhere(value: Any, device: str) -> bool:
-    return isinstance(value, Tensor) and value.device.type != device
-
-
 def _gradients() -> list[tuple[Tensor, Tensor | None, int]]:
     """Returns all parameters with their gradients and the versions of these."""
     is_frozen = gc.get_freeze_count() > 0
@@ -295,7 +281,7 @@ def _cloned(x: Any) -> Any:
 class RecordedStep:
     """A step with its graphs, by the sizes of its arguments; see `record`."""
 
-    def __init__(self, step: Step, graphs: Graphs) -> None:
+    def __init__(self, step: Step, graphs: CudaGraphs) -> None:
         functools.update_wrapper(self, step)
         self.step, self.graphs = step, graphs
         self.captured: dict[Any, StepGraph] = {}

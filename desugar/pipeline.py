@@ -18,7 +18,7 @@ from desugar.backward.recompute import CapturedFunction
 from desugar.backward.variants import BackwardVariants, expected_tangents
 from desugar.flatten.autocast import autocast_state
 from desugar.flatten.inputs import Inputs
-from desugar.ir.fx_utils import copy_graph
+from desugar.ir.fx_utils import copy_graph, replace_floats
 from desugar.ir.stages import Compiled, FromForward, Graphs, Outputs, ProgramSpec, Split, Traced
 from desugar.passes import verify
 from desugar.passes.mutations import keep_old_values, store_results
@@ -28,7 +28,6 @@ from desugar.recording import listeners
 from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with, graph_texts
 from desugar.recording.listeners import stage
 from desugar.store.programs import Place
-from desugar.tracing.python_numbers import replace_floats
 from desugar.tracing.side_effects import sink_tokens
 from desugar.tracing.trace import discover, trace_graph, trace_once
 from desugar.tracing.unsupported import OtherStructure, check_same_structure
@@ -67,10 +66,7 @@ def build_program(
     try:
         with private.compile_lock, private.use_lazy_graph_module(True), _trace_modes():
             stored = None if place is None else _load(place, function, inputs)
-            if stored is None:
-                compiled, kernels = _compile(function, inputs, backend)
-            else:
-                compiled, kernels = stored, PendingKernels()
+            compiled, kernels = (stored, PendingKernels()) if stored else _compile(function, inputs, backend)
             program = _wrap_program(compiled, function, inputs.mode, backend, fallback, place)
             program.is_stored = stored is not None
             if stored is None:
@@ -82,7 +78,7 @@ def build_program(
         forget_texts(graph_texts() - known)
         raise
     forget_with(program, graph_texts() - known)
-    inputs.release_arguments()
+    inputs.flat.release()  # the program would otherwise keep the real tensors of the call alive
     if (recording := listeners.current()) is not None:
         recording.program, recording.mode = program, inputs.mode
     return program

@@ -19,7 +19,7 @@ import desugar
 import subclasses
 from desugar import DesugarError
 from desugar.backends.choose import choose_backend
-from desugar.dynamo.derivatives import Specialized
+from desugar.dynamo.backend import Specialized
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, constant, dynamic, inner, static
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor, PaddedTensor

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from desugar.backward.emit import differentiable_leaves, value_class
-from desugar.backward.plan import BackwardPlan, first_paths
+from desugar.backward.emit import BackwardPlan, differentiable_leaves, first_paths, value_class
 from desugar.codegen.runtime import are_batched
 from desugar.codegen.unpack import Names
 from desugar.errors import DesugarError

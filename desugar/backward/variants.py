@@ -8,24 +8,29 @@ type or metadata, or if the backward is itself differentiated, :mod:`desugar.bac
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from desugar import _torch as private
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.inductor_patches import PendingKernels
-from desugar.backward.emit import Variant, VariantEmitter, variant_name
-from desugar.backward.plan import BackwardPlan
-from desugar.backward.prune import prune_missing
+from desugar.backward.emit import BackwardPlan, Variant, VariantEmitter, variant_name
 from desugar.backward.recompute import CapturedFunction, Recompute
 from desugar.codegen.direct_calls import call_directly, replace_backward
-from desugar.ir.fx_utils import copy_graph, fake_inputs, output_items, output_nodes
+from desugar.ir.abstract_values import same_ints
+from desugar.ir.fx_utils import (
+    copy_graph,
+    fake_inputs,
+    output_items,
+    output_nodes,
+    set_outputs,
+    tangent_dependencies,
+)
 from desugar.ir.stages import BackwardInput, Compiled, FromTangent, Interface
 from desugar.ir.values import Plain, Wrapper, slots_of
 from desugar.passes.verify import check_pruned
@@ -134,8 +139,10 @@ class BackwardVariants:
         known = graph_texts()
         compiled = None
         if any(present):
-            with self._timed():
+            start = time.perf_counter()
+            with stage("compile backward"):
                 compiled = self._load(present) or self._compile_and_save(present)
+            self.late_seconds += time.perf_counter() - start
         out = Emitter()
         name = variant_name(present)
         out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))
@@ -251,13 +258,6 @@ class BackwardVariants:
         kind = GraphKind("backward", len(output_nodes(graph)), saved)
         return self.backend.compile(copy_graph(graph), kind, self.mode)[0]
 
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        start = time.perf_counter()
-        with stage("compile backward"):
-            yield
-        self.late_seconds += time.perf_counter() - start
-
     def _compile_late(self, graph: fx.GraphModule) -> CompiledGraph:
         """Compiles a graph after Dynamo has built its guards; a graph that needs further guards runs op by op."""
         env = self.mode.shape_env
@@ -305,3 +305,61 @@ def expected_tangents(traced: Interface) -> tuple[bool, ...]:
     ]
     losses = tuple(dim == 0 for dim in dims)
     return losses if any(losses) else (True,) * len(losses)
+
+
+# -------------------------------------------------------------------------------------------------- pruning
+
+
+def prune_missing(
+    backward: fx.GraphModule,
+    tangents: dict[str, int],
+    missing: Collection[int],
+    depends: list[frozenset[int]],
+) -> fx.GraphModule:
+    """Returns a copy of the backward graph without the computations that depend on missing tangents only.
+
+    Autograd formulas are linear in the incoming gradients, and eager mode does not run formulas that no gradient
+    reaches. So a value computed only from missing tangents is zero. The pass removes additions of such values, and then
+    the nodes and the input tensors without users. An output becomes None if it depends on tangents and none arrives.
+
+    Args:
+        backward: The graph for all tangents.
+        tangents: Placeholder name -> tangent slot.
+        missing: The tangent slots that do not arrive.
+        depends: Per output, the tangent slots that it depends on.
+    """
+    graph = copy_graph(backward)
+    behind, gone = tangent_dependencies(graph, tangents), frozenset(missing)
+    zeros = {node for node, slots in behind.items() if slots and slots <= gone}
+    for node in list(graph.graph.nodes):
+        if node not in zeros and node.target is torch.ops.aten.add.Tensor and not node.kwargs:
+            _drop_zero_summand(node, zeros)
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default  # a summand may have other strides than the sum had
+    outputs = [
+        node if not depends[n] or depends[n] - gone else None for n, node in enumerate(output_nodes(graph))
+    ]
+    set_outputs(graph, outputs)
+    for node in reversed(graph.graph.find_nodes(op="placeholder")):
+        if not node.users and isinstance(node.meta["val"], Tensor):
+            graph.graph.erase_node(
+                node
+            )  # an int may be in the size of another input, which the compiler reads
+    graph.recompile()
+    return graph
+
+
+def _drop_zero_summand(node: fx.Node, zeros: Collection[fx.Node]) -> None:
+    left, right = node.args[:2]
+    for zero, other in ((left, right), (right, left)):
+        if zero in zeros and isinstance(other, fx.Node) and _has_same_type(node, other):
+            node.replace_all_uses_with(other)
+            return
+
+
+def _has_same_type(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes hold tensors of the same size and dtype."""
+    a, b = (n.meta.get("val") for n in (one, other))
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return False
+    return a.dtype == b.dtype and same_ints(a.size(), b.size())

@@ -1,8 +1,8 @@
 """Emits the text that unwraps the arguments of a program.
 
 Before a program is called, its arguments are known to have the traced types, layouts and sizes: Dynamo's guards have
-matched, or a lookup by these properties found the program (:mod:`desugar.dynamo.derivatives`). So the text reads
-attributes and checks nothing.
+matched, or a lookup by these properties found the program (:class:`desugar.dynamo.backend.Specialized`). So the text
+reads attributes and checks nothing.
 """
 
 from __future__ import annotations

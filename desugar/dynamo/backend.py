@@ -4,39 +4,50 @@ Dynamo passes a graph of outer ops and real arguments to the backend, and guards
 read. The pass makes fakes of the arguments in Dynamo's own fake mode, so that its assumptions about sizes become
 Dynamo's guards. The generated wrapper then needs no checks. A graph that the pass does not support goes to PyTorch's
 AOTAutograd, and the reason is logged.
+
+A function that differentiates a Dynamo graph is compiled once for each kind of arguments (:class:`Specialized`). Dynamo
+has not captured such a function, so it has no guards for its programs. Calls are rare, so this module compares the
+facts that a program depends on in Python. Sizes are constants of a program.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private, _torch_guards, _torch_views
+from desugar import _torch as private, _torch_views
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
 from desugar.backward.recompute import CapturedFunction
 from desugar.dynamo.attributes import break_at_assignments, trace_properties
-from desugar.dynamo.derivatives import Specialized
 from desugar.dynamo.fallback import compile_by_stock, is_saving, run_op_by_op
 from desugar.dynamo.guard_failures import describe_failure, note_program
 from desugar.dynamo.profiling import with_profiler_name
 from desugar.errors import DesugarError
 from desugar.flatten.inputs import Inputs, check_memory
 from desugar.flatten.rule_state import guard_state, state_read_by_rules
+from desugar.ir.values import dynamic_names, is_wrapper, take_apart
 from desugar.pipeline import build_program
 from desugar.program import Program
-from desugar.recording.listeners import Caller, Recording, caller
+from desugar.recording.listeners import Recording, caller
 from desugar.recording.trace_artifacts import record_compilation
 from desugar.recording.user_names import function_name, leaf_names
 from desugar.store.programs import Place, place_of
+from subclasses.slow_paths import say_once
 
 log = logging.getLogger("desugar")
 
+MAX_PROGRAMS = 8  # like Dynamo's limit; a call that needs one more program runs op by op
 STRICT = "DESUGAR_STRICT"  # environment variable: a graph that the pass does not support is an error
+
+# ---------------------------------------------------------------------------------------------- Dynamo's graphs
 
 
 def dynamo_backend(
@@ -99,22 +110,18 @@ def compile_graph(
     Raises:
         DesugarError: The pass does not support the graph.
     """
-    _torch_guards.leave_guards_untimed()
+    private.leave_guards_untimed()
     if backend.reads_memory:
         check_memory(example_inputs)
     context = private.TracingContext.try_get()
     mode = context.fake_mode if context is not None else private.detect_fake_mode(example_inputs)
     inputs, leaves = Inputs() if mode is None else Inputs(mode), list(example_inputs)
 
-    def call(traced: list[Any]) -> Any:
-        return gm(*traced)
-
-    def compile_again(fn: Callable[[list[Any]], Any]) -> Specialized:
-        return Specialized(fn, backend, "a derivative", gm, names)
-
     owner, read = caller(), state_read_by_rules(gm, leaves)
     names = leaf_names(gm, None if owner is None else owner.what)
-    made = _recording(gm, leaves, owner, describe_failure(owner, dict(zip(names, leaves, strict=True))))
+    failed = describe_failure(owner, dict(zip(names, leaves, strict=True)))
+    fn, reason = (gm, "a graph of torch.compile") if owner is None else (owner.what, owner.reason)
+    made = Recording(fn, "a guard failed" if failed else reason, tuple(leaves), gm, failed)
     made.guards = () if context is None else tuple(context.guards_context.dynamo_guards)
     with record_compilation(made):
         inputs.add_faked(
@@ -124,7 +131,9 @@ def compile_graph(
             gm, f"a call of {function_name(gm, gm)} whose arguments overlap or begin elsewhere in memory"
         )
         place = place or place_of(gm, inputs, backend, read)
-        captured = CapturedFunction(call, compile_again)
+        captured = CapturedFunction(
+            lambda traced: gm(*traced), lambda fn: Specialized(fn, backend, "a derivative", gm, names)
+        )
         program = build_program(captured, inputs, backend, fallback, place)
         program.names = names
     program.is_whole = not private.ends_in_graph_break(gm)
@@ -132,19 +141,15 @@ def compile_graph(
     note_program(program)
     if owner is not None:
         program.call_directly()
-        owner.add(program, made.failed or made.reason)
+        owner.add(program, failed or reason)
     else:
-        name, failed = function_name(gm, gm), f": {made.failed}" if made.failed else ""
-        log.info("%s a graph of %s for torch.compile%s", program.origin, name, failed)
+        name = function_name(gm, gm)
+        log.info(
+            "%s a graph of %s for torch.compile%s", program.origin, name, f": {failed}" if failed else ""
+        )
         program.run = with_profiler_name(program, name, gm.forward)
     program.run.program = program  # type: ignore[attr-defined]
     return program
-
-
-def _recording(gm: fx.GraphModule, leaves: list[Any], owner: Caller | None, failed: str) -> Recording:
-    """Makes the recording of a compilation, with the compiled function and the reason."""
-    fn, first = (gm, "a graph of torch.compile") if owner is None else (owner.what, owner.reason)
-    return Recording(fn, "a guard failed" if failed else first, tuple(leaves), gm, failed)
 
 
 def _make_fake(leaf: Any, mode: Any, context: Any) -> Any:
@@ -160,3 +165,125 @@ def _make_fake(leaf: Any, mode: Any, context: Any) -> Any:
 break_at_assignments(dynamo_backend)
 trace_properties(dynamo_backend)
 _torch_views.convert_by_inner_tensors(dynamo_backend)
+
+
+# ------------------------------------------------------------------------------- derivatives: facts of a call
+
+
+def facts_of(leaves: Sequence[Any]) -> list[Any]:
+    """Returns the properties of the argument leaves of a call that a program may depend on.
+
+    They are types, layouts, dtypes, devices, sizes, strides, constants, and which tensors are identical.
+    """
+    facts: list[Any] = []
+    seen: dict[int, tuple[int, Tensor]] = {}
+    for leaf in leaves:
+        _add_leaf(leaf, facts, seen)
+    return facts
+
+
+def _add_leaf(leaf: Any, facts: list[Any], seen: dict[int, tuple[int, Tensor]]) -> None:
+    if not isinstance(leaf, Tensor):
+        facts.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
+        return
+    number, _ = seen.setdefault(id(leaf), (len(seen), leaf))
+    facts.append((number, type(leaf), leaf.dtype, leaf.device, leaf.requires_grad))
+    facts.append((tuple(leaf.size()), tuple(leaf.stride())))
+    if is_wrapper(leaf):
+        names, context = take_apart(leaf)
+        facts.append((names, context, [getattr(leaf, name) for name in dynamic_names(type(leaf))]))
+        for name in names:
+            _add_leaf(getattr(leaf, name), facts, seen)
+
+
+# ---------------------------------------------------------------------------------------- derivatives: programs
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedProgram:
+    """A program and its guards.
+
+    Attributes:
+        facts: The facts of the call that it was compiled for.
+        state: PyTorch's C++ check of the global state.
+        modes: The modes that this check does not cover.
+    """
+
+    program: Program
+    facts: list[Any]
+    state: Any
+    modes: tuple[Any, ...]
+
+    def fits(self, facts: list[Any]) -> bool:
+        """Returns whether the guards hold for a call."""
+        return facts == self.facts and self.state.check() and _modes() == self.modes
+
+
+def _modes() -> tuple[Any, ...]:
+    """Returns the modes that the C++ check of the global state does not cover."""
+    return torch.is_inference_mode_enabled(), private.num_function_modes()
+
+
+class Specialized:
+    """A function from argument leaves to a tuple, compiled for the facts of each call.
+
+    Attributes:
+        call: The function. It takes a list of leaves and depends on nothing else.
+        backend: The compiler of its plain graphs.
+        reason: Why it is compiled, for reports.
+        graph: The Dynamo graph that it differentiates.
+        names: The user's names for the arguments of the graph, which are the first leaves.
+        entries: The programs, the newest first.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[list[Any]], Any],
+        backend: Backend,
+        reason: str,
+        graph: fx.GraphModule,
+        names: tuple[str, ...],
+    ) -> None:
+        self.call, self.backend, self.reason, self.graph, self.names = call, backend, reason, graph, names
+        self.entries: list[GuardedProgram] = []
+        self._lock = threading.RLock()
+
+    def __call__(self, *leaves: Any) -> tuple[Any, ...]:
+        """Runs the program whose guards hold for these leaves; compiles one if there is none."""
+        facts = facts_of(leaves)
+        program = self._find(facts)
+        if program is None:
+            with self._lock:
+                program = self._find(facts) or self._compile(facts, leaves)
+        return self.run_itself(*leaves) if program is None else program.run(*leaves)
+
+    def run_itself(self, *leaves: Any) -> tuple[Any, ...]:
+        """Runs the function without a program."""
+        return self.call(list(leaves))  # type: ignore[no-any-return]
+
+    def _find(self, facts: list[Any]) -> Program | None:
+        return next((entry.program for entry in self.entries if entry.fits(facts)), None)
+
+    def _compile(self, facts: list[Any], leaves: Sequence[Any]) -> Program | None:
+        if len(self.entries) >= MAX_PROGRAMS:
+            say_once(
+                f"{self.reason} runs op by op: {MAX_PROGRAMS} programs were compiled for other sizes or kinds",
+                "pad the arguments of second derivatives to a few sizes",
+                "desugar",
+            )
+            return None
+        state, inputs = private.GlobalStateGuard(), Inputs()
+        with record_compilation(Recording(self.graph, self.reason, tuple(leaves), self.graph)):
+            inputs.add_arguments(leaves)
+            function = CapturedFunction(
+                self.call,
+                lambda fn: Specialized(fn, self.backend, "a further derivative", self.graph, self.names),
+            )
+            program = build_program(function, inputs, self.backend, self.run_itself)
+            gradients = tuple(f"gradient {n}" for n in range(1, len(leaves) - len(self.names) + 1))
+            program.names = self.names + gradients
+        self.entries.insert(0, GuardedProgram(program, facts, state, _modes()))
+        return program
+
+    def _differentiate(self, fn: Callable[[list[Any]], Any]) -> Specialized:
+        return Specialized(fn, self.backend, "a further derivative", self.graph, self.names)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from desugar import _torch as private
 from desugar.dynamo.frame_code import FrameCode, Parameters, accept_code
-from desugar.dynamo.module_guards import note_module_guards
+from desugar.dynamo.implied_guards import note_module_guards
 from desugar.dynamo.profiling import call_named, needs_name
 from desugar.program import Program
 from desugar.recording.graph_text import WRAPPER_FILE
@@ -162,7 +162,8 @@ class Entry(Calls):
         self._lock = threading.RLock()
         self.function = self._generate([])
         self._set_defaults()
-        self.function._torchdynamo_inline = self._inlined()  # type: ignore[attr-defined]
+        # The function that Dynamo traces in place of the entry.
+        self.function._torchdynamo_inline = call_uncompiled if is_method else self.uncompiled  # type: ignore[attr-defined]
         weakref.finalize(self, _remove_names, fn.__globals__, self._accepted).atexit = False
 
     def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -179,12 +180,6 @@ class Entry(Calls):
             self._forward = type(self.what).forward
             self._code = self.fn.__code__ = self.fn.__code__.replace()
             self._replace([])
-
-    def _inlined(self) -> Callable[..., Any]:
-        """Returns the function that Dynamo traces in place of the entry."""
-        if not self.is_method:
-            return functools.partial(self.fn, *self.bound) if self.bound else self.fn
-        return call_uncompiled
 
     def variables(self, compile_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the initial local variables of the call in progress, and the globals of its function.
@@ -246,12 +241,10 @@ class Entry(Calls):
             frame = self._frame(args, kwargs)
         except (TypeError, ValueError):  # the arguments do not match the parameters, or a cell is empty
             return code
-        module = note_module_guards(code.manager.root, frame, self._constant_variables(), code.module)
+        bound = self._parameters.positional[: len(self.bound)]
+        shared = [*bound, *self.fn.__code__.co_freevars]  # by every call
+        module = note_module_guards(code.manager.root, frame, shared, code.module)
         return dataclasses.replace(code, module=module)
-
-    def _constant_variables(self) -> list[str]:
-        """Returns the variables of a frame that every call shares: bound parameters and cells."""
-        return [*self._parameters.positional[: len(self.bound)], *self.fn.__code__.co_freevars]
 
     def _replace(self, found: list[FrameCode]) -> None:
         """Makes the entry call other code; a call in progress continues with the old code."""

@@ -16,9 +16,10 @@ from torch import Tensor, fx
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.ir.fx_utils import copy_graph
-from desugar.ir.storage import may_overlap, storage_of
+from desugar.ir.storage import may_overlap
 from desugar.ir.values import is_wrapper, plain_parts
 from desugar.tracing.unsupported import is_write
+from subclasses._torch import storage_key
 from subclasses.errors import DispatchError
 from subclasses.slow_paths import say_once
 
@@ -138,7 +139,7 @@ def _shares_inner_memory(args: Sequence[Any]) -> bool:
         for part in plain_parts(tensor):
             if part.layout is not torch.strided:
                 continue
-            others = seen.setdefault(storage_of(part), [])
+            others = seen.setdefault(storage_key(part), [])
             if any((is_inner or inside) and may_overlap(part, other) for other, inside in others):
                 return True
             others.append((part, is_inner))

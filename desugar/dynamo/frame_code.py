@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from desugar import _torch as private
-from desugar.dynamo.module_guards import ModuleGuards
+from desugar.dynamo.implied_guards import ModuleGuards
 from desugar.program import Program
 
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS

@@ -155,7 +155,8 @@ class Inputs:
                 self.static.add(number)
             self._note_inference(leaves[number], Origin(number))
             origin = self._find_in_other_argument(number, names)
-            slot = None if origin is None or is_wrapper(leaves[number]) else self._slot_of(origin)
+            known = {} if origin is None or is_wrapper(leaves[number]) else self.origins
+            slot = next((slot for slot, place in known.items() if place == origin), None)
             if slot is None:
                 values[number] = self._add_fake(leaves[number], fake_leaves[number], number, ())
             else:
@@ -171,9 +172,6 @@ class Inputs:
             if owner in names:
                 return Origin(names.index(owner), tuple(parts[length:]))
         return None
-
-    def _slot_of(self, origin: Origin) -> int | None:
-        return next((slot for slot, known in self.origins.items() if known == origin), None)
 
     def _add_fake(self, leaf: Any, fake: Any, number: int, path: tuple[str, ...]) -> Value:
         """Adds the plain tensors and symbols of an argument leaf, or of its inner tensor at an attribute path.
@@ -195,9 +193,7 @@ class Inputs:
         origin = Origin(number, path)
         if isinstance(value, Plain):
             check_class(leaf)
-            slot = (
-                self.flat.tensor(leaf) if id(leaf) not in self.flat.tensor_ids else self.flat.duplicate(leaf)
-            )
+            slot = self.flat.add(leaf)
             self.fake_items[slot] = fake.detach() if slot != self.flat.tensor(leaf) else fake
             self.origins[slot] = origin
             self._note_inference(leaf, origin)
@@ -253,10 +249,6 @@ class Inputs:
     def primals(self) -> list[Any]:
         """Returns the arguments of the traced graph: fake tensors and symbolic ints, by input slot."""
         return [self.fake_items[slot] for slot in range(len(self.flat.items))]
-
-    def release_arguments(self) -> None:
-        """Drops the real tensors of the call, which the program would otherwise keep alive."""
-        self.flat.release()
 
     def rebuild(self, value: Value, items: list[Any]) -> Any:
         """Builds the leaf that `value` describes from plain tensors (fake or functional), and sets `requires_grad`."""

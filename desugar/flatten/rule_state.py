@@ -263,11 +263,8 @@ class _Search:
             found = [(one, _static(value, one)) for one in sorted(names)]
             is_known = sum(self._add_value(value, one, held, names, depth + 1) for one, held in found) > 0
         if is_known:
-            self._note(holder, name, value)
+            self.found.setdefault((id(holder), name), StateRead.of(holder, name, value))
         return is_known
-
-    def _note(self, holder: Any, name: str, value: Any) -> None:
-        self.found.setdefault((id(holder), name), StateRead.of(holder, name, value))
 
 
 def _is_method(member: Any) -> bool:

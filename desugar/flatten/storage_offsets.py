@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from desugar.flatten.inputs import Inputs
-from desugar.ir.storage import storage_of
+from subclasses._torch import storage_key
 
 # Ops with an offset from the start of the storage -> the position of that argument.
 _OPS = {
@@ -40,7 +40,7 @@ def depends_on_offsets(graph: fx.GraphModule) -> bool:
     storages = set(_input_storages(graph))
     return any(
         node.args[1].itemsize > node.args[0].meta["val"].dtype.itemsize
-        and storage_of(node.args[0].meta["val"]) in storages
+        and storage_key(node.args[0].meta["val"]) in storages
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.dtype)
     )
 
@@ -48,7 +48,7 @@ def depends_on_offsets(graph: fx.GraphModule) -> bool:
 def _input_storages(graph: fx.GraphModule) -> dict[int, Any]:
     """Returns storage -> the offset of an input in it."""
     values = (node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
-    return {storage_of(value): value.storage_offset() for value in values if isinstance(value, Tensor)}
+    return {storage_key(value): value.storage_offset() for value in values if isinstance(value, Tensor)}
 
 
 def input_storage_offsets(graph: fx.GraphModule) -> list[Any]:
@@ -62,5 +62,5 @@ def input_storage_offsets(graph: fx.GraphModule) -> list[Any]:
     for target, position in _OPS.items():
         found = graph.graph.find_nodes(op="call_function", target=target)
         nodes += [node for node in found if len(node.args) > position and node.args[position] is not None]
-    storages = [storage_of(node.args[0].meta["val"]) for node in nodes]
+    storages = [storage_key(node.args[0].meta["val"]) for node in nodes]
     return [starts[storage] for storage in storages if storage in starts]

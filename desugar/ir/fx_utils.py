@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.ir.storage import storage_of
+from subclasses._torch import storage_key
 
 
 def output_nodes(graph: fx.GraphModule) -> list[Any]:
@@ -113,7 +113,7 @@ class Results:
     def share(self, one: str, other: str) -> bool:
         """Returns whether two of the tensors share memory."""
         tensors = [t for t in (self.values.get(one), self.values.get(other)) if isinstance(t, Tensor)]
-        return len(tensors) == 2 and len({*map(storage_of, tensors)}) == 1
+        return len(tensors) == 2 and len({*map(storage_key, tensors)}) == 1
 
 
 def clone_aliased_results(graph: fx.GraphModule, before: Results) -> None:
@@ -166,6 +166,27 @@ def read_sizes_early(graph: fx.GraphModule) -> None:
                 size = graph.graph.call_function(torch.ops.aten.sym_size.int, found)
             size.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(size)
+
+
+def replace_floats(graph: fx.GraphModule, mode: Any) -> None:
+    """Replaces arithmetic with symbolic floats in a traced graph by arithmetic with the tensors that hold them.
+
+    Dynamo passes a float that changes from call to call to its graph as a tensor without dimensions, and reads it there
+    with `item()`. Compiled kernels take tensors, not numbers from tensors. So PyTorch's own pass turns arithmetic with
+    the number into arithmetic with the tensor. For an op that accepts only numbers, the pass makes the float a constant
+    of the program.
+
+    Args:
+        graph: The graph; changed in place.
+        mode: The fake mode of its trace.
+
+    Raises:
+        TensorifyScalarRestartAnalysis: An op takes such a float as a number. Dynamo captures the function again.
+    """
+    items = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._local_scalar_dense.default)
+    if any(isinstance(node.meta.get("val"), torch.SymFloat) for node in items):
+        private.tensorify_python_scalars(graph, mode.shape_env, mode)
+        graph.recompile()
 
 
 def multiply_in_pairs(graph: fx.GraphModule) -> None:

@@ -6,10 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-
-def storage_of(tensor: Tensor) -> int:
-    """Returns an id of a tensor's storage; wrappers that are views of one another have the same storage."""
-    return tensor.untyped_storage()._cdata
+from subclasses._torch import storage_key
 
 
 def base_of(tensor: Any) -> Any:
@@ -19,7 +16,7 @@ def base_of(tensor: Any) -> Any:
 
 def may_overlap(one: Tensor, other: Tensor) -> bool:
     """Returns whether two plain tensors share a storage and span byte ranges of it that overlap."""
-    if storage_of(one) != storage_of(other):
+    if storage_key(one) != storage_key(other):
         return False
     (start, end), (other_start, other_end) = _span(one), _span(other)
     return start < other_end and other_start < end

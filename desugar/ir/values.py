@@ -9,7 +9,7 @@ tensors. Tracing rebuilds objects from functional tensors; at run time, generate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -136,20 +136,15 @@ class Flat:
 
     def tensor(self, tensor: Tensor) -> int:
         """Returns the slot of a plain tensor, added if it is new; the same object always has the same slot."""
-        if id(tensor) not in self._tensor_slots:
-            self._tensor_slots[id(tensor)] = len(self.items)
-            self.items.append(tensor)
-        return self._tensor_slots[id(tensor)]
+        known = self._tensor_slots.get(id(tensor))
+        return self.add(tensor) if known is None else known
 
-    @property
-    def tensor_ids(self) -> Container[int]:
-        """The ids of the tensors in the list."""
-        return self._tensor_slots
-
-    def duplicate(self, tensor: Tensor) -> int:
-        """Adds a tensor under a new slot, even if the list already holds it."""
+    def add(self, tensor: Tensor) -> int:
+        """Adds a tensor under a new slot, even if the list already holds it; :meth:`tensor` returns its first slot."""
+        slot = len(self.items)
+        self._tensor_slots.setdefault(id(tensor), slot)
         self.items.append(tensor)
-        return len(self.items) - 1
+        return slot
 
     def release(self) -> None:
         """Drops the tensors; the slots of all items are unchanged."""

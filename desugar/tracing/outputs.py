@@ -24,7 +24,7 @@ from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.ir.fx_utils import result_leaves
 from desugar.ir.stages import Outputs
-from desugar.ir.storage import base_of, storage_of
+from desugar.ir.storage import base_of
 from desugar.ir.values import (
     Flat,
     Int,
@@ -40,7 +40,7 @@ from desugar.ir.values import (
 )
 from desugar.tracing.run import Run, assigned_inners, changed_slots, from_functional, identity
 from desugar.tracing.views import DetachedReplay, InnerReplay, ViewReplay, find_inner, return_base, view_as
-from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 
 # ----------------------------------------------------------------------------------------------- unwrapping
 
@@ -119,7 +119,7 @@ class _ResultUnwrapper:
         source = self._input_sharing_memory(leaf)
         if source is not None:
             return self._view("input", source, leaf, self.run.input_leaves[source].leaf)
-        base = bases.get(storage_of(leaf))
+        base = bases.get(storage_key(leaf))
         if base is None or base is leaf:
             return unwrap_value(leaf, self.flat)
         return self._view("output", numbers[id(base)], leaf, base)
@@ -142,9 +142,9 @@ class _ResultUnwrapper:
 
     def _input_sharing_memory(self, leaf: Tensor) -> int | None:
         """Returns the input leaf whose storage a result shares, preferably the result's base."""
-        storage, base = storage_of(leaf), base_of(leaf)
+        storage, base = storage_key(leaf), base_of(leaf)
         leaves = self.run.leaves
-        sharing = [n for n, e in enumerate(leaves) if isinstance(e, Tensor) and storage_of(e) == storage]
+        sharing = [n for n, e in enumerate(leaves) if isinstance(e, Tensor) and storage_key(e) == storage]
         return next((n for n in sharing if leaves[n] is base), sharing[0] if sharing else None)
 
     def _is_computed(self, leaf: Tensor) -> bool:
@@ -158,7 +158,7 @@ class _ResultUnwrapper:
         groups: dict[int, list[Tensor]] = {}
         for leaf in {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values():
             if self._is_computed(leaf):
-                groups.setdefault(storage_of(leaf), []).append(leaf)
+                groups.setdefault(storage_key(leaf), []).append(leaf)
         shared: dict[int, Tensor] = {}
         for storage, group in groups.items():
             if len(group) > 1:
@@ -251,12 +251,12 @@ class _ResultUnwrapper:
 
     def _find_held(self, homes: Sequence[int], same: Collection[int]) -> tuple[tuple[int, int], ...]:
         """Returns `held` of `Outputs`: inner tensors of new wrappers that are views of an input which is written to."""
-        stored = {storage_of(self.run.items[home]): home for home in homes}
+        stored = {storage_key(self.run.items[home]): home for home in homes}
         return tuple(
-            (slot, stored[storage_of(item)])
+            (slot, stored[storage_key(item)])
             for slot, item in enumerate(self.flat.items)
             if isinstance(item, Tensor)
-            and storage_of(item) in stored
+            and storage_key(item) in stored
             and not (slot in same or slot in self.new_slots)
         )
 
@@ -272,7 +272,7 @@ class _ResultUnwrapper:
 
     def _new_slot(self, item: Any) -> int:
         """Adds an output slot for the new value of an input's tensor, even if the tensor has a slot already."""
-        slot = self.flat.duplicate(item)
+        slot = self.flat.add(item)
         self.new_slots.add(slot)
         return slot
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.ir.storage import storage_of
 from desugar.ir.values import Plain, Value, Wrapper, slots_of
+from subclasses._torch import storage_key
 
 # ------------------------------------------------------------------------------------------------- records
 
@@ -101,7 +101,7 @@ def storages_of(item: Any) -> Storages:
     """Returns the storages of a functional tensor; returns zeros for a symbolic int."""
     if not isinstance(item, private.FunctionalTensor):
         return Storages(0, 0)
-    return Storages(storage_of(item.elem), storage_of(item))
+    return Storages(storage_key(item.elem), storage_key(item))
 
 
 def has_other_storage(slot: int, run: Run) -> bool:

@@ -11,16 +11,14 @@ import weakref
 
 import torch
 
-from desugar.backward.emit import variant_name
-from desugar.backward.plan import BackwardPlan, plan_backward
+from desugar.backward.emit import BackwardPlan, plan_backward, variant_name
 from desugar.backward.recompute import plan_recompute
-from desugar.codegen.build_values import emit_graph_call
+from desugar.codegen.build_values import emit_graph_call, emit_results, is_computed, slot_reader, view_ints
 from desugar.codegen.text import targets_of, tuple_of
 from desugar.codegen.unpack import Names
 from desugar.ir.stages import Compiled, FromForward, ProgramSpec, Split
 from desugar.ir.values import Plain, Wrapper
 from desugar.recording.listeners import note_skipped_check
-from desugar.wrapper.results import emit_results, is_computed, slot_reader, view_ints
 from subclasses.codegen.emitter import Emitter
 
 

@@ -10,9 +10,18 @@ from typing import Any
 
 import torch
 
-from desugar.backward.emit import differentiable_leaves
-from desugar.backward.plan import BackwardPlan
-from desugar.codegen.build_values import ReadSlot, emit_constant, emit_graph_call, emit_ints
+from desugar.backward.emit import BackwardPlan, differentiable_leaves
+from desugar.codegen.build_values import (
+    ReadSlot,
+    emit_constant,
+    emit_graph_call,
+    emit_ints,
+    emit_results,
+    is_computed,
+    items_expression,
+    slot_reader,
+    view_ints,
+)
 from desugar.codegen.debug_checks import Expected, emit_recheck
 from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
 from desugar.codegen.text import tuple_of
@@ -22,13 +31,6 @@ from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Same, Value, View, Wrapper
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.autograd_function import emit_function
-from desugar.wrapper.results import (
-    emit_results,
-    is_computed,
-    items_expression,
-    slot_reader,
-    view_ints,
-)
 from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext
 

@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from desugar.backends.base import CompiledGraph
-from desugar.backward.emit import Variant, VariantEmitter, variant_name
-from desugar.backward.plan import BackwardPlan
+from desugar.backward.emit import BackwardPlan, Variant, VariantEmitter, variant_name
 from desugar.codegen.direct_calls import replace_backward
 from desugar.errors import SignatureError
 from desugar.ir.abstract_values import Described, Unknown

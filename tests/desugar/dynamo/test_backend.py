@@ -18,7 +18,7 @@ import desugar
 from desugar import DesugarError
 from desugar._torch_compiled_calls import compiled_call
 from desugar.backends.choose import choose_backend
-from desugar.dynamo.derivatives import MAX_PROGRAMS, Specialized, facts_of
+from desugar.dynamo.backend import MAX_PROGRAMS, Specialized, facts_of
 from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make

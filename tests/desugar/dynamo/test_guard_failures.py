@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from desugar.dynamo.guard_failures import Failure, describe_modes, in_words
-from desugar.dynamo.source_values import UNKNOWN, find_value, short
+from desugar.dynamo.guard_failures import UNKNOWN, Failure, describe_modes, find_value, in_words, short
 from desugar.recording.listeners import listen
 from subclasses import TensorSubclass, inner
 from tests.desugar.classes import Labeled, Pair, Tagged

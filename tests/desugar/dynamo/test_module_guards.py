@@ -21,8 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from desugar import _torch as private
-from desugar.dynamo.implied_guards import has_fixed_metadata, has_fixed_names
-from desugar.dynamo.module_guards import Unchanged
+from desugar.dynamo.implied_guards import Unchanged, has_fixed_metadata, has_fixed_names
 from subclasses import TensorSubclass, inner, static
 from tests.desugar.classes import Pair, Tagged, TwoTensor, make
 from tests.desugar.dynamo.test_entry import direct, entry_of, is_direct

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import desugar
-from desugar.backward.prune import prune_missing
+from desugar.backward.variants import prune_missing
 from desugar.ir.abstract_values import hint
 from desugar.ir.fx_utils import copy_graph, output_nodes
 from desugar.ir.stages import FromForward, FromInput, FromTangent
