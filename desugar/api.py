@@ -18,6 +18,7 @@ from torch import nn
 from desugar import _torch as private
 from desugar.backends.base import Backend
 from desugar.backends.choose import check_options, choose_backend
+from desugar.codegen.text import block
 from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import Calls, Entry, has_frame, raise_own
 from desugar.dynamo.implied_guards import dynamo_context
@@ -331,10 +332,8 @@ def _build_maker(name: str, parameters: str) -> Callable[..., Any]:
     out = Emitter()
     out.reserve(*(text.strip(" *") for text in parameters.split(",")))
     module = out.fresh_name("module")
-    out.writeline(f"def make({module}):")
-    with out.indent():
-        out.writeline(f"def call({parameters}):")
-        with out.indent():
+    with block(out, f"def make({module}):"):
+        with block(out, f"def call({parameters}):"):
             out.writeline(f"return {module}({parameters})")
         out.writeline("return call")
     return build_functions(out.source, out.namespace, filename=f"<call of {name}>")["make"]

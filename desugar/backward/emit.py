@@ -19,7 +19,7 @@ from desugar.backends.base import CompiledGraph
 from desugar.codegen.build_values import emit_constant, emit_graph_call, emit_value, zeros_expression
 from desugar.codegen.debug_checks import emit_recheck, expect_plain
 from desugar.codegen.runtime import placed, restride, settle, tensor_guards
-from desugar.codegen.text import join_saved, targets_of, tuple_of
+from desugar.codegen.text import block, join_saved, targets_of, tuple_of
 from desugar.codegen.unpack import Names
 from desugar.ir.abstract_values import hint, is_symbolic
 from desugar.ir.stages import (
@@ -231,8 +231,7 @@ class VariantEmitter:
         """Emits `def <name>(ctx, tangent0, ...)`."""
         out = self.out
         tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
-        out.writeline(f"def {variant_name(variant.present)}(ctx, {', '.join(tangents.values())}):")
-        with out.indent():
+        with block(out, f"def {variant_name(variant.present)}(ctx, {', '.join(tangents.values())}):"):
             if variant.compiled is None:
                 out.writeline(f"return {', '.join(['None'] * (2 + len(differentiable_leaves(self.traced))))}")
                 return
@@ -265,12 +264,10 @@ class VariantEmitter:
         mismatches = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
         for number, value in arrived:
             mismatches += self._mismatches(tangents[number], number, value, (), items)
-        out.writeline("if (")
-        with out.indent():
+        with block(out, "if ("):
             for number, text in enumerate(mismatches):
                 out.writeline(f"or {text}" if number else text)
-        out.writeline("):")
-        with out.indent():
+        with block(out, "):"):
             out.writeline(f"return {self.fallback}(ctx, {tuple_of(tangents.values())})")
         return items
 
@@ -371,12 +368,10 @@ class VariantEmitter:
         fakes = [self.traced.tangent_items[slot] for slot in items]
         note_skipped_check(out, "type, memory order and lazy negation one by one: one C++ call looks at all")
         check = out.bind(tensor_guards(fakes).check, "same_gradients")
-        out.writeline(f"if not {check}({', '.join(names)}):")
-        with out.indent():
+        with block(out, f"if not {check}({', '.join(names)}):"):
             orders = tuple_of(str(stride_order(fake)) for fake in fakes)
             out.writeline(f"settled = {out.bind(settle, 'settle')}({tuple_of(names)}, {orders})")
-            out.writeline("if settled is None:")
-            with out.indent():
+            with block(out, "if settled is None:"):
                 tangents = tuple_of(f"tangent{number}" for number, _ in self.traced.tangents)
                 out.writeline(f"return {self.fallback}(ctx, {tangents})")
             out.writeline(f"{targets_of(names)} = settled")

@@ -13,7 +13,7 @@ import torch
 
 from desugar import _torch as private
 from desugar.codegen.debug_checks import Expected, emit_recheck, expect_plain
-from desugar.codegen.text import targets_of, tuple_of
+from desugar.codegen.text import block, targets_of, tuple_of
 from desugar.codegen.unpack import Names
 from desugar.ir.stages import ProgramSpec
 from desugar.ir.values import Constant, Int, Plain, Same, Slot, Value, View, Wrapper
@@ -159,8 +159,9 @@ def emit_graph_call(
     if not autocast:
         out.writeline(call)
         return names
-    out.writeline(f"with {out.bind(private.DisableAutocast, 'DisableAutocast')}():  # casts are in the graph")
-    with out.indent():
+    with block(
+        out, f"with {out.bind(private.DisableAutocast, 'DisableAutocast')}():  # casts are in the graph"
+    ):
         out.writeline(call)
     return names
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from subclasses.codegen.emitter import Emitter
+
+
+@contextlib.contextmanager
+def block(out: Emitter, header: str) -> Iterator[None]:
+    """Emits the header of a block, such as `if x:`; the lines that are emitted inside the context are indented."""
+    out.writeline(header)
+    with out.indent():
+        yield
 
 
 def tuple_of(items: Iterable[object]) -> str:

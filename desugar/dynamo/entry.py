@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from desugar import _torch as private
+from desugar.codegen.text import block
 from desugar.dynamo.frame_code import FrameCode, Parameters, accept_code
 from desugar.dynamo.implied_guards import note_module_guards
 from desugar.dynamo.profiling import call_named, needs_name
@@ -277,15 +278,13 @@ class Entry(Calls):
         out.reserve("entry", *names)
         first = [out.fresh_name("self")] if self.is_method else []
         declared = ", ".join(filter(None, [*first, parameters.declaration(skip)]))
-        out.writeline(f"def entry({declared}):")
-        with out.indent():
+        with block(out, f"def entry({declared}):"):
             slow = (
                 f"return {out.bind(self.compile_or_call, 'compile_or_call')}({parameters.forwarding(skip)})"
             )
             self._emit_defaults(out)
             if accepted:
-                out.writeline(f"if {self._unguarded_conditions(out)}:")
-                with out.indent():
+                with block(out, f"if {self._unguarded_conditions(out)}:"):
                     self._emit_accepted(out, accepted, slow)
             out.writeline(slow)
         entry = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)["entry"]
@@ -306,8 +305,7 @@ class Entry(Calls):
         }
         values |= {name: f"{fn}.__kwdefaults__[{name!r}]" for name in self.fn.__kwdefaults__ or ()}
         for name, value in values.items():
-            out.writeline(f"if {name} is {absent}:")
-            with out.indent():
+            with block(out, f"if {name} is {absent}:"):
                 out.writeline(f"{name} = {value}")
 
     def _unguarded_conditions(self, out: Emitter) -> str:
@@ -338,11 +336,9 @@ class Entry(Calls):
         frame = out.fresh_name("frame")
         display = ", ".join(f"{name!r}: {text}" for name, text in (variables | contents).items())
         if contents:
-            out.writeline("try:")
-            with out.indent():
+            with block(out, "try:"):
                 out.writeline(f"{frame} = {{{display}}}")
-            out.writeline("except ValueError:  # a cell is empty")
-            with out.indent():
+            with block(out, "except ValueError:  # a cell is empty"):
                 out.writeline(slow)
         else:
             out.writeline(f"{frame} = {{{display}}}")
@@ -350,8 +346,7 @@ class Entry(Calls):
             number = code.graph_name.rpartition("_")[2]
             manager = out.bind(code.manager, f"guards_{number}")
             guards = self._guard_condition(out, code, frame, number)
-            out.writeline(f"if {manager}.cache_entry is not None and {guards}:")
-            with out.indent():
+            with block(out, f"if {manager}.cache_entry is not None and {guards}:"):
                 call = out.bind(code.call, f"call_{number}")
                 out.writeline(f"return {call}({', '.join(variables.values())})")
 

@@ -14,7 +14,7 @@ import torch
 from desugar.backward.emit import BackwardPlan, plan_backward, variant_name
 from desugar.backward.recompute import plan_recompute
 from desugar.codegen.build_values import emit_graph_call, emit_results, is_computed, slot_reader, view_ints
-from desugar.codegen.text import targets_of, tuple_of
+from desugar.codegen.text import block, targets_of, tuple_of
 from desugar.codegen.unpack import Names
 from desugar.ir.stages import Compiled, FromForward, ProgramSpec, Split
 from desugar.ir.values import Plain, Wrapper
@@ -26,11 +26,9 @@ def emit_function(out: Emitter, compiled: Compiled, split: Split) -> BackwardPla
     """Emits `class Backward(torch.autograd.Function)`, whose global `backwards` is the table of variants."""
     spec = compiled.spec
     function = out.bind(torch.autograd.Function, "Function")
-    out.writeline(f"class Backward({function}):")
-    with out.indent():
+    with block(out, f"class Backward({function}):"):
         out.writeline("@staticmethod")
-        out.writeline("def forward(ctx, items, kept, *differentiable):")
-        with out.indent():
+        with block(out, "def forward(ctx, items, kept, *differentiable):"):
             plan = _emit_forward(out, compiled, split)
         out.writeline()
         out.writeline("@staticmethod")
@@ -42,8 +40,7 @@ def emit_function(out: Emitter, compiled: Compiled, split: Split) -> BackwardPla
         note = (
             f"  # until {variant_name((True,) * len(arriving))} takes its place" if plan.is_replaced else ""
         )
-        out.writeline(f"def backward(ctx, {', '.join(parameters)}):{note}")
-        with out.indent():
+        with block(out, f"def backward(ctx, {', '.join(parameters)}):{note}"):
             present = ", ".join(f"{name} is not None" for name in arriving.values())
             present += "," * (len(arriving) == 1)
             out.writeline(f"return backwards[{present}](ctx, {', '.join(arriving.values())})")

@@ -24,7 +24,7 @@ from desugar.codegen.build_values import (
 )
 from desugar.codegen.debug_checks import Expected, emit_recheck
 from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
-from desugar.codegen.text import tuple_of
+from desugar.codegen.text import block, tuple_of
 from desugar.codegen.unpack import Names, emit_unpacking
 from desugar.ir.stages import Compiled, ProgramSpec
 from desugar.ir.storage import are_apart
@@ -60,14 +60,12 @@ def emit_program(compiled: Compiled, fallback: Callable[..., Any]) -> tuple[Emit
 def _emit_run(out: Emitter, compiled: Compiled, fallback: Callable[..., Any]) -> None:
     spec = compiled.spec
     parameters = [out.fresh_name(f"a{n}") for n in range(spec.inputs.num_arguments)]
-    out.writeline(f"def run({', '.join(parameters)}):")
-    with out.indent():
+    with block(out, f"def run({', '.join(parameters)}):"):
         names = emit_unpacking(out, compiled, parameters)
         differences = [*_overlaps(out, spec, names), *_other_offsets(spec, names)]
         differences += _other_whole_sizes(out, spec, names)
         if differences:
-            out.writeline(f"if {' or '.join(differences)}:")
-            with out.indent():
+            with block(out, f"if {' or '.join(differences)}:"):
                 out.writeline(f"return {out.bind(fallback, 'fallback')}({', '.join(parameters)})")
         tensors = spec.inputs.tensor_leaves
         arguments = Expected(
@@ -172,8 +170,7 @@ def _emit_views(
         leaves[number] = name = out.fresh_name(f"out{number}")
         line = f"{name} = {out.bind(value.replay, 'take_view')}({base}, {emit_ints(value.ints, read)})"
         if value.no_grad:
-            out.writeline(f"with {out.bind(torch.no_grad, 'no_grad')}():")
-            with out.indent():
+            with block(out, f"with {out.bind(torch.no_grad, 'no_grad')}():"):
                 out.writeline(line)
         else:
             out.writeline(line)

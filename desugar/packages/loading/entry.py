@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from desugar import _torch as private
 from desugar.codegen.build_values import emit_constant
-from desugar.codegen.text import tuple_of
+from desugar.codegen.text import block, tuple_of
 from desugar.errors import SignatureError
 from desugar.ir.stages import Origin
 from desugar.ir.values import Constant, Plain, Same, Slot, Wrapper, is_wrapper
@@ -321,8 +321,7 @@ def check_weight(record: WeightRecord, tensor: Any) -> None:
     out = Emitter()
     conditions = Conditions(out, record.facts)
     conditions.tensor(record.value, "weight", where, is_weight=True)
-    out.writeline("def check(weight):")
-    with out.indent():
+    with block(out, "def check(weight):"):
         _emit_errors(out, conditions.found)
     build_functions(out.source, out.namespace, filename=FILE)["check"](tensor)
 
@@ -358,8 +357,7 @@ class Callee:
         """
         out = Emitter()
         out.reserve("explain", "run_program", *self.signature.parameters)
-        out.writeline(f"def explain({', '.join(self.signature.parameters)}):")
-        with out.indent():
+        with block(out, f"def explain({', '.join(self.signature.parameters)}):"):
             _Text(out, self).emit_explanation()
         return build_functions(out.source, out.namespace, filename=FILE)["explain"]  # type: ignore[no-any-return]
 
@@ -380,8 +378,7 @@ def build_entry(
     out = Emitter()
     out.reserve("call", *signature.parameters)
     parameters = [_with_bound_default(out, one) for one in signature.parameters.values()]
-    out.writeline(f"def call{signature.replace(parameters=parameters)}:")
-    with out.indent():
+    with block(out, f"def call{signature.replace(parameters=parameters)}:"):
         for callee in callees:
             _Text(out, callee).emit()
         out.writeline(f"return {out.bind(fallback, 'fallback')}({', '.join(signature.parameters)})")
@@ -432,8 +429,7 @@ class _Text:
             texts.append(
                 f"({check} or {out.bind(self.callee.guards.check_others, 'other_tensors')}({plain}))"
             )
-        out.writeline(f"if {' and '.join([*texts, *self._on_state()])}:")
-        with out.indent():
+        with block(out, f"if {' and '.join([*texts, *self._on_state()])}:"):
             conditions.emit_reads()
             sizes = [one.text for one in conditions.on_sizes(self.record) if not one.is_implied]
             if sizes:
@@ -463,8 +459,7 @@ class _Text:
         conditions.emit_reads()
         _emit_errors(out, conditions.on_sizes(self.record))
         out.writeline(f"{out.bind(self.callee.guards.accept, 'accept')}([{', '.join(conditions.plain)}])")
-        out.writeline("def run_program():")
-        with out.indent():
+        with block(out, "def run_program():"):
             self._emit_run()
         out.writeline("return run_program")
 

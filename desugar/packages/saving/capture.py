@@ -22,6 +22,7 @@ from torch import SymInt, Tensor, fx, nn
 from desugar import _torch as private
 from desugar.api import find_target, with_own_code
 from desugar.backends.base import Backend
+from desugar.codegen.text import block
 from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import has_frame, raise_own
 from desugar.dynamo.implied_guards import dynamo_context
@@ -218,8 +219,7 @@ def _call_of(module: Any, flattened: Flattened) -> Callable[..., Any]:
         stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         by_name = one.kind is one.KEYWORD_ONLY or (one.kind is one.POSITIONAL_OR_KEYWORD and not has_rest)
         arguments.append(f"{one.name}={one.name}" if by_name else f"{stars}{one.name}")
-    out.writeline(f"def make({module_name}):")
-    with out.indent():
+    with block(out, f"def make({module_name}):"):
         out.writeline(f"def call{parameters}:")
         out.writeline(f"    return {module_name}({', '.join(arguments)})")
         out.writeline("return call")
