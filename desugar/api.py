@@ -312,7 +312,7 @@ def call_of(module: nn.Module) -> types.FunctionType:
     parameters = _simple_parameters(module)
     makers = _makers.setdefault(type(module), {})
     if parameters not in makers:
-        makers[parameters] = _build_maker(type(module).__name__, parameters)
+        makers[parameters] = build_maker(type(module).__name__, parameters, parameters)
     call = makers[parameters](module)
     call.__qualname__ = type(module).forward.__qualname__  # Python's error for a wrong argument names it
     return call
@@ -328,13 +328,14 @@ def _simple_parameters(module: nn.Module) -> str:
     return ", ".join(p.name for p in parameters) if are_simple(parameters) else variadic
 
 
-def _build_maker(name: str, parameters: str) -> Callable[..., Any]:
+def build_maker(name: str, parameters: str, arguments: str) -> Callable[..., Any]:
+    """Returns a function that makes, for an object, a function with these parameters that calls it."""
     out = Emitter()
     out.reserve(*(text.strip(" *") for text in parameters.split(",")))
     module = out.fresh_name("module")
     with block(out, f"def make({module}):"):
         with block(out, f"def call({parameters}):"):
-            out.writeline(f"return {module}({parameters})")
+            out.writeline(f"return {module}({arguments})")
         out.writeline("return call")
     return build_functions(out.source, out.namespace, filename=f"<call of {name}>")["make"]
 

@@ -22,9 +22,8 @@ from desugar.packages.loading.assemble import LoadGraph, assemble
 from desugar.packages.loading.entry import Callee, build_entry, check_weight
 from desugar.packages.loading.guards import WeightGuards, guards_of
 from desugar.packages.loading.weights import find_weights
-from desugar.packages.manifest.classes import find_classes
 from desugar.packages.manifest.codec import Reader
-from desugar.packages.manifest.machine import check_machine
+from desugar.packages.manifest.needs import check_machine, find_classes
 from desugar.packages.manifest.records import GraphRecord, Manifest, ProgramRecord
 from desugar.packages.manifest.structure import signature_of
 
@@ -250,8 +249,7 @@ def _keeps_inputs(record: ProgramRecord) -> bool:
 def _join(errors: list[SignatureError]) -> SignatureError:
     if len(errors) == 1:
         return errors[0]
-    arguments = {error.argument for error in errors}
-    if len(arguments) == 1:
+    if len({error.argument for error in errors}) == 1:
         expected = " or ".join(dict.fromkeys(error.expected for error in errors))
         return SignatureError(errors[0].argument, expected, errors[0].got)
     lines = "; ".join(f"program {n}: {error}" for n, error in enumerate(errors))

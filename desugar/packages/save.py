@@ -19,9 +19,8 @@ from desugar.ir.stages import presence_bits
 from desugar.ir.values import Flat, unwrap_value
 from desugar.packages import graph_text
 from desugar.packages.archive import file_digest, length_of, write_archive
-from desugar.packages.manifest.classes import fingerprint
 from desugar.packages.manifest.codec import Writer, check
-from desugar.packages.manifest.machine import this_machine
+from desugar.packages.manifest.needs import fingerprint, this_machine
 from desugar.packages.manifest.records import FORMAT, GraphRecord, Manifest, WeightRecord
 from desugar.packages.manifest.structure import parameters_of
 from desugar.packages.saving.capture import Call, Captured, capture_call
@@ -69,8 +68,7 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
     fn = uncompiled(fn)
     with tempfile.TemporaryDirectory(prefix="desugar-package-") as folder:
         backend = library_backend(Path(folder) if native else None, options)
-        known, graphs = Weights(fn), _Graphs()
-        programs = []
+        known, graphs, programs = Weights(fn), _Graphs(), []
         for given in calls:
             # A size may be 1 in other calls. Equal sizes share a symbol only if the function requires it.
             with torch.set_grad_enabled(training), private.oblivious_sizes():

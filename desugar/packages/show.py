@@ -40,18 +40,17 @@ def _lines(archive: Archive, manifest: Manifest, classes: list[str]) -> list[str
         f"code      {code}",
         *([f"classes   {', '.join(classes)}"] if classes else []),
         f"weights   {_weights(manifest.weights)}",
-        *map(_weight_line, manifest.weights),
+        *(
+            f"  {weight.name}: {describe_leaf(weight.value, weight.facts)}, "
+            + ("parameter" if weight.is_parameter else "buffer or constant")
+            for weight in manifest.weights
+        ),
         *(
             line
             for number, program in enumerate(manifest.programs)
             for line in (f"program {number}  {signature}", *_program_lines(program))
         ),
     ]
-
-
-def _weight_line(weight: WeightRecord) -> str:
-    kind = "parameter" if weight.is_parameter else "buffer or constant"
-    return f"  {weight.name}: {describe_leaf(weight.value, weight.facts)}, {kind}"
 
 
 def _weights(weights: Sequence[WeightRecord]) -> str:

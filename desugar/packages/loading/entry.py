@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from desugar import _torch as private
 from desugar.codegen.build_values import emit_constant
@@ -43,8 +43,7 @@ from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 from subclasses.errors import one_of
 from subclasses.layout import Layout, describe_metadata, field_name
-
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+from subclasses.spec.values import PLAIN
 
 # ---------------------------------------------------------------------------------------------- conditions
 
@@ -277,7 +276,7 @@ def _find_repeated(names: Sequence[str], *tensors: object) -> tuple[str, str, st
 def find_misfit(value: Any, facts: TensorFacts, name: str) -> tuple[str, str, str] | None:
     """Returns None for a plain tensor with these constant facts, else the arguments of the `SignatureError`."""
     words = f"{facts.dtype} with {len(facts.size)} dimensions on {facts.device.type}"
-    if type(value) not in _PLAIN or private.is_functorch_wrapped_tensor(value) or value.is_neg():
+    if type(value) not in PLAIN or private.is_functorch_wrapped_tensor(value) or value.is_neg():
         return name, f"a plain tensor of {words}", _describe(value)
     is_alike = value.dtype == facts.dtype and value.dim() == len(facts.size)
     if not is_alike or value.layout is not torch.strided or value.is_conj():
@@ -295,7 +294,7 @@ def find_misfit(value: Any, facts: TensorFacts, name: str) -> tuple[str, str, st
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, Tensor) and type(value) in _PLAIN:
+    if isinstance(value, Tensor) and type(value) in PLAIN:
         return f"one of {value.dtype} and size {tuple(value.shape)}"
     if is_wrapper(value):
         return f"{one_of(type(value))} of {value.dtype}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.ir.values import Plain, Wrapper, inner_names, is_wrapper
+from desugar.ir.values import Flat, Plain, Wrapper, is_wrapper, paths_of, unwrap_value
 from desugar.packages.manifest.records import Leaf, ProgramRecord
 
 
@@ -93,7 +93,10 @@ class WeightGuards(Guards):
         self.weights = tuple(weights)
         self.handed_out: list[bool] = [True] * handed_out
         self.inner = [
-            (number, path) for number, weight in enumerate(weights) for path in _paths_inside(weight)
+            (number, ".".join(path))
+            for number, weight in enumerate(weights)
+            for _, path in paths_of(unwrap_value(weight, Flat()))
+            if path
         ]
         tensors = self.tensors()
         sizes = [[None] * t.dim() if is_wrapper(t) else list(t.size()) for t in tensors]
@@ -103,9 +106,3 @@ class WeightGuards(Guards):
     def tensors(self) -> list[Tensor]:
         """Returns the weights, and the plain tensors inside them."""
         return [*self.weights, *(attrgetter(path)(self.weights[number]) for number, path in self.inner)]
-
-
-def _paths_inside(tensor: Tensor) -> Iterator[str]:
-    """Yields the attribute paths of the plain tensors inside a wrapper, in flatten order."""
-    for name in inner_names(tensor) if is_wrapper(tensor) else ():
-        yield from [f"{name}.{path}" for path in _paths_inside(getattr(tensor, name))] or [name]

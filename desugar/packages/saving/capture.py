@@ -20,9 +20,8 @@ import torch
 from torch import SymInt, Tensor, fx, nn
 
 from desugar import _torch as private
-from desugar.api import find_target, with_own_code
+from desugar.api import build_maker, find_target, with_own_code
 from desugar.backends.base import Backend
-from desugar.codegen.text import block
 from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import has_frame, raise_own
 from desugar.dynamo.implied_guards import dynamo_context
@@ -32,8 +31,6 @@ from desugar.packages.manifest.structure import Flattened, arrange, flatten_call
 from desugar.program import Program
 from desugar.recording.listeners import Caller, called_by
 from desugar.store.programs import Place
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
 
 _PATH = re.compile(r"(?:\.\w+)*")
 
@@ -131,7 +128,9 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
         ) from error
     captured = Captured(flatten_call(signature, given.args, given.kwargs))
     target, bound = find_target(fn)
-    if isinstance(fn, nn.Module) or not has_frame(target) or _is_skipped(target):
+    # Dynamo skips the frame of a wrapper of a decorator, and of a function of torch.
+    is_skipped = hasattr(target, "__wrapped__") or str(target.__module__).partition(".")[0] == "torch"
+    if isinstance(fn, nn.Module) or not has_frame(target) or is_skipped:
         target, bound = _call_of(fn, captured.flattened), ()
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -149,10 +148,16 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
     # Dynamo captures the graph as for any other program of the pass.
     compile_graph.__wrapped__ = dynamo.dynamo_backend  # type: ignore[attr-defined]
     function = with_own_code(target)
-    context = dynamo_context(compile_graph, True, dynamic)
+    # Dynamo raises for a function that changes Python objects; floats and ints of arguments are constants.
+    options = private.dynamo_config.patch(
+        side_effect_replay_policy="error",
+        replay_side_effects=False,
+        specialize_float=True,
+        automatic_dynamic_shapes=False,
+    )
     try:
-        with called_by(Caller(fn, "saved in a package")), _without_side_effects():
-            context(function)(*bound, *given.args, **given.kwargs)
+        with called_by(Caller(fn, "saved in a package")), options:
+            dynamo_context(compile_graph, True, dynamic)(function)(*bound, *given.args, **given.kwargs)
     except private.BackendCompilerFailed as error:
         raise_own(error)
     except RuntimeError as error:
@@ -201,16 +206,9 @@ def _run_on_fakes(function: Callable[..., Any], bound: tuple[Any, ...], captured
         raise PackageError(f"the result is built by Python that a package cannot hold: {error}") from error
 
 
-def _is_skipped(target: Any) -> bool:
-    """Whether Dynamo skips the frame of a function: a function of torch, or a wrapper of a decorator."""
-    return hasattr(target, "__wrapped__") or str(target.__module__).partition(".")[0] == "torch"
-
-
 def _call_of(module: Any, flattened: Flattened) -> Callable[..., Any]:
     """Returns a function that calls a module or another object, with a parameter for each argument that was passed."""
-    out, passed = Emitter(), [flattened.signature.parameters[name] for name, _ in flattened.arguments]
-    out.reserve(*(one.name for one in passed))
-    module_name = out.fresh_name("module")
+    passed = [flattened.signature.parameters[name] for name, _ in flattened.arguments]
     empty = inspect.Parameter.empty
     parameters = inspect.Signature([one.replace(default=empty, annotation=empty) for one in passed])
     has_rest = any(one.kind is one.VAR_POSITIONAL for one in passed)
@@ -219,21 +217,7 @@ def _call_of(module: Any, flattened: Flattened) -> Callable[..., Any]:
         stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         by_name = one.kind is one.KEYWORD_ONLY or (one.kind is one.POSITIONAL_OR_KEYWORD and not has_rest)
         arguments.append(f"{one.name}={one.name}" if by_name else f"{stars}{one.name}")
-    with block(out, f"def make({module_name}):"):
-        out.writeline(f"def call{parameters}:")
-        out.writeline(f"    return {module_name}({', '.join(arguments)})")
-        out.writeline("return call")
-    return build_functions(out.source, out.namespace, filename=f"<call of {_name(module)}>")["make"](module)  # type: ignore[no-any-return]
-
-
-def _without_side_effects() -> Any:
-    """Makes Dynamo raise for a function that changes Python objects; floats and ints of arguments are constants."""
-    return private.dynamo_config.patch(
-        side_effect_replay_policy="error",
-        replay_side_effects=False,
-        specialize_float=True,
-        automatic_dynamic_shapes=False,
-    )
+    return build_maker(_name(module), str(parameters)[1:-1], ", ".join(arguments))(module)  # type: ignore[no-any-return]
 
 
 def _note_fakes(captured: Captured) -> None:

@@ -13,14 +13,12 @@ from typing import Any
 from torch import SymInt, Tensor, nn
 
 from desugar import _torch as private
-from desugar.backward.emit import Variant
 from desugar.errors import PackageError
 from desugar.ir.stages import Origin
 from desugar.ir.storage import base_of
 from desugar.ir.values import (
     Constant,
     Flat,
-    Int,
     Same,
     Slot,
     Value,
@@ -73,11 +71,9 @@ class Symbols:
         """Makes a symbolic int a constant, since the function holds it or reads it in Python."""
         import sympy
 
-        if not isinstance(number, SymInt):
-            return
-        if number.node.expr.is_symbol:
+        if isinstance(number, SymInt) and number.node.expr.is_symbol:
             self._constants[number.node.expr] = sympy.Integer(value)
-        else:
+        elif isinstance(number, SymInt):
             self._held.append(sympy.Eq(number.node.expr, value))
 
     def fact(self, item: Any) -> Any:
@@ -214,7 +210,10 @@ class Description:
             sources=sources,
             spec=self.stored.spec,
             forward=graphs[id(self.stored.forward)],
-            backwards=tuple(self._backwards(graphs)),
+            backwards=tuple(
+                replace(captured.program.variants.describe(present, None), compiled=graphs[id(compiled)])  # type: ignore[union-attr, arg-type]
+                for present, compiled in captured.place.backwards.items()
+            ),
             result=tree,
             results=tuple(map(self._result_leaf, result)),
         )
@@ -229,7 +228,10 @@ class Description:
             case Wrapper() if any(isinstance(extent, SymInt) for extent in (*part.size, *part.stride)):
                 # The inner tensors determine a symbolic size or stride of a wrapper, and nothing reads it: any slot
                 # will do.
-                size, stride = (tuple(map(_known_int, extents)) for extents in (part.size, part.stride))
+                size, stride = (
+                    tuple(Slot(0) if isinstance(extent, SymInt) else extent for extent in extents)
+                    for extents in (part.size, part.stride)
+                )
                 return rebuilt(replace(part, size=size, stride=stride), self._as_data)
         return NotImplemented
 
@@ -276,11 +278,9 @@ class Description:
 
     def _finish(self, record: ProgramRecord) -> ProgramRecord:
         """Adds the guards and symbols; raises `PackageError` for a symbol that is not a size or int of an argument."""
-        guards = self.symbols.guards()
-        symbols = tuple(self.symbols.records())
+        guards, symbols = self.symbols.guards(), tuple(self.symbols.records())
         read = {extent.index for extent in _extents_in(record.leaf_facts) if isinstance(extent, Symbol)}
-        missing = set(range(len(symbols))) - read
-        if missing:
+        if missing := set(range(len(symbols))) - read:
             raise PackageError(
                 f"{len(missing)} sizes of the program are not sizes of its arguments; pass dynamic=False, or mark "
                 "sizes that change with torch._dynamo.mark_dynamic"
@@ -373,14 +373,6 @@ class Description:
             "an argument): return a clone of it"
         )
 
-    # ................................................................................................. graphs
-
-    def _backwards(self, graphs: dict[int, GraphRecord]) -> Iterator[Variant]:
-        variants = self.captured.program.variants
-        for present, compiled in self.captured.place.backwards.items():
-            assert variants is not None
-            yield replace(variants.describe(present, None), compiled=graphs[id(compiled)])  # type: ignore[arg-type]
-
 
 # ------------------------------------------------------------------------------------------------- helpers
 
@@ -417,10 +409,6 @@ def _find_tensor(tensor: Tensor, leaves: list[Any]) -> Origin | None:
 def _extents_in(facts: tuple[Fact, ...]) -> Iterator[Any]:
     for fact in facts:
         yield from (*fact.size, *fact.stride) if isinstance(fact, TensorFacts) else (fact,)
-
-
-def _known_int(extent: Any) -> Int:
-    return Slot(0) if isinstance(extent, SymInt) else extent
 
 
 def _reads_attribute(name: str) -> PackageError:

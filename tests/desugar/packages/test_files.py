@@ -17,7 +17,7 @@ from desugar import PackageError, SignatureError
 from desugar.cli.commands import app
 from desugar.packages import archive
 from desugar.packages.loading import recompile
-from desugar.packages.manifest import machine
+from desugar.packages.manifest import needs
 from desugar.packages.manifest.records import Machine
 from tests.desugar.packages.test_inference import Block, int8_block, rows
 
@@ -117,11 +117,11 @@ def test_no_machine_code(saved):
     ],
 )
 def test_another_processor(changed, said):
-    here = machine.this_machine()
+    here = needs.this_machine()
     fields = {name: getattr(here, name) for name in ("system", "processor", "instructions")}
-    machine.check_machine(here)
+    needs.check_machine(here)
     with pytest.raises(PackageError, match=said):
-        machine.check_machine(Machine(**fields | changed))
+        needs.check_machine(Machine(**fields | changed))
 
 
 def test_one_that_exists_is_replaced_whole_or_not_at_all(tmp_path, saved):
