@@ -16,10 +16,17 @@ from desugar.backends.base import Backend, GraphKind, compiling
 from desugar.backends.inductor_patches import PendingKernels
 from desugar.backward.recompute import CapturedFunction
 from desugar.backward.variants import BackwardVariants, expected_tangents
-from desugar.flatten.autocast import autocast_state
 from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph, replace_floats
-from desugar.ir.stages import Compiled, FromForward, Graphs, Outputs, ProgramSpec, Split, Traced
+from desugar.ir.stages import (
+    Compiled,
+    FromForward,
+    Outputs,
+    ProgramSpec,
+    Split,
+    Traced,
+    autocast_state,
+)
 from desugar.passes import verify
 from desugar.passes.mutations import keep_old_values, store_results
 from desugar.passes.partition import partition, restride_saved
@@ -181,8 +188,7 @@ def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tupl
     with stage("compile"):
         forward, _ = backend.compile(traced.graph, kind, inputs.mode)
     spec = ProgramSpec(described, traced.interface, None, autocast_state())
-    graphs_of = Graphs(lambda: (joint, graph, None))
-    return Compiled(spec, graphs_of, forward, tuple(inputs.captured)), PendingKernels()
+    return Compiled(spec, lambda: (joint, graph, None), forward, tuple(inputs.captured)), PendingKernels()
 
 
 def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Compiled, PendingKernels]:
@@ -202,8 +208,8 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple
         restride_saved(partitioned, strides)
     split = Split.of(replace(partitioned, forward=graph))
     spec = ProgramSpec(described, traced.interface, split, autocast_state())
-    made = Graphs(lambda: (joint, graph, partitioned.backward))
-    return Compiled(spec, made, forward, tuple(inputs.captured)), kernels
+    made = joint, graph, partitioned.backward
+    return Compiled(spec, lambda: made, forward, tuple(inputs.captured)), kernels
 
 
 def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] = ()) -> None:

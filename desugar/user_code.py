@@ -9,7 +9,8 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,17 +78,14 @@ def find_line() -> Line | None:
 
     For the frame of a Dynamo graph, it is the line that the running node was captured from.
     """
-    return _innermost(_frames(sys._getframe(1)))
+    return _innermost(traceback.walk_stack(sys._getframe(1)))
 
 
 def find_line_of(error: BaseException) -> Line | None:
     """Returns the innermost line of the user's code in an error's traceback, else among the frames that called it."""
-    traceback, raised = error.__traceback__, []
-    while traceback is not None:
-        raised.append((traceback.tb_frame, traceback.tb_lineno))
-        traceback = traceback.tb_next
-    callers = _frames(raised[0][0].f_back) if raised else iter(())
-    return _innermost(iter(raised[::-1])) or _innermost(callers)
+    raised = [*traceback.walk_tb(error.__traceback__)]
+    caller = raised[0][0].f_back if raised else None
+    return _innermost(raised[::-1]) or (_innermost(traceback.walk_stack(caller)) if caller else None)
 
 
 def stack_of_node(node: fx.Node) -> list[Line]:
@@ -101,13 +99,7 @@ def line_of_node(node: fx.Node) -> Line | None:
     return next((line for line in reversed(stack_of_node(node)) if is_users_file(line.filename)), None)
 
 
-def _frames(frame: Any) -> Iterator[tuple[Any, int]]:
-    while frame is not None:
-        yield frame, frame.f_lineno
-        frame = frame.f_back
-
-
-def _innermost(frames: Iterator[tuple[Any, int]]) -> Line | None:
+def _innermost(frames: Iterable[tuple[Any, int]]) -> Line | None:
     for frame, number in frames:
         code = frame.f_code
         if (

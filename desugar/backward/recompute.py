@@ -24,9 +24,8 @@ from desugar.backward.emit import BackwardPlan, differentiable_leaves, first_pat
 from desugar.codegen.runtime import are_batched
 from desugar.codegen.unpack import Names
 from desugar.errors import DesugarError
-from desugar.flatten.autocast import restore_autocast
 from desugar.ir.fx_utils import autograd_nodes, result_leaves
-from desugar.ir.stages import Compiled, InputSpec, LeafFunction, Origin, ProgramSpec, Split
+from desugar.ir.stages import Compiled, InputSpec, LeafFunction, Origin, ProgramSpec, Split, restore_autocast
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
 from desugar.tracing.tangents import meets_plain_gradients

@@ -141,7 +141,7 @@ class BackwardVariants:
         if any(present):
             start = time.perf_counter()
             with stage("compile backward"):
-                compiled = self._load(present) or self._compile_and_save(present)
+                compiled = self._load_or_compile(present)
             self.late_seconds += time.perf_counter() - start
         out = Emitter()
         name = variant_name(present)
@@ -170,13 +170,11 @@ class BackwardVariants:
             present, self._sources(graph), tuple(fake_inputs(graph)), output_items(graph), compiled
         )
 
-    def _load(self, present: tuple[bool, ...]) -> CompiledGraph | None:
-        """Returns the stored graph of a variant; None if the store has none."""
-        if self.place is None:
-            return None
-        return self.place.load_backward(present, lambda: self._graph(present))
-
-    def _compile_and_save(self, present: tuple[bool, ...]) -> CompiledGraph:
+    def _load_or_compile(self, present: tuple[bool, ...]) -> CompiledGraph:
+        if self.place is not None and (
+            stored := self.place.load_backward(present, lambda: self._graph(present))
+        ):
+            return stored
         env = self.mode.shape_env
         num_guards = len(env.guards)
         compiled, kernels = self._ahead.pop(present, (None, None))
@@ -209,9 +207,7 @@ class BackwardVariants:
     @property
     def _whole(self) -> fx.GraphModule:
         """The backward for all gradients."""
-        backward = self.graphs.all[2]
-        assert backward is not None
-        return backward
+        return self.graphs()[2]  # type: ignore[return-value]
 
     def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
         if all(present):

@@ -81,12 +81,11 @@ def compile_by_stock(
 
 def is_saving() -> bool:
     """Whether PyTorch compiles a function that it is going to save (`aot_compile`)."""
-    config = private.functorch_config
     names = (
         "bundled_autograd_cache",
         "bypass_autograd_cache_key",
     )  # a release without them saves no functions
-    return all(getattr(config, name, False) for name in names)
+    return all(getattr(private.functorch_config, name, False) for name in names)
 
 
 def _is_plain_subclass(x: Any) -> bool:

@@ -276,10 +276,11 @@ class _Walk:
         """
         recorded = _recorded(node, source) if is_same else None
         below = [self._visit_child(node, recorded, child) for child in _children(node)]
-        is_empty = not below and not node.get_leaf_guards()
-        is_implied = is_empty or (
-            recorded is not None and all(below) and recorded.guards.issuperset(self._guards_of(node))
+        guards = set(_guard_types(node))
+        known = (
+            set() if recorded is None else recorded.guards | ({_ALIASING} if self.with_aliasing else set())
         )
+        is_implied = (not below and not guards) or (recorded is not None and all(below) and guards <= known)
         self.found[source] = self.found.get(source, True) and is_implied
         return is_implied
 
@@ -312,10 +313,6 @@ class _Walk:
         self.found[source] = self.found.get(source, True) and is_implied
         return is_implied
 
-    def _guards_of(self, node: Any) -> list[str]:
-        guards = _guard_types(node)
-        return [guard for guard in guards if guard != _ALIASING] if self.with_aliasing else guards
-
 
 # ------------------------------------------------------------------------------------- the guards of a module
 
@@ -346,10 +343,6 @@ class ModuleGuards:
     def is_given_up(self) -> bool:
         """Whether the module changes too often for these guards to save time."""
         return self.strikes >= _MAX_STRIKES
-
-    def hold(self) -> bool:
-        """Returns whether the module is unchanged."""
-        return self.unchanged.holds()
 
 
 def note_module_guards(

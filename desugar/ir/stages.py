@@ -6,7 +6,8 @@ and packages write to files. So a program from a file needs no graph: its graphs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -294,21 +295,9 @@ class Partitioned:
 # ---------------------------------------------------------------------------------------------- the program
 
 
-class Graphs:
-    """The plain graphs of a program; a stored program loads its graphs from the store on first use."""
-
-    def __init__(
-        self, read: Callable[[], tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule | None]]
-    ) -> None:
-        self._read = read
-        self._graphs: tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule | None] | None = None
-
-    @property
-    def all(self) -> tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule | None]:
-        """The joint graph, the forward and the backward; the latter is None in inference."""
-        if self._graphs is None:
-            self._graphs = self._read()
-        return self._graphs
+# Returns the joint graph, the forward and the backward; the latter is None in inference. A stored program loads its
+# graphs from the store on first use.
+Graphs = Callable[[], tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +350,27 @@ class Split:
 
 
 AutocastState = tuple[tuple[str, bool, torch.dtype], ...]  # (device type, whether enabled, dtype) for each
+
+
+def autocast_state() -> AutocastState:
+    """Returns (device type, whether autocast is enabled, autocast dtype) for the CPU and CUDA."""
+    return tuple(
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+    )
+
+
+@contextlib.contextmanager
+def restore_autocast(state: AutocastState) -> Iterator[None]:
+    """Restores an autocast state inside the context.
+
+    A device type that is off both in `state` and now is skipped.
+    """
+    with contextlib.ExitStack() as stack:
+        for device, enabled, dtype in state:
+            if enabled or torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        yield
 
 
 @dataclass(frozen=True, slots=True)

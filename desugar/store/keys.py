@@ -27,9 +27,9 @@ from torch import Tensor, fx
 
 import subclasses
 from desugar import _torch as private
-from desugar.flatten.autocast import autocast_state
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.rule_state import StateRead
+from desugar.ir.stages import autocast_state
 from desugar.ir.values import Same, Value, View, Wrapper, describe, is_wrapper
 from desugar.passes.verify import rechecks_enabled
 from desugar.store.code import describe_code, root_of

@@ -9,6 +9,7 @@ is a file of its own, since it is compiled when its gradients first arrive.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import pickle
 from collections.abc import Callable, Iterable
@@ -20,10 +21,9 @@ from torch import fx
 from desugar import _torch as private
 from desugar.backends import inductor_patches
 from desugar.backends.base import Backend, CompiledGraph, run_eagerly
-from desugar.flatten.autocast import autocast_state
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.rule_state import StateRead
-from desugar.ir.stages import Compiled, Graphs, ProgramSpec, presence_bits
+from desugar.ir.stages import Compiled, ProgramSpec, autocast_state, presence_bits
 from desugar.recording.listeners import has_listeners
 from desugar.store import files
 from desugar.store.keys import check_ops, key_of
@@ -98,7 +98,7 @@ def pack(program: Compiled, inputs: Inputs) -> dict[str, Any]:
     guards = [guard.expr for guard in env.guards]
     if env.deferred_runtime_asserts or not _hold(guards, env):
         raise CannotStore("a size depends on data")
-    graphs = program.graphs.all
+    graphs = program.graphs()
     check_ops(graphs[0])
     return {
         "guards": pickle.dumps(guards),
@@ -118,9 +118,9 @@ def unpack(content: dict[str, Any], inputs: Inputs) -> Compiled | None:
     mode, guards = inputs.mode, pickle.loads(content["guards"])
     if not _hold(guards, mode.shape_env):
         return None
-    graphs = Graphs(lambda: _load_graphs(content["graphs"], mode))
+    graphs = functools.cache(lambda: _load_graphs(content["graphs"], mode))
     interface, split = load(content["records"], mode)
-    forward = load_graph(content["forward"], lambda: graphs.all[1], is_backward=False)
+    forward = load_graph(content["forward"], lambda: graphs()[1], is_backward=False)
     if forward is None:
         return None
     for guard in guards:

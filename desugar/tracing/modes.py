@@ -12,7 +12,7 @@ import torch
 
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
-from desugar.tracing.side_effects import functional_mode
+from desugar.tracing.side_effects import functional_mode_class
 
 # ----------------------------------------------------------------------------------------------------- modes
 
@@ -32,7 +32,7 @@ def tracing_modes(fake_mode: Any) -> Iterator[Any]:
         torch.autograd.set_detect_anomaly(False),  # anomaly mode would look for NaN in fake tensors
         torch.random.fork_rng(devices=()),
         private.enable_python_dispatcher(),
-        functional_mode() as functionalization,
+        functional_mode_class()() as functionalization,
         _translate_torch_errors(),
         _mute_fake_tensor_errors(),
     ):

@@ -39,7 +39,7 @@ from desugar.ir.values import (
     unwrap_value,
 )
 from desugar.tracing.run import Run, assigned_inners, changed_slots, from_functional, identity
-from desugar.tracing.views import DetachedReplay, InnerReplay, ViewReplay, find_inner, return_base, view_as
+from desugar.tracing.views import DetachedReplay, ViewReplay, find_inner, return_base, view_as
 from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 
 # ----------------------------------------------------------------------------------------------- unwrapping
@@ -113,7 +113,7 @@ class _ResultUnwrapper:
             return Same("output", numbers[id(leaf)])
         if (inner := find_inner(self.run, leaf)) is not None:
             view = self._view("input", inner.leaf, leaf, base_of(leaf))
-            return replace(view, replay=InnerReplay(inner, view.replay))
+            return replace(view, replay=replace(inner, replay=view.replay))
         if _has_own_gradient(leaf):
             return unwrap_value(leaf, self.flat)
         source = self._input_sharing_memory(leaf)

@@ -56,13 +56,10 @@ def _is_unfolded(tensor: Any) -> bool:
     return any("unfold" in type(view).__name__ for view in private.get_view_meta_sequence(tensor.elem))
 
 
-def functional_mode() -> Any:
-    """Returns a `FunctionalTensorMode` that also checks the tensors that ops write to."""
-    return _checking_mode_class()()
-
-
 @functools.cache
-def _checking_mode_class() -> type:
+def functional_mode_class() -> type:
+    """Returns a class of `FunctionalTensorMode` that also checks the tensors that ops write to."""
+
     class CheckingFunctionalMode(private.FunctionalTensorMode):
         supports_higher_order_operators = True
 
@@ -106,10 +103,6 @@ def _rng_state() -> tuple[int, Tensor]:
         return torch.default_generator.initial_seed(), torch.default_generator.get_state()
 
 
-def _initial_state(seed: int) -> Tensor:
-    return torch.Generator().manual_seed(seed).get_state()
-
-
 def check_rng(before: tuple[int, Tensor]) -> None:
     """Raises if the function has reseeded the default generator.
 
@@ -126,8 +119,8 @@ def check_rng(before: tuple[int, Tensor]) -> None:
     with private.disable_current_modes(), private.DisableTorchFunction():
         if seed == before[0] and torch.equal(state, before[1]):
             return
-        has_other_threads = threading.active_count() > 1
-        if seed == before[0] and has_other_threads and not torch.equal(state, _initial_state(seed)):
+        initial = torch.Generator().manual_seed(seed).get_state()
+        if seed == before[0] and threading.active_count() > 1 and not torch.equal(state, initial):
             return
     raise DesugarError(
         "the function sets the state of the random number generator (torch.manual_seed, set_rng_state)",

@@ -23,20 +23,7 @@ from desugar.tracing.run import InputLeaf, Run, assigned_inners, identity
 from subclasses import TensorSubclass
 from subclasses.autograd.construct import Unwrap, unwrap_one
 
-
-@dataclass(frozen=True, slots=True)
-class Inner:
-    """An inner tensor of an input leaf.
-
-    Attributes:
-        leaf: The number of the input leaf.
-        path: The attributes that lead to the inner tensor.
-        differentiable: Whether it is read with `unwrap()`, so that it has a gradient.
-    """
-
-    leaf: int
-    path: tuple[str, ...]
-    differentiable: bool
+Replay = Callable[[Any, Sequence[int]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +31,29 @@ class InnerReplay:
     """Takes the view of an inner tensor of a wrapper again.
 
     Attributes:
-        inner: The inner tensor.
+        leaf: The number of the input leaf that is the wrapper.
+        path: The attributes that lead to the inner tensor.
+        differentiable: Whether it is read with `unwrap()`, so that it has a gradient.
         replay: Takes the view of the inner tensor.
     """
 
-    inner: Inner
-    replay: Callable[[Any, Sequence[int]], Any]
+    leaf: int
+    path: tuple[str, ...]
+    differentiable: bool
+    replay: Replay
 
     def __reduce__(self) -> Any:
         return self.replay.__reduce__()  # the process that loads it finds the view again, like any other view
 
     def __call__(self, base: Any, ints: Sequence[int]) -> Any:
         """Takes the view of an inner tensor of `base`, with these sizes, strides and indices."""
-        for name in self.inner.path:
-            is_unwrapped = self.inner.differentiable and isinstance(base, TensorSubclass)
+        for name in self.path:
+            is_unwrapped = self.differentiable and isinstance(base, TensorSubclass)
             base = unwrap_one(base, name) if is_unwrapped else getattr(base, name)
         return self.replay(base, ints)
 
 
-def find_inner(run: Run, tensor: Tensor) -> Inner | None:
+def find_inner(run: Run, tensor: Tensor) -> InnerReplay | None:
     """Returns the inner tensor of an input leaf that a result is a view of; None if there is none."""
     if is_wrapper(tensor) or not tensor._is_view():
         return None
@@ -70,7 +61,7 @@ def find_inner(run: Run, tensor: Tensor) -> Inner | None:
     for number, source in enumerate(run.input_leaves):
         path = _path_to(run, source, wanted)
         if path is not None and (node is None or _is_unwrapped(node, source, len(path))):
-            return Inner(number, path, node is not None)
+            return InnerReplay(number, path, node is not None, return_base)
     return None
 
 
@@ -102,8 +93,6 @@ def _is_unwrapped(node: Any, source: InputLeaf, times: int) -> bool:
 
 
 # ---- views of arguments ------------------------------------------------------------------------------------
-
-Replay = Callable[[Any, Sequence[int]], Any]
 
 
 def return_base(base: Any, ints: Sequence[int]) -> Any:

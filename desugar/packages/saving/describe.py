@@ -339,7 +339,7 @@ class Description:
     def _restrided(self, replay: Any) -> Restrided:
         path, is_unwrapped = (), False
         if isinstance(replay, InnerReplay):
-            path, is_unwrapped, replay = replay.inner.path, replay.inner.differentiable, replay.replay
+            path, is_unwrapped, replay = replay.path, replay.differentiable, replay.replay
         if replay is return_base:
             return Restrided(path, is_unwrapped)
         extents = replay.extents() if isinstance(replay, ViewReplay) else None

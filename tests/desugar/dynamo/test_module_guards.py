@@ -407,9 +407,9 @@ def test_what_dynamo_compares_is_compared(mesh, name):
     net, x = parallel(mesh), torch.randn(2, 4)
     compiled = warm(net, x)
     (code,), frame = entry_of(compiled)._accepted, entry_of(compiled)._frame((x,), {})
-    assert code.check(frame) and code.module.hold()
+    assert code.check(frame) and code.module.unchanged.holds()
     IN_PLACE[name](net)
-    assert not code.check(frame) and not code.module.hold()
+    assert not code.check(frame) and not code.module.unchanged.holds()
 
 
 def test_the_rest_has_no_guard_on_the_module_but_its_type(mesh):
@@ -450,9 +450,9 @@ def test_an_attribute_of_a_base_class(monkeypatch):
     compiled = warm(net, x)
     found = noted(compiled)
     assert [(a.cls, a.name) for a in found.split.of_classes] == [(nn.Module, "_compiled_call_impl")]
-    assert found.hold()
+    assert found.unchanged.holds()
     monkeypatch.setattr(nn.Module, "_compiled_call_impl", lambda self, x: x * 7)
-    assert not found.hold()
+    assert not found.unchanged.holds()
     torch.testing.assert_close(compiled(x), net(x))
 
 
