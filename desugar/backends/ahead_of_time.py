@@ -21,10 +21,9 @@ from torch import SymInt, Tensor, fx
 
 from desugar import _torch as private
 from desugar.backends.base import Backend, GraphKind
-from desugar.backends.inductor import inductor_backend
+from desugar.backends.choose import inductor_backend
 from desugar.backends.inductor_patches import tried_when_asked
 from desugar.errors import PackageError
-from desugar.flatten.storage_offsets import input_storage_offsets
 from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
 from desugar.ir.fx_utils import (
     Results,
@@ -32,6 +31,7 @@ from desugar.ir.fx_utils import (
     copy_graph,
     fake_inputs,
     find_extent,
+    input_storage_offsets,
     output_nodes,
 )
 

@@ -52,7 +52,8 @@ class CapturedFunction:
 def plan_recompute(spec: ProgramSpec, split: Split, plan: BackwardPlan, names: Names) -> None:
     """Adds to a plan the objects that the forward records, so that a backward can run the function again."""
     inputs, differentiable = spec.inputs, set(differentiable_leaves(spec.interface))
-    sources = sources_of_saved(inputs, split)
+    paths = first_paths(inputs.values)
+    sources = {paths[slot][0] for slot in split.saved_from if slot in paths}  # of a saved intermediate
     tensors = [n for n in inputs.tensor_leaves if n not in plan.leaves]
     found_in_graph = differentiable & inputs.parameters
     meets_plain = any(meets_plain_gradients(value) for _, value in spec.interface.tangents)
@@ -244,12 +245,6 @@ def _as_gradient(value: Value, tangent: Any) -> Any:
         return without_lazy_bits(tangent)
     cls = value_class(value)
     return tangent if cls is None else as_gradient(cls, tangent)
-
-
-def sources_of_saved(inputs: InputSpec, split: Split) -> set[int]:
-    """Returns the input leaves from which a saved intermediate is computed."""
-    paths = first_paths(inputs.values)
-    return {paths[slot][0] for slot in split.saved_from if slot in paths}
 
 
 def _check_first_order(results: Iterable[Any]) -> None:

@@ -51,7 +51,10 @@ def compile_by_stock(
         # AOTAutograd runs the first call of a graph without a compiler in a mode that does not accept such a class.
         log.warning("this graph runs op by op instead: %s", reason)
         return gm.forward
-    writes = _writes(gm) and any(map(is_wrapper, example_inputs))
+    graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]  # branches, too
+    writes = any(is_write(node) for graph in graphs for node in graph.nodes) and any(
+        map(is_wrapper, example_inputs)
+    )
     if writes and is_saving():
         raise DesugarError(
             "the function writes to an argument, and a saved function checks no call for inner tensors that share "
@@ -143,9 +146,3 @@ def _shares_inner_memory(args: Sequence[Any]) -> bool:
                 return True
             others.append((part, is_inner))
     return False
-
-
-def _writes(gm: fx.GraphModule) -> bool:
-    """Whether a node of a graph, or of a graph inside of it, writes to a tensor."""
-    graphs = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
-    return any(is_write(node) for graph in graphs for node in graph.graph.nodes)

@@ -70,7 +70,7 @@ class Inputs:
         static: Argument leaves that Dynamo marks as parameters or buffers, which keep their addresses.
         generators: The generators that the function passed to random functions.
         made_tensors: References to the tensors that torch functions returned in the runs.
-        offsets_matter: Whether the function reads a storage offset (:mod:`desugar.flatten.storage_offsets`).
+        offsets_matter: Whether the function reads a storage offset (:func:`desugar.ir.fx_utils.depends_on_offsets`).
     """
 
     mode: Any = field(default_factory=_make_fake_mode)

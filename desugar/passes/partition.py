@@ -42,7 +42,10 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
         split: A partitioner with the interface of PyTorch's `min_cut_rematerialization_partition`.
     """
     _read_sizes_of_results(traced)
-    depends = tangent_dependence(traced)
+    behind = tangent_dependencies(traced.graph, tangent_slots(traced.graph))
+    gradients = output_nodes(traced.graph)[traced.num_forward :]
+    # If none of these tangents arrives, the gradient is `None` in eager mode, not zero.
+    depends = tuple(behind[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
     before = Results.of(traced.graph, traced.num_forward)
     forward, backward = split(
         traced.graph,
@@ -92,16 +95,6 @@ def _read_sizes_of_results(traced: Traced) -> None:
             of_result.meta["val"] = found[0].meta["val"].shape[found[1]]
             node.replace_all_uses_with(of_result)
             graph.graph.erase_node(node)
-
-
-def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
-    """Returns, per gradient output of the joint graph, the tangent slots that it depends on.
-
-    If none of these tangents arrives, the gradient is `None` in eager mode, not zero.
-    """
-    behind = tangent_dependencies(traced.graph, tangent_slots(traced.graph))
-    gradients = output_nodes(traced.graph)[traced.num_forward :]
-    return tuple(behind[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
 
 
 def restride_saved(partitioned: Partitioned, strides: Sequence[Sequence[Any] | None]) -> None:

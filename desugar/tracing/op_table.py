@@ -21,7 +21,6 @@ from torch import Tensor
 
 from desugar import _torch as private
 from desugar.flatten.inputs import Inputs
-from desugar.flatten.storage_offsets import note_offset_read
 from desugar.tracing.unsupported import SPARSE, check_retain_grad, check_sparse, refuse_data, refuse_grad
 from subclasses import TensorSubclass
 from subclasses._torch import disabled_torch_function_impl
@@ -209,6 +208,12 @@ def _to_number(part: Any) -> Any:
     if isinstance(part, slice):
         return slice(*map(_to_number, (part.start, part.stop, part.step)))
     return part.item() if _is_scalar(part) else part
+
+
+def note_offset_read(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Notes that a function reads the storage offset of a tensor."""
+    inputs.offsets_matter = True
+    return func, args
 
 
 # ---- the table ---------------------------------------------------------------------------------------------

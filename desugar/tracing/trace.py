@@ -27,8 +27,7 @@ from torch.fx.graph import CodeGen
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.flatten.inputs import Inputs
-from desugar.flatten.storage_offsets import depends_on_offsets
-from desugar.ir.fx_utils import multiply_in_pairs, read_sizes_early
+from desugar.ir.fx_utils import depends_on_offsets, multiply_in_pairs, read_sizes_early
 from desugar.ir.stages import GradientCall, LeafFunction, Outputs, Traced
 from desugar.ir.values import Flat, Value, View, requires_grad
 from desugar.recording.ops import record_backward, record_ops
@@ -70,15 +69,7 @@ def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> 
     end_effects()
     input_leaves += [capture.captured_leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
-    return Run(
-        items,
-        versions,
-        storages,
-        input_leaves,
-        result,
-        tuple(tokens.values()),
-        capture.detached,
-    )
+    return Run(items, versions, storages, input_leaves, result, tuple(tokens.values()), capture.detached)
 
 
 # --------------------------------------------------------------------------------------------- the two runs

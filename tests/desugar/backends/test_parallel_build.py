@@ -19,7 +19,7 @@ from torch._inductor.utils import fresh_cache
 
 import desugar
 from desugar import _torch as private
-from desugar.backends import inductor
+from desugar.backends import choose
 from desugar.backends.base import Backend
 from desugar.backends.inductor_patches import PendingKernels, postpone_kernels, tried_when_asked
 from desugar.backward.variants import expected_tangents
@@ -231,14 +231,14 @@ def test_an_interrupt_while_kernels_are_built(empty_cache):
 
 @pytest.mark.slow
 def test_a_backward_that_inductor_refuses_fails_when_it_is_called(empty_cache, monkeypatch):
-    compile_inductor = inductor._compile_inductor
+    compile_inductor = choose._compile_inductor
 
     def refuse_backward(graph, inputs, kind):
         if kind.role == "backward":
             raise private.InductorError(NotImplementedError("no such kernel"), None)
         return compile_inductor(graph, inputs, kind)
 
-    monkeypatch.setattr(inductor, "_compile_inductor", refuse_backward)
+    monkeypatch.setattr(choose, "_compile_inductor", refuse_backward)
     results, args = called(desugar.compile(chain))
     torch.testing.assert_close(results.a, chain(*args).a)
     with pytest.raises(private.InductorError, match="no such kernel"):

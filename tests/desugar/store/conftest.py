@@ -22,7 +22,7 @@ def traced(folder, monkeypatch):
     """Makes the store keep programs of `backend="eager"`, too; returns a list that grows with each trace."""
 
     def storable(name, *args, **kwargs):
-        return Backend(name, *args, **kwargs | {"settings": contextlib.nullcontext})
+        return Backend(name, *args, **{"settings": contextlib.nullcontext} | kwargs)
 
     compile_stages, seen = desugar.pipeline._compile, []
 
