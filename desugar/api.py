@@ -363,6 +363,4 @@ def uncompiled(fn: Any) -> Any:
 
 def calls_of(fn: Any) -> Calls | None:
     """Returns the object that handles the calls of a result of `compile`; None for anything else."""
-    if isinstance(fn, CompiledFunction):
-        return fn._calls
-    return getattr(type(fn), "_desugar_calls", None)
+    return fn._calls if isinstance(fn, CompiledFunction) else getattr(type(fn), "_desugar_calls", None)

@@ -236,7 +236,7 @@ class StepGraph:
         for parameter, _, after in self.gradients:
             if parameter.grad is not after:
                 parameter.grad = after
-        return pytree.tree_map(_cloned, self.result)
+        return pytree.tree_map_only(Tensor, lambda x: rebuilt(x.detach(), torch.clone), self.result)
 
 
 def _constant(value: Any) -> Any:
@@ -269,10 +269,6 @@ def _gradients() -> list[tuple[Tensor, Tensor | None, int]]:
     return [
         (t, t.grad, 0 if t.grad is None else t.grad._version) for t in tensors if isinstance(t, Parameter)
     ]
-
-
-def _cloned(x: Any) -> Any:
-    return rebuilt(x.detach(), torch.clone) if isinstance(x, Tensor) else x
 
 
 # ---- the step --------------------------------------------------------------------------------------------------

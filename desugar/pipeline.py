@@ -102,9 +102,7 @@ def _wrap_program(
     """Generates and builds the wrapper of compiled graphs; see :func:`build_program` for the arguments."""
     with stage("wrapper"):
         text, plan = emit_program(compiled, fallback)
-    variants = None
-    if plan is not None:
-        variants = BackwardVariants(compiled, plan, backend, mode, function, place)
+    variants = plan and BackwardVariants(compiled, plan, backend, mode, function, place)
     program = Program(compiled.spec, compiled.graphs, text.source, variants)
     scope = text.namespace if variants is None else text.namespace | {"backwards": variants.table}
     functions = build_functions(text.source, scope, filename=WRAPPER_FILE, owner=program)

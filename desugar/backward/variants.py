@@ -356,6 +356,9 @@ def _drop_zero_summand(node: fx.Node, zeros: Collection[fx.Node]) -> None:
 def _has_same_type(one: fx.Node, other: fx.Node) -> bool:
     """Whether two nodes hold tensors of the same size and dtype."""
     a, b = (n.meta.get("val") for n in (one, other))
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return False
-    return a.dtype == b.dtype and same_ints(a.size(), b.size())
+    return (
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and a.dtype == b.dtype
+        and same_ints(a.size(), b.size())
+    )

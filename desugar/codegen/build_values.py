@@ -95,9 +95,8 @@ def _constructor(out: Emitter, value: Wrapper, read: ReadSlot) -> str:
 
 
 def _is_default_stride(value: Wrapper) -> bool:
-    if not all(type(extent) is int for extent in (*value.size, *value.stride)):
-        return False
-    return torch.empty(value.size, device="meta").stride() == value.stride  # type: ignore[arg-type]
+    is_constant = all(type(extent) is int for extent in (*value.size, *value.stride))
+    return is_constant and torch.empty(value.size, device="meta").stride() == value.stride  # type: ignore[arg-type]
 
 
 def _emit_handwritten(out: Emitter, value: Wrapper, read: ReadSlot, hint: str) -> str:

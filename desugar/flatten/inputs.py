@@ -294,13 +294,12 @@ class Inputs:
 
 def is_traced(tensor: Tensor) -> bool:
     """Returns whether a tensor belongs to a trace: it or an inner tensor is fake, functional or a functorch wrapper."""
-    if isinstance(tensor, (private.FunctionalTensor, private.FakeTensor)):
-        return True
-    if private.is_functional_tensor(tensor) or private.is_functorch_wrapped_tensor(tensor):
-        return True
-    if not is_wrapper(tensor):
-        return False
-    return any(is_traced(getattr(tensor, name)) for name in inner_names(tensor))
+    return (
+        isinstance(tensor, (private.FunctionalTensor, private.FakeTensor))
+        or private.is_functional_tensor(tensor)
+        or private.is_functorch_wrapped_tensor(tensor)
+        or (is_wrapper(tensor) and any(is_traced(getattr(tensor, name)) for name in inner_names(tensor)))
+    )
 
 
 # --------------------------------------------------------------------------------------------- making fakes

@@ -78,9 +78,7 @@ def is_view(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or schema.is_mutable:
         return False
-    return any(result.alias_info is not None for result in schema.returns) and isinstance(
-        node.args[0], fx.Node
-    )
+    return any(r.alias_info is not None for r in schema.returns) and isinstance(node.args[0], fx.Node)
 
 
 def follow_views(node: fx.Node, owners: Collection[fx.Node] = ()) -> tuple[fx.Node, list[fx.Node]]:
@@ -129,7 +127,6 @@ def clone_aliased_results(graph: fx.GraphModule, before: Results) -> None:
     outputs = output_nodes(graph)
     (end,) = graph.graph.find_nodes(op="output")
     first: dict[fx.Node, str] = {}
-    changed = False
     for n, (node, name) in enumerate(zip(outputs, before.names, strict=False)):
         if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), Tensor):
             continue
@@ -140,8 +137,7 @@ def clone_aliased_results(graph: fx.GraphModule, before: Results) -> None:
             with graph.graph.inserting_before(end):
                 outputs[n] = graph.graph.call_function(torch.ops.aten.clone.default, (node,))
             outputs[n].meta["val"] = node.meta["val"]
-            changed = True
-    if changed:
+    if outputs != output_nodes(graph):
         set_outputs(graph, outputs)
 
 

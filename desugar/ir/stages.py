@@ -420,13 +420,10 @@ class Compiled:
 def _slots_behind_saved(partitioned: Partitioned) -> frozenset[int]:
     """Returns the input slots from which a saved intermediate is computed."""
     outputs = output_nodes(partitioned.forward)
-    stack = [outputs[s.index] for s in partitioned.backward_inputs if isinstance(s, FromForward)]
-    seen: set[fx.Node] = set()
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
+    seen: set[fx.Node] = {outputs[s.index] for s in partitioned.backward_inputs if isinstance(s, FromForward)}
+    for node in reversed(partitioned.forward.graph.nodes):
+        if node in seen:
+            seen.update(node.all_input_nodes)
     placeholders = partitioned.forward.graph.find_nodes(op="placeholder")
     return frozenset(n for n, node in enumerate(placeholders) if node in seen)
 

@@ -153,9 +153,7 @@ class Flat:
 
     def integer(self, value: int | SymInt) -> Int:
         """Returns the slot of a symbolic int; a constant unchanged. Equal expressions share a slot."""
-        if not isinstance(value, SymInt):
-            return int(value)
-        return self.number(value)  # type: ignore[return-value]
+        return self.number(value) if isinstance(value, SymInt) else int(value)  # type: ignore[return-value]
 
     def number(self, value: SymInt | SymFloat | SymBool) -> Int | float:
         """Returns the slot of a symbolic number, or its value if its expression is constant.

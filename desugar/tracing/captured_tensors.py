@@ -51,9 +51,8 @@ class Capture(TorchFunctionMode):
         kwargs, recorder = kwargs or {}, current_op_recorder()
         if isinstance(func, private.HigherOrderOperator):
             unsupported.check_while_loop(func, args)
-        if recorder is None:
-            return self.call(func, args, kwargs)
-        return recorder.call(self.call, func, args, kwargs)
+        call = self.call
+        return call(func, args, kwargs) if recorder is None else recorder.call(call, func, args, kwargs)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls a torch function, with captured tensors replaced by inputs of the graph."""

@@ -187,9 +187,11 @@ def _write(x: Tensor, parts: tuple[Any, ...], value: Any) -> None:
 def _has_default_indexing(x: Any) -> bool:
     """Whether indexing has PyTorch's meaning: the class of `x` has no rules for torch functions."""
     cls = type(x)
-    if isinstance(x, private.FunctionalTensor) or cls.__torch_function__ is disabled_torch_function_impl:
-        return True
-    return issubclass(cls, TensorSubclass) and not cls._has_function_rules
+    return (
+        isinstance(x, private.FunctionalTensor)
+        or cls.__torch_function__ is disabled_torch_function_impl
+        or (issubclass(cls, TensorSubclass) and not cls._has_function_rules)
+    )
 
 
 def _is_byte_mask(part: Any) -> bool:

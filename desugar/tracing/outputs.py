@@ -149,9 +149,8 @@ class _ResultUnwrapper:
 
     def _is_computed(self, leaf: Tensor) -> bool:
         """Returns whether a result is not a view of an input, and its base passes on its gradient."""
-        if find_inner(self.run, leaf) is not None or _has_own_gradient(leaf):
-            return False
-        return self._input_sharing_memory(leaf) is None
+        is_own = find_inner(self.run, leaf) is None and not _has_own_gradient(leaf)
+        return is_own and self._input_sharing_memory(leaf) is None
 
     def _shared_bases(self, leaves: Sequence[Any]) -> dict[int, Tensor]:
         """Returns storage -> the base of its results, for storages of several results and no input."""

@@ -109,11 +109,11 @@ def has_other_storage(slot: int, run: Run) -> bool:
 
     False for an assignment of the input's own storage, as by a `module.to(dtype)` that changes nothing.
     """
-    elem = run.items[slot].elem
-    if not private.was_storage_changed(elem):
-        return False
-    now = storages_of(run.items[slot]).functional
-    return now != run.storages[slot].functional or bool(private.get_view_meta_sequence(elem))
+    item = run.items[slot]
+    return private.was_storage_changed(item.elem) and (
+        storages_of(item).functional != run.storages[slot].functional
+        or bool(private.get_view_meta_sequence(item.elem))
+    )
 
 
 def changed_slots(value: Value, items: Sequence[Any]) -> list[int]:

@@ -51,9 +51,10 @@ def check_target(name: str, target: Tensor) -> None:
 
 
 def _is_unfolded(tensor: Any) -> bool:
-    if not isinstance(tensor, private.FunctionalTensor):
-        return False
-    return any("unfold" in type(view).__name__ for view in private.get_view_meta_sequence(tensor.elem))
+    views = (
+        private.get_view_meta_sequence(tensor.elem) if isinstance(tensor, private.FunctionalTensor) else ()
+    )
+    return any("unfold" in type(view).__name__ for view in views)
 
 
 @functools.cache
@@ -93,9 +94,8 @@ def functional_mode_class() -> type:
 
 def _rule_for_mode(func: Any) -> Any:
     """Returns the rule of a custom op for `FunctionalTensorMode`; PyTorch finds rules by the exact type of a mode."""
-    if func.namespace in ("aten", "prims"):
-        return None
-    return private.find_torch_dispatch_rule(func, private.FunctionalTensorMode)
+    is_custom = func.namespace not in ("aten", "prims")
+    return private.find_torch_dispatch_rule(func, private.FunctionalTensorMode) if is_custom else None
 
 
 def _rng_state() -> tuple[int, Tensor]:

@@ -168,9 +168,8 @@ def build_tangent(value: Value, items: Sequence[Any], output: Any, output_items:
 
 def meets_plain_gradients(value: Value | None) -> bool:
     """Returns whether a result may get a plain gradient where a gradient of its class was traced."""
-    if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
-        return False
-    return value.cls._traits.meets_plain_cotangents  # type: ignore[attr-defined]
+    is_declared = isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)
+    return is_declared and value.cls._traits.meets_plain_cotangents  # type: ignore[union-attr]
 
 
 def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:
