@@ -125,10 +125,8 @@ def _size_assert_patches(graph: fx.GraphModule, kind: GraphKind) -> dict[str, An
     return {} if keeps_asserts else {"size_asserts": False}
 
 
-@contextlib.contextmanager
-def _patched(patches: Mapping[str, Any]) -> Iterator[None]:
-    with private.inductor_config.patch(dict(patches)) if patches else contextlib.nullcontext():
-        yield
+def _patched(patches: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    return private.inductor_config.patch(dict(patches)) if patches else contextlib.nullcontext()
 
 
 @tried_when_asked()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from desugar import _torch as private
-from desugar._torch_compiled_calls import compiled_call
+from desugar._torch import compiled_call
 from desugar.api import call_of, with_own_code
 from desugar.compare.import_names import Call
 from desugar.compare.judge import judge

@@ -8,6 +8,7 @@ Dynamo reports the name without values. This module reads the present value; a s
 
 from __future__ import annotations
 
+import functools
 import re
 import reprlib
 import weakref
@@ -406,8 +407,6 @@ _PATTERNS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str], Failure], 
 
 # ---- modes of PyTorch --------------------------------------------------------------------------------------
 
-_AUTOCAST = re.compile(r"autocast\((\w+)\)_(enabled|dtype)")
-
 _READERS: dict[str, tuple[str, Callable[[], Any]]] = {
     "grad_mode": ("gradients", torch.is_grad_enabled),
     "autocast_cache_enabled": ("cache of autocast", torch.is_autocast_cache_enabled),
@@ -419,6 +418,17 @@ _READERS: dict[str, tuple[str, Callable[[], Any]]] = {
     "num_threads": ("number of threads", torch.get_num_threads),
     "default_dtype": ("default dtype", torch.get_default_dtype),
 }
+for _device in ("cpu", "cuda", "xpu", "mps", "mtia", "hpu"):
+    _READERS |= {
+        f"autocast({_device})_enabled": (
+            f"autocast on {_device}",
+            functools.partial(torch.is_autocast_enabled, _device),
+        ),
+        f"autocast({_device})_dtype": (
+            f"dtype of autocast on {_device}",
+            functools.partial(torch.get_autocast_dtype, _device),
+        ),
+    }
 
 
 def describe_modes(names: str) -> str:
@@ -431,15 +441,10 @@ def describe_modes(names: str) -> str:
 
 
 def _describe(name: str) -> str:
-    found = _AUTOCAST.fullmatch(name)
-    if found is not None and found[2] == "enabled":
-        return _values(f"autocast on {found[1]}", torch.is_autocast_enabled(found[1]))
-    if found is not None:
-        return _values(f"dtype of autocast on {found[1]}", torch.get_autocast_dtype(found[1]))
-    if name in _READERS:
-        words, read = _READERS[name]
-        return _values(words, read())
-    return f"another mode: {name}"
+    if name not in _READERS:
+        return f"another mode: {name}"
+    words, read = _READERS[name]
+    return _values(words, read())
 
 
 def _values(words: str, value: Any) -> str:

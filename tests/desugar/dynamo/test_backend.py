@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import desugar
 from desugar import DesugarError
-from desugar._torch_compiled_calls import compiled_call
+from desugar._torch import compiled_call
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.backend import MAX_PROGRAMS, Specialized, facts_of
 from subclasses import TensorSubclass, inner
