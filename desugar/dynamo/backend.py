@@ -116,7 +116,6 @@ def compile_graph(
     context = private.TracingContext.try_get()
     mode = context.fake_mode if context is not None else private.detect_fake_mode(example_inputs)
     inputs, leaves = Inputs() if mode is None else Inputs(mode), list(example_inputs)
-
     owner, read = caller(), state_read_by_rules(gm, leaves)
     names = leaf_names(gm, None if owner is None else owner.what)
     failed = describe_failure(owner, dict(zip(names, leaves, strict=True)))
@@ -160,11 +159,6 @@ def _make_fake(leaf: Any, mode: Any, context: Any) -> Any:
     with mode:  # the dispatch of a handwritten class may make tensors
         fake = mode.from_tensor(leaf, symbolic_context=known, source=known.tensor_source if known else None)
         return fake.detach() if fake.requires_grad else fake
-
-
-break_at_assignments(dynamo_backend)
-trace_properties(dynamo_backend)
-_torch_views.convert_by_inner_tensors(dynamo_backend)
 
 
 # ------------------------------------------------------------------------------- derivatives: facts of a call
@@ -285,5 +279,9 @@ class Specialized:
         self.entries.insert(0, GuardedProgram(program, facts, state, _modes()))
         return program
 
-    def _differentiate(self, fn: Callable[[list[Any]], Any]) -> Specialized:
-        return Specialized(fn, self.backend, "a further derivative", self.graph, self.names)
+
+# ------------------------------------------------------------------------------------- Dynamo, for this backend
+
+break_at_assignments(dynamo_backend)
+trace_properties(dynamo_backend)
+_torch_views.convert_by_inner_tensors(dynamo_backend)
