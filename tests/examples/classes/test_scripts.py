@@ -5,6 +5,7 @@ import importlib
 import pytest
 
 SCRIPTS = {
+    "adam_states": ["states in float32   : 661,512 bytes", "states in eight bits: 172,552 bytes, loss "],
     "block_sparse": [
         "64 of 64 blocks: 262144 bytes, error of a product 0.0%",
         " 8 of 64 blocks:  32768 bytes",

@@ -11,6 +11,7 @@ from torch import nn
 
 import desugar
 from by_hand.low_rank import LowRank as ByHand
+from classes.adam_states import State8
 from classes.block_sparse import BlockSparse
 from classes.int4_kernel import KernelInt4Weight, int4_linear
 from classes.int4_weight import Int4Weight
@@ -20,6 +21,8 @@ from subclasses import DispatchError, strict
 from subclasses.testing import suite
 from tests.examples.classes.checks import agreeing, check_gradients, converted, formulas, normal, refused
 from tests.tables import giving
+
+aten = torch.ops.aten
 
 X, Y = (torch.linspace(-1, 1, 3 * n).view(3, n) for n in (6, 8))
 ROW, COLUMN, NARROW = [0, 1, 1], [1, 0, 2], [torch.bfloat16, torch.float64]
@@ -72,6 +75,17 @@ globals().update(
         variants=[lambda: master_weight(compute=torch.float16), lambda: master_weight(compute=torch.float64)],
         rtol=0.05,
         atol=0.05,
+    ),
+    TestState8=suite(
+        lambda rows=4: State8.from_float(torch.randn(rows, 8), 16),
+        ops={
+            aten.lerp: lambda x: (x, X[:, :1].new_ones(len(x), 8), 0.5),
+            aten.mul.Tensor: lambda x: (x, 2.0),
+        },
+        sizes=[lambda n=n: State8.from_float(torch.randn(n, 8), 16) for n in (5, 7)],
+        variants=[lambda: State8.from_float(torch.randn(4, 8), 8)],
+        rtol=0.1,
+        atol=0.1,
     ),
     TestWide=suite(
         lambda: master_weight(compute=torch.float64), ops={F.linear: lambda x: (X.double(), x)}, paths={}
