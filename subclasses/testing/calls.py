@@ -23,14 +23,17 @@ class Case:
     Attributes:
         name: the call, as an author would write it.
         run: the call, as a function of its operand.
-        works: whether the class is known to take it in eager mode.
-        parts: the calls of which it is made, if they are compiled together.
+        marks: facts about the call. ``"works"``: the class takes it in eager mode. ``"new"``: it writes to a result
+            with memory of its own. ``"shares"``, ``"trains"``: the copy shares memory, or requires grad as its value.
+        parts: the calls of which it is made: calls that are compiled together, or a result and a write to it.
+        operand: its operand, where no setting makes one.
     """
 
     name: str
     run: Callable[[Any], Any]
-    works: bool = False
+    marks: tuple[str, ...] = ()
     parts: tuple[Case, ...] = ()
+    operand: Any = None
 
 
 WHOLE = Case("", lambda x: x)
@@ -267,13 +270,6 @@ MUTATIONS: dict[str, Callable[[Any], Any]] = {
     "x.copy_(plain)": lambda x: x.copy_(like(x)),
     "x.copy_(x * 2)": lambda x: x.copy_(x * 2),
     "torch.mul(x, 2, out=x)": lambda x: torch.mul(x, 2, out=x),
-}
-
-VIEW_MUTATIONS: dict[str, Callable[[Any], Any]] = {
-    "x[:1].add_(1)": lambda x: x[:1].add_(1),
-    "x.view(-1).mul_(2)": lambda x: x.view(-1).mul_(2),
-    "x.view(-1)[1:].zero_()": lambda x: x.view(-1)[1:].zero_(),
-    "x.transpose(0, -1).add_(1)": lambda x: x.transpose(0, -1).add_(1),
 }
 
 METADATA_MUTATIONS: dict[str, Callable[[Any], Any]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,8 +35,7 @@ from subclasses.testing.subject import (
 
 
 def _same(a: Any, b: Any) -> bool:
-    exactly = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
-    return succeeds(exactly, a, b)
+    return succeeds(partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True), a, b)
 
 
 @torch.no_grad()
@@ -50,22 +49,22 @@ def _verdicts(s: Subject, make: Factory) -> dict[str, Exception | None]:
     return {case.name: tried(check, case, got)[1] for case, got, error in ran if error is None}
 
 
-def _right(verdicts: Mapping[str, Exception | None]) -> set[str]:
-    return {name for name, error in verdicts.items() if error is None}
+def _right(s: Subject, make: Factory) -> set[str]:
+    return {name for name, error in _verdicts(s, make).items() if error is None}
 
 
 # ---- other sizes -------------------------------------------------------------------------------------------
 
 
 @once
-def sizes(s: Subject) -> list[Factory]:
+def sizes(s: Subject) -> Sequence[Factory]:
     """The author's factories of values of other sizes, or two that make longer values.
 
     Raises:
         Skipped: there are none, and none can be derived.
     """
     if given := s.options.get("sizes"):
-        return list(given)
+        return given
     s.needs("flatten")
     x = s.make()
     # So that no other dim has one of the sizes or lies between two of them.
@@ -87,8 +86,8 @@ def _grow(s: Subject, times: int) -> Any:
 
 def _grow_inners(s: Subject, times: int) -> Any:
     x = s.make().detach()
-    rows = x.shape[:1]
-    return s.construct(x, s.changed(x, lambda _, t: torch.cat([t] * times) if t.shape[:1] == rows else t))
+    is_row = lambda t: t.shape[:1] == x.shape[:1]  # noqa: E731
+    return s.construct(x, s.changed(x, lambda _, t: torch.cat([t] * times) if is_row(t) else t))
 
 
 @torch.no_grad()
@@ -96,30 +95,29 @@ def _check_grown(s: Subject, make: Any) -> None:
     x, grown, times = s.make().detach(), s.make(make), make.args[1]
     assert type(grown) is s.cls and same_context(s.context(x), s.context(grown))
     assert grown.shape == (times * x.shape[0], *x.shape[1:])
-    pairs = zip(s.reference(grown), s.reference(x), strict=True)
-    assert all(_same(got, torch.cat([plain] * times)) for got, plain in pairs)
+    assert _same(s.reference(grown), tuple(torch.cat([plain] * times) for plain in s.reference(x)))
 
 
 # ---- other metadata ----------------------------------------------------------------------------------------
 
 
 @once
-def variants(s: Subject) -> list[Factory]:
+def variants(s: Subject) -> Sequence[Factory]:
     """The author's factories of values with other metadata, or up to three, each with one other static field.
 
     Raises:
         Skipped: there are none, and none can be derived.
     """
     if given := s.options.get("variants"):
-        return list(given)
+        return given
     s.needs("flatten", "metadata")
-    tries = [(change, tried(_check_variant, s, change)[1]) for change in _changes(s)]
-    found = [change for change, error in tries if error is None][:3]
-    refuted = [f" ({_shown(c)} was not tried: {error})" for c, error in tries if isinstance(error, Broken)]
-    wrong = "".join(refuted[:1])
-    skip_unless(found, f"pass variants=[...], factories of values with other metadata{wrong}")
-    s.derived["variants"] = ", ".join(map(_shown, found)) + wrong
-    return [partial(_varied, s, change) for change in found]
+    makes = {_words(c): partial(lambda c: s.of_fields(s.make().detach(), **c), c) for c in _changes(s)}
+    errors = {words: tried(_check_variant, s, make)[1] for words, make in makes.items()}
+    found = [words for words, error in errors.items() if error is None][:3]
+    refuted = [f" ({w} was not tried: {error})" for w, error in errors.items() if isinstance(error, Broken)]
+    skip_unless(found, f"pass variants=[...], factories of values with other metadata{''.join(refuted[:1])}")
+    s.derived["variants"] = ", ".join(found) + "".join(refuted[:1])
+    return [makes[words] for words in found]
 
 
 def named_variants(s: Subject) -> list[tuple[str, Factory]]:
@@ -130,54 +128,43 @@ def named_variants(s: Subject) -> list[tuple[str, Factory]]:
     """
     usual = metadata(s.make()) if s.declared else {}
     values = [{n: v for n in usual if (v := getattr(s.make(make), n)) != usual[n]} for make in variants(s)]
-    words = [
-        f"with {_shown(changed)}" if changed else f"of variants[{i}]" for i, changed in enumerate(values)
-    ]
+    words = [f"with {_words(v)}" if v else f"of variants[{i}]" for i, v in enumerate(values)]
     return list(zip(words, variants(s), strict=True))
 
 
-def _shown(fields: dict[str, Any]) -> str:
+def _words(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
 
 def _changes(s: Subject) -> list[dict[str, Any]]:
-    hints, _ = tried(
-        typing.get_type_hints, s.cls
-    )  # an annotation may use names of the class statement's scope
+    """Other values of each static field, judging by its value and annotation."""
+    hints, _ = tried(typing.get_type_hints, s.cls)  # annotations may use names of the class statement's scope
     fields = [(f.name, getattr(s.make(), f.name)) for f in s.cls.__spec__.statics] if s.declared else []
-    return [{name: other} for name, value in fields for other in _others((hints or {}).get(name), value)]
+    changes = list[dict[str, Any]]()
+    for name, value in fields:
+        hint = (hints or {}).get(name)
+        arguments, origin = typing.get_args(hint), typing.get_origin(hint)
+        is_optional = origin in (typing.Union, types.UnionType) and types.NoneType in arguments
+        choices = [False, True] if isinstance(value, bool) else [None] if is_optional else []
+        choices = [*type(value)] if isinstance(value, enum.Enum) else choices
+        choices = arguments if origin is typing.Literal else choices
+        changes += [{name: other} for other in choices if other != value]
+    return changes
 
 
-def _others(hint: Any, value: Any) -> list[Any]:
-    """Other values that a static field may have, judging by its value and annotation."""
-    arguments, origin = typing.get_args(hint), typing.get_origin(hint)
-    choices: list[Any] = [False, True] if isinstance(value, bool) else []
-    if isinstance(value, enum.Enum):
-        choices = [*type(value)]
-    elif origin is typing.Literal:
-        choices = [*arguments]
-    elif origin in (typing.Union, types.UnionType) and types.NoneType in arguments:
-        choices = [None]
-    return [other for other in choices if other != value]
-
-
-def _varied(s: Subject, change: dict[str, Any]) -> Any:
-    return s.of_fields(s.make().detach(), **change)
-
-
-def _check_variant(s: Subject, change: dict[str, Any]) -> None:
+def _check_variant(s: Subject, make: Factory) -> None:
     """Raises unless most ops on a variant that run are right, and one does.
 
     A few that are wrong are faults of rules, which ``other_metadata`` tells; many, metadata that no value may have.
     """
-    make = partial(_varied, s, change)
-    x, usual = s.make(make), s.make()
-    assert not same_context(s.context(usual), s.context(x))
+    x = s.make(make)
+    assert not same_context(s.context(s.make()), s.context(x))
     assert all(p.shape == x.shape and p.dtype == x.dtype for p in s.reference(x))
     verdicts = _verdicts(s, make)
+    wrong = [error for error in verdicts.values() if error is not None]
     assert verdicts
-    if 4 * len(_right(verdicts)) < 3 * len(verdicts):
-        raise next(filter(None, verdicts.values()))
+    if 4 * len(wrong) > len(verdicts):
+        raise wrong[0]
 
 
 def is_told_apart(s: Subject, x: Any, change: dict[str, Any]) -> bool:
@@ -228,7 +215,7 @@ def _reordered(s: Subject) -> Any:
     x = second(s)().detach()
     is_number = lambda t: not is_differentiable(t) and t.dtype != torch.bool  # noqa: E731
     y = _with_others(s, x, lambda t: _flipped(t, t) if is_number(t) else t)
-    assert any(not _same(t, s.inners(x)[name]) for name, t in s.inners(y).items())
+    assert not all(_same(t, s.inners(x)[name]) for name, t in s.inners(y).items())
     return y
 
 
@@ -255,7 +242,7 @@ def _check_second(s: Subject, make: Factory, needs_check: bool) -> None:
     check_attributes("", y, x, "shape", "dtype")
     pairs = list(zip(s.reference(x), s.reference(y), strict=True))
     assert all(a.shape == b.shape for a, b in pairs) and not all(_same(a, b) for a, b in pairs)
-    assert not (needs_check and s.traceable) or _right(_verdicts(s, s.factory)) <= _right(_verdicts(s, make))
+    assert not (needs_check and s.traceable) or _right(s, s.factory) <= _right(s, make)
 
 
 # ---- from a plain tensor -----------------------------------------------------------------------------------
@@ -276,17 +263,15 @@ def wrap(s: Subject) -> Callable[[Tensor], Any]:
     makes = {f"{s.name}.{name}": getattr(s.cls, name) for name in _FROM if hasattr(s.cls, name)}
     if len(names := [*s.inners(x)]) == 1:
         makes = {f"{s.name}({field_name(names[0])})": lambda t: s.construct(x, {names[0]: t})} | makes
+
+    def checked(make: Callable[[Tensor], Any], plain: Tensor) -> Any:
+        """A value made from a plain tensor, which represents exactly that tensor."""
+        value = make(plain.detach().clone())
+        assert type(value) is s.cls and _same(s.reference(value), (plain,))
+        return value
+
     for how, make in makes.items():
-        checked = partial(_wrapped, s, make)
-        if succeeds(lambda c=checked: [c(t) for t in s.reference(x)]):
+        if succeeds(lambda make=make: [checked(make, t) for t in s.reference(x)]):
             s.derived["wrap"] = f'{how}; pass ops="all" for more than the common ops'
-            return checked
+            return partial(checked, make)
     raise Skipped("pass wrap=, which makes a value from a plain tensor")
-
-
-def _wrapped(s: Subject, make: Callable[[Tensor], Any], plain: Tensor) -> Any:
-    """Makes a value from a plain tensor, and checks that the value represents exactly that tensor."""
-    value = make(plain.detach().clone())
-    (represented,) = s.reference(value)
-    assert type(value) is s.cls and _same(represented, plain)
-    return value

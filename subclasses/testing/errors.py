@@ -10,7 +10,7 @@ import dis
 import itertools
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -100,12 +100,12 @@ def refusal(error: BaseException | None, is_own: Callable[[FrameType], bool] | N
     """
     for one in chain(error):
         text = " ".join(str(one).split())
-        if isinstance(one, Broken) or code_of(one) == "rule-result":
+        if isinstance(one, Broken) or getattr(one, "code", None) == "rule-result":
             return None
         by_type = isinstance(one, NotImplementedError) or type(one).__name__ in _COMPILER_REFUSES
         by_type = by_type or (is_own is not None and _is_deliberate(one, is_own))
         if (by_type and text) or any(words in text for words in _PYTORCH_REFUSES):
-            return first_line(text)
+            return short(text)
     return None
 
 
@@ -153,27 +153,15 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = cause or (error.__context__ if type(error).__module__.startswith("torch._dynamo.") else None)
 
 
-def code_of(error: BaseException) -> str | None:
-    """The code of an error of ``subclasses``; None for another error."""
-    return getattr(error, "code", None)
-
-
-def first_line(text: str) -> str:
-    """The first line that is not blank, without colors, cut to 300 characters."""
-    lines = re.sub(r"\x1b\[\d*m", "", text).splitlines()
-    line = next((line.strip() for line in lines if line.strip()), "")
+def short(text: str) -> str:
+    """A text in one line, without colors, cut to 300 characters."""
+    line = " ".join(re.sub(r"\x1b\[\d*m", "", text).split())
     return line if len(line) <= 300 else line[:297] + "..."
-
-
-def first_three(problems: Sequence[str], noun: str) -> str:
-    """The first three problems, and the number of the others."""
-    more = f" (and {len(problems) - 3} more {noun})" if len(problems) > 3 else ""
-    return "; ".join(problems[:3]) + more
 
 
 def shown(error: BaseException) -> str:
     """An error as its type and the beginning of its message."""
-    return f"{type(error).__name__}: {first_line(' '.join(str(error).split()))}"
+    return f"{type(error).__name__}: {short(str(error))}"
 
 
 def problem(what: str, error: BaseException) -> str:

@@ -7,7 +7,7 @@ where the sides disagree, as at the kink of a maximum or where numbers are round
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +17,16 @@ from torch import Tensor
 from subclasses.base import TensorSubclass
 from subclasses.layout import RAW, field_name
 from subclasses.testing.calls import Case, operands
-from subclasses.testing.cases import gradients_by, live, ones_for, recorded, stand_ins
+from subclasses.testing.cases import (
+    each,
+    gradients_by,
+    live,
+    ones_for,
+    plains_of,
+    recorded,
+    records_on,
+    stand_ins,
+)
 from subclasses.testing.errors import Broken, check_that, skip_unless, succeeds, tried
 from subclasses.testing.subject import (
     Subject,
@@ -29,8 +38,9 @@ from subclasses.testing.subject import (
     once,
     seed,
     snapshot,
+    tried_alone,
 )
-from subclasses.testing.values import Setting, pair_cases, plains_of, two
+from subclasses.testing.values import Setting, pair_cases, two
 
 # ---- autograd ----------------------------------------------------------------------------------------------
 
@@ -57,9 +67,7 @@ def by_gradients(s: Subject, case: Case, setting: Setting, *, of_operands: bool 
     """
     operand, runs = setting.operand(), []
     for given in (operand, *plains_of(s, operand)):
-        values = given if isinstance(given, list) else [given]
-        for t in () if of_operands else values:
-            t.requires_grad_()
+        values = [] if of_operands else each(given, Tensor.requires_grad_)
         with operands(Tensor.requires_grad_) if of_operands else nullcontext(values) as tensors:
             result = case.run(given)
         runs.append((tensors, live(result), gradients_by(tensors, result)))
@@ -79,14 +87,9 @@ def by_gradients(s: Subject, case: Case, setting: Setting, *, of_operands: bool 
 
 def recorded_pairs(s: Subject) -> list[Case]:
     """The calls of two values with a derivative that the class takes."""
-
-    def takes(case: Case) -> None:
-        for tensors in plains_of(s, two(s)):
-            gradients_by(tensors, case.run([t.requires_grad_() for t in tensors]))
-        with torch.no_grad():
-            case.run(two(s))
-
-    return [case for case in pair_cases(s) if succeeds(takes, case)]
+    plains = lambda: plains_of(s, two(s))  # noqa: E731
+    takes = lambda case: tried_alone(lambda: case.run(two(s)))[1] is None  # noqa: E731
+    return [case for case in pair_cases(s) if records_on(plains, case) and takes(case)]
 
 
 def _check_gradient(s: Subject, what: str, x: Any, got: Any, expected: Sequence[Tensor | None]) -> None:
@@ -94,11 +97,10 @@ def _check_gradient(s: Subject, what: str, x: Any, got: Any, expected: Sequence[
     wanted = [e for e in expected if e is not None]
     if got is None or len(wanted) < len(expected):
         check_that(isinstance(got, s.cls) or not _is_nonzero(got), f"{what} should be none and is not")
-        check_that(not any(map(_is_nonzero, wanted)), f"{what} is lost")
-        return
+        return check_that(not any(map(_is_nonzero, wanted)), f"{what} is lost")
     if x is not None:
         check_attributes(what, got, x, "shape")
-    _check_meaning(s, f"{what} is wrong", x, got, wanted)
+    return _check_meaning(s, f"{what} is wrong", x, got, wanted)
 
 
 def _is_nonzero(gradient: Any) -> bool:
@@ -112,8 +114,8 @@ def _check_meaning(s: Subject, what: str, x: Any, got: Any, wanted: Sequence[Ten
     gradient. A plain tensor is itself the plain gradient.
     """
     is_own = x is not None and isinstance(got, s.cls)
-    pulled = _pull_to_inners(s, x, wanted) if is_own else None
-    _, error = tried(_check_each, s, what, [(getattr(got, n), g) for n, g in (pulled or {}).items()])
+    pulled = _pull_to_inners(s, x, wanted) if is_own else {}
+    _, error = tried(_check_each, s, what, [(getattr(got, n), g) for n, g in pulled.items()])
     if not pulled or error is not None:
         plains = s.reference(got) if is_own else [got] * len(wanted)
         _, failure = tried(_check_each, s, what, [*zip(plains, wanted, strict=True)])
@@ -126,24 +128,24 @@ def _check_each(s: Subject, what: str, pairs: Sequence[tuple[Any, Any]]) -> None
         check_close(s, what, got, expected)
 
 
-def _pull_to_inners(s: Subject, x: Any, cotangents: Sequence[Tensor]) -> dict[str, Tensor] | None:
+def _pull_to_inners(s: Subject, x: Any, cotangents: Sequence[Tensor]) -> dict[str, Tensor]:
     """Pulls cotangents of the tensors that a value represents back to its inner tensors.
 
     Returns:
-        The gradient by each differentiable inner tensor; None if autograd cannot record the reference.
+        The gradient by each differentiable inner tensor; none if autograd cannot record the reference.
     """
-    inners = s.inners(x.detach())
-    names = [n for n, t in inners.items() if is_differentiable(t)]
+    inners = {n: t.detach().requires_grad_(is_differentiable(t)) for n, t in s.inners(x.detach()).items()}
+    opened = {n: t for n, t in inners.items() if t.requires_grad}
     with torch.enable_grad():
-        opened = {n: t.detach().requires_grad_() if n in names else t for n, t in inners.items()}
-        pairs = zip(s.reference(s.unflatten(x, opened)), cotangents, strict=True)
+        pairs = zip(s.reference(s.unflatten(x, inners)), cotangents, strict=True)
         pairs = [(p, c) for p, c in pairs if p.requires_grad]
-        if not pairs or not names:
-            return None
+        if not pairs:
+            return {}
         plains, wanted = zip(*pairs, strict=True)
-        leaves_of = [opened[n] for n in names]
-        grads = torch.autograd.grad(plains, leaves_of, wanted, allow_unused=True, materialize_grads=True)
-    return dict(zip(names, grads, strict=True))
+        grads = torch.autograd.grad(
+            plains, [*opened.values()], wanted, allow_unused=True, materialize_grads=True
+        )
+    return dict(zip(opened, grads, strict=True))
 
 
 def cotangents(s: Subject, case: Case) -> None:
@@ -154,23 +156,23 @@ def cotangents(s: Subject, case: Case) -> None:
         return
     (plain,), value = ones_for([result]), result.detach()
     parts = _pull_to_inners(s, result, [plain] * len(s.reference(value)))
-    if parts is None:
+    if not parts:
         return
     own = s.unflatten(value, {n: t.detach() for n, t in (s.inners(value) | parts).items()})
     if hasattr(own, "__coerce_tangent_metadata__"):  # a class tells PyTorch so what its cotangents look like
         own = own.__coerce_tangent_metadata__()
     before = snapshot(s, own)
-    (got,) = torch.autograd.grad(result, x, own, allow_unused=True, retain_graph=True)
+    (got,), (expected,) = (
+        torch.autograd.grad(result, x, given, allow_unused=True, retain_graph=True) for given in (own, plain)
+    )
     check_equal(s, f"the caller's cotangent of {case.name}", own, before)
-    (expected,) = torch.autograd.grad(result, x, plain, allow_unused=True)
     what = f"{case.name}: a cotangent of the class and a plain one give different gradients"
-    if got is None or expected is None:
-        check_equal(s, what, got is None, expected is None)
-    elif isinstance(got, s.cls) and isinstance(expected, s.cls):
-        parts = {n: t for n, t in s.inners(got).items() if is_differentiable(t)}
-        _check_each(s, what, [(t, getattr(expected, n)) for n, t in parts.items()])
-    else:
-        mine, other = (got, expected) if isinstance(got, s.cls) else (expected, got)
+    check_equal(s, what, got is None, expected is None)
+    mine, other = (got, expected) if isinstance(got, s.cls) else (expected, got)
+    if isinstance(mine, s.cls) and isinstance(other, s.cls):
+        of_inners = [(t, getattr(other, n)) for n, t in s.inners(mine).items() if is_differentiable(t)]
+        _check_each(s, what, of_inners)
+    elif got is not None:
         _check_meaning(s, what, x, mine, [other] * len(s.reference(x.detach())))
 
 
@@ -321,7 +323,7 @@ def _slopes(s: Subject, at: Callable[[Any], Any], run: Callable[[Any], Any]) -> 
 
     def total(step: Any) -> Any:
         s.make()  # the same random numbers for each
-        parts = _real_parts(s, run(at(step)))
+        parts = [*_real_parts(s, run(at(step)))]
         exact.extend(part.dtype == torch.float64 for part in parts)
         seed(0)
         return sum((torch.randn(part.shape, dtype=torch.float64) * part).sum() for part in parts)
@@ -342,19 +344,17 @@ def _slopes(s: Subject, at: Callable[[Any], Any], run: Callable[[Any], Any]) -> 
     return float(grads[0] or 0), short
 
 
-def _real_parts(s: Subject, result: Any) -> list[Tensor]:
+def _real_parts(s: Subject, result: Any) -> Iterator[Tensor]:
     """The plain floating point tensors that results represent: materialize(), or the inner tensors, to any depth."""
-    parts: list[Tensor] = []
     for t in filter(is_differentiable, leaves(result)):
+        value: Any = t
         if isinstance(t, TensorSubclass):
-            value: Any = t
-            inside = [value.materialize()] if value.__spec__.has_materialize else [*value.unwrap()]
-            parts += _real_parts(s, inside)
+            has_materialize = value.__spec__.has_materialize
+            yield from _real_parts(s, [value.materialize()] if has_materialize else [*value.unwrap()])
         elif isinstance(t, s.cls):
-            parts += _real_parts(s, [*s.reference(t)])
+            yield from _real_parts(s, [*s.reference(t)])
         else:
-            parts.append(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t)
-    return parts
+            yield torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
 def _are_close(s: Subject, got: float, expected: float) -> bool:

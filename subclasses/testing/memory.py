@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor
 from subclasses._torch import storage_key
 from subclasses.rules.results import describe
 from subclasses.testing import derive
-from subclasses.testing.calls import METADATA_MUTATIONS, MUTATIONS, VIEWS, WRITES, Case
+from subclasses.testing.calls import METADATA_MUTATIONS, MUTATIONS, VIEWS, WHOLE, WRITES, Case
 from subclasses.testing.cases import (
     applicable,
     argument_cases,
     is_for_op,
+    not_refused,
     own_methods,
-    refuses,
     rules_run,
     stand_ins,
 )
@@ -85,35 +85,22 @@ def is_view_of_plain(s: Subject, case: Case) -> bool:
 # ---- writes ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Write(Case):
-    """A write to a result: ``run`` does both, and gives the result.
+def written_to(case: Case, words: str, write: Callable[[Any], Any], *marks: str) -> Case:
+    """A write to the first result of a case; the case gives the result, its parts are the result and the write."""
 
-    Attributes:
-        find: makes the result.
-        write: writes to it.
-        is_new: whether the result has memory of its own.
-    """
-
-    find: Callable[[Any], Any] = lambda x: x
-    write: Callable[[Any], Any] = lambda y: y
-    is_new: bool = False
-
-
-def _write_of(case: Case, words: str, write: Callable[[Any], Any], is_new: bool = False) -> Write:
     def run(x: Any) -> Any:
-        y = find(x)
+        y = result.run(x)
         write(y)
         return y
 
-    find = first_of(case).run
-    return Write(f"y = {case.name}; {words}", run, find=find, write=write, is_new=is_new)
+    result = first_of(case)
+    return Case(f"y = {case.name}; {words}", run, marks, parts=(result, Case(words, write)))
 
 
 def mutations(s: Subject) -> list[Case]:
     """Writes to a value itself."""
     cases = applicable(s, MUTATIONS | METADATA_MUTATIONS)
-    return [Write(case.name, case.run, write=case.run) for case in cases]
+    return [Case(case.name, case.run, parts=(WHOLE, case)) for case in cases]
 
 
 def writes_to_results(s: Subject) -> Iterator[Case]:
@@ -124,33 +111,33 @@ def writes_to_results(s: Subject) -> Iterator[Case]:
         y, error = tried_alone(first_of(case).run, x)
         if error is None and y is not x and shared_memory(s, y, x) and not is_view_of_plain(s, case):
             trains = s.declared and (s.cls._traits.trainable or case.name in own_methods(s))
-            writes = WRITES | (by_step if trains else {})
-            yield from (_write_of(case, words, write, is_new=True) for words, write in writes.items())
+            for words, write in (WRITES | (by_step if trains else {})).items():
+                yield written_to(case, words, write, "new")
 
 
 def writes_to_views(s: Subject) -> list[Case]:
     """Each view with each write to it that the class takes."""
     # The entries of `expand` share memory, and many ops do not write to such.
     found = [case for case in applicable(s, VIEWS) if case.name not in ("x.expand", "x.detach()")]
-    cases = [_write_of(case, *write) for case in found for write in WRITES.items()]
-    cases = [case for case in cases if not refuses(s, case, stand_ins(s)[0].clone)]
+    cases = [written_to(case, *write) for case in found for write in WRITES.items()]
+    cases = not_refused(s, cases, lambda: stand_ins(s)[0])
     for case in map(first_of, found):
         copy = lambda y, case=case: y.copy_(case.run(derive.again(s)))  # noqa: E731
-        cases.append(_write_of(case, "y.copy_(that of another value)", copy))
-    return [case for case in cases if not refuses(s, case)]
+        cases.append(written_to(case, "y.copy_(that of another value)", copy))
+    return not_refused(s, cases)
 
 
 @torch.no_grad()
-def written(s: Subject, case: Any) -> None:
+def written(s: Subject, case: Case) -> None:
     """Compares a value after a write: to itself, to a view of it, or to a result with memory of its own."""
-    x = s.make()
+    x, (result, write) = s.make(), case.parts
     before, version = snapshot(s, x), x._version
-    y = case.find(x)
-    out, error = tried(case.write, y)
-    if case.is_new:
+    y = result.run(x)
+    out, error = tried(write.run, y)
+    if "new" in case.marks:
         _, change = tried(check_equal, s, f"{case.name} changed x", x, before)
         if change is not None:
-            raise Broken(str(change), mend=_copies(s, case, shared_memory(s, y, x)))
+            raise Broken(str(change), mend=_copies(s, result, shared_memory(s, y, x)))
         return
     if error is not None:
         check_equal(s, f"{case.name} was refused, but had changed x", x, before)
@@ -158,7 +145,7 @@ def written(s: Subject, case: Any) -> None:
     check_that(y is not x or out is x, f"{case.name} gave another object than x")
     if type(y) is s.cls:
         again = f"{case.name}: the view, taken again, does not have what was written to it"
-        check_equal(s, again, case.find(x), y)
+        check_equal(s, again, result.run(x), y)
     elif y.numel() and not shared_memory(s, y, x):
         check_equal(s, f"x after {case.name}, which wrote to a plain copy", x, before)
         check_that(
@@ -175,9 +162,9 @@ def written(s: Subject, case: Any) -> None:
     )
 
 
-def _copies(s: Subject, case: Any, shared: list[tuple[str, str]]) -> str:
+def _copies(s: Subject, result: Case, shared: list[tuple[str, str]]) -> str:
     """The advice to copy what a rule hands on, in the way in which it reads its operand."""
-    run = [pair for pair in rules_run(s, lambda: case.find(s.make())) if pair[0] != "materialize"]
+    run = [pair for pair in rules_run(s, lambda: result.run(s.make())) if pair[0] != "materialize"]
     pairs = ", ".join(f"y{of_y} in the memory of x{of_x}" for of_y, of_x in shared)
     read = ".{}" if all(is_for_op(key) for key, _ in run) else '.unwrap("{}")'
     parts = dict.fromkeys(of_x.removeprefix(".").partition(".")[::2] for _, of_x in shared)
@@ -190,19 +177,14 @@ def _copies(s: Subject, case: Any, shared: list[tuple[str, str]]) -> str:
 
 def stale_gradients(s: Subject, case: Case) -> None:
     """Raises where a gradient is computed from a value that was overwritten."""
-
-    def gradient(*, write: bool) -> Any:
-        x = s.trainable()
-        y = x * x
-        if write:
-            with torch.no_grad():
-                x.mul_(2)
-        return tried(torch.autograd.grad, y, x, torch.ones(y.shape, dtype=y.dtype))
-
-    (expected, error), (got, failure) = gradient(write=False), gradient(write=True)
-    if error is not None:
-        raise error
+    x = s.trainable()
+    y = x * x
+    gradient = partial(torch.autograd.grad, y, x, torch.ones(y.shape, dtype=y.dtype), retain_graph=True)
+    expected = gradient()
+    with torch.no_grad():
+        x.mul_(2)
+    got, error = tried(gradient)
     check_that(
-        failure is not None or not differs(s, got, expected),
+        error is not None or not differs(s, got, expected),
         "y = x * x; x.mul_(2); the gradient of y came out, from the overwritten x",
     )

@@ -7,7 +7,6 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,9 +15,10 @@ from torch import Tensor
 from subclasses._torch import op_infos
 from subclasses.testing import derive
 from subclasses.testing.calls import Case
+from subclasses.testing.cases import plains_of
 from subclasses.testing.errors import problem, skip_unless, succeeds, tried
 from subclasses.testing.subject import Options, Subject, leaves, seed, undisturbed
-from subclasses.testing.values import Setting, by_reference, plains_of
+from subclasses.testing.values import Setting, by_reference
 
 Verdict = Literal["right", "refused", "wrong"]
 
@@ -80,18 +80,7 @@ def sweep(
     return verdicts
 
 
-@dataclass(frozen=True)
-class Sample(Case):
-    """A call of an op with a sample input of PyTorch.
-
-    Attributes:
-        values: the tensors of the input, as values of the class.
-    """
-
-    values: Sequence[Any] = ()
-
-
-def samples_of(s: Subject, ops: Collection[str] | str, most: int = 1) -> Iterator[Sample]:
+def samples_of(s: Subject, ops: Collection[str] | str, most: int = 1) -> Iterator[Case]:
     """Up to ``most`` sample inputs of each op."""
     wrap = derive.wrap(s)
     entries, error = tried(op_infos)
@@ -105,7 +94,7 @@ def samples_of(s: Subject, ops: Collection[str] | str, most: int = 1) -> Iterato
 
 def _samples(
     s: Subject, entry: Any, dtype: torch.dtype, wrap: Callable[[Tensor], Any], most: int | None
-) -> Iterator[Sample]:
+) -> Iterator[Case]:
     """The samples that the class can hold and that the tensors that it represents take."""
     seed(0)
     name = ".".join(filter(None, (entry.name, entry.variant_test_name)))
@@ -116,7 +105,7 @@ def _samples(
                 values, error = tried(lambda inputs=inputs: [wrap(t.detach()) for t in inputs])
                 run = functools.partial(_call, entry, sample)
                 if error is None and all(succeeds(run, plains) for plains in plains_of(s, values)):
-                    yield Sample(name, run, values=values)
+                    yield Case(name, run, operand=values)
 
 
 @contextlib.contextmanager
@@ -146,6 +135,6 @@ def promised_samples(s: Subject) -> list[Case]:
     return [*samples_of(s, ops)]
 
 
-def on_sample(s: Subject, case: Any) -> None:
+def on_sample(s: Subject, case: Case) -> None:
     """Compares an op on a sample with the op on the tensors that it represents."""
-    by_reference(s, case, Setting(lambda: case.values))
+    by_reference(s, case, Setting(lambda: case.operand))

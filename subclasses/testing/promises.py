@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from subclasses.testing import compiled, gradients, memory, op_infos, structure, values
-from subclasses.testing.calls import LAZY, PAIRS, RANDOM, VIEWS, Case
+from subclasses.testing.calls import LAZY, PAIRS, RANDOM, VIEWS
 from subclasses.testing.cases import (
     accepted,
     applicable,
@@ -52,8 +52,8 @@ PROMISES = [
         "readable",
         "A value and its copy have a shape and a dtype, can be flattened, and can be read as the tensors that they "
         "represent.",
+        cases=structure.reads,
         oracle=structure.readable,
-        may_refuse=False,
         mend=(
             "correct the named fault: the kit tries every other promise once this one is kept. Ops, copies and "
             "compilers make values of fields alone: declare all that materialize() and rules read, as `scale: float "
@@ -245,6 +245,7 @@ PROMISES = [
         "A result has no default for metadata where the operand has another value.",
         needs=("metadata",),
         cases=lambda s: accepted(s) if s.declared else [],
+        context=CONTEXTS["given metadata"],
         oracle=values.kept_metadata,
     ),
     Promise(
@@ -285,8 +286,8 @@ PROMISES = [
         "fresh_values",
         "The tensor that a value represents follows a write to its inner tensors.",
         needs=("materialize", "flatten"),
-        cases=lambda s: [Case(how, partial(change, s)) for how, change in values.CHANGES.items()],
-        oracle=values.fresh_values,
+        cases=values.changed_values,
+        oracle=values.fresh,
         mend=(
             "let materialize() compute from the inner tensors at each call: a kept result, on the value or by "
             "functools.cached_property or lru_cache, is stale after an optimizer's step, a load or any write"
@@ -296,8 +297,8 @@ PROMISES = [
         "fresh_results",
         "An op on a value follows a write to its inner tensors, though it was called with the value before.",
         needs=("flatten",),
-        cases=values.computed,
-        oracle=values.fresh_results,
+        cases=values.changed_operands,
+        oracle=values.fresh,
         mend=(
             "a rule computes anew at each call: a result that it keeps, with functools.lru_cache or in a dict by "
             "id(), is stale after an optimizer's step, a load or any write. Leave the cache out"

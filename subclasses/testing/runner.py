@@ -16,8 +16,6 @@ from subclasses.testing.errors import (
     Broken,
     Skipped,
     chain,
-    code_of,
-    first_three,
     problem,
     skip_unless,
     succeeds,
@@ -25,10 +23,7 @@ from subclasses.testing.errors import (
 )
 from subclasses.testing.promises import PROMISES
 from subclasses.testing.report import Failure, Outcome, Promise, Report
-from subclasses.testing.structure import unreadable
-from subclasses.testing.subject import Factory, Options, Subject, check_options, undisturbed
-
-_LEVELS = ("smoke", "gradients", "full")
+from subclasses.testing.subject import LEVELS, Factory, Options, Subject, check_options, once, undisturbed
 
 
 class ConformanceError(AssertionError):
@@ -51,9 +46,9 @@ def chosen(options: Options) -> list[Promise]:
             raise TypeError(
                 f"{option}= has unknown promises {', '.join(sorted(unknown))}; they are {', '.join(names)}"
             )
-    only, least = options.get("only"), _LEVELS.index(options.get("level", "gradients"))
+    only, least = options.get("only"), LEVELS.index(options.get("level", "gradients"))
     return [
-        p for p in PROMISES if (p.name in {*only, "readable"} if only else _LEVELS.index(p.level) <= least)
+        p for p in PROMISES if (p.name in {*only, "readable"} if only else LEVELS.index(p.level) <= least)
     ]
 
 
@@ -163,12 +158,13 @@ def outcome_of(s: Subject, promise: Promise) -> Outcome:
         elif error is not None:
             if promise.tells:
                 s.wrong_values.add(case.name)
-            what, deliberate = case.name or promise.name, not case.works
+            what, deliberate = case.name or promise.name, "works" not in case.marks
             if not (promise.may_refuse and s.refuses(what, error, deliberate=deliberate)):
                 failures.append(
                     _failure(s, promise, f"{case.name}{words}", error, run if not failures else None)
                 )
-    detail = first_three([failure.text for failure in failures], "calls") or skipped
+    more = f" (and {len(failures) - 3} more calls)" if len(failures) > 3 else ""
+    detail = "; ".join(failure.text for failure in failures[:3]) + more or skipped
     refused = dict.fromkeys(f"{call}: {message}" for call, message in s.refused)
     mend = failures[0].hint if failures else ""
     state = "broken" if failures else "skipped" if skipped else "kept"
@@ -179,8 +175,8 @@ def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], 
     """Each case in each setting: the case, words for the setting, and the check."""
     skips = s.options.get("skip", ())
     skip_unless(promise.name not in skips, "left out by skip=")
-    if promise.name != "readable" and "readable" not in skips and (found := unreadable(s)):
-        raise Skipped(f"{found[0]} fails; see the promise `readable`")
+    if promise.name != "readable" and "readable" not in skips and (found := _unreadable(s)):
+        raise Skipped(f"{found} fails; see the promise `readable`")
     s.needs(*promise.needs)
     found = promise.cases
     cases = [*found(s)] if callable(found) else [Case(*item) for item in found.items()]
@@ -190,6 +186,12 @@ def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], 
         return [(case, "", partial(promise.oracle, s, case)) for case in left]
     settings = [*promise.context(s)] if left else []
     return [(c, setting.words, partial(promise.oracle, s, c, setting)) for c in left for setting in settings]
+
+
+@once
+def _unreadable(s: Subject) -> str:
+    """The first read of a value that fails, such as of its shape; empty if all reads work."""
+    return next((failure.case for failure in outcome_of(s, PROMISES[0]).failures), "")
 
 
 # ---- hints ---------------------------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ def _failure(
     got, expected = (error.got, error.expected) if isinstance(error, Broken) else (problem("", error), "")
     codes = [_code_of(s, one) for one in causes]
     code = next((code for code in codes if code in ADVICE), next(filter(None, codes), ""))
-    hints = [getattr(one, "hint", None) for one in causes if code_of(one) == code]
+    hints = [getattr(one, "hint", None) for one in causes if getattr(one, "code", None) == code]
     hint = _hint(s, promise, error, code, next(filter(None, hints), ""), run) if run else ""
     return Failure(promise.name, call, got, expected, code, hint, text, error)
 
@@ -244,7 +246,7 @@ def _code_of(s: Subject, error: Any) -> str:
     is_field = isinstance(error, AttributeError) and s.declared and error.name in s.cls.__spec__.names
     if is_field and not isinstance(error.obj, s.cls):
         return "field-of-operand"
-    return error.fault if isinstance(error, Broken) else code_of(error) or ""
+    return error.fault if isinstance(error, Broken) else getattr(error, "code", None) or ""
 
 
 def _hint(s: Subject, promise: Promise, error: Exception, code: str, own: str, run: Callable[[], Any]) -> str:

@@ -1,4 +1,4 @@
-"""Structure: flattening and unflattening, metadata, the outer size and dtype, the repr, copies of every kind."""
+"""The parts of a value: flattening, metadata, the outer size and dtype, copies, and conversion."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,22 +17,13 @@ from subclasses.errors import one_of
 from subclasses.layout import field_name
 from subclasses.testing import derive
 from subclasses.testing.calls import Case
-from subclasses.testing.errors import (
-    Broken,
-    Skipped,
-    check_that,
-    problem,
-    refusal,
-    succeeds,
-    tried,
-)
+from subclasses.testing.errors import Broken, check_that, problem, succeeds, tried
 from subclasses.testing.subject import (
     Subject,
     check_attributes,
     check_close,
     check_equal,
     is_differentiable,
-    once,
     plain_type,
     same_context,
     shared_memory,
@@ -42,7 +33,7 @@ from subclasses.testing.subject import (
 
 # ---- the least -----------------------------------------------------------------------------------------------
 
-# The calls are tried on declared classes alone, and ``materialize`` where the class has it.
+
 READS: dict[str, Callable[[Any], Any]] = {
     "x.shape": lambda x: x.shape,
     "x.dtype": lambda x: x.dtype,
@@ -54,32 +45,20 @@ READS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@once
-def unreadable(s: Subject) -> tuple[str, Exception] | None:
-    """The first failing read of a value, such as of its shape, and its error; None if all reads work.
-
-    Every promise relies on these reads.
-    """
-    for what, read in READS.items():
-        if s.has_materialize if "materialize" in what else s.declared or "(" not in what:
-            _, error = tried(_check_read, s, what, read)
-            if error is not None and refusal(error) is None:
-                return what, error
-    return None
+def reads(s: Subject) -> list[Case]:
+    """The reads of a value on which every promise relies; the methods of a declared class alone."""
+    has = {"()": s.declared, "materialize()": s.has_materialize}
+    cases = [Case(name, run, marks=("works",)) for name, run in READS.items()]
+    return [case for case in cases if all(has[words] for words in has if case.name.endswith(words))]
 
 
 @torch.no_grad()
-def _check_read(s: Subject, what: str, read: Callable[[Any], Any]) -> None:
+def readable(s: Subject, case: Case) -> None:
+    """Raises where a read fails, or changes the value."""
     x = s.make()
     before = snapshot(s, x) if s.traceable else x
-    read(x)
-    check_equal(s, f"{what} changed x", x, before)
-
-
-def readable(s: Subject, case: Case) -> None:
-    """Raises where a read fails."""
-    if found := unreadable(s):
-        raise Broken(problem(*found)) from found[1]
+    case.run(x)
+    check_equal(s, f"{case.name} changed x", x, before)
 
 
 # ---- flattening ----------------------------------------------------------------------------------------------
@@ -130,19 +109,12 @@ def round_trip(s: Subject, case: Case) -> None:
             getattr(back, name, None) is inner or not inner.numel(),
             f"the inner tensor {field_name(name)} came back as another tensor",
         )
-    check_equal(s, _lost(s, value, back), s.meaning(back), s.meaning(value))
-
-
-def _lost(s: Subject, x: Any, back: Any) -> str:
-    """The words for a value that represents another tensor once it is put together again.
-
-    They name the attributes that the flatten context loses.
-    """
-    kept, held = vars(back), vars(x).items()
-    lost = [n for n, v in held if not isinstance(v, Tensor) and (n not in kept or kept[n] != v)]
-    names = " and ".join(f"{n} ({vars(x)[n]!r}, afterwards {kept.get(n)!r})" for n in lost)
-    loss = f", where the flatten context {s.context(x)!r} loses {names}" if lost else ""
-    return f"the tensor that a value represents once it is put together from its parts{loss}"
+    kept, held = vars(back), vars(value).items()
+    lost = {n: v for n, v in held if not isinstance(v, Tensor) and (n not in kept or kept[n] != v)}
+    names = " and ".join(f"{n} ({v!r}, afterwards {kept.get(n)!r})" for n, v in lost.items())
+    loss = f", where the flatten context {s.context(value)!r} loses {names}" if lost else ""
+    words = f"the tensor that a value represents once it is put together from its parts{loss}"
+    check_equal(s, words, s.meaning(back), s.meaning(value))
 
 
 def check_metadata(s: Subject, case: Case) -> None:
@@ -156,11 +128,9 @@ def check_metadata(s: Subject, case: Case) -> None:
 
 
 def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    return isinstance(value, Tensor) or (
-        isinstance(value, list | tuple | set | frozenset) and any(map(_holds_tensor, value))
-    )
+    parts = [*value, *value.values()] if isinstance(value, dict) else value
+    is_container = isinstance(parts, list | tuple | set | frozenset)
+    return isinstance(value, Tensor) or (is_container and any(map(_holds_tensor, parts)))
 
 
 def sizes(s: Subject, case: Case) -> None:
@@ -188,9 +158,8 @@ def outside(s: Subject, case: Case) -> None:
 
 
 def _check_outside(s: Subject, x: Any) -> None:
+    s.needs("reference")
     plains, error = tried(s.reference, x)
-    if isinstance(error, Skipped):
-        raise error
     if error is not None:
         raise Broken(f"of a value of size {list(x.shape)}, {problem('reference=', error)}") from error
     for plain in plains:
@@ -235,19 +204,6 @@ class Holder(nn.Module):
         return self.run(self.weight), x * 2
 
 
-@dataclass(frozen=True)
-class Copy(Case):
-    """A copy of a value.
-
-    Attributes:
-        shares: whether it shares memory with the value.
-        trains: whether a copy of a value that requires grad requires it, too.
-    """
-
-    shares: bool = False
-    trains: bool = False
-
-
 def _pickled(t: Any) -> Any:
     return pickle.loads(pickle.dumps(t))
 
@@ -259,61 +215,54 @@ def _saved(x: Any) -> Any:
     return torch.load(file, weights_only=True)["x"]
 
 
-DEEPCOPY = Copy("copy.deepcopy(x)", copy.deepcopy, trains=True)
-
-
-LOCAL_COPIES: list[Case] = [
-    Copy("x.clone()", lambda x: x.clone()),
-    Copy("x.detach()", lambda x: x.detach(), shares=True),
+LOCAL_COPIES = [
+    Case("x.clone()", lambda x: x.clone()),
+    Case("x.detach()", lambda x: x.detach(), marks=("shares",)),
 ]
+DEEPCOPY = Case("copy.deepcopy(x)", copy.deepcopy, marks=("trains",))
+PICKLED = Case("a pickled value", _pickled)
+FILES = [PICKLED, Case("torch.load(weights_only=True)", _saved)]
 
 
 def files(s: Subject) -> list[Case]:
-    """The copies that go through a file."""
-    cases: list[Case] = [Copy("a pickled value", _pickled), Copy("torch.load(weights_only=True)", _saved)]
-    # torch cannot pickle plain float8 tensors
-    return cases if all(succeeds(_pickled, t) for t in s.inners(s.make().detach()).values()) else cases[1:]
+    """The copies that go through a file; torch cannot pickle plain float8 tensors."""
+    inners = s.inners(s.make().detach()).values()
+    return [case for case in FILES if case is not PICKLED or all(succeeds(_pickled, t) for t in inners)]
 
 
 def parameters(s: Subject) -> list[Case]:
     """Parameters of a module: a new one, one of a copied module, one that a module loads."""
-
-    def only(module: Holder) -> Any:
-        (weight,) = module.parameters()
-        return weight
 
     def load(x: Any, assign: bool) -> Any:
         target = Holder(snapshot(s, x).requires_grad_(x.requires_grad))
         for t in filter(is_differentiable, s.inners(target.weight).values()):
             t.detach().zero_()  # so that only a real copy restores the numbers
         target.load_state_dict(Holder(x).state_dict(), assign=assign)
-        return target.weight
+        return target
 
-    return [
-        Copy("nn.Parameter(x)", lambda x: only(Holder(x)), shares=True, trains=True),
-        Copy("the parameter of a copied module", lambda x: only(copy.deepcopy(Holder(x))), trains=True),
-        Copy(
-            "a parameter after load_state_dict(assign=True)",
-            lambda x: load(x, True),
-            shares=True,
-            trains=True,
-        ),
-        Copy("a parameter after load_state_dict(assign=False)", lambda x: load(x, False), trains=True),
-    ]
+    made: dict[str, tuple[Callable[[Any], nn.Module], tuple[str, ...]]] = {
+        "nn.Parameter(x)": (Holder, ("shares",)),
+        "the parameter of a copied module": (lambda x: copy.deepcopy(Holder(x)), ()),
+        "a parameter after load_state_dict(assign=True)": (lambda x: load(x, True), ("shares",)),
+        "a parameter after load_state_dict(assign=False)": (lambda x: load(x, False), ()),
+    }
+    only = lambda make, x: next(iter(make(x).parameters()))  # noqa: E731
+    return [Case(n, partial(only, make), marks=("trains", *marks)) for n, (make, marks) in made.items()]
 
 
-def copied(s: Subject, case: Any) -> None:
+def copied(s: Subject, case: Case) -> None:
     """Compares a copy with its value, of which it shares no memory."""
     x = s.make().detach()
     check_equal(s, "x.detach()", x, s.make())
-    for value in [x, x.detach().requires_grad_()] if case.trains and is_differentiable(x) else [x]:
+    trains = "trains" in case.marks and is_differentiable(x)
+    for value in [x, x.detach().requires_grad_()] if trains else [x]:
         with torch.no_grad():
             got = case.run(value)
         check_equal(s, case.name, got, value)
         check_attributes(case.name, got, value, "requires_grad", "is_leaf")
         check_equal(s, f"what {case.name} stands for", s.meaning(got), s.meaning(value))
         check_that(
-            case.shares or not shared_memory(s, got, value),
+            "shares" in case.marks or not shared_memory(s, got, value),
             f"{case.name} shares memory with the value that it is a copy of",
         )
 
@@ -331,10 +280,10 @@ def optimizer(s: Subject, case: Case) -> None:
     if not works:
         return check_equal(s, "a parameter after a refused SGD.step()", weight.detach(), before)
     trains_inners = s.declared and s.cls._traits.trainable
+    parts = s.reference
+    if trains_inners:
+        parts = lambda x: [*filter(is_differentiable, s.inners(x).values())]  # noqa: E731
     if type(grad) is plain_type(weight.detach()) and (s.has_reference or trains_inners):
-        parts = (
-            (lambda x: [*filter(is_differentiable, s.inners(x).values())]) if trains_inners else s.reference
-        )
         for got, p, g in zip(*map(parts, (weight.detach(), before, grad)), strict=True):
             check_close(s, "a parameter after SGD.step()", got, p - 0.1 * g)
 

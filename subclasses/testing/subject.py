@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ from subclasses.testing.errors import (
     Broken,
     Skipped,
     check_that,
-    first_line,
     refusal,
+    short,
     shown,
     skip_unless,
     succeeds,
@@ -34,6 +34,7 @@ from subclasses.testing.errors import (
 Factory = Callable[[], Tensor]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 Level = Literal["smoke", "gradients", "full"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 SEED = 20240229
 
 
@@ -89,23 +90,18 @@ class Options(TypedDict, total=False):
     atol: float | None
 
 
-def _are_factories(given: Any) -> bool:
-    return isinstance(given, Sequence) and all(map(callable, given))
-
-
 # For each option, a test of its value, and the words for it.
-_LISTS = {
-    name: (_are_factories, f"takes a list of factories, as in {name}=[lambda: ...]")
-    for name in ("sizes", "variants")
-}
-_FUNCTIONS = dict.fromkeys(("wrap", "reference", "construct"), (callable, "takes a function"))
+_FACTORIES: tuple[Callable[[Any], bool], str] = (
+    lambda given: isinstance(given, Sequence) and all(map(callable, given)),
+    "takes a list of factories, as in {name}=[lambda: ...]",
+)
 _TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **_LISTS,
-    **_FUNCTIONS,
-    "level": (lambda level: level in ("smoke", "gradients", "full"), 'takes "smoke", "gradients" or "full"'),
+    **dict.fromkeys(("sizes", "variants"), _FACTORIES),
+    **dict.fromkeys(("wrap", "reference", "construct"), (callable, "takes a function")),
+    "level": (lambda level: level in LEVELS, 'takes "smoke", "gradients" or "full"'),
     "ops": (
         lambda ops: not isinstance(ops, Mapping) or all(map(callable, ops.values())),
-        "takes a function from a value to the arguments of each op, as in ops={torch.add: lambda x: (x, 2)}",
+        "takes a function from a value to the arguments of each op, as in ops={{torch.add: lambda x: (x, 2)}}",
     ),
 }
 
@@ -128,7 +124,7 @@ def check_options(factory: Any, options: Mapping[str, Any]) -> None:
         )
     for name, (fits, words) in _TAKES.items():
         if options.get(name) is not None and not fits(options[name]):
-            raise TypeError(f"check(): {name}= {words}, got {options[name]!r}")
+            raise TypeError(f"check(): {name}= {words.format(name=name)}, got {options[name]!r}")
 
 
 # Tries a call without gradients.
@@ -212,9 +208,7 @@ class Subject:
         self.name, self.declared = self.cls.__name__, issubclass(self.cls, TensorSubclass)
         self.has_materialize = self.declared and self.cls.__spec__.has_materialize
         self.traceable, self.dtype = is_traceable_wrapper_subclass(x), x.dtype
-        self.derived: dict[str, str] = {}
-        self.refused: list[tuple[str, str]] = []
-        self.wrong_values: set[str] = set()
+        self.derived, self.refused, self.wrong_values = dict[str, str](), list[tuple[str, str]](), set[str]()
 
     # ---- values --------------------------------------------------------------------------------------------
 
@@ -263,16 +257,16 @@ class Subject:
 
     def changed(self, x: Any, change: Callable[[str, Tensor], Any], path: str = "") -> dict[str, Any]:
         """The inner tensors of a value, each plain tensor in them replaced by a function of its path and it."""
-        return {name: self._replaced(f"{path}{name}", t, change) for name, t in self.inners(x).items()}
 
-    def _replaced(self, path: str, t: Any, change: Callable[[str, Tensor], Any]) -> Any:
-        if not is_traceable_wrapper_subclass(t):
-            return change(path, t)
-        parts = self.changed(t, change, f"{path}.")
-        if not isinstance(t, TensorSubclass):
-            return self.unflatten(t, parts)
-        fields: Any = type(t).__spec__.inners  # type: ignore[attr-defined]
-        return self.of_fields(t, **{f.name: parts.get(f.attribute) for f in fields})
+        def replaced(path: str, t: Any) -> Any:
+            if not is_traceable_wrapper_subclass(t):
+                return change(path, t)
+            parts = self.changed(t, change, f"{path}.")
+            fields = t.__spec__.inners if isinstance(t, TensorSubclass) else None
+            by_field = {f.name: parts.get(f.attribute) for f in fields or ()}
+            return self.unflatten(t, parts) if fields is None else self.of_fields(t, **by_field)
+
+        return {name: replaced(f"{path}{name}", t) for name, t in self.inners(x).items()}
 
     # ---- construction --------------------------------------------------------------------------------------
 
@@ -291,32 +285,30 @@ class Subject:
         Raises:
             Skipped: the kit has no constructor to call; ``construct=`` passes one.
         """
-        cls, names, build = self.cls, list(self.inners(x)), self.options.get("construct")
-        if self.declared:  # carriers of dynamic ints are not part of a construction
-            names = [n for n in names if n in cls.__spec__.attributes]
-        if build is not None:
-            return build, names
-        takes_inners = lambda: inspect.signature(cls.__new__).bind(cls, *names)  # noqa: E731
-        if not self.declared and self.context(x) is None and succeeds(takes_inners):
-            return cls, names
-        if not self.declared or self._wrong_constructor:
-            words = f": {self._wrong_constructor}" if self.declared else ""
-            raise Skipped(
-                f"pass construct=, which makes {one_of(cls)} from {', '.join(map(field_name, names))}{words}"
-            )
-        # A compiler traces the function, so that it holds no value.
-        fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], metadata(x)
-        return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
+        build, wrong = self.options.get("construct"), self._wrong_constructor if self.declared else ""
+        # Carriers of dynamic ints are not part of a construction.
+        names = [n for n in self.inners(x) if not self.declared or n in self.cls.__spec__.attributes]
+        if build is None and self.declared and not wrong:
+            # A compiler traces the function, so that it holds no value.
+            fields, meta = [f.name for f in self.cls.__spec__.inners if f.attribute in names], metadata(x)
+            return lambda *parts: self.cls(**dict(zip(fields, parts, strict=True)), **meta), names
+        takes = lambda: inspect.signature(self.cls.__new__).bind(self.cls, *names)  # noqa: E731
+        if build is None and not self.declared and self.context(x) is None and succeeds(takes):
+            build = self.cls
+        if build is None:
+            parts = ", ".join(map(field_name, names))
+            raise Skipped(f"pass construct=, which makes {one_of(self.cls)} from {parts}{wrong}")
+        return build, names
 
     @functools.cached_property
     def _wrong_constructor(self) -> str:
-        """How the constructor of a declared class fails to take its fields; empty if it takes them."""
+        """Words for how the constructor of a declared class fails to take its fields; empty if it takes them."""
         x = self.make().detach()
         made, error = tried(self.of_fields, x)
         if error is not None:
-            return f"its constructor takes other arguments ({shown(error)})"
+            return f": its constructor takes other arguments ({shown(error)})"
         is_equal = not differs(self, *([*self.inners(y).values()] for y in (made, x)))
-        return "" if is_equal else "given the fields of a value, its constructor makes another value"
+        return "" if is_equal else ": given the fields of a value, its constructor makes another value"
 
     def of_fields(self, x: Any, **change: Any) -> Any:
         """A value of a declared class with the fields of another one, some of them changed."""
@@ -478,7 +470,7 @@ def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
         if list(inners) != list(wanted):
             raise Broken(where, *(f"inner tensors {[*map(field_name, found)]}" for found in (inners, wanted)))
         if not same_context(context, other):
-            raise Broken(where, f"metadata {first_line(repr(context))}", first_line(repr(other)))
+            raise Broken(where, f"metadata {short(repr(context))}", short(repr(other)))
         for name, inner in inners.items():
             check_equal(s, f"{where}: {field_name(name)}", inner, wanted[name])
 
