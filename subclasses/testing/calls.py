@@ -23,8 +23,8 @@ class Case:
     Attributes:
         name: the call, as an author would write it.
         run: the call, as a function of its operand.
-        marks: facts about the call. ``"works"``: the class takes it in eager mode. ``"new"``: it writes to a result
-            with memory of its own. ``"shares"``, ``"trains"``: the copy shares memory, or requires grad as its value.
+        marks: facts about the call. ``"works"``: the class takes it in eager mode. ``"shares"``, ``"trains"``: the copy
+            shares memory, or requires grad as its value.
         parts: the calls of which it is made: calls that are compiled together, or a result and a write to it.
         operand: its operand, where no setting makes one.
     """
@@ -48,11 +48,8 @@ _OPERANDS: list[Callable[[Tensor], Tensor]] = []
 
 def like(x: Tensor, *shape: int) -> Tensor:
     """A plain tensor of the dtype and device of ``x``, filled with small distinct numbers."""
-    size = shape or tuple(x.shape)
-    count = 1
-    for extent in size:
-        count = count * extent
-    numbers = (torch.arange(count, device=x.device) % 7 - 3).reshape(size)
+    places = torch.ones(shape or x.shape, dtype=torch.int64, device=x.device).flatten().cumsum(0)
+    numbers = ((places - 1) % 7 - 3).reshape(shape or x.shape)
     plain = (numbers / 4 if x.dtype.is_floating_point else numbers).to(x.dtype)
     return _OPERANDS[-1](plain) if _OPERANDS and plain.is_floating_point() else plain
 

@@ -8,7 +8,7 @@ import inspect
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -26,7 +26,7 @@ from subclasses.rules.registry import BOOK, RuleBook, all_rules
 from subclasses.rules.results import describe
 from subclasses.spec.values import map_tensors
 from subclasses.testing.calls import ARGUMENTS, FUNCTIONAL, VIEWS, Case, Table, like
-from subclasses.testing.errors import Broken, Skipped, innermost, refusal, succeeds, tried
+from subclasses.testing.errors import Broken, Skipped, refusal, succeeds, tried
 from subclasses.testing.subject import Subject, leaves, once, tried_alone
 
 # ---- which apply -------------------------------------------------------------------------------------------
@@ -255,13 +255,12 @@ def _property_of(key: Any) -> str | None:
 # ---- which rules a call runs ---------------------------------------------------------------------------------
 
 
-def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
-    """Yields the rules of a declared class, each with its op or function, and its method ``materialize``."""
-    rules = all_rules(cls) if hasattr(cls, "__spec__") else ()
-    for key, rule in (*rules, ("materialize", getattr(cls, "materialize", None))):
-        function: Any = inspect.unwrap(rule) if callable(rule) else None
-        if isinstance(function, types.FunctionType):
-            yield key, function
+def functions_of(cls: type) -> list[tuple[Any, types.FunctionType]]:
+    """The rules of a declared class, each with its op or function, and its method ``materialize``."""
+    rules = all_rules(cls) if hasattr(cls, "__spec__") else []
+    rules = [*rules, ("materialize", getattr(cls, "materialize", None))]
+    found: list[tuple[Any, Any]] = [(key, inspect.unwrap(rule)) for key, rule in rules if callable(rule)]
+    return [(key, rule) for key, rule in found if isinstance(rule, types.FunctionType)]
 
 
 def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.FunctionType]]:
@@ -358,15 +357,13 @@ def _ops_of(key: Any) -> list[OpOverload]:
 
 def rules_tried(s: Subject, case: Case) -> None:
     """Raises for a rule that refuses each call of the kit, since an op that it calls has no rule."""
+    by_code = {rule.__code__: rule for _, rule in functions_of(s.cls)}
     for case in functional_cases(s):
         _, error = tried_alone(lambda run=case.run: run(s.make()))
-        rule = rule_that_raised(error, s.cls) if error and getattr(error, "code", None) == "no-rule" else None
-        if (
-            error
-            and rule
-            and rule not in _working(s)
-            and innermost(error).tb_frame.f_code is not rule.__code__
-        ):
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__ if error else None)]
+        rule = next((by_code[code] for code in reversed(codes) if code in by_code), None)
+        is_refused = getattr(error, "code", None) == "no-rule" and rule not in _working(s)
+        if is_refused and rule is not None and codes[-1] is not rule.__code__:
             words = f"{describe(rule)} is made of ops on {one_of(s.cls)}, and one has no rule"
             raise Broken(f"{case.name}: {words}: {error}") from error
     if missed := missed_rules(s, accepted(s)):
@@ -378,10 +375,3 @@ def rules_tried(s: Subject, case: Case) -> None:
 def _working(s: Subject) -> set[Any]:
     """The rules that run in calls which the class takes."""
     return {rule for case in accepted(s) for _, rule in rules_run(s, lambda c=case: c.run(s.make()))}
-
-
-def rule_that_raised(error: BaseException, cls: type) -> Any:
-    """Returns the rule among the frames of an error's traceback, the innermost if there are several."""
-    by_code = {rule.__code__: rule for _, rule in functions_of(cls)}
-    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return next((by_code[code] for code in reversed(codes) if code in by_code), None)

@@ -21,8 +21,7 @@ from subclasses.testing.calls import CLONE, VIEWS, WHOLE, Case
 from subclasses.testing.cases import accepted, applicable, live, ones_for
 from subclasses.testing.errors import Broken, Skipped, problem, skip_unless, succeeds, tried
 from subclasses.testing.gradients import differentiable
-from subclasses.testing.memory import is_view_of_plain
-from subclasses.testing.structure import Holder
+from subclasses.testing.structure import Holder, is_view_of_plain
 from subclasses.testing.subject import Compile, Factory, Subject, check_equal, is_differentiable
 from subclasses.testing.values import Nest, Setting, with_nests
 
@@ -65,11 +64,9 @@ INDUCTOR: Mapping[str, Compile] = {
 }
 
 
-def _export(module: Any) -> Callable[..., Any]:
-    return torch.export.export(module, (torch.ones(2),)).module()
-
-
-EXPORT: Mapping[str, Compile] = {"torch.export": _export}
+EXPORT: Mapping[str, Callable[[Any], Any]] = {
+    "torch.export": lambda module: torch.export.export(module, (torch.ones(2),)).module()
+}
 
 
 def under(
@@ -100,15 +97,14 @@ def by_compiler(s: Subject, case: Case, setting: Setting) -> None:
     works, expected = s.works(case.name, lambda: case.run(WHOLE.run))
     if not works:
         return
-    what = f"{case.name}{setting.words}"
+    what, refused, half = f"{case.name}{setting.words}", len(s.refused), len(case.parts) // 2
     words = f"{what} is not what eager mode gives"
     torch.compiler.reset()
     _, error = tried(lambda: check_equal(s, words, case.run(setting.operand()), expected))
     torch.compiler.reset()
     if error is not None:
-        refused, parts = len(s.refused), case.parts
-        for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]) if len(parts) > 1 else ():
-            by_compiler(s, group(s, half), setting)
+        for parts in (case.parts[:half], case.parts[half:]) if half else ():
+            by_compiler(s, group(s, parts), setting)
         if len(s.refused) == refused and not s.refuses(what, error, deliberate=False):
             raise Broken(problem(what, error)) from error
 
@@ -154,40 +150,43 @@ def mutations(s: Subject) -> list[Case]:
     return [Case("x.mul_(2); x + x", run)]
 
 
-def _views(s: Subject, run: Callable[[Case, Compile], Any], words: str, *names: str) -> list[Case]:
-    """A case for each of some views."""
-    views = applicable(s, {name: VIEWS[name] for name in names})
-    return [Case(f"{view.name}{words}", partial(torch.no_grad()(run), view)) for view in views]
+def _returned_views(s: Subject, make: Callable[[Case, Compile], Any], words: str, *names: str) -> list[Case]:
+    """Some views that a compiled function returns, and that are written to afterwards."""
 
-
-def written_views(s: Subject) -> list[Case]:
-    """Views that a compiled function returns, and that are written to afterwards."""
-
+    @torch.no_grad()
     def run(view: Case, compile: Compile) -> Any:
-        x = s.make()
+        x = make(view, compile)
         out = compile(view.run)(x)
         if isinstance(out, s.cls):
             s.works("a write to a view", lambda: out.mul_(2))
         return [x, out]
 
+    views = applicable(s, {name: VIEWS[name] for name in names})
+    return [Case(f"{view.name}{words}", partial(run, view)) for view in views]
+
+
+def written_views(s: Subject) -> list[Case]:
+    """Views of a value."""
     names = ("x.view(x.shape)", "x[1:]", "x.transpose(0, -1)", "x.unsqueeze(0)")
-    return _views(s, run, ".mul_(2)", *names)
+    return _returned_views(s, lambda view, compile: s.make(), ".mul_(2)", *names)
 
 
 def offset_views(s: Subject) -> list[Case]:
     """Views of a value whose inner tensors start at different places in their storages."""
 
-    def run(view: Case, compile: Compile) -> Any:
+    def make(view: Case, compile: Compile) -> Any:
         x = s.make().detach()
-        inners = {n: _moved(t, i) for i, (n, t) in enumerate(s.inners(x).items())}
         s.builder(x)
-        if not succeeds(s.construct, x, inners):
+        value, error = tried(
+            s.construct, x, {n: _moved(t, i) for i, (n, t) in enumerate(s.inners(x).items())}
+        )
+        if error is not None:
             raise NotImplementedError("inner tensors with offsets")
         if not succeeds(_check_remake, compile, view):
             raise NotImplementedError("views are remade at a wrong offset on this release of PyTorch")
-        return compile(view.run)(s.construct(x, inners))
+        return value
 
-    return _views(s, run, " with offsets", "x.view(x.shape)", "x[1:]")
+    return _returned_views(s, make, " with offsets", "x.view(x.shape)", "x[1:]")
 
 
 def _check_remake(compile: Compile, case: Case) -> None:
@@ -287,15 +286,12 @@ def other_sizes(s: Subject) -> list[Case]:
     factories = [s.factory, *derive.sizes(s)]
     skip_unless(len(factories) >= 3, "pass sizes=[...], at least two factories of values of other sizes")
     # A class may specialize on sizes. One program is required only where the author passes ``sizes=``.
-    by_tensor = zip(*(_sizes(s, s.make(factory)) for factory in factories), strict=False)
+    by_factory = [[t.shape for t in (x, *s.inners(x).values())] for x in map(s.make, factories)]
+    by_tensor = zip(*by_factory, strict=False)
     asks = s.options.get("sizes") and all(
         _vary_alike(first, second, other) for first, second, *others in by_tensor for other in others
     )
     return _in_turn(s, "values of several sizes", factories, 2 if asks else len(factories))
-
-
-def _sizes(s: Subject, x: Any) -> list[torch.Size]:
-    return [x.shape, *(t.shape for t in s.inners(x).values() if isinstance(t, Tensor))]
 
 
 def _vary_alike(first: torch.Size, second: torch.Size, other: torch.Size) -> bool:

@@ -7,6 +7,7 @@ The report lists the derived options. A check is skipped where an option cannot 
 from __future__ import annotations
 
 import enum
+import functools
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -53,18 +54,21 @@ def _right(s: Subject, make: Factory) -> set[str]:
     return {name for name, error in _verdicts(s, make).items() if error is None}
 
 
+def of_author(find: Callable[[Subject], Any]) -> Callable[[Subject], Any]:
+    """Makes a function that returns an option of the author, or else finds one, once for a class."""
+    return functools.wraps(find)(once(lambda s: s.options.get(find.__name__) or find(s)))
+
+
 # ---- other sizes -------------------------------------------------------------------------------------------
 
 
-@once
+@of_author
 def sizes(s: Subject) -> Sequence[Factory]:
     """The author's factories of values of other sizes, or two that make longer values.
 
     Raises:
         Skipped: there are none, and none can be derived.
     """
-    if given := s.options.get("sizes"):
-        return given
     s.needs("flatten")
     x = s.make()
     # So that no other dim has one of the sizes or lies between two of them.
@@ -101,15 +105,13 @@ def _check_grown(s: Subject, make: Any) -> None:
 # ---- other metadata ----------------------------------------------------------------------------------------
 
 
-@once
+@of_author
 def variants(s: Subject) -> Sequence[Factory]:
     """The author's factories of values with other metadata, or up to three, each with one other static field.
 
     Raises:
         Skipped: there are none, and none can be derived.
     """
-    if given := s.options.get("variants"):
-        return given
     s.needs("flatten", "metadata")
     makes = {_words(c): partial(lambda c: s.of_fields(s.make().detach(), **c), c) for c in _changes(s)}
     errors = {words: tried(_check_variant, s, make)[1] for words, make in makes.items()}
@@ -184,10 +186,16 @@ def second(s: Subject) -> Factory:
     Raises:
         Skipped: the factory gives equal values at each call, and no other can be derived.
     """
-    s.reference(s.make().detach())
-    for make, needs_check in ((_redrawn, True), (again, False), (_flipped_rows, True)):
-        if succeeds(_check_second, s, partial(make, s), needs_check):
-            return partial(make, s)
+    rows = s.make().shape[:1]
+    s.needs("reference")
+    for make, change in (
+        (partial(again, s), lambda t: _flipped(t, t * 2) if is_differentiable(t) else t),
+        (partial(again, s), None),
+        (s.make, lambda t: t.flip(0) if t.shape[:1] == rows else t),
+    ):
+        changed = make if change is None else partial(_with_others, s, make, change)
+        if succeeds(_check_second, s, changed, change is not None):
+            return changed
     raise Skipped(
         "the factory gives equal values at each call; let it draw random numbers, as with torch.randn"
     )
@@ -195,9 +203,18 @@ def second(s: Subject) -> Factory:
 
 @once
 def other_integers(s: Subject) -> Factory | None:
-    """A factory of a second value whose integers, equal in each value of the factory, are others; None if unknown."""
-    make = partial(_reordered, s)
-    return make if succeeds(_check_second, s, make, True) else None
+    """A factory of a second value whose integers, equal in each value of the factory, are in reverse; None if unknown.
+
+    The integers are reversed in the first dim in which that makes a difference.
+    """
+    is_number = lambda t: not is_differentiable(t) and t.dtype != torch.bool  # noqa: E731
+    make = partial(_with_others, s, second(s), lambda t: _flipped(t, t) if is_number(t) else t)
+
+    def check() -> None:
+        assert not _same(*([*s.inners(s.make(of)).values()] for of in (make, second(s))))
+        _check_second(s, make, True)
+
+    return make if succeeds(check) else None
 
 
 def again(s: Subject) -> Any:
@@ -205,32 +222,15 @@ def again(s: Subject) -> Any:
     return s.make(number=SEED + 1).detach()
 
 
-def _redrawn(s: Subject) -> Any:
-    """The same; floats that do not depend on the seed are flipped or, if that is the same, doubled."""
-    return _with_others(s, again(s), lambda t: _flipped(t, t * 2) if is_differentiable(t) else t)
-
-
-def _reordered(s: Subject) -> Any:
-    """The second value with its integers in reverse, of the first dim in which that makes a difference."""
-    x = second(s)().detach()
-    is_number = lambda t: not is_differentiable(t) and t.dtype != torch.bool  # noqa: E731
-    y = _with_others(s, x, lambda t: _flipped(t, t) if is_number(t) else t)
-    assert not all(_same(t, s.inners(x)[name]) for name, t in s.inners(y).items())
-    return y
-
-
-def _flipped_rows(s: Subject) -> Any:
-    x = s.make().detach()
-    return s.unflatten(x, s.changed(x, lambda _, t: t.flip(0) if t.shape[:1] == x.shape[:1] else t))
-
-
-def _with_others(s: Subject, x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _with_others(s: Subject, make: Factory, change: Callable[[Tensor], Tensor]) -> Any:
     """A value, with a function of the inner tensors that are the same in a value of the factory."""
-    old, new, other = s.inners(s.make().detach()), s.inners(x), s.changed(x, lambda _, t: change(t))
-    return s.unflatten(x, {n: other[n] if _same(t, old[n]) else t for n, t in new.items()})
+    x, old = make().detach(), s.inners(s.make().detach())
+    other = s.changed(x, lambda _, t: change(t))
+    return s.unflatten(x, {n: other[n] if _same(t, old[n]) else t for n, t in s.inners(x).items()})
 
 
 def _flipped(t: Tensor, otherwise: Tensor) -> Tensor:
+    """A tensor in reverse, in the first dim in which that makes a difference."""
     return next((r for dim in range(t.dim()) if not _same(t, r := t.flip(dim))), otherwise)
 
 
@@ -250,15 +250,13 @@ def _check_second(s: Subject, make: Factory, needs_check: bool) -> None:
 _FROM = ("from_plain", "from_float", "from_tensor", "from_dense", "from_torch", "from_hp")
 
 
-@once
+@of_author
 def wrap(s: Subject) -> Callable[[Tensor], Any]:
     """The author's function from a plain tensor to a value, or a derived one that checks each value.
 
     Raises:
         Skipped: there is none, and none can be derived.
     """
-    if given := s.options.get("wrap"):
-        return given
     x = s.make().detach()
     makes = {f"{s.name}.{name}": getattr(s.cls, name) for name in _FROM if hasattr(s.cls, name)}
     if len(names := [*s.inners(x)]) == 1:

@@ -7,7 +7,7 @@ where the sides disagree, as at the kink of a maximum or where numbers are round
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from subclasses.base import TensorSubclass
 from subclasses.layout import RAW, field_name
-from subclasses.testing.calls import Case, operands
+from subclasses.testing.calls import WHOLE, Case, operands
 from subclasses.testing.cases import (
     each,
     gradients_by,
@@ -115,17 +115,17 @@ def _check_meaning(s: Subject, what: str, x: Any, got: Any, wanted: Sequence[Ten
     """
     is_own = x is not None and isinstance(got, s.cls)
     pulled = _pull_to_inners(s, x, wanted) if is_own else {}
-    _, error = tried(_check_each, s, what, [(getattr(got, n), g) for n, g in pulled.items()])
+    _, error = tried(_check_all, s, what, [getattr(got, n) for n in pulled], pulled.values())
     if not pulled or error is not None:
         plains = s.reference(got) if is_own else [got] * len(wanted)
-        _, failure = tried(_check_each, s, what, [*zip(plains, wanted, strict=True)])
+        _, failure = tried(_check_all, s, what, plains, wanted)
         if failure is not None:
             raise error or failure
 
 
-def _check_each(s: Subject, what: str, pairs: Sequence[tuple[Any, Any]]) -> None:
-    for got, expected in pairs:
-        check_close(s, what, got, expected)
+def _check_all(s: Subject, what: str, got: Iterable[Any], expected: Iterable[Any]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        check_close(s, what, one, other)
 
 
 def _pull_to_inners(s: Subject, x: Any, cotangents: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -170,8 +170,8 @@ def cotangents(s: Subject, case: Case) -> None:
     check_equal(s, what, got is None, expected is None)
     mine, other = (got, expected) if isinstance(got, s.cls) else (expected, got)
     if isinstance(mine, s.cls) and isinstance(other, s.cls):
-        of_inners = [(t, getattr(other, n)) for n, t in s.inners(mine).items() if is_differentiable(t)]
-        _check_each(s, what, of_inners)
+        parts = {n: t for n, t in s.inners(mine).items() if is_differentiable(t)}
+        _check_all(s, what, parts.values(), [getattr(other, n) for n in parts])
     elif got is not None:
         _check_meaning(s, what, x, mine, [other] * len(s.reference(x.detach())))
 
@@ -180,16 +180,10 @@ def cotangents(s: Subject, case: Case) -> None:
 
 
 def inner_requires_grad(s: Subject, case: Case) -> None:
-    """Raises where inner tensors that require grad are kept as they are, or cut off, without an error."""
-    check_that(not _unconnected(s), _unconnected(s))
-
-
-@once
-def _unconnected(s: Subject) -> str:
-    """Why no gradient can reach the inner tensors that a value was made from; empty if it can.
+    """Raises where inner tensors that require grad are kept as they are, or cut off, without an error.
 
     Raises:
-        Skipped: there are none that require grad, or the kit has no way to make a value.
+        Skipped: no inner tensor can require grad, or the kit has no way to make a value.
         NotImplementedError: the class refuses them.
     """
     x = s.make().detach()
@@ -201,12 +195,14 @@ def _unconnected(s: Subject) -> str:
     if error is not None:
         raise NotImplementedError(f"inner tensors that require grad: {error}") from error
     held = [field_name(n) for n, t in s.inners(made).items() if isinstance(t, Tensor) and t.requires_grad]
-    if held:
-        return (
-            f"the value holds inner tensors that require grad ({', '.join(held)}); they never get a gradient"
-        )
-    lost = f"{', '.join(wanted)} require grad, the value made from them does not: gradients are lost"
-    return "" if made.requires_grad else lost
+    check_that(
+        not held,
+        f"the value holds inner tensors that require grad ({', '.join(held)}); they never get a gradient",
+    )
+    check_that(
+        made.requires_grad,
+        f"{', '.join(wanted)} require grad, the value made from them does not: gradients are lost",
+    )
 
 
 # Two steps of differences in float64. The tolerance between a slope and the differences, and between the differences of
@@ -248,17 +244,22 @@ def _estimates(s: Subject) -> bool:
     return slopes is not None and not _are_close(s, *slopes)
 
 
+def floats_of(s: Subject) -> list[Case]:
+    """materialize(), by the name of each inner tensor that it may depend on."""
+    return [Case(name, lambda x: x) for name in _doubles(s)[1]]
+
+
 def materialize_gradients(s: Subject, case: Case) -> None:
-    """Compares the gradient of materialize() by each inner tensor with differences."""
-    for name in _doubles(s)[1]:
-        slopes = _slopes_of(s, case.run, name)
-        if slopes is not None and not _are_close(s, *slopes):
-            lost = f"depends on {_shown(name)}, which gets no gradient from it"
-            other = f"has another gradient by {_shown(name)} than its differences, in a random direction"
-            words = other if slopes[0] else lost
-            raise Broken(f"the result of materialize() {words}", *(f"{slope:.4g}" for slope in slopes))
+    """Compares the gradient of materialize() by an inner tensor with differences."""
+    slopes, name = _slopes_of(s, case.run, case.name), _shown(case.name)
+    if slopes is not None and not _are_close(s, *slopes):
+        lost = f"depends on {name}, which gets no gradient from it"
+        other = f"has another gradient by {name} than its differences, in a random direction"
+        words = f"the result of materialize() {other if slopes[0] else lost}"
+        raise Broken(words, *(f"{slope:.4g}" for slope in slopes))
 
 
+@once
 def _doubles(s: Subject) -> tuple[Any, dict[str, Tensor]]:
     """A value, and its floating point tensors by path, in float64.
 
@@ -266,11 +267,9 @@ def _doubles(s: Subject) -> tuple[Any, dict[str, Tensor]]:
         Skipped: no value can be made of them, or the kit has no way to make one.
     """
     source, floats = s.make().detach(), dict[str, Tensor]()
-    problem, error = tried(_unconnected, s)
-    skip_unless(
-        not problem and error is None,
-        str(error or "inner tensors are not connected to the value; see `inner_requires_grad`"),
-    )
+    _, error = tried(inner_requires_grad, s, WHOLE)
+    lost = "inner tensors are not connected to the value; see `inner_requires_grad`"
+    skip_unless(error is None, lost if isinstance(error, Broken) else str(error))
 
     def keep(path: str, t: Tensor) -> Tensor:
         is_number = t.is_floating_point() and t.dtype.itemsize > 1
@@ -319,14 +318,13 @@ def _slopes(s: Subject, at: Callable[[Any], Any], run: Callable[[Any], Any]) -> 
 
     Returns None where there is no slope, or where a result is not of float64.
     """
-    exact: list[bool] = []
 
     def total(step: Any) -> Any:
         s.make()  # the same random numbers for each
         parts = [*_real_parts(s, run(at(step)))]
-        exact.extend(part.dtype == torch.float64 for part in parts)
         seed(0)
-        return sum((torch.randn(part.shape, dtype=torch.float64) * part).sum() for part in parts)
+        products = [torch.randn(part.shape, dtype=torch.float64) * part for part in parts]
+        return sum(p.sum() for p in products) if {p.dtype for p in parts} <= {torch.float64} else torch.nan
 
     with torch.no_grad():
         values = {step: float(total(step)) for h in _STEPS for step in (0.0, h, -h)}
@@ -336,12 +334,9 @@ def _slopes(s: Subject, at: Callable[[Any], Any], run: Callable[[Any], Any]) -> 
     if is_bent or not abs(short - long) <= _TOLERANCE / 2 * scale:  # true of nan, too
         return None
     step = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    result, grads = total(step), (None,)
-    if not all(exact):
-        return None
-    if isinstance(result, Tensor) and result.requires_grad:
-        grads = torch.autograd.grad(result, step, allow_unused=True)
-    return float(grads[0] or 0), short
+    result = total(step)
+    (grad,) = torch.autograd.grad(result, step, allow_unused=True) if live(result) else (None,)
+    return float(grad or 0), short
 
 
 def _real_parts(s: Subject, result: Any) -> Iterator[Tensor]:

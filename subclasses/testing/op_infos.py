@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -50,7 +49,7 @@ class Verdicts(dict[str, tuple[Verdict, str]]):
 
     def count(self, verdict: Verdict) -> int:
         """How many ops got a verdict."""
-        return Counter(v for v, _ in self.values())[verdict]
+        return [found for found, _ in self.values()].count(verdict)
 
     def __str__(self) -> str:
         return f"{self.count('right')} right, {self.count('refused')} refused, {self.count('wrong')} wrong"
@@ -108,17 +107,18 @@ def _samples(
                     yield Case(name, run, operand=values)
 
 
-@contextlib.contextmanager
-def closing_samples(entry: Any, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Iterator[Any]]:
-    """Yields the samples of an op, and then closes PyTorch's generator of them.
+def closing_samples(
+    entry: Any, dtype: torch.dtype, requires_grad: bool = False
+) -> contextlib.closing[Generator[Any]]:
+    """The samples of an op; at the end of a block with them, PyTorch's generator of them is closed.
 
     Left to the garbage collector, which may run inside of a trace, the generator would switch gradients off there.
     """
-    samples = iter(entry.sample_inputs_func(entry, "cpu", dtype, requires_grad))
-    try:
-        yield samples
-    finally:
-        getattr(samples, "close", bool)()
+
+    def samples() -> Generator[Any]:
+        yield from entry.sample_inputs_func(entry, "cpu", dtype, requires_grad)
+
+    return contextlib.closing(samples())
 
 
 def _call(entry: Any, sample: Any, inputs: Sequence[Any]) -> Any:
@@ -127,12 +127,12 @@ def _call(entry: Any, sample: Any, inputs: Sequence[Any]) -> Any:
     return entry.op(first, *sample.args, **sample.kwargs)
 
 
-def promised_samples(s: Subject) -> list[Case]:
+def promised_samples(s: Subject) -> Iterator[Case]:
     """A sample of each op that ``ops=`` names: of the common ops where ``wrap`` is derived, else of all."""
     ops = s.options.get("ops")
     if ops is None or isinstance(ops, Mapping):
         ops = "all" if s.options.get("wrap") else _COMMON
-    return [*samples_of(s, ops)]
+    return samples_of(s, ops)
 
 
 def on_sample(s: Subject, case: Case) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from subclasses.testing import compiled, gradients, memory, op_infos, structure, values
+from subclasses.testing import compiled, gradients, op_infos, structure, values
 from subclasses.testing.calls import LAZY, PAIRS, RANDOM, VIEWS
 from subclasses.testing.cases import (
     accepted,
@@ -349,7 +349,8 @@ PROMISES = [
         needs=("reference",),
         cases=lambda s: (applicable(s, LAZY) if s.dtype.is_complex else []) + accepted(s)[:9],
         context=CONTEXTS["lazy bits"],
-        oracle=values.lazy_bits,
+        oracle=by_reference,
+        right=True,
         mend=(
             "within __torch_dispatch__ PyTorch does not look at the lazy bits of inner tensors (its issue "
             "130646): resolve them (t.resolve_conj().resolve_neg()) at construction and after _conj and "
@@ -400,7 +401,7 @@ PROMISES = [
         "views",
         "A view shares memory with the value that it is a view of; a copy does not claim to.",
         cases=partial(applicable, table=VIEWS),
-        oracle=memory.views,
+        oracle=structure.views,
         mend=f"{ALIASING}, and make the inner tensors of the result views of the inner tensors",
         declared=_VIEWS,
     ),
@@ -408,8 +409,8 @@ PROMISES = [
         "own_memory",
         "A write to the result of an op that is not a view leaves the value that it was computed from alone.",
         needs=("flatten",),
-        cases=memory.writes_to_results,
-        oracle=memory.written,
+        cases=structure.writes_to_results,
+        oracle=structure.own_memory,
         mend=(
             "the result of an op that is not a view has memory of its own: a rule hands on a copy of an inner "
             "tensor, as in x.values.clone(), and not x.values itself"
@@ -418,8 +419,8 @@ PROMISES = [
     Promise(
         "mutation",
         "An in-place op changes the value itself, its sizes too, or is refused and changes nothing.",
-        cases=memory.mutations,
-        oracle=memory.written,
+        cases=structure.mutations,
+        oracle=structure.written,
         mend=(
             "write into the inner tensors (copy_) and return the very argument that was written, with its new "
             "sizes, through return_and_correct_aliasing. Where a class cannot, raise before anything is written"
@@ -433,8 +434,8 @@ PROMISES = [
         "writes_to_views",
         "A write to a view reaches every inner tensor of the value: the same view, taken again, has it.",
         needs=("flatten",),
-        cases=memory.writes_to_views,
-        oracle=memory.written,
+        cases=structure.writes_to_views,
+        oracle=structure.written,
         mend=(
             "a view holds views of all inner tensors, none of them a copy: a write to a copy is lost. Let the rule "
             "make each by a view op, such as x.values.select(...), or refuse the op"
@@ -444,7 +445,7 @@ PROMISES = [
         "stale_gradients",
         "A gradient that needs a value which has been overwritten is an error.",
         level="gradients",
-        oracle=memory.stale_gradients,
+        oracle=structure.stale_gradients,
         mend=(
             "save tensors with ctx.save_for_backward, and raise version counters of the tensors that a rule writes "
             "to"
@@ -574,6 +575,7 @@ PROMISES = [
         "An inner tensor that materialize() depends on gets the gradient of the result of materialize().",
         level="gradients",
         needs=("declared materialize",),
+        cases=gradients.floats_of,
         oracle=gradients.materialize_gradients,
         mend=(
             "let materialize() compute with the tensor itself, not with .detach() or .data of it, nor under "

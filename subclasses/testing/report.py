@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -110,7 +111,7 @@ class Outcome:
 # ---- the report ----------------------------------------------------------------------------------------------
 
 LINES, WIDTH = 24, 110
-_REASONS, _LINES = 3, 3  # why promises were not tried, other than for want of an option, and lines for each
+_REASONS = 3  # why promises were not tried, other than for want of an option, and lines for each
 _OPTION = re.compile(r"pass (\w+=).*")
 _FOLDERS = re.compile(r"/\S*/(?=[^/\s]+/[^/\s]+\.py:\d)")  # all folders of a path but the last
 
@@ -146,16 +147,15 @@ class Report:
         return _grouped((line, o.promise.name) for o in self.outcomes for line in o.refused)
 
     def __str__(self) -> str:
-        head = [self._head(), *self.warnings]
-        tail = [*self._not_tried(), *self._derived(), "all of it: report.details()"]
-        head, tail = ([_cut(line) for line in lines] for lines in (head, tail))
+        head = _wrapped([self._head(), *self.warnings], 1)
+        tail = self._not_tried() + _wrapped([*self._derived(), "all of it: report.details()"], 1)
         return "\n".join([*head, *self._causes(LINES - len(head) - len(tail)), *tail])
 
     def details(self) -> str:
         """Returns all findings: each broken promise in full, the promises not tried, and the refused calls."""
         skipped = [f"not tried: {o.promise.name}: {o.detail}" for o in self.of("skipped")]
         refused = [f"refused in {', '.join(names)}: {line}" for line, names in self.refused.items()]
-        parts = [[str(o)] for o in self.of("broken")] + [skipped, list(self._derived()), refused]
+        parts = [[str(o)] for o in self.of("broken")] + [skipped, self._derived(), refused]
         lines = [line for part in parts if part for line in ("", *part)]
         return "\n".join([self._head(), *self.warnings, *lines])
 
@@ -178,12 +178,8 @@ class Report:
 
     def to_junit(self) -> str:
         """Returns the outcomes as a test suite in JUnit's XML, one test for each promise."""
-        counts = {
-            "tests": len(self.outcomes),
-            "failures": len(self.broken),
-            "skipped": len(self.of("skipped")),
-        }
-        root = ElementTree.Element("testsuite", {"name": self.name} | {k: str(n) for k, n in counts.items()})
+        counts = {"failures": self.broken, "skipped": self.of("skipped"), "tests": self.outcomes}
+        root = ElementTree.Element("testsuite", {k: str(len(of)) for k, of in counts.items()}, name=self.name)
         for outcome in self.outcomes:
             test = ElementTree.SubElement(root, "testcase", classname=self.name, name=outcome.promise.name)
             kind = {"broken": "failure", "skipped": "skipped"}.get(outcome.state)
@@ -194,37 +190,38 @@ class Report:
     # ---- the parts of the screen ---------------------------------------------------------------------------
 
     def _head(self) -> str:
-        counts = {state: len(self.of(state)) for state in ("kept", "broken", "skipped")}
+        kept, broken, skipped = (len(self.of(state)) for state in ("kept", "broken", "skipped"))
         refused = f"; {len(self.refused)} calls refused" if self.refused else ""
-        return (
-            f"{self.name} keeps {counts['kept']} promises, breaks {counts['broken']}, {counts['skipped']} not tried"
-            f"{refused}"
-        )
+        return f"{self.name} keeps {kept} promises, breaks {broken}, {skipped} not tried{refused}"
 
     def _causes(self, room: int) -> list[str]:
         """The broken promises by cause, in as many lines as there is room for."""
         groups = [*_grouped((_cause(o), o) for o in self.of("broken")).values()]
         each = max(2, min(3, room // max(len(groups), 1)))
-        shown_groups = groups if each * len(groups) <= room else groups[: (room - 1) // each]
-        lines = [line for group in shown_groups for line in _show_cause(group, each - 1)]
-        rest = [o.promise.name for group in groups[len(shown_groups) :] for o in group]
-        return [*lines, _cut(f"- and {', '.join(rest)}")] if rest else lines
+        count = len(groups) if each * len(groups) <= room else (room - 1) // each
+        lines = list[str]()
+        for group in groups[:count]:
+            lines += _wrapped([f"- {_names(group)}: {group[0].detail}"], 1)
+            lines += _wrapped([f"  mend: {group[0].mend}"], each - 1, indent="    ")
+        rest = [o.promise.name for group in groups[count:] for o in group]
+        return [*lines, *_wrapped([f"- and {', '.join(rest)}"], 1)] if rest else lines
 
-    def _not_tried(self) -> Iterator[str]:
-        groups = _grouped((_OPTION.sub(r"\1", o.detail), o) for o in self.of("skipped")).values()
-        options = {found[1]: group for group in groups if (found := _OPTION.match(group[0].detail))}
-        if options:
-            counts = [f"{option} for {_names(group, 3)}" for option, group in options.items()]
-            yield from textwrap.wrap(f"not tried: pass {'; '.join(counts)}", WIDTH, subsequent_indent="  ")
-        others = [group for group in groups if not _OPTION.match(group[0].detail)]
-        for group in others[:_REASONS]:
-            yield from _wrapped(f"not tried: {_names(group)}: {group[0].detail}", _LINES)
-        if len(others) > _REASONS:
-            yield f"not tried: {', '.join(_names(group) for group in others[_REASONS:])}"
+    def _not_tried(self) -> list[str]:
+        """The promises that were not tried, by the option to pass, then by other reasons."""
+        groups = _grouped((_OPTION.sub(r"\1", o.detail), o) for o in self.of("skipped"))
+        options = {name: group for name, group in groups.items() if _OPTION.match(group[0].detail)}
+        reasons = [group for name, group in groups.items() if name not in options]
+        texts = (
+            [f"pass {'; '.join(f'{n} for {_names(group, 3)}' for n, group in options.items())}"]
+            if options
+            else []
+        )
+        texts += [f"{_names(group)}: {group[0].detail}" for group in reasons[:_REASONS]]
+        texts += [", ".join(map(_names, reasons[_REASONS:]))] if reasons[_REASONS:] else []
+        return _wrapped([f"not tried: {text}" for text in texts], _REASONS)
 
-    def _derived(self) -> Iterator[str]:
-        for option, how in self.derived:
-            yield f"derived: {option}= from {how}"
+    def _derived(self) -> list[str]:
+        return [f"derived: {option}= from {how}" for option, how in self.derived]
 
 
 def _cause(outcome: Outcome) -> str:
@@ -244,20 +241,12 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
     return groups
 
 
-def _show_cause(group: list[Outcome], lines_of_mend: int) -> list[str]:
-    mend = _wrapped(f"  mend: {group[0].mend}", lines_of_mend, indent="    ")
-    return [_cut(f"- {_names(group)}: {group[0].detail}"), *mend]
-
-
-def _wrapped(text: str, lines: int, indent: str = "  ") -> list[str]:
-    short = _FOLDERS.sub("", text)
-    return textwrap.wrap(short, WIDTH, subsequent_indent=indent, max_lines=lines, placeholder=" ...")
+def _wrapped(texts: list[str], most: int, indent: str = "  ") -> list[str]:
+    """The lines of each text, and no more than ``most`` of them."""
+    wrap = partial(textwrap.wrap, subsequent_indent=indent, max_lines=most, placeholder=" ...")
+    return [line for text in texts for line in wrap(_FOLDERS.sub("", text), WIDTH)]
 
 
 def _names(group: list[Outcome], most: int = 5) -> str:
     names = [o.promise.name for o in group]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 4] + " ..."

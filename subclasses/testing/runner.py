@@ -81,9 +81,7 @@ def _warnings(s: Subject) -> Iterator[str]:
         methods = {n: m for n in _PLAIN if inspect.isfunction(m := getattr(s.cls, n, None))}
         named = (n for n, m in methods.items() if succeeds(inspect.signature(m).bind, None))
         such = next((f", such as reference=lambda x: x.{name}()" for name in named), "")
-        yield (
-            f"NO RESULT WAS COMPARED WITH PLAIN TENSORS: pass reference=, a function from {one_of(s.cls)} to the"
-        )
+        yield f"NO RESULT WAS COMPARED WITH PLAIN TENSORS: pass reference=, a function from {one_of(s.cls)} to the"
         yield f"  tensor that it represents{such}"
     if not s.traceable:
         yield f"NOTHING WAS COMPILED OR FLATTENED: {s.name} is not a traceable wrapper subclass; see `flatten`"
@@ -229,14 +227,12 @@ _REAL_TENSOR = "Please convert all Tensors to FakeTensors"
 def _failure(
     s: Subject, promise: Promise, call: str, error: Exception, run: Callable[[], Any] | None
 ) -> Failure:
-    """The record of an error, with a hint if ``run`` repeats the check."""
-    text, causes = problem(call, error), [*chain(error)]
+    """The record of an error, with advice if ``run`` repeats the check."""
+    codes = [(code, getattr(one, "hint", None) or "") for one in chain(error) if (code := _code_of(s, one))]
+    code, own = next((pair for pair in codes if pair[0] in ADVICE), [*codes, ("", "")][0])
+    hint = _hint(s, promise, error, code, own, run) if run else ""
     got, expected = (error.got, error.expected) if isinstance(error, Broken) else (problem("", error), "")
-    codes = [_code_of(s, one) for one in causes]
-    code = next((code for code in codes if code in ADVICE), next(filter(None, codes), ""))
-    hints = [getattr(one, "hint", None) for one in causes if getattr(one, "code", None) == code]
-    hint = _hint(s, promise, error, code, next(filter(None, hints), ""), run) if run else ""
-    return Failure(promise.name, call, got, expected, code, hint, text, error)
+    return Failure(promise.name, call, got, expected, code, hint, problem(call, error), error)
 
 
 def _code_of(s: Subject, error: Any) -> str:
@@ -250,11 +246,10 @@ def _code_of(s: Subject, error: Any) -> str:
 
 
 def _hint(s: Subject, promise: Promise, error: Exception, code: str, own: str, run: Callable[[], Any]) -> str:
-    """The advice for an error: by its code, by the check, or the promise's own with the rules that ran, if few."""
+    """The advice for an error: by the check, by its code, or the promise's own, with the rules that ran, if few."""
     rules = names_of_rules(s, run) if s.declared else []
     named = f"look at {' and '.join(rules)}, which ran: " if 0 < len(rules) <= 3 else ""
-    advice = ADVICE.get(code, "{}" if code and code != "no-rule" else "")
-    if advice and (own or "{}" not in advice):
-        return named + advice.replace("{}", own)
+    advice = "" if code == "no-rule" else ADVICE.get(code, "{}")
+    advice = advice.replace("{}", own) if own or "{}" not in advice else ""
     usual = promise.declared if s.declared and promise.declared else promise.mend
-    return getattr(error, "mend", None) or named + usual
+    return getattr(error, "mend", None) or named + (advice or usual)

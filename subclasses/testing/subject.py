@@ -112,10 +112,11 @@ def check_options(factory: Any, options: Mapping[str, Any]) -> None:
     Raises:
         TypeError: an option is unknown or of the wrong type, or the factory is not a function.
     """
-    unknown = set(options) - set(Options.__annotations__)
-    if unknown:
-        known = ", ".join(sorted(Options.__annotations__))
-        raise TypeError(f"check() has no option {', '.join(sorted(unknown))}; they are {known}")
+    known = Options.__annotations__
+    if unknown := set(options).difference(known):
+        raise TypeError(
+            f"check() has no option {', '.join(sorted(unknown))}; they are {', '.join(sorted(known))}"
+        )
     if not callable(factory) or (isinstance(factory, type) and issubclass(factory, Tensor)):
         cls = factory if isinstance(factory, type) else type(factory)
         raise TypeError(
@@ -243,8 +244,8 @@ class Subject:
 
     def held(self, x: Any) -> list[tuple[Any, Tensor]]:
         """The inner tensors of a value of a declared class, each with its field."""
-        pairs = [(f, self.inners(x).get(f.attribute)) for f in self.cls.__spec__.inners]
-        return [(f, t) for f, t in pairs if t is not None]
+        inners = self.inners(x)
+        return [(f, inners[f.attribute]) for f in self.cls.__spec__.inners if f.attribute in inners]
 
     def unflatten(self, x: Any, inners: Mapping[str, Any]) -> Any:
         """A value with other inner tensors, as PyTorch puts it together: no checks, nothing detached.
@@ -467,8 +468,8 @@ def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
             check_close(s, where, g, e)
             continue
         (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (g, e)]
-        if list(inners) != list(wanted):
-            raise Broken(where, *(f"inner tensors {[*map(field_name, found)]}" for found in (inners, wanted)))
+        names = [f"inner tensors {[*map(field_name, found)]}" for found in (inners, wanted)]
+        check_that(names[0] == names[1], where, *names)
         if not same_context(context, other):
             raise Broken(where, f"metadata {short(repr(context))}", short(repr(other)))
         for name, inner in inners.items():
@@ -481,9 +482,7 @@ def check_close(s: Subject, what: str, got: Any, expected: Any) -> None:
     rtol, atol = _tolerance(s, expected)
     compare = torch.testing.assert_close
     _, error = tried(lambda: compare(got, expected, rtol=rtol, atol=atol, equal_nan=True))
-    if error is not None:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise Broken(what, " ".join(lines[:3])[:300], "equal numbers")
+    check_that(error is None, what, short(str(error).partition("Greatest relative")[0]), "equal numbers")
 
 
 def differs(s: Subject, got: Any, expected: Any) -> bool:
@@ -526,13 +525,15 @@ def _tolerance(s: Subject, expected: Any) -> tuple[float, float]:
 
     Rounding errors of a sum are relative to its terms, and so to the largest entry, not to each entry.
     """
-    rtol, atol = s.options.get("rtol"), s.options.get("atol")
-    if rtol is not None or atol is not None:
-        return rtol or 0.0, atol or 0.0
-    if not (expected.is_floating_point() or expected.is_complex()) or expected.device.type == "meta":
+    given = s.options.get("rtol"), s.options.get("atol")
+    if given != (None, None):
+        return given[0] or 0.0, given[1] or 0.0
+    if not is_differentiable(expected) or expected.device.type == "meta":
         return 0.0, 0.0
-    finite = torch.where(expected.isfinite(), expected, 0).abs()
-    rtol = torch.finfo(expected.dtype).eps ** 0.75
+    finite, rtol = (
+        torch.where(expected.isfinite(), expected, 0).abs(),
+        torch.finfo(expected.dtype).eps ** 0.75,
+    )
     return rtol, rtol * max(1.0, float(finite.amax()) if finite.numel() else 0.0)
 
 

@@ -27,7 +27,7 @@ from subclasses.layout import RAW
 from subclasses.rules.registry import all_rules
 from subclasses.spec.fields import inner
 from subclasses.testing import derive
-from subclasses.testing.calls import LAZY, MORE_PAIRS, PAIRS, POINTWISE, VIEWS, WHOLE, Case, like, operands
+from subclasses.testing.calls import MORE_PAIRS, PAIRS, POINTWISE, VIEWS, WHOLE, Case, like, operands
 from subclasses.testing.cases import (
     PAIR,
     accepted,
@@ -64,14 +64,12 @@ class Setting:
         operand: makes the value, or the pair of values, that the case gets.
         words: added to the call in a report.
         mode: the mode in which it runs, within ``no_grad``.
-        expected: makes the operand whose result in eager mode is expected; by default a value of the factory.
         read: returns the part of the results that is compared.
     """
 
     operand: Callable[[], Any]
     words: str = ""
     mode: Callable[[], AbstractContextManager[Any]] = nullcontext
-    expected: Callable[[], Any] | None = None
     read: Callable[[Any], Any] = lambda results: results
 
 
@@ -106,7 +104,7 @@ def by_reference(s: Subject, case: Case, setting: Setting, *, rounded: bool = Fa
 def by_eager(s: Subject, case: Case, setting: Setting) -> None:
     """Compares with the same call in eager mode, without gradients."""
     with torch.no_grad():
-        expected = case.run((setting.expected or s.make)())
+        expected = case.run(s.make())
         with setting.mode():
             got = case.run(setting.operand())
         check_equal(s, f"{case.name}{setting.words}", setting.read(got), setting.read(expected))
@@ -159,16 +157,11 @@ def _lazily(path: str, t: Tensor) -> Tensor:
     return torch.complex(t, t).conj().imag if is_real else t.conj()
 
 
-def _lazy(s: Subject) -> Setting:
-    x = s.make()
-    lazy = s.changed(x, _lazily)
-    solid = {name: t.resolve_conj().resolve_neg() for name, t in lazy.items()}
-    return Setting(
-        lambda: s.construct(x, lazy),
-        " on inner tensors with a lazy bit set",
-        expected=lambda: s.construct(x, solid),
-        read=partial(_plains, s),
-    )
+def _lazy(s: Subject) -> list[Setting]:
+    """A value whose inner tensors have lazy bits; a class that refuses them does so once."""
+    make = lambda: s.construct(x := s.make(), s.changed(x, _lazily))  # noqa: E731
+    make()
+    return [Setting(make, " on inner tensors with a lazy bit set")]
 
 
 def _plains(s: Subject, results: Any) -> list[Any]:
@@ -210,7 +203,7 @@ CONTEXTS: dict[str, Callable[[Subject], list[Setting]]] = {
     "other metadata": lambda s: [
         Setting(partial(s.make, make), f" {words}") for words, make in derive.named_variants(s)
     ],
-    "lazy bits": lambda s: [_lazy(s)],
+    "lazy bits": _lazy,
     "nested inside": lambda s: [
         Setting(
             partial(with_nests, s),
@@ -232,14 +225,6 @@ CONTEXTS: dict[str, Callable[[Subject], list[Setting]]] = {
         for pair, name in (((s.factory, make), "y"), ((make, s.factory), "x"))
     ],
 }
-
-
-def lazy_bits(s: Subject, case: Case, setting: Setting) -> None:
-    """Compares lazy results with the reference, and results on lazy inner tensors with results on resolved ones."""
-    if case.name in LAZY:
-        by_reference(s, case, Setting(s.make))
-    else:
-        by_eager(s, case, setting)
 
 
 # ---- two values --------------------------------------------------------------------------------------------
