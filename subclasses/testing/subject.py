@@ -440,18 +440,17 @@ def check_stands_for(
         expected: the result on each plain tensor that the value represents.
         rounded: compare in the dtype of the reference, as the class may keep more digits.
     """
+    count = len(expected)
     for i, one in enumerate(expected):
         for where, g, e in _pairs(f"{what} is not what its reference gives", got, one):
-            if not (isinstance(g, Tensor) and isinstance(e, Tensor)):
+            if isinstance(g, Tensor) and isinstance(e, Tensor):
+                check_attributes(where, g, e, *("shape", "dtype")[: 1 if rounded else 2])
+                plains = s.references(g, count)
+                check_that(len(plains) == count, where, f"a value for {len(plains)} tensors", str(count))
+                check_attributes(where, plains[i], e, "shape")
+                check_close(s, where, plains[i].to(e.dtype) if rounded else plains[i], e)
+            else:
                 check_equal(s, where, g, e)
-                continue
-            check_attributes(where, g, e, *("shape", "dtype")[: 1 if rounded else 2])
-            plains = s.references(g, len(expected))
-            check_that(
-                len(plains) == len(expected), where, f"a value for {len(plains)} tensors", str(len(expected))
-            )
-            check_attributes(where, plains[i], e, "shape")
-            check_close(s, where, plains[i].to(e.dtype) if rounded else plains[i], e)
     for one in leaves(got):
         check_class(s, what, one)
 
@@ -459,21 +458,25 @@ def check_stands_for(
 def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
     """Raises unless two results are the same in type, metadata, size, dtype and content."""
     for where, g, e in _pairs(what, got, expected):
-        if not isinstance(e, Tensor):
+        if isinstance(e, Tensor):
+            check_that(plain_type(g) is plain_type(e), where, one_of(type(g)), one_of(type(e)))
+            check_attributes(where, g, e, "shape", "dtype", "device")
+            has_parts = is_traceable_wrapper_subclass(e) or isinstance(e, s.cls)
+            check = _check_parts if has_parts else check_close
+            check(s, where, g, e)
+        else:
             check_that(_alike(s, g, e), where, repr(g), repr(e))
-            continue
-        check_that(plain_type(g) is plain_type(e), where, one_of(type(g)), one_of(type(e)))
-        check_attributes(where, g, e, "shape", "dtype", "device")
-        if not (is_traceable_wrapper_subclass(e) or isinstance(e, s.cls)):
-            check_close(s, where, g, e)
-            continue
-        (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (g, e)]
-        names = [f"inner tensors {[*map(field_name, found)]}" for found in (inners, wanted)]
-        check_that(names[0] == names[1], where, *names)
-        if not same_context(context, other):
-            raise Broken(where, f"metadata {short(repr(context))}", short(repr(other)))
-        for name, inner in inners.items():
-            check_equal(s, f"{where}: {field_name(name)}", inner, wanted[name])
+
+
+def _check_parts(s: Subject, what: str, got: Any, expected: Any) -> None:
+    """Raises unless two values of one class have the same metadata and inner tensors."""
+    (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (got, expected)]
+    names = [f"inner tensors {[*map(field_name, found)]}" for found in (inners, wanted)]
+    check_that(names[0] == names[1], what, *names)
+    if not same_context(context, other):
+        raise Broken(what, f"metadata {short(repr(context))}", short(repr(other)))
+    for name, inner in inners.items():
+        check_equal(s, f"{what}: {field_name(name)}", inner, wanted[name])
 
 
 def check_close(s: Subject, what: str, got: Any, expected: Any) -> None:
