@@ -176,20 +176,22 @@ def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[
     if op in COPYING_OPS:
         yield "marks", partial(with_marks, cls, op)
     if facts.viewed and step != Step.DECOMPOSITION:  # each of its ops has these itself
-        yield "checked strides", partial(with_checked_strides, cls, op)
-        if not by_library:
-            yield "checked views", partial(with_checked_views, cls, op)
-        is_copy = step == Step.MATERIALIZE
-        yield (
-            "versions of base",
-            lambda run: with_versions_of_base(op, run, is_copy=is_copy, by_rule=not by_library),
-        )
+        yield from _view_stages(cls, op, plan)
     if facts.written:
         yield "counted writes", partial(with_counted_writes, cls, op)
     if cls._runs_above:
         yield "above autograd", partial(_run_recorded, cls, op, plan)
     if op is aten.detach.default and is_each_inner:
         yield "one step", partial(in_one_step, cls)
+
+
+def _view_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
+    if plan.step != Step.INNERS:
+        yield "checked strides", partial(with_checked_strides, cls, op)
+    if plan.by_rule:
+        yield "checked views", partial(with_checked_views, cls, op)
+    how = {"is_copy": plan.step == Step.MATERIALIZE, "by_rule": plan.by_rule}
+    yield "versions of base", lambda run: with_versions_of_base(op, run, **how)
 
 
 def _gradient_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:

@@ -14,17 +14,25 @@ from typing import Any
 import pytest
 import torch
 
-from examples.classes.block_sparse import BlockSparse
-from examples.classes.int4_weight import Int4Weight
-from examples.classes.log_probability import LogProbability
-from examples.classes.low_rank import LowRank
-from examples.classes.masked import Masked
-from examples.classes.master_weight import MasterWeight
-from examples.classes.named import Named
-from examples.classes.quantity import Quantity
-from examples.classes.quaternion import Quaternion
-from examples.classes.ring_buffer import RingBuffer
-from examples.classes.uncertain import Uncertain
+from examples.classes import (
+    adam_states,
+    block_sparse,
+    float8,
+    int4_kernel,
+    int4_weight,
+    log_probability,
+    low_rank,
+    masked,
+    master_weight,
+    mxfp8,
+    named,
+    nf4,
+    nvfp4,
+    quantity,
+    quaternion,
+    ring_buffer,
+    uncertain,
+)
 from subclasses.dispatch.coverage import all_aten_ops, takes_tensors
 from subclasses.dispatch.resolution import choose_plan
 from subclasses.errors import DispatchError, SpecError
@@ -35,8 +43,11 @@ from tests.subclasses import subjects
 
 TABLE = Path(__file__).with_name("plans.txt")
 CLASSES = [
-    *(BlockSparse, Int4Weight, LogProbability, LowRank, Masked, MasterWeight, Named, Quantity, Quaternion),
-    *(RingBuffer, Uncertain, Int8Tensor, KeyedJaggedTensor, JaggedTensor, PaddedTensor),
+    *(adam_states.State8, block_sparse.BlockSparse, float8.Float8, int4_kernel.KernelInt4Weight),
+    *(int4_weight.Int4Weight, log_probability.LogProbability, low_rank.LowRank, masked.Masked),
+    *(master_weight.MasterWeight, mxfp8.MXFP8, named.Named, nf4.NF4, nf4.QuantizedScales, nvfp4.NVFP4),
+    *(quantity.Quantity, quaternion.Quaternion, ring_buffer.RingBuffer, uncertain.Uncertain),
+    *(Int8Tensor, KeyedJaggedTensor, JaggedTensor, PaddedTensor),
     *(subjects.Pair, subjects.Int8Weight, subjects.Scaled, subjects.Rows, subjects.Hostile),
 ]
 # Beside the core ops: those that write, and what autograd, optimizers and serialization call.
