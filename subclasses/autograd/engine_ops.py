@@ -105,8 +105,10 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
         hint = (
             "Part of the function reads inner tensors with unwrap(), or returns the value, and part uses it as a whole"
             + ", which a backward with create_graph=True cannot add" * torch.is_grad_enabled()
-            + f": let both read inner tensors. Where another value holds {one_of(cls)}, call the op on x.unwrap(...). "
-            + "Where `x[i] += y` wrote to a view, write x[i].add_(y). Where a compiled "
+            + ": let both read inner tensors. "
+            + "Beside a view that a rule makes, use x.materialize(). " * cls._traits.is_representation
+            + f"Where another value holds {one_of(cls)}, call the op on x.unwrap(...). "
+            "Where `x[i] += y` wrote to a view, write x[i].add_(y). Where a compiled "
             "function writes to a value in place and its result is read, compile it with desugar.compile: "
             "torch.compile differentiates each result by the whole value"
         )
@@ -130,6 +132,13 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
 
 def inside_error(cls: Any, op: OpOverload) -> DispatchError:
     """Returns the error for a formula that computes with cotangents of a class with rules."""
+    if cls._traits.is_representation:
+        return DispatchError(
+            f"{op} on {one_of(cls.Cotangent)}: PyTorch's formula for an op calls it, on the gradient of the tensor "
+            f"that {one_of(cls)} represents. A cotangent holds a gradient for each inner tensor instead",
+            code="cotangent-operand",
+            hint="where a function reads inner tensors of the result of a rule for an op, read x.materialize()",
+        )
     advice = f"register a rule for cotangents with @{cls.__name__}.Cotangent.implements(torch.ops.{op})"
     return DispatchError(
         f"{op} on {one_of(cls.Cotangent)}: PyTorch's formula for an op calls it. The formula is not the derivative "

@@ -8,6 +8,10 @@ does for dense tensors.
 
 * Memory-efficient attention (https://arxiv.org/abs/2112.05682) also accepts single precision. Its first query attends
   to the first key, as PyTorch defines a causal mask. Its backward allocates two tables as large as the padded queries.
+
+``torch.nn.attention.varlen`` prefers cuDNN's kernel on some devices. This module does not call it: before cuDNN 9.25 a
+row of length 0 has NaN as its result (https://github.com/NVIDIA/cudnn-frontend/issues/943). Batches of one size have
+such rows.
 """
 
 from __future__ import annotations
