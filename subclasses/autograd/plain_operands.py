@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from subclasses._torch import autograd_enabled, current_transform, hooks_of
+from subclasses.autograd.calling import is_called_by_engine
 from subclasses.autograd.construct import as_cotangent, unwrap
-from subclasses.spec.values import is_differentiable
+from subclasses.layout import are_alike
+from subclasses.spec.values import dynamic_ints, is_differentiable
 
 # The attribute of the sum of a cotangent and a plain gradient: both summands.
 _PARTS = "_parts_of_sum"
@@ -67,9 +69,14 @@ def _parts_of(gradient: Any) -> tuple[Any, Any]:
 
 
 def noting_parts(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the sum of two gradients, of which one may be plain."""
+    """Wraps the sum of two gradients, of which one may be plain.
+
+    Only a plain operand gets gradients of values that differ in class or metadata: their sum is plain.
+    """
 
     def plan(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_called_by_engine() and _are_of_other_values(x, y):
+            return _summed(x) + _summed(y)
         out = run(x, y, *args, **kwargs)
         (one, plain), (other, more) = _parts_of(x), _parts_of(y)
         if (plain is not None or more is not None) and hasattr(type(out), "__spec__"):
@@ -77,6 +84,17 @@ def noting_parts(run: Callable[..., Any]) -> Callable[..., Any]:
         return out
 
     return plan
+
+
+def _are_of_other_values(x: Any, y: Any) -> bool:
+    if not (is_mapped_cotangent(type(x)) and is_mapped_cotangent(type(y))):
+        return False
+    return not are_alike(x._layout, y._layout) or dynamic_ints(x) != dynamic_ints(y)
+
+
+def is_mapped_cotangent(cls: Any) -> bool:
+    """Whether a class is the cotangent of a mapped class."""
+    return hasattr(cls, "__spec__") and cls._is_cotangent and cls._traits.is_mapped
 
 
 def _added(x: Any, y: Any) -> Any:

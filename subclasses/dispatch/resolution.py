@@ -40,6 +40,7 @@ from subclasses.autograd.engine_ops import (
     with_engine_sums,
     with_plain_gradients,
 )
+from subclasses.autograd.plain_operands import is_mapped_cotangent
 from subclasses.dispatch import structural
 from subclasses.dispatch.cotangents import cotangent_run
 from subclasses.dispatch.derived_writes import write_result
@@ -374,6 +375,8 @@ def _defers(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
         return False
     if cls._traits.trainable and takes_lists(op):
         return False  # its plan leaves elements of other classes to them
+    if op is aten.add.Tensor and all(map(is_mapped_cotangent, (cls, *others))):
+        return False  # gradients of one plain operand
     inside = {layout.cls for x in wrappers_in(cls, args) for _, layout in x._layout.nested}
     bases = [t for t in others if issubclass(cls, t)]
     is_mapped = cls._traits.is_mapped and find_step(cls, op) in (Step.MAP, Step.INNERS)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subclasses import inner
+from subclasses import inner, static
 from tests.doors import COMPILED, DOORS
 from tests.subclasses.autograd.judge import agree, agreeing, numbers
 from tests.subclasses.subjects import declare
@@ -163,3 +163,37 @@ def test_a_copy_of_an_operand_has_a_hook_of_its_own(make, copied):
     other = copied(w)
     loss(Wind(east, north) * other).backward()
     torch.testing.assert_close(other.grad, expected)
+
+
+Marked = declare(
+    keywords={"fallback": "map"},
+    one=inner(differentiable=True),
+    two=inner(differentiable=True),
+    mark=static(),
+)
+
+
+def of_several(x, y, w):
+    """An operand of values of two classes, of two marks, and of a value that holds another."""
+    values = Wind(x, y), Marked(x, y, mark=1), Marked(y, x, mark=2), Marked(Wind(x, y), y, mark=3)
+    (wind, one, two, three) = [value * w for value in values]
+    return [*wind.unwrap(), one.two, two.two, *three.one.unwrap(), three.two]
+
+
+test_an_operand_of_several_values = agreeing(
+    {
+        "values": (
+            of_several,
+            lambda x, y, w: [x * w, y * w, y * w, x * w, x * w, y * w, y * w],
+            [(3, 4), (3, 4), 4],
+        )
+    }
+)
+
+
+def test_hooks_get_the_plain_gradient():
+    east, north, w = leaves(4)
+    w.register_hook(lambda g: g.clamp(-1.0, 1.0))
+    product = Wind(east, north) * w
+    (5 * product.east.sum() - 5 * product.north.sum()).backward()
+    torch.testing.assert_close(w.grad, (5 * (east - north).detach().sum(0)).clamp(-1.0, 1.0))
