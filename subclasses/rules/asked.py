@@ -42,16 +42,22 @@ def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
                 code="rule-not-called",
                 hint="write a method of another name, or say with `outer` what the value shows",
             )
-        hook = "__torch_function__" if _is_above_autograd(key) else "__torch_dispatch__"
-        bases = cls.__mro__[: cls.__mro__.index(root)]
-        author = next((b for b in bases if hook in vars(b).get("_handwritten", vars(b))), None)
-        if author is not None and not _may_call_super(vars(author)[hook]):
-            raise SpecError(
-                f"{cls.__name__}.implements: torch never calls a rule for {key}, since {author.__name__} defines "
-                f"{hook} without super(), by which it calls the generated one, which calls rules",
-                code="rule-not-called",
-                hint=f"end it with `return super().{hook}(func, types, args, kwargs)`, or remove it",
-            )
+        # A rule for an op of a structure runs above autograd, where gradients are recorded.
+        both = ["__torch_dispatch__"] + ["__torch_function__"] * (not cls._traits.is_representation)  # type: ignore[attr-defined]
+        for hook in ["__torch_function__"] if _is_above_autograd(key) else both:
+            _check_hook(cls, root, key, hook)
+
+
+def _check_hook(cls: type, root: type, key: Any, hook: str) -> None:
+    bases = cls.__mro__[: cls.__mro__.index(root)]
+    author = next((b for b in bases if hook in vars(b).get("_handwritten", vars(b))), None)
+    if author is not None and not _may_call_super(vars(author)[hook]):
+        raise SpecError(
+            f"{cls.__name__}.implements: torch never calls a rule for {key}, since {author.__name__} defines "
+            f"{hook} without super(), by which it calls the generated one, which calls rules",
+            code="rule-not-called",
+            hint=f"end it with `return super().{hook}(func, types, args, kwargs)`, or remove it",
+        )
 
 
 def check_derivative(cls: Any, keys: Iterable[Any], derivative: str | None) -> None:
