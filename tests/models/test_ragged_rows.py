@@ -270,9 +270,10 @@ test_what_is_refused = raising(
 
 
 @layouts
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"])
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
-def test_implementations_of_experts(experts, layout):
-    model = ZOO["mixtral"].build()
+def test_implementations_of_experts(experts, name, layout):
+    model, _ = model_of("causal", name)
     want = of_rows(model, TEXTS["causal"])
     model.set_experts_implementation(experts)
     check_rows(model, model, layout, want)
