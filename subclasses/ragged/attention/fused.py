@@ -45,7 +45,7 @@ class Kernel(Enum):
 def kernel_for(query: JaggedTensor, key: JaggedTensor, value: JaggedTensor, causal: bool) -> Kernel | None:
     """Returns the kernel for an attention without ``attn_mask``; None if no kernel supports it."""
     rows = (query, key, value)
-    if query.device.type != "cuda" or any(x.lengths is not None for x in rows):
+    if query.stored.device.type != "cuda" or any(x.lengths is not None for x in rows):
         return None
     dtypes = {x.dtype for x in rows}
     if len(dtypes) != 1 or not dtypes <= {*_HALF, torch.float32}:

@@ -39,7 +39,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """The ``count`` rows of a group in one operand, each padded to ``width`` entries.
+    """The ``count`` rows of a group in one operand with ``heads``, each padded to ``width`` entries.
 
     Attributes:
         source: ``[H, count, width]``, flattened: the item to read. The items of a table are all heads of entry 0, then
@@ -49,20 +49,20 @@ class Side:
             same tensor.
     """
 
+    heads: int
     count: int
     width: int
     source: Tensor
     target: Tensor
     padded: Tensor | None
 
-    def take(self, table: Tensor) -> Tensor:
-        """Gathers a contiguous ``[total, H, D]`` into a contiguous ``[H, count, width, D]``."""
-        items = table.view(-1, table.shape[2]).index_select(0, self.source)
-        return items.view(table.shape[1], self.count, self.width, table.shape[2])
+    def take(self, items: Tensor) -> Tensor:
+        """Gathers the items ``[total * H, D]`` of a table into a contiguous ``[H, count, width, D]``."""
+        return items.index_select(0, self.source).view(self.heads, self.count, self.width, items.shape[1])
 
-    def put(self, table: Tensor, part: Tensor) -> None:
-        """Writes a ``part`` with the shape of a result of `take` to a table ``[total + 1, H, D]``."""
-        table.view(-1, table.shape[2]).index_copy_(0, self.target, part.reshape(-1, table.shape[2]))
+    def put(self, items: Tensor, part: Tensor) -> None:
+        """Writes a ``part`` with the shape of a result of `take` to the items ``[(total + 1) * H, D]`` of a table."""
+        items.index_copy_(0, self.target, part.reshape(-1, items.shape[1]))
 
     def clear(self, part: Tensor) -> Tensor:
         """Sets the padded positions of a ``part`` with the shape of a result of `take` to 0, in place."""
@@ -150,10 +150,10 @@ def _side(starts: list[int], lengths: list[int], total: int, heads: int) -> Side
     source = (first + torch.minimum(steps, last)).flatten()
     items = (source * heads + head).flatten()
     if min(lengths) == width:
-        return Side(len(starts), width, items, items, None)
+        return Side(heads, len(starts), width, items, items, None)
     padded = steps > last
     target = torch.where(padded, total, first + steps).flatten()
-    return Side(len(starts), width, items, (target * heads + head).flatten(), padded)
+    return Side(heads, len(starts), width, items, (target * heads + head).flatten(), padded)
 
 
 # ---- caching plans ---------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import flash_attention_cpu, flash_attention_cpu_backward
-from subclasses.ops.custom import custom_op
+from subclasses.ops.custom import add_derivative, custom_op, run
 from subclasses.ragged.attention.grouping import Group, Rows, Sizes, plan_for
 from subclasses.slow_paths import say_once
 
@@ -67,12 +67,13 @@ def ragged_attention(  # noqa: PLR0913
         )
     out, lse = blank(q, q.shape[2], plan.complete), blank(q, 1, plan.complete, _lse_dtype(q.dtype))
     q, k, v = (entry_major(x) for x in (q, k, v))
+    tables = out.flatten(0, 1), lse.flatten(0, 1)
     for group in plan.groups:
         mask, flag = _mask(group, causal, q.dtype)
         parts = group.queries.take(q), group.keys.take(k), group.keys.take(v)
-        result, shift = flash_attention_cpu(*parts, 0.0, flag, attn_mask=mask, scale=scale)
-        group.queries.put(out, result)
-        group.queries.put(lse, shift)
+        found = flash_attention_cpu(*parts, 0.0, flag, attn_mask=mask, scale=scale)
+        for table, part in zip(tables, found, strict=True):
+            group.queries.put(table, part)
     return head_major(out), head_major(lse).squeeze(-1)
 
 
@@ -96,7 +97,7 @@ def ragged_attention_backward(  # noqa: PLR0913
     plan = plan_for(Rows(q_offsets, q_lengths), Rows(k_offsets, k_lengths), sizes, causal)
     grads = tuple(blank(x, x.shape[2], plan.complete) for x in (q, k, v))
     grad, q, k, v, out, lse = (entry_major(x) for x in (grad, q, k, v, out, lse.unsqueeze(-1)))
-    shift = (grad * out).sum(-1, keepdim=True)
+    shift, tables = (grad * out).sum(-1, keepdim=True), [x.flatten(0, 1) for x in grads]
     for group in plan.groups:
         queries, keys, _ = group
         mask, flag = _mask(group, causal, q.dtype)
@@ -109,15 +110,15 @@ def ragged_attention_backward(  # noqa: PLR0913
         else:
             saved = queries.take(out), queries.take(lse).squeeze(-1)
             parts = flash_attention_cpu_backward(g, *inputs, *saved, 0.0, flag, attn_mask=mask, scale=scale)
-        for table, part, side in zip(grads, parts, (queries, keys, keys), strict=True):
+        for table, part, side in zip(tables, parts, (queries, keys, keys), strict=True):
             side.put(table, part)
     grad_q, grad_k, grad_v = (head_major(x) for x in grads)
     return grad_q, grad_k, grad_v
 
 
 def entry_major(values: Tensor) -> Tensor:
-    """Permutes ``[H, total, D]`` to a contiguous ``[total, H, D]``; copies nothing for `linear` with split heads."""
-    return values.transpose(0, 1).contiguous()
+    """Permutes ``[H, total, D]`` to items ``[total * H, D]``; copies nothing for `linear` with split heads."""
+    return values.transpose(0, 1).contiguous().flatten(0, 1)
 
 
 def blank(like: Tensor, width: int, complete: bool, dtype: torch.dtype | None = None) -> Tensor:
@@ -162,7 +163,7 @@ def _short(group: Group, mask: Tensor | None, dtype: torch.dtype) -> bool:
 
 
 def _differentiate_short(g, q, k, v, lse, shift, causal: bool, scale: float):  # noqa: PLR0913
-    """Returns the gradients of ``q``, ``k``, ``v``, all ``[H, n, L, D]``; changes two tables of scores in place.
+    """Returns the gradients ``[H * n, L, D]`` of ``q``, ``k``, ``v [H, n, L, D]``; changes two tables in place.
 
     ``shift`` is the sum of cotangent times output over D, which the softmax's derivative subtracts.
 
@@ -170,15 +171,16 @@ def _differentiate_short(g, q, k, v, lse, shift, causal: bool, scale: float):  #
     infinite, a vectorized ``exp`` and the products after it are forty times slower. So a probability below 1e-26
     becomes 1e-26.
     """
-    q = q.mul_(scale)  # a copy made for this group
-    weights = torch.matmul(q, k.mT.contiguous())  # products of contiguous operands take half the time
+    g, q, k, v, lse, shift = (x.flatten(0, 1) for x in (g, q, k, v, lse, shift))
+    q.mul_(scale)  # a copy made for this group
+    weights = torch.bmm(q, k.mT.contiguous())  # products of contiguous operands take half the time
     weights.sub_(lse).clamp_(-60.0, 0.0).exp_()
     if causal:
         weights.tril_()
-    grad_v = torch.matmul(weights.mT, g)
-    scores = torch.matmul(g, v.mT.contiguous())
+    grad_v = torch.bmm(weights.mT, g)
+    scores = torch.bmm(g, v.mT.contiguous())
     scores.sub_(shift).mul_(weights)
-    return torch.matmul(scores, k).mul_(scale), torch.matmul(scores.mT, q), grad_v
+    return torch.bmm(scores, k).mul_(scale), torch.bmm(scores.mT, q), grad_v
 
 
 # ---- fake kernels and autograd ---------------------------------------------------------------------------------
@@ -207,8 +209,8 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, grad, _):
-    grads = ragged_attention_backward(grad, *ctx.saved_tensors, ctx.causal, ctx.scale)
+    grads = run(ragged_attention_backward, grad, *ctx.saved_tensors, ctx.causal, ctx.scale)
     return *grads, None, None, None, None, None, None
 
 
-ragged_attention.register_autograd(_differentiate, setup_context=_save)
+add_derivative(ragged_attention, _save, _differentiate)

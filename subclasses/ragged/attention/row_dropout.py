@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from subclasses.ops.custom import custom_op
+from subclasses.ops.custom import add_derivative, custom_op, run
 from subclasses.ragged.attention.grouping import Group, Rows, Side, Sizes, plan_for
 from subclasses.ragged.attention.row_attention import blank, entry_major, head_major
 
@@ -76,7 +76,7 @@ def ragged_attention_dropout(  # noqa: PLR0913
             weights = _weights(group, block, queries, keys_t, scale, causal, space[0])
             weights.mul_(draw.keep(weights, space[1]))
             torch.bmm(weights, values[:, : block.keys], out=result[:, block.first : block.last])
-        _put(group.queries, out, result)
+        _put(group.queries, out.flatten(0, 1), result)
     return head_major(out)
 
 
@@ -123,7 +123,7 @@ def ragged_attention_dropout_backward(  # noqa: PLR0913
             parts[1][:, seen].baddbmm_(scores.mT, queries[:, asked])
         factors = scale, scale, draw.scale
         for table, part, side, factor in zip(grads, parts, _sides(group), factors, strict=True):
-            _put(side, table, part.mul_(factor))
+            _put(side, table.flatten(0, 1), part.mul_(factor))
     grad_q, grad_k, grad_v = (head_major(x) for x in grads)
     return grad_q, grad_k, grad_v
 
@@ -212,7 +212,7 @@ def _sides(group: Group) -> tuple[Side, Side, Side]:
 
 
 def _take(side: Side, table: Tensor) -> Tensor:
-    """Gathers ``[total, H, D]`` into a new ``[H * rows, width, D]``, in single precision at least."""
+    """Gathers ``[total * H, D]`` into a new ``[H * rows, width, D]``, in single precision at least."""
     part = side.take(table).flatten(0, 1)
     return part if part.dtype in (torch.float32, torch.float64) else part.float()
 
@@ -245,8 +245,8 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, grad):
-    grads = ragged_attention_dropout_backward(grad, *ctx.saved_tensors, *ctx.options)
+    grads = run(ragged_attention_dropout_backward, grad, *ctx.saved_tensors, *ctx.options)
     return *grads, *[None] * 8
 
 
-ragged_attention_dropout.register_autograd(_differentiate, setup_context=_save)
+add_derivative(ragged_attention_dropout, _save, _differentiate)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.ops.custom import run
 from subclasses.ragged.attention.fused import attend_fused, kernel_for
 from subclasses.ragged.attention.row_attention import ragged_attention
 from subclasses.ragged.attention.row_dropout import ragged_attention_dropout
@@ -52,7 +53,7 @@ def _attend(  # noqa: PLR0913
     value = key.alongside(func, value) if jagged else value
     by_rows = jagged and attn_mask is None
     kernel = kernel_for(query, key, value, is_causal) if by_rows else None
-    if kernel is None and not (by_rows and query.device.type == "cpu"):
+    if kernel is None and not (by_rows and query.stored.device.type == "cpu"):
         options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
         _say_padded(query, jagged, attn_mask, is_causal, dropout_p)
         if is_causal and attn_mask is None and _share_rows(query, key):
@@ -119,7 +120,7 @@ def _check_rows(func: Any, query: Any, key: Any, value: Any) -> None:
         _check_operand(JaggedTensor if jagged else PaddedTensor, x, func.__name__)
     if not jagged:
         check_same_rows(key, func, key, value)
-    if not query.dtype == key.dtype == value.dtype:
+    if not query.stored.dtype == key.stored.dtype == value.stored.dtype:
         dtypes = ", ".join(str(x.dtype) for x in (query, key, value))
         raise ValueError(
             f"{func.__name__}: expected query, key and value of one dtype, got {dtypes}; convert them by x.to(dtype)"
@@ -132,7 +133,7 @@ def _check_rows(func: Any, query: Any, key: Any, value: Any) -> None:
 
 def _check_operand(kind: Any, x: Any, name: str = "scaled_dot_product_attention") -> None:
     """Raises unless the rows of an operand are numbered by dimension 0 and ragged along the last but one."""
-    if isinstance(x, kind) and x.dim() >= 3 and x.row_dims == (0, x.dim() - 2):
+    if isinstance(x, kind) and (n := x.rank) >= 3 and x.row_dims == (0, n - 2):
         return
     layout, first = (
         ("ragged", "") if kind is JaggedTensor else ("padded", "the batch dimension is first and ")
@@ -151,13 +152,13 @@ def _attend_rows(  # noqa: PLR0913
     """Computes the attention of ``[H, total, D]`` on the CPU."""
     if dropout_p:
         seed = torch.randint(_SEEDS, ())
-        return ragged_attention_dropout(q, k, v, seed, *rows, is_causal, scale, dropout_p)
+        return run(ragged_attention_dropout, q, k, v, seed, *rows, is_causal, scale, dropout_p)
     if q.shape[-1] == v.shape[-1]:
-        return ragged_attention(q, k, v, *rows, is_causal, scale)[0]
+        return run(ragged_attention, q, k, v, *rows, is_causal, scale)[0]
     # PyTorch's kernel for the CPU takes heads of one width. Features of 0 change no score.
     width = max(q.shape[-1], v.shape[-1])
     parts = (F.pad(x, [0, width - x.shape[-1]]) for x in (q, k, v))
-    return ragged_attention(*parts, *rows, is_causal, scale)[0][..., : v.shape[-1]]
+    return run(ragged_attention, *parts, *rows, is_causal, scale)[0][..., : v.shape[-1]]
 
 
 # ---- by padded tables ------------------------------------------------------------------------------------------
