@@ -38,7 +38,7 @@ def following_autocast(functions: tuple[Any, ...], rule: Callable[..., Any]) -> 
 
     @functools.wraps(rule)
     def following(func: Any, *args: Any, **kwargs: Any) -> Any:
-        device = first_ragged((*args, *kwargs.values())).device.type
+        device = first_ragged((*args, *kwargs.values())).stored.device.type
         if func.__name__ not in NAMES or not _is_enabled(device):
             return rule(func, *args, **kwargs)
         dtype = _target_dtype(func.__name__, device, kwargs)

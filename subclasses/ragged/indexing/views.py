@@ -26,9 +26,8 @@ def _transpose(op: Any, x: Any, a: int, b: int) -> Any:
     (a,), (b,) = outer_dims(op, x, a), outer_dims(op, x, b)
     if a != b and 0 in (a, b):
         x.check_first(op)
-    swapped = {a: b, b: a}
     stored = x.stored.transpose(x.stored_dim(a), x.stored_dim(b))
-    return x.with_stored(stored, *(swapped.get(d, d) for d in (x.ragged_dim, x.batch_dim)))
+    return x.with_stored(stored, *[b if d == a else a if d == b else d for d in (x.ragged_dim, x.batch_dim)])
 
 
 @RULES.of(aten.permute.default)

@@ -40,7 +40,7 @@ from subclasses.ragged.jagged.interface import JaggedInterface
 from subclasses.ragged.jagged.packing import pack_rows
 from subclasses.ragged.printing import emit_rows
 from subclasses.ragged.segments import Segments
-from subclasses.spec.values import dynamic_ints, mark_varying_dims, with_inners
+from subclasses.spec.values import mark_varying_dims
 
 # ---- the declaration -------------------------------------------------------------------------------------------
 
@@ -125,16 +125,12 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     @staticmethod
     def outer(values: Tensor, offsets: Tensor, ragged_dim: int, max_length: int) -> Outer:
         """Returns the size of the padded tensor, and its strides if it had the rows of ``values``."""
-        size, stride = values.size(), values.stride()
-        start = values.storage_offset()
+        size, stride, start = values.shape, values.stride(), values.storage_offset()
         if ragged_dim == 0:
-            return Outer(size, stride, storage_offset=start)
-        place = ragged_dim - 1
-        return Outer(
-            (offsets.size(0) - 1, *size[:place], max_length, *size[ragged_dim:]),
-            (max_length * stride[place], *stride),
-            storage_offset=start,
-        )
+            return Outer(size, stride, None, None, start)
+        size = [offsets.shape[0] - 1, *size]
+        size[ragged_dim] = max_length
+        return Outer(size, (max_length * stride[ragged_dim - 1], *stride), None, None, start)
 
     # ---- constructors ------------------------------------------------------------------------------------------
 
@@ -321,20 +317,20 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
     def with_values(self, values: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
         """Returns other values for the same rows; ``ragged_dim`` is their ragged dimension, if it differs."""
-        layout = self._layout
+        layout, width = self._layout, self.max_length
         place: int = layout.statics[0] if ragged_dim is None else ragged_dim
         offsets, lengths, count = self.offsets, self.lengths, self.count
         if lengths is not None or count is not None:
             values = without_gradient_at_holes(values, offsets, lengths, count, place)
-        held = (values, offsets, lengths, count)
         # No check: the rows are unchanged.
         if not is_bare(values) or layout.nested:
-            return TensorSubclass.__new__(type(self), *held, ragged_dim=place, max_length=self.max_length)
+            rows = offsets, lengths, count
+            return TensorSubclass.__new__(type(self), values, *rows, ragged_dim=place, max_length=width)
         if place != layout.statics[0]:
             layout = _layout_of(layout.cls, layout.present, place)
         if values.requires_grad:
-            return construct(layout, dynamic_ints(self), *held)
-        return with_inners(self, held, layout)
+            return construct(layout, (width,), values, offsets, lengths, count)
+        return layout.cls._wrap(layout, values, offsets, lengths, count, width)  # type: ignore[attr-defined]
 
     def with_entries(self, entries: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
         """Returns other entries ``[total, ...]`` for the same rows."""

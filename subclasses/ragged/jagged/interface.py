@@ -35,6 +35,11 @@ class JaggedInterface(RaggedTensor):
         return self._raw_values
 
     @property
+    def rank(self: Any) -> int:
+        """The number of outer dimensions: one more than the values have, unless the dimensions of rows are merged."""
+        return self._raw_values.dim() + (self.ragged_dim > 0)
+
+    @property
     def has_gaps(self: Any) -> bool:
         """Whether there may be holes."""
         return self.lengths is not None or self.count is not None

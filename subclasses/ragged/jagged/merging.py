@@ -29,24 +29,22 @@ aten = torch.ops.aten
 
 @RULES.of(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def _view_below(op: Any, x: JaggedTensor, size: Sequence[int], stride: Any = None) -> Any:
-    place = _ragged_place(x, size)
+    place, values, before = _ragged_place(x, size), x._raw_values, x.ragged_dim
     if place is None:
         raise _cannot_view(op, x, size)
-    total = x._raw_values.size(max(x.ragged_dim - 1, 0))
-    wanted = [*size[min(x.ragged_dim, 1) : place], total, *size[place + 1 :]]
+    wanted = [*size[min(before, 1) : place], values.size(max(before - 1, 0)), *size[place + 1 :]]
     # `view` returns a view. For the other ops PyTorch has checked that a view is possible, or expects none.
-    return x.with_values(
-        x._raw_values.view(wanted) if op is aten.view.default else x._raw_values.reshape(wanted), place
-    )
+    return x.with_values(values.view(wanted) if op is aten.view.default else values.reshape(wanted), place)
 
 
 def _ragged_place(x: JaggedTensor, size: Sequence[int]) -> int | None:
     """Returns the ragged dimension of a view of ``x`` with another size; None if there is none."""
-    if x.ragged_dim == 0:
-        return 0 if len(size) and size[0] == x.size(0) else None
-    if not size or size[0] != x.size(0):
+    ragged_dim = x.ragged_dim
+    if not size or size[0] != unruled(Tensor.size, x, 0):
         return None
-    before = math.prod(x.shape[1 : x.ragged_dim]) if x.ragged_dim > 1 else 1
+    if ragged_dim == 0:
+        return 0
+    before = math.prod(x.shape[1:ragged_dim]) if ragged_dim > 1 else 1
     for place in range(1, len(size)):
         # The extents before it are compared first: comparing other extents with T would add a guard on T.
         if math.prod(size[1:place]) == before and size[place] == x.max_length:
@@ -83,10 +81,10 @@ def _unflatten(func: Any, x: JaggedTensor, dim: int, sizes: Sequence[int]) -> An
     (dim,) = outer_dims(func, x, dim)
     if x.ragged_dim == 0 and dim == 0:
         return _view(func, x, [*sizes, *x.shape[1:]])
-    known = -math.prod(sizes)
-    parts = [x.shape[dim] // known if n == -1 else n for n in sizes]
+    known, size = -math.prod(sizes), list(x.shape)
     # Splitting a dimension is a view.
-    return unruled(Tensor.view, x, [*x.shape[:dim], *parts, *x.shape[dim + 1 :]])
+    size[dim : dim + 1] = [size[dim] // known if n == -1 else n for n in sizes]
+    return unruled(Tensor.view, x, size)
 
 
 @RULES.of(torch.Tensor.view, torch.reshape)

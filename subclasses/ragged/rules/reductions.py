@@ -93,13 +93,14 @@ def _sum(x: Any, stored: Tensor, dims: tuple[int, ...], keepdim: bool, dtype: An
 
 @RULES.of(torch.mean)
 def _mean(func: Any, input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    if not (input.is_floating_point() or input.is_complex() or dtype is not None):
-        raise RuntimeError(f"mean: expected a floating point or complex dtype, got {input.dtype}; give dtype")
+    given = input.stored.dtype
+    if not (given.is_floating_point or given.is_complex or dtype is not None):
+        raise RuntimeError(f"mean: expected a floating point or complex dtype, got {given}; give dtype")
     if (of_features := within_entries(func, input, dim, keepdim, dtype=dtype)) is not None:
         return of_features
     # Half precision is summed in float32, since the sum may overflow where the mean does not.
-    total = input.sum(dim, keepdim, dtype=dtype or sum_dtype(input.dtype))
-    return (total / count(func, input, dim, keepdim)).to(dtype or input.dtype)
+    total = _sum_above(func, input, dim, keepdim, dtype=dtype or sum_dtype(given))
+    return (total / count(func, input, dim, keepdim)).to(dtype or given)
 
 
 @RULES.of(torch.var, torch.std)
