@@ -267,14 +267,14 @@ class TensorSubclass(Tensor):
         spec = type(self).__spec__
         if name is None:
             return construct.unwrap(self, spec.attributes)
-        if name in dict(spec.derived):
-            return getattr(type(self), name).make(construct.open_wrapper(self))
-        if name not in spec.inner_names:
+        if name in spec.inner_names:
+            return construct.unwrap_one(self, spec.attributes[spec.inner_names.index(name)])
+        if name not in dict(spec.derived):
             raise AttributeError(
                 f"{type(self).__name__} has no inner tensor {name!r}; its inner tensors are "
                 f"{', '.join(spec.inner_names)}"
             )
-        return construct.unwrap_one(self, spec.attributes[spec.inner_names.index(name)])
+        return getattr(type(self), name).make(construct.open_wrapper(self))
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Sets in place whether autograd records ops on this tensor, as for any tensor."""

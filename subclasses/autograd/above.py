@@ -78,7 +78,7 @@ class _Way(Enum):
 
 def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function without a rule, above autograd where rules of a structure are to be differentiated."""
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or func in _METADATA:
         return call_unruled(func, types, args, kwargs)
     runs_above = not types or any(map(_runs_above, types))
     if takes_gradients := func in TAKES_GRADIENTS:
@@ -100,6 +100,20 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
                 return call_unruled(func, types, args, kwargs)
     finally:
         CALLING.func, CALLING.target, CALLING.opens = before
+
+
+# Functions that run no op: rules read the size and the dtype of a value several times for an op.
+_METADATA = frozenset(
+    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")
+)
+_METADATA |= {
+    Tensor.dim,
+    Tensor.size,
+    Tensor.stride,
+    Tensor.numel,
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+}
 
 
 def _way_of(func: Any, args: Any, kwargs: Any) -> _Way:

@@ -85,7 +85,10 @@ class Construct(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Saves the inner tensors only if a plain cotangent may need them."""
         ctx.layout, ctx.dynamics, *inners = inputs
-        ctx.sizes = [t.shape if is_differentiable(t) else None for t in inners]  # type: ignore[union-attr]
+        # As `is_differentiable`, which is called for each inner tensor of each value that an op makes.
+        ctx.sizes = [
+            t.shape if t is not None and (t.is_floating_point() or t.is_complex()) else None for t in inners
+        ]
         ctx.set_materialize_grads(False)
         cls = ctx.layout.cls
         if not cls._traits.pulls_back:
@@ -258,26 +261,26 @@ class Unwrap(torch.autograd.Function):
         if cls is Tensor:
             return  # a transform of torch.func that does not differentiate by the value, which is inside of this
         ctx.set_materialize_grads(False)
-        spec = cls.__spec__
+        layout = held["_layout"]
         # Only the size and dtype of a differentiable one are read, so a later write to it is not an error.
-        named = spec.attributes == names  # all of them are differentiable then
-        likes = {n: Like(held[n]) for n in names} if named else _differentiable_in(held, spec.attributes)
-        fixed: dict[str, Tensor] = {}
-        if len(likes) < len(spec.attributes):
-            fixed = {n: t for n in spec.attributes if n not in likes and (t := held[n]) is not None}
-            ctx.save_for_backward(*(t.clone() if written else t for t in fixed.values()))
-        ctx.layout, ctx.dynamics = held["_layout"], dynamic_ints(x) if spec.dynamics else ()
+        likes = {n: Like(t) for n in layout.present if is_differentiable(t := held[n])}
+        fixed = {n: held[n].clone() if written else held[n] for n in layout.present if n not in likes}
+        if fixed:
+            ctx.save_for_backward(*fixed.values())
+        ctx.layout, ctx.dynamics = layout, dynamic_ints(x)
         ctx.names, ctx.fixed, ctx.likes = names, tuple(fixed), likes
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Returns a cotangent of the class, with zeros for differentiable inner tensors that no gradient reaches."""
-        if all(g is None for g in cotangents):
+        found = [
+            (n, without_lazy_bits(g)) for n, g in zip(ctx.names, cotangents, strict=True) if g is not None
+        ]
+        if not found:
             return None, None, None
-        parts: dict[str, Any] = dict(zip(ctx.names, map(_without_lazy_bits, cotangents), strict=True))
-        errors.check_plain(ctx.layout.cls, parts.items(), ctx.likes)
-        parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
-        parts |= {n: like.filled(0) for n, like in ctx.likes.items() if parts.get(n) is None}
+        errors.check_plain(ctx.layout.cls, found, ctx.likes)
+        parts = dict(found) | dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
+        parts |= {n: like.filled(0) for n, like in ctx.likes.items() if n not in parts}
         inners = [parts.get(n) for n in ctx.layout.cls.__spec__.attributes]
         return _construct_cotangent(ctx.layout, ctx.dynamics, inners), None, None
 
@@ -331,10 +334,6 @@ def as_operand(x: Any) -> Any:
     if not traits.meets_plain_cotangents or (x.is_leaf and not traits.has_leaf_cotangents):
         return x
     return apply_function(Operand, x)
-
-
-def _differentiable_in(held: dict[str, Any], names: Sequence[str]) -> dict[str, Like]:
-    return {n: Like(t) for n in names if is_differentiable(t := held[n])}
 
 
 def is_recorded(x: Any) -> bool:

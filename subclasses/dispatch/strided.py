@@ -195,10 +195,13 @@ def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
     """
     if find_op_rule(cls, aten.as_strided.default) is None or op is aten.as_strided.default:
         return run
+    first = cls.__spec__.attributes[0]
 
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
-        if is_tracing() and isinstance(x, cls) and isinstance(out, cls):
+        # The inner tensors of a value in a trace are not plain.
+        is_value = isinstance(x, cls) and isinstance(out, cls)
+        if is_value and x.__dict__[first].__class__ is not Tensor and is_tracing():
             # A rule on open values runs above autograd, where a trace sees each function.
             with unseen():
                 like = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")

@@ -46,10 +46,21 @@ def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]
         return run
     if facts.changes_metadata:
         return lambda *args, **kwargs: _change_metadata(op, run, args, kwargs)
-    correct = return_written if facts.written else alias_views
+    if facts.written:
+        return lambda *args, **kwargs: return_written(facts, args, kwargs, run(*args, **kwargs))
 
     def plan(*args: Any, **kwargs: Any) -> Any:
-        return correct(facts, args, kwargs, run(*args, **kwargs))
+        out = run(*args, **kwargs)
+        if out is NotImplemented:
+            return out
+        outs = out if len(facts.returns) > 1 else (out,)
+        for i, j in facts.viewed:
+            base = args[i] if i < len(args) else argument(facts, args, kwargs, i)
+            for view in outs[j] if isinstance(outs[j], list | tuple) else (outs[j],):
+                # A result of another class is a copy.
+                if view.__class__ is base.__class__ and view is not base:
+                    set_storage_of(view, base)
+        return out
 
     return plan
 
@@ -80,19 +91,6 @@ def holds_plain(x: Any) -> bool:
             return False
         x = x.__dict__[layout.present[0]]
     return x.__class__ in PLAIN or x.__class__ is FunctionalTensor
-
-
-def alias_views(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
-    """Gives each view the storage of its base argument; a result of another class is a copy and stays unchanged."""
-    outs = out if len(facts.returns) > 1 else (out,)
-    if out is NotImplemented:
-        return out
-    for i, j in facts.viewed:
-        base = argument(facts, args, kwargs, i)
-        for view in outs[j] if isinstance(outs[j], list | tuple) else (outs[j],):
-            if type(view) is type(base) and view is not base:
-                set_storage_of(view, base)
-    return out
 
 
 def return_written(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
