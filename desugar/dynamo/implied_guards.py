@@ -9,6 +9,10 @@ recorded object was mutated. A guard is implied under two conditions. The guarde
 So a call checks two things: the guards of Dynamo's tree that these facts do not imply, and the facts. If a fact has
 changed, Dynamo checks all its guards, and the state is recorded again.
 
+Dynamo's setting ``use_recursive_dict_tags_for_guards`` takes half as long on Python 3.13. It is off up to PyTorch 2.15,
+since it may read freed dictionaries (https://github.com/pytorch/pytorch/pull/188103). Once it is on, it can replace
+the guards of modules here.
+
 Some guards on a wrapper call `__tensor_flatten__` in Python, twice per call. They are left out where another guard
 checks the type, and the type determines the names of the inner tensors, or the metadata. Each removal has its reason in
 this module; all other guards stay.
