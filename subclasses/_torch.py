@@ -30,8 +30,9 @@ from torch._ops import (
 )
 from torch._prims_common import canonicalize_dim as canonicalize_dim  # counted from the front
 from torch._subclasses.functional_tensor import (
+    # The class of tensors in AOTAutograd's traces, which functionalizes writes.
     FunctionalTensor as FunctionalTensor,
-)  # of AOTAutograd's traces
+)
 from torch.utils._python_dispatch import (
     # A mode that sees every op below autograd; the conformance kit records with it which rules were reached.
     TorchDispatchMode as TorchDispatchMode,

@@ -104,16 +104,12 @@ def call(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 # Functions that run no op: rules read the size and the dtype of a value several times for an op.
 _METADATA = frozenset(
-    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")
+    {
+        *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")),
+        *(Tensor.dim, Tensor.size, Tensor.stride, Tensor.numel),
+        *(Tensor.is_floating_point, Tensor.is_complex),
+    }
 )
-_METADATA |= {
-    Tensor.dim,
-    Tensor.size,
-    Tensor.stride,
-    Tensor.numel,
-    Tensor.is_floating_point,
-    Tensor.is_complex,
-}
 
 
 def _way_of(func: Any, args: Any, kwargs: Any) -> _Way:
