@@ -2,12 +2,16 @@
 
     python -m bench.starts                      # about an hour; writes bench/results/starts.*
     python -m bench.starts --turns 3 --cases "20 ops, training"
-    python -m bench.starts --store on           # not also without the store of programs, DESUGAR_STORE=0: half an hour
+    python -m bench.starts --store on           # only with caches of programs: half an hour
     python -m bench.starts --lazy               # what a start imports is imported, and timed, where it is needed
 
 A *cold start* is a process with an empty cache directory. A *warm start* is a second process, with the directory that
 the cold one left behind. Each turn makes both, for every case and way, in a new random order. Stock's and ours are
 separate processes with separate directories, which share nothing.
+
+Both compilers keep programs for later processes: desugar in its store, stock in AOTAutograd's cache. *Without the
+store* each starts once more with that cache off (``DESUGAR_STORE=0``, ``TORCHINDUCTOR_AUTOGRAD_CACHE=0``). Inductor's
+cache of kernels stays on.
 
 What is timed is described in `bench.one_start`. A first turn, which is not timed, finds what each start imports, and
 leaves its byte code in a folder of its own. In the other turns that is imported before, and *imports* tells the time.
@@ -44,14 +48,14 @@ STARTS, CLOCKS = ("cold", "warm"), ("wall", "cpu", "graph", "imports")
 IMPORT_CLOCKS = ("wall", "cpu", "collecting")
 UNITS = {"wall": "ms, wall", "cpu": "ms, CPU", "graph": "ms, wall, of that"}
 UNITS |= {"imports": "ms, wall, before", "collecting": "ms, CPU"}
-SWITCH = "DESUGAR_STORE"
+SWITCHES = ("DESUGAR_STORE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
 IMPORTS = "imports, each after those above it"
-OFF, WITHOUT = ", without the store", "/ without the store"
+OFF, WITHOUT, ALIKE = ", without the store", "/ without the store", "/ stock with as many caches"
 
 
 @dataclass(frozen=True)
 class Way:
-    """A compiler, with the store of programs or without it."""
+    """A compiler, with its cache of programs or without it."""
 
     compiler: str
     stored: bool = True
@@ -66,9 +70,10 @@ Samples = dict[tuple[str, str, str, str], list[float]]  # start, case, way, cloc
 
 
 def ways_of(store: str) -> list[Way]:
-    """Returns the ways to measure: stock's, and ours with the store on, off, or both."""
+    """Returns the ways to measure: stock's, and ours with the store on, off, or both; stock's cache is also on."""
     switched = {"on": (True,), "off": (False,), "both": (True, False)}[store]
-    return [Way(STOCK), *(Way(way, stored) for way in (BACKEND, DIRECT) for stored in switched)]
+    ways = [Way(way, stored) for way in (STOCK, BACKEND, DIRECT) for stored in switched]
+    return ways if store != "off" else [Way(STOCK), *ways]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -84,9 +89,10 @@ def run_process(arguments: Sequence[str], cache: Path, stored: bool = True) -> A
     """
     environment = environment_with_byte_code(BYTE_CODE)
     environment |= {"TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
-    environment.pop(SWITCH, None)
-    if not stored:
-        environment[SWITCH] = "0"
+    for switch in SWITCHES:
+        environment.pop(switch, None)
+        if not stored:
+            environment[switch] = "0"
     command = [sys.executable, "-m", "bench.one_start", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -179,10 +185,11 @@ def rows_of(samples: Samples, cases: Sequence[str], ways: Sequence[Way]) -> list
 
 def _ratios(way: Way, timings: dict[Way, Timing]) -> dict[str, float]:
     ratios = {"/ stock": timings[way].median / timings[Way(STOCK)].median}
-    both = {w.stored for w in timings if w.compiler == DIRECT} == {True, False}
-    if both:  # a column is of all rows of a table
-        without = way if way.compiler == STOCK else Way(way.compiler, False)
-        ratios[WITHOUT] = timings[way].median / timings[without].median
+    switched = {w.stored for w in timings if w.compiler == DIRECT}
+    if switched == {True, False}:  # a column is of all rows of a table
+        ratios[WITHOUT] = timings[way].median / timings[Way(way.compiler, False)].median
+    if False in switched:
+        ratios[ALIKE] = timings[way].median / timings[Way(STOCK, way.stored)].median
     return ratios
 
 

@@ -21,7 +21,7 @@ def processes(monkeypatch):
 
     def run(command, *, env, **kwargs):
         seconds = {
-            "wall": 2.0 + 2.0 * (env.get(starts.SWITCH) == "0"),
+            "wall": 2.0 + 2.0 * (any(env.get(switch) == "0" for switch in starts.SWITCHES)),
             "cpu": 1.0,
             "graph": 0.5,
             "imports": 3.0,
@@ -67,7 +67,7 @@ def test_each_start_imports_before_what_its_like_imported_in_the_first_turn(proc
 
 @pytest.mark.parametrize("store", ["on", "off", "both"])
 def test_rows(processes, store, monkeypatch):
-    monkeypatch.setenv(starts.SWITCH, "0")  # what is set outside counts for no row
+    monkeypatch.setenv(starts.SWITCHES[1], "0")  # what is set outside counts for no row
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     case, ways = "x * 2, training", starts.ways_of(store)
     rows = starts.rows_of(starts.measure_starts(2, [case], ways), [case], ways)
@@ -75,12 +75,12 @@ def test_rows(processes, store, monkeypatch):
     assert not any("PYTHONDONTWRITEBYTECODE" in environment for _, environment, _ in processes)
     for row in rows:
         is_wall = row.group.endswith("wall")
-        is_stored = is_wall and row.name in (starts.DIRECT, starts.BACKEND)
+        is_stored = is_wall and starts.OFF not in row.name
         wanted = {"/ stock": 2 if is_wall and starts.OFF in row.name else 1}
         wanted |= {starts.WITHOUT: 0.5 if is_stored else 1} if store == "both" else {}
-        assert {name: row.ratios.get(name) for name in wanted} == wanted
-        assert (starts.WITHOUT in row.ratios) == (store == "both")
-        assert row.ours == (row.name != starts.STOCK)
+        wanted |= {} if store == "on" else {starts.ALIKE: 1}
+        assert row.ratios == wanted
+        assert row.ours == (row.name.removesuffix(starts.OFF) != starts.STOCK)
 
 
 def test_goals(processes, tmp_path):
