@@ -11,15 +11,15 @@ are long, so about a quarter of a padded table is real. Three ways lay out a bat
 
 All ways start from the same weights, see the same batches, and take turns step by step in one process, in an order
 shuffled at each step. A step is forward, backward and update. Making a batch is not timed: a data loader does it
-meanwhile. The script fails if the losses of a step differ by more than float32 rounding (`RELATIVE_TOLERANCE`).
+meanwhile. The script fails if the losses of a step differ by more than 1e-4 of each other.
 
 Memory is measured in a process for each way, on Linux: how far the steps raise its resident memory at most, above
 weights and optimizer. The first step, which compiles, is timed there, too, without what earlier processes compiled. It
 is forward and backward.
 
-    python examples/finetune_hf.py --layers 2 --width 256 --steps 12
+    python examples/finetune_hf.py
     python examples/finetune_hf.py --compile
-    python examples/finetune_hf.py --shortest 64 --longest 64  # rows of one length
+    python examples/finetune_hf.py --batch 8 --shortest 64 --longest 64  # rows of one length
 """
 
 import argparse
@@ -113,12 +113,12 @@ COMPILERS = {"padded": STOCK, "flattened": STOCK, "ragged": desugar.compile}
 
 @dataclass
 class Way:
-    """A layout, a model with an optimizer of its own, and the losses, seconds and MiB of its steps.
+    """A kind of batch, a model with an optimizer of its own, and the losses, seconds and MiB of its steps.
 
     `first` is the seconds of the first forward and backward in a new process.
     """
 
-    layout: str
+    kind: str
     backend: str | None
     model: nn.Module
     losses: list[float] = field(default_factory=list)
@@ -127,18 +127,18 @@ class Way:
     first: float = 0.0
 
     def __post_init__(self):
-        self.name = f"{self.layout}, compiled" if self.backend else self.layout
+        self.name = f"{self.kind}, compiled" if self.backend else self.kind
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
-        self.call = COMPILERS[self.layout](self.model, backend=self.backend) if self.backend else self.model
+        self.call = COMPILERS[self.kind](self.model, backend=self.backend) if self.backend else self.model
 
     def warm_up(self, *batches: list[Example]) -> None:
         """Forward and backward without an update, which compiles, and leaves the weights as they are."""
         for examples in batches:
-            self.call(**COLLATORS[self.layout](examples)).loss.backward()
+            self.call(**COLLATORS[self.kind](examples)).loss.backward()
             self.optimizer.zero_grad()
 
     def train_step(self, examples: list[Example]) -> None:
-        batch = COLLATORS[self.layout](examples)
+        batch = COLLATORS[self.kind](examples)
         start = time.perf_counter()
         loss = self.call(**batch).loss
         loss.backward()
@@ -148,7 +148,7 @@ class Way:
         self.seconds.append(time.perf_counter() - start)
 
 
-def make_way(backend: str | None, layout: str, options: argparse.Namespace) -> Way:
+def make_way(backend: str | None, kind: str, options: argparse.Namespace) -> Way:
     """A way with the weights that all ways begin with."""
     torch.manual_seed(options.seed)
     config = LlamaConfig(
@@ -161,7 +161,7 @@ def make_way(backend: str | None, layout: str, options: argparse.Namespace) -> W
         pad_token_id=0,
         use_cache=False,
     )
-    return Way(layout, backend, LlamaForCausalLM(config))
+    return Way(kind, backend, LlamaForCausalLM(config))
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -177,9 +177,9 @@ def train(ways: list[Way], batches: list[list[Example]], seed: int) -> None:
             way.train_step(examples)
 
 
-def measure_process(backend: str | None, layout: str, options: argparse.Namespace) -> tuple[float, float]:
+def measure_process(backend: str | None, kind: str, options: argparse.Namespace) -> tuple[float, float]:
     """The MiB by which training steps raise the resident memory of this process, and the seconds of its first step."""
-    way, batches = make_way(backend, layout, options), draw_batches(options)
+    way, batches = make_way(backend, kind, options), draw_batches(options)
     short = sorted(batches[0], key=length)
     with TemporaryDirectory() as caches:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
@@ -220,7 +220,7 @@ def print_table(ways: list[Way], batches: list[list[Example]]) -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s)")
     print(HEADER)
     for way in ways:
-        alike = {rival.layout: rival for rival in ways if rival.backend == way.backend}
+        alike = {rival.kind: rival for rival in ways if rival.backend == way.backend}
         rivals = alike["padded"], alike["flattened"]
         times = [median(way.seconds) / median(rival.seconds) for rival in rivals]
         memories = [way.memory / (rival.memory or math.nan) for rival in rivals]
@@ -237,6 +237,10 @@ def main() -> None:
     compiled = {"nargs": "?", "const": "inductor", "metavar": "BACKEND"}
     parser.add_argument("--compile", **compiled, help="adds three compiled ways; default: inductor")
     options = parser.parse_args()
+    if options.batch < 4:
+        parser.error(
+            f"--batch: expected at least 4, since a smaller batch warms up, too; got {options.batch}"
+        )
     kinds = [*product(dict.fromkeys([None, options.compile]), COLLATORS)]
     ways, batches = [make_way(*kind, options) for kind in kinds], draw_batches(options)
     train(ways, batches, options.seed)

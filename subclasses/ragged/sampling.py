@@ -24,11 +24,11 @@ Step = list[int]
 class TokenBatchSampler(Sampler[list[int]]):
     """Batches of row numbers for one rank; in each step all ranks get about equally many tokens.
 
-    In an epoch every row is in one batch of one rank, and all ranks have the same number of batches. No batch is
-    empty. The tokens of two ranks in a step differ by no more than the shortest row of the rank with more tokens.
-    The rows of a step do not depend on the number of ranks (but see ``drop_last`` and ``rows_per_rank``). So a job
-    may resume with another number of ranks. Call `set_epoch` before each epoch, or every epoch has the order of the
-    first.
+    In an epoch every row is in one batch of one rank (but see ``drop_last``), and all ranks have the same number of
+    batches. No batch is empty. The tokens of two ranks in a step differ by no more than the shortest row of the rank
+    with more tokens. The rows of a step do not depend on the number of ranks (but see ``drop_last`` and
+    ``rows_per_rank``). So a job may resume with another number of ranks. Call `set_epoch` before each epoch, or every
+    epoch has the order of the first.
 
     It is a ``batch_sampler``::
 
@@ -37,13 +37,14 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     Args:
         lengths: ``[rows]``, the number of tokens of each row: a list of ints, or a tensor of an integer dtype.
-        tokens_per_step: the budget of a step, in tokens of all ranks together. A step ends where the next row would
-            exceed it. No row may be longer than a rank's share, ``tokens_per_step // num_replicas``. So no rank gets
-            more than two shares, and every step but the last has a row for each rank.
+        tokens_per_step: the budget of a step, in tokens of all ranks together. With one rank it is the budget of a
+            batch. A step ends where the next row would exceed it. No row may be longer than a rank's share,
+            ``tokens_per_step // num_replicas``. So no rank gets more than two shares, and every step but the last has
+            a row for each rank.
         rows_per_step: the rows of a step, of all ranks together; given instead of ``tokens_per_step``.
-        rows_per_rank: the most rows of a batch; given beside ``tokens_per_step``. A step also ends where the next row
-            would exceed these rows or a rank's share of the tokens. ``JaggedTensor.pack`` accepts a batch of these
-            budgets; its ``rows`` include one for each ``longest`` tokens of the tail.
+        rows_per_rank: the most rows of a batch; given beside ``tokens_per_step``. No batch then exceeds these rows or
+            a rank's share of the tokens. ``JaggedTensor.pack`` accepts a batch of these budgets; its ``rows`` include
+            one for each ``longest`` tokens of the tail.
         num_replicas: the number of ranks. None: the size of the default process group, or 1 without a group. Give 1
             where another library deals batches to the processes, as accelerate does.
         rank: the index of this rank, from 0; given together with ``num_replicas``.
@@ -52,12 +53,14 @@ class TokenBatchSampler(Sampler[list[int]]):
         seed: the same on all ranks.
         drop_last: drops the last step unless its tokens, or its rows, equal the budget exactly. Otherwise a last
             step with fewer rows than ranks takes the last rows of the step before. If that step has too few rows,
-            the two become one, which may exceed the budget.
+            the two become one, which may exceed ``tokens_per_step`` or ``rows_per_step``. With ``rows_per_rank`` it
+            takes rows of the step before in its turn.
 
     Raises:
         TypeError: ``lengths`` are not integers.
         ValueError: a length is negative or more than a rank's share, or there are more ranks than rows. Both or none of
-            the budgets are given, or ``rank`` is none of the ranks.
+            the budgets are given, or ``rank`` is none of the ranks. Or an epoch has too few rows for all ranks to have
+            one in each step within ``rows_per_rank``.
     """
 
     def __init__(  # noqa: PLR0913 - the arguments of `torch.utils.data.DistributedSampler`, and two budgets
@@ -131,7 +134,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         costs = self.lengths if self.rows_per_step is None else [1] * count
         steps = list(_filled(order, costs, budget, self._fits))
         if not self.drop_last:
-            return _with_rows_for_all(steps, self.num_replicas)
+            return _with_rows_for_all(steps, self.num_replicas, self._fits)
         is_full = not steps or sum(costs[row] for row in steps[-1]) == budget
         return steps if is_full else steps[:-1]
 
@@ -169,14 +172,27 @@ def _filled(
         yield step
 
 
-def _with_rows_for_all(steps: list[Step], ranks: int) -> list[Step]:
-    """Returns the rows in steps of at least one row for each rank; only the last given step may have fewer."""
-    if len(steps) < 2 or len(steps[-1]) >= ranks:
-        return steps
-    *rest, before, last = steps
-    rows = before + last
-    spared = len(rows) - ranks
-    return [*rest, rows] if spared < ranks else [*rest, rows[:spared], rows[spared:]]
+def _with_rows_for_all(steps: list[Step], ranks: int, fits: Callable[[Step], bool]) -> list[Step]:
+    """Returns the rows in steps of at least one row for each rank; only the last given step may have fewer.
+
+    Raises:
+        ValueError: all steps together have too few rows.
+    """
+    *rest, last = steps or [[]]
+    ends: list[Step] = []
+    while rest and len(last) < ranks:
+        rows = rest.pop() + last
+        if len(rows) < 2 * ranks and fits(rows):
+            last = rows
+        else:  # one row for each rank fits
+            ends.append(rows[-ranks:])
+            last = rows[:-ranks]
+    if ends and len(last) < ranks:
+        raise ValueError(
+            f"TokenBatchSampler: expected a row for each of {ranks} ranks in each step, got {len(last)} rows in "
+            f"the first step; use fewer ranks, or drop_last=True"
+        )
+    return [*rest, *([last] if last else []), *reversed(ends)]
 
 
 def _deal(step: Step, lengths: Sequence[int], ranks: int) -> list[list[int]]:

@@ -94,8 +94,8 @@ class RaggedCollator:
         """Returns the columns of an example, without the tokens that its mask removes."""
         if not isinstance(example, Mapping):
             raise TypeError(
-                f"{where}: expected a mapping with 'input_ids', got {type(example).__name__}; tokenize the data set "
-                f"first"
+                f"{where}: expected a mapping with 'input_ids', got {type(example).__name__}; tokenize the texts, and "
+                f"pass a list of examples, not the tokenizer's result for all texts"
             )
         if "input_ids" not in example:
             raise ValueError(
@@ -143,6 +143,11 @@ def _as_row(where: str, name: str, values: Any) -> Tensor:
         row = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{where}: expected {name!r} as a list or tensor of integers: {error}") from error
+    if name == "labels" and row.dim() == 0:
+        raise ValueError(
+            f"{where}: expected a label for each token, got the label {values} for the whole row. A model may find the "
+            f"last token of a row by its padding; use a collator that pads"
+        )
     if row.dim() != 1:
         raise ValueError(
             f"{where}: expected {name!r} as one row of integers, got the shape {tuple(row.shape)}; pass one row "

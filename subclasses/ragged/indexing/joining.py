@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.base import first_ragged, outer_dims, rows_stay, shown, unruled
+from subclasses.ragged.base import first_ragged, name_of, outer_dims, rows_stay, shown, unruled
 from subclasses.ragged.indexing.views import dims_after_new, new_dim
 from subclasses.ragged.registry import Rules
 
@@ -50,7 +50,7 @@ def _check_no_out(func: Any, x: Any, out: Any) -> None:
     if out is not None:
         kind = "ragged" if x.rows_first else x.kind
         raise DispatchError(
-            f"{func.__name__}: {kind} tensors are joined into a new one, and not into an out=",
+            f"{name_of(func)}: {kind} tensors are joined into a new one, and not into an out=",
             code="argument-refused",
         )
 
@@ -63,7 +63,7 @@ def _check_joins(func: Any, x: Any, y: Any, dim: int) -> None:
         m != n for d, (m, n) in enumerate(zip(x.shape, y.shape, strict=True)) if d not in free
     ):
         raise DispatchError(
-            f"{func.__name__}: {shown(x)} and {shown(y)} do not join along dimension {dim}", code="rows-apart"
+            f"{name_of(func)}: {shown(x)} and {shown(y)} do not join along dimension {dim}", code="rows-apart"
         )
 
 
@@ -115,13 +115,14 @@ def _check_joined(func: Any, x: Any, t: Any) -> Tensor:
     """Returns an operand that broadcasts against `stored`; raises for other dimensions, or tables of other widths."""
     if x.rows_first and t.dim() != x.dim():
         raise DispatchError(
-            f"{func}: expected ragged tensors or dense ones of as many dimensions as {shown(x)}, got {shown(t)}",
+            f"{name_of(func)}: expected ragged tensors or dense ones of as many dimensions as {shown(x)}, "
+            f"got {shown(t)}",
             code="argument-refused",
         )
     stored = x.beside(func, t)
     if not x.rows_first and (t.dim() != x.dim() or any(t.shape[d] != x.shape[d] for d in x.row_dims)):
         raise DispatchError(
-            f"{func}: expected tables of the same rows and width as {shown(x)}, got {shown(t)}",
+            f"{name_of(func)}: expected tables of the same rows and width as {shown(x)}, got {shown(t)}",
             code="rows-apart",
         )
     return stored

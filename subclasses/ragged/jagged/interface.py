@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError
-from subclasses.ragged.base import RaggedTensor, outer_dims, shown
+from subclasses.ragged.base import RaggedTensor, name_of, outer_dims, shown
 from subclasses.ragged.checks import check_all_exist
 from subclasses.ragged.jagged import joining, operands, selection, sharing, writing
 
@@ -176,12 +176,12 @@ class JaggedInterface(RaggedTensor):
             counts = torch.where(torch.arange(counts.shape[0], device=counts.device) < self.count, counts, 1)
         if is_compiling_here() or type(counts) is not Tensor or counts.is_cuda:
             torch.ops.aten._assert_async.msg(
-                (counts > 0).all(), f"{func.__name__}: a row of a ragged tensor is empty"
+                (counts > 0).all(), f"{name_of(func)}: a row of a ragged tensor is empty"
             )
         elif not bool((counts > 0).all()):
             where = (counts == 0).nonzero().squeeze(1).tolist()
             raise IndexError(
-                f"{func.__name__}: {shown(self)} has no entries in {'rows' if by_row else 'positions'} {where}"
+                f"{name_of(func)}: {shown(self)} has no entries in {'rows' if by_row else 'positions'} {where}"
             )
 
     # ---- dimensions --------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class JaggedInterface(RaggedTensor):
         (outer,) = outer_dims(func, self, dim)
         if outer == self.ragged_dim:
             raise DispatchError(
-                f"{func}: dimension {dim} of {shown(self)} is the ragged one",
+                f"{name_of(func)}: dimension {dim} of {shown(self)} is the ragged one",
                 code="row-dims",
                 hint="x.to_dense() gives a tensor without this limit",
             )
@@ -203,12 +203,12 @@ class JaggedInterface(RaggedTensor):
         """Raises, since no other dimension comes before the rows."""
         if self.merged:
             raise DispatchError(
-                f"{func}: the merged dimensions of {shown(self)} stay first",
+                f"{name_of(func)}: the merged dimensions of {shown(self)} stay first",
                 code="row-dims",
                 hint="x.to_dense() or x.unwrap('values') gives a tensor without this limit",
             )
         raise DispatchError(
-            f"{func}: the batch dimension of {shown(self)} comes first and stays as it is",
+            f"{name_of(func)}: the batch dimension of {shown(self)} comes first and stays as it is",
             code="row-dims",
             hint="x.to_dense() gives a tensor without this limit",
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.base import outer_dims, shown, unruled
+from subclasses.ragged.base import name_of, outer_dims, shown, unruled
 from subclasses.ragged.jagged.sharing import sharing
 from subclasses.ragged.registry import Rules
 
@@ -54,7 +54,7 @@ def _ragged_place(x: JaggedTensor, size: Sequence[int]) -> int | None:
 
 def _cannot_view(func: Any, x: JaggedTensor, size: Sequence[int]) -> DispatchError:
     return DispatchError(
-        f"{func}: cannot view {shown(x)} as {list(size)}: the batch and ragged extents stay, or are merged by "
+        f"{name_of(func)}: cannot view {shown(x)} as {list(size)}: the batch and ragged extents stay, or are merged by "
         "flatten(0, 1) or view(-1, ...), and unmerged by unflatten(0, (B, T))",
         code="row-dims",
     )

@@ -74,7 +74,7 @@ class PaddedInterface(RaggedTensor):
         found = per_row(self, dims, False, self.exists.sum(dims) > 0)
         if is_ragged(found):  # rows beyond the batch need none
             found = found.to_dense(fill=True)
-        message = f"{func.__name__}: a row or position of {shown(self)} has no entries"
+        message = f"{name_of(func)}: a row or position of {shown(self)} has no entries"
         torch.ops.aten._assert_async.msg(found.all(), message)
 
     def check_numbered(self: Any, func: Any, dims: Sequence[int]) -> None:
@@ -93,7 +93,7 @@ class PaddedInterface(RaggedTensor):
         (dim,) = outer_dims(func, self, dim)
         if not rows_stay(self, [dim]):
             raise DispatchError(
-                f"{func}: {shown(self)} stays whole along its rows, got dimension {dim}",
+                f"{name_of(func)}: {shown(self)} stays whole along its rows, got dimension {dim}",
                 code="row-dims",
                 hint="x.to_dense(), x.to_tensors() and x.to_jagged() give tensors without this limit",
             )

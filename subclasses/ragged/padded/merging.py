@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.base import outer_dims, rows_stay, shown, unruled
+from subclasses.ragged.base import name_of, outer_dims, rows_stay, shown, unruled
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.registry import Rules
 
@@ -34,8 +34,8 @@ def places_after(func: Any, x: PaddedTensor, size: list[int]) -> tuple[int, int]
     found = _after_merged(x, size) if x.merged else _after_rows(x, size)
     if found is None:
         raise DispatchError(
-            f"{func}: cannot view {shown(x)} as {size}: batch and ragged dimension stay, or are merged where one "
-            "follows the other, with dimensions of the entries before and behind them",
+            f"{name_of(func)}: cannot view {shown(x)} as {size}: batch and ragged dimension stay, or are merged where "
+            "one follows the other, with dimensions of the entries before and behind them",
             code="row-dims",
             hint="x.to_dense(), x.to_tensors() and x.to_jagged() give tensors without this limit",
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.base import RaggedTensor, outer_dims, rows_stay, shown
+from subclasses.ragged.base import RaggedTensor, name_of, outer_dims, rows_stay, shown
 from subclasses.ragged.data_sizes import size_of
 from subclasses.ragged.indexing.index import (
     check_numbers,
@@ -138,14 +138,14 @@ def count_after(func: Any, x: PaddedTensor, start: Any, end: Any, step: int) -> 
         return None
     if step != 1:
         raise DispatchError(
-            f"{func}: rows of a padded batch are taken with step 1, got step {step}",
+            f"{name_of(func)}: rows of a padded batch are taken with step 1, got step {step}",
             code="batch-padded",
             hint=checks.UNPAD_BATCH,
         )
     if not isinstance(x.lengths.shape[0], int):
         raise DispatchError(
-            f"{func}: rows of a padded batch are taken where their number is known, and this compiled function is to "
-            "take any",
+            f"{name_of(func)}: rows of a padded batch are taken where their number is known, and this compiled "
+            "function is to take any",
             code="batch-padded",
             hint="compile it with dynamic=False, or give it a batch that is not padded",
         )
@@ -279,7 +279,7 @@ def gather_index(x: PaddedTensor, func: Any, index: PaddedTensor) -> Tensor:
     """Returns positions in the rows of ``x`` as an index of the table; asserts that they exist."""
     size = [n if d == x.batch_dim else 1 for d, n in enumerate(x.shape)]
     reached = (index._raw_padded < x.counts.view(size)) & (index._raw_padded >= 0)
-    message = f"{func.__name__}: an index lies beyond its row of {shown(x)}"
+    message = f"{name_of(func)}: an index lies beyond its row of {shown(x)}"
     torch.ops.aten._assert_async.msg((reached | ~index.exists).all(), message)
     return index.to_dense()
 

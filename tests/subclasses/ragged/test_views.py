@@ -124,7 +124,14 @@ test_views_of_values_that_are_not_contiguous = judged(
 )
 test_views_of_entries = judged(doubled(OF_ENTRIES), pairs_of(["back to back"], WAYS), entry=(4, 6))
 test_entries_with_gaps_keep_their_number = refused(
-    {"flat": (lambda x: x.flatten(0, 1).flatten(), DispatchError, "cannot view")}, ["holes", "padded"]
+    {
+        "flat": (
+            lambda x: x.flatten(0, 1).flatten(),
+            DispatchError,
+            "^(flatten|aten.view.default): cannot view",
+        )
+    },
+    ["holes", "padded"],
 )
 test_views_of_tables = judged(
     doubled(VIEWS | OF_TABLES), pairs_of(["padded"], [eager, desugared]), sweep=24, entry=(4, 6)
