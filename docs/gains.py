@@ -99,7 +99,8 @@ def _right() -> Iterator[Gain]:
     saved = json.loads((RESULTS / "cases.json").read_text())
     found = saved["cases"]
     ours, stock = (cases.count(found, way) for way in (cases.DIRECT, cases.STOCK))
-    what = f"hard test programs, of {len(found)}, that give eager mode's result when compiled"
+    programs = len({name.partition(", ")[0] for name in found})
+    what = f"{programs} hard programs with {len(found) // programs} classes each: right results when compiled"
     release = f"no kernels: `aot_eager`; torch {saved['machine']['torch'].partition('+')[0]}"
     details = {
         way: f"{n['wrong']} wrong, {n['refused']} refused" for way, n in ((DIRECT, ours), ("stock", stock))
@@ -147,7 +148,7 @@ def _models() -> Iterator[Gain]:
     ours, *others = _measured("long-rows", group, f"JaggedTensor, {DIRECT}", *names.values())
     rivals = dict(zip(names, others, strict=True))
     what = "a training step of a language model on uneven rows"
-    yield Gain(what, "ms", "python -m bench.long_rows", ours, rivals, _machine("long-rows"), ROWS)
+    yield Gain(what, "ms", "python -m bench.long_rows", ours, rivals, _machine("long-rows"))
 
 
 def _calls() -> Iterator[Gain]:
@@ -157,9 +158,14 @@ def _calls() -> Iterator[Gain]:
         "the declared class under stock": f"declared, {STOCK}",
         "plain tensors under stock": f"plain, {STOCK}",
     }
-    ours, *others = _measured("wrappers", group, f"declared, {DIRECT}", *names.values())
+    ours, plain, *others = _measured(
+        "wrappers", group, f"declared, {DIRECT}", f"plain, {DIRECT}", *names.values()
+    )
     what, rivals = "a compiled call on five subclass tensors", dict(zip(names, others, strict=True))
-    yield Gain(what, "µs", "make bench", ours, rivals, _machine("wrappers"), CALLS, drawn=True)
+    details = {DIRECT: f"plain tensors {shown(plain)}"}
+    yield Gain(
+        what, "µs", "make bench", ours, rivals, _machine("wrappers"), CALLS, drawn=True, details=details
+    )
     names = (f"Int8Tensor, {DIRECT}", f"by hand, {STOCK}", f"torchao, {STOCK}")
     ours, stock, torchao = _measured("kinds", f"Int8, {group}", *names)
     rivals, machine = {"by hand under stock": stock, "torchao": torchao}, _machine("kinds")
