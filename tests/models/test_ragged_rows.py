@@ -262,6 +262,10 @@ test_what_is_refused = raising(
             for kind in ("longrope", "dynamic")
         ],
         (
+            lambda: build("Sam3LiteTextTextModel", TINY)(PROMPTS),
+            "of the type 'resized', a row longer than 0 tokens changes the results of shorter rows",
+        ),
+        (
             lambda: scaled("longrope", *ids(2, 8), cache=RaggedCache),
             "positions that depend on the longest row",
         ),

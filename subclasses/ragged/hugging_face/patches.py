@@ -68,8 +68,8 @@ _MASKED = (
     "leave out attention_mask",
 )
 _SCALED = (
-    "rotary positions that depend on the longest row: with rope_type={!r}, a row longer than {} tokens changes the "
-    "results of shorter rows",
+    "positions that depend on the longest row: of the type {!r}, a row longer than {} tokens changes the results of "
+    "shorter rows",
     "make batches of rows up to that length, or of one length",
 )
 

@@ -1,13 +1,17 @@
-"""Rotary positions that transformers scales by the longest row of a batch."""
+"""Positions that transformers scales by the longest row of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+_RESIZED = ("sam3_lite_text_text_model",)  # these resize learned positions to the longest row
+
 
 def scaled_positions(config: Any) -> list[tuple[str, int]]:
-    """Returns (type, length) of rotary positions that transformers scales if a row of the batch is longer."""
+    """Returns (type, length) of positions that transformers scales if a row of the batch is longer."""
+    if config.model_type in _RESIZED:
+        return [("resized", 0)]
     given = getattr(config, "rope_parameters", None) or {}
     ropes = [given] if "rope_type" in given else [x for x in given.values() if isinstance(x, Mapping)]
     return [
