@@ -19,6 +19,7 @@ is forward and backward.
 
     python examples/finetune_hf.py
     python examples/finetune_hf.py --compile
+    python examples/finetune_hf.py --grouped  # batches of similar lengths, as group_by_length makes them
     python examples/finetune_hf.py --batch 8 --shortest 64 --longest 64  # rows of one length
 """
 
@@ -30,13 +31,14 @@ import re
 import sysconfig
 import time
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
+from itertools import chain, islice, product
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -70,10 +72,14 @@ def read_examples(vocabulary: int, shortest: int, longest: int) -> list[Example]
 
 
 def draw_batches(options: argparse.Namespace) -> list[list[Example]]:
-    """A batch of random paragraphs for each step."""
+    """A batch of random paragraphs for each step; with `--grouped`, of paragraphs of similar lengths."""
     examples = read_examples(options.vocabulary, options.shortest, options.longest)
     rng = random.Random(options.seed)
-    return [rng.sample(examples, options.batch) for _ in range(options.steps)]
+    drawn = [rng.sample(examples, options.batch) for _ in range(options.steps)]
+    if options.grouped:
+        ordered = iter(sorted(chain.from_iterable(drawn), key=length))
+        drawn = [list(islice(ordered, options.batch)) for _ in range(options.steps)]
+    return drawn
 
 
 def length(example: Example) -> int:
@@ -210,8 +216,10 @@ def check_agreement(ways: list[Way]) -> None:
             raise SystemExit(f"The ways disagree: at step {step} the loss is {names}.")
 
 
-def print_table(ways: list[Way], batches: list[list[Example]]) -> None:
-    """One line for each way; ratios are to the ways that are compiled as it is."""
+def print_table(
+    ways: list[Way], batches: list[list[Example]], typical: Callable[[list[float]], float]
+) -> None:
+    """One line for each way, with its typical seconds; ratios are to the ways that are compiled as it is."""
     lengths = [[length(example) for example in examples] for examples in batches]
     real = sum(map(sum, lengths)) / sum(len(rows) * max(rows) for rows in lengths)
     print(
@@ -222,9 +230,9 @@ def print_table(ways: list[Way], batches: list[list[Example]]) -> None:
     for way in ways:
         alike = {rival.kind: rival for rival in ways if rival.backend == way.backend}
         rivals = alike["padded"], alike["flattened"]
-        times = [median(way.seconds) / median(rival.seconds) for rival in rivals]
+        times = [typical(way.seconds) / typical(rival.seconds) for rival in rivals]
         memories = [way.memory / (rival.memory or math.nan) for rival in rivals]
-        speed = f"{1e3 * median(way.seconds):8.1f}  {times[0]:9.2f}  {times[1]:12.2f}"
+        speed = f"{1e3 * typical(way.seconds):8.1f}  {times[0]:9.2f}  {times[1]:12.2f}"
         memory = f"{way.memory:11.1f}  {memories[0]:9.2f}  {memories[1]:12.2f}"
         print(f"{way.name:20} {speed}  {memory}  {way.first:13.1f}  {way.losses[-1]:9.5f}")
 
@@ -236,6 +244,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
     compiled = {"nargs": "?", "const": "inductor", "metavar": "BACKEND"}
     parser.add_argument("--compile", **compiled, help="adds three compiled ways; default: inductor")
+    parser.add_argument("--grouped", action="store_true", help="batches of paragraphs of similar lengths")
     options = parser.parse_args()
     if options.batch < 4:
         parser.error(
@@ -248,7 +257,7 @@ def main() -> None:
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for way, kind in zip(ways, kinds, strict=True):
             way.memory, way.first = pool.submit(measure_process, *kind, options).result()
-    print_table(ways, batches)
+    print_table(ways, batches, mean if options.grouped else median)  # grouped batches differ in size
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Fine-tuning by transformers: the ways agree, eager and compiled, and the script fails where one differs."""
 
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -20,19 +21,25 @@ def _tiny(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["finetune_hf.py", *(f"--{name}={x}" for name, x in TINY.items())])
 
 
-def test_the_report(capsys):
-    sys.argv.append("--compile=eager")
+@pytest.mark.parametrize("options", [[], ["--grouped"]], ids=str)
+def test_the_report(options, capsys):
+    sys.argv.extend(["--compile=eager", *options])
     example.main()
     caption, _, *lines = capsys.readouterr().out.splitlines()
     rows = {line[:20].strip(): [float(x) for x in line[20:].split()] for line in lines}
-    assert caption.startswith("3 batches of 6 paragraphs; ")
+    assert caption.startswith("3 batches of 6 paragraphs; a padded table is ")
     assert [*rows] == [
         name + kind for kind in ("", ", compiled") for name in ("padded", "flattened", "ragged")
     ]
-    for step, of_padded, _, memory, *_, loss in rows.values():
-        assert (
-            step > 0 and of_padded > 0 and memory >= 0 and loss == pytest.approx(rows["padded"][-1], rel=1e-4)
-        )
+    assert all(
+        step > 0 and of_padded > 0 and memory >= 0 and loss == pytest.approx(rows["padded"][-1], rel=1e-4)
+        for step, of_padded, _, memory, *_, loss in rows.values()
+    )
+
+
+def test_grouped_batches_have_similar_lengths():
+    batches = example.draw_batches(example.argparse.Namespace(**example.OPTIONS, grouped=True))
+    assert all(max(map(example.length, a)) <= min(map(example.length, b)) for a, b in pairwise(batches))
 
 
 def test_a_prediction_of_another_paragraph_fails(monkeypatch):

@@ -149,8 +149,10 @@ def steps_of(samplers):
 @given(LENGTHS, RANKS, OPTIONS)
 def test_every_row_once_and_about_as_many_tokens_on_each_rank(budget, lengths, ranks, options):
     """As many batches, and tokens that differ by less than one row."""
-    even = lengths[: len(lengths) // ranks * ranks]  # a row for each rank in each step is possible
-    lengths = even if "rows_per_rank" in budget or len(lengths) < ranks else lengths
+    # A multiple of the ranks has a row for each rank in each step.
+    lengths = lengths[
+        : len(lengths) // (n := ranks if "rows_per_rank" in budget or len(lengths) < ranks else 1) * n
+    ]
     samplers = on_all(lengths, ranks, **budget, **options)
     steps, counts = steps_of(samplers), samplers[-1].tokens_per_rank()
     assert {len(sampler) for sampler in samplers} == {len(steps)}
