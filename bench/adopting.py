@@ -1,11 +1,11 @@
-"""Measures what `subclasses.adopt` makes of classes of others: a call with 1, 5 and 20 wrapped arguments.
+"""Times classes of others that `subclasses.adopt` adopts: a call with 1, 5 and 20 wrapped arguments.
 
     python -m bench.adopting        # a few minutes; writes bench/results/adopting.md
 
 torchao's `Int8Tensor` as it is, adopted, and this project's `Int8Tensor` multiply the same input; `TwoTensor` as it is,
-adopted, and a declared pair are doubled. Tensors are small, so that a call costs what its arguments cost. All calls of
-one number of arguments are timed in turns, in one process. A ratio is that to the same class as it is, under
-`torch.compile`.
+adopted, and a declared pair are doubled. Tensors are small, so that most of a call is the handling of arguments. All
+calls of one number of arguments are timed in turns, in one process. A ratio compares a call with the same class as it
+is, under `torch.compile`.
 """
 
 from __future__ import annotations

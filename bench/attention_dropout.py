@@ -2,10 +2,10 @@
 
     python -m bench.attention_dropout         # about three minutes; writes bench/results/attention-dropout.*
 
-Rows of at most 500 entries, most of them short, 8 heads, 512 features. *limit* is 1.3 times the attention without
-dropout, and the time in which `torch.rand` draws a number for each score of an existing query and key. *dense* is
-PyTorch's attention of the padded table. Before anything is timed, the mean of the results with dropout is compared with
-the result without.
+Rows of at most 500 entries, most of them short, 8 heads, 512 features. *dense* is PyTorch's attention of the padded
+table. *limit* is 1.3 times the attention without dropout, plus the time of drawing the numbers. `torch.rand` draws one
+for each score of an existing query and key. Before anything is timed, the mean of the results with dropout is compared
+with the result without.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def attend(q: Any, k: Any, v: Any, p: float, causal: bool) -> Any:
 
 
 def make_calls(lengths: list[int], causal: bool) -> dict[str, Callable[[], Any]]:
-    """Returns forwards with backwards by name, "way/p", and what draws the numbers."""
+    """Returns calls by name: forward and backward, "way/p", and the drawing of numbers, `DRAW`."""
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     rows = [torch.randn(sum(lengths), WIDTH, requires_grad=True) for _ in range(3)]
     tables = [torch.randn(len(lengths), max(lengths), WIDTH, requires_grad=True) for _ in range(3)]

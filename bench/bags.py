@@ -2,15 +2,15 @@
 
     python -m bench.bags                 # about four minutes and 5 GiB; writes bench/results/bags.*
 
-Each row of a batch has from none to twenty ids for each feature; what they name is added up. A training step computes
-the gradients of all tables, which are sparse (`sparse=True`): dense ones would be as large as the tables.
+Each row of a batch has from none to twenty ids for each feature, and their embeddings are summed. A training step
+computes the gradients of all tables, which are sparse (`sparse=True`): dense ones would be as large as the tables.
 
 *one by one*: an `nn.EmbeddingBag` for each feature, called with ids and offsets of its own.
 *torchrec*: its `EmbeddingBagCollection` on a `KeyedJaggedTensor`, not sharded, if it is installed.
-*EmbeddingBagCollection*: that of `subclasses.keyed`.
+*EmbeddingBagCollection*: the class of `subclasses.keyed`.
 
-All look up the same tables. Two threads. Before anything is timed, all results are compared. A figure is the median of
-the fastest tenth of the turns, as in `bench.int8_sizes`.
+All ways look up the same tables, on two threads. Before anything is timed, all results are compared. A figure is the
+median of the fastest tenth of the turns, as in `bench.int8_sizes`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Counts the hard cases that each compiler gets right, with eager mode as the judge: `python -m bench.cases`.
 
-The cases are those of `tests/desugar/test_hard_cases.py`: shared inner tensors, mutation, views, gradients of another
-kind, second derivatives, hooks, threads. Each runs with four classes: PyTorch's own `TwoTensor`, one with metadata, one
-whose outer size is that of no inner tensor (these three by hand), and a declared one. No compiler writes kernels here:
-the plain graphs run as they are. `right` is what eager mode does, `refused` an error that eager mode does not raise,
-`wrong` anything else. Writes `bench/results/cases.json` and `cases.md`.
+`tests/desugar/test_hard_cases.py` has the cases: shared inner tensors, mutation, views, gradients of another kind,
+second derivatives, hooks, threads. Each runs with four classes. Three are written by hand: PyTorch's `TwoTensor`, a
+class with metadata, and a class whose outer size differs from its inner tensors' sizes. The fourth is declared. No
+compiler writes kernels here: the plain graphs run as they are.
+
+An outcome is `right` if it equals the outcome in eager mode, `refused` for an error that eager mode does not raise, and
+`wrong` otherwise. Writes `bench/results/cases.json` and `cases.md`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tests.desugar import test_hard_cases as hard
 RESULTS = Path(__file__).parent / "results"
 STOCK, BACKEND, DIRECT = "torch.compile", 'torch.compile(backend="desugar")', "desugar.compile"
 
-Outcomes = dict[str, dict[str, str]]  # case and class -> way -> what came of it
+Outcomes = dict[str, dict[str, str]]  # case and class -> way -> outcome
 
 
 def by_stock(fn: Any) -> Any:
@@ -51,8 +53,8 @@ def outcome(name: str, kind: str, way: Callable[[Any], Any]) -> str:
     try:
         got = hard.seen(scenario(way, cls))
     except AssertionError:
-        return "wrong"  # what a scenario itself asserts
-    except Exception:  # noqa: BLE001 - whatever a compiler raises
+        return "wrong"  # an assertion of the scenario failed
+    except Exception:  # noqa: BLE001 - a compiler may raise any error
         return "refused"
     return "right" if hard.differs(got, want) is None else "wrong"
 
@@ -91,7 +93,7 @@ def format_markdown(outcomes: Outcomes, release: str) -> str:
 
 
 def main() -> None:
-    """Runs the cases; prints and writes what came of them."""
+    """Runs the cases; prints and writes their outcomes."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     outcomes = find_outcomes()

@@ -5,8 +5,8 @@
     python -m bench.compare --only layers       # eager mode only, seconds
 
 Each table runs in a process of its own with one thread, so that no table depends on an earlier one. Compilation and
-the first calls are not timed, unless the table is about them. Each figure is the median over the rounds, of modules
-over the fastest tenth of the turns; its spread is half the distance between the quartiles.
+the first calls are not timed, unless the table is about them. Each figure is the median over the rounds; for modules,
+over the fastest tenth of the turns. Its spread is half the distance between the quartiles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures compile time with empty Inductor caches, in a process that has compiled before.
 
 Each round compiles the same function in each way, one after the other, each time in an empty cache directory. A cold
-start is the first call and, in training, the first backward. What a process spends once, and what a second process
-finds in the caches of a first one, is measured by `bench.starts`.
+start is the first call and, in training, the first backward. `bench.starts` measures fresh processes instead: the
+imports, and the start of a second process from the caches of a first one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Benchmarks calls with DTensors: what a call costs beside its kernels and collectives.
+"""Benchmarks calls with DTensors: the time of a call beside its kernels and collectives.
 
     python -m bench.dtensors                 # about three minutes; writes bench/results/dtensors.*
 
-Tensors are small, so that a call costs what its arguments and results cost, and no collective is in the timed part.
+The tensors are small, so that most of a call is the handling of arguments and results. No collective is timed.
 
 *elementwise*: four ops on two DTensors.   *in and out*: eight DTensors, each doubled.
 *MLP*: two tensor-parallel layers (`parallelize_module`) on a plain input; each rank keeps its part of the sum.
@@ -65,7 +65,7 @@ def double_all(*tensors: Tensor) -> list[Tensor]:
 
 
 def make_cases(mesh: DeviceMesh) -> dict[str, tuple[Any, tuple[Tensor, ...], list[Tensor]]]:
-    """Returns a function or module, its arguments, and what gets gradients, by name."""
+    """Returns the cases by name: a function or module, its arguments, and the tensors that get gradients."""
 
     def rows() -> Tensor:
         return distribute_tensor(torch.randn(*SIZE), mesh, [Shard(0)])

@@ -8,8 +8,8 @@ Two Llamas with random weights, on one thread. The ways of a case take turns, an
 - ``one prompt``, 2 layers of width 256: a dense tensor of one row; a ragged tensor of one row.
 - ``16 prompts`` of 5 to 800 tokens, 4 layers of width 1024: a table with a mask; ragged prompts with a `RaggedCache`.
 
-Prints the median time of each way, and the median of their ratios. Times are those of the processor, so other
-processes count little.
+Prints the median time of each way, and the median of their ratios. Times are processor times, which other processes
+affect little.
 """
 
 from __future__ import annotations

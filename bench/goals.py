@@ -30,6 +30,7 @@ from bench import (
 )
 from bench.gpu.report import OF_BUCKETS, OF_FILL, OF_FLOOR
 from bench.gpu.stages import calls, int8, model, padded, training
+from bench.modules import CHECKS
 from bench.report import MICROSECONDS, Row, load_rows, wide_console
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,8 +40,8 @@ OVER_STOCK = {"inference": {1: 0.22, 5: 0.29, 20: 0.34}, "training": {1: 0.3, 5:
 OVER_PLAIN = {"inference": 0.95, "training": 0.58}
 BEHIND_DYNAMO = {"inference": 0.45, "training": 0.52}
 OF_MODULES = {
-    "396 parameters, what is asked": 0.8,
-    "12 layers, int8 weights, what is asked": 0.45,
+    f"396 parameters, {CHECKS}": 0.8,
+    f"12 layers, int8 weights, {CHECKS}": 0.45,
     "12 layers, int8 weights, with Inductor, batch 1": 0.45,
     "12 layers, int8 weights, with Inductor, batch 4": 0.45,
     "12 layers, int8 weights, with Inductor, batch 8": 0.45,
@@ -52,7 +53,7 @@ INT8_OVER_FLOATS = {
     "dynamic": {1: 0.4, 16: 1.05, 256: 1.05},
 }
 INT8_OVER_TORCHAO, INT8_DECODE = 1.1, 0.7
-# A training step over long rows, over that of a dense table, in the same way or compiled by stock.
+# The time of a training step over long rows, relative to a dense table in the same way or compiled by stock.
 LONG_ROWS = {
     "PaddedTensor, eager": ("/ dense, eager", 1.5),
     f"PaddedTensor, {DIRECT}": ("/ dense, torch.compile", 1.05),
@@ -61,7 +62,7 @@ LONG_ROWS = {
 }
 DTENSORS_OVER_STOCK = 0.3
 JAGGED_OVER_VARLEN = 1.05  # a training step on a GPU
-# Wall time of a warm start over stock's, and seconds of imports over what was imported before.
+# Wall time of a warm start over stock's.
 WARM_STARTS = {
     "x * 2, inference": 0.8,
     "x * 2, training": 0.8,
@@ -81,7 +82,7 @@ class Goal:
     """A figure and its goal.
 
     Attributes:
-        name: What the figure measures.
+        name: The measured subject.
         wanted: The goal.
         measured: The figure.
         at_least: Whether the goal is a lower bound; otherwise it is an upper bound.

@@ -4,8 +4,8 @@
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m bench.int8_kernels --name int8-kernels-avx2
 
 The limits in `products.py` and `integers.py` of `subclasses/int8/matmul/` are from this table. A figure is the
-processor time of the thread in the fastest tenth of the calls, so that it means something on a machine that others use
-too. The matrix fits into the cache: what counts is arithmetic, not the memory.
+processor time of the thread in the fastest tenth of the calls, which other processes affect little. The matrix fits
+into the cache, so that the figures measure arithmetic, not memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def time_calls(calls: Mapping[str, Callable[[], object]]) -> dict[str, Timing]:
 
 
 def float_calls(rows: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
-    """Returns ``x @ q.T`` and ``g @ q`` by each kernel, and by that of floats."""
+    """Returns calls of ``x @ q.T`` and ``g @ q`` by each kernel for int8, and by the kernel for floats."""
     q = torch.randint(-128, 128, (HEIGHT, WIDTH), dtype=torch.int8)
     w, x, g = (torch.randn(size).to(dtype) for size in ((HEIGHT, WIDTH), (rows, WIDTH), (rows, HEIGHT)))
     calls: dict[str, Callable[[], object]] = {
@@ -68,7 +68,7 @@ def integer_calls(rows: int) -> dict[str, Callable[[], object]]:
 
 
 def rows_of(group: str, timings: Mapping[str, Timing], references: Mapping[str, str]) -> list[Row]:
-    """Returns a table: each kernel relative to the first of `references` that the end of its name asks for."""
+    """Returns a table: each kernel relative to the first of `references` whose key ends the kernel's name."""
     rows = []
     for name, timing in timings.items():
         of = next(reference for end, reference in references.items() if name.endswith(end))

@@ -4,10 +4,10 @@
     python -m bench.int8_sizes --sizes 4096 --kinds weight-only dynamic --batches 1 16 256
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m bench.int8_sizes ...    # as if there were AVX2 alone
 
-Each layer is compared with a linear layer of floats and with torchao's of the same kind, both compiled by
-`torch.compile`, in one process and in turns. Two threads. A turn calls a layer twice and times the second call, so
-that all find in the caches what their own first call left there. A figure is the median of the fastest tenth of the
-turns: on a machine that others use too, the rest measures the scheduler, which lets one of two threads wait.
+Each layer is compared with a linear layer of floats and with torchao's layer of the same kind, both compiled by
+`torch.compile`. All run in turns, in one process with two threads. A turn calls a layer twice and times the second
+call, so that each layer finds its own data in the caches. A figure is the median of the fastest tenth of the turns: on
+a shared machine, the other turns measure the scheduler, which lets one of two threads wait.
 
 *A decode step* runs four layers of width 1024, with attention over a cache of 128 keys, on one row.
 """
@@ -80,7 +80,7 @@ def make_calls(layer: nn.Module, x: Tensor, kinds: list[str], mode: str) -> dict
 
 
 def bind(module: Callable[[Tensor], Tensor], x: Tensor, mode: str) -> Callable[[], Any]:
-    """Returns a call: inference, or a step of training that asks for the gradient of the input alone."""
+    """Returns a call: inference, or a step of training with the gradient of the input alone."""
     if mode == "inference":
 
         def call() -> Any:
@@ -143,8 +143,8 @@ def make_decode(
 # ---------------------------------------------------------------------------------------------------------
 
 
-# Frames between a turn and the loop around it. Where a large frame does not fit into the rest of a 16 KiB chunk of the
-# interpreter's stack, each call maps a new chunk and unmaps it: up to 100 µs for a call with hundreds of arguments.
+# Frames between a turn and the loop around it. The interpreter's stack has chunks of 16 KiB. If a frame does not fit
+# into the rest of a chunk, each call maps a new one and unmaps it. That takes up to 100 µs for large frames.
 DEPTHS = range(0, 160, 8)
 
 

@@ -53,7 +53,7 @@ def unflatten(x: Any) -> Callable[[], Tensor]:
 
 
 class Held(TensorSubclass, fallback="materialize"):
-    """A value whose inner tensors are read with gradients: as ``unwrap`` and as what ``materialize`` computes."""
+    """A value whose inner tensors are read with gradients, by ``unwrap`` and by ``materialize``."""
 
     a: Tensor = inner(differentiable=True)
     b: Tensor = inner()

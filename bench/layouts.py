@@ -1,7 +1,7 @@
 """Benchmarks the library's classes and their rivals: int8 weights, and a block over ragged rows.
 
 *int8*: `F.linear` with an `Int8Tensor`, which multiplies floats by its integers, and with a dynamic one, which
-quantizes its input. Rivals: the hand-written weight of `examples/int8_weight.py`, which computes what the former does,
+quantizes its input. Rivals: the hand-written weight of `examples/int8_weight.py`, which computes as the former does,
 and torchao's layers of both kinds if it is installed.
 *rows*: `x + gelu(linear(layer_norm(x)))` over rows of uneven length, as a dense batch that computes on its padding,
 as `PaddedTensor`, as `JaggedTensor`, and as a tensor of `torch.nested`. Half of the padded batch is padding.

@@ -6,8 +6,8 @@ Sixteen rows, most of them short, so that a table of the width of the longest is
 once for each kind of batch and way to run it:
 
 *dense table*: padded with zeros, targets that `F.cross_entropy` ignores. It computes on its padding.
-*PaddedTensor*: the same table, whose padding is no value. *by length*: the rows in a table for each of four widths,
-which `propose_buckets` gave, and a loss that is their sum weighted by their entries.
+*PaddedTensor*: the same table, of which the padding has no value. *by length*: the rows in four tables, one for each
+width from `propose_buckets`; the loss is the sum of the tables' losses, weighted by their entries.
 *JaggedTensor*: no padding.
 
 Two threads. Before anything is timed, all losses are compared. A figure is the median of the fastest tenth of the

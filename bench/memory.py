@@ -1,7 +1,7 @@
 """Measures memory that stays allocated: per program, per wrapper instance without its inner tensors, and per call.
 
-`tracemalloc` counts Python's allocations. For instances, the C library counts those of the tensor's C++ half. Programs
-use the backend "eager", so that the memory of a compiler's kernels is not counted.
+`tracemalloc` counts Python's allocations. For instances, the C library counts the memory of the tensor's C++ half, too.
+Programs use the backend "eager", so that the memory of a compiler's kernels is not counted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """Returns the bytes allocated by `malloc`: those of C++, since Python's small objects have their own allocator.
+    """Returns the bytes allocated by `malloc`, mainly from C++: Python's small objects have their own allocator.
 
     Raises:
         AttributeError: The C library has no `mallinfo2`.
@@ -122,7 +122,7 @@ def growth_over_calls(make: Callable[[Callable], Callable], *, grad: bool) -> li
 
 
 def bytes_per_instance(make: Callable[[], Any]) -> dict[str, float]:
-    """Returns the bytes of one more instance over the same inner tensors: Python's, and those of its C++ half."""
+    """Returns the bytes of one more instance over the same inner tensors, in Python and in its C++ half."""
     kept: list[Any] = [None] * INSTANCES
 
     def fill() -> None:

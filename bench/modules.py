@@ -65,9 +65,10 @@ WAYS: dict[str, Callable[..., Any]] = {
     "torch.compile": lambda model, backend: torch.compile(model, backend=backend),
     "desugar.compile": lambda model, backend: desugar.compile(model, backend=backend),
 }
+CHECKS = "what is asked"  # ends the names of rows that time the checks of a call: their graph returns at once
 SUBJECTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Any]] = {
-    "396 parameters, what is asked": (lambda: make_deep(width=8), (BATCH, 8), return_at_once),
-    "12 layers, int8 weights, what is asked": (make_int8, (BATCH, 64), return_at_once),
+    f"396 parameters, {CHECKS}": (lambda: make_deep(width=8), (BATCH, 8), return_at_once),
+    f"12 layers, int8 weights, {CHECKS}": (make_int8, (BATCH, 64), return_at_once),
     "12 layers, int8 weights, with Inductor, batch 1": (make_int8, (1, 64), "inductor"),
     "12 layers, int8 weights, with Inductor, batch 4": (make_int8, (4, 64), "inductor"),
     "12 layers, int8 weights, with Inductor, batch 8": (make_int8, (8, 64), "inductor"),

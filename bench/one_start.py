@@ -1,12 +1,12 @@
-"""One start, in the process that `bench.starts` makes for it: a JSON object of seconds is printed.
+"""Times one start, in the process that `bench.starts` makes for it, and prints a JSON object of seconds.
 
     python -m bench.one_start imports                                      # import torch, then each of our packages
     python -m bench.one_start "20 ops, training" desugar.compile            # modules are imported where needed
-    python -m bench.one_start "20 ops, training" desugar.compile LIST.json  # those of a list are imported before
+    python -m bench.one_start "20 ops, training" desugar.compile LIST.json  # first imports the modules of a list
 
-The case is made before the clock starts. What is timed begins with the compiling function and ends with the first
-result, in training with the first gradients. The modules that were imported meanwhile are printed too; a list of them
-is what another process imports before. Nothing is imported at the top of this module but the standard library.
+The case is made before the clock starts. The clock runs from the call of the compiling function to the first result,
+or in training to the first gradients. The process also prints the modules that it imported meanwhile; `LIST.json` is
+such a list. The top of this module imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 PACKAGES = ("torch", "desugar", "subclasses.ragged", "subclasses.int8")
 STOCK, BACKEND, DIRECT = "torch.compile", 'torch.compile(backend="desugar")', "desugar.compile"
-# A call: the function or module to compile, its arguments, and what gets gradients.
+# A call: the function or module to compile, its arguments, and the tensors that get gradients.
 Call = tuple[Any, tuple[Any, ...], list[Any]]
 
 
@@ -88,7 +88,7 @@ def _compile(way: str, fn: Any) -> Any:
 
 
 def _run(fn: Any, args: tuple[Any, ...], wanted: list[Any]) -> list[Any]:
-    """Returns the result, and the gradients of what gets some for a result of ones."""
+    """Returns the result, and the gradients of the `wanted` tensors for a gradient of ones."""
     import torch
 
     with torch.set_grad_enabled(bool(wanted)):
@@ -146,8 +146,8 @@ def _read(path: Path) -> str:
 def measure_imports() -> dict[str, dict[str, float]]:
     """Imports the packages one after the other; each has the seconds that it takes after those before it.
 
-    `collecting` of them is the garbage collector's. Python collects among all objects when their number has grown for
-    long enough, so that what one import has left due falls into a later one.
+    `collecting` is the part of them in the garbage collector. Python collects among all objects when their number has
+    grown enough, so a collection that one import makes due may run in a later one.
     """
     found, collecting = {}, Collecting()
     gc.callbacks.append(collecting)
@@ -176,12 +176,12 @@ def measure_start(case: str, way: str, modules: Sequence[str] = ()) -> dict[str,
     """Starts a case in one way, after importing modules.
 
     Returns:
-        Seconds of the start, `wall` and `cpu`; of them those after Dynamo has made its graph, until there is a function
-        that runs it, `graph`; of the imports before the start, `imports`; and the names of the `modules` that were
-        imported in the start.
+        The seconds of the start, `wall` and `cpu`. The part of them from Dynamo's graph to a function that runs it,
+        `graph`. The seconds of the imports before the start, `imports`. The names of the `modules` that the start
+        imported.
 
     Raises:
-        AssertionError: the results are not those of eager mode.
+        AssertionError: the results differ from the results in eager mode.
     """
     torch = importlib.import_module("torch")
     torch.set_num_threads(1)

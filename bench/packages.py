@@ -1,9 +1,9 @@
-"""What a package costs: loading it in a fresh process, and a call beside the same function compiled.
+"""Times packages: loading one in a fresh process, and a call beside the same function compiled.
 
     python -m bench.packages --out bench/results/packages.json
 
-Loads and calls are measured in processor time, since nothing in them waits: a machine that others use, too, says more
-of that than of the wall clock.
+Loads and calls are measured in processor time, since nothing in them waits. On a shared machine it varies less than
+wall time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TURNS = 7
 MEASURED = "`python -m bench.packages` measures it."
 CALLS = 2000
 
-# Prints the milliseconds of what a process pays: for importing what packages need, and for loading one twice.
+# Prints milliseconds of a process: for importing the modules that packages need, and for loading a package twice.
 LOADING = """
 import importlib, sys, time
 import torch, desugar, subclasses.ragged, subclasses.int8
@@ -58,7 +58,7 @@ def make_cases() -> dict[str, tuple[nn.Module, Tensor]]:
 
 
 class Scales(nn.Module):
-    """Scales by one parameter after another: what is left of a call is the price of its parameters."""
+    """Scales by one parameter after another, so that most of a call is the handling of parameters."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def write_table(cases: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measures all cases, prints them, and writes them where asked, with the table of the page beside."""
+    """Measures all cases, prints them, and writes them to `--out`, with the table of the page beside."""
     parser = argparse.ArgumentParser(description="What a package costs.")
     parser.add_argument("--out", type=Path)
     out = parser.parse_args().out

@@ -244,7 +244,7 @@ def main() -> None:
             "Serving": measure_serving(options.device, options.rounds),
         }
     machine = describe_machine() | {"device": options.device}
-    lines = ["Measured by `python -m bench.padding`; see its docstring for what is what.", ""]
+    lines = ["Measured by `python -m bench.padding`; its docstring explains the columns.", ""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]
     for title, rows in tables.items():
         table = Table(*HEADINGS[title], title=title)

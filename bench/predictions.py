@@ -2,14 +2,14 @@
 
     python -m bench.predictions              # writes bench/results/predictions.json and .md
 
-Inductor compiles functions whose time is that of moving memory. Their bytes are counted as those of kernels on a GPU
-are (`bench.prediction.traffic`), and divided by the bandwidth of this machine, which a copy measures in the same
-rounds. A CPU reads a line of memory before it writes to it, a GPU does not: here, what is written and not read counts
-twice.
+Inductor compiles functions that spend their time on moving memory. `bench.prediction.traffic` counts their bytes as it
+does for kernels on a GPU. The predicted time is their bytes over the bandwidth of this machine, which a copy measures
+in the same rounds. A CPU reads a line of memory before it writes to it, a GPU does not. So a buffer that a kernel
+writes and does not read counts twice here.
 
 The error is how far the predicted time is off the measured one. It holds for the counting of bytes, not for a device:
-caches, launches and the speed of memory differ. A kernel that moves no more bytes a second when its operands fit into
-the cache is bound by arithmetic on one core, and its bytes alone do not tell its time.
+caches, launches and the speed of memory differ. Some kernels move no more bytes a second when their operands fit into
+the cache. Arithmetic on one core bounds these kernels, so their bytes alone do not predict their time.
 """
 
 from __future__ import annotations

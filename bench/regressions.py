@@ -5,9 +5,9 @@
     python -m bench.regressions old [new]                          # every file that both folders hold
 
 On the same machine with the same versions, times are compared. Otherwise the ratios to other rows of the same run are
-compared, since they carry over. A figure is worse if it grew by more than a tenth *and* the interquartile ranges of
-the two runs do not overlap (`low` of the new run is above `high` of the old one). A change with overlapping ranges is
-*noise*. Rivals and eager mode are shown and cannot fail.
+compared, since they carry over. A figure is worse if it grew by more than a tenth *and* the interquartile ranges do not
+overlap: `low` of the new run is above `high` of the old one. A change with overlapping ranges is *noise*. Rivals and
+eager mode are shown and cannot fail.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _compare(before: Row | None, after: Row, by_ratio: bool) -> Change:
     growth = min(references, key=lambda growth: abs(growth - 1)) if by_ratio and references else timed
     if 1 / THRESHOLD <= growth <= THRESHOLD:
         return Change(after, growth, "")
-    if growth == 0:  # a count, such as that of launches, has gone to none
+    if growth == 0:  # a count, such as the number of launches, has gone to none
         return Change(after, growth, "better")
     pace = timed / growth  # by how much the machine as a whole is slower in the new run
     if growth > 1:

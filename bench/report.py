@@ -24,7 +24,7 @@ class Row:
 
     Attributes:
         group: The table of the row; the rows of a group are consecutive.
-        name: What was measured.
+        name: The measured subject.
         timing: The figure, in `unit`.
         ratios: Heading -> ratio.
         unit: The heading of the figures.
@@ -39,9 +39,9 @@ class Row:
     ours: bool = False
 
     def cells(self, ratios: Iterable[str]) -> list[str]:
-        """Returns the cells of a table row, with those of its ratios that the table has; the others are blank."""
-        found = (f"{self.ratios[name]:.2f}" if name in self.ratios else "" for name in ratios)
-        return [self.name, str(self.timing), *found]
+        """Returns the cells of a table row with these ratios; a ratio that the row lacks is blank."""
+        cells = (f"{self.ratios[name]:.2f}" if name in self.ratios else "" for name in ratios)
+        return [self.name, str(self.timing), *cells]
 
 
 def group_rows(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:

@@ -53,7 +53,7 @@ class Subject:
 
 
 def run_program(program: str) -> dict[str, Any]:
-    """Runs lines that stand in this file, and returns the names that they bind."""
+    """Runs lines of this file, and returns the names that they bind."""
     names: dict[str, Any] = {}
     exec(program, names)  # noqa: S102
     return names
@@ -201,9 +201,9 @@ OTHERS = [
                 "class Other(torch.Tensor):\n"
                 "    @classmethod\n"
                 "    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):\n"
-                "        return 'asked'\n\n"
+                "        return 'called'\n\n"
                 "other = torch.Tensor._make_subclass(Other, torch.ones(w.shape))\n"
-                "assert torch.hypot(w, other) == 'asked'",
+                "assert torch.hypot(w, other) == 'called'",
                 "TypeError: 'NotImplementedType' object is not callable",
             ),
         },
@@ -225,10 +225,10 @@ OTHERS = [
                 "class Other(torch.Tensor):\n"
                 "    @classmethod\n"
                 "    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):\n"
-                "        assert TwoTensor in types, 'asked about a part'\n"
+                "        assert TwoTensor in types, 'called with an inner tensor'\n"
                 "        return NotImplemented\n\n"
                 "torch.hypot(w, torch.Tensor._make_subclass(Other, torch.ones(4, 6)))",
-                "AssertionError: asked about a part",
+                "AssertionError: called with an inner tensor",
             ),
             "inner_requires_grad": Reproduction(
                 "a = torch.randn(4, 6, requires_grad=True)\n"

@@ -4,7 +4,7 @@
     python -m bench.scoreboard --all                 # all of them, some minutes
     python -m bench.scoreboard --write               # the page alone, from bench/results/scoreboard.json
 
-The classes, and a program for each broken promise of another library, stand in `bench/reproductions.py`.
+`bench/reproductions.py` has the classes, and a program for each broken promise of another library.
 """
 
 from __future__ import annotations

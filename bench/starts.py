@@ -1,9 +1,9 @@
-"""Benchmarks starts: what a fresh process spends until its first result, with cold and with warm caches.
+"""Benchmarks starts: the time of a fresh process until its first result, with cold and with warm caches.
 
     python -m bench.starts                      # about an hour; writes bench/results/starts.*
     python -m bench.starts --turns 3 --cases "20 ops, training"
     python -m bench.starts --store on           # only with caches of programs: half an hour
-    python -m bench.starts --lazy               # what a start imports is imported, and timed, where it is needed
+    python -m bench.starts --lazy               # a start imports modules where it needs them, and the imports are timed
 
 A *cold start* is a process with an empty cache directory. A *warm start* is a second process, with the directory that
 the cold one left behind. Each turn makes both, for every case and way, in a new random order. Stock's and ours are
@@ -13,12 +13,15 @@ Both compilers keep programs for later processes: desugar in its store, stock in
 store* each starts once more with that cache off (``DESUGAR_STORE=0``, ``TORCHINDUCTOR_AUTOGRAD_CACHE=0``). Inductor's
 cache of kernels stays on.
 
-What is timed is described in `bench.one_start`. A first turn, which is not timed, finds what each start imports, and
-leaves its byte code in a folder of its own. In the other turns that is imported before, and *imports* tells the time.
-*Wall* is what the user waits for the rest; *cpu* is what the process and its children, compilers above all, spend
-meanwhile; *graph* is the part of the wall time after Dynamo has made its graph: what keeping more of a program than
-the store keeps could save at most. `--cases none` measures how long importing our packages takes, and nothing else;
-*collecting* of it is the garbage collector's.
+`bench.one_start` defines the timed part. A first turn, which is not timed, lists the modules that each start imports,
+and leaves their byte code in a folder of its own. In the other turns a process imports them before the start, and
+*imports* is the time of that.
+
+*Wall* is the time that the user waits for the start itself. *Cpu* is the processor time of the process and its
+children, mostly compilers. *Graph* is the part of the wall time after Dynamo has made its graph. A store that keeps
+more of a program could save this part at most.
+
+`--cases none` times the imports of our packages alone; *collecting* is the part in the garbage collector.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from bench.report import Row, load_rows, print_rows, save_rows
 from bench.timing import Timing, describe_machine, environment_with_byte_code
 
 ROOT = Path(__file__).parents[1]
-# Imports are timed with byte code, as those of installed packages are, whatever the environment says.
+# Imports are timed with byte code, as for installed packages, whatever the environment says.
 BYTE_CODE = Path(tempfile.gettempdir()) / "desugar-bench-byte-code"
 RESULTS = Path(__file__).parent / "results"
 NAME = "starts"
@@ -62,7 +65,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """What the row is called."""
+        """The name of the row."""
         return self.compiler if self.stored else self.compiler + OFF
 
 
@@ -82,7 +85,7 @@ def ways_of(store: str) -> list[Way]:
 
 
 def run_process(arguments: Sequence[str], cache: Path, stored: bool = True) -> Any:
-    """Runs `bench.one_start` in a fresh process with a cache directory; returns what it prints.
+    """Runs `bench.one_start` in a fresh process with a cache directory; returns the JSON that it prints.
 
     Raises:
         RuntimeError: The process failed.
@@ -123,7 +126,7 @@ def measure_starts(turns: int, cases: Sequence[str], ways: Sequence[Way], *, laz
 
 
 def _start_twice(case: str, way: Way, lists: Sequence[Path] = ()) -> list[Any]:
-    """Makes a cold and a warm start; each imports what its list says before."""
+    """Makes a cold and a warm start; each first imports the modules of its list."""
     with tempfile.TemporaryDirectory() as folder:
         return [
             run_process([case, way.compiler, *map(str, lists[n : n + 1])], Path(folder), way.stored)
@@ -132,7 +135,7 @@ def _start_twice(case: str, way: Way, lists: Sequence[Path] = ()) -> list[Any]:
 
 
 def measure_imports(turns: int) -> list[Row]:
-    """Returns the rows of what importing takes: each package after those before it."""
+    """Returns the rows of imports: each package is imported after the packages before it."""
     samples = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         run_process(["imports"], Path(folder))  # the first one may still write byte code

@@ -22,7 +22,7 @@ GOALS = [
 ]
 
 
-# What a read of an inner tensor, or the method that the author wrote, costs over the least that it can.
+# The time of a read of an inner tensor, or of a method of the author, over the least that it can take.
 READS = [
     ("x.unwrap('a'), with grad", "declared", 1.8, "bare function"),
     ("x.materialize(), without grad", "declared", 2.5, "two plain tensors"),

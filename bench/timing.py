@@ -87,7 +87,7 @@ def copy_function(fn: FunctionType) -> FunctionType:
 
 
 def environment_with_byte_code(folder: Path) -> dict[str, str]:
-    """Returns the environment of a process that keeps byte code in a folder, as that of installed packages is kept."""
+    """Returns the environment of a process that keeps byte code in a folder, as installed packages have it."""
     environment = os.environ | {"PYTHONPYCACHEPREFIX": str(folder)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return environment

@@ -76,7 +76,7 @@ def walk_calls() -> tuple[Walk, Walk]:
         x, w = Pair(torch.randn(3), torch.randn(3)), torch.randn(3, requires_grad=True)
         gradient = y.detach().cotangent(*ones)
         collects = gc.isenabled()
-        gc.disable()  # what ends with objects that were made before is no part of the call
+        gc.disable()  # a collection of older objects is not a part of the call
         sys.setprofile(walk)
         try:
             y = function(x, w)

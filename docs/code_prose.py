@@ -1,8 +1,8 @@
 """The rules for sentences, which ``python -m docs.prose`` applies to pages, docstrings, comments and messages.
 
-A code span is one word, and code blocks are left out. Comments on neighbouring lines are one text. A message is any
-string of at least five words: the text of an error, a warning, a log line or a report. A placeholder of an f-string is
-one word.
+A code span is one word. Code blocks and indented commands are left out. Comments on neighbouring lines are one text. A
+message is any string of at least five words: the text of an error, a warning, a log line or a report. A string that
+Python parses is a program, not a message. A placeholder of an f-string is one word.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ HABITS = {
 }
 SPAN, WORD = re.compile(r"(?::[\w:]+:)?(`+)[^`]+\1"), re.compile(r"[\w'-]+")
 SPANS = re.compile(r"\bcode\d*(?:,\s+code\d*)+")  # a list of code spans is one word
-BLOCK = re.compile(r"(?<=::\n)(?:[ \t]*\n|[ \t]+\S.*(?:\n|\Z))+")
-END = re.compile(r"(?<=[.:?!])[)\"'”*_]*\s+|\n\s*\n|\n\s*(?:[-*]|\d+\.|:) |\n(?=\s*[*\w]+: )")
+BLOCK = re.compile(
+    r"(?<=::\n)(?:[ \t]*\n|[ \t]+\S.*(?:\n|\Z))+|(?m:^ {4}(?:\w+=\S+ )*(?:python|make|torchrun) .*(?:\n|\Z))"
+)
+END = re.compile(r"(?<=[.:?!])[)\"'”*_]*\s+|\n\s*\n|\n\s*(?:[-*]|\d+\.|:) |\n(?=\s*[*\w]+: |\|)")
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
@@ -58,8 +60,16 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
             (row, column), block = token.start, [*block, token.string.lstrip("# ")]
     yield row - len(block) + 1, "\n".join(block)
     for line, text in messages(tree, documented):
-        if len(text.split()) >= 5:
+        if len(text.split()) >= 5 and not is_program(text):
             yield line, text
+
+
+def is_program(text: str) -> bool:
+    """Returns whether Python parses a text."""
+    try:
+        return bool(ast.parse(text))
+    except (SyntaxError, ValueError):  # a ValueError for null bytes
+        return False
 
 
 def messages(node: ast.AST, documented: set[ast.AST | None]) -> Iterator[tuple[int, str]]:
@@ -107,6 +117,6 @@ def by_rules(path: str, source: str) -> Iterator[str]:
 
 def find() -> Iterator[str]:
     """Yields all findings."""
-    for package in ("subclasses", "desugar", "docs"):
+    for package in ("subclasses", "desugar", "docs", "bench", "examples", "typing_tests"):
         for path in sorted((ROOT / package).rglob("*.py")):
             yield from by_rules(path.relative_to(ROOT).as_posix(), path.read_text())

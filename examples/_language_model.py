@@ -1,4 +1,4 @@
-"""What the ragged language model's examples share: its data, lines of very uneven length, and the model."""
+"""The ragged language model that several examples share, and its data: lines of very uneven length."""
 
 import random
 import sysconfig
@@ -91,13 +91,13 @@ class LanguageModel(nn.Module):
         return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten(0, 1))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """`[B, T, 256]`: what comes after each byte."""
+        """The logits of the byte after each byte, `[B, T, 256]`."""
         x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
         return self.head(self.norm(self.blocks(x)))
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """What all the examples train with."""
+    """The optimizer of all the examples."""
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
 
 

@@ -1,4 +1,4 @@
-"""What `serve_llm.py` serves, in plain PyTorch: a small Llama over bytes, requests, and one request alone."""
+"""The model of `serve_llm.py` in plain PyTorch: a small Llama over bytes, requests, and one request alone."""
 
 import random
 import time
@@ -20,7 +20,7 @@ VOCABULARY = 256
 # ---------------------------------------------------------------------------------------------------------
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Takes the number of a layer and its new queries, keys and values; returns what the queries attend to.
+"""Takes the number of a layer and its new queries, keys and values; returns the result of attention.
 
 Queries and the result are `[B, T, heads, D]`, keys and values `[B, T, heads / GROUP, D]`.
 """
@@ -67,7 +67,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Predicts what follows the last token of each row."""
+    """Predicts the token after the last one of each row."""
 
     rotation: Tensor
 

@@ -1,4 +1,4 @@
-"""What the ragged language model's examples take on the command line, and how they fail."""
+"""The command-line options of the ragged language model's examples, and the way that they fail."""
 
 from typing import Annotated, NoReturn
 

@@ -1,4 +1,4 @@
-"""What the ragged language model's example shows: a progress bar, a table, a picture, and its verdict."""
+"""The report of the ragged language model's example: a progress bar, a table, a picture, and its verdict."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +13,13 @@ from rich.table import Table
 from _options import fail
 
 RELATIVE_TOLERANCE = 2e-6
-"""How far two ways' losses may lie apart at any step, relative to the loss.
+"""How far two ways' losses may differ at any step, relative to the loss.
 
-The ways add the same float32 numbers in different orders: one step's loss then differs by a few units in
-the last place (1.2e-7 each), and training carries the differences on. Measured over 100 steps, the ways depart
-from one another by up to 3e-7 in float32, as does dense eager with its rows in reverse order, and by 4e-15 in
-float64. (At twice the learning rate the same training grows a rounding error a hundredfold.) A wrong count of
-tokens, or padding that reaches a gradient, shows at 1e-3 and more.
+The ways add the same float32 numbers in different orders. One step's loss then differs by a few units in the
+last place (1.2e-7 each), and training carries the differences on. Over 100 steps, the ways differ by up to
+3e-7 in float32 and by up to 4e-15 in float64. Dense eager differs from itself by 3e-7, too, with its rows in
+reverse order. (At twice the learning rate the same training grows a rounding error a hundredfold.) A wrong
+count of tokens, or padding that reaches a gradient, makes a difference of 1e-3 and more.
 """
 
 tick_progress = partial(track, console=Console(stderr=True))  # leaves standard output to the table
@@ -27,7 +27,7 @@ tick_progress = partial(track, console=Console(stderr=True))  # leaves standard 
 
 @dataclass(frozen=True)
 class Result:
-    """What one way of training did: its loss and time at each step, over `tokens` real tokens in all."""
+    """The loss and the time of each step of one way of training, over `tokens` real tokens in all."""
 
     name: str
     losses: list[float]

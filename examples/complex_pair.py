@@ -1,9 +1,9 @@
 """A complex tensor made of two real ones.
 
-Useful where a device or a compiler knows no complex numbers. Rules cover arithmetic, products of matrices and
-what acts on both parts alike; every other op runs on the complex tensor that the pair stands for. The script puts
-the class to the conformance kit and counts how many of PyTorch's own list of ops are right, beside the complex
-tensor that PyTorch itself brings along, if it does.
+Useful where a device or a compiler does not support complex numbers. Rules cover arithmetic, products of matrices, and
+ops that act on both parts alike. Every other op runs on the complex tensor that the pair represents. The script puts
+the class to the conformance kit, and counts how many of PyTorch's own list of ops are right. It also counts them for
+PyTorch's own class of this kind, if there is one.
 
     python examples/complex_pair.py
 """
@@ -51,7 +51,7 @@ def parts(value: Any) -> tuple[Any, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# What acts on both parts alike
+# Ops that act on both parts alike
 # ---------------------------------------------------------------------------------------------------------
 
 
@@ -75,7 +75,7 @@ def alike(func, x, *args, **kwargs):
 
 @ComplexPair.implements(aten.as_strided.default)
 def as_strided(func, x, size, stride, offset=None):
-    """What torch.compile remakes a view with; `im` may start elsewhere than `re`."""
+    """Remakes a view in torch.compile; `im` may start elsewhere than `re`."""
     start = x.re.storage_offset() if offset is None else offset
     shift = x.im.storage_offset() - x.re.storage_offset()
     return ComplexPair(func(x.re, size, stride, start), func(x.im, size, stride, start + shift))
@@ -162,7 +162,7 @@ def absolute(func, x):
 
 Rejoin = Callable[[Any], Tensor]
 
-# Where PyTorch's own class fails, with what the op means for complex numbers.
+# Ops with which PyTorch's own class fails, and their meaning for complex numbers.
 KNOWN_TROUBLE: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
     "softmax": (lambda x: x.softmax(-1), lambda z: z.exp() / z.exp().sum(-1, keepdim=True)),
     "addr": (lambda x: torch.addr(x, x[:, 0], x[0]), lambda z: z + z[:, :1] * z[:1]),
@@ -192,12 +192,12 @@ def pytorch_class() -> tuple[Callable[[Tensor], Tensor], Rejoin] | None:
 
 
 def count(wrap: Callable[[Tensor], Tensor], rejoin: Rejoin, ops: Collection[str] | str = "all") -> Verdicts:
-    """How PyTorch's own list of ops, or those of these names, fare: right, refused or wrong."""
+    """How many of PyTorch's own list of ops, or of the named ones, are right, refused or wrong."""
     return sweep(lambda: wrap(torch.randn(4, 6, dtype=torch.complex64)), wrap=wrap, reference=rejoin, ops=ops)
 
 
 def judge(name: str, wrap: Callable[[Tensor], Tensor], rejoin: Rejoin) -> str:
-    """The same for one op of those that are known for trouble."""
+    """The same for one op of `KNOWN_TROUBLE`."""
     z, (run, meaning) = torch.randn(4, 4, dtype=torch.complex64), KNOWN_TROUBLE[name]
     try:
         right = torch.allclose(rejoin(run(wrap(z))), meaning(z), atol=1e-4)

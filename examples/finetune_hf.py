@@ -9,12 +9,12 @@ are long, so about a quarter of a padded table is real. Three ways lay out a bat
   for packed rows on the CPU.
 - ragged: `RaggedCollator` returns `JaggedTensor`s, and the call of the model stays as it is.
 
-All ways start from the same weights, see the same batches, and take turns step by step in one process, in an order
+All ways start from the same weights and see the same batches. They take turns step by step in one process, in an order
 shuffled at each step. A step is forward, backward and update. Making a batch is not timed: a data loader does it
 meanwhile. The script fails if the losses of a step differ by more than 1e-4 of each other.
 
 Memory is measured in a process for each way, on Linux: how far the steps raise its resident memory at most, above
-weights and optimizer. The first step, which compiles, is timed there, too, without what earlier processes compiled. It
+weights and optimizer. The first step, which compiles, is timed there, too, without the caches of earlier processes. It
 is forward and backward.
 
     python examples/finetune_hf.py

@@ -1,12 +1,12 @@
 """Let a language model continue prompts of 32 different lengths, in tables of four widths: four programs.
 
 A server meets prompts of any length. A program for each length would be compiled for ever, and recorded anew as a
-CUDA graph. A `PaddedTensor` keeps the lengths on the device: they are data like the tokens, and what a program is
-compiled for is the width of the table alone. With widths in buckets of eight, all lengths up to 32 are served by
-four programs, and no step waits to learn a length.
+CUDA graph. A `PaddedTensor` keeps the lengths on the device: they are data like the tokens, and a program is compiled
+for the width of the table alone. With widths in buckets of eight, four programs serve all lengths up to 32, and no
+step waits to read a length.
 
-What the padding holds reaches no result, so each prompt goes on as it would by itself; the script fails if one does
-not (in float64, where the most likely byte is no matter of rounding).
+The padding reaches no result, so each prompt goes on as it would by itself, and the script fails if one does not. It
+computes in float64, so that rounding does not choose the most likely byte.
 
     python examples/generate_ragged_lm.py --steps 60
 """
@@ -32,9 +32,9 @@ NextByte = Callable[[Tensor], Tensor]
 
 
 def continue_batch(next_byte: NextByte, prompts: list[Tensor]) -> list[Tensor]:
-    """Lets every prompt grow at once, until the longest that the model was asked about had `LONGEST` bytes."""
+    """Lets every prompt grow at once, until the longest input of the model has `LONGEST` bytes."""
     tokens, longest = PaddedTensor.from_tensors(prompts, multiple=BUCKET), max(map(len, prompts))
-    for length in range(longest, LONGEST + 1):  # the host counts by itself: no step asks how long a row is
+    for length in range(longest, LONGEST + 1):  # the host counts by itself: no step reads the length of a row
         new = next_byte(tokens)
         tokens = tokens.to_padded(multiple=BUCKET, at_least=length + 1).append(new)
     return tokens.to_tensors()
@@ -49,7 +49,7 @@ def continue_row(next_byte: NextByte, prompt: Tensor, steps: int) -> Tensor:
 
 @torch.no_grad()
 def generate_by_bucket(model: LanguageModel, backend: str) -> None:
-    """Continues the prompts of each bucket as one batch; prints what that took, fails if a row is not its own.
+    """Continues the prompts of each bucket as one batch; prints its cost, fails if a row is wrong.
 
     Raises:
         typer.Exit: a batch's row differs from the prompt continued by itself, or programs are not four.

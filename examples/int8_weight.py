@@ -1,6 +1,6 @@
 """An int8 weight, declared, beside the same thing written by hand.
 
-A matrix of int8 numbers with one scale for each row stands for a matrix of floats, in a quarter of the memory.
+A matrix of int8 numbers with one scale for each row represents a matrix of floats, in a quarter of the memory.
 `F.linear` multiplies with the integers and scales the result; everything else runs on the floats. The script
 counts the lines of both classes, takes each the same ways, and puts both to the conformance kit.
 
@@ -222,7 +222,7 @@ WAYS = {
 
 
 def try_ways(cls: Any) -> dict[str, str]:
-    """What became of each way: "yes", "wrong", or the error."""
+    """The outcome of each way: "yes", "wrong", or the error."""
     verdicts = {}
     for name, way in WAYS.items():
         torch.manual_seed(0)

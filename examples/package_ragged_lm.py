@@ -1,9 +1,9 @@
 """Save a trained language model as packages, and use them in a process that has neither the model nor a compiler.
 
 Two files: the int8 model that continues prompts of any lengths, and the float model's training step. A second process
-gets the files and text alone. It imports no module of this folder, so it does not know the class of the model; it
-takes no `torch.compile` either. The script fails if its text, or one of its losses, differs from what this process
-computes.
+gets the files and text alone. It imports no module of this folder, so it does not have the class of the model, and it
+does not call `torch.compile`. The script fails if its text, or one of its losses, differs from the result of this
+process.
 
     python examples/package_ragged_lm.py --steps 60
 """
@@ -31,7 +31,7 @@ from subclasses.ragged import JaggedTensor
 PROMPTS = [b"\nimport ", b"\ndef ", b"\n    return self.", b"\nfor name, value in sorted(items):"]
 NEW_BYTES = 12
 
-# What the second process runs: the library, two files, and text.
+# The program of the second process: it has the library, two files, and text.
 CLIENT = """
 import json, sys, time
 import torch

@@ -1,9 +1,9 @@
 """Two towers that learn which modules a Python file needs, from the standard library's own source.
 
-A file is the names and the attributes that it uses (what its import statements bind is left out), each with a weight
-for how often; a module is an item. Both are rows of a `KeyedJaggedTensor`: some files use five names and some two
-thousand, so every batch has other lengths. One tower pools a file's names and attributes, the other looks the module
-up, and the product of the two says how well they go together. Compiled, one program serves all batches.
+A file is the names and the attributes that it uses, each with a weight for how often. Names that its import statements
+bind are left out. A module is an item. Both are rows of a `KeyedJaggedTensor`: some files use five names and some two
+thousand, so every batch has other lengths. One tower pools a file's names and attributes, and the other looks up the
+module. The product of the two says how well they go together. Compiled, one program serves all batches.
 
     python examples/recommend_imports.py
 """
@@ -31,7 +31,7 @@ Row = tuple[list[int], list[float]]  # ids and their weights
 
 @dataclass
 class Data:
-    """What is known of each file, key by key, and which modules it imports."""
+    """The names and attributes of each file, key by key, and the modules that it imports."""
 
     sizes: dict[str, int]
     files: list[dict[str, Row]]
@@ -123,10 +123,11 @@ class TwoTowers(nn.Module):
 
 
 def loss_of(model: TwoTowers, batch: KeyedJaggedTensor, modules: Tensor, counts: Tensor) -> Tensor:
-    """Each file is to pick its module among all modules of the batch; the same one elsewhere is no mistake.
+    """The loss of picking each file's module among all modules of the batch.
 
-    A batch holds popular modules more often; taking the logarithm of how often off the scores makes up for it
-    (Yi et al., "Sampling-bias-corrected neural modeling for large corpus item recommendations", 2019).
+    The same module in another place does not count as a mistake. A batch holds popular modules more often. Subtracting
+    the logarithm of their counts from the scores makes up for it (Yi et al., "Sampling-bias-corrected neural modeling
+    for large corpus item recommendations", 2019).
     """
     file, module = model(batch)
     scores = file @ module.mT - counts[modules].log()
@@ -179,7 +180,7 @@ def ranked(model: TwoTowers, data: Data, files: range) -> Callable[[int], list[i
 
 
 def main() -> None:
-    """Trains in eager mode and compiled, and prints what each learned, and how fast."""
+    """Trains in eager mode and compiled, and prints the losses, the share of right guesses, and the times."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -195,7 +196,7 @@ def main() -> None:
     print(f"{len(data.files)} files, {len(held_out)} of them held out; {sizes.replace('module', 'modules')}")
     popular = Counter(module for imports in data.imports[:split] for module in imports).most_common(5)
     guessed = recall(data, held_out, lambda _: [module for module, _ in popular])
-    print(f"the five most imported modules: {guessed:.0%} of what the held-out files import")
+    print(f"the five most imported modules: {guessed:.0%} of the held-out files' imports")
 
     compiled = desugar.compile(loss_of, backend=options.backend)
     curves = []

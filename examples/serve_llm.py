@@ -11,9 +11,9 @@ length have one program for each bucket. Both functions write to the table in pl
 The table compares three ways. *alone*, the plain way, is eager PyTorch: one request at a time, with a cache of plain
 tensors that grows by `cat`. *in slots* is the server of this file in eager mode, *compiled* the same server with
 `desugar.compile`. Every request has to get the answer that it gets alone with the same weights, or the script fails.
-Two logits that rounding may swap count as a tie, and what follows a tie is not compared: quantized activations make
-one every hundred tokens or so (`--weight-only` makes none). The weights are random: the speed is that of a trained
-model, the text is not.
+Two logits that rounding may swap count as a tie, and tokens after a tie are not compared: quantized activations make
+one every hundred tokens or so (`--weight-only` makes none). The weights are random, so the text means nothing; a
+trained model has the same speed.
 
     python examples/serve_llm.py --width 512 --layers 4
 """
@@ -86,7 +86,7 @@ def prefill(model: Llama, cache: KVCache, slot: Tensor, prompt: PaddedTensor) ->
 
 
 def decode(model: Llama, cache: KVCache, tokens: Tensor) -> Tensor:
-    """The next token of every slot from its newest one, `[slots]`; what free slots get means nothing."""
+    """The next token of every slot from its newest one, `[slots]`; the token of a free slot means nothing."""
     logits = model(tokens[:, None], cache.lengths[:, None], cache.attend_next)
     cache.lengths.add_(cache.lengths > 0)
     return logits.argmax(-1)
@@ -154,7 +154,7 @@ def compare(model: Llama, kinds: list[str], requests: list[Request], slots: int,
     """Answers the requests in three ways with each of the `kinds` of weights; prints a table.
 
     Raises:
-        typer.Exit: an answer is not that of the request alone, or there are more programs than `PROGRAMS`.
+        typer.Exit: an answer differs from the answer to its request alone, or there are more than `PROGRAMS` programs.
     """
     table = Table(title=f"{len(requests)} requests: one at a time, in {slots} slots, and in slots compiled")
     for heading in ("weights", "way", "tokens / s", "first run, s", "programs", "as alone"):
@@ -183,7 +183,9 @@ def compare(model: Llama, kinds: list[str], requests: list[Request], slots: int,
     table.caption = f"Programs: for prompts in tables of {widths} places, for decode steps"
     Console().print(table)
     if not right:
-        fail("An answer is not that of its request alone, or there are too many programs; see the table.")
+        fail(
+            "An answer differs from the answer to its request alone, or there are too many programs: see the table."
+        )
 
 
 def main(
@@ -198,7 +200,7 @@ def main(
     quick: Quick = False,
     seed: Seed = 0,
 ) -> None:
-    """Serve one model with float and with int8 weights; fail if an answer is not that of its request alone."""
+    """Serve one model with float and int8 weights; fail if an answer differs from the answer to its request alone."""
     if width % (GROUP * HEAD_DIM):
         raise typer.BadParameter(f"{width} is not a multiple of {GROUP * HEAD_DIM}.", param_hint="'--width'")
     torch.manual_seed(seed)

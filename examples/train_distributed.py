@@ -1,15 +1,15 @@
 """Train low-rank adapters of an int8 language model on any number of processes.
 
-The data and the model are those of `train_ragged_lm.py`. In each step `TokenBatchSampler` gives every rank about as
-many tokens as the others, and `weighted_loss` makes the averaged gradient that of the joint batch, so the losses are
-the same on any number of ranks, except for rounding.
+The data and the model come from `train_ragged_lm.py`. In each step `TokenBatchSampler` gives every rank about as many
+tokens as the others. `weighted_loss` makes the averaged gradient equal to the gradient of the joint batch. So the
+losses are the same on any number of ranks, except for rounding.
 
 The weights of the linear layers are int8 and frozen (here random; a real job would load trained ones first). Beside
 each is a trained adapter of two factors; embeddings and norms are trained too. Each block is compiled by itself,
-then given to `fully_shard` (FSDP2). The device and the backend of the group are what the machine has.
+then given to `fully_shard` (FSDP2). The machine determines the device and the backend of the group.
 
-A checkpoint may be loaded by another number of ranks; the job then compares its loss on held-out lines with the one
-that was saved. `make train-distributed` saves on two ranks and goes on with one:
+A checkpoint may be loaded by another number of ranks. The job then compares its loss on held-out lines with the saved
+loss. `make train-distributed` saves on two ranks and goes on with one:
 
     torchrun --standalone --nproc-per-node 2 examples/train_distributed.py --steps 30 --save demo-out/checkpoint
     torchrun --standalone --nproc-per-node 1 examples/train_distributed.py --steps 40 --load demo-out/checkpoint
@@ -90,7 +90,7 @@ def make_loader(lines: list[Tensor], tokens: int, seed: int) -> DataLoader[Batch
 
 @dataclass
 class Job:
-    """A model, what it is trained on, and how far it is."""
+    """A model, its data, and its progress."""
 
     model: nn.Module
     loader: DataLoader[Batch]
@@ -141,7 +141,7 @@ class Job:
         return mean_over_ranks(torch.stack(losses).sum(), sum(counts)).item()
 
     def state(self, **more: Any) -> dict[str, Any]:
-        """What a checkpoint holds: of the tensors each rank has its shards."""
+        """The contents of a checkpoint; each rank has its shards of the tensors."""
         weights, moments = get_state_dict(self.model, self.optimizer)
         return {"weights": weights, "moments": moments, "done": asdict(self.done), **more}
 
@@ -167,7 +167,7 @@ class Job:
 
 
 def main(  # noqa: PLR0913 - the command line
-    steps: Annotated[int, typer.Option(help="Steps in all, those of a loaded checkpoint included.")] = 40,
+    steps: Annotated[int, typer.Option(help="Steps in all, with the steps of a loaded checkpoint.")] = 40,
     tokens: Annotated[int, typer.Option(help="Tokens of a step, on all ranks together.")] = 4096,
     every: Annotated[int, typer.Option(help="Steps between two lines of the report.")] = 10,
     save: Annotated[Path | None, typer.Option(help="Folder of the checkpoint that is saved.")] = None,

@@ -2,20 +2,20 @@
 
 The data are the lines of the Python standard library's own source: most are short, some are long, so a
 batch of random lines that is padded to a rectangle is about half padding. A `JaggedTensor` holds the same
-batch without it. The model (`_language_model.py`) is written once; what differs between the ways is how a
-batch is laid out (`dense` or `jagged`) and what runs the model (eager, stock `torch.compile`,
-`desugar.compile`).
+batch without it. The model (`_language_model.py`) is written once. The ways differ in the layout of a batch
+(`dense` or `jagged`) and in how they run the model (eager, stock `torch.compile`, `desugar.compile`).
 
-All five start from the same weights, see the same batches, and take turns step by step in one process, in
-an order shuffled at each step, so that noise hits all alike. Making a batch is not timed: a data loader
-would do it meanwhile. Two batches, a full and a short one, are warm-up in every way: they are run forward
-and backward without an update, which compiles what is to be compiled, and are not timed either.
+All five start from the same weights and see the same batches. They take turns step by step in one process,
+in an order shuffled at each step, so that noise hits all alike. Making a batch is not timed: a data loader
+would do it meanwhile. Two batches, a full and a short one, warm up each way: they run forward and backward
+without an update, which compiles the programs, and are not timed either.
 
-Only real tokens count in the loss, so its value does not depend on the layout, and the script fails if the
-ways disagree by more than float32 rounding (`RELATIVE_TOLERANCE`).
+Only real tokens count in the loss, so its value does not depend on the layout. The script fails if the ways
+disagree by more than float32 rounding (`RELATIVE_TOLERANCE`).
 
-Afterwards the trained model continues prompts of 32 lengths, as a `PaddedTensor` (`generate_ragged_lm.py`),
-and is quantized to int8, which prints bytes, speed and loss beside float (`quantize_ragged_lm.py`).
+Afterwards the trained model continues prompts of 32 lengths, as a `PaddedTensor` (`generate_ragged_lm.py`).
+It is also quantized to int8, and the script prints bytes, speed and loss beside float
+(`quantize_ragged_lm.py`).
 
     python examples/train_ragged_lm.py --steps 60 --out demo-out/train_ragged_lm.png
 """
@@ -47,7 +47,7 @@ from quantize_ragged_lm import compare_quantized
 
 @dataclass
 class Way:
-    """A layout, a model with an optimizer of its own, and what was measured."""
+    """A layout, a model with an optimizer of its own, and its losses and times."""
 
     name: str
     layout: Callable[[list[Tensor]], Batch]

@@ -283,6 +283,8 @@ of` it::
     text that stands for code
 
 Not that of it.
+
+    python -m rules        # those of it
 """
 
 x = "the one that asks"
@@ -299,6 +301,7 @@ class A:
     """
 
     raise ValueError(f"{{x}} is {{y}} " "of, x is what it is")
+    run(f"w = 'that of'; x, y, z = {{w}}, {{w}}, w")
     log.info(
         "the cause and the mend of it, %s", "that of " "y", "that of a b c".split()
     )
@@ -332,13 +335,13 @@ test_what_is_found_in_prose = giving(
             [
                 "of.py:1: 'What': name the subject",
                 "of.py:6: 'that of': repeat the noun, or write its genitive",
-                "of.py:18: 'the one that': repeat the noun",
-                "of.py:19: 'stands for': represents, is",
-                "of.py:19: 'told apart': distinguishes",
-                "of.py:10: 'It knows code of': 26 words in a sentence, at most 25",
-                "of.py:10: 'knows': calls, dispatches, reads, has",
-                "of.py:22: 'is what': name the subject",
-                "of.py:24: 'mend': fix, subclass, function, caller",
+                "of.py:20: 'the one that': repeat the noun",
+                "of.py:21: 'stands for': represents, is",
+                "of.py:21: 'told apart': distinguishes",
+                "of.py:12: 'It knows code of': 26 words in a sentence, at most 25",
+                "of.py:12: 'knows': calls, dispatches, reads, has",
+                "of.py:24: 'is what': name the subject",
+                "of.py:27: 'mend': fix, subclass, function, caller",
             ],
         ),
         "each kind of finding in subjects of commits": (

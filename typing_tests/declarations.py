@@ -1,4 +1,4 @@
-"""What a type checker knows of a declared class; `make lint` runs pyright on it.
+"""The types of a declared class, as `make lint` checks them with pyright.
 
 An error that is expected carries an ignore, and pyright reports an ignore that ignores nothing.
 """

@@ -10,5 +10,6 @@ stage that crashes or hangs costs its own figures alone. Each figure is a line o
 measured. A second run skips the figures that the file has for the same device and versions.
 
 A stage (`stages/`) gets a `Run` (`run.py`) with a `Device` (`device.py`). The device times calls with CUDA events and
-records CUDA graphs; its stand-in on the CPU uses a clock and a loop. `report.py` writes `bench/results/gpu-*.md`.
+records CUDA graphs; in a rehearsal, `StandIn` uses a clock and a loop on the CPU. `report.py` writes
+`bench/results/gpu-*.md`.
 """

@@ -35,7 +35,7 @@ def show(line: Line) -> None:
 
 
 def has_cuda() -> bool:
-    """Asks another process, since importing torch and looking for a device may take long, or hang."""
+    """Returns whether another process finds a CUDA device; the search may take long, or hang."""
     text = "import torch; raise SystemExit(not torch.cuda.is_available())"
     try:
         return (
@@ -101,7 +101,7 @@ def measure(options: argparse.Namespace, started: float) -> int:
     driver.run(chosen if chosen[0] is STAGES[0] else [STAGES[0], *chosen])
     if not read_lines(driver.path):
         return 1
-    # Figures of a rehearsal are those of no GPU: they never get among the results.
+    # A rehearsal runs on the CPU, so its figures never get among the results.
     out = options.folder / "rehearsal" if options.rehearse else options.out
     status = write_report(driver.path, out)
     if options.back:

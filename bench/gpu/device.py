@@ -1,4 +1,4 @@
-"""The device that a stage measures on: CUDA, or a stand-in on the CPU, which rehearses every stage with small sizes."""
+"""The device that a stage measures on: CUDA, or the CPU, which rehearses every stage with small sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KERNELS_A_GRAPH = 64  # fewer nodes would measure the replay itself
 
 
 class Device(Protocol):
-    """What a stage asks of a device."""
+    """The interface between a stage and its device."""
 
     name: str
     rehearsal: bool
@@ -33,11 +33,11 @@ class Device(Protocol):
         ...
 
     def pick(self, real: T, small: T) -> T:
-        """Returns a size for this device: `small` on the stand-in."""
+        """Returns a size for this device: `small` in a rehearsal."""
         ...
 
     def compile(self, compiler: Callable[..., Any], fn: Callable, **options: Any) -> Callable:
-        """Returns what `torch.compile` or `desugar.compile` returns; the stand-in captures, and compiles no kernels."""
+        """Compiles `fn` by `torch.compile` or `desugar.compile`; a rehearsal captures it, and compiles no kernels."""
         ...
 
     def synchronize(self) -> None: ...
@@ -55,7 +55,7 @@ class Device(Protocol):
         ...
 
     def peak(self, call: Call) -> float | None:
-        """Returns the GiB that a call needs at most, beyond what is there before it; None where nobody counts."""
+        """Returns the peak memory of a call in GiB, above the memory before it; None if it is not counted."""
         ...
 
     def kernels(self, call: Call) -> list[tuple[str, int, float]]:
@@ -138,7 +138,7 @@ class Cuda:
             for event in seen.key_averages()
             if event.self_device_time_total > 0
             and "CUDA" in str(event.device_type)
-            and not getattr(event, "is_user_annotation", False)  # such as that of an optimizer's step
+            and not getattr(event, "is_user_annotation", False)  # such as an optimizer's step
         ]
         return sorted(found, key=lambda kernel: -kernel[2])
 
@@ -148,7 +148,7 @@ class Cuda:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# the stand-in
+# the CPU in a rehearsal
 # ---------------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +207,7 @@ def _time_by_clock(call: Call, times: int) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# what a figure depends on
+# the device, the versions and the sources, on which a figure depends
 # ---------------------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ class Driver:
     Attributes:
         folder: The folder of the lines, of the stages' logs, and of the caches of compilers.
         budget: The seconds of the whole run.
-        command: Returns the command of a stage; the number is that of the pipe for its lines.
+        command: Returns the command of a stage, given the number of the pipe for its lines.
         rehearsal: Whether the stages run on the CPU.
         copy: A second file that gets each new line, or None.
         show: Gets each new line.
@@ -97,7 +97,7 @@ class Driver:
             process = _Process(self.command, stage, self.folder / "logs" / f"{stage.name}.{attempt}.log")
             lines, state = process.collect(deadline, self.write)
             if any(line.state in ("done", "absent") for line in lines):
-                return  # what its process does afterwards, such as freeing the device, may fail
+                return  # the process may fail afterwards, such as while it frees the device
             if state == "":
                 self.write(Line(stage.name, state="done"))
                 return

@@ -26,7 +26,7 @@ class Line:
         low: The lower quartile.
         high: The upper quartile.
         rounds: The number of rounds.
-        ratio: The value over that of the baseline in the same turns.
+        ratio: The value over the baseline's value in the same turns.
         text: A fact in words, such as a version.
         error: The reason why there is no figure, in one line.
         state: The state of a stage: `done`, `absent`, `crashed`, `hung` or `not run`; `begun` before a risky step.
@@ -64,14 +64,14 @@ _NAMES = {field.name for field in fields(Line)}
 
 
 def parse_line(text: str) -> Line | None:
-    """Returns the line of a text; None if it is no whole line, such as the last one of a process that was killed."""
+    """Returns the line of a text; None if it is incomplete, such as the last line of a process that was killed."""
     try:
-        found: Any = json.loads(text)
+        values: Any = json.loads(text)
     except json.JSONDecodeError:
         return None
-    if not isinstance(found, dict) or "stage" not in found or not found.keys() <= _NAMES:
+    if not isinstance(values, dict) or "stage" not in values or not values.keys() <= _NAMES:
         return None
-    return Line(**found)
+    return Line(**values)
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -1,6 +1,6 @@
 """A kernel that reads memory and does nothing else: the floor of a layer that reads its weight once.
 
-A copy is no floor: it reads half of the bytes that it moves, and what it writes may stay in the cache.
+A copy is not a floor: it reads half of the bytes that it moves, and its writes may stay in the cache.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _is_ours(subject: str) -> bool:
 
 
 def _derived(name: str, subjects: dict[str, Figures]) -> dict[str, float]:
-    """Returns what follows from figures of the same group: none of these was measured by itself."""
+    """Returns the figures that follow from others of the same group; none of them was measured by itself."""
     time, found = _value(subjects[name][TIME]), {}
     for other, figures in subjects.items():
         if other.startswith("floor") and TIME in figures:
@@ -129,7 +129,7 @@ def write_report(path: Path, out: Path | None = None) -> list[Path]:
     machine = {"device": device, "versions": versions}
     how = "Measured side by side, with CUDA events,"
     if is_rehearsal:
-        how = "*A rehearsal on a CPU, with small sizes: no figure is that of a GPU.* Written"
+        how = "*A rehearsal on a CPU, with small sizes: no figure comes from a GPU.* Written"
     pages = []
     for stage in STAGES:
         mine = [line for line in lines if line.stage == stage.name]

@@ -1,4 +1,4 @@
-"""What a stage works with: it makes subjects, times them in turns, and writes a line for each figure or failure."""
+"""`Run` makes the subjects of a stage, times them in turns, and writes a line for each figure or failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IN_TURNS = "all in turns"
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Returns what a subject may raise: no package, no attribute, no kernel, no memory, a failed compilation."""
+    """Returns the errors of a subject: no package, no attribute, no kernel, no memory, a failed compilation."""
     found: list[type[Exception]] = [
         RuntimeError,
         ImportError,
@@ -45,7 +45,7 @@ FAILURES = _failures()
 
 
 class Absent(RuntimeError):
-    """What a subject, or a whole stage, needs does not exist here."""
+    """A subject, or a whole stage, needs something that does not exist here."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Turns:
 
     Attributes:
         baseline: The subject that is timed first and last again: the clocks of a device change.
-        items: What a call does at once: steps of a graph, requests; its time is divided by their number.
+        items: The number of steps or requests in a call, by which its time is divided.
         rounds: The number of turns of each subject.
         seconds: No round starts after this time, once there are five.
         host: Whether the time until a call returns is a figure, too.
@@ -85,7 +85,7 @@ class Run:
         earlier: The lines that the file has for this device and these versions.
         folder: The folder of caches.
         shard: Compile only: the K-th of N parts of the groups. None: measure.
-        any_torch: Whether to try the library on a PyTorch that is older than it asks for.
+        any_torch: Whether to try the library on a PyTorch that is older than it requires.
     """
 
     stage: str
@@ -120,11 +120,11 @@ class Run:
         self.line(group, subject, figure=name, unit=MICROSECONDS, **values, **more)
 
     def number(self, group: str, subject: str, name: str, value: float, unit: str) -> None:
-        """Writes a count, or what was measured once."""
+        """Writes a count, or a value that was measured once."""
         self.line(group, subject, figure=name, value=float(value), unit=unit)
 
     def has(self, group: str, subject: str, figure: str = TIME) -> bool:
-        """Whether an earlier run has the figure, or failed at it; what was ended at a limit is tried once more."""
+        """Whether an earlier run has the figure, or failed at it; a subject that hung is tried once more."""
         mine = [x for x in self.earlier if (x.stage, x.group, x.subject) == (self.stage, group, subject)]
         failed = [line for line in mine if line.error]
         hung = [line for line in failed if line.state == "hung"]
@@ -135,12 +135,12 @@ class Run:
     # -------------------------------------------------------------------------------------------------
 
     def attempt(self, group: str, subject: str, make: Callable[[], T]) -> T | None:
-        """Returns what `make` returns; a failure becomes a line and costs this subject alone."""
+        """Returns the result of `make`, or None for a failure, which becomes a line and costs this subject alone."""
         self.line(group, subject, state="begun")
         try:
-            found = make()
+            made = make()
             self.device.synchronize()
-            return found
+            return made
         except FAILURES as error:
             words = first_words(error)
         self.device.synchronize()  # raises where the device is lost: the driver then starts the stage again
@@ -226,7 +226,7 @@ class Run:
         self.time(group, name, f"{TIME}, {when}", Timing.of(values), rounds=len(values))
 
     def _repeats(self, call: Call) -> int:
-        """Returns how often a turn repeats a call; a graph is not repeated on the stand-in."""
+        """Returns how often a turn repeats a call: once in a rehearsal."""
         once = min(self.device.time(call, 1) for _ in range(2))
         return 1 if self.device.rehearsal else max(1, round(TURN / max(once, 1.0)))
 

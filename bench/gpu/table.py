@@ -32,14 +32,14 @@ def _stage(name: str, seconds: float, function: str, shards: int = 1, *, questio
     return Stage(name, seconds, question, f"bench.gpu.stages.{function}", shards, needs_library)
 
 
-# What is to be known first comes first. The limits add up to more than a run has: few stages need theirs.
+# The most important questions come first. The limits add up to more than a run has, since few stages reach theirs.
 STAGES = (
     _stage(
         "basics",
         30,
         "basics:measure_basics",
         0,
-        question="Which versions and kernels are there, what does a launch take?",
+        question="Which versions and kernels are there, and how long does a launch take?",
     ),
     _stage(
         "warm",
@@ -87,7 +87,7 @@ STAGES = (
         "dynamic",
         30,
         "int8:measure_dynamic",
-        question="What does quantizing the activations in the call cost?",
+        question="How much time does quantizing the activations in the call add?",
     ),
     _stage(
         "padded", 60, "padded:measure_padded", question="A prefix encoded again in buckets, with CUDA graphs."
@@ -96,7 +96,7 @@ STAGES = (
         "calls",
         50,
         "calls:measure_calls",
-        question="What does a wrapped argument cost the host, launches apart?",
+        question="How much host time does a wrapped argument add, apart from launches?",
     ),
     _stage(
         "events", 20, "calls:measure_events", question="Does a wrapped step wait more often than a plain one?"

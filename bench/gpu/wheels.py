@@ -18,10 +18,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "bench-gpu"
-# What the library and these benchmarks import, and the rivals; what the last ones need, torch and Triton, is there.
+# The rivals, and the imports of the library and of these benchmarks. The device already has torch and Triton.
 PACKAGES = ("optree", "rich", "markdown-it-py", "mdurl", "pygments", "torchao", "gemlite", "tqdm")
 UNPINNED = {"gemlite": "0.6.0.post2"}  # no benchmark on a CPU uses it, so constraints.txt does not name it
-MOST = 40 * 2**20  # bytes; what a device takes along is limited
+MOST = 40 * 2**20  # bytes that a device takes along
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{n}_x86_64" for n in (17, 24, 26, 27, 28, 31, 34)))
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 PART = 15 * 2**20  # bytes of one file that comes back from the device

@@ -10,9 +10,9 @@ The tests of kernels for GPUs (`tests/bench/prediction/test_gpu_paths.py`), `ben
 
 A prediction cannot give:
 
-- A real time. Kernels reach a part of the bandwidth and of the peak, and the fastest of Inductor's configurations is
-  found by timing; the first one is compiled here. The times are lower bounds: on an H100, measured times were 1.2 to
-  4.2 times as long.
+- A real time. Kernels reach a part of the bandwidth and of the peak. Inductor times its configurations to find the
+  fastest; here the first one is compiled. The times are lower bounds: on an H100, measured times were 1.2 to 4.2 times
+  as long.
 - The number of kernels that a library runs for one call. A matrix product counts as one.
 - Data that stays in a cache between two kernels. The counted bytes ignore it.
 - The part of a table that a hand-written kernel reads through ids. The whole of each argument counts.

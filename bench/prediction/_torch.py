@@ -60,6 +60,6 @@ def __getattr__(name: str) -> Any:
 
 
 def missing_parts() -> list[str]:
-    """Returns what this installation of PyTorch lacks for a fake device; empty if nothing is missing."""
+    """Returns the parts that this PyTorch lacks for a fake device; empty if nothing is missing."""
     missing = [] if torch.version.cuda else ["a CUDA build of PyTorch"]
     return missing + ([] if importlib.util.find_spec("triton") else ["Triton"])

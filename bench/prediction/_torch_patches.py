@@ -1,8 +1,8 @@
 """Every patch of torch, Inductor and Triton for the fake device, with the reasons.
 
-On a machine without a CUDA driver, torch refuses to make a CUDA tensor and Inductor refuses to lower a graph over one,
-although neither needs the device: they ask for its properties. `patched` answers these questions for a device that is
-not there. `DESCRIPTION` lists what is replaced, so that a test can compare it with a release.
+Without a CUDA driver, torch refuses to make a CUDA tensor, and Inductor refuses to lower a graph over one. Neither
+needs the device: both read its properties alone. `patched` supplies the properties of a device that is not there.
+`DESCRIPTION` lists the replaced attributes, so that a test can compare it with a release.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 Answer = Callable[..., Any]
 
-# What asks for a device, and why it is asked while nothing runs. `{}` stands for the value in `_answers`.
+# The attributes that need a device although nothing runs, each with the name of its replacement in `_answers`.
 DESCRIPTION = {
     # Whether there is a device, which one is current, and its properties.
     "torch.cuda:is_available": "available",
@@ -54,7 +54,7 @@ DESCRIPTION = {
     "torch.cuda:is_current_stream_capturing": "not",
     "torch.accelerator:is_available": "not",
     "torch.accelerator:current_device_index": "index",
-    # Generated code asks for the stream, allocates results, and makes views of them, in C++ functions that
+    # Generated code reads the stream, allocates results, and makes views of them, in C++ functions that
     # need storage. It binds them when it is imported.
     "torch._C:_cuda_getCurrentRawStream": "index",
     "torch._C._dynamo.guards:_empty_strided_cuda": "empty",
@@ -65,7 +65,7 @@ DESCRIPTION = {
     # Folding of constants computes with one-element tensors on the device of the graph.
     "torch._inductor.constant_folding:ConstantFolder._deduce_value": "on host",
     "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": "on host",
-    # The engine asks the driver for streams.
+    # The engine gets streams from the driver.
     "torch.autograd:grad": "grad",
     "torch.autograd.function:FunctionCtx.set_materialize_grads": "materialize",
     # Loads the driver's library.
@@ -73,11 +73,11 @@ DESCRIPTION = {
     # Loads compiled kernels onto the device; host kernels would read the memory of fake tensors.
     "torch._inductor.async_compile:AsyncCompile.triton": "triton",
     "torch._inductor.async_compile:AsyncCompile.cpp_pybinding": "host",
-    # Where the nodes of the scheduler that a kernel fuses are known.
+    # Has the nodes of the scheduler that a kernel fuses.
     "torch._inductor.codegen.triton:TritonScheduling.define_kernel": "define",
 }
 
-# Compiling does not run or time anything, so what times kernels is off. Caches hold what was loaded onto a device.
+# Compiling runs nothing, so options that time kernels are off. Caches are off since they hold kernels of a device.
 _INDUCTOR_OPTIONS = {
     "compile_threads": 1,
     "fx_graph_cache": False,
@@ -145,8 +145,8 @@ def patched(properties: SimpleNamespace, hooks: Any) -> Iterator[None]:
     """Answers for a device with the given properties, in the whole process.
 
     Args:
-        properties: What `torch.cuda.get_device_properties` returns.
-        hooks: What is called while Inductor compiles (`bench.prediction.fake.Hooks`).
+        properties: The result of `torch.cuda.get_device_properties`.
+        hooks: The callbacks while Inductor compiles (`bench.prediction.fake.Hooks`).
     """
     answers = _answers(properties, hooks)
     with contextlib.ExitStack() as stack:
@@ -170,7 +170,7 @@ def patched(properties: SimpleNamespace, hooks: Any) -> Iterator[None]:
 
 
 def _answers(properties: SimpleNamespace, hooks: Any) -> dict[str, Answer]:
-    """Returns, by the name in `DESCRIPTION`, what makes the replacement of an attribute."""
+    """Returns functions that make the replacement of an attribute, by the name in `DESCRIPTION`."""
 
     def always(value: Any) -> Answer:
         return lambda owner, attribute: lambda *args, **kwargs: value
@@ -258,7 +258,7 @@ def _on_host(owner: Any, attribute: str) -> Answer:
 
 @contextlib.contextmanager
 def _with_attention(attend: Callable[..., Any]) -> Iterator[None]:
-    """Asks `attend` for attention on CUDA in a trace, before PyTorch decomposes it."""
+    """Calls `attend` for attention on CUDA in a trace, before PyTorch decomposes it."""
     op = torch.ops.aten.scaled_dot_product_attention.default
     # The keys under which the operator is reached with and without autograd.
     keys = [torch._C.DispatchKey.AutogradCUDA, torch._C.DispatchKey.CUDA]
@@ -280,7 +280,7 @@ def _with_attention(attend: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _known_to_workers(properties: SimpleNamespace) -> Iterator[None]:
-    """Puts the properties where Inductor keeps those of real devices for its processes that compile."""
+    """Puts the properties where Inductor's processes that compile read the properties of real devices."""
     interface = importlib.import_module("torch._dynamo.device_interface")
     known = interface.caching_worker_device_properties
     before = known.pop("cuda", None)
@@ -294,7 +294,7 @@ def _known_to_workers(properties: SimpleNamespace) -> Iterator[None]:
 
 
 class _Driver:
-    """What Triton asks a driver while it compiles."""
+    """The functions of a driver that Triton calls while it compiles."""
 
     def __init__(self, properties: SimpleNamespace) -> None:
         compiler = importlib.import_module("triton.backends.compiler")
@@ -324,7 +324,7 @@ def _as_triton_driver(properties: SimpleNamespace) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_cache_folder() -> Iterator[None]:
-    """Keeps generated modules, which bind the replaced functions, apart from those of a real device."""
+    """Keeps generated modules, which bind the replaced functions, apart from modules for a real device."""
     folder = os.path.join(
         importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir(), "fake"
     )
@@ -337,7 +337,7 @@ def _own_cache_folder() -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Clears what functions of torch remember of a device."""
+    """Clears the caches of torch's functions that read a device."""
     for name in _REMEMBERING:
         if importlib.util.find_spec(name) is None:
             continue

@@ -1,8 +1,8 @@
 """Chooses the kernel of a dense attention as PyTorch would on the device.
 
-PyTorch asks the driver which kernels the device has, and without one takes none of them: an attention would become
-matrix products and a softmax. The order and the conditions are those of `sdp_utils.cpp`: flash attention for half
-precision without a mask, the memory-efficient kernel else, and no kernel where neither fits.
+PyTorch reads from the driver which kernels the device has. Without a driver it takes none of them, so an attention
+would become matrix products and a softmax. The order and the conditions follow `sdp_utils.cpp`: flash attention for
+half precision without a mask, else the memory-efficient kernel, and no kernel where neither fits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Returns what is added to the scores, `[B, H, T, S]`."""
+    """Returns the mask as a bias of the scores, `[B, H, T, S]`."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, float("-inf"))
     return mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])

@@ -1,9 +1,9 @@
 """Differentiation of fake tensors, in Python.
 
-PyTorch's engine is in C++. For a gradient on a CUDA device it asks the driver for streams, which ends in an error where
-there is none. The nodes of the autograd graph need no stream, and Python can call them: this engine does, in the order
-in which the C++ engine would. It reduces and converts gradients as `validate_outputs` in `engine.cpp` does. It does
-not call hooks on tensors.
+PyTorch's engine is in C++. For a gradient on a CUDA device it gets streams from the driver, and raises an error without
+one. The nodes of the autograd graph need no stream, and Python can call them. This engine calls them in the order of
+the C++ engine. It reduces and converts gradients as `validate_outputs` in `engine.cpp` does. It does not call hooks on
+tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 MATERIALIZES = (
-    "_desugar_materializes_grads"  # of a Python function's node: what it gave `set_materialize_grads`
+    "_desugar_materializes_grads"  # on a Python function's node: the argument of `set_materialize_grads`
 )
 
 Edge = tuple[Any, int]  # a node, and which of its inputs
@@ -37,7 +37,7 @@ def grad(
     Args:
         outputs: The results to differentiate.
         inputs: The tensors to differentiate by.
-        grad_outputs: The gradient of each output; None stands for ones.
+        grad_outputs: The gradient of each output; None means ones.
         retain_graph: Without effect: the graph is kept.
         create_graph: Whether the gradients can be differentiated.
         allow_unused: Whether an input may be one that no output depends on; its gradient is None.
@@ -83,7 +83,7 @@ def _run(start: Iterable[tuple[Edge, Tensor]], wanted: Sequence[Edge]) -> dict[E
     gradients: dict[Any, dict[int, Tensor]] = {}
     ready: list[tuple[int, int, Any]] = []
     found: dict[Edge, Tensor] = {}
-    numbers = itertools.count()  # of two nodes made at once, the one that is met first runs first
+    numbers = itertools.count()  # of nodes made at once, the first that is met runs first
 
     def add(edge: Edge, value: Tensor) -> None:
         node, number = edge
@@ -164,7 +164,7 @@ def _apply(node: Any, slots: dict[int, Tensor]) -> list[tuple[Edge, Tensor]]:
 
 
 def note_materializing(ctx: Any, value: bool) -> None:
-    """Does what `FunctionCtx.set_materialize_grads` does, and keeps the value where it can be read."""
+    """Replaces `FunctionCtx.set_materialize_grads`, and keeps the value where it can be read."""
     ctx.materialize_grads = value
     setattr(ctx, MATERIALIZES, value)
 

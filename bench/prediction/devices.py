@@ -44,7 +44,7 @@ class Device:
 
     @property
     def properties(self) -> SimpleNamespace:
-        """What `torch.cuda.get_device_properties` would return."""
+        """The properties as `torch.cuda.get_device_properties` returns them."""
         return SimpleNamespace(
             name=self.title,
             major=self.capability[0],

@@ -28,14 +28,14 @@ from subclasses.ragged.attention import fused
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the patches of torch call.
+    """The functions that the patches of torch call.
 
     Attributes:
         define: Gets a kernel's name, the scheduler's nodes in it, and Inductor's kernel object.
-        triton: Gets a kernel's name and what Triton compiled; returns what the generated code calls.
-        host: Gets the source of a C++ kernel; returns what the generated code calls.
+        triton: Gets a kernel's name and Triton's compiled kernel; returns an object that the generated code calls.
+        host: Gets the source of a C++ kernel; returns a function that the generated code calls.
         grad: Differentiates as `torch.autograd.grad`.
-        materialize: Does what `FunctionCtx.set_materialize_grads` does.
+        materialize: Replaces `FunctionCtx.set_materialize_grads`.
         attend: Computes `scaled_dot_product_attention` by an op with a kernel; NotImplemented without one.
     """
 
@@ -52,9 +52,9 @@ class FakeDevice:
     """A device that answers while a context is open.
 
     Attributes:
-        device: What it is.
+        device: The device.
         mode: The mode of its fake tensors; inside it, `torch.randn(..., device="cuda")` makes one.
-        recorder: What is compiled and run at the moment is noted here.
+        recorder: Notes the kernels that are compiled and run at the moment.
     """
 
     device: Device
@@ -63,7 +63,7 @@ class FakeDevice:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[Recorder]:
-        """Notes what is compiled inside the context in a recorder of its own."""
+        """Notes compilations and runs inside the context in a recorder of its own."""
         outer, self.recorder = self.recorder, Recorder()
         try:
             yield self.recorder
@@ -128,9 +128,9 @@ def check_installation(device: Device) -> None:
 def move(fake: FakeDevice, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Returns a function and its arguments with a fake tensor of the device for each tensor; the originals are kept.
 
-    Tensors are found in arguments, in nested tuples, lists and dictionaries, in modules, and in tensor subclasses,
-    which decide by `.to` what goes to the device; also in what a function of the user closes over, reads from a global
-    variable, is bound to, or was made a `functools.partial` with. Attributes of other objects stay where they are.
+    Tensors move in arguments, in nested tuples, lists and dictionaries, and in modules. A tensor subclass moves by its
+    `.to`. Tensors that a function of the user closes over or reads from a global variable move, too. So do the `self`
+    of a method and the arguments of a `functools.partial`. Attributes of other objects stay where they are.
     """
     mover = _Mover(fake)
     return mover.move(fn), tuple(map(mover.move, args)), {name: mover.move(x) for name, x in kwargs.items()}
@@ -202,7 +202,7 @@ class _Mover:
             return copy.deepcopy(module, self.made)
 
     def _function(self, fn: types.FunctionType) -> types.FunctionType:
-        """Copies a function of the user whose variables, closed over or global, hold what is moved."""
+        """Copies a function of the user whose variables, closed over or global, hold a value to move."""
         if is_library_file(fn.__code__.co_filename):
             return fn
         scope = self._scope(fn)

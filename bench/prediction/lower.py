@@ -37,7 +37,7 @@ def lower(
         compile: Compiles the graph.
 
     Returns:
-        What was compiled, and the record of what it would run.
+        The compiled graph, and the record of the kernels that it would run.
     """
     against = _first_node_against_cuda_graphs(graph)
     sizes = _sizes(inputs)
@@ -64,7 +64,7 @@ def _run(fake: FakeDevice, recorder: Recorder, compiled: Any, inputs: list[Any])
         with recorder.watching(fake.mode):
             run(inputs)
     except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
-        return f"{error.func} needs data; what follows it is not counted"
+        return f"{error.func} needs data; the ops after it are not counted"
     return ""
 
 
@@ -148,8 +148,8 @@ def _check_shared_memory(device: Device, name: str, compiled: CompiledKernel) ->
     """Raises a RuntimeError for a kernel that the device cannot start; of several configurations, others may fit."""
     if compiled.configurations <= 1 and compiled.shared_memory > device.shared_memory:
         raise RuntimeError(
-            f"expected kernels of at most {device.shared_memory} bytes of shared memory, which a block of "
-            f"{device.title} has, got {name} with {compiled.shared_memory}; give it smaller blocks or fewer stages"
+            f"expected kernels of at most {device.shared_memory} bytes of shared memory, the limit of a block on "
+            f"{device.title}, got {name} with {compiled.shared_memory}: give it smaller blocks or fewer stages"
         )
 
 

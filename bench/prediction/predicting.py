@@ -34,7 +34,7 @@ def predict(
     dynamic: bool | None = None,
     ways: tuple[str, ...] = (OURS, STOCK, EAGER),
 ) -> Prediction:
-    """Predicts what one call runs on a device; neither the call nor a kernel is run.
+    """Predicts the kernels of one call on a device; neither the call nor a kernel is run.
 
     The tensors of the arguments, of modules and of closures are replaced by fake tensors on the device, so they may be
     anywhere. If a result requires grad, the backward for all gradients is predicted, too.

@@ -1,7 +1,7 @@
-"""Records what generated code would run: Inductor's kernels by name, and every op that the code calls.
+"""Records the calls that generated code would make: Inductor's kernels by name, and every op.
 
-The code runs on fake tensors of the device. A kernel of Inductor is replaced by an object that notes each launch; all
-other ops pass a dispatch mode, which notes library calls, copies and what makes the host wait.
+The code runs on fake tensors of the device. An object that notes each launch replaces a kernel of Inductor. All other
+ops pass a dispatch mode, which notes library calls, copies, and ops for which the host waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ALLOCATING = frozenset(
 
 @dataclass(frozen=True)
 class Compiled:
-    """What Triton's compiler says of a kernel.
+    """The facts that Triton's compiler reports about a kernel.
 
     Attributes:
         registers: Of a thread.
@@ -45,7 +45,7 @@ class Compiled:
         spills: Bytes of a thread's stack.
         configurations: How many Inductor would time.
         target: The compiled kernel's architecture, such as 90.
-        texts: What the compiler made, by name: "ttir", "ptx", "cubin" and others.
+        texts: The compiler's outputs, by name: "ttir", "ptx", "cubin" and others.
     """
 
     registers: int | None
@@ -69,13 +69,13 @@ class Call:
 
 
 class Recorder:
-    """Notes of one graph: what was compiled, and what ran.
+    """Notes about one graph: its compiled kernels, and the calls that ran.
 
     Attributes:
-        traffic: By the name of a kernel, what Inductor put into it.
-        compiled: By the name of a kernel, what Triton made of it.
+        traffic: By the name of a kernel, the bytes and arithmetic of the nodes that Inductor fused in it.
+        compiled: By the name of a kernel, the facts from Triton's compiler.
         sources: By the name of a kernel, its source.
-        calls: What ran, in order.
+        calls: The launches and calls of ops, in order.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Recorder:
 
 
 class _Launcher:
-    """Stands for a kernel in generated code."""
+    """Replaces a kernel in generated code."""
 
     def __init__(self, recorder: Recorder, name: str, kind: str, kernel: Any = None) -> None:
         self.recorder, self.name, self.kind, self.kernel = recorder, name, kind, kernel
@@ -231,7 +231,7 @@ def _note(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> A
 
 
 def _note_kernel(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Notes a Triton kernel that a graph calls without Inductor; it reads each tensor and writes what it returns."""
+    """Notes a Triton kernel that a graph calls without Inductor; it reads each tensor and writes each result."""
     result = func(*args, **kwargs)
     name = private.kernel_side_table.get_kernel(kwargs["kernel_idx"]).fn.__name__
     traffic = Traffic(
@@ -242,7 +242,7 @@ def _note_kernel(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any
 
 
 def _note_waits_inside(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Notes what waits for the device inside an op that was written in Python: only its own code tells."""
+    """Notes the calls that wait for the device inside an op written in Python, by running its code."""
     name = func._schema.name
     if name not in private.OPDEFS or name in private.triton_ops_to_kernels:
         return
@@ -250,14 +250,14 @@ def _note_waits_inside(recorder: Recorder, func: Any, args: Any, kwargs: dict[st
     try:
         with _mode_of(inner):
             private.OPDEFS[name]._init_fn(*args, **kwargs)
-    except Exception:  # noqa: BLE001 - the code need not take fake tensors; what waits is noted before it raises
+    except Exception:  # noqa: BLE001 - the code need not take fake tensors; calls before the error are noted
         pass
     waits = dict.fromkeys(f"{call.name} in {func}" for call in inner.calls if call.waits)
     recorder.calls += [Call(wait, "library", Traffic((wait,)), waits=True) for wait in waits]
 
 
 def _has_kernel(func: Any) -> bool:
-    if func.namespace == "prim":  # asks for the device of a tensor
+    if func.namespace == "prim":  # reads the device of a tensor
         return False
     return not (func.is_view or func._schema.name in _ALLOCATING)
 

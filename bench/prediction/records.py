@@ -1,4 +1,4 @@
-"""What a prediction is made of: frozen records of text and numbers, nothing live.
+"""The records of a prediction: frozen, of text and numbers, nothing live.
 
 All times are *predicted*: nothing here was measured on a device.
 """
@@ -16,8 +16,8 @@ class Kernel(Record):
 
     Attributes:
         name: Of the kernel that Inductor wrote, or of the op that a library runs.
-        kind: "triton", "library" (cuBLAS, flash attention and the like, also what PyTorch has a kernel for), "copy"
-            (between host and device), "host" (runs on the CPU).
+        kind: "triton", "library" (cuBLAS, flash attention and the like, also PyTorch's own kernels), "copy" (between
+            host and device), "host" (runs on the CPU).
         fuses: The ops whose work it does, in the graph's order.
         launches: How often the program runs it.
         reads: Bytes of memory that one launch reads at least: each buffer once.
@@ -26,7 +26,7 @@ class Kernel(Record):
         writes_by_dtype: The same bytes by the dtype of the buffers.
         flops: Arithmetic operations of one launch.
         seconds: Predicted time of one launch: the longer of bytes / bandwidth and flops / peak.
-        bound: What that time is for: "memory" or "compute".
+        bound: The reason of that time: "memory" or "compute".
         registers: Of a thread, from the compiled code; None for a library's kernel.
         shared_memory: Bytes of a block, from the compiled code; None for a library's kernel.
         spills: Bytes of a thread's stack, from the compiled code; None for a library's kernel.
@@ -149,7 +149,7 @@ class Way(Record):
 
 @dataclass(frozen=True, slots=True)
 class Prediction(Record):
-    """What one call of a function would run on a device, in each way; nothing of it was measured.
+    """The kernels that one call of a function would run on a device, in each way; nothing of it was measured.
 
     Attributes:
         name: The function.

@@ -1,12 +1,12 @@
 """Predicts the time of a kernel and of a program: the roofline model and the time to launch.
 
-A kernel takes at least the time to move its bytes and at least the time to compute, and the model takes the longer of
-both (S. Williams, A. Waterman, D. Patterson: Roofline, CACM 52(4), 2009). A program takes at least the time of its
-kernels, and at least the time that the host needs to launch them one by one; a CUDA graph is launched as one.
+A kernel has to move its bytes and to compute, and the model takes the longer of both times (S. Williams, A. Waterman,
+D. Patterson: Roofline, CACM 52(4), 2009). A program takes at least the time of its kernels, and at least the time in
+which the host launches them one by one. A CUDA graph is launched as one.
 
-The two constants of launches are assumptions, not measurements of this project. NVIDIA measured 3.8 µs between
-kernels that a C++ program launches on a stream and 0.5 µs of overhead for each kernel in a CUDA graph on a V100
-(A. Gray, Getting Started with CUDA Graphs, NVIDIA technical blog, 2019); code of Inductor launches from Python.
+The two constants of launches are assumptions, not measurements of this project. On a V100, NVIDIA measured 3.8 µs
+between kernels that a C++ program launches on a stream. A kernel in a CUDA graph had 0.5 µs of overhead (A. Gray,
+Getting Started with CUDA Graphs, NVIDIA technical blog, 2019). Inductor's code launches from Python.
 """
 
 from __future__ import annotations

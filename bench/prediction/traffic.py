@@ -1,7 +1,7 @@
 """Counts the bytes and the arithmetic of a kernel from the nodes of Inductor's scheduler that it fuses.
 
-Counted is what a kernel has to move if its own caches are perfect: each buffer that it takes as an argument, once, and
-of a buffer only the part that its indices reach. An index that depends on data (an embedding) counts as one access
+The count assumes perfect caches: a kernel moves each buffer among its arguments once, and only the part of the buffer
+that its indices reach. An index that depends on data (an embedding) counts as one access
 for each point of the loop. Values that live in registers, because producer and consumer are fused, count nothing.
 """
 
@@ -30,7 +30,7 @@ _NO_ARITHMETIC = frozenset(
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one launch of a kernel moves and computes.
+    """The bytes and the arithmetic of one launch of a kernel.
 
     Attributes:
         ops: The names of the graph's ops whose work it does.
@@ -89,7 +89,7 @@ def _in_place(args: Any) -> list[tuple[str, ...]]:
 
 
 def _accesses(parts: list[Any], kind: str) -> dict[str, dict[Any, int | None]]:
-    """Returns, for each buffer, the entries that each of its indices reaches; None stands for all of them."""
+    """Returns, for each buffer, the entries that each of its indices reaches; None means all of them."""
     real = private.V.graph.scheduler.mutation_real_name
     found: dict[str, dict[Any, int | None]] = {}
     for node in parts:

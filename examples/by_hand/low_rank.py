@@ -1,7 +1,8 @@
 """`classes/low_rank.py` without the library: the same class, written by hand on PyTorch alone.
 
-A gradient that reaches the factors of a matrix is a pair of gradients. A `LowRank` carries it, marked as a cotangent,
-which adds factor by factor; any other op of autograd makes a plain gradient, which the chain rule takes to the factors.
+A gradient that reaches the factors of a matrix is a pair of gradients. A `LowRank` marked as a cotangent carries the
+pair, and adds factor by factor. Any other op of autograd makes a plain gradient, from which the chain rule computes the
+gradients of the factors.
 """
 
 import torch
@@ -86,7 +87,7 @@ class LowRank(Tensor):
         if func is F.linear:
             return linear(*args, **kwargs)
         if func is Tensor.__setitem__:
-            raise NotImplementedError("x[...] = value would write to a LowRank, or to what it stands for")
+            raise NotImplementedError("x[...] = value would write to a LowRank, or to its matrix")
         if (
             func in VIEWS
         ):  # of the matrix, which is a new tensor: below autograd it would count as a view of this
@@ -150,7 +151,7 @@ class Unwrap(torch.autograd.Function):
 
 
 def pull_back(g, left, right):
-    """The gradients of the factors, from that of the matrix."""
+    """The gradients of the factors, from the gradient of the matrix."""
     return g @ right.mH, left.mH @ g
 
 
@@ -165,7 +166,7 @@ VIEWS = {
     ).split()
     if hasattr(home, name)
 } | {getattr(Tensor, name).__get__ for name in ("T", "H", "mT", "mH", "real", "imag")}
-VIEWS |= {aten.numpy_T, aten.matrix_H, aten.mT, aten.mH}  # what newer releases of Dynamo call for attributes
+VIEWS |= {aten.numpy_T, aten.matrix_H, aten.mT, aten.mH}  # newer releases of Dynamo call these for attributes
 
 
 def matmul(x, y):

@@ -126,7 +126,7 @@ class Construct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         if not isinstance(g, Quaternion):
-            raise NotImplementedError("a plain tensor is no gradient of a Quaternion")
+            raise NotImplementedError("a plain tensor cannot be a gradient of a Quaternion")
         return unwrap(g)
 
 

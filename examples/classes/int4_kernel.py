@@ -50,7 +50,7 @@ int4_linear.register_autograd(backward, setup_context=save_inputs)
 
 
 class KernelInt4Weight(TensorSubclass, dtype_from="scale", fallback="materialize"):
-    """Numbers of four bits times the scale of their group; what is no linear layer runs on the whole matrix."""
+    """Numbers of four bits times the scale of their group; ops other than linear layers run on the whole matrix."""
 
     packed: Tensor = inner(dtype=torch.uint8)  # [out, groups, group / 2]
     scale: Tensor = inner()  # [out, groups]

@@ -1,8 +1,9 @@
 """Data of which some entries are missing.
 
-A mask says which entries are present. Elementwise ops give an entry where all operands have one; a sum or a mean
-takes the entries that are present, and is missing where there is none. What a missing entry holds (a NaN, say) does
-not reach any result or gradient. The script takes the mean of each sensor over the hours in which it answered.
+A mask says which entries are present. The result of an elementwise op has an entry where all operands have one. A sum
+or a mean takes the entries that are present, and is missing where there is none. The value of a missing entry (a NaN,
+say) does not reach any result or gradient. The script takes the mean of each sensor over the hours in which it
+answered.
 
     python examples/classes/masked.py
 """
@@ -42,7 +43,7 @@ def present(x: Any) -> Any:
 
 
 def masked(values: Tensor, *operands: Any) -> Masked:
-    """A result whose entries are present where those of all operands are."""
+    """A result whose entries are present where all operands have an entry."""
     mask = None
     for x in operands:
         if isinstance(x, Masked):

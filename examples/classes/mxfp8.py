@@ -37,7 +37,7 @@ class MXFP8(TensorSubclass, fallback="materialize"):
 
     @classmethod
     def from_float(cls, x: Tensor) -> "MXFP8":
-        """The largest exponent of a block becomes that of the largest float8 number; larger numbers saturate."""
+        """The largest exponent of a block becomes the largest exponent of a float8 number; larger numbers saturate."""
         if x.dtype not in (torch.float32, torch.bfloat16) or x.ndim == 0 or x.shape[-1] % BLOCK:
             raise ValueError(
                 f"{x.dtype} of size {list(x.shape)}: need float32 or bfloat16 in blocks of {BLOCK}"

@@ -1,6 +1,6 @@
 """A tensor whose dimensions have names.
 
-Operands are aligned by name, whatever their order: a dimension that one of them lacks is broadcast. Reductions take a
+Operands are aligned by name, in any order: a dimension that one of them lacks is broadcast. Reductions take a
 name or a position. Names are static metadata, so that compiled code aligns nothing at run time. An op without a rule
 is an error, as it would not know the names of its result. The script multiplies and standardizes two tables.
 

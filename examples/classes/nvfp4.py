@@ -17,13 +17,13 @@ aten = torch.ops.aten
 SCALES, BLOCK = torch.float8_e4m3fn, 16
 LEAST, MOST = torch.finfo(SCALES).tiny, torch.finfo(SCALES).max
 LEVELS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-# A number is rounded up above these. Halfway between two levels the one with an even code is taken, as by IEEE 754.
+# A number is rounded up above these. Halfway between two levels, rounding takes the even code, as by IEEE 754.
 HALFWAY = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
 BOUNDS = [h if code % 2 == 0 else h * (1 - 2**-24) for code, h in enumerate(HALFWAY)]
 
 
 class NVFP4(TensorSubclass, fallback="materialize"):
-    """Levels times the scale of their block times that of the tensor, as a tensor of the dtype `float_dtype`."""
+    """Levels times the scales of their block and of the tensor, as a tensor of the dtype `float_dtype`."""
 
     qdata: Tensor = inner(dtype=torch.uint8)  # [..., n / 2], the first of two numbers in the lower bits
     scale: Tensor = inner(dtype=SCALES)  # [..., n / 16]

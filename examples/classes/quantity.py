@@ -1,8 +1,8 @@
 """Quantities with units: metres plus seconds is an error, metres by seconds is a speed.
 
-A unit is static metadata: it is checked when a function compiles, and compiled code does not know it. A plain tensor
-or a number has no unit; an op without a rule is an error, so that no unit is lost. A gradient has the unit of what
-it is the gradient by. The script computes the energy of falling stones, and what an error says.
+A unit is static metadata: it is checked when a function compiles, and compiled code does not contain it. A plain
+tensor or a number has no unit; an op without a rule is an error, so that no unit is lost. The gradient of a tensor has
+the tensor's own unit. The script computes the energy of falling stones, and shows an error.
 
     python examples/classes/quantity.py
 """
@@ -31,7 +31,7 @@ class Quantity(TensorSubclass, fallback="views"):
 
 
 class UnitError(NotImplementedError):
-    """Units that do not fit; a refusal, as that of an op without a rule."""
+    """Units that do not fit; a refusal, as for an op without a rule."""
 
 
 def split(x: Any) -> tuple[Any, Unit]:

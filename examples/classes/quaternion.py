@@ -1,6 +1,6 @@
 """Quaternions: a tensor whose entries are quaternions, and which rotates vectors.
 
-The four parts lie in the last dimension of one plain tensor. The dims before it are those of the quaternions, so views
+The four parts lie in the last dimension of one plain tensor. The tensor of quaternions has the dims before it, so views
 of them need no rule. In-place forms follow from the rules. The script fits the rotation that takes some points to
 others.
 

@@ -1,8 +1,8 @@
 """The last entries of a stream, in a buffer of fixed size.
 
 The number of entries so far is a dynamic int, so that one compiled program serves all positions. `append` copies, and
-is differentiable by the entry and by the buffer; `append_` writes into the storage, which it shares with its result,
-and takes no gradients. `read` puts the entries in order, the oldest first. The script takes a moving average.
+is differentiable by the entry and by the buffer. `append_` writes into the storage, which its result shares, and is not
+differentiable. `read` puts the entries in order, the oldest first. The script takes a moving average.
 
     python examples/classes/ring_buffer.py
 """

@@ -1,8 +1,8 @@
 """Measured values with their uncertainty, which ops propagate.
 
 Each entry has a value and the standard deviation of its error. Errors of different entries and operands count as
-independent and small: a result's is that of the first-order expansion. Write `x.square()` for `x * x`, and sum
-before you broadcast: operands that are not independent get a wrong error. The script computes a resistance from
+independent and small: the error of a result is exact to first order. Write `x.square()` for `x * x`, and sum before you
+broadcast: operands that are not independent get a wrong error. The script computes a resistance from
 measurements, and the derivative of its error.
 
     python examples/classes/uncertain.py
@@ -33,7 +33,7 @@ class Uncertain(TensorSubclass, fallback="views"):
 
 
 def parts(x: Any) -> tuple[Any, Any]:
-    """Value and error; what is exact has none."""
+    """Value and error; an exact operand has no error."""
     return x.unwrap() if isinstance(x, Uncertain) else (x, None)
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     resistance: Any = voltage.mean() / current
     (derivative,) = torch.autograd.grad(resistance.error, error)
     print(f"resistance {resistance.value:.3f} +- {resistance.error:.3f}")
-    print("derivative of its error by those of the voltages", derivative)
+    print("derivative of its error by the errors of the voltages", derivative)
 
 
 if __name__ == "__main__":

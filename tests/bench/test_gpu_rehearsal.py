@@ -90,7 +90,7 @@ def test_a_stage_measures_each_of_its_subjects(name, tmp_path):
     (page,) = write_report(path)
     assert page.parent == tmp_path / "rehearsal"
     text = page.read_text()
-    assert "no figure is that of a GPU" in text and all(subject in text for _, subject in timed)
+    assert "no figure comes from a GPU" in text and all(subject in text for _, subject in timed)
     assert all(f"- {line.group}: {line.subject}: {line.error}" in text for line in lines if line.error)
     again = rehearse(name, folder=tmp_path, earlier=lines)
     assert not [line for line in again if line.figure == "time"], "a second run skips what is there"

@@ -114,7 +114,12 @@ def attend_to_everything(self, layer, q, k, v):
 @pytest.mark.parametrize(
     ("owner", "name", "wrong", "words"),
     [
-        (example.KVCache, "attend_next", attend_to_everything, "not that of its request alone"),
+        (
+            example.KVCache,
+            "attend_next",
+            attend_to_everything,
+            "differs from the answer to its request alone",
+        ),
         (example, "PROGRAMS", 2, "too many programs"),
     ],
 )

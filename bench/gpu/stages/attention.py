@@ -1,4 +1,4 @@
-"""Causal attention over rows back to back, by hand: what one writes without a tensor class."""
+"""Causal attention over rows back to back, by hand, without a tensor class."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _cudnn.register_autograd(_differentiate, setup_context=_keep)
 
 
 def row_by_row(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int) -> Tensor:
-    """The stand-in on the CPU, where there is no kernel for rows of any lengths."""
+    """Attends row by row, for a CPU, which has no kernel for rows of any lengths."""
     sizes: Any = offsets.diff().tolist()
     rows = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
     return torch.cat([F.scaled_dot_product_attention(*row, is_causal=True) for row in rows], 1).transpose(

@@ -1,4 +1,4 @@
-"""Measures what all else depends on: versions, kernels for rows of any lengths, launches, replays, a backward."""
+"""Measures the basics: versions, kernels for rows of any lengths, launches, replays, a backward."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _one_node(device: str) -> Call:
 
 
 class _Pass(torch.autograd.Function):
-    """Computes nothing: what is timed is the engine."""
+    """Computes nothing, so that its time is the engine's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]

@@ -26,8 +26,8 @@ MODES = ("inference", "training")
 def measure_calls(run: Run, counts: Sequence[int] | None = None) -> None:
     """Times calls on tensors so small that a launch takes longer than its kernel; calls do not synchronize.
 
-    The kernels alone are the compiled graph of inference, called with prepared tensors. Host time less theirs is what
-    checks, wrapping and autograd take. The graph runs as many kernels for each way and kind.
+    The kernels alone are the compiled graph of inference, called with prepared tensors. The host time of a call minus
+    theirs is the time of checks, wrapping and autograd. Every way and kind runs the same number of kernels.
     """
     from bench.subjects import KINDS
 

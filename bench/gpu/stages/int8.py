@@ -1,7 +1,7 @@
 """Linear layers with int8 weights, in CUDA graphs over more weights than a cache holds.
 
-The shapes are those of a block of Llama-3-8B. The floor is a kernel that reads the bytes of the int8 weight and nothing
-else. torchao runs twice: with the settings of Inductor that it chooses itself, and without them.
+The layers have the shapes of a block of Llama-3-8B. The floor is a kernel that reads the bytes of the int8 weight and
+does nothing else. torchao runs twice: with the settings of Inductor that it chooses itself, and without them.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _gemlite(run: Run, weights: Sequence[Tensor]) -> list[Linear]:
 
 
 def _keep_gemlite(run: Run) -> None:
-    """Saves what gemlite found by timing, for the next process."""
+    """Saves the configurations that gemlite chose by timing, for the next process."""
     import sys
 
     if "gemlite" in sys.modules:
@@ -265,7 +265,7 @@ def _layer(run: Run, way: Callable, weights: Sequence[Tensor], x: Tensor) -> Cal
     """Returns a graph of at least 64 products, each with the next weight.
 
     Raises:
-        AssertionError: A product is far from that of the floats.
+        AssertionError: A product is far from the product of the floats.
     """
     linears = way(run, weights)
     _check(linears[0](x), F.linear(x, weights[0]))

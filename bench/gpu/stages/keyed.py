@@ -76,7 +76,7 @@ def _ours(wrap: Wrap, tables: Tables, values: Tensor, lengths: Lengths) -> Call:
 
 
 def _make(way: Callable[..., Call], mode: str, tables: Tables, values: Tensor, lengths: Lengths) -> Call:
-    """Returns a lookup, or a training step; the results are first compared with those of the modules one by one."""
+    """Returns a lookup, or a training step; first compares the results with lookups in one module after another."""
     call = way(tables, values, lengths)
     with torch.no_grad():
         torch.testing.assert_close(call(), _one_by_one(_as_it_is, tables, values, lengths)())

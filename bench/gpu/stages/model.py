@@ -1,4 +1,4 @@
-"""A training step of the demo's model: is the time the host's or that of kernels?"""
+"""A training step of the demo's model: does it wait for the host or for kernels?"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Encodes a prefix again at each step, over many lengths: padded batches in buckets with CUDA graphs.
 
-There is no cache of keys and values, so this is no decoding as a server does it: each step computes the whole prefix,
-and returns the next byte of each row. At small batch, launching kernels takes more time than running them. A CUDA graph
-launches all kernels at once, but only for the sizes with which it was recorded. A `PaddedTensor` has few sizes: the
-widths of its buckets. The rival is one dynamic program for all lengths. Every subject gets the same requests, of all
-lengths in turn. The benchmark synchronizes with the GPU at the end of a round, since no step needs to know a length.
+Each step computes the whole prefix, and returns the next byte of each row. A server would keep keys and values in a
+cache; here there are none. At small batch, launching kernels takes more time than running them. A CUDA graph launches
+all kernels at once, but only for the sizes with which it was recorded. A `PaddedTensor` has few sizes: the widths of
+its buckets. The rival is one dynamic program for all lengths. Every subject gets the same requests, of all lengths in
+turn. The benchmark synchronizes with the GPU at the end of a round, since no step reads a length on the host.
 
 The limit is the same batch padded by hand for this model, with the lengths as a second argument and without a subclass.
 """

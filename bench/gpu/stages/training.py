@@ -184,7 +184,7 @@ def make_step(run: Run, name: str, problem: Problem) -> Call:
     """Returns forward and backward; gradients are replaced, not added up.
 
     Raises:
-        AssertionError: The loss is another one than that of each row alone.
+        AssertionError: The loss differs from the loss over each row alone.
     """
     if name == RECORDED:
         import desugar
